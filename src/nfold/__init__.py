@@ -1,0 +1,33 @@
+"""nfold makes N devices N-fold faster: it trains data-parallel, measures, and explains.
+
+Public names are imported on first use: importing nfold imports neither torch nor rich.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nfold.ablation import Ablation
+    from nfold.machine import Machine
+    from nfold.measurement import Measurement
+    from nfold.plan import Plan
+    from nfold.workload import Workload
+
+__version__ = "0.1.0"
+__all__ = ["Ablation", "Machine", "Measurement", "Plan", "Workload", "__version__"]
+
+_HOMES = {
+    "Ablation": "nfold.ablation",
+    "Machine": "nfold.machine",
+    "Measurement": "nfold.measurement",
+    "Plan": "nfold.plan",
+    "Workload": "nfold.workload",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nfold' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,92 @@
+"""Speedup: which cell is compared with which, and the ratio with its interval. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nfold.plain import to_plain
+from nfold.plan import Plan
+from nfold.stats import Interval, ratio_groups
+from nfold.summary import Cell, rate_groups
+
+FREE = ("devices", "strategy", "cores_per_device", "workers")
+"""Fields that differ between a plan and the same plan on one device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A cell against its one-device baseline: throughput ratio, and that over N.
+
+    ``scaling`` is ``strong`` where the global batch is the same, ``weak`` where the batch per
+    device is.
+    """
+
+    baseline: Cell
+    cell: Cell
+    scaling: Literal["strong", "weak"]
+    speedup: Interval
+
+    @property
+    def efficiency(self) -> Interval:
+        """Speedup over the number of devices; 1.0 is N-fold."""
+        n = self.cell.first.plan.devices or 1
+        low, high = self.speedup.low, self.speedup.high
+        return Interval(
+            self.speedup.value / n,
+            None if low is None else low / n,
+            None if high is None else high / n,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of ``comparisons`` in the versioned JSON."""
+        return {
+            "baseline": self.baseline.first.id,
+            "id": self.cell.first.id,
+            "scaling": self.scaling,
+            "speedup": to_plain(self.speedup),
+            "efficiency": to_plain(self.efficiency),
+        }
+
+
+def comparisons(cells: Sequence[Cell]) -> list[Comparison]:
+    """Every cell on several devices against the same plan on one, where both were timed."""
+    found = [compare(cell, cells) for cell in cells if (cell.first.plan.devices or 1) > 1]
+    return [comparison for comparison in found if comparison is not None]
+
+
+def compare(cell: Cell, among: Sequence[Cell]) -> Comparison | None:
+    """``cell`` against its baseline in ``among``: the same global batch first, else weak scaling."""
+    rates = rate_groups(cell)
+    plan = cell.first.plan
+    for scaling, batch in _baseline_batches(plan):
+        for other in among:
+            if _is_baseline(other, cell, batch) and rates and rate_groups(other):
+                speedup = ratio_groups(rates, rate_groups(other))
+                return Comparison(baseline=other, cell=cell, scaling=scaling, speedup=speedup)
+    return None
+
+
+def _baseline_batches(plan: Plan) -> list[tuple[Literal["strong", "weak"], int]]:
+    batch, devices = plan.batch or 0, plan.devices or 1
+    weak: list[tuple[Literal["strong", "weak"], int]] = [("weak", batch // devices)]
+    return [("strong", batch), *(weak if batch % devices == 0 else [])]
+
+
+def _is_baseline(other: Cell, cell: Cell, batch: int) -> bool:
+    mine, theirs = cell.first, other.first
+    return (
+        theirs.plan.devices == 1
+        and theirs.plan.batch == batch
+        and theirs.workload == mine.workload
+        and theirs.machine.id == mine.machine.id
+        and theirs.ablation == mine.ablation
+        and set(mine.plan.diff(theirs.plan)) <= {*FREE, "batch"}
+        and _same_share(mine.plan, theirs.plan)
+    )
+
+
+def _same_share(plan: Plan, other: Plan) -> bool:
+    """CPU devices compare only where each is the same number of cores; GPUs always do."""
+    return plan.device != "cpu" or plan.cores_per_device == other.cores_per_device

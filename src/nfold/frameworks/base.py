@@ -1,0 +1,73 @@
+"""The seam between nfold and a framework: one verb, run one rank of one plan.
+
+A framework drives devices; it starts no process, opens no store and prints nothing. Everything
+that it has to say goes through the observer while it runs and through RankSamples at the end.
+Foreign exceptions are translated here into the errors of ``nfold.errors`` (OutOfMemory,
+Diverged, Collateral, ...); anything else is a crash and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+from nfold.ablation import Ablation
+from nfold.machine import Machine
+from nfold.measurement import RankSamples
+from nfold.plan import Plan
+from nfold.workload import Workload
+
+
+class Phase(IntEnum):
+    """Where a rank is. The supervisor waits longer in phases that may take long in silence."""
+
+    STARTING = 0
+    FIRST_STEP = 1
+    STEPPING = 2
+    EVALUATING = 3
+    FINISHED = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Everything one rank needs to know. ``plan`` is complete."""
+
+    workload: Workload
+    plan: Plan
+    machine: Machine
+    ablation: Ablation | None = None
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+
+class Observer:
+    """What a rank reports to while it runs. This base does nothing, at no cost."""
+
+    def beat(self, phase: Phase, step: int, total: int = 0) -> None:
+        """Say that the rank lives: its phase, steps done, steps planned (0: not known)."""
+
+    def save(self, samples: RankSamples) -> None:
+        """Keep what is measured so far, so that it survives this process."""
+
+
+class Framework(ABC):
+    """One framework. Importing its class imports no heavy library; ``run_rank`` does."""
+
+    name: ClassVar[str]
+    in_parent: ClassVar[bool] = False
+    """Whether every rank runs in the parent's own process (the simulated framework)."""
+
+    @abstractmethod
+    def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
+        """Why this framework cannot run the complete plan, or None where it can."""
+
+    @abstractmethod
+    def processes(self, plan: Plan) -> int:
+        """How many processes drive the plan's devices."""
+
+    @abstractmethod
+    def run_rank(self, task: Task, observer: Observer) -> RankSamples:
+        """Run one rank to its end and return what it measured."""

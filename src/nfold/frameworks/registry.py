@@ -1,0 +1,23 @@
+"""The frameworks by name. A framework is imported when it is first asked for."""
+
+from __future__ import annotations
+
+import importlib
+
+from nfold.errors import UnknownValue
+from nfold.frameworks.base import Framework
+
+HOMES: dict[str, str] = {
+    "simulated": "nfold.frameworks.simulated:Simulated",
+    "torch": "nfold.frameworks.torch.framework:Torch",
+}
+
+
+def framework(name: str) -> Framework:
+    """The framework called ``name``; UnknownValue lists the known ones."""
+    if name not in HOMES:
+        raise UnknownValue("framework", name, HOMES)
+    module, _, attribute = HOMES[name].partition(":")
+    made = getattr(importlib.import_module(module), attribute)()
+    assert isinstance(made, Framework)
+    return made

@@ -1,0 +1,160 @@
+"""What happened: raw samples per rank and the facts around them, never only a mean."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from nfold.ablation import Ablation
+from nfold.machine import Machine
+from nfold.plain import from_plain, to_plain
+from nfold.plan import Plan
+from nfold.workload import Workload
+
+Status = Literal["ok", "oom", "crashed", "hung", "killed", "diverged", "unsupported", "interrupted"]
+STATUSES: tuple[str, ...] = get_args(Status)
+
+UNFINISHED: tuple[str, ...] = ("interrupted", "killed")
+"""Ended from outside: a rerun of the same grid runs these again, all others are results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Some consecutive steps of one rank, fenced by device synchronisation at both ends.
+
+    ``start_s`` is on the host's monotonic clock (the same for every process of the host),
+    ``samples`` counts this rank's own.
+    """
+
+    start_s: float
+    seconds: float
+    steps: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One pass over the training data: wall seconds with everything between its steps.
+
+    ``samples`` counts every rank's; ``train_loss`` is the mean over them; ``accuracy`` is on
+    the whole test set, None where it was not evaluated. Evaluation time is not in ``seconds``.
+    """
+
+    seconds: float
+    samples: int
+    train_loss: float
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One timed part of an operation, such as ``copy to device``: raw seconds per call.
+
+    ``images`` and ``bytes`` are what one call handles over all ranks; ``baseline`` marks a part
+    that runs without the devices (another library on the CPU).
+    """
+
+    name: str
+    seconds: tuple[float, ...]
+    images: int
+    bytes: int = 0
+    baseline: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSamples:
+    """What one rank measured. Times are this rank's own; nothing is averaged.
+
+    ``sample_hashes`` has one (count, order-free 64-bit hash as hex) per epoch or, without
+    epochs, one for the whole run: ranks that were fed the same samples have the same hash.
+    ``parameter_checksum`` is equal on all ranks after a correct data-parallel run.
+    ``losses`` holds (step, mean loss over the steps since the one before) points.
+    """
+
+    rank: int
+    device: str
+    first_step_ms: float | None = None
+    warmup_steps: int = 0
+    windows: tuple[Window, ...] = ()
+    step_ms: tuple[float, ...] = ()
+    epochs: tuple[Epoch, ...] = ()
+    losses: tuple[tuple[int, float], ...] = ()
+    parts: tuple[Part, ...] = ()
+    peak_memory_bytes: int | None = None
+    sample_hashes: tuple[tuple[int, str], ...] = ()
+    parameter_checksum: str | None = None
+    parameter_count: int | None = None
+    notes: tuple[tuple[str, str], ...] = ()
+    """Doubts that the rank itself noticed, as (kind, text); they become warnings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """Something that casts doubt on a number; printed beside it. ``kind`` is stable."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why a measurement is not ``ok``: one sentence, and the rank and step where it began."""
+
+    text: str
+    rank: int | None = None
+    step: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One run of one complete plan in a fresh process tree, or its failure.
+
+    ``folder`` is relative to the results folder; ``started_at`` is UTC in ISO 8601;
+    ``energy_joules`` covers the timed windows of all devices, None where no device reports
+    power. ``wall_seconds`` is the whole run with start-up.
+    """
+
+    id: str
+    workload: Workload
+    plan: Plan
+    machine: Machine
+    status: Status
+    ablation: Ablation | None = None
+    repeat: int = 0
+    cause: Cause | None = None
+    ranks: tuple[RankSamples, ...] = ()
+    energy_joules: float | None = None
+    warnings: tuple[Doubt, ...] = ()
+    started_at: str = ""
+    wall_seconds: float = 0.0
+    folder: str | None = None
+
+    @property
+    def cell(self) -> str:
+        """The id that all repeats of the same measurement share."""
+        return cell_id(self.workload, self.plan, self.ablation, self.machine)
+
+    @property
+    def finished(self) -> bool:
+        """Whether a rerun of the grid may skip it."""
+        return self.status not in UNFINISHED
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; ``from_dict`` reads them back."""
+        values: dict[str, Any] = to_plain(self)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Measurement:
+        """The measurement that ``to_dict`` wrote; ValueError names a wrong entry."""
+        return from_plain(cls, values)
+
+
+def cell_id(workload: Workload, plan: Plan, ablation: Ablation | None, machine: Machine) -> str:
+    """Ten hex digits of what was run where; the same question on the same machine has one."""
+    asked = [str(workload), plan.id, to_plain(ablation or Ablation()), machine.id]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]

@@ -1,0 +1,46 @@
+"""The catalogue of built-in workloads. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import importlib
+
+from nfold.errors import UnknownValue, UsageError
+from nfold.workload import Workload
+from nfold.workloads.base import Info
+
+NAMES = ("digits", "mnist", "cnn10", "wide_resnet", "conv2d")
+
+
+def info(name: str) -> Info:
+    """What the catalogue knows of a workload; UnknownValue lists the names, closest first."""
+    if name not in NAMES:
+        raise UnknownValue("workload", name, NAMES)
+    found = importlib.import_module(f"nfold.workloads.{name}").INFO
+    assert isinstance(found, Info)
+    return found
+
+
+def parameters(workload: Workload) -> dict[str, int]:
+    """All parameters of a workload, its own over the defaults; refuses what cannot be."""
+    known = info(workload.name)
+    values = {name: parameter.default for name, parameter in known.parameters.items()}
+    for name, value in workload.parameters:
+        if name not in values:
+            raise UnknownValue(f"parameter of {workload.name}", name, values)
+        _check_range(workload, name, value)
+        values[name] = value
+    reason = known.check(values)
+    if reason is not None:
+        raise UsageError(f"workload {str(workload)!r}: {reason}")
+    return values
+
+
+def _check_range(workload: Workload, name: str, value: int) -> None:
+    parameter = info(workload.name).parameters[name]
+    above = parameter.maximum is not None and value > parameter.maximum
+    if value < parameter.minimum or above:
+        upper = "" if parameter.maximum is None else f" to {parameter.maximum}"
+        raise UsageError(
+            f"parameter {name}={value} of {workload.name}: allowed are whole numbers from "
+            f"{parameter.minimum}{upper}"
+        )

@@ -1,0 +1,47 @@
+"""What a workload is, apart from any framework: its data, parameters, defaults and sources.
+
+``workloads/<name>/__init__.py`` holds one ``INFO``; ``workloads/<name>/torch.py`` holds, for a
+training workload, the functions of ``TorchTraining``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nfold.plan import Defaults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One integer that a user may set: ``wide_resnet:depth=16``."""
+
+    default: int
+    meaning: str
+    minimum: int = 1
+    maximum: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """A workload as the catalogue knows it.
+
+    ``kind`` is ``training`` (a model, a data set, epochs) or ``operation`` (one timed
+    computation, split over the devices). ``dataset`` names a file of ``nfold.data``.
+    ``augmentation`` is a tuple of (operation, argument): ("crop", 4) pads by 4 and crops at
+    random, ("flip", 0) mirrors half of the images. ``flop_per_sample`` is the cost of
+    training on one sample (forward and backward, a multiply-add counts two), by parameters.
+    """
+
+    name: str
+    summary: str
+    source: str
+    kind: Literal["training", "operation"] = "training"
+    dataset: str | None = None
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    defaults: Defaults
+    augmentation: tuple[tuple[str, int], ...] = ()
+    flop_per_sample: Callable[[Mapping[str, int]], float]
+    check: Callable[[Mapping[str, int]], str | None] = lambda _: None
+    """Why a combination of parameters is impossible, or None."""
