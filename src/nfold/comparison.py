@@ -57,7 +57,7 @@ def comparisons(cells: Sequence[Cell]) -> list[Comparison]:
 
 
 def compare(cell: Cell, among: Sequence[Cell]) -> Comparison | None:
-    """``cell`` against its baseline in ``among``: the same global batch first, else weak scaling."""
+    """Compare ``cell`` with its baseline in ``among``: the same global batch first, else weak."""
     rates = rate_groups(cell)
     plan = cell.first.plan
     for scaling, batch in _baseline_batches(plan):

@@ -46,7 +46,7 @@ def cells(measurements: Sequence[Measurement]) -> list[Cell]:
 
 
 def window_rates(measurement: Measurement) -> list[float]:
-    """Samples per second of each window over all ranks: all samples over the slowest rank's time."""
+    """Samples per second of each window: all ranks' samples over the slowest rank's time."""
     per_rank = [rank.windows for rank in measurement.ranks if rank.windows]
     if not per_rank:
         return []

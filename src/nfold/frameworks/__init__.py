@@ -1,0 +1,1 @@
+"""The frameworks: one seam, one folder or file each."""

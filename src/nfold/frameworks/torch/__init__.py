@@ -1,0 +1,1 @@
+"""PyTorch. Importing this package imports no torch; ``loop`` and the axes do."""

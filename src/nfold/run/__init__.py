@@ -1,0 +1,1 @@
+"""Running one plan in a fresh process tree, and learning what became of it."""

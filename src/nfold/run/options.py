@@ -1,0 +1,44 @@
+"""What a run is told besides what to run, and what it tells while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Stop:
+    """A request to stop, set by a signal handler and read by whoever may wait."""
+
+    signum: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signum is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """A glance at a run: steps done and planned (0: not known), rate, mean device load in %."""
+
+    phase: str
+    step: int
+    total: int
+    samples_per_s: float | None = None
+    device_load: float | None = None
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a run is watched over. ``results`` is the results folder; times are in seconds."""
+
+    results: Path
+    telemetry_interval_s: float = 1.0
+    hang_timeout_s: float = 60.0
+    start_timeout_s: float = 300.0
+    in_process: bool = False
+    stop: Stop = field(default_factory=Stop)
+    watch: Watch = lambda progress: None
