@@ -101,9 +101,15 @@ class Unsupported(RunFailure):
 
 
 class OutOfMemory(RunFailure):
-    """A device, or the host, ran out of memory."""
+    """A device, or the host, ran out of memory; ``peak_memory_bytes`` is what was held."""
 
     status = "oom"
+
+    def __init__(
+        self, message: str, *, step: int | None = None, peak_memory_bytes: int | None = None
+    ) -> None:
+        self.peak_memory_bytes = peak_memory_bytes
+        super().__init__(message, step=step)
 
 
 class Diverged(RunFailure):

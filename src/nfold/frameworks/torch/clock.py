@@ -1,0 +1,85 @@
+"""Time of windows and steps: device events where there are GPUs, the host's clock elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Protocol
+
+import torch
+
+from nfold.frameworks.torch.devices import Devices
+
+
+class Clock(Protocol):
+    """Marks the ends of steps inside a window; reads them only after the window."""
+
+    def start(self) -> float:
+        """Fence the devices and begin a window; host monotonic seconds."""
+
+    def mark(self) -> None:
+        """The end of a step. Never synchronises."""
+
+    def stop(self) -> tuple[float, list[float]]:
+        """Fence the devices and end the window: its seconds, and milliseconds of each step."""
+
+
+class HostClock:
+    """For CPU devices, where an operation is done when its call returns."""
+
+    def __init__(self) -> None:
+        self._marks: list[float] = []
+
+    def start(self) -> float:
+        """Begin a window now."""
+        self._marks = [time.monotonic()]
+        return self._marks[0]
+
+    def mark(self) -> None:
+        """Note the time."""
+        self._marks.append(time.monotonic())
+
+    def stop(self) -> tuple[float, list[float]]:
+        """The window ends with its last step."""
+        seconds = time.monotonic() - self._marks[0]
+        pairs = itertools.pairwise(self._marks)
+        return seconds, [1e3 * (after - before) for before, after in pairs]
+
+
+class DeviceClock:
+    """For GPUs: an event after each step, read after the window's closing fence."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self._pool: list[torch.cuda.Event] = []
+        self._used = 0
+        self._started = 0.0
+
+    def start(self) -> float:
+        """Fence, then begin."""
+        self._devices.synchronize()
+        self._used = 0
+        self._started = time.monotonic()
+        self.mark()
+        return self._started
+
+    def mark(self) -> None:
+        """Record an event on the current stream."""
+        if self._used == len(self._pool):
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._pool.append(event)
+        self._pool[self._used].record()
+        self._used += 1
+
+    def stop(self) -> tuple[float, list[float]]:
+        """Fence, then read the events."""
+        self._devices.synchronize()
+        seconds = time.monotonic() - self._started
+        events = self._pool[: self._used]
+        pairs = itertools.pairwise(events)
+        return seconds, [before.elapsed_time(after) for before, after in pairs]
+
+
+def clock(devices: Devices) -> Clock:
+    """The clock that suits the devices."""
+    return DeviceClock(devices) if devices.cuda else HostClock()

@@ -1,0 +1,61 @@
+"""The devices that one rank drives: opening them, fencing them, asking for their memory."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+
+import torch
+
+from nfold.frameworks.base import Task
+
+
+@dataclass(frozen=True)
+class Devices:
+    """``all`` has one device, or under nn.DataParallel every device; ``primary`` is its first."""
+
+    all: tuple[torch.device, ...]
+
+    @property
+    def primary(self) -> torch.device:
+        """Where inputs go and where the loss is."""
+        return self.all[0]
+
+    @property
+    def cuda(self) -> bool:
+        """Whether these are GPUs."""
+        return self.primary.type == "cuda"
+
+    def synchronize(self) -> None:
+        """Wait for everything that was queued on the devices."""
+        if self.cuda:
+            for device in self.all:
+                torch.cuda.synchronize(device)
+
+    def peak_memory_bytes(self) -> int:
+        """The most that PyTorch's allocator held on the fullest device; on CPU, peak RSS."""
+        if self.cuda:
+            return max(torch.cuda.max_memory_reserved(device) for device in self.all)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def describe(self) -> str:
+        """For example ``cuda:1 NVIDIA H200`` or ``cpu:0``."""
+        if not self.cuda:
+            return str(self.primary)
+        names = sorted({torch.cuda.get_device_name(device) for device in self.all})
+        return f"{', '.join(map(str, self.all))} {' / '.join(names)}"
+
+
+def open_devices(task: Task) -> Devices:
+    """The devices of this rank, made current; cuDNN may search for its fastest algorithms."""
+    if task.plan.device == "cpu":
+        torch.set_num_threads(task.plan.cores_per_device or 1)
+        return Devices((torch.device("cpu"),))
+    if task.plan.strategy == "dp":
+        indices = range(task.plan.devices or 1)
+    else:
+        indices = range(task.local_rank, task.local_rank + 1)
+    devices = Devices(tuple(torch.device("cuda", index) for index in indices))
+    torch.cuda.set_device(devices.primary)
+    torch.backends.cudnn.benchmark = True
+    return devices

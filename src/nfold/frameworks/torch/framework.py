@@ -1,0 +1,73 @@
+"""PyTorch behind the seam. Imports no torch: what it cannot do is known without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from nfold.frameworks.base import Framework, Observer, Task
+from nfold.frameworks.torch.cores import claimed_cores
+from nfold.machine import Machine
+from nfold.measurement import RankSamples
+from nfold.plan import Plan
+from nfold.workload import Workload
+from nfold.workloads import info
+
+Rule = tuple[Callable[[Plan], bool], str]
+
+RULES: tuple[Rule, ...] = (
+    (
+        lambda plan: plan.step != "eager",
+        "torch runs step 'eager' only in this version of nfold",
+    ),
+    (
+        lambda plan: plan.input != "loader",
+        "torch takes input 'loader' only in this version of nfold",
+    ),
+    (
+        lambda plan: plan.augment != "cpu",
+        "torch augments on 'cpu' only in this version of nfold",
+    ),
+    (
+        lambda plan: plan.strategy == "dp" and plan.device == "cpu",
+        "nn.DataParallel drives several GPUs from one process; CPU devices are processes: use ddp",
+    ),
+    (
+        lambda plan: plan.precision == "tf32" and plan.device == "cpu",
+        "tf32 is a mode of NVIDIA's tensor cores; a CPU device has none",
+    ),
+    (
+        lambda plan: plan.precision == "fp16" and plan.device == "cpu",
+        "fp16 training needs a GPU; bf16 also runs on CPU devices",
+    ),
+    (
+        lambda plan: (plan.batch or 0) < (plan.devices or 1),
+        "the global batch is smaller than the number of devices: some would have no sample",
+    ),
+)
+"""What this framework cannot do, each with the reason that a user reads."""
+
+
+class Torch(Framework):
+    """PyTorch on CUDA and CPU devices: one process a device, or one for all (nn.DataParallel)."""
+
+    name: ClassVar[str] = "torch"
+
+    def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
+        """The first rule that the plan breaks, or None."""
+        return next((reason for breaks, reason in RULES if breaks(plan)), None)
+
+    def processes(self, plan: Plan) -> int:
+        """One process a device, except under nn.DataParallel."""
+        return 1 if plan.strategy == "dp" else plan.devices or 1
+
+    def run_rank(self, task: Task, observer: Observer) -> RankSamples:
+        """Claim this rank's cores before torch sizes its thread pools, then run."""
+        with claimed_cores(task.plan, task.local_rank):
+            if info(task.workload.name).kind == "operation":
+                from nfold.frameworks.torch.operation import operate
+
+                return operate(task, observer)
+            from nfold.frameworks.torch.loop import train
+
+            return train(task, observer)

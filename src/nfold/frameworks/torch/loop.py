@@ -1,0 +1,149 @@
+"""Training: one rank of one plan, from opening its devices to its samples.
+
+The step is written as a careful person writes it: forward, loss, backward, exchange, update.
+Observation wraps it and is left out by passing nothing to observe with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import time
+from types import ModuleType
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from nfold import data, workloads
+from nfold.data.arrays import Arrays
+from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.torch import layout, parallel
+from nfold.frameworks.torch.clock import clock
+from nfold.frameworks.torch.devices import Devices, open_devices
+from nfold.frameworks.torch.evaluate import evaluate
+from nfold.frameworks.torch.images import Normalizer
+from nfold.frameworks.torch.input import Batch, Stream, loader
+from nfold.frameworks.torch.observe import Length, Recorder
+from nfold.frameworks.torch.precision import Precision
+from nfold.frameworks.torch.translate import translated
+from nfold.measurement import Epoch, RankSamples
+
+
+def train(task: Task, observer: Observer) -> RankSamples:
+    """Run one rank to its end; raises OutOfMemory, Diverged or Collateral, or what the user's
+    own code raises.
+    """
+    devices = open_devices(task)
+    with translated(devices.peak_memory_bytes), parallel.joined(task, devices):
+        return Trainer(task, devices).run(observer)
+
+
+class Trainer:
+    """A model, its data and its step on this rank's devices."""
+
+    def __init__(self, task: Task, devices: Devices) -> None:
+        info = workloads.info(task.workload.name)
+        chosen = workloads.parameters(task.workload)
+        self.task = task
+        self.devices = devices
+        self.arrays = limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
+        self.stream = Stream(len(self.arrays.train_labels), task, limit=_limit(task))
+        self.loader = loader(self.arrays, task, info.augmentation, self.stream)
+        self.precision = Precision(cast(str, task.plan.precision), devices.primary)
+        self.normalize = Normalizer(self.arrays, cast(str, task.plan.layout), devices.primary)
+        definition = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
+        self._build(definition, chosen)
+
+    def _build(self, definition: ModuleType, chosen: dict[str, int]) -> None:
+        """The same weights on every rank; after them, draws of its own (dropout) on each."""
+        torch.manual_seed(self.task.plan.seed)
+        module = definition.model(chosen, self.arrays.classes).to(self.devices.primary)
+        self.module: nn.Module = layout.place(module, cast(str, self.task.plan.layout))
+        self.optimizer: torch.optim.Optimizer = definition.optimizer(self.module, chosen)
+        self.loss = definition.loss
+        torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
+        self.model = parallel.wrapped(self.module, self.task, self.devices)
+
+    def step(self, batch: Batch) -> Tensor:
+        """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
+        images = self.normalize(batch.images)
+        labels = batch.labels.to(self.devices.primary, non_blocking=True)
+        with self.precision.forward():
+            loss: Tensor = self.loss(self.model(images), labels)
+        weight = batch.weight(self.task.world_size)
+        self.precision.update(loss if weight == 1 else loss * weight, self.optimizer)
+        return loss.detach()
+
+    def run(self, observer: Observer) -> RankSamples:
+        """All steps of the plan, observed."""
+        epochs = self.task.plan.epochs or 1
+        length = Length.of(epochs * len(self.stream), self.task.plan.warmup_steps or 0)
+        recorder = Recorder(
+            self.task.rank, self.devices.describe(), clock(self.devices), observer, length
+        )
+        for epoch in range(epochs):
+            self._epoch(epoch, recorder)
+        return recorder.samples(
+            peak_memory_bytes=self.devices.peak_memory_bytes(),
+            parameter_checksum=checksum(self.module),
+            parameter_count=sum(p.numel() for p in self.module.parameters()),
+        )
+
+    def _epoch(self, epoch: int, recorder: Recorder) -> None:
+        self.model.train()
+        self.stream.epoch = epoch
+        started = time.monotonic()
+        recorder.begin()
+        for batch in self.loader:
+            recorder.step(batch, self.step(batch))
+        loss, count = recorder.end()
+        seconds = time.monotonic() - started
+        if self.task.plan.epochs is not None:
+            recorder.epoch(self._finish_epoch(seconds, loss, count, recorder))
+
+    def _finish_epoch(self, seconds: float, loss: float, count: int, recorder: Recorder) -> Epoch:
+        sums = torch.tensor([loss, count], dtype=torch.float64, device=self.devices.primary)
+        total, samples = parallel.summed(sums, self.task.world_size).tolist()
+        parallel.average_buffers(self.module, self.task.world_size)
+        accuracy = evaluate(
+            self.model if self.task.world_size == 1 else self.module,
+            self.arrays,
+            self.normalize,
+            self.precision,
+            self.task,
+            recorder.evaluating,
+        )
+        return Epoch(
+            seconds=seconds,
+            samples=round(samples),
+            train_loss=total / samples,
+            accuracy=accuracy,
+        )
+
+
+def _limit(task: Task) -> int | None:
+    """Steps of a run that is measured in steps, warm-up included; None where epochs decide."""
+    if task.plan.steps is None:
+        return None
+    return task.plan.steps + (task.plan.warmup_steps or 0)
+
+
+def limited(arrays: Arrays, samples: int) -> Arrays:
+    """The data set with only its first ``samples`` training samples; 0 keeps all."""
+    if not samples:
+        return arrays
+    return dataclasses.replace(
+        arrays,
+        train_images=arrays.train_images[:samples],
+        train_labels=arrays.train_labels[:samples],
+    )
+
+
+def checksum(module: nn.Module) -> str:
+    """SHA-256 of all parameters' bytes, 16 hex digits: equal where parameters are."""
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

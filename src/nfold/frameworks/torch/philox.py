@@ -1,0 +1,60 @@
+"""Philox 4×32-10: a counter-based generator, so that draws depend on keys and on nothing else.
+
+J. Salmon and others, Parallel random numbers: as easy as 1, 2, 3 (SC 2011). A draw is a pure
+function of (seed, epoch, sample id, operation), the same on every device and for any number
+of devices. The arithmetic is on int64 tensors holding values of 32 bits, since PyTorch has
+few operations on unsigned ones; it runs on any device and without a Python loop over samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+MASK = 0xFFFFFFFF
+ROUNDS = 10
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> list[Tensor]:
+    """Four int64 tensors of 32-bit values for counters of four int64 tensors and a key of two."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        high0, low0 = _multiply(c0, MULTIPLIERS[0])
+        high1, low1 = _multiply(c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+    return [c0, c1, c2, c3]
+
+
+def _multiply(value: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of a 32 × 32 bit product; int64 wraps, which keeps all 64 bits."""
+    product = value * factor
+    return (product >> 32) & MASK, product & MASK
+
+
+def draws(seed: int, epoch: int, ids: Tensor, operation: int) -> list[Tensor]:
+    """Four independent 32-bit draws per sample id: int64 tensors of the shape of ``ids``.
+
+    ``operation`` tells apart what the draws are for; the key holds the 64 bits of the seed.
+    """
+    counter = (
+        ids & MASK,
+        (ids >> 32) & MASK,
+        torch.full_like(ids, epoch & MASK),
+        torch.full_like(ids, operation & MASK),
+    )
+    return philox(counter, (seed & MASK, (seed >> 32) & MASK))
+
+
+def below(draw: Tensor, limit: int) -> Tensor:
+    """Map 32-bit draws to whole numbers 0 to ``limit`` - 1 (Lemire's multiplication, 2019)."""
+    return (draw * limit) >> 32
+
+
+def permutation(seed: int, epoch: int, n: int, operation: int) -> Tensor:
+    """A shuffle of 0 to n - 1 that any number of devices agrees on: int64 [n]."""
+    first, second, _, _ = draws(seed, epoch, torch.arange(n), operation)
+    return torch.argsort((first << 31) ^ second, stable=True)

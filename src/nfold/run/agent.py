@@ -1,0 +1,124 @@
+"""The agent: torchelastic starts N ranks on this node and watches them.
+
+Runs as a process of its own, ``python -m nfold.run.agent FOLDER N``, so that the parent never
+imports torch. The rendezvous store listens on 127.0.0.1 only; torchrun --standalone's listens
+on every interface and takes writes from anyone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from nfold.lifeline import die_with_parent
+from nfold.run.handoff import Folder
+
+LOOPBACK = "127.0.0.1"
+
+
+def main() -> None:
+    """Start the ranks, wait for them, leave their exit codes behind."""
+    die_with_parent()
+    folder, processes = Folder(Path(sys.argv[1])), int(sys.argv[2])
+    sys.exit(launch(folder, processes))
+
+
+def launch(folder: Folder, processes: int) -> int:
+    """Run ``processes`` workers under torchelastic; 0 where all ended well, else 1."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    _register_loopback()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id="nfold",
+        rdzv_backend="loopback",
+        rdzv_endpoint="",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    _leave_numa_alone(config)
+    try:
+        elastic_launch(config, sys.executable)("-m", "nfold.run.worker", str(folder.path))
+    except ChildFailedError as error:
+        folder.write_exits({rank: f.exitcode for rank, f in error.failures.items()})
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+def _leave_numa_alone(config: object) -> None:
+    """Newer torch binds ranks to NUMA nodes, but only where N is the number of GPUs.
+
+    That would make N = all GPUs another experiment than fewer, so the binding is switched off.
+    """
+    if hasattr(config, "numa_options"):
+        config.numa_options = None
+
+
+def _register_loopback() -> None:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, not in its stub
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousHandler,
+        RendezvousInfo,
+        RendezvousParameters,
+        RendezvousStoreInfo,
+        rendezvous_handler_registry,
+    )
+
+    class Loopback(RendezvousHandler):
+        """A rendezvous of one node whose store listens on 127.0.0.1 only."""
+
+        def __init__(self, parameters: RendezvousParameters) -> None:
+            self._run_id = parameters.run_id
+            with socket.socket() as listener:
+                listener.bind((LOOPBACK, 0))
+                listener.listen(128)
+                self._port: int = listener.getsockname()[1]
+                self._store = TCPStore(
+                    LOOPBACK,
+                    self._port,
+                    is_master=True,
+                    wait_for_workers=False,
+                    master_listen_fd=os.dup(listener.fileno()),
+                )
+            self._closed = False
+
+        @property
+        def use_agent_store(self) -> bool:
+            return True
+
+        def get_backend(self) -> str:
+            return "loopback"
+
+        def next_rendezvous(self) -> RendezvousInfo:
+            where = RendezvousStoreInfo(LOOPBACK, self._port)
+            return RendezvousInfo(self._store, 0, 1, where)
+
+        def is_closed(self) -> bool:
+            return self._closed
+
+        def set_closed(self) -> None:
+            self._closed = True
+
+        def num_nodes_waiting(self) -> int:
+            return 0
+
+        def get_run_id(self) -> str:
+            return self._run_id
+
+        def shutdown(self) -> bool:
+            self._closed = True
+            return True
+
+    rendezvous_handler_registry.register("loopback", Loopback)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Doubts about a run that only all ranks together, or its length, can show. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from nfold.measurement import Doubt, RankSamples
+from nfold.stats import change_point, median
+
+FEW_WINDOWS = 5
+SLOW_RANK = 1.10
+DRIFT = 0.05
+
+
+def doubts(ranks: Sequence[RankSamples]) -> list[Doubt]:
+    """Every doubt that the ranks' own samples raise about their numbers."""
+    noted = [Doubt(kind=kind, text=text) for rank in ranks for kind, text in rank.notes]
+    found = [
+        same_samples(ranks),
+        parameters_differ(ranks),
+        few_windows(ranks),
+        drift(ranks),
+        slow_rank(ranks),
+    ]
+    return [*dict.fromkeys(noted), *(doubt for doubt in found if doubt is not None)]
+
+
+def same_samples(ranks: Sequence[RankSamples]) -> Doubt | None:
+    """Two ranks that were fed the same samples: the work was not divided."""
+    hashes = Counter(entry for rank in ranks for entry in rank.sample_hashes[:1] if entry[0])
+    if not any(times > 1 for times in hashes.values()):
+        return None
+    text = "ranks were fed the same samples: the work was not divided, images/s counts copies"
+    return Doubt(kind="same_samples", text=text)
+
+
+def parameters_differ(ranks: Sequence[RankSamples]) -> Doubt | None:
+    """Ranks that end with different parameters: gradients were not exchanged."""
+    sums = {rank.parameter_checksum for rank in ranks if rank.parameter_checksum}
+    if len(sums) < 2:
+        return None
+    text = "parameters differ between ranks at the end: gradients were not exchanged"
+    return Doubt(kind="parameters_differ", text=text)
+
+
+def few_windows(ranks: Sequence[RankSamples]) -> Doubt | None:
+    """Too few timed windows for an interval to mean much."""
+    if not ranks or any(rank.parts for rank in ranks):
+        return None
+    count = min(len(rank.windows) for rank in ranks)
+    if count >= FEW_WINDOWS:
+        return None
+    text = f"only {count} timed windows: give more --steps or --epochs for a firm interval"
+    return Doubt(kind="few_windows", text=text)
+
+
+def drift(ranks: Sequence[RankSamples]) -> Doubt | None:
+    """A jump of more than 5 % in the windows' speed that chance does not explain."""
+    for rank in ranks:
+        found = change_point([w.seconds / w.steps for w in rank.windows])
+        if found and abs(found.after / found.before - 1) > DRIFT:
+            change = 100 * (found.after / found.before - 1)
+            text = f"step time changed by {change:+.0f} % from window {found.index + 1} on"
+            return Doubt(kind="drift", text=f"rank {rank.rank}: {text}")
+    return None
+
+
+def slow_rank(ranks: Sequence[RankSamples]) -> Doubt | None:
+    """A rank whose own step time is more than 10 % above the others' median."""
+    times = {r.rank: median(r.step_ms) for r in ranks if r.step_ms}
+    if len(times) < 2:
+        return None
+    slowest = max(times, key=lambda rank: times[rank])
+    others = median([ms for rank, ms in times.items() if rank != slowest])
+    if times[slowest] <= SLOW_RANK * others:
+        return None
+    text = f"rank {slowest} takes {times[slowest]:.2f} ms a step, the others {others:.2f} ms"
+    return Doubt(kind="slow_rank", text=text)

@@ -1,0 +1,188 @@
+"""The folder of one measurement: the one owner of every path in it, and of how it is written.
+
+    task.json       in: workload, plan, ablation, machine
+    rank-K.json     out: what rank K measured, also while it runs; written aside and renamed
+    error-K.json    out: why rank K failed
+    heartbeat-K     out: phase, step, monotonic time, a few times a step at most; a memory map
+    stack-K.txt     out: Python stacks of rank K, when the supervisor asks for them
+    rank-K.log      out: whatever rank K printed
+    agent.log       out: whatever torchelastic and a rank that could not start printed
+    agent.json      out: exit codes by rank, from torchelastic
+    ranks.json      process ids by rank, for the telemetry sampler
+    telemetry.csv   out: from the sampler
+
+Nothing here is a pickle, and nothing is read from a file that is still being written.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nfold.ablation import Ablation
+from nfold.frameworks.base import Phase, Task
+from nfold.machine import Machine
+from nfold.measurement import RankSamples
+from nfold.plain import from_plain, to_plain
+from nfold.plan import Plan
+from nfold.workload import Workload
+
+BEAT = struct.Struct("=qqqqq")
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One rank's last sign of life. ``monotonic_ns`` is the host-wide monotonic clock."""
+
+    pid: int
+    phase: Phase
+    step: int
+    total: int
+    monotonic_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a rank failed: a status of a measurement, one sentence, and the traceback."""
+
+    rank: int
+    status: str
+    text: str
+    step: int | None = None
+    collateral: bool = False
+    monotonic_ns: int = 0
+    traceback: str = ""
+    peak_memory_bytes: int | None = None
+
+
+class Folder:
+    """The hand-over folder of one measurement at ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.telemetry = path / "telemetry.csv"
+        self.ranks = path / "ranks.json"
+        self.agent_log = path / "agent.log"
+
+    def log(self, rank: int) -> Path:
+        """Where a rank's output goes."""
+        return self.path / f"rank-{rank}.log"
+
+    def stack(self, rank: int) -> Path:
+        """Where a rank's Python stacks go."""
+        return self.path / f"stack-{rank}.txt"
+
+    def heartbeat(self, rank: int) -> Path:
+        """A rank's heartbeat map."""
+        return self.path / f"heartbeat-{rank}"
+
+    def write_task(self, task: Task) -> None:
+        """Write what every rank reads first; creates the folder."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        asked = {
+            "workload": to_plain(task.workload),
+            "plan": task.plan.to_dict(),
+            "ablation": to_plain(task.ablation),
+            "machine": to_plain(task.machine),
+        }
+        write_json(self.path / "task.json", asked)
+
+    def has_task(self) -> bool:
+        """Whether the task has been written."""
+        return (self.path / "task.json").exists()
+
+    def read_task(self, *, rank: int, local_rank: int, world_size: int) -> Task:
+        """The task as one rank sees it."""
+        asked = json.loads((self.path / "task.json").read_text())
+        ablation = asked["ablation"]
+        return Task(
+            workload=from_plain(Workload, asked["workload"]),
+            plan=Plan.from_dict(asked["plan"]),
+            ablation=None if ablation is None else Ablation.from_dict(ablation),
+            machine=from_plain(Machine, asked["machine"]),
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+        )
+
+    def write_samples(self, samples: RankSamples) -> None:
+        """Replace what a rank has measured so far."""
+        write_json(self.path / f"rank-{samples.rank}.json", to_plain(samples))
+
+    def read_samples(self) -> tuple[RankSamples, ...]:
+        """What every rank has measured, as far as it came, ordered by rank."""
+        found = [from_plain(RankSamples, value) for value in self._read_all("rank-*.json")]
+        return tuple(sorted(found, key=lambda samples: samples.rank))
+
+    def write_failure(self, failure: Failure) -> None:
+        """Leave word of why a rank failed."""
+        write_json(self.path / f"error-{failure.rank}.json", to_plain(failure))
+
+    def read_failures(self) -> list[Failure]:
+        """Every rank's failure, the earliest first."""
+        found = [from_plain(Failure, value) for value in self._read_all("error-*.json")]
+        return sorted(found, key=lambda failure: failure.monotonic_ns)
+
+    def write_exits(self, exits: dict[int, int]) -> None:
+        """Exit codes by rank, negative for signals, as torchelastic saw them."""
+        write_json(self.path / "agent.json", to_plain(exits))
+
+    def read_exits(self) -> dict[int, int]:
+        """What ``write_exits`` wrote, or nothing where the agent wrote nothing."""
+        file = self.path / "agent.json"
+        if not file.exists():
+            return {}
+        return {int(rank): code for rank, code in json.loads(file.read_text()).items()}
+
+    def write_ranks(self, pids: dict[int, int]) -> None:
+        """Tell the telemetry sampler which processes are the ranks."""
+        write_json(self.ranks, to_plain(pids))
+
+    def read_beat(self, rank: int) -> Beat | None:
+        """A rank's last beat, or None before its first."""
+        try:
+            raw = self.heartbeat(rank).read_bytes()
+        except FileNotFoundError:
+            return None
+        if len(raw) != BEAT.size:
+            return None
+        pid, phase, step, total, at = BEAT.unpack(raw)
+        return Beat(pid, Phase(phase), step, total, at)
+
+    def _read_all(self, pattern: str) -> list[Any]:
+        return [json.loads(file.read_text()) for file in sorted(self.path.glob(pattern))]
+
+
+class Heart:
+    """Writes one rank's heartbeat: about a microsecond a beat, no system call."""
+
+    def __init__(self, file: Path, pid: int) -> None:
+        aside = file.with_suffix(".new")
+        aside.write_bytes(bytes(BEAT.size))
+        self._file = aside.open("r+b")
+        self._map = mmap.mmap(self._file.fileno(), BEAT.size)
+        self._pid = pid
+        self.beat(Phase.STARTING, 0, 0, time.monotonic_ns())
+        aside.rename(file)
+
+    def beat(self, phase: Phase, step: int, total: int, monotonic_ns: int) -> None:
+        """Put down a new sign of life."""
+        BEAT.pack_into(self._map, 0, self._pid, phase, step, total, monotonic_ns)
+
+    def close(self) -> None:
+        """Let go of the map; the file stays."""
+        self._map.close()
+        self._file.close()
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write JSON to a temporary name beside ``file`` and rename it: whole, or not there."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    aside.write_text(json.dumps(value))
+    aside.rename(file)

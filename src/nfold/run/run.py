@@ -1,0 +1,192 @@
+"""The one verb: run a workload under a plan, and an ablation, and return what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from nfold.ablation import Ablation
+from nfold.errors import RunFailure
+from nfold.frameworks.base import Framework, Observer, Task
+from nfold.frameworks.registry import framework
+from nfold.machine import Machine
+from nfold.measurement import Cause, Doubt, Measurement, RankSamples, Status, cell_id
+from nfold.plan import Plan
+from nfold.run import attach, checks
+from nfold.run.handoff import Folder
+from nfold.run.options import Options
+from nfold.run.supervise import Ending, Supervisor
+from nfold.run.verdict import verdict
+from nfold.run.watching import Telemetry
+from nfold.run.worker import run_rank
+from nfold.workload import Workload
+
+FOLDER = "measurements"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of the ranks, before the facts around them are added."""
+
+    status: Status
+    cause: Cause | None = None
+    ranks: tuple[RankSamples, ...] = ()
+    energy_joules: float | None = None
+    doubts: tuple[Doubt, ...] = field(default=())
+
+
+def run(
+    workload: Workload,
+    plan: Plan,
+    ablation: Ablation | None = None,
+    *,
+    machine: Machine,
+    options: Options,
+    repeat: int = 0,
+) -> Measurement:
+    """Run ``workload`` under the complete ``plan`` in a fresh process tree.
+
+    A run that fails is a Measurement with its status and cause, never an exception; what its
+    ranks measured before they failed is in it. Raises MachineUnfit where the machine cannot
+    run anything, and ValueError for a plan that was not resolved.
+    """
+    if not plan.complete:
+        raise ValueError("the plan is not resolved on this machine; next: plan.resolve(...)")
+    task = Task(workload=workload, plan=plan, machine=machine, ablation=ablation)
+    name = _measurement_id(task, repeat)
+    folder = Folder(options.results / FOLDER / name)
+    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    start = time.monotonic()
+    outcome = _outcome(framework(plan.framework), task, folder, options)
+    found = checks.doubts(outcome.ranks) if outcome.status == "ok" else []
+    return Measurement(
+        id=name,
+        workload=workload,
+        plan=plan,
+        machine=machine,
+        status=outcome.status,
+        ablation=ablation,
+        repeat=repeat,
+        cause=outcome.cause,
+        ranks=outcome.ranks,
+        energy_joules=outcome.energy_joules,
+        warnings=(*found, *outcome.doubts),
+        started_at=started_at,
+        wall_seconds=time.monotonic() - start,
+        folder=f"{FOLDER}/{name}" if folder.path.exists() else None,
+    )
+
+
+def _measurement_id(task: Task, repeat: int) -> str:
+    """Cell, repeat and a part of its own; in an attached job every rank must find the same."""
+    cell = cell_id(task.workload, task.plan, task.ablation, task.machine)
+    own = attach.job_id() if attach.attached() else secrets.token_hex(3)
+    return f"{cell}-{repeat}-{own}"
+
+
+def _outcome(chosen: Framework, task: Task, folder: Folder, options: Options) -> Outcome:
+    reason = chosen.unsupported(task.workload, task.plan, task.machine)
+    if reason is not None:
+        return Outcome(status="unsupported", cause=Cause(text=reason))
+    if chosen.in_parent:
+        return _in_parent(chosen, task)
+    if attach.attached():
+        return _attached(chosen, task, folder, options)
+    folder.write_task(task)
+    if options.in_process:
+        return _in_process(chosen, task, folder)
+    return _in_process_tree(chosen, task, folder, options)
+
+
+def _in_parent(chosen: Framework, task: Task) -> Outcome:
+    """Every rank after the other in this process: the simulated framework."""
+    world_size = chosen.processes(task.plan)
+    ranks: list[RankSamples] = []
+    for rank in range(world_size):
+        seen = Task(
+            workload=task.workload,
+            plan=task.plan,
+            machine=task.machine,
+            ablation=task.ablation,
+            rank=rank,
+            local_rank=rank,
+            world_size=world_size,
+        )
+        try:
+            ranks.append(chosen.run_rank(seen, Observer()))
+        except RunFailure as error:
+            cause = Cause(text=str(error), rank=rank, step=error.step)
+            return Outcome(status=_status(error), cause=cause, ranks=tuple(ranks))
+    return Outcome(status="ok", ranks=tuple(ranks))
+
+
+def _status(error: RunFailure) -> Status:
+    status: Status = error.status  # type: ignore[assignment]  # the tree in errors.py lists them
+    return status
+
+
+def _in_process(chosen: Framework, task: Task, folder: Folder) -> Outcome:
+    """The only rank in this process, for a debugger: no supervisor, no telemetry."""
+    processes = chosen.processes(task.plan)
+    if processes != 1:
+        text = f"--in-process runs one rank, the plan has {processes}; next: --devices 1"
+        return Outcome(status="unsupported", cause=Cause(text=text))
+    run_rank(folder, rank=0, world_size=1)
+    return _read_outcome(folder, Ending(exit_code=0), processes=1)
+
+
+def _in_process_tree(chosen: Framework, task: Task, folder: Folder, options: Options) -> Outcome:
+    processes = chosen.processes(task.plan)
+    with Telemetry(folder, task, options) as telemetry:
+        ending = Supervisor(folder, task.plan, processes, telemetry.options).run()
+    outcome = _read_outcome(folder, ending, processes)
+    return Outcome(
+        status=outcome.status,
+        cause=outcome.cause,
+        ranks=outcome.ranks,
+        energy_joules=telemetry.energy_joules(outcome.ranks),
+        doubts=(*_left_behind(ending.left), *telemetry.doubts(outcome.ranks)),
+    )
+
+
+def _attached(chosen: Framework, task: Task, folder: Folder, options: Options) -> Outcome:
+    """This process is one rank of a job that somebody else launched."""
+    processes = chosen.processes(task.plan)
+    if processes != attach.world_size():
+        text = (
+            f"the plan needs {processes} processes, the job that nfold was started in has "
+            f"{attach.world_size()}; next: --devices {attach.world_size()}"
+        )
+        return Outcome(status="unsupported", cause=Cause(text=text))
+    ending = attach.run(folder, task, options)
+    return _read_outcome(folder, ending, processes)
+
+
+def _read_outcome(folder: Folder, ending: Ending, processes: int) -> Outcome:
+    ranks = folder.read_samples()
+    failures, exits = folder.read_failures(), folder.read_exits()
+    status, cause = verdict(ending, failures, exits, len(ranks), processes)
+    held = {failure.rank: failure.peak_memory_bytes for failure in failures}
+    return Outcome(status=status, cause=cause, ranks=_with_peaks(ranks, held))
+
+
+def _with_peaks(
+    ranks: tuple[RankSamples, ...], held: dict[int, int | None]
+) -> tuple[RankSamples, ...]:
+    """The samples, with the memory that failed ranks held when they failed."""
+    kept = {rank.rank: rank for rank in ranks}
+    for rank, peak in held.items():
+        if peak is not None:
+            samples = kept.get(rank, RankSamples(rank=rank, device=""))
+            kept[rank] = dataclasses.replace(samples, peak_memory_bytes=peak)
+    return tuple(kept[rank] for rank in sorted(kept))
+
+
+def _left_behind(pids: tuple[int, ...]) -> list[Doubt]:
+    if not pids:
+        return []
+    text = f"processes {', '.join(map(str, pids))} of this run outlived SIGKILL by 5 s"
+    return [Doubt(kind="processes_left", text=text)]

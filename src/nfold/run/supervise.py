@@ -1,0 +1,205 @@
+"""Watching one run: heartbeats, exits and requests to stop; ending it when it must end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from nfold.frameworks.base import Phase
+from nfold.lifeline import child_environment
+from nfold.plan import Plan
+from nfold.run.handoff import Beat, Folder
+from nfold.run.options import Options, Progress
+from nfold.run.tree import ProcessTree
+from nfold.run.worker import STACK_SIGNAL
+
+POLL_S = 0.1
+FAILED_GRACE_S = 2.0
+"""How long the other ranks may go on after one left word of its failure."""
+STACKS_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a process tree ended.
+
+    ``exit_code`` is the root's, negative for a signal, None where nfold ended it. ``hung`` is
+    the rank that stopped first and its step. ``left`` lists processes that outlived SIGKILL.
+    """
+
+    exit_code: int | None = None
+    hung: tuple[int, int] | None = None
+    stop_signal: int | None = None
+    left: tuple[int, ...] = ()
+
+
+class Supervisor:
+    """Starts the process tree of one measurement and sees it to its end."""
+
+    def __init__(self, folder: Folder, plan: Plan, processes: int, options: Options) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._processes = processes
+        self._options = options
+        self._pids: dict[int, int] = {}
+        self._rate = RateMeter(plan.batch or 0)
+
+    def run(self) -> Ending:
+        """Start, watch, and end the tree; nothing of it is left when this returns."""
+        with self._folder.agent_log.open("wb") as log:
+            root = self._start(log)
+            tree = ProcessTree(root)
+            try:
+                ending = self._watch(tree)
+            except BaseException:
+                tree.kill()
+                raise
+            left = tuple(tree.kill())
+        return Ending(
+            exit_code=ending.exit_code, hung=ending.hung, stop_signal=ending.stop_signal, left=left
+        )
+
+    def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """One process needs no rendezvous and is started directly, several by the agent."""
+        share = str(self._plan.cores_per_device) if self._plan.device == "cpu" else "1"
+        ranks = {"OMP_NUM_THREADS": share, "PYTHONUNBUFFERED": "1"}
+        if self._processes == 1:
+            module = ["nfold.run.worker", str(self._folder.path)]
+            ranks |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        else:
+            module = ["nfold.run.agent", str(self._folder.path), str(self._processes)]
+            ranks |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+            ranks |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+        return subprocess.Popen(
+            [sys.executable, "-m", *module],
+            env=child_environment(**ranks),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def _watch(self, tree: ProcessTree) -> Ending:
+        failed_at: float | None = None
+        while True:
+            exit_code = tree.root.poll()
+            if exit_code is not None:
+                return Ending(exit_code=exit_code)
+            if self._options.stop:
+                return Ending(stop_signal=self._options.stop.signum)
+            beats = self._read_beats(tree)
+            hung = self._hung(tree, beats)
+            if hung is not None:
+                self._ask_for_stacks(tree)
+                return Ending(hung=hung)
+            if failed_at is None and self._folder.read_failures():
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > FAILED_GRACE_S:
+                return Ending()
+            self._report(beats)
+            time.sleep(POLL_S)
+
+    def _read_beats(self, tree: ProcessTree) -> dict[int, Beat]:
+        found = {rank: self._folder.read_beat(rank) for rank in range(self._processes)}
+        beats = {rank: beat for rank, beat in found.items() if beat is not None}
+        pids = {rank: beat.pid for rank, beat in beats.items()}
+        if pids != self._pids:
+            self._pids = pids
+            for pid in pids.values():
+                tree.remember(pid)
+            self._folder.write_ranks(pids)
+        return beats
+
+    def _hung(self, tree: ProcessTree, beats: dict[int, Beat]) -> tuple[int, int] | None:
+        """The rank that holds the others up, once no rank has beaten for too long."""
+        if len(beats) < self._processes:
+            return None
+        silences = [self._silence_s(beat) for beat in beats.values()]
+        limits = [self._limit_s(beat) for beat in beats.values()]
+        if any(silence < limit for silence, limit in zip(silences, limits, strict=True)):
+            return self._hung_alone(tree, beats)
+        return _furthest_behind(tree, beats)
+
+    def _hung_alone(self, tree: ProcessTree, beats: dict[int, Beat]) -> tuple[int, int] | None:
+        """A rank that is silent for twice its limit while others still beat."""
+        late = {
+            rank: beat
+            for rank, beat in beats.items()
+            if beat.phase != Phase.FINISHED and self._silence_s(beat) > 2 * self._limit_s(beat)
+        }
+        return _furthest_behind(tree, late) if late else None
+
+    def _silence_s(self, beat: Beat) -> float:
+        return (time.monotonic_ns() - beat.monotonic_ns) / 1e9
+
+    def _limit_s(self, beat: Beat) -> float:
+        slow = beat.phase in (Phase.STARTING, Phase.FIRST_STEP)
+        return self._options.start_timeout_s if slow else self._options.hang_timeout_s
+
+    def _ask_for_stacks(self, tree: ProcessTree) -> None:
+        """Have every rank write its Python stacks; a halted one must be let run to do so."""
+        for pid in self._pids.values():
+            tree.signal(pid, STACK_SIGNAL)
+            tree.signal(pid, signal.SIGCONT)
+        deadline = time.monotonic() + STACKS_WITHIN_S
+        stacks = [self._folder.stack(rank) for rank in self._pids]
+        while time.monotonic() < deadline and not all(_has_text(file) for file in stacks):
+            time.sleep(POLL_S / 2)
+
+    def _report(self, beats: dict[int, Beat]) -> None:
+        if not beats:
+            return self._options.watch(Progress(phase="starting", step=0, total=0))
+        behind = min(beats.values(), key=lambda beat: beat.step)
+        rate = self._rate.update(behind)
+        self._options.watch(
+            Progress(
+                phase=behind.phase.name.lower().replace("_", " "),
+                step=behind.step,
+                total=behind.total,
+                samples_per_s=rate,
+            )
+        )
+        return None
+
+
+class RateMeter:
+    """Samples per second from the steps between two glances, at least a second apart."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._last: Beat | None = None
+        self._rate: float | None = None
+
+    def update(self, beat: Beat) -> float | None:
+        """Take a new beat; the rate is None until two of them are a second apart."""
+        if beat.phase != Phase.STEPPING:
+            self._last = None
+            return self._rate
+        if self._last is None:
+            self._last = beat
+        seconds = (beat.monotonic_ns - self._last.monotonic_ns) / 1e9
+        if seconds >= 1:
+            self._rate = self._batch * (beat.step - self._last.step) / seconds
+            self._last = beat
+        return self._rate
+
+
+def _furthest_behind(tree: ProcessTree, beats: dict[int, Beat]) -> tuple[int, int]:
+    """A halted rank, else the one with the fewest steps, else the one silent for longest."""
+
+    def order(entry: tuple[int, Beat]) -> tuple[bool, bool, int, int]:
+        _, beat = entry
+        finished = beat.phase == Phase.FINISHED
+        return (finished, not tree.stopped(beat.pid), beat.step, beat.monotonic_ns)
+
+    rank, beat = min(beats.items(), key=order)
+    return rank, beat.step
+
+
+def _has_text(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 0

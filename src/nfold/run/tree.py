@@ -1,0 +1,80 @@
+"""The processes of one run: who they are, and ending all of them and no others."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+
+import psutil
+
+GONE_WITHIN_S = 5.0
+
+
+class ProcessTree:
+    """The process that nfold started and every process that was seen to descend from it.
+
+    A process is known by its id and its start time, so that an id which the kernel gave to
+    somebody else's process in the meantime is never signalled.
+    """
+
+    def __init__(self, root: subprocess.Popen[bytes]) -> None:
+        self.root = root
+        self._known: dict[int, psutil.Process] = {}
+        self.remember(root.pid)
+
+    def remember(self, pid: int) -> None:
+        """Take note of a process that says it belongs to this run (a rank's own heartbeat)."""
+        if pid in self._known:
+            return
+        try:
+            self._known[pid] = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            return
+
+    def stopped(self, pid: int) -> bool:
+        """Whether a known process is halted by a signal (SIGSTOP, or a debugger)."""
+        process = self._known.get(pid)
+        try:
+            return process is not None and process.status() in (
+                psutil.STATUS_STOPPED,
+                psutil.STATUS_TRACING_STOP,
+            )
+        except psutil.NoSuchProcess:
+            return False
+
+    def signal(self, pid: int, signum: signal.Signals) -> None:
+        """Send a signal to one process of the tree, if it is still the same one."""
+        process = self._known.get(pid)
+        if process is None:
+            return
+        try:
+            process.send_signal(signum)
+        except psutil.NoSuchProcess:
+            return
+
+    def kill(self) -> list[int]:
+        """SIGKILL the whole tree and wait; returns the ids of what is still there after 5 s."""
+        self._discover()
+        for process in self._known.values():
+            self.signal(process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + GONE_WITHIN_S
+        self.root.wait()
+        others = [p for p in self._known.values() if p.pid != self.root.pid]
+        _, alive = psutil.wait_procs(others, timeout=max(0.0, deadline - time.monotonic()))
+        return [process.pid for process in alive if not _is_zombie(process)]
+
+    def _discover(self) -> None:
+        for process in list(self._known.values()):
+            try:
+                for child in process.children(recursive=True):
+                    self._known.setdefault(child.pid, child)
+            except psutil.NoSuchProcess:
+                continue
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

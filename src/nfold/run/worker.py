@@ -1,0 +1,118 @@
+"""One rank: reads its task, runs it, leaves what it measured or why it failed.
+
+Runs as ``python -m nfold.run.worker FOLDER`` with RANK, LOCAL_RANK and WORLD_SIZE set, as
+torchrun sets them. Only Python's own library is imported before the heart beats.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from nfold.errors import Collateral, NfoldError, RunFailure
+from nfold.frameworks.base import Observer, Phase
+from nfold.frameworks.registry import framework
+from nfold.lifeline import die_with_parent
+from nfold.measurement import RankSamples
+from nfold.run.handoff import Failure, Folder, Heart
+
+SAVE_EVERY_S = 1.0
+STACK_SIGNAL = signal.SIGUSR2
+
+
+class FolderObserver(Observer):
+    """Reports to the measurement's folder: beats always, samples at most once a second."""
+
+    def __init__(self, folder: Folder, rank: int) -> None:
+        self._folder = folder
+        self._heart = Heart(folder.heartbeat(rank), os.getpid())
+        self._saved = time.monotonic()
+        self.step = 0
+
+    def beat(self, phase: Phase, step: int, total: int = 0) -> None:
+        """Beat at once: a store to a memory map."""
+        self.step = step
+        self._heart.beat(phase, step, total, time.monotonic_ns())
+
+    def save(self, samples: RankSamples) -> None:
+        """Write the samples so far, unless that was done less than a second ago."""
+        if time.monotonic() - self._saved >= SAVE_EVERY_S:
+            self._folder.write_samples(samples)
+            self._saved = time.monotonic()
+
+    def close(self) -> None:
+        """Stop beating."""
+        self._heart.close()
+
+
+def main() -> None:
+    """Entry of a rank's own process."""
+    die_with_parent()
+    folder = Folder(Path(sys.argv[1]))
+    rank = int(os.environ["RANK"])
+    _redirect_output(folder.log(rank))
+    with folder.stack(rank).open("w") as stacks:
+        faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
+        ended_well = run_rank(folder, rank, int(os.environ["WORLD_SIZE"]))
+        faulthandler.unregister(STACK_SIGNAL)
+    if not ended_well:
+        _leave_now()
+
+
+def _leave_now() -> None:
+    """End a failed rank without tidying up: tearing down NCCL after a failure can hang."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def run_rank(folder: Folder, rank: int, world_size: int) -> bool:
+    """Run one rank in this process; False where it failed, with its failure in the folder."""
+    observer = FolderObserver(folder, rank)
+    try:
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        task = folder.read_task(rank=rank, local_rank=local_rank, world_size=world_size)
+        folder.write_samples(framework(task.plan.framework).run_rank(task, observer))
+        observer.beat(Phase.FINISHED, observer.step)
+    except Exception as error:
+        traceback.print_exc()
+        folder.write_failure(failure_of(error, rank, observer.step))
+        return False
+    finally:
+        observer.close()
+    return True
+
+
+def failure_of(error: Exception, rank: int, step: int) -> Failure:
+    """A rank's exception as data. An error that nfold did not raise is a crash."""
+    expected = isinstance(error, NfoldError)
+    text = str(error) if expected else f"{type(error).__name__}: {error}"
+    own_step = error.step if isinstance(error, RunFailure) else None
+    return Failure(
+        rank=rank,
+        status=error.status if isinstance(error, RunFailure) else "crashed",
+        text=text.strip().split("\n")[0][:500],
+        step=own_step if own_step is not None else step,
+        collateral=isinstance(error, Collateral),
+        monotonic_ns=time.monotonic_ns(),
+        traceback=traceback.format_exc(),
+        peak_memory_bytes=getattr(error, "peak_memory_bytes", None),
+    )
+
+
+def _redirect_output(log: Path) -> None:
+    """Send what this process and its libraries print to the rank's log, unbuffered by line."""
+    with log.open("ab") as target:
+        os.dup2(target.fileno(), 1)
+        os.dup2(target.fileno(), 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    main()

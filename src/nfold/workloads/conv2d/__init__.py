@@ -1,0 +1,66 @@
+"""One batch of images convolved with one filter, split over the devices: not a training loop.
+
+``problem.py`` holds the arrays, ``check.py`` the reference and the comparison with it,
+``sampling.py`` how calls are timed, ``baselines.py`` other libraries on the CPU, ``torch.py``
+the devices. This file imports none of them, so that the catalogue stays light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nfold.plan import Defaults, Plan
+from nfold.workloads.base import Info, Parameter
+
+
+def flop_per_image(parameters: Mapping[str, int]) -> float:
+    """Operations of one image, a multiply-add counting two; none where it is only copied."""
+    if parameters["copy_only"]:
+        return 0.0
+    per_pixel = 2.0 * (parameters["channels"] * parameters["filter"]) ** 2
+    return per_pixel * parameters["size"] ** 2
+
+
+def impossible(parameters: Mapping[str, int]) -> str | None:
+    """Why the parameters do not go together: a filter must fit into the image."""
+    size, width = parameters["size"], parameters["filter"]
+    if width > size:
+        return f"filter {width} is wider than the image; allowed are 1 to {size} at size={size}"
+    return None
+
+
+def unsupported(plan: Plan) -> str | None:
+    """Why a complete plan makes no sense for one operation, or None where it does."""
+    if plan.steps is None:
+        return "conv2d has no epochs; next: give its length as --steps 30"
+    if plan.input != "loader":
+        return f"input {plan.input!r}: conv2d times copies and resident data as parts; use 'loader'"
+    if plan.step != "eager":
+        return f"step {plan.step!r}: conv2d runs 'eager' only"
+    if plan.precision == "tf32" and plan.device == "cpu":
+        return "tf32 is a mode of NVIDIA's tensor cores; allowed on a CPU are fp32, bf16, fp16"
+    if (plan.batch or 0) < (plan.devices or 1):
+        return f"batch {plan.batch} over {plan.devices} devices leaves one without an image"
+    return None
+
+
+INFO = Info(
+    name="conv2d",
+    summary="one batch of images convolved with one filter; copies, kernels and CPU peers apart",
+    source=(
+        "Two-dimensional convolution with zero padding to the same size, as "
+        "scipy.signal.convolve2d(mode='same') defines it, summed over input channels"
+    ),
+    kind="operation",
+    parameters={
+        "size": Parameter(default=100, meaning="height and width of an image in pixels"),
+        "channels": Parameter(default=1, meaning="channels of the images and of the results"),
+        "filter": Parameter(default=3, meaning="height and width of the filter in pixels"),
+        "copy_only": Parameter(
+            default=0, meaning="1: copy there and back, convolve nothing", minimum=0, maximum=1
+        ),
+    },
+    defaults=Defaults(batch=840, epochs=None, steps=30),
+    flop_per_sample=flop_per_image,
+    check=impossible,
+)
