@@ -160,23 +160,32 @@ class Folder:
 
 
 class Heart:
-    """Writes one rank's heartbeat: about a microsecond a beat, no system call."""
+    """Writes one rank's heartbeat: about a microsecond a beat, no system call.
+
+    Every field is a store of one aligned word, so that a reader never sees half a number.
+    (``struct.pack_into`` clears the whole record first: a reader saw a beat at time 0.)
+    """
 
     def __init__(self, file: Path, pid: int) -> None:
         aside = file.with_suffix(".new")
         aside.write_bytes(bytes(BEAT.size))
         self._file = aside.open("r+b")
         self._map = mmap.mmap(self._file.fileno(), BEAT.size)
-        self._pid = pid
+        self._fields = memoryview(self._map).cast("q")
+        self._fields[0] = pid
         self.beat(Phase.STARTING, 0, 0, time.monotonic_ns())
         aside.rename(file)
 
     def beat(self, phase: Phase, step: int, total: int, monotonic_ns: int) -> None:
         """Put down a new sign of life."""
-        BEAT.pack_into(self._map, 0, self._pid, phase, step, total, monotonic_ns)
+        self._fields[1] = phase
+        self._fields[2] = step
+        self._fields[3] = total
+        self._fields[4] = monotonic_ns
 
     def close(self) -> None:
         """Let go of the map; the file stays."""
+        self._fields.release()
         self._map.close()
         self._file.close()
 

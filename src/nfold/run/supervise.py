@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,18 @@ POLL_S = 0.1
 FAILED_GRACE_S = 2.0
 """How long the other ranks may go on after one left word of its failure."""
 STACKS_WITHIN_S = 2.0
+
+CPU_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_TOP_PAD_": str(64 * 2**20),
+}
+"""Keeps freed tensors in glibc's heap (mallopt(3)) in ranks on CPU devices.
+
+By default every tensor above 128 KiB goes back to the kernel when it is freed, and comes back
+page by page; the page faults of several ranks contend. See docs/decisions. What the user's
+environment sets is left as it is.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +79,10 @@ class Supervisor:
 
     def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         """One process needs no rendezvous and is started directly, several by the agent."""
-        share = str(self._plan.cores_per_device) if self._plan.device == "cpu" else "1"
-        ranks = {"OMP_NUM_THREADS": share, "PYTHONUNBUFFERED": "1"}
+        on_cpu = self._plan.device == "cpu"
+        threads = str(self._plan.cores_per_device) if on_cpu else "1"
+        ranks = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        ranks |= {k: v for k, v in CPU_MALLOC.items() if on_cpu and k not in os.environ}
         if self._processes == 1:
             module = ["nfold.run.worker", str(self._folder.path)]
             ranks |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}

@@ -40,11 +40,19 @@ def verdict(
     killed = _killed(ending, exits, processes)
     if killed is not None:
         return "killed", killed
+    if _silent(failures, exits):
+        return "crashed", _unexplained(ending, _silent(failures, exits))
     if failures:
         return _failed(failures[0])
     if ending.exit_code == 0 and measured == processes:
         return "ok", None
     return "crashed", _unexplained(ending, exits)
+
+
+def _silent(failures: Sequence[Failure], exits: Mapping[int, int]) -> dict[int, int]:
+    """The ranks that ended with an exit code of their own and left no word."""
+    spoke = {failure.rank for failure in failures}
+    return {rank: code for rank, code in exits.items() if code > 0 and rank not in spoke}
 
 
 def _failed(failure: Failure) -> tuple[Status, Cause]:

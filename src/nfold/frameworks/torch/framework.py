@@ -54,8 +54,9 @@ class Torch(Framework):
     name: ClassVar[str] = "torch"
 
     def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
-        """The first rule that the plan breaks, or None."""
-        return next((reason for breaks, reason in RULES if breaks(plan)), None)
+        """The first rule that the plan breaks, or what the workload has against it, or None."""
+        broken = next((reason for breaks, reason in RULES if breaks(plan)), None)
+        return broken or info(workload.name).unsupported(plan)
 
     def processes(self, plan: Plan) -> int:
         """One process a device, except under nn.DataParallel."""

@@ -1,0 +1,44 @@
+"""Operations: one timed computation split over the devices, such as conv2d."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+
+from nfold import workloads
+from nfold.frameworks.base import Observer, Phase, Task
+from nfold.frameworks.torch import parallel
+from nfold.frameworks.torch.devices import open_devices
+from nfold.frameworks.torch.translate import translated
+from nfold.measurement import RankSamples
+
+
+def operate(task: Task, observer: Observer) -> RankSamples:
+    """Run one rank of an operation; raises OutOfMemory, Collateral or Mismatch."""
+    devices = open_devices(task)
+    definition = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
+
+    def beat(done: int, planned: int) -> None:
+        observer.beat(Phase.STEPPING if done else Phase.FIRST_STEP, done, planned)
+
+    with translated(devices.peak_memory_bytes), parallel.joined(task, devices):
+        result = definition.run_parts(
+            definition.TorchTask(
+                parameters=workloads.parameters(task.workload),
+                plan=task.plan,
+                rank=task.rank,
+                world_size=task.world_size,
+                devices=devices.all,
+                barrier=partial(parallel.barrier, task.world_size),
+                beat=beat,
+            )
+        )
+    return RankSamples(
+        rank=task.rank,
+        device=devices.describe(),
+        first_step_ms=result.first_step_ms,
+        warmup_steps=task.plan.warmup_steps or 0,
+        windows=result.windows,
+        parts=result.parts,
+        peak_memory_bytes=result.peak_memory_bytes,
+    )

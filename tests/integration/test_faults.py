@@ -1,0 +1,192 @@
+"""Faults in real ranks on CPU devices: each ends as a measurement with its cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from nfold.telemetry.inspection import inspect_machine
+
+from made import plan
+from nfold.machine import Machine
+from nfold.measurement import Measurement
+from nfold.run.handoff import Folder
+from nfold.run.options import Options, Progress, Stop
+from nfold.run.run import run
+from nfold.workload import Workload
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+PLANTED = Path(__file__).parent / "planted"
+
+
+@pytest.fixture(scope="module")
+def host() -> Machine:
+    return inspect_machine()
+
+
+class Injector:
+    """Does something to a running measurement once its ranks have made a few steps."""
+
+    def __init__(self, results: Path, action: Callable[[Folder], None]) -> None:
+        self._results = results
+        self._action = action
+        self.pids: list[int] = []
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.phase != "stepping" or progress.step < 5 or self.pids:
+            return
+        (path,) = (self._results / "measurements").iterdir()
+        folder = Folder(path)
+        beats = [folder.read_beat(rank) for rank in range(2)]
+        self.pids = [beat.pid for beat in beats if beat is not None]
+        self.pids.append(psutil.Process(self.pids[0]).ppid())
+        self._action(folder)
+
+
+def _run(
+    host: Machine, results: Path, action: Callable[[Folder], None], **options: float
+) -> tuple[Measurement, Injector]:
+    injector = Injector(results, action)
+    asked = plan(host, devices=2, batch=32, epochs=500, warmup_steps=2)
+    told = Options(results=results, watch=injector, **options)  # type: ignore[arg-type]
+    done = run(Workload.parse("digits"), asked, machine=host, options=told)
+    assert injector.pids, f"the fault was never injected: {done.status} {done.cause}"
+    return done, injector
+
+
+def _pid(folder: Folder, rank: int) -> int:
+    beat = folder.read_beat(rank)
+    assert beat is not None
+    return beat.pid
+
+
+def _gone(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(p) and psutil.Process(p).status() != "zombie" for p in pids)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named_and_the_others_are_stopped(
+    host: Machine, tmp_path: Path, victim: int
+) -> None:
+    done, injector = _run(
+        host, tmp_path, lambda folder: os.kill(_pid(folder, victim), signal.SIGKILL)
+    )
+    assert done.status == "killed"
+    assert done.cause is not None
+    assert (done.cause.rank, done.cause.signal) == (victim, signal.SIGKILL)
+    assert _gone(injector.pids)
+
+
+def test_a_killed_agent_takes_its_ranks_with_it(host: Machine, tmp_path: Path) -> None:
+    def kill_agent(folder: Folder) -> None:
+        os.kill(psutil.Process(_pid(folder, 0)).ppid(), signal.SIGKILL)
+
+    done, injector = _run(host, tmp_path, kill_agent)
+    assert done.status == "killed"
+    assert done.cause is not None
+    assert "agent" in done.cause.text
+    assert _gone(injector.pids)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_is_hung_and_every_rank_leaves_its_stack(
+    host: Machine, tmp_path: Path, victim: int
+) -> None:
+    done, injector = _run(
+        host,
+        tmp_path,
+        lambda folder: os.kill(_pid(folder, victim), signal.SIGSTOP),
+        hang_timeout_s=3.0,
+    )
+    assert done.status == "hung"
+    assert done.cause is not None
+    assert done.cause.rank == victim
+    assert done.cause.step is not None
+    assert done.cause.step >= 5
+    assert done.folder is not None
+    for rank in range(2):
+        stack = Folder(tmp_path / done.folder).stack(rank).read_text()
+        assert "nfold/frameworks/torch/loop.py" in stack
+    assert _gone(injector.pids)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_stop_is_recorded_with_what_was_measured(
+    host: Machine, tmp_path: Path, signum: signal.Signals
+) -> None:
+    stop = Stop()
+
+    def request(_: Folder) -> None:
+        stop.signum = signum
+
+    injector = Injector(tmp_path, request)
+    asked = plan(host, devices=2, batch=32, epochs=500)
+    told = Options(results=tmp_path, watch=injector, stop=stop)
+    done = run(Workload.parse("digits"), asked, machine=host, options=told)
+    assert done.status == "interrupted"
+    assert done.cause is not None
+    assert done.cause.signal == signum
+    assert not done.finished
+    assert _gone(injector.pids)
+
+
+def test_somebody_else_s_process_is_left_alone(host: Machine, tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        _run(host, tmp_path, lambda folder: os.kill(_pid(folder, 1), signal.SIGKILL))
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    monkeypatch.setenv("PYTHONPATH", str(PLANTED), prepend=os.pathsep)
+    return lambda fault: monkeypatch.setenv("NFOLD_PLANT", fault)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "says"),
+    [
+        ("oom:1:4", "oom", "out of memory"),
+        ("nan:1:4", "diverged", "step 4"),
+        ("raise:0:4", "crashed", "planted in the user's own code"),
+        ("leave:1:4", "crashed", "exited with 7"),
+    ],
+)
+def test_a_failing_rank_is_the_root_cause(
+    host: Machine,
+    tmp_path: Path,
+    planted: Callable[[str], None],
+    fault: str,
+    status: str,
+    says: str,
+) -> None:
+    planted(fault)
+    asked = plan(host, devices=2, batch=32, steps=12, warmup_steps=2)
+    done = run(Workload.parse("digits"), asked, machine=host, options=Options(results=tmp_path))
+    assert done.status == status
+    assert done.cause is not None
+    assert done.cause.rank == int(fault.split(":")[1])
+    assert says in done.cause.text
+    assert done.finished
+
+
+def test_an_out_of_memory_row_has_what_was_held(
+    host: Machine, tmp_path: Path, planted: Callable[[str], None]
+) -> None:
+    planted("oom:0:6")
+    asked = plan(host, devices=1, batch=32, steps=12, warmup_steps=2)
+    done = run(Workload.parse("digits"), asked, machine=host, options=Options(results=tmp_path))
+    assert done.status == "oom"
+    assert done.ranks[0].peak_memory_bytes is not None
+    assert done.ranks[0].peak_memory_bytes > 2**20
+    assert done.cause is not None
+    assert done.cause.rank == 0

@@ -1,0 +1,71 @@
+"""The samples of a step do not depend on the number of devices, and none is lost or doubled."""
+
+import numpy as np
+import pytest
+import torch
+
+from made import arrays, task
+from nfold.frameworks.torch.input import Batch, Stream, loader, sample_hash, share
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_number_of_ranks_sees_the_same_samples_in_the_same_steps(ranks: int) -> None:
+    whole = [key.ids for key in Stream(103, task(batch=10))]
+    streams = [Stream(103, task(batch=10, rank=r, world_size=ranks)) for r in range(ranks)]
+    steps = list(zip(*streams, strict=True))
+    assert len(steps) == len(whole) == 11
+    for expected, keys in zip(whole, steps, strict=True):
+        got = np.concatenate([key.ids[: key.count] for key in keys])
+        assert np.array_equal(got, expected)
+        assert {key.global_count for key in keys} == {len(expected)}
+
+
+def test_an_epoch_has_every_sample_once_and_epochs_differ() -> None:
+    stream = Stream(103, task(batch=10))
+    first = np.concatenate([key.ids for key in stream])
+    stream.epoch = 1
+    second = np.concatenate([key.ids for key in stream])
+    assert sorted(first) == sorted(second) == list(range(103))
+    assert not np.array_equal(first, second)
+
+
+def test_a_stream_in_steps_runs_on_across_epochs() -> None:
+    keys = list(Stream(103, task(batch=10), limit=25))
+    assert len(keys) == 25
+    assert [key.epoch for key in keys] == [0] * 11 + [1] * 11 + [2] * 3
+    assert len(keys[10].ids) == 3
+
+
+def test_a_rank_without_a_sample_gets_one_that_does_not_count() -> None:
+    last = [list(Stream(9, task(batch=8, rank=r, world_size=4)))[-1] for r in range(4)]
+    assert sum(key.count for key in last) == 1
+    assert all(len(key.ids) == 1 for key in last)
+
+
+def test_weights_make_the_mean_of_local_means_the_global_mean() -> None:
+    values = torch.arange(10, dtype=torch.float64)
+    parts = [share(np.arange(10), rank, 4) for rank in range(4)]
+    batches = [Batch(values, values, len(part), 10, 0) for part in parts]
+    weighted = [
+        batch.weight(4) * values[torch.from_numpy(part)].mean()
+        for batch, part in zip(batches, parts, strict=True)
+    ]
+    assert torch.isclose(sum(weighted) / torch.tensor(4.0), values.mean())
+
+
+def test_the_hash_ignores_order_and_sees_other_samples() -> None:
+    assert sample_hash(np.arange(50)) == sample_hash(np.arange(50)[::-1].copy())
+    assert sample_hash(np.arange(50)) != sample_hash(np.arange(1, 51))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_gives_the_stream_s_samples_in_order(workers: int) -> None:
+    data = arrays(40)
+    asked = task(batch=16, workers=workers)
+    stream = Stream(40, asked)
+    batches = list(loader(data, asked, (), stream))
+    assert [batch.count for batch in batches] == [16, 16, 8]
+    for key, batch in zip(stream, batches, strict=True):
+        assert np.array_equal(batch.labels.numpy(), data.train_labels[key.ids])
+        assert np.array_equal(batch.images.numpy(), data.train_images[key.ids])
+        assert batch.sample_hash == sample_hash(key.ids)

@@ -1,0 +1,54 @@
+"""Philox against the vectors published with Random123, and what keyed draws must satisfy."""
+
+import torch
+
+from nfold.frameworks.torch.philox import below, draws, permutation, philox
+
+KNOWN_ANSWERS = [
+    (
+        (0, 0, 0, 0),
+        (0, 0),
+        (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
+    ),
+    (
+        (0xFFFFFFFF,) * 4,
+        (0xFFFFFFFF, 0xFFFFFFFF),
+        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+    ),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+def test_published_vectors() -> None:
+    for counter, key, expected in KNOWN_ANSWERS:
+        words = [torch.tensor([word]) for word in counter]
+        got = philox((words[0], words[1], words[2], words[3]), key)
+        assert tuple(int(word.item()) for word in got) == expected
+
+
+def test_a_draw_depends_on_its_keys_alone() -> None:
+    ids = torch.arange(100)
+    whole = draws(7, 3, ids, 1)[0]
+    parts = torch.cat([draws(7, 3, ids[:37], 1)[0], draws(7, 3, ids[37:], 1)[0]])
+    assert torch.equal(whole, parts)
+    for other in (draws(8, 3, ids, 1), draws(7, 4, ids, 1), draws(7, 3, ids, 2)):
+        assert not torch.equal(whole, other[0])
+
+
+def test_below_covers_its_range_evenly() -> None:
+    drawn = below(draws(0, 0, torch.arange(90_000), 1)[0], 9)
+    counts = torch.bincount(drawn, minlength=9)
+    assert len(counts) == 9
+    assert counts.min() > 9_600
+    assert counts.max() < 10_400
+
+
+def test_a_permutation_has_every_sample_once_and_differs_by_epoch() -> None:
+    first, second = permutation(0, 0, 1000, 0), permutation(0, 1, 1000, 0)
+    assert torch.equal(first.sort().values, torch.arange(1000))
+    assert not torch.equal(first, second)
+    assert torch.equal(first, permutation(0, 0, 1000, 0))

@@ -1,0 +1,83 @@
+"""What goes into the folder comes out, whole or not at all."""
+
+import threading
+from pathlib import Path
+
+from made import task
+from nfold.frameworks.base import Phase
+from nfold.measurement import RankSamples
+from nfold.run.handoff import Failure, Folder, Heart
+
+
+def test_a_task_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "measurement")
+    asked = task(rank=1, world_size=2, workload="wide_resnet:depth=10,width=1")
+    assert not folder.has_task()
+    folder.write_task(asked)
+    assert folder.read_task(rank=1, local_rank=1, world_size=2) == asked
+
+
+def test_a_beat_is_seen_at_once_from_outside(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert folder.read_beat(0) is None
+    heart = Heart(folder.heartbeat(0), pid=123)
+    first = folder.read_beat(0)
+    assert first is not None
+    assert (first.pid, first.phase, first.step) == (123, Phase.STARTING, 0)
+    heart.beat(Phase.STEPPING, 7, 100, 42)
+    second = folder.read_beat(0)
+    assert second is not None
+    assert (second.phase, second.step, second.total) == (Phase.STEPPING, 7, 100)
+    assert second.monotonic_ns == 42
+    heart.close()
+
+
+def test_samples_are_ordered_by_rank_and_replaced_whole(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for rank in (10, 2):
+        folder.write_samples(RankSamples(rank=rank, device="cpu"))
+    folder.write_samples(RankSamples(rank=2, device="cpu", first_step_ms=1.5))
+    found = folder.read_samples()
+    assert [samples.rank for samples in found] == [2, 10]
+    assert found[0].first_step_ms == 1.5
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_earliest_failure_comes_first(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write_failure(Failure(rank=0, status="crashed", text="later", monotonic_ns=2))
+    folder.write_failure(Failure(rank=1, status="oom", text="first", monotonic_ns=1))
+    assert [failure.text for failure in folder.read_failures()] == ["first", "later"]
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert folder.read_exits() == {}
+    folder.write_exits({0: -15, 1: -9})
+    assert folder.read_exits() == {0: -15, 1: -9}
+
+
+def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
+    """Every field that a reader sees is one that was written, at any moment."""
+    folder = Folder(tmp_path)
+    heart = Heart(folder.heartbeat(0), pid=123)
+    heart.beat(Phase.STEPPING, 1, 1000, 1)
+    done = threading.Event()
+
+    def write() -> None:
+        step = 1
+        while not done.is_set():
+            step += 1
+            heart.beat(Phase.STEPPING, step, 1000, step)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    beats = [folder.read_beat(0) for _ in range(5000)]
+    done.set()
+    writer.join()
+    heart.close()
+    assert all(beat is not None for beat in beats)
+    assert {(beat.pid, beat.phase, beat.total) for beat in beats if beat} == {
+        (123, Phase.STEPPING, 1000)
+    }
+    assert all(beat.monotonic_ns >= 1 and beat.step >= 1 for beat in beats if beat)
