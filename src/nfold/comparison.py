@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from nfold.plain import to_plain
 from nfold.plan import Plan
-from nfold.stats import Interval, ratio_groups
-from nfold.summary import Cell, rate_groups
+from nfold.stats import PAIRS, Interval, ratio_groups
+from nfold.summary import Cell, rate_groups, window_rates
 
 FREE = ("devices", "strategy", "cores_per_device", "workers")
 """Fields that differ between a plan and the same plan on one device."""
@@ -63,9 +63,27 @@ def compare(cell: Cell, among: Sequence[Cell]) -> Comparison | None:
     for scaling, batch in _baseline_batches(plan):
         for other in among:
             if _is_baseline(other, cell, batch) and rates and rate_groups(other):
-                speedup = ratio_groups(rates, rate_groups(other))
+                speedup = ratio_groups(*_paired(cell, other))
                 return Comparison(baseline=other, cell=cell, scaling=scaling, speedup=speedup)
     return None
+
+
+def _paired(cell: Cell, other: Cell) -> tuple[list[list[float]], list[list[float]]]:
+    """The window rates of both, by repeat: only the repeats that both have, where three do.
+
+    Repeat i of both ran one after the other; a repeat that failed or was run again later must
+    not be paired with another one's neighbour.
+    """
+    mine, theirs = _rates_by_repeat(cell), _rates_by_repeat(other)
+    common = sorted(mine.keys() & theirs.keys())
+    if len(common) < PAIRS:
+        return rate_groups(cell), rate_groups(other)
+    return [mine[repeat] for repeat in common], [theirs[repeat] for repeat in common]
+
+
+def _rates_by_repeat(cell: Cell) -> dict[int, list[float]]:
+    found = {m.repeat: window_rates(m) for m in cell.ok}
+    return {repeat: rates for repeat, rates in found.items() if rates}
 
 
 def _baseline_batches(plan: Plan) -> list[tuple[Literal["strong", "weak"], int]]:

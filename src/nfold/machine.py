@@ -56,6 +56,8 @@ class Machine:
         facts = to_plain(self)
         for volatile in ("shm_bytes", "limits"):
             del facts[volatile]
+        for gpu in facts["gpus"]:
+            del gpu["pcie"]  # an idle GPU lowers its link to save power
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 

@@ -125,7 +125,7 @@ class Plan:
         Raises DevicesMissing where the machine has fewer devices than asked for.
         """
         device = self.device or ("cuda" if machine.gpus else "cpu")
-        devices = self.devices or (len(machine.gpus) if device == "cuda" else 1)
+        devices = self.devices or _devices(machine, device, self.strategy)
         if self.framework != "simulated":
             _check_devices(machine, device, devices, self.cores_per_device)
         cores = self.cores_per_device or max(1, machine.cores // devices)
@@ -183,17 +183,26 @@ class Plan:
 FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Plan))
 
 
+def _devices(machine: Machine, device: str, strategy: str | None) -> int:
+    """All GPUs, unless the strategy knows only one; one CPU device of all cores."""
+    several = device == "cuda" and strategy != "single"
+    return max(1, len(machine.gpus)) if several else 1
+
+
 def _check_devices(machine: Machine, device: str, devices: int, cores: int | None) -> None:
-    available = machine.count(device)
-    needed = devices * (cores or 1) if device == "cpu" else devices
-    if needed <= available:
-        return
     if device == "cuda" and not machine.gpus:
         raise DevicesMissing("0 cuda devices here; next: --device cpu runs on CPU devices")
+    share = (cores or 1) if device == "cpu" else 1
+    available = machine.count(device)
+    if devices * share <= available:
+        return
     unit = "cores (a CPU device is a share of them)" if device == "cpu" else "cuda devices"
+    each = f" of {share} cores each" if share > 1 else ""
+    possible = ",".join(map(str, _powers_of_two(available // share)))
+    hint = f"--devices {possible}" if possible else f"at most {available} cores per device"
     raise DevicesMissing(
-        f"{devices} {device} devices were asked for, {available} {unit} exist here; "
-        f"next: --devices {','.join(map(str, _powers_of_two(available)))}"
+        f"{devices} {device} devices{each} were asked for, {available} {unit} exist here; "
+        f"next: {hint}"
     )
 
 

@@ -7,6 +7,7 @@ interval. A jump in a series is found with Pettitt's test (Applied Statistics 28
 
 from __future__ import annotations
 
+import bisect
 import math
 import random
 import statistics
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 
 RESAMPLES = 1000
 LEVEL = 0.95
+PAIRS = 3
+"""From this many pairs on, a ratio is formed pair by pair."""
 
 Statistic = Callable[[Sequence[float]], float]
 
@@ -47,6 +50,8 @@ def quantile(values: Sequence[float], q: float) -> float:
     """The ``q`` quantile (0 to 1) by linear interpolation between order statistics."""
     if not 0 <= q <= 1:
         raise ValueError(f"quantile {q} is outside 0 to 1")
+    if not values:
+        raise ValueError("no values have no quantile")
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
     below = math.floor(position)
@@ -84,11 +89,11 @@ def ratio_groups(
 ) -> Interval:
     """The ratio of two medians of grouped samples, with its bootstrap interval.
 
-    With as many groups above as below, at least three, group i is paired with group i (they
+    With as many groups above as below, at least ``PAIRS``, group i is paired with group i (they
     ran one after the other, so that slow drift of the machine cancels) and the median of the
     pairs' ratios is taken: ``paired_ratio``. Otherwise both sides are resampled on their own.
     """
-    if len(numerators) == len(denominators) >= 3:
+    if len(numerators) == len(denominators) >= PAIRS:
         return paired_ratio([median(g) for g in numerators], [median(g) for g in denominators])
     above = [value for group in numerators for value in group]
     below = [value for group in denominators for value in group]
@@ -135,7 +140,10 @@ def _pettitt(values: Sequence[float]) -> list[tuple[float, int]]:
     """|U| of every split of the series, with the first index after the split."""
     total = 0.0
     found = []
+    ordered = sorted(values)
     for split, value in enumerate(values[:-1], start=1):
-        total += sum((value > other) - (value < other) for other in values)
+        below = bisect.bisect_left(ordered, value)
+        above = len(ordered) - bisect.bisect_right(ordered, value)
+        total += below - above
         found.append((abs(total), split))
     return found

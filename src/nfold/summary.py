@@ -87,7 +87,8 @@ def epochs(measurement: Measurement) -> tuple[Epoch, ...]:
 
 def first_step_ms(measurement: Measurement) -> float | None:
     """The slowest rank's first step: compilation, allocation, algorithm search."""
-    return max((r.first_step_ms for r in measurement.ranks if r.first_step_ms), default=None)
+    known = [r.first_step_ms for r in measurement.ranks if r.first_step_ms is not None]
+    return max(known, default=None)
 
 
 def first_epoch_s(cell: Cell) -> float | None:

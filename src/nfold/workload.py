@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nfold.errors import UsageError
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
-PARAMETER = re.compile(r"([a-z][a-z0-9_]*)=(-?[0-9]+)")
+PARAMETER = re.compile(r"([a-z][a-z0-9_]*)=(-?[0-9]{1,18})")
 
 
 @dataclass(frozen=True, kw_only=True)

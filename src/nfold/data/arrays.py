@@ -27,3 +27,13 @@ class Arrays:
     test_labels: Labels
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+
+def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of images [n, h, w, c], on 0 to 255."""
+    counts = [np.bincount(images[..., c].ravel(), minlength=256) for c in range(images.shape[-1])]
+    levels = np.arange(256)
+    means = [float((levels * n).sum() / n.sum()) for n in counts]
+    squares = [float((levels**2 * n).sum() / n.sum()) for n in counts]
+    pairs = zip(squares, means, strict=True)
+    return tuple(means), tuple(float(np.sqrt(s - m * m)) for s, m in pairs)

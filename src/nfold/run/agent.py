@@ -44,7 +44,7 @@ def launch(folder: Folder, processes: int) -> int:
     )
     _leave_numa_alone(config)
     try:
-        elastic_launch(config, sys.executable)("-m", "nfold.run.worker", str(folder.path))
+        elastic_launch(config, sys.executable)("-P", "-m", "nfold.run.worker", str(folder.path))
     except ChildFailedError as error:
         folder.write_exits({rank: f.exitcode for rank, f in error.failures.items()})
         return 1

@@ -91,7 +91,7 @@ class Supervisor:
             ranks |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
             ranks |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
         return subprocess.Popen(
-            [sys.executable, "-m", *module],
+            [sys.executable, "-P", "-m", *module],  # -P: not the user's own csv.py
             env=child_environment(**ranks),
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nfold.plan import Defaults
+from nfold.plan import Defaults, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,10 @@ class Parameter:
     meaning: str
     minimum: int = 1
     maximum: int | None = None
+
+
+SAMPLES = Parameter(default=0, meaning="use only so many training samples; 0: all", minimum=0)
+"""The parameter that every workload with a data set has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +49,5 @@ class Info:
     flop_per_sample: Callable[[Mapping[str, int]], float]
     check: Callable[[Mapping[str, int]], str | None] = lambda _: None
     """Why a combination of parameters is impossible, or None."""
+    unsupported: Callable[[Plan], str | None] = lambda _: None
+    """Why a complete plan makes no sense for this workload, whatever the framework, or None."""

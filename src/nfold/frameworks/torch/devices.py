@@ -46,16 +46,23 @@ class Devices:
         return f"{', '.join(map(str, self.all))} {' / '.join(names)}"
 
 
-def open_devices(task: Task) -> Devices:
-    """The devices of this rank, made current; cuDNN may search for its fastest algorithms."""
+def devices_of(task: Task) -> Devices:
+    """The devices of this rank, not yet touched: CUDA starts with their first use."""
     if task.plan.device == "cpu":
-        torch.set_num_threads(task.plan.cores_per_device or 1)
         return Devices((torch.device("cpu"),))
     if task.plan.strategy == "dp":
         indices = range(task.plan.devices or 1)
     else:
         indices = range(task.local_rank, task.local_rank + 1)
-    devices = Devices(tuple(torch.device("cuda", index) for index in indices))
-    torch.cuda.set_device(devices.primary)
-    torch.backends.cudnn.benchmark = True
+    return Devices(tuple(torch.device("cuda", index) for index in indices))
+
+
+def open_devices(task: Task) -> Devices:
+    """The devices of this rank, made current; cuDNN may search for its fastest algorithms."""
+    devices = devices_of(task)
+    if devices.cuda:
+        torch.cuda.set_device(devices.primary)
+        torch.backends.cudnn.benchmark = True
+    else:
+        torch.set_num_threads(task.plan.cores_per_device or 1)
     return devices

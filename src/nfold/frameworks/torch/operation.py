@@ -8,14 +8,18 @@ from functools import partial
 from nfold import workloads
 from nfold.frameworks.base import Observer, Phase, Task
 from nfold.frameworks.torch import parallel
-from nfold.frameworks.torch.devices import open_devices
+from nfold.frameworks.torch.devices import devices_of, open_devices
 from nfold.frameworks.torch.translate import translated
 from nfold.measurement import RankSamples
 
 
 def operate(task: Task, observer: Observer) -> RankSamples:
-    """Run one rank of an operation; raises OutOfMemory, Collateral or Mismatch."""
-    devices = open_devices(task)
+    """Run one rank of an operation; raises OutOfMemory, Collateral or Mismatch.
+
+    A process that needs no process group leaves CUDA alone until the first call, which times
+    CUDA's start too.
+    """
+    devices = devices_of(task) if task.world_size == 1 and _on_gpu(task) else open_devices(task)
     definition = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
 
     def beat(done: int, planned: int) -> None:
@@ -42,3 +46,7 @@ def operate(task: Task, observer: Observer) -> RankSamples:
         parts=result.parts,
         peak_memory_bytes=result.peak_memory_bytes,
     )
+
+
+def _on_gpu(task: Task) -> bool:
+    return task.plan.device == "cuda"

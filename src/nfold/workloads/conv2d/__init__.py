@@ -63,4 +63,5 @@ INFO = Info(
     defaults=Defaults(batch=840, epochs=None, steps=30),
     flop_per_sample=flop_per_image,
     check=impossible,
+    unsupported=unsupported,
 )

@@ -47,6 +47,11 @@ class Problem:
         """The images of device ``index`` of ``count``: shares differ by one image at most."""
         return range(index * self.images // count, (index + 1) * self.images // count)
 
+    def shares(self, rank: int, world_size: int, devices: int) -> list[range]:
+        """The images of each of the ``devices`` of one rank: consecutive shares."""
+        first, count = rank * devices, world_size * devices
+        return [self.share(index, count) for index in range(first, first + devices)]
+
     def pixels(self, images: int) -> int:
         """Values in so many images, and as many in their results."""
         return images * self.channels * self.size**2

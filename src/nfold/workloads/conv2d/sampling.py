@@ -10,7 +10,8 @@ from nfold.measurement import Part, Window
 Clock = Callable[[], float]
 
 WINDOWS = 10
-PART_BUDGET_S = 10.0
+WARM_UP_BUDGET_S = 2.0
+PART_BUDGET_S = 5.0
 """A part that is not windowed stops after this time once it has LEAST calls."""
 LEAST = 3
 
@@ -61,19 +62,24 @@ class Sampler:
             parts.append(self._part(probe, seconds))
         return tuple(parts), tuple(windows)
 
+    def beat_all(self, probes: int) -> None:
+        """A sign of life after all calls of so many probes."""
+        self.beat(self.steps * probes, self.steps * probes)
+
     def _calls(self, probe: Probe, before: int, total: int) -> Iterator[float]:
         """The seconds of endless calls, with a beat after each that stays inside the plan."""
         done = 0
         while True:
-            yield probe.call()
+            seconds = probe.call()
             done += 1
             self.beat(before + min(done, self.steps), total)
+            yield seconds
 
     def _warm_up(self, calls: Iterator[float]) -> None:
         began = self.clock()
         for _ in range(self.warmup):
             next(calls)
-            if self.clock() - began > PART_BUDGET_S:
+            if self.clock() - began > WARM_UP_BUDGET_S:
                 return
 
     def _limited(self, calls: Iterator[float]) -> list[float]:

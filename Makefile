@@ -1,0 +1,36 @@
+# make demo    install into .venv, measure digits on 1 against 2 CPU devices, print the table
+# make test    every check and every test
+# make check   form, lint and types only
+# make docs    write docs/commands.md from the commands themselves, check every link
+#
+# Needs Python 3.11 or newer and nothing else; PYTHON=python3.12 chooses another one.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test check docs clean
+
+demo: $(INSTALLED)
+	$(BIN)/nfold bench digits --devices 1,2 --repeat 3
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(BIN)/python tools/commands.py docs/commands.md
+	$(BIN)/python -m pytest tests/test_docs.py -m "not integration"
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

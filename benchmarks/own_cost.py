@@ -1,0 +1,114 @@
+"""nfold's own cost: the same training steps with and without its observation, interleaved.
+
+    python benchmarks/own_cost.py [--device cuda|cpu] [--workload digits] [--batch 64] [--blocks 40]
+
+Both arms run the very same step function on the same model in the same process. The observed
+arm does what every measurement does: an event or a clock reading per step, heartbeats in a
+memory map, losses kept on the device and read at each window's end, sample hashes, samples
+saved to a file. The bare arm only fences the device before and after its block. Blocks of
+both arms alternate; the ratio is formed pair by pair, its interval bootstrapped over pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.torch.cores import claimed_cores
+from nfold.plain import to_plain
+from nfold.plan import Plan
+from nfold.run.handoff import Folder
+from nfold.run.worker import FolderObserver
+from nfold.stats import bootstrap, paired_ratio
+from nfold.telemetry.inspection import inspect_machine
+from nfold.workload import Workload
+from nfold.workloads import info
+
+BLOCK_STEPS = 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--workload", default="digits")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--blocks", type=int, default=40)
+    arguments = parser.parse_args()
+    machine = inspect_machine()
+    workload = Workload.parse(arguments.workload)
+    asked = Plan(device=arguments.device, devices=1, batch=arguments.batch, steps=BLOCK_STEPS)
+    plan = asked.edit(workers=4 if machine.gpus and arguments.device != "cpu" else 0)
+    plan = plan.resolve(machine, info(workload.name).defaults)
+    task = Task(workload=workload, plan=plan, machine=machine)
+    with tempfile.TemporaryDirectory() as name, claimed_cores(plan, 0):
+        folder = Folder(Path(name))
+        folder.write_task(task)
+        observer = FolderObserver(folder, 0)
+        result = measure(task, observer, arguments.blocks)
+    print(json.dumps(result))
+
+
+def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
+    """Alternate observed and bare blocks; the first of each warms up and is thrown away."""
+    from nfold.frameworks.torch.clock import clock
+    from nfold.frameworks.torch.devices import open_devices
+    from nfold.frameworks.torch.loop import Trainer
+    from nfold.frameworks.torch.observe import Length, Recorder
+
+    devices = open_devices(task)
+    trainer = Trainer(task, devices)
+    trainer.model.train()
+    batches = itertools.cycle(list(itertools.islice(trainer.loader, BLOCK_STEPS)))
+    length = Length(total=2 * BLOCK_STEPS * (blocks + 1), warmup=1, window=BLOCK_STEPS // 5)
+    recorder = Recorder(0, devices.describe(), clock(devices), observer, length)
+
+    def observed() -> float:
+        started = time.perf_counter()
+        recorder.begin()
+        for batch in itertools.islice(batches, BLOCK_STEPS):
+            recorder.step(batch, trainer.step(batch))
+        recorder.end()
+        return time.perf_counter() - started
+
+    def bare() -> float:
+        devices.synchronize()
+        started = time.perf_counter()
+        for batch in itertools.islice(batches, BLOCK_STEPS):
+            trainer.step(batch)
+        devices.synchronize()
+        return time.perf_counter() - started
+
+    pairs = list(_alternate(observed, bare, blocks + 1))[1:]
+    with_nfold, without = zip(*pairs, strict=True)
+    per_step = [1e3 * seconds / BLOCK_STEPS for seconds in without]
+    ratio = paired_ratio(with_nfold, without)
+    return {
+        "device": devices.describe(),
+        "workload": str(task.workload),
+        "batch": task.plan.batch,
+        "bare_step_ms": to_plain(bootstrap(per_step)),
+        "observed_over_bare": to_plain(ratio),
+        "pairs": blocks,
+    }
+
+
+def _alternate(first, second, pairs: int) -> Iterator[tuple[float, float]]:  # type: ignore[no-untyped-def]
+    """Each pair in turn, the order within a pair swapping each time."""
+    for pair in range(pairs):
+        if pair % 2 == 0:
+            a = first()
+            b = second()
+        else:
+            b = second()
+            a = first()
+        yield a, b
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""``python -m nfold`` is ``nfold``."""
+
+from nfold.cli import main
+
+main()

@@ -1,0 +1,142 @@
+"""How long a grid will take: from earlier measurements where there are any, else roughly.
+
+The rough rates are assumptions and are said to be: they are a careful user's order of magnitude
+for small convolution networks, not a device's peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nfold import workloads
+from nfold.bench.grid import GridCell
+from nfold.measurement import Measurement
+from nfold.plan import Plan
+from nfold.summary import Cell, epochs, samples_per_s
+
+ASSUMED_FLOP_PER_S: Mapping[str, float] = {"cpu": 20e9, "cuda": 10e12}
+"""Of one core, and of one GPU in fp32 without tensor cores."""
+ASSUMED_16_BIT_GAIN = 3.0
+ASSUMED_START_S: Mapping[str, float] = {"cpu": 6.0, "cuda": 15.0}
+"""From the start of the processes to the first step, and their end."""
+ASSUMED_EPOCH_SAMPLES = 50_000
+"""Of a data set whose size is not known here; CIFAR-10's."""
+ASSUMED_OPERATION_PARTS = 12
+"""Parts that an operation times one after the other, each for all steps."""
+
+LENGTH = frozenset({"steps", "epochs", "warmup_steps", "seed"})
+"""Fields of a plan that do not change its speed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Seconds of one run; ``basis`` says how it was found: measured, or assumed."""
+
+    seconds: float
+    basis: str
+
+
+def estimate(
+    cell: GridCell, earlier: Sequence[Measurement], *, epoch_samples: int | None = None
+) -> Estimate:
+    """How long one run of ``cell`` takes.
+
+    ``earlier`` are measurements of any workload on the same machine; the nearest plan of the
+    same workload that ran to its end decides. ``epoch_samples`` is the size of the training
+    data, where it is known.
+    """
+    if cell.reason is not None:
+        return Estimate(seconds=0.0, basis="not run")
+    if cell.plan.framework == "simulated":
+        return Estimate(seconds=0.0, basis="a virtual clock")
+    known = [m for m in earlier if m.workload == cell.workload and _usable(m)]
+    if not known:
+        return _assumed(cell, epoch_samples)
+    nearest = min(known, key=lambda m: _distance(cell.plan, m.plan))
+    return Estimate(seconds=_scaled(cell.plan, nearest), basis=f"measured as {nearest.id}")
+
+
+def _usable(measurement: Measurement) -> bool:
+    return measurement.status == "ok" and measurement.plan.framework != "simulated"
+
+
+def _distance(plan: Plan, other: Plan) -> tuple[int, float]:
+    """How many fields differ, then how far the batch per device is off."""
+    differing = set(plan.diff(other)) - LENGTH
+    mine, theirs = _batch_per_device(plan), _batch_per_device(other)
+    return len(differing), max(mine, theirs) / min(mine, theirs)
+
+
+def _batch_per_device(plan: Plan) -> float:
+    return (plan.batch or 1) / (plan.devices or 1)
+
+
+def _scaled(plan: Plan, measured: Measurement) -> float:
+    """The measured start-up, and the measured rate per device over this plan's samples."""
+    rate = samples_per_s(Cell(measurements=(measured,)))
+    ran = _samples(measured.plan, _epoch_samples(measured))
+    if rate is None or not ran:
+        return measured.wall_seconds
+    stepping = min(ran / rate.value, measured.wall_seconds)
+    asked = _samples(plan, _epoch_samples(measured) or ASSUMED_EPOCH_SAMPLES)
+    devices = (measured.plan.devices or 1) / (plan.devices or 1)
+    return measured.wall_seconds - stepping + stepping * asked / ran * devices
+
+
+def _epoch_samples(measured: Measurement) -> int:
+    finished = epochs(measured)
+    return finished[0].samples if finished else 0
+
+
+def _samples(plan: Plan, epoch_samples: int) -> int:
+    """Samples of a whole run over all devices, with the warm-up's."""
+    if plan.steps is not None:
+        return (plan.steps + (plan.warmup_steps or 0)) * (plan.batch or 1)
+    return (plan.epochs or 1) * epoch_samples
+
+
+def _assumed(cell: GridCell, epoch_samples: int | None) -> Estimate:
+    plan = cell.plan
+    known = workloads.info(cell.workload.name)
+    parts = ASSUMED_OPERATION_PARTS if known.kind == "operation" else 1
+    samples = parts * _samples(plan, epoch_samples or ASSUMED_EPOCH_SAMPLES)
+    flop = samples * known.flop_per_sample(workloads.parameters(cell.workload))
+    seconds = ASSUMED_START_S[plan.device or "cpu"] + flop / _assumed_flop_per_s(plan)
+    return Estimate(seconds=seconds, basis=_assumption(plan))
+
+
+def _assumed_flop_per_s(plan: Plan) -> float:
+    """Of all devices of the plan."""
+    rate = ASSUMED_FLOP_PER_S[plan.device or "cpu"] * (plan.devices or 1)
+    if plan.device == "cpu":
+        return rate * (plan.cores_per_device or 1)
+    return rate if plan.precision == "fp32" else rate * ASSUMED_16_BIT_GAIN
+
+
+def _assumption(plan: Plan) -> str:
+    """The assumed rate in words: ``assumed 20 GFLOP/s a core``."""
+    if plan.device == "cpu":
+        return f"rough: assumes {ASSUMED_FLOP_PER_S['cpu'] / 1e9:.0f} GFLOP/s a core"
+    rate = _assumed_flop_per_s(plan) / (plan.devices or 1)
+    return f"rough: assumes {rate / 1e12:.0f} TFLOP/s a GPU"
+
+
+class TimeLeft:
+    """What is left of a sweep, from its estimates and from how long its runs really took."""
+
+    def __init__(self, estimates: Sequence[float]) -> None:
+        self._left = list(estimates)
+        self._estimated = 0.0
+        self._taken = 0.0
+
+    def finished(self, estimated_s: float, taken_s: float) -> None:
+        """A run that was estimated at ``estimated_s`` took ``taken_s``."""
+        self._left.remove(estimated_s)
+        self._estimated += estimated_s
+        self._taken += taken_s
+
+    def seconds(self, running_s: float = 0.0) -> float:
+        """Seconds left, where the present run has been going on for ``running_s``."""
+        right = self._taken / self._estimated if self._estimated else 1.0
+        return max(0.0, right * sum(self._left) - running_s)

@@ -1,0 +1,170 @@
+"""The grid: the product of the axes as complete plans on one machine, each cell once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nfold import workloads
+from nfold.bench.axes import Axes
+from nfold.errors import UsageError
+from nfold.machine import Machine
+from nfold.measurement import cell_id
+from nfold.plan import Plan
+from nfold.workload import Workload
+
+Unsupported = Callable[[Workload, Plan, Machine], str | None]
+"""Why a complete plan cannot run, or None: what the plan's framework says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridCell:
+    """One question: a workload under a complete plan, and ``reason`` why it cannot be asked.
+
+    ``id`` is shared with its measurements. ``label`` names the cell within its grid.
+    """
+
+    id: str
+    workload: Workload
+    plan: Plan
+    label: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The cells in the order of the axes; ``merged`` counts the ones that were there already."""
+
+    cells: tuple[GridCell, ...]
+    merged: int = 0
+
+
+def build_grid(axes: Axes, machine: Machine, unsupported: Unsupported) -> Grid:
+    """Every combination of the axes, resolved on ``machine``; the same cell twice is merged.
+
+    A combination that cannot be is a cell with a reason, as long as another one can be. Raises
+    UsageError where none can, or a workload's parameter never can, and DevicesMissing where
+    the machine has too few devices.
+    """
+    builder = _Builder(axes, machine, unsupported)
+    found = list(builder.cells())
+    if len(builder.refusals) == len(found):
+        raise builder.refusals[0]
+    unique: dict[str, GridCell] = {}
+    for cell in found:
+        unique.setdefault(cell.id, cell)
+    return Grid(cells=tuple(unique.values()), merged=len(found) - len(unique))
+
+
+class _Builder:
+    """Builds one grid; ``refusals`` are the usage errors that became cells with a reason."""
+
+    def __init__(self, axes: Axes, machine: Machine, unsupported: Unsupported) -> None:
+        self._axes = axes
+        self._machine = machine
+        self._unsupported = unsupported
+        self._defaults = workloads.info(axes.workload.name).defaults
+        self._varying = tuple(name for name, values in axes.changes.items() if len(values) > 1)
+        self._kinds = any("device" in change for change in axes.changes.get("devices", ()))
+        self._cores = self._cores_per_device()
+        self.refusals: list[UsageError] = []
+
+    def cells(self) -> Iterator[GridCell]:
+        """One cell for every combination."""
+        for workload, reason in self._workloads():
+            for changes in _products(self._axes.changes):
+                yield self._cell(workload, _merge(changes), reason)
+
+    def _workloads(self) -> list[tuple[Workload, str | None]]:
+        """Every combination of parameters, with the reason why it cannot be."""
+        found: list[tuple[Workload, UsageError | None]] = []
+        for chosen in _products(
+            {k: [(k, v) for v in vs] for k, vs in self._axes.parameters.items()}
+        ):
+            workload = self._axes.workload.with_parameters(**dict(chosen))
+            found.append((workload, _refusal(workload)))
+        self._refuse_parameters(found)
+        return [(workload, None if error is None else str(error)) for workload, error in found]
+
+    def _refuse_parameters(self, found: list[tuple[Workload, UsageError | None]]) -> None:
+        """Raise where a value of a parameter is refused in every combination."""
+        if all(error is not None for _, error in found):
+            raise next(error for _, error in found if error is not None)
+        for name, values in self._axes.parameters.items():
+            for value in values:
+                own = [error for workload, error in found if (name, value) in workload.parameters]
+                if all(error is not None for error in own):
+                    raise next(error for error in own if error is not None)
+
+    def _cell(self, workload: Workload, changes: dict[str, Any], reason: str | None) -> GridCell:
+        plan, refused = self._plan(self._axes.common.edit(**changes))
+        reason = reason or refused or self._unsupported(workload, plan, self._machine)
+        return GridCell(
+            id=cell_id(workload, plan, None, self._machine),
+            workload=workload,
+            plan=plan,
+            label=self._label(workload, plan),
+            reason=reason,
+        )
+
+    def _plan(self, asked: Plan) -> tuple[Plan, str | None]:
+        """The complete plan, and why it cannot be where its strategy and devices disagree."""
+        if self._device(asked) == "cpu":
+            asked = asked.edit(cores_per_device=self._cores)
+        try:
+            return self._scaled(asked.resolve(self._machine, self._defaults)), None
+        except UsageError as error:
+            self.refusals.append(error)
+            automatic = asked.edit(strategy=None).resolve(self._machine, self._defaults)
+            return self._scaled(automatic).edit(strategy=asked.strategy), str(error)
+
+    def _scaled(self, plan: Plan) -> Plan:
+        if self._axes.scaling == "strong":
+            return plan
+        return plan.edit(batch=(plan.batch or 1) * (plan.devices or 1))
+
+    def _cores_per_device(self) -> int:
+        """The same share of the cores for every CPU device of the grid, so that cells compare."""
+        asked = [self._axes.common.edit(**_merge(c)) for c in _products(self._axes.changes)]
+        counts = [plan.devices or 1 for plan in asked if self._device(plan) == "cpu"]
+        return max(1, self._machine.cores // max(counts, default=1))
+
+    def _device(self, asked: Plan) -> str:
+        return asked.device or ("cuda" if self._machine.gpus else "cpu")
+
+    def _label(self, workload: Workload, plan: Plan) -> str:
+        """What tells the cell from the others of its grid: ``2 devices · ddp · batch 128``."""
+        chosen = dict(workload.parameters)
+        own = [
+            f"{name} {chosen[name]}" for name, vs in self._axes.parameters.items() if len(vs) > 1
+        ]
+        said = [_said(name, plan) for name in self._varying]
+        return " · ".join([*own, *filter(None, said)]) or str(workload)
+
+
+def _said(axis: str, plan: Plan) -> str:
+    """A varying axis of a plan; one device has no strategy worth a word."""
+    value = getattr(plan, axis)
+    if axis == "devices":
+        return f"{value} {plan.device} device{'' if value == 1 else 's'}"
+    if axis == "strategy":
+        return "" if value == "single" and plan.devices == 1 else str(value)
+    return f"{axis} {value}" if isinstance(value, int) else str(value)
+
+
+def _refusal(workload: Workload) -> UsageError | None:
+    try:
+        workloads.parameters(workload)
+    except UsageError as error:
+        return error
+    return None
+
+
+def _products(lists: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    return itertools.product(*lists.values())
+
+
+def _merge(changes: tuple[Mapping[str, Any], ...]) -> dict[str, Any]:
+    return {name: value for change in changes for name, value in change.items()}

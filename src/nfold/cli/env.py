@@ -1,0 +1,137 @@
+"""``nfold env``: what this machine has, and what on it will hold training back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nfold.machine import Machine
+from nfold.telemetry.facts import gather_facts
+from nfold.telemetry.inspection import inspect_machine
+from nfold.telemetry.nvml import Nvml
+from nfold.telemetry.obstacles import Obstacle, obstacles
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 100
+SCHEMA = 1
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What this machine has, and what on it will hold training back."""
+    with Nvml() as nvml:
+        machine = inspect_machine(nvml)
+        found = obstacles(machine, gather_facts(nvml))
+    if as_json:
+        typer.echo(json.dumps(document(machine, found), indent=2))
+    else:
+        show(machine, found, _console())
+
+
+def document(machine: Machine, found: Iterable[Obstacle]) -> dict[str, object]:
+    """The versioned JSON object."""
+    return {
+        "schema": SCHEMA,
+        "machine": machine.to_dict(),
+        "obstacles": [dataclasses.asdict(obstacle) for obstacle in found],
+    }
+
+
+def show(machine: Machine, found: Sequence[Obstacle], console: Console) -> None:
+    """Print everything, at most as wide as the console."""
+    _show_title("This machine", console)
+    _show_grid([[label, value] for label, value in description(machine)], console)
+    if machine.gpus:
+        _show_title("GPUs", console)
+        _show_grid(gpu_rows(machine), console)
+    if machine.links:
+        _show_title("Links between GPUs", console)
+        _show_grid(link_matrix(machine), console)
+        _show_grid(link_details(machine), console)
+    _show_title("What will hold training back", console)
+    for number, obstacle in enumerate(found, start=1):
+        source = f"\nknown from: {obstacle.evidence}"
+        _show_grid([[f"{number}.", obstacle.text + source]], console)
+    if not found:
+        _show_grid([["Nothing was found."]], console)
+
+
+def description(machine: Machine) -> list[tuple[str, str]]:
+    """The machine as (label, value) lines; an empty value says that there is none."""
+    limits = (f"{name.replace('_', ' ')} {value}" for name, value in machine.limits.items())
+    versions = (f"{name} {version}" for name, version in machine.versions.items())
+    return [
+        ("CPU", f"{machine.cpu}, {machine.cores} usable cores"),
+        ("Memory", in_gib(machine.memory_bytes)),
+        ("/dev/shm", in_gib(machine.shm_bytes)),  # noqa: S108
+        ("System", machine.os),
+        ("Python", machine.python),
+        ("NVIDIA driver", machine.driver or "none"),
+        ("Versions", ", ".join(versions) or "no framework is installed"),
+        ("Limits", ", ".join(limits)),
+    ]
+
+
+def gpu_rows(machine: Machine) -> list[list[str]]:
+    """A row per GPU, under a header."""
+    rows = [
+        [str(gpu.index), gpu.name, in_gib(gpu.memory_bytes), gpu.pcie or "–", gpu.uuid or "–"]
+        for gpu in machine.gpus
+    ]
+    return [["GPU", "name", "memory", "PCIe now", "UUID"], *rows]
+
+
+def link_matrix(machine: Machine) -> list[list[str]]:
+    """How each GPU reaches each other one, as a square with a header."""
+    kinds = {(link.first, link.second): link.kind for link in machine.links}
+    kinds |= {(second, first): kind for (first, second), kind in kinds.items()}
+    places = [gpu.index for gpu in machine.gpus]
+    square = [[str(a), *(kinds.get((a, b), "·") for b in places)] for a in places]
+    return [["GPU", *map(str, places)], *square]
+
+
+def link_details(machine: Machine) -> list[list[str]]:
+    """What more is known of the links, each kind and detail once."""
+    known = {(link.kind, link.detail) for link in machine.links if link.detail}
+    return [[kind, detail] for kind, detail in sorted(known)]
+
+
+def in_gib(size: int | None) -> str:
+    """Bytes in GiB, to three digits."""
+    return "–" if size is None else f"{size / 2**30:.3g} GiB"
+
+
+def _console() -> Console:
+    """At most 100 columns; piped, exactly as many and without colour."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal or console.width > WIDTH:
+        console.width = WIDTH
+    return console
+
+
+def _show_title(text: str, console: Console) -> None:
+    from rich.text import Text
+
+    console.print(Text(f"\n{text}", style="bold"))
+
+
+def _show_grid(rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Rows of cells, aligned without lines; the last column wraps."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2), pad_edge=True)
+    for _ in range(max(map(len, rows), default=0)):
+        grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    console.print(grid)

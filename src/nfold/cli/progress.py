@@ -1,0 +1,163 @@
+"""What a person sees while a sweep runs: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from nfold.bench.sweep import Events, Turn
+from nfold.cli import inert
+from nfold.measurement import Measurement
+from nfold.run.options import Progress
+from nfold.summary import Cell, samples_per_s
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+def duration(seconds: float) -> str:
+    """Whole seconds as ``8 s``, ``2:05`` or ``1:02:05``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def cell_name(turn: Turn) -> str:
+    """A cell in a few words: ``cnn10 · 2 cuda devices · ddp · batch 512``."""
+    workload, label = str(turn.cell.workload), turn.cell.label
+    return inert(workload if label == workload else f"{workload} · {label}")
+
+
+def outcome(measurement: Measurement) -> str:
+    """What came out, in a few words: a rate, or a status with its cause."""
+    rate = samples_per_s(Cell(measurements=(measurement,)))
+    if measurement.status == "ok" and rate is not None:
+        return f"{rate.value:,.0f} images/s"
+    cause = f": {measurement.cause.text}" if measurement.cause else ""
+    return inert(f"{measurement.status}{cause}")
+
+
+class TimeLeft:
+    """Seconds that are left: the mean of what was measured, else the estimate before."""
+
+    def __init__(self, estimate_s: float, cells: int) -> None:
+        self._per_cell = estimate_s / cells if cells else 0.0
+        self._began = time.monotonic()
+        self._measured = 0
+
+    def finished(self) -> None:
+        """One more cell took its time."""
+        self._measured += 1
+        self._per_cell = (time.monotonic() - self._began) / self._measured
+
+    def seconds(self, cells_left: int) -> float:
+        """For the running cell and the ones after it."""
+        into = time.monotonic() - self._began - self._measured * self._per_cell
+        return max(0.0, cells_left * self._per_cell - max(0.0, into))
+
+
+class PlainEvents(Events):
+    """One line a finished cell, no escape codes."""
+
+    def __init__(self, stream: TextIO, left: TimeLeft, total: int) -> None:
+        self._number, self._total = 0, total
+        self._stream = stream
+        self._left = left
+        self._turn: Turn | None = None
+
+    def __enter__(self) -> PlainEvents:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing to put back."""
+
+    def cell_started(self, turn: Turn) -> None:
+        """Remember what runs."""
+        self._turn = turn
+        self._number += 1
+
+    def cell_finished(self, turn: Turn, measurement: Measurement) -> None:
+        """Print the line."""
+        self._left.finished()
+        self._print(self._line(turn, measurement))
+
+    def _line(self, turn: Turn, measurement: Measurement) -> str:
+        number, total = self._number, self._total
+        left = duration(self._left.seconds(total - number))
+        ending = f", {left} left" if number < total else ""
+        took = duration(measurement.wall_seconds)
+        name = cell_name(turn)
+        return f"[{number}/{total}] {name}: {outcome(measurement)} ({took}{ending})"
+
+    def _print(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class LiveEvents(PlainEvents):
+    """The same lines above one live line: cells, time left, step, rate, device load."""
+
+    def __init__(self, stream: TextIO, left: TimeLeft, total: int) -> None:
+        super().__init__(stream, left, total)
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveEvents:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take the live line away and show the cursor again."""
+        self._live.stop()
+
+    def cell_started(self, turn: Turn) -> None:
+        """Show the new cell."""
+        super().cell_started(turn)
+        self.progress(Progress(phase="starting", step=0, total=0))
+
+    def progress(self, progress: Progress) -> None:
+        """Draw the live line anew."""
+        assert self._turn is not None
+        left = duration(self._left.seconds(self._total - self._number + 1))
+        head = f"{self._number}/{self._total} cells · {left} left · {cell_name(self._turn)}"
+        self._live.update(self._text(head, glance(progress)))
+
+    @staticmethod
+    def _text(head: str, tail: str) -> Text:
+        from rich.text import Text
+
+        return Text(f"{head}\n  {tail}", no_wrap=True, overflow="ellipsis")
+
+    def _print(self, line: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(line))
+
+
+def glance(progress: Progress) -> str:
+    """``stepping · step 120/500 · 41,200 images/s · device load 97 %``."""
+    words = [progress.phase]
+    if progress.step:
+        words.append(f"step {progress.step}" + (f"/{progress.total}" if progress.total else ""))
+    if progress.samples_per_s is not None:
+        words.append(f"{progress.samples_per_s:,.0f} images/s")
+    if progress.device_load is not None:
+        words.append(f"device load {progress.device_load:.0f} %")
+    return " · ".join(words)

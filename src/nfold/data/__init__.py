@@ -1,0 +1,51 @@
+"""The data sets by name: found, verified, decoded once into a cache, then memory-mapped.
+
+A data set's module says which forms of it exist (``FORMS``, best first), which files each form
+needs, what their SHA-256 must be, and how they are decoded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nfold.errors import UnknownValue
+
+if TYPE_CHECKING:
+    from nfold.data.arrays import Arrays
+    from nfold.data.forms import DataSet
+
+HOMES = {
+    "digits": "nfold.data.digits",
+    "mnist": "nfold.data.mnist",
+    "cifar10": "nfold.data.cifar10",
+}
+
+
+def prepare(name: str, folder: Path | None = None) -> None:
+    """Find, verify and decode a data set, so that ranks only map it; checks the cache too.
+
+    ``folder`` is looked into first, here and in every process that is started from now on.
+    Raises DataMissing, DataCorrupt or ExtraMissing.
+    """
+    from nfold.data import cache
+
+    if folder is not None:
+        os.environ["NFOLD_DATA"] = str(folder.resolve())
+    cache.load(_data_set(name), verify=True)
+
+
+def load(name: str) -> Arrays:
+    """A data set from the cache, memory-mapped; decoded into it first where it is not there."""
+    from nfold.data import cache
+
+    return cache.load(_data_set(name), verify=False)
+
+
+def _data_set(name: str) -> DataSet:
+    if name not in HOMES:
+        raise UnknownValue("data set", name, HOMES)
+    found: DataSet = importlib.import_module(HOMES[name]).DATA_SET
+    return found

@@ -1,0 +1,80 @@
+"""What the simulated framework is told: what every step costs, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nfold.errors import UnknownValue, UsageError
+from nfold.plain import from_plain
+from nfold.plan import FIELDS
+
+ENVIRONMENT = "NFOLD_SIMULATED"
+"""Environment variable with a script as JSON, for runs that are started from a command line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """One failure: what happens in which step (from 1, warm-up included) on which rank.
+
+    It happens only with at least ``batch_per_device`` samples on a device and, where
+    ``devices`` is given, on exactly so many of them.
+    """
+
+    kind: Literal["oom", "crash", "hang", "kill", "diverged"]
+    step: int = 1
+    rank: int = 0
+    batch_per_device: int = 1
+    devices: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What every step costs, in milliseconds, and what goes wrong.
+
+    None of the costs hides another one. ``exchange_ms`` is per step on several devices,
+    ``dp_exchange_ms`` on top of it where one process drives them all (``dp``).
+    ``straggler_ms`` is added on one rank, ``first_step_ms`` to the first step,
+    ``epoch_gap_ms`` between two epochs. ``noise`` is the standard deviation of a log-normal
+    factor with median 1 on every step. ``unsupported`` maps a plan's field to the values that
+    are refused. ``same_samples`` and ``no_exchange`` plant two mistakes in data-parallel
+    training: no division of the data, no exchange of gradients.
+    """
+
+    compute_ms_per_sample: float = 0.01
+    input_ms_per_sample: float = 0.0
+    copy_ms_per_sample: float = 0.0
+    host_ms: float = 0.0
+    exchange_ms: float = 0.0
+    dp_exchange_ms: float = 0.0
+    straggler_ms: float = 0.0
+    straggler_rank: int = 0
+    first_step_ms: float = 0.0
+    epoch_gap_ms: float = 0.0
+    noise: float = 0.0
+    noise_seed: int = 0
+    samples_per_epoch: int = 50_000
+    final_accuracy: float = 0.9
+    memory_bytes: int = 2**30
+    memory_bytes_per_sample: int = 2**20
+    same_samples: bool = False
+    no_exchange: bool = False
+    failures: tuple[Planted, ...] = ()
+    unsupported: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.unsupported:
+            if name not in FIELDS:
+                raise UnknownValue("plan field", name, FIELDS)
+        if self.samples_per_epoch < 1:
+            raise UsageError(f"samples_per_epoch {self.samples_per_epoch}: allowed are 1 and more")
+
+    @classmethod
+    def from_environment(cls) -> Script:
+        """The script in ``NFOLD_SIMULATED``, the default one without it; UsageError if wrong."""
+        try:
+            return from_plain(cls, json.loads(os.environ.get(ENVIRONMENT) or "{}"))
+        except ValueError as error:
+            raise UsageError(f"{ENVIRONMENT} is not a script: {error}") from None

@@ -1,0 +1,217 @@
+"""One rank on the virtual clock: the steps of its plan, what they cost, where they end."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from math import ceil
+from statistics import fmean
+
+from nfold.errors import Diverged, Hung, Killed, OutOfMemory, RunFailure
+from nfold.frameworks.base import Observer, Phase, Task
+from nfold.frameworks.simulated.script import Planted, Script
+from nfold.measurement import Epoch, RankSamples, Window
+from nfold.plan import Plan
+
+WINDOWS = 10
+START_LOSS = 2.302585
+"""ln 10: guessing among ten classes."""
+
+
+class Simulation:
+    """One rank of one task: its steps, what they cost, where it ends."""
+
+    def __init__(self, script: Script, task: Task) -> None:
+        self.script = script
+        self.task = task
+        self.plan = task.plan
+        self.devices = task.plan.devices or 1
+        self.per_process = self.devices if task.plan.strategy == "dp" else 1
+        self.epochs = _epochs(task.plan, script)
+        self.total = sum(map(len, self.epochs))
+        self.warmup = min(max(1, task.plan.warmup_steps or 0), self.total // 2)
+        self.failure = self._first_failure()
+
+    def run(self, observer: Observer) -> RankSamples:
+        """Everything up to the end, or to the step in which any rank fails."""
+        fails = self.failure
+        end = self.total if fails is None else fails.step - 1
+        for step in range(end):
+            phase = Phase.STEPPING if step else Phase.FIRST_STEP
+            observer.beat(phase, step + 1, self.total)
+        samples = self.samples(end)
+        observer.save(samples)
+        if fails is not None and fails.rank == self.task.rank:
+            raise self._error(fails)
+        return samples
+
+    def samples(self, end: int) -> RankSamples:
+        """What this rank measured in its first ``end`` steps."""
+        windows, losses = self._windows(end)
+        return RankSamples(
+            rank=self.task.rank,
+            device=f"{self.plan.device}:{self.task.local_rank}",
+            first_step_ms=self.lockstep_ms[0] if end else None,
+            warmup_steps=self.warmup,
+            windows=windows,
+            step_ms=tuple(self.rank_ms[self.task.rank][self.warmup : end]),
+            epochs=self._epochs_until(end) if self.plan.epochs is not None else (),
+            losses=losses,
+            peak_memory_bytes=self.peak_memory_bytes,
+            sample_hashes=self._hashes(end),
+            parameter_checksum=self._checksum(),
+        )
+
+    @functools.cached_property
+    def rank_ms(self) -> list[list[float]]:
+        """Every rank's own milliseconds of every step, before it waits for the others."""
+        return [self._noisy(rank) for rank in range(self.task.world_size)]
+
+    @functools.cached_property
+    def lockstep_ms(self) -> list[float]:
+        """Milliseconds of every step as all ranks live it: the slowest decides."""
+        return [max(step) for step in zip(*self.rank_ms, strict=True)]
+
+    def _noisy(self, rank: int) -> list[float]:
+        exact = [self._cost_ms(batch, rank) for epoch in self.epochs for batch in epoch]
+        exact[0] += self.script.first_step_ms
+        if not self.script.noise:
+            return exact
+        draw = random.Random(f"{self.script.noise_seed}-{self.plan.id}-{rank}")
+        return [ms * draw.lognormvariate(0, self.script.noise) for ms in exact]
+
+    def _cost_ms(self, batch: int, rank: int) -> float:
+        script = self.script
+        per_sample = (
+            script.compute_ms_per_sample + script.input_ms_per_sample + script.copy_ms_per_sample
+        )
+        cost = per_sample * self._on_device(batch, rank) + script.host_ms
+        if self.devices > 1:
+            cost += script.exchange_ms
+        if self.per_process > 1:
+            cost += script.dp_exchange_ms
+        slow = script.straggler_rank in range(rank, rank + self.per_process)
+        return cost + script.straggler_ms if slow else cost
+
+    def _on_device(self, batch: int, rank: int) -> int:
+        """The samples of a step on this rank's device, or on the fullest of several."""
+        return ceil(batch / self.devices) if self.per_process > 1 else self._share(batch, rank)
+
+    def _share(self, batch: int, rank: int) -> int:
+        """The samples of a step that one rank has; the first ranks take what is left over."""
+        return (batch + self.task.world_size - 1 - rank) // self.task.world_size
+
+    def _windows(self, end: int) -> tuple[tuple[Window, ...], tuple[tuple[int, float], ...]]:
+        """Consecutive timed steps, about ten windows in all, none of them over an epoch's end."""
+        size = max(1, ceil((self.total - self.warmup) / WINDOWS))
+        windows, losses = [], []
+        for first, last, start_s in self._spans(size, end):
+            steps = range(first, last)
+            window = Window(
+                start_s=start_s,
+                seconds=sum(self.lockstep_ms[first:last]) / 1e3,
+                steps=len(steps),
+                samples=sum(self._share(self._batch(step), self.task.rank) for step in steps),
+            )
+            windows.append(window)
+            losses.append((last, fmean(map(self._loss, steps))))
+        return tuple(windows), tuple(losses)
+
+    def _spans(self, size: int, end: int) -> Iterator[tuple[int, int, float]]:
+        """First step, step after the last, and virtual start in seconds of every window."""
+        clock_ms, first = 0.0, 0
+        for number, epoch in enumerate(self.epochs):
+            clock_ms += self.script.epoch_gap_ms if number else 0.0
+            stop = min(first + len(epoch), end)
+            timed = min(max(first, self.warmup), stop)
+            clock_ms += sum(self.lockstep_ms[first:timed])
+            for start in range(timed, stop, size):
+                last = min(start + size, stop)
+                yield start, last, clock_ms / 1e3
+                clock_ms += sum(self.lockstep_ms[start:last])
+            first += len(epoch)
+
+    def _epochs_until(self, end: int) -> tuple[Epoch, ...]:
+        """The epochs that were finished within ``end`` steps."""
+        made: list[Epoch] = []
+        first = 0
+        for number, epoch in enumerate(self.epochs):
+            last = first + len(epoch)
+            if last > end:
+                break
+            gap_ms = self.script.epoch_gap_ms if number else 0.0
+            finished = Epoch(
+                seconds=(sum(self.lockstep_ms[first:last]) + gap_ms) / 1e3,
+                samples=sum(epoch),
+                train_loss=fmean(map(self._loss, range(first, last))),
+                accuracy=self.script.final_accuracy * (1 - 0.5 ** (number + 1)),
+            )
+            made.append(finished)
+            first = last
+        return tuple(made)
+
+    def _batch(self, step: int) -> int:
+        """The global batch of a step; all epochs are alike."""
+        epoch = self.epochs[0]
+        return epoch[step % len(epoch)]
+
+    def _loss(self, step: int) -> float:
+        return START_LOSS / (1 + 0.02 * step)
+
+    def _hashes(self, end: int) -> tuple[tuple[int, str], ...]:
+        """One for every finished epoch, or for the whole run."""
+        shard = 0 if self.script.same_samples else self.task.rank
+        length = len(self.epochs[0])
+        return tuple(
+            (
+                sum(self._share(batch, shard) for batch in epoch),
+                _hash(f"{self.plan.seed}-{number}-{shard}"),
+            )
+            for number, epoch in enumerate(self.epochs[: end // length])
+        )
+
+    def _checksum(self) -> str:
+        """Equal on all ranks, unless gradients are not exchanged."""
+        own = self.task.rank if self.script.no_exchange else 0
+        return _hash(f"{self.task.workload}-{self.plan.seed}-{self.plan.batch}-{self.total}-{own}")
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The planted memory at this plan's batch per device."""
+        held = self._on_device(self.plan.batch or 1, self.task.rank)
+        return self.script.memory_bytes + held * self.script.memory_bytes_per_sample
+
+    def _first_failure(self) -> Planted | None:
+        met = [planted for planted in self.script.failures if self._meets(planted)]
+        return min(met, key=lambda planted: planted.step, default=None)
+
+    def _meets(self, planted: Planted) -> bool:
+        return (
+            planted.rank < self.task.world_size
+            and planted.step <= self.total
+            and planted.devices in (None, self.devices)
+            and ceil((self.plan.batch or 1) / self.devices) >= planted.batch_per_device
+        )
+
+    def _error(self, planted: Planted) -> RunFailure:
+        text = f"planted {planted.kind} in step {planted.step}"
+        if planted.kind == "oom":
+            held = self.peak_memory_bytes
+            return OutOfMemory(text, step=planted.step, peak_memory_bytes=held)
+        kinds = {"crash": RunFailure, "hang": Hung, "kill": Killed, "diverged": Diverged}
+        return kinds[planted.kind](text, step=planted.step)
+
+
+def _epochs(plan: Plan, script: Script) -> list[Sequence[int]]:
+    """The global batch of every step, by epoch; a run measured in steps is one epoch."""
+    batch = plan.batch or 1
+    if plan.steps is not None:
+        return [[batch] * (plan.steps + (plan.warmup_steps or 0))]
+    full, rest = divmod(script.samples_per_epoch, batch)
+    return [[batch] * full + [rest] * (rest > 0)] * (plan.epochs or 1)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

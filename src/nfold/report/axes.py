@@ -1,0 +1,129 @@
+"""Which fields of the plan differ between cells, and what cells are called by them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from nfold.measurement import Measurement
+from nfold.plan import Plan
+from nfold.report.words import count
+from nfold.summary import Cell
+
+AXES = (
+    "workload",
+    "framework",
+    "device",
+    "precision",
+    "layout",
+    "input",
+    "augment",
+    "step",
+    "epochs",
+    "steps",
+    "warmup_steps",
+    "seed",
+    "batch",
+    "devices",
+    "strategy",
+    "workers",
+    "cores_per_device",
+)
+"""Everything that tells cells apart, in the order of the table's columns and of its lines."""
+
+NAMES = {
+    "device": "device type",
+    "cores_per_device": "cores per device",
+    "workers": "loader workers",
+    "warmup_steps": "warm-up steps",
+}
+"""Where a reader's word differs from the plan's."""
+
+FOLLOWS_DEVICES = ("strategy", "workers", "cores_per_device")
+"""Fields that may be other ones on another number of devices: alone that is no difference."""
+
+TEXTUAL = ("framework", "layout", "precision", "input", "augment", "step", "device")
+"""Fields whose values say what they are; a number needs its name beside it."""
+
+
+def value(measurement: Measurement, axis: str) -> Any:
+    """The value of a plan's field, or the written workload."""
+    return str(measurement.workload) if axis == "workload" else getattr(measurement.plan, axis)
+
+
+def name(axis: str) -> str:
+    """The axis in a reader's words."""
+    return NAMES.get(axis, axis)
+
+
+def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """The axes in which cells differ; devices and batch where they do in none."""
+    found = tuple(axis for axis in AXES if _varies(cells, axis))
+    return found or ("devices", "batch")
+
+
+def _varies(cells: Sequence[Cell], axis: str) -> bool:
+    by_devices: dict[Any, set[Any]] = defaultdict(set)
+    for cell in cells:
+        by_devices[cell.first.plan.devices].add(value(cell.first, axis))
+    if axis in FOLLOWS_DEVICES:
+        return any(len(values) > 1 for values in by_devices.values()) or _mixed(by_devices, axis)
+    return len(set().union(*by_devices.values())) > 1
+
+
+def _mixed(by_devices: dict[Any, set[Any]], axis: str) -> bool:
+    """Strategies that differ between two numbers of devices, both more than one."""
+    several = [values for devices, values in by_devices.items() if (devices or 1) > 1]
+    return axis == "strategy" and len(set().union(*several)) > 1
+
+
+def shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
+    """What is the same in all cells, as (name, value), without what does not matter there."""
+    differing = varying(cells)
+    plan = cells[0].first.plan
+    kept = [axis for axis in AXES if axis not in differing and _matters(axis, plan)]
+    pairs = [(name(axis), _shared_value(cells, axis)) for axis in kept]
+    return [(label, text) for label, text in pairs if text]
+
+
+def _matters(axis: str, plan: Plan) -> bool:
+    """A GPU is not a share of cores; resident data needs no loader; one length is set."""
+    if axis == "cores_per_device":
+        return plan.device == "cpu"
+    if axis == "workers":
+        return plan.input == "loader" and bool(plan.workers)
+    return axis != "workload" and (axis == "seed" or getattr(plan, axis) is not None)
+
+
+def _shared_value(cells: Sequence[Cell], axis: str) -> str:
+    """One value, or the values by number of devices where they follow it."""
+    by_devices = {cell.first.plan.devices or 1: value(cell.first, axis) for cell in cells}
+    if axis == "strategy":
+        by_devices = {k: v for k, v in by_devices.items() if k > 1}
+    values = set(by_devices.values())
+    if len(values) > 1:
+        pairs = sorted(by_devices.items())
+        return ", ".join(f"{v} on {count(devices, 'device')}" for devices, v in pairs)
+    return str(values.pop()) if values else ""
+
+
+def variant_axes(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """The varying axes besides devices, batch and strategy: what a line's dashes stand for."""
+    return tuple(a for a in varying(cells) if a not in ("devices", "batch", "strategy"))
+
+
+def label(measurement: Measurement, axes: Sequence[str]) -> str:
+    """A cell by some of its axes: ``2 devices · ddp · batch 128 · channels_last``."""
+    return " · ".join(filter(None, (_labelled(measurement, axis) for axis in axes)))
+
+
+def _labelled(measurement: Measurement, axis: str) -> str:
+    found = value(measurement, axis)
+    if axis == "devices":
+        return count(found or 1, "device")
+    if axis == "strategy":
+        return "" if found == "single" else str(found)
+    if found is None:
+        return ""
+    return str(found) if axis in (*TEXTUAL, "workload") else f"{name(axis)} {found}"

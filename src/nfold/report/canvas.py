@@ -1,0 +1,148 @@
+"""What every figure is drawn on: its size, its type, its axes, and lines with their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import altair as alt
+
+from nfold.report.ink import (
+    DASHES,
+    FONT,
+    FONT_SIZE,
+    GRID,
+    HEIGHT,
+    MUTED,
+    SERIES,
+    SHAPES,
+    WIDTH,
+    cycle,
+)
+from nfold.report.legend import named_directly, shape_names
+from nfold.report.points import Data, Row
+
+LABEL_ROOM = 84
+"""Pixels on the right for the names of lines."""
+LABEL_GAP = 0.075
+"""Least distance of two names, as a fraction of the axis."""
+PLAIN = "datum.value >= 1000 ? format(datum.value, '~s') : format(datum.value, '~g')"
+"""Labels of an axis: ``20k`` from a thousand on, plain digits below."""
+
+
+def chart_of(rows: Sequence[Row]) -> Any:
+    """An empty chart of these rows."""
+    data: Any = alt.Data
+    return alt.Chart(data(values=list(rows)))
+
+
+def finished(chart: Any, height: int = HEIGHT) -> Any:
+    """The chart at the size and in the type of all figures."""
+    fitted = alt.AutoSizeParams(type="fit", contains="padding")
+    sized = chart.properties(width=WIDTH, height=height, autosize=fitted, background="transparent")
+    return (
+        sized.configure(
+            font=FONT, aria=False, padding={"left": 2, "right": 4, "top": 6, "bottom": 2}
+        )
+        .configure_view(stroke=None)
+        .configure_axis(
+            labelColor=MUTED,
+            titleColor=MUTED,
+            gridColor=GRID,
+            domainColor=GRID,
+            tickColor=GRID,
+            labelFontSize=FONT_SIZE,
+            titleFontSize=FONT_SIZE,
+            titleFontWeight="normal",
+            labelPadding=4,
+            titlePadding=6,
+        )
+        .configure_text(font=FONT, fontSize=FONT_SIZE)
+    )
+
+
+def lines(data: Data, *, x: Any, top: float, error_bars: bool = True) -> Any:
+    """Lines with points and error bars, named at their ends where they are few."""
+    rows = list(data.rows)
+    direct = named_directly(data)
+    place = with_room(x) if direct else x
+    base = chart_of(rows).encode(x=place, y=amount(top), **channels_of(data))
+    layers = [base.mark_line(strokeWidth=2, strokeJoin="round")]
+    if error_bars:
+        layers.append(base.mark_rule(strokeWidth=1.2).encode(y="low:Q", y2="high:Q"))
+        layers.append(base.mark_point(filled=True, size=42, opacity=1).encode(**_shape(data)))
+    if direct:
+        layers.append(_names(data, x, top))
+    return alt.layer(*layers)
+
+
+def amount(top: float) -> Any:
+    """The y axis from zero to ``top``."""
+    axis = alt.Axis(labelExpr=PLAIN, tickCount=5, domain=False, ticks=False)
+    return alt.Y("y:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, top], nice=False))
+
+
+def with_room(x: Any) -> Any:
+    """The x axis with room on its right for the names of lines."""
+    scale = x.scale.to_dict() if hasattr(x.scale, "to_dict") else {}
+    place = {"range": [0, {"expr": f"width - {LABEL_ROOM}"}]}
+    made = x.copy()
+    made.scale = alt.Scale(**{**scale, **place})
+    return made
+
+
+def channels_of(data: Data) -> dict[str, Any]:
+    """Colour and dashes of lines; one colour where nothing tells them apart."""
+    found: dict[str, Any] = {"color": alt.value(SERIES[1])}
+    if data.colour is not None:
+        names = data.values(data.colour)
+        found["color"] = colour_of(data.colour, names, cycle(SERIES, len(names)))
+    if data.dash is not None:
+        names = data.values(data.dash)
+        dashes = [list(DASHES[k % len(DASHES)]) for k in range(len(names))]
+        scale = alt.Scale(domain=names, range=dashes)
+        found["strokeDash"] = alt.StrokeDash(f"{data.dash}:N", scale=scale, legend=None)
+    apart_by = [key for key in ("line", data.shape) if key and data.rows and key in data.rows[0]]
+    if apart_by:
+        found["detail"] = [f"{key}:N" for key in apart_by]
+    return found
+
+
+def colour_of(key: str, names: Sequence[str], colours: Sequence[str]) -> Any:
+    """The colour of each name."""
+    scale = alt.Scale(domain=list(names), range=list(colours))
+    return alt.Color(f"{key}:N", scale=scale, legend=None)
+
+
+def _shape(data: Data) -> dict[str, Any]:
+    """Points keep their solid outline; their shape tells the strategies apart."""
+    found: dict[str, Any] = {"strokeDash": alt.value([1, 0])}
+    if data.shape is not None:
+        names = shape_names(data)
+        scale = alt.Scale(domain=names, range=cycle(SHAPES, len(names)))
+        found["shape"] = alt.Shape(f"{data.shape}:N", scale=scale, legend=None)
+    return found
+
+
+def _names(data: Data, x: Any, top: float) -> Any:
+    """The name of every line at its last point, moved apart where they would overlap."""
+    ends: dict[str, Row] = {}
+    for row in data.rows:
+        name = row[str(data.colour)]
+        if name not in ends or row["x"] >= ends[name]["x"]:
+            ends[name] = row
+    heights = apart([row["y"] for row in ends.values()], LABEL_GAP * top)
+    placed = [{**row, "y": y} for row, y in zip(ends.values(), heights, strict=True)]
+    texts = chart_of(placed).mark_text(align="left", dx=8, baseline="middle")
+    colour = channels_of(data)["color"]
+    return texts.encode(x=with_room(x), y=amount(top), color=colour, text=f"{data.colour}:N")
+
+
+def apart(values: Sequence[float], gap: float) -> list[float]:
+    """The values moved as little as it takes, upwards, so that none is closer than ``gap``."""
+    order = sorted(range(len(values)), key=lambda k: values[k])
+    moved = list(values)
+    for below, above in pairwise(order):
+        moved[above] = max(moved[above], moved[below] + gap)
+    return moved

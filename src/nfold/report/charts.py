@@ -1,0 +1,175 @@
+"""Figures as Altair specifications: data in, chart out. Titles and units are the page's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from nfold.report.canvas import (
+    PLAIN,
+    amount,
+    channels_of,
+    chart_of,
+    colour_of,
+    finished,
+    lines,
+    with_room,
+)
+from nfold.report.ink import BAND, MUTED, SERIES, TEXT, cycle
+from nfold.report.legend import named_directly
+from nfold.report.parts import Timing
+from nfold.report.points import Data, Row
+from nfold.report.series import Panel
+from nfold.report.words import number
+
+ROW_HEIGHT = 34
+
+
+def over_batch(data: Data) -> Any:
+    """Lines over the batch on a scale of doublings; a cross on the axis is a failed cell."""
+    batches = sorted({row["x"] for row in (*data.rows, *data.failed)})
+    scale = alt.Scale(
+        type="log", base=2, domain=[batches[0] / 1.15, batches[-1] * 1.15], nice=False
+    )
+    axis = alt.Axis(values=batches, format=",d", grid=False, labelOverlap=True)
+    x = alt.X("x:Q", title="global batch", scale=scale, axis=axis)
+    top = 1.08 * max(row["high"] for row in data.rows)
+    chart = lines(data, x=x, top=top)
+    if not data.failed:
+        return finished(chart)
+    failed = chart_of(data.failed)
+    crosses = failed.mark_point(shape=CROSS, size=60, strokeWidth=2, filled=False, clip=False)
+    direct = named_directly(data)
+    colour = channels_of(data)["color"]
+    place = crosses.encode(x=with_room(x) if direct else x, y=alt.datum(0), color=colour)
+    return finished(alt.layer(chart, place))
+
+
+CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
+
+
+def over_devices(data: Data, ideal: int) -> Any:
+    """Speedup over devices, with the line that N devices being N-fold would make."""
+    counts = sorted({row["x"] for row in data.rows})
+    top = 1.05 * max(ideal, max(row["high"] for row in data.rows))
+    axis = alt.Axis(values=counts, format="d", grid=False)
+    scale = alt.Scale(domain=[min(counts) - 0.04 * ideal, ideal], nice=False)
+    x = alt.X("x:Q", title="devices", scale=scale, axis=axis)
+    chart = lines(data, x=x, top=top)
+    place = with_room(x) if named_directly(data) else x
+    ends = [{"x": 1, "y": 1}, {"x": ideal, "y": ideal}]
+    line = chart_of(ends).mark_line(strokeDash=[3, 3], strokeWidth=1.2, color=MUTED)
+    middle = (1 + 2 * ideal) / 3
+    name = chart_of([{"x": middle, "y": middle, "name": "ideal"}])
+    text = name.mark_text(align="right", dx=-12, dy=-6, color=MUTED).encode(text="name:N")
+    both = [layer.encode(x=place, y=amount(top)) for layer in (line, text)]
+    return finished(alt.layer(*both, chart))
+
+
+def bars(data: Data, texts: str = "text") -> Any:
+    """A bar for each category, its value beside it; ``texts`` is the key of what is written."""
+    rows = [{**row, texts: number(row["y"])} for row in data.rows]
+    rows += [{**row, "y": 0, "low": 0, "high": 0, texts: row["status"]} for row in data.failed]
+    names = list(dict.fromkeys(row["x"] for row in rows))
+    top = 1.3 * max(row["high"] for row in rows)
+    axis = alt.Axis(ticks=False, domain=False, labelLimit=170, labelColor=TEXT)
+    base = chart_of(rows).encode(
+        y=alt.Y("x:N", title=None, sort=names, axis=axis),
+        x=alt.X("y:Q", title=None, axis=None, scale=alt.Scale(domain=[0, top], nice=False)),
+        **_grouped(data),
+    )
+    drawn = base.mark_bar(height={"band": 0.72}, opacity=0.9).encode(
+        color=channels_of(data)["color"]
+    )
+    errors = base.mark_rule(color=TEXT, strokeWidth=1.2).encode(x="low:Q", x2="high:Q")
+    named = base.mark_text(align="left", dx=6, color=TEXT).encode(x="high:Q", text=f"{texts}:N")
+    groups = len(data.values(data.colour)) if data.colour else 1
+    height = 40 + 30 * len(names) * groups
+    return finished(alt.layer(drawn, errors, named), height=height)
+
+
+def _grouped(data: Data) -> dict[str, Any]:
+    return {"yOffset": alt.YOffset(f"{data.colour}:N")} if data.colour else {}
+
+
+def loss_curves(data: Data) -> Any:
+    """Loss over samples seen."""
+    top = 1.05 * max(row["y"] for row in data.rows)
+    axis = alt.Axis(labelExpr=PLAIN, tickCount=5, grid=False)
+    x = alt.X("x:Q", title="samples seen", axis=axis, scale=alt.Scale(nice=False))
+    return finished(lines(data, x=x, top=top, error_bars=False))
+
+
+def time_colours(names: Sequence[str]) -> list[str]:
+    """Colours of lines over time: no device is what others are compared with."""
+    return cycle(SERIES[1:], len(names))
+
+
+def part_colours(timings: Sequence[Timing]) -> dict[str, str]:
+    """The colour of each column of parts; what runs without the devices is grey."""
+    devices = list(dict.fromkeys(t.column for t in timings if not t.baseline))
+    others = {t.column: SERIES[0] for t in timings if t.baseline}
+    return {**dict(zip(devices, cycle(SERIES[1:], len(devices)), strict=True)), **others}
+
+
+def over_time(panel: Panel, span: tuple[float, float] | None) -> Any:
+    """One quantity over seconds, a line per device; the band is what was timed."""
+    names = panel.lines
+    rows: list[Row] = [{"x": p.seconds, "y": p.value, "line": p.line} for p in panel.points]
+    highest = max(row["y"] for row in rows)
+    top = panel.kind.top or 1.1 * highest or 1.0
+    axis = alt.Axis(tickCount=5, grid=False)
+    last = max(row["x"] for row in rows)
+    x = alt.X("x:Q", title="seconds", axis=axis, scale=alt.Scale(domain=[0, last or 1], nice=False))
+    drawn = (
+        chart_of(rows)
+        .mark_line(strokeWidth=1.4)
+        .encode(x=x, y=amount(top), color=colour_of("line", names, time_colours(names)))
+    )
+    return finished(alt.layer(*_band(span, x, top), drawn), height=190)
+
+
+def _band(span: tuple[float, float] | None, x: Any, top: float) -> list[Any]:
+    if span is None:
+        return []
+    rows = [{"x": span[0], "end": span[1], "y": 0, "y2": top}]
+    base = chart_of(rows).encode(x=x, y=amount(top))
+    return [base.mark_rect(color=BAND).encode(x2="end:Q", y2="y2:Q")]
+
+
+def parts(timings: Sequence[Timing]) -> Any:
+    """Milliseconds of every part on a logarithmic scale, a dot for each number of devices."""
+    rows = [row for timing in timings if (row := _part_row(timing))["low"] > 0]
+    names = list(dict.fromkeys(str(row["part"]) for row in rows))
+    colours = part_colours(timings)
+    y = alt.Y("part:N", sort=names, title=None, axis=None)
+    base = chart_of(rows).encode(
+        x=_milliseconds(rows), y=y, color=colour_of("column", list(colours), list(colours.values()))
+    )
+    dots = base.mark_point(filled=True, size=60, opacity=0.95, yOffset=7)
+    errors = base.mark_rule(strokeWidth=1.4, yOffset=7, y2Offset=7).encode(x="low:Q", x2="high:Q")
+    titles = chart_of([{"part": name} for name in names]).mark_text(
+        align="left", baseline="middle", dy=-8, color=TEXT
+    )
+    named = titles.encode(x=alt.value(2), y=y, text="part:N")
+    return finished(alt.layer(errors, dots, named), height=70 + ROW_HEIGHT * len(names))
+
+
+def _part_row(timing: Timing) -> Row:
+    ms = timing.ms
+    return {
+        "part": timing.part,
+        "column": timing.column,
+        "x": ms.value,
+        "low": ms.value if ms.low is None else ms.low,
+        "high": ms.value if ms.high is None else ms.high,
+    }
+
+
+def _milliseconds(rows: Sequence[Row]) -> Any:
+    ends = [min(row["low"] for row in rows) / 1.6, max(row["high"] for row in rows) * 1.6]
+    scale = alt.Scale(type="log", domain=ends, nice=False)
+    axis = alt.Axis(format="~g", tickCount=5, labelOverlap=True)
+    return alt.X("x:Q", title="milliseconds, logarithmic", scale=scale, axis=axis)

@@ -1,0 +1,193 @@
+"""The table of an operation's parts: what takes how long on how many devices, and its peers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nfold.measurement import Part
+from nfold.report import axes
+from nfold.report.results import Result
+from nfold.report.tables import Notes
+from nfold.report.words import NOTHING, bounds, half_width, inert, number, superscript
+from nfold.stats import Interval, bootstrap
+
+BASELINE = "without the devices"
+"""The column of parts that run on the CPU, another library's."""
+
+
+class Key(NamedTuple):
+    """What a timing is of."""
+
+    part: str
+    column: str
+    baseline: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One part in one column: milliseconds per call of the whole batch, bytes per second."""
+
+    part: str
+    column: str
+    baseline: bool
+    ms: Interval
+    bytes_per_s: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def about(self) -> str:
+        """The interval as text."""
+        return bounds(self.ms)
+
+    @property
+    def rate(self) -> str:
+        """``53.5 GB/s``; empty where the part moves nothing."""
+        return "" if self.bytes_per_s is None else f"{number(self.bytes_per_s / 1e9)} GB/s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A timing in the table, with the marks of its notes."""
+
+    timing: Timing
+    marks: tuple[int, ...] = ()
+
+    @property
+    def value(self) -> str:
+        """The milliseconds."""
+        return number(self.timing.ms.value)
+
+    @property
+    def compact(self) -> str:
+        """``1.23 ±0.03``."""
+        spread = half_width(self.timing.ms)
+        return f"{self.value}{f' {spread}' if spread else ''}{superscript(self.marks)}"
+
+    @property
+    def full(self) -> str:
+        """Everything on one line: ``1.23 (1.20–1.26) · 53.5 GB/s``."""
+        timing = self.timing
+        about = f" ({timing.about})" if timing.about else ""
+        rate = f" · {timing.rate}" if timing.rate else ""
+        return f"{self.value}{about}{rate}{superscript(self.marks)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsTable:
+    """Parts down, cells across; ``baselines`` has one entry a part and no columns."""
+
+    columns: tuple[str, ...]
+    parts: tuple[tuple[str, tuple[Entry | None, ...]], ...]
+    baselines: tuple[tuple[str, Entry], ...]
+    notes: tuple[str, ...]
+
+
+def timings(found: Sequence[Result]) -> list[Timing]:
+    """Every part of every cell that is ok; baselines once for each batch, over all cells."""
+    labels = _labels(found)
+    several = len({result.batch for result in found}) > 1
+    grouped: dict[tuple[str, str, bool, int], list[Part]] = defaultdict(list)
+    for result in sorted(found, key=lambda r: (r.batch, r.devices)):
+        for measurement in result.cell.ok:
+            for part in _slowest_ranks([list(rank.parts) for rank in measurement.ranks]):
+                column = BASELINE if part.baseline else labels[result.cell.first.cell]
+                suffix = f" · batch {result.batch}" if part.baseline and several else ""
+                key = (part.name + suffix, column, part.baseline, result.batch)
+                grouped[key].append(part)
+    return [
+        _timing(Key(name, column, baseline), parts, batch)
+        for (name, column, baseline, batch), parts in grouped.items()
+    ]
+
+
+def _labels(found: Sequence[Result]) -> dict[str, str]:
+    """What the columns are called, by cell."""
+    cells = [result.cell for result in found]
+    differing = axes.varying(cells) or ("devices",)
+    shown = ("devices",) if "devices" not in differing or len(cells) == 1 else differing
+    return {cell.first.cell: axes.label(cell.first, shown) for cell in cells}
+
+
+def _slowest_ranks(per_rank: Sequence[list[Part]]) -> list[Part]:
+    """Each part once: a call takes as long as on its slowest rank."""
+    named: dict[str, list[Part]] = defaultdict(list)
+    for parts in per_rank:
+        for part in parts:
+            named[part.name].append(part)
+    return [_slowest(parts) for parts in named.values()]
+
+
+def _slowest(parts: list[Part]) -> Part:
+    first = parts[0]
+    calls = zip(*(part.seconds for part in parts), strict=False)
+    return Part(
+        name=first.name,
+        seconds=tuple(max(call) for call in calls),
+        images=first.images,
+        bytes=first.bytes,
+        baseline=first.baseline,
+        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
+    )
+
+
+def _timing(key: Key, parts: list[Part], batch: int) -> Timing:
+    """A baseline on fewer images than the batch is scaled up to it, and its note says so.
+
+    What is done once, a first call, has no rate: it is not the bytes that take the time.
+    """
+    name, column, baseline = key
+    scales = [batch / part.images if baseline and part.images else 1.0 for part in parts]
+    pairs = list(zip(parts, scales, strict=True))
+    ms = bootstrap([1e3 * s * scale for part, scale in pairs for s in part.seconds])
+    moved = max(part.bytes * scale for part, scale in pairs)
+    repeated = all(len(part.seconds) > 1 for part in parts)
+    notes = [
+        part.note + (", scaled up to the batch" if scale > 1 else "")
+        for part, scale in pairs
+        if part.note
+    ]
+    return Timing(
+        part=inert(name),
+        column=inert(column),
+        baseline=baseline,
+        ms=ms,
+        bytes_per_s=1e3 * moved / ms.value if repeated and moved and not baseline else None,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def table(found: Sequence[Timing]) -> PartsTable | None:
+    """The table of ``timings``; None where nothing was timed in parts."""
+    if not found:
+        return None
+    notes = Notes()
+    columns = tuple(dict.fromkeys(t.column for t in found if not t.baseline))
+    names = tuple(dict.fromkeys(t.part for t in found if not t.baseline))
+    at = {(t.part, t.column): _entry(t, notes) for t in found if not t.baseline}
+    return PartsTable(
+        columns=columns,
+        parts=tuple((name, tuple(at.get((name, column)) for column in columns)) for name in names),
+        baselines=tuple((t.part, _entry(t, notes)) for t in found if t.baseline),
+        notes=tuple(notes.texts),
+    )
+
+
+def _entry(timing: Timing, notes: Notes) -> Entry:
+    return Entry(timing=timing, marks=tuple(notes.mark(text) for text in timing.notes))
+
+
+def flat(made: PartsTable, *, compact: bool = False) -> tuple[list[str], list[list[str]]]:
+    """The table as headers and rows of text; a baseline stands in the first column."""
+    width = max(1, len(made.columns))
+    rows = [[name, *(_text(entry, compact) for entry in entries)] for name, entries in made.parts]
+    rows += [[name, _text(entry, compact), *[""] * (width - 1)] for name, entry in made.baselines]
+    return ["part [ms]", *(made.columns or (BASELINE,))], rows
+
+
+def _text(entry: Entry | None, compact: bool) -> str:
+    if entry is None:
+        return NOTHING
+    return entry.compact if compact else entry.full

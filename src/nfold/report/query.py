@@ -1,0 +1,111 @@
+"""What a report is about: the store's measurements, in one section per workload and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nfold.errors import StoreUnusable, UnknownValue
+from nfold.machine import Machine
+from nfold.measurement import Measurement
+from nfold.report.results import Result, results
+from nfold.store.store import Store
+from nfold.summary import Cell, cells
+
+TELEMETRY = "telemetry.csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """All cells of one workload on one machine, with their numbers."""
+
+    workload: str
+    machine: Machine
+    results: tuple[Result, ...]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells, in order of first measurement."""
+        return [result.cell for result in self.results]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """The one run whose telemetry is drawn, and its file."""
+
+    measurement: Measurement
+    csv: Path
+
+
+def load(results_folder: Path, workload: str | None = None) -> list[Measurement]:
+    """The measurements to report, oldest first; at least one.
+
+    Raises StoreUnusable where there is no store or nothing in it, and UnknownValue with the
+    workloads that were measured.
+    """
+    with Store.read(results_folder) as store:
+        measured = store.measurements(workload)
+        known = measured or store.measurements()
+    if not known:
+        raise StoreUnusable(f"{store.path} holds no measurements; next: nfold bench digits")
+    if not measured:
+        raise UnknownValue("workload", workload, dict.fromkeys(str(m.workload) for m in known))
+    return measured
+
+
+def sections(measurements: Sequence[Measurement]) -> list[Section]:
+    """One section per workload and machine, in order of first measurement."""
+    grouped: dict[tuple[str, str], list[Measurement]] = {}
+    for measurement in measurements:
+        key = (str(measurement.workload), measurement.machine.id)
+        grouped.setdefault(key, []).append(measurement)
+    return [
+        Section(workload=name, machine=found[0].machine, results=tuple(results(cells(found))))
+        for (name, _), found in grouped.items()
+    ]
+
+
+def check_cell(found: Sequence[Section], cell: str) -> None:
+    """Raise UnknownValue where no section has a cell or a measurement of this id."""
+    known = [result.cell for section in found for result in section.results]
+    if not any(_is(one, cell) for one in known):
+        raise UnknownValue("cell", cell, [one.first.cell for one in known])
+
+
+def _is(cell: Cell, name: str) -> bool:
+    return name == cell.first.cell or any(name == m.id for m in cell.measurements)
+
+
+def watched(section: Section, results_folder: Path, cell: str | None = None) -> Watched | None:
+    """The run whose telemetry is drawn, None where none was kept.
+
+    The named cell; else, of those on the most devices, the one that scales worst.
+    """
+    ordered = sorted(section.results, key=_interest, reverse=True)
+    chosen = [r for r in ordered if cell is not None and _is(r.cell, cell)]
+    for result in chosen or ordered:
+        for measurement in _latest_first(result.cell, cell):
+            csv = _telemetry(measurement, results_folder)
+            if csv is not None:
+                return Watched(measurement=measurement, csv=csv)
+    return None
+
+
+def _interest(result: Result) -> tuple[bool, int, float]:
+    compared = result.comparison
+    return (result.ok, result.devices, -compared.speedup.value if compared else 0.0)
+
+
+def _latest_first(cell: Cell, name: str | None) -> list[Measurement]:
+    """The measurement of this very id first, then those that are ok, then the others."""
+    return sorted(cell.measurements, key=lambda m: (m.id != name, m.status != "ok", -m.repeat))
+
+
+def _telemetry(measurement: Measurement, results_folder: Path) -> Path | None:
+    """The file, if there is one and it lies inside the results folder."""
+    if measurement.folder is None:
+        return None
+    root = results_folder.resolve()
+    csv = (root / measurement.folder / TELEMETRY).resolve()
+    return csv if csv.is_relative_to(root) and csv.is_file() else None

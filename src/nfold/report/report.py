@@ -1,0 +1,65 @@
+"""Write the report of a results folder in the forms that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nfold.errors import ExtraMissing, UsageError
+from nfold.report import csv as csv_form
+from nfold.report import markdown as markdown_form
+from nfold.report import query
+from nfold.report.query import Section
+
+
+def write(
+    results: Path,
+    *,
+    html: Path | None = None,
+    csv: Path | None = None,
+    markdown: Path | None = None,
+    workload: str | None = None,
+    cell: str | None = None,
+) -> list[Path]:
+    """Write what is in the store of ``results``; the paths that were written.
+
+    ``workload`` keeps one workload; ``cell`` chooses the run whose telemetry is drawn. Parts of
+    operations go into a CSV file of their own beside ``csv``. Raises StoreUnusable without
+    measurements, UnknownValue for a workload or cell that was not measured, ExtraMissing where
+    HTML needs a library that is not installed, UsageError where a file cannot be written.
+    """
+    sections = query.sections(query.load(results, workload))
+    if cell is not None:
+        query.check_cell(sections, cell)
+    texts: list[tuple[Path, str]] = []
+    if html is not None:
+        texts.append((html, _html(sections, results, cell)))
+    if csv is not None:
+        texts.append((csv, csv_form.cells(sections)))
+        parts = csv_form.part_timings(sections)
+        texts += [(csv.with_name(f"{csv.stem}-parts{csv.suffix}"), parts)] if parts else []
+    if markdown is not None:
+        texts.append((markdown, markdown_form.document(sections)))
+    return [_write(path, text) for path, text in texts]
+
+
+def _html(sections: Sequence[Section], results: Path, cell: str | None) -> str:
+    """The libraries that draw are an extra: imported only where they are needed."""
+    try:
+        from nfold.report import html as html_form
+    except ModuleNotFoundError as error:
+        raise ExtraMissing(error.name or "altair", "report") from None
+    return html_form.page(sections, results, cell)
+
+
+def _write(path: Path, text: str) -> Path:
+    """Whole or not at all: a reader never meets half a file."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{path} cannot be written: {reason}; next: name another file") from None
+    return path

@@ -1,0 +1,116 @@
+"""Numbers and names as a reader sees them: units, few digits, nothing that acts."""
+
+from __future__ import annotations
+
+from nfold.stats import Interval
+
+NOTHING = "–"
+"""Stands where there is no number."""
+
+STATUS = {
+    "ok": "ok",
+    "oom": "out of memory",
+    "crashed": "crashed",
+    "hung": "hung",
+    "killed": "killed",
+    "diverged": "diverged",
+    "unsupported": "unsupported",
+    "interrupted": "interrupted",
+}
+
+_SUPERSCRIPT = str.maketrans("0123456789,", "⁰¹²³⁴⁵⁶⁷⁸⁹˒")
+
+
+def inert(text: str) -> str:
+    """``text`` on one line, with control and direction characters written out.
+
+    An escape sequence in a name must not reach a terminal, nor a line break a table.
+    """
+    return "".join(c if c.isprintable() else _written_out(c) for c in text)
+
+
+def _written_out(character: str) -> str:
+    return " " if character in "\n\t" else ascii(character)[1:-1]
+
+
+def decimals(value: float) -> int:
+    """Digits after the point that leave about three significant ones."""
+    size = abs(value)
+    if size >= 100 or size == 0:
+        return 0
+    if size >= 10:
+        return 1
+    if size >= 1:
+        return 2
+    return 3 if size >= 0.1 else 4
+
+
+def number(value: float, places: int | None = None) -> str:
+    """``12,345``, ``123``, ``12.3``, ``1.23``, ``0.123``."""
+    return f"{value:,.{decimals(value) if places is None else places}f}"
+
+
+def bounds(interval: Interval, places: int | None = None, unit: str = "") -> str:
+    """``1.80–1.86``; empty where there is no interval."""
+    if interval.low is None or interval.high is None:
+        return ""
+    places = decimals(interval.value) if places is None else places
+    return f"{number(interval.low, places)}–{number(interval.high, places)}{unit}"
+
+
+def half_width(interval: Interval, places: int | None = None) -> str:
+    """``±0.03``, the wider side of the interval; empty where there is none."""
+    if interval.low is None or interval.high is None:
+        return ""
+    places = decimals(interval.value) if places is None else places
+    widest = max(interval.high - interval.value, interval.value - interval.low)
+    return f"±{number(widest, places)}"
+
+
+def scaled(interval: Interval, factor: float) -> Interval:
+    """The interval in another unit."""
+    low, high = interval.low, interval.high
+    return Interval(
+        interval.value * factor,
+        None if low is None else low * factor,
+        None if high is None else high * factor,
+    )
+
+
+def duration(seconds: float) -> str:
+    """``69.1 s``; from 100 seconds on ``0:23:15`` (hours, minutes, seconds)."""
+    if seconds < 100:
+        return f"{number(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def memory(count: float) -> str:
+    """Bytes as ``1.50 GiB`` or ``812 MiB``."""
+    gibibytes = count / 2**30
+    return f"{number(gibibytes)} GiB" if gibibytes >= 1 else f"{number(count / 2**20)} MiB"
+
+
+def times(value: float) -> str:
+    """A ratio: ``1.83×``."""
+    return f"{value:.2f}×"
+
+
+def percent(fraction: float) -> str:
+    """``92 %``."""
+    return f"{100 * fraction:.0f} %"
+
+
+def count(number_of: int, noun: str) -> str:
+    """``1 device``, ``2 devices``."""
+    return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}s"
+
+
+def superscript(marks: tuple[int, ...]) -> str:
+    """Footnote marks: ``¹˒³``."""
+    return ",".join(map(str, marks)).translate(_SUPERSCRIPT)
+
+
+def listed(items: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)

@@ -1,0 +1,1 @@
+"""Where measurements are kept: one SQLite file per results folder."""

@@ -1,0 +1,185 @@
+"""What the host does: its cores, its disks, and every process, cheaply, once a sample.
+
+Everything is cumulative, so that two snapshots give a rate however far apart they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Fields of /proc/pid/stat, proc(5), counted from the one after the command's name.
+_PARENT, _USER, _SYSTEM, _REAPED_USER, _REAPED_SYSTEM, _STARTED, _RSS = 1, 11, 12, 13, 14, 19, 21
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process: its parent's id, when it started, the CPU time of itself and its dead children.
+
+    ``started`` is only good for telling two processes with the same id apart. ``reaped_s`` is
+    the time of descendants that ended and were waited for.
+    """
+
+    parent: int
+    started: float
+    seconds: float
+    reaped_s: float
+    rss_bytes: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The host at one moment of the monotonic clock. CPU seconds are summed over its cores.
+
+    ``working_s`` is user and system time, ``busy_s`` adds interrupts, ``total_s`` adds idling.
+    """
+
+    at_s: float
+    working_s: float
+    busy_s: float
+    total_s: float
+    disk_read_bytes: int | None
+    processes: Mapping[int, Process]
+
+    @functools.cached_property
+    def _children(self) -> dict[int, list[int]]:
+        children: dict[int, list[int]] = {}
+        for pid, process in self.processes.items():
+            children.setdefault(process.parent, []).append(pid)
+        return children
+
+    def tree(self, root: int) -> set[int]:
+        """A process and all its descendants; empty where it is not there."""
+        found: set[int] = set()
+        waiting = [root] if root in self.processes else []
+        while waiting:
+            pid = waiting.pop()
+            if pid not in found:
+                found.add(pid)
+                waiting.extend(self._children.get(pid, ()))
+        return found
+
+    def tree_seconds(self, root: int) -> float:
+        """CPU seconds of a tree since it began, those of its dead included."""
+        tree = [self.processes[pid] for pid in self.tree(root)]
+        return sum(process.seconds + process.reaped_s for process in tree)
+
+    def tree_rss_bytes(self, root: int) -> int | None:
+        """Resident memory of a tree; pages that its processes share count for each of them."""
+        tree = self.tree(root)
+        return sum(self.processes[pid].rss_bytes for pid in tree) if tree else None
+
+    def between(self, root: int, pid: int) -> set[int]:
+        """The processes above ``pid`` and below ``root``; none where ``root`` is not above it."""
+        above: list[int] = []
+        while pid in self.processes and len(above) < len(self.processes):
+            pid = self.processes[pid].parent
+            if pid == root:
+                return set(above)
+            above.append(pid)
+        return set()
+
+
+def snapshot() -> Snapshot:
+    """Look at the host: two files, and one for each process that can be seen."""
+    at_s = time.monotonic()
+    times = psutil.cpu_times()
+    working = times.user + times.nice + times.system
+    busy = working + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
+    idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
+    return Snapshot(at_s, working, busy, busy + idle, disk_read_bytes(), processes())
+
+
+def disk_read_bytes() -> int | None:
+    """Bytes read from all physical disks since boot; None where none can be seen.
+
+    Only disks with a device of their own are counted: what a loop or a RAID device reads, its
+    disks read again.
+    """
+    disks = psutil.disk_io_counters(perdisk=True) or {}
+    physical = [c.read_bytes for name, c in disks.items() if _is_physical(name)]
+    return sum(physical) if physical else None
+
+
+def _is_physical(disk: str) -> bool:
+    return os.path.exists(f"/sys/block/{disk}/device") or not os.path.exists("/sys/block")
+
+
+def processes() -> dict[int, Process]:
+    """Every process that can be seen, by id."""
+    return from_proc() if os.path.exists("/proc/self/stat") else from_psutil()
+
+
+def from_proc(proc: str = "/proc") -> dict[int, Process]:
+    """One read of /proc/pid/stat for each process, about 10 µs; see proc(5)."""
+    found = {}
+    for name in os.listdir(proc):
+        if name.isdecimal():
+            stat = _read_at_once(f"{proc}/{name}/stat")
+            if stat is not None:
+                found[int(name)] = _parse(stat)
+    return found
+
+
+def _read_at_once(path: str) -> bytes | None:
+    """The file in one read, or None where the process ended in the meantime."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.read(file, 4096)
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(file)
+
+
+def _parse(stat: bytes) -> Process:
+    """A command's name may hold spaces and brackets: the fields begin after the last bracket."""
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return Process(
+        parent=int(fields[_PARENT]),
+        started=float(fields[_STARTED]),
+        seconds=(int(fields[_USER]) + int(fields[_SYSTEM])) * _TICK_S,
+        reaped_s=(int(fields[_REAPED_USER]) + int(fields[_REAPED_SYSTEM])) * _TICK_S,
+        rss_bytes=int(fields[_RSS]) * _PAGE_BYTES,
+    )
+
+
+def from_psutil() -> dict[int, Process]:
+    """The same where there is no /proc; a process that refuses to answer is left out."""
+    found = {}
+    for process in psutil.process_iter(["ppid", "create_time", "cpu_times", "memory_info"]):
+        facts = process.info
+        times, memory = facts["cpu_times"], facts["memory_info"]
+        if times is not None and memory is not None:
+            found[process.pid] = Process(
+                parent=facts["ppid"] or 0,
+                started=facts["create_time"] or 0.0,
+                seconds=times.user + times.system,
+                reaped_s=times.children_user + times.children_system,
+                rss_bytes=memory.rss,
+            )
+    return found
+
+
+def memory_bytes() -> int:
+    """The host's physical memory."""
+    return int(psutil.virtual_memory().total)
+
+
+def shared_memory_bytes(folder: Path = Path("/dev/shm")) -> int | None:  # noqa: S108
+    """The size of the file system behind /dev/shm; None where there is none."""
+    if not folder.is_dir():
+        return None
+    size = os.statvfs(folder)
+    return size.f_blocks * size.f_frsize

@@ -1,0 +1,268 @@
+"""What on this machine will hold training back, each with how it is known. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nfold.machine import Machine
+from nfold.telemetry.facts import CardFacts, Facts
+
+CORES_PER_GPU = 2
+"""One for the training loop, one for a loader worker: with fewer, they take turns."""
+SHM_BYTES = 2**30
+OPEN_FILES = 4096
+"""A common default is 1,024; every batch that a loader worker hands over may hold several."""
+BUSY_SHARE = 0.5
+FOREIGN_MEMORY_SHARE = 0.05
+"""What a driver holds for itself is less than 5 % of a card's memory."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Something that will hold training back, in plain words, and how it is known."""
+
+    text: str
+    evidence: str
+
+
+Rule = Callable[[Machine, Facts], Iterator[Obstacle]]
+
+
+def obstacles(machine: Machine, facts: Facts) -> list[Obstacle]:
+    """Everything on the machine that will hold training back, the gravest kind first."""
+    return [obstacle for rule in RULES for obstacle in rule(machine, facts)]
+
+
+def no_gpu(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """No GPU can be used, and why."""
+    if machine.gpus:
+        return
+    everything = "everything runs on CPU devices (shares of the cores)"
+    if facts.nvml_error and facts.device_files:
+        yield Obstacle(
+            f"A GPU is there but its driver does not answer: {everything}. Next: nvidia-smi "
+            "says why; in a container, the driver's libraries must be mounted too",
+            f"{facts.device_files[0]} exists; nvmlInit: {facts.nvml_error}",
+        )
+    elif facts.installed_gpus:
+        yield Obstacle(
+            f"All {facts.installed_gpus} GPUs are hidden: {everything}",
+            f"CUDA_VISIBLE_DEVICES={facts.visible_devices!r}",
+        )
+    else:
+        files = ", ".join(facts.device_files) or "none"
+        evidence = f"nvmlInit: {facts.nvml_error or 'ok'}; /dev/nvidia[0-9]: {files}"
+        yield Obstacle(f"No GPU: {everything}", evidence)
+
+
+def torch_without_cuda(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """GPUs that the installed PyTorch cannot use."""
+    version = machine.versions.get("torch", "")
+    if machine.gpus and version.endswith("+cpu"):
+        yield Obstacle(
+            "The installed PyTorch is built without CUDA and cannot use the GPUs",
+            f"package metadata: torch {version}",
+        )
+
+
+def busy_card(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """Somebody else computes on a card, or holds much of its memory."""
+    for card in facts.cards:
+        if card.pids:
+            yield Obstacle(
+                f"{_processes(len(card.pids))} on GPU {card.index} and will share it",
+                f"nvmlDeviceGetComputeRunningProcesses: {', '.join(map(str, card.pids))}",
+            )
+        elif (share := _used_share(machine, card)) > FOREIGN_MEMORY_SHARE:
+            yield Obstacle(
+                f"{100 * share:.0f} % of GPU {card.index}'s memory is in use by processes "
+                "that cannot be seen from here",
+                f"nvmlDeviceGetMemoryInfo: {card.memory_used_bytes} bytes used",
+            )
+
+
+def _processes(count: int) -> str:
+    return "Another process is" if count == 1 else f"{count} other processes are"
+
+
+def _used_share(machine: Machine, card: CardFacts) -> float:
+    total = machine.gpus[card.index].memory_bytes
+    return (card.memory_used_bytes or 0) / total if total else 0.0
+
+
+def few_cores(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """Too few cores to feed the GPUs."""
+    count = len(machine.gpus)
+    if count and machine.cores < CORES_PER_GPU * count:
+        each = machine.cores / count
+        yield Obstacle(
+            f"Only {each:.2g} cores per GPU: decoding, augmentation and the training loops "
+            "share them, and the GPUs will wait for input",
+            f"{machine.cores} usable cores (affinity mask and CPU quota), {count} GPUs",
+        )
+
+
+def cpu_quota(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """A quota below the cores that programs see and start threads for."""
+    quota = facts.cpu_quota
+    if quota is not None and quota.value < facts.affinity_cores:
+        yield Obstacle(
+            f"Programs see {facts.affinity_cores} cores but get the time of {quota.value:.3g}: "
+            "threads started for all of them will be stopped in turns. Next: set "
+            "OMP_NUM_THREADS and --workers to fit, or raise the quota",
+            f"{quota.source}; affinity mask of {facts.affinity_cores} cores",
+        )
+
+
+def busy_host(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """Other work on the host's cores."""
+    load = facts.load_average
+    if load is not None and load > BUSY_SHARE * facts.host_cores:
+        yield Obstacle(
+            "The host's cores are busy with other work, which will slow down and blur what is "
+            "measured",
+            f"load average of the last minute {load:.1f} on {facts.host_cores} cores",
+        )
+
+
+def small_shm(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """Too little shared memory for loader workers to hand over batches."""
+    advice = "Next: docker run --shm-size=8g, or --workers 0"
+    if machine.shm_bytes is None:
+        yield Obstacle(f"There is no /dev/shm, which loader workers need. {advice}", "/dev/shm")  # noqa: S108
+    elif machine.shm_bytes < SHM_BYTES:
+        yield Obstacle(
+            f"There are only {machine.shm_bytes / 2**20:.0f} MiB of shared memory: loader "
+            f"workers hand over batches through it and die when it is full. {advice}",
+            f"statvfs of /dev/shm: {machine.shm_bytes} bytes",
+        )
+
+
+def open_files(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """A low limit of open files."""
+    if facts.open_files is not None and facts.open_files < OPEN_FILES:
+        yield Obstacle(
+            f"At most {facts.open_files} open files a process: loader workers hold several for "
+            f"each batch under way. Next: ulimit -n {16 * OPEN_FILES}",
+            f"getrlimit(RLIMIT_NOFILE): {facts.open_files}",
+        )
+
+
+def omp_threads(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """OMP_NUM_THREADS that is no number, or too many threads once every rank starts them."""
+    value = facts.omp_num_threads
+    if value is None:
+        return
+    evidence = f"OMP_NUM_THREADS={value!r}, {machine.cores} usable cores"
+    ranks = max(1, len(machine.gpus))
+    first = value.split(",")[0].strip()
+    if not first.isdecimal() or int(first) < 1:
+        yield Obstacle("OMP_NUM_THREADS is not a number of threads and is ignored", evidence)
+    elif int(first) * ranks > machine.cores:
+        where = f"in each of {ranks} ranks " if ranks > 1 else ""
+        yield Obstacle(
+            f"OMP_NUM_THREADS asks for {first} threads {where}on {machine.cores} cores: they "
+            f"take turns. Next: OMP_NUM_THREADS={max(1, machine.cores // ranks)}",
+            evidence,
+        )
+
+
+def slow_links(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """Pairs of GPUs that do not reach each other directly, or not by NVLink."""
+    refused = [link for link in machine.links if link.kind == "none"]
+    if refused:
+        yield Obstacle(
+            f"{_pairs(len(refused), machine)} cannot copy to each other directly (P2P is off): "
+            "gradients go through the host's memory",
+            f"nvmlDeviceGetP2PStatus of GPUs {refused[0].first} and {refused[0].second}: "
+            f"{refused[0].detail}",
+        )
+    plain = [link for link in machine.links if link.kind == "pcie"]
+    if plain:
+        yield Obstacle(
+            f"{_pairs(len(plain), machine)} have no NVLink: gradients go over PCIe, several "
+            "times slower",
+            f"nvmlDeviceGetNvLinkState of GPUs {plain[0].first} and {plain[0].second}: no "
+            f"active link; {plain[0].detail or 'topology unknown'}",
+        )
+
+
+def _pairs(count: int, machine: Machine) -> str:
+    every = len(machine.links)
+    return f"The {every} pairs of GPUs" if count == every > 1 else f"{count} of {every} GPU pairs"
+
+
+def translated_copies(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """An IOMMU that sends copies between GPUs by way of the processor."""
+    over_pcie = any(link.kind != "nvlink" for link in machine.links)
+    found = [card for card in facts.cards if (card.iommu or "").startswith("DMA")]
+    if over_pcie and found:
+        yield Obstacle(
+            "The IOMMU translates the GPUs' addresses: copies between them over PCIe may take "
+            "the way through the processor, or hang. Next: iommu=pt on the kernel's command line",
+            f"iommu_group/type of GPU {found[0].index}: {found[0].iommu}",
+        )
+
+
+def narrow_pcie(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """A card in a slot that is narrower or slower than the card.
+
+    The generation now is no evidence: an idle card lowers it.
+    """
+    for card in facts.cards:
+        link = card.pcie
+        lanes = max(link.max_width or 0, card.card_lanes or 0)
+        if link.width and link.width < lanes:
+            yield Obstacle(
+                f"GPU {card.index} uses {link.width} of its {lanes} PCIe lanes: copies from the "
+                "host are that much slower",
+                f"nvmlDeviceGetCurrPcieLinkWidth {link.width}, MaxPcieLinkWidth "
+                f"{link.max_width}, max_link_width in /sys {card.card_lanes}",
+            )
+        most, own = link.system_generation, link.card_generation
+        if most and own and most < own:
+            yield Obstacle(
+                f"GPU {card.index} could do PCIe gen{own}, its slot does gen{most}: half the "
+                "speed a generation",
+                f"nvmlDeviceGetGpuMaxPcieLinkGeneration {own}, MaxPcieLinkGeneration {most}",
+            )
+
+
+def unequal_cards(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """GPUs of several kinds: the slowest sets the pace of all."""
+    names = sorted({gpu.name for gpu in machine.gpus})
+    if len(names) > 1:
+        yield Obstacle(
+            "The GPUs differ: with equal shares of every batch, the slowest sets the pace",
+            f"nvmlDeviceGetName: {', '.join(names)}",
+        )
+
+
+def split_cards(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+    """Cards that are split into instances, which cannot exchange gradients directly."""
+    split = [str(card.index) for card in facts.cards if card.split_in_instances]
+    if split:
+        yield Obstacle(
+            f"GPU {', '.join(split)} is split into MIG instances: CUDA shows a process one "
+            "instance, and instances have no P2P",
+            "nvmlDeviceGetMigMode: enabled",
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    no_gpu,
+    torch_without_cuda,
+    busy_card,
+    few_cores,
+    cpu_quota,
+    busy_host,
+    small_shm,
+    open_files,
+    omp_threads,
+    slow_links,
+    translated_copies,
+    narrow_pcie,
+    unequal_cards,
+    split_cards,
+)

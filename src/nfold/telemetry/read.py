@@ -1,0 +1,60 @@
+"""Reading telemetry.csv, also while it is being written."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import datetime
+from collections.abc import Iterable
+from pathlib import Path
+
+from nfold.telemetry.columns import UTC
+
+TAIL_BYTES = 65536
+
+Row = dict[str, float | None]
+
+
+def rows(csv: Path) -> list[Row]:
+    """All whole rows, oldest first; an empty cell is None. No file yet: no rows.
+
+    ``utc`` becomes seconds since 1970. A last line that is still being written is left out.
+    """
+    try:
+        text = csv.read_text()
+    except FileNotFoundError:
+        return []
+    header, *lines = _whole_lines(text) or [""]
+    return _parse(header, lines)
+
+
+def latest(csv: Path) -> Row:
+    """The last whole row, at a cost that does not grow with the file; empty where there is none."""
+    try:
+        with csv.open("rb") as file:
+            header = file.readline().decode()
+            begin = file.tell()
+            end = file.seek(0, 2)
+            file.seek(max(begin, end - TAIL_BYTES))
+            tail = file.read().decode()
+    except FileNotFoundError:
+        return {}
+    found = _parse(header.strip(), _whole_lines(tail)[-1:])
+    return found[0] if found else {}
+
+
+def _whole_lines(text: str) -> list[str]:
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _parse(header: str, lines: Iterable[str]) -> list[Row]:
+    names = header.split(",")
+    return [
+        {name: _number(name, cell) for name, cell in zip(names, cells, strict=True)}
+        for cells in csv_format.reader(lines)
+    ]
+
+
+def _number(name: str, cell: str) -> float | None:
+    if not cell:
+        return None
+    return datetime.datetime.fromisoformat(cell).timestamp() if name == UTC else float(cell)

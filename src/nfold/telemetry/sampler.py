@@ -1,0 +1,184 @@
+"""The telemetry sampler: a process beside the run that writes telemetry.csv until it is stopped.
+
+    python -m nfold.telemetry.sampler --csv F --ranks F --gpus 0,1 --interval 1.0
+
+It ends on SIGTERM with a last row, and is killed by the kernel when its parent ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from nfold.errors import UsageError
+from nfold.lifeline import child_environment, die_with_parent
+from nfold.telemetry import columns
+from nfold.telemetry.gpus import Gpus
+from nfold.telemetry.host import Snapshot, snapshot
+from nfold.telemetry.nvml import VISIBLE, Nvml
+from nfold.telemetry.rates import Interval
+from nfold.telemetry.table import Table, Value
+
+
+def start(
+    csv: Path, ranks: Path, gpus: tuple[int, ...], interval_s: float
+) -> subprocess.Popen[bytes]:
+    """Start a sampler that writes ``csv`` every ``interval_s``; its errors go to a log beside it.
+
+    ``ranks`` is a JSON file of process ids by rank, which may appear late and be replaced;
+    ``gpus`` are places in CUDA's order, that is, after ``CUDA_VISIBLE_DEVICES``.
+    """
+    if not interval_s > 0:
+        raise UsageError(f"telemetry interval {interval_s} s: allowed are seconds above 0")
+    options = {
+        "--csv": str(csv),
+        "--ranks": str(ranks),
+        "--gpus": ",".join(map(str, gpus)),
+        "--interval": str(interval_s),
+    }
+    said = [f"{name}={value}" for name, value in options.items()]
+    with csv.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(
+            # -P: a user's own csv.py in the working directory is not Python's.
+            [sys.executable, "-P", "-m", "nfold.telemetry.sampler", *said],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=child_environment(),
+            start_new_session=True,
+        )
+
+
+class Sampler:
+    """Takes rows. ``parent`` is the process id of nfold, whose own load is not another's."""
+
+    def __init__(self, csv: Path, ranks: Path, gpus: Gpus, parent: int) -> None:
+        self._ranks = ranks
+        self._gpus = gpus
+        self._parent = parent
+        self._before: Snapshot | None = None
+        self._known_ranks: set[int] = set()
+        self._table = Table(csv, columns.header(gpus.indices, ()))
+
+    def sample(self) -> None:
+        """Take one row; rates in it cover the time since the one before."""
+        pids = read_ranks(self._ranks)
+        self._make_room_for(pids)
+        utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        seen = snapshot()
+        row: dict[str, Value] = {columns.MONOTONIC: f"{seen.at_s:.6f}", columns.UTC: utc}
+        row.update(self._gpus.cells(seen, list(pids.values())))
+        row.update(host_cells(self._before, seen, list(pids.values()), self._parent))
+        row.update(rank_cells(self._before, seen, pids))
+        self._table.append(row)
+        self._before = seen
+
+    def close(self) -> None:
+        """Close the file."""
+        self._table.close()
+
+    def _make_room_for(self, pids: Mapping[int, int]) -> None:
+        if not self._known_ranks.issuperset(pids):
+            self._known_ranks.update(pids)
+            self._table.widen(columns.header(self._gpus.indices, self._known_ranks))
+
+
+def read_ranks(file: Path) -> dict[int, int]:
+    """Process ids by rank; none while the file is not there yet."""
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        return {}
+    return {int(rank): int(pid) for rank, pid in json.loads(text).items()}
+
+
+def host_cells(
+    before: Snapshot | None, after: Snapshot, ranks: Sequence[int], parent: int
+) -> dict[str, float | None]:
+    """The host's columns; all are rates, so the first row has none."""
+    if before is None:
+        return {}
+    interval = Interval(before, after)
+    return {
+        columns.HOST_CPU: interval.cpu_percent(),
+        columns.HOST_DISK_READ: interval.disk_read_bytes_per_s(),
+        columns.HOST_OTHER_LOAD: interval.other_load_percent(ranks, parent),
+    }
+
+
+def rank_cells(
+    before: Snapshot | None, after: Snapshot, ranks: Mapping[int, int]
+) -> dict[str, float | None]:
+    """The ranks' columns, each with its descendants (loader workers)."""
+    cells: dict[str, float | None] = {}
+    for rank, pid in ranks.items():
+        if before is not None:
+            cpu = Interval(before, after).tree_cpu_percent(pid)
+            cells[columns.of_rank(rank, columns.RANK_CPU)] = cpu
+        cells[columns.of_rank(rank, columns.RANK_RSS)] = after.tree_rss_bytes(pid)
+    return cells
+
+
+def next_deadline(start_s: float, interval_s: float, now_s: float) -> float:
+    """The first moment start + k × interval after now: late rows are left out, none drifts."""
+    return start_s + (math.floor((now_s - start_s) / interval_s) + 1) * interval_s
+
+
+class Ending:
+    """Waits for a signal to stop, without losing one that comes while nobody waits."""
+
+    def __init__(self) -> None:
+        self._reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: None)
+
+    def within(self, seconds: float) -> bool:
+        """Whether a signal has come, at the latest after so many seconds."""
+        ready, _, _ = select.select([self._reader], [], [], max(0.0, seconds))
+        return bool(ready)
+
+
+def keep_sampling(sampler: Sampler, interval_s: float, ending: Ending) -> None:
+    """A row now, one at every deadline, and a last one when it is asked to end."""
+    start_s = time.monotonic()
+    ended = False
+    while not ended:
+        sampler.sample()
+        deadline_s = next_deadline(start_s, interval_s, time.monotonic())
+        ended = ending.within(deadline_s - time.monotonic())
+    sampler.sample()
+    sampler.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The process: its lifeline first, then rows until the end."""
+    die_with_parent()
+    ending = Ending()
+    parser = argparse.ArgumentParser(prog="nfold.telemetry.sampler")
+    parser.add_argument("--csv", type=Path, required=True)
+    parser.add_argument("--ranks", type=Path, required=True)
+    parser.add_argument("--gpus", default="")
+    parser.add_argument("--interval", type=float, default=1.0)
+    asked = parser.parse_args(arguments)
+    indices = [int(gpu) for gpu in asked.gpus.split(",") if gpu]
+    with Nvml() as nvml:
+        visible = nvml.cards(os.environ.get(VISIBLE)) if indices else ()
+        gpus = Gpus(indices, visible, pcie_budget_s=asked.interval / 4)
+        sampler = Sampler(asked.csv, asked.ranks, gpus, parent=os.getppid())
+        keep_sampling(sampler, asked.interval, ending)
+
+
+if __name__ == "__main__":
+    main()

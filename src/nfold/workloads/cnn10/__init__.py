@@ -1,0 +1,35 @@
+"""The ten-layer convolution network of the field reports, on CIFAR-10."""
+
+from __future__ import annotations
+
+from nfold.plan import Defaults
+from nfold.workloads.base import SAMPLES, Info
+
+STAGES = (64, 128, 256)
+"""Channels of the three stages of three 3 × 3 convolutions."""
+
+
+def flop_per_sample(_: object) -> float:
+    """Nine convolutions at 32, 16 and 8 pixels and a dense layer, times three."""
+    total, inputs, side = 0, 3, 32
+    for channels in STAGES:
+        for _layer in range(3):
+            total += side**2 * 9 * inputs * channels
+            inputs = channels
+        side //= 2
+    return 3 * 2 * (total + STAGES[-1] * 10)
+
+
+INFO = Info(
+    name="cnn10",
+    summary="nine convolutions with batch norm and a dense layer on CIFAR-10: 1.9 M parameters",
+    source=(
+        "the 10-layer CNN of a 2019 field report on two GPUs: three stages of three 3 × 3 "
+        "convolutions, batch norm, ReLU; average pooling; data: A. Krizhevsky, 2009"
+    ),
+    dataset="cifar10",
+    parameters={"samples": SAMPLES},
+    defaults=Defaults(batch=128, epochs=1),
+    augmentation=(("crop", 4), ("flip", 0)),
+    flop_per_sample=flop_per_sample,
+)

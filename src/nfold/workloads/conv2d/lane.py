@@ -1,0 +1,122 @@
+"""The seam between the parts that are timed and the library that computes them.
+
+A lane is one device with its share of this process's images; a host holds the images and the
+one buffer of results. Everything a lane is told to do happens inside its ``work()``; it may be
+queued, and is over when ``finish()`` returns.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Generic, TypeVar
+
+from nfold.workloads.conv2d.problem import Array
+
+Reading = Callable[[], float]
+"""The seconds that something took, to be asked for once the lane has finished."""
+
+
+class Host(ABC):
+    """This process's images and their results in host memory."""
+
+    @abstractmethod
+    def inputs(self, places: Sequence[int]) -> Array:
+        """Some images as float32, as this host holds them (rounded to its precision)."""
+
+    @abstractmethod
+    def outputs(self, places: Sequence[int]) -> Array:
+        """The results of some images as float32."""
+
+    @abstractmethod
+    def wipe(self) -> None:
+        """Fill the results with NaN, so that what is not written again is found."""
+
+
+H = TypeVar("H", bound=Host)
+
+
+class Lane(ABC, Generic[H]):
+    """One device. This base is a CPU device: it computes where the images lie, in order."""
+
+    chain = 4
+    """Convolutions in one call of the resident loop."""
+    eviction_bytes = 128 * 2**20
+    """What is written between calls to empty the cache: several times its size."""
+
+    def work(self) -> AbstractContextManager[object]:
+        """The context in which the lane is told what to do."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Wait for everything that the lane was told to do."""
+
+    def together(self, seconds: Sequence[float]) -> float:
+        """Lanes' times to the process's: CPU lanes run one after the other."""
+        return sum(seconds)
+
+    def timed(self, action: Callable[[], object]) -> Reading:
+        """Do something and time it by the device's own clock."""
+        start = time.monotonic()
+        action()
+        seconds = time.monotonic() - start
+        return lambda: seconds
+
+    def peak_memory_bytes(self) -> int:
+        """The most that was held so far: the process's resident memory."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    @abstractmethod
+    def use(self, filters: Array) -> None:
+        """Convolve with these filters from now on."""
+
+    def upload(self, host: H) -> None:
+        """Bring this lane's images to the device; a CPU device reads the host's memory."""
+
+    @abstractmethod
+    def compute(self) -> None:
+        """Convolve the images."""
+
+    @abstractmethod
+    def skip(self) -> None:
+        """Take the images themselves for the results."""
+
+    @abstractmethod
+    def download(self, host: H) -> None:
+        """Bring the results into their place on the host."""
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Go on to another copy of the images, which the call before did not touch."""
+
+    @abstractmethod
+    def evict(self) -> None:
+        """Write ``eviction_bytes`` on the device."""
+
+    @abstractmethod
+    def iterate(self) -> None:
+        """Convolve ``chain`` times, each time the results of the time before."""
+
+    def cold(self) -> Reading:
+        """One convolution of images and filters that no cache holds."""
+        self.turn()
+        self.evict()
+        return self.timed(self.compute)
+
+    def warm(self) -> Reading:
+        """One convolution right after the same one.
+
+        The long write before both lets the host run ahead of a GPU, which would otherwise wait
+        for the launch, and the launch would be what is timed.
+        """
+        self.evict()
+        self.compute()
+        return self.timed(self.compute)
+
+    def resident(self) -> Reading:
+        """The mean of a chain of convolutions."""
+        read = self.timed(self.iterate)
+        return lambda: read() / self.chain

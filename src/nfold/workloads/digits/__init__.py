@@ -1,0 +1,27 @@
+"""Digits: the embedded default. A small convolution network on scikit-learn's digits."""
+
+from __future__ import annotations
+
+from nfold.plan import Defaults
+from nfold.workloads.base import SAMPLES, Info
+
+CHANNELS = 48
+SIDE = 8
+
+
+def flop_per_sample(_: object) -> float:
+    """Three 3 × 3 convolutions and a dense layer, forward and twice that backward."""
+    whole, half = SIDE**2, (SIDE // 2) ** 2
+    convolutions = 9 * CHANNELS * (whole + whole * CHANNELS + half * CHANNELS)
+    return 3 * 2 * (convolutions + half * CHANNELS * 10)
+
+
+INFO = Info(
+    name="digits",
+    summary="a small CNN on 1,797 real 8 × 8 digits; needs no file and no network",
+    source="data: E. Alpaydin and C. Kaynak, UCI, 1998, as scikit-learn ships it; our own CNN",
+    dataset="digits",
+    parameters={"samples": SAMPLES},
+    defaults=Defaults(batch=128, epochs=10),
+    flop_per_sample=flop_per_sample,
+)

@@ -1,0 +1,122 @@
+"""On real GPUs: every strategy, layout and precision trains, and faults end as data."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from made import plan
+from nfold.machine import Machine
+from nfold.measurement import Measurement
+from nfold.run.handoff import Folder
+from nfold.run.options import Options, Progress
+from nfold.run.run import run
+from nfold.telemetry import nvml
+from nfold.telemetry.inspection import inspect_machine
+from nfold.telemetry.read import rows
+from nfold.workload import Workload
+
+pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(300)]
+HOST = inspect_machine()
+one_gpu = pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU")
+two_gpus = pytest.mark.skipif(len(HOST.gpus) < 2, reason="needs two GPUs")
+
+
+@pytest.fixture
+def host() -> Machine:
+    return HOST
+
+
+def _train(
+    host: Machine, results: Path, workload: str = "digits", **changes: object
+) -> Measurement:
+    asked = plan(host, **{"device": "cuda", "batch": 64, "workers": 1, **changes})
+    options = Options(results=results, telemetry_interval_s=0.2, hang_timeout_s=20)
+    return run(Workload.parse(workload), asked, machine=host, options=options)
+
+
+@one_gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
+def test_every_precision_and_layout_learns(
+    host: Machine, tmp_path: Path, precision: str, layout: str
+) -> None:
+    done = _train(host, tmp_path, epochs=3, precision=precision, layout=layout)
+    assert done.status == "ok", done.cause
+    (rank,) = done.ranks
+    assert rank.epochs[-1].accuracy is not None
+    assert rank.epochs[-1].accuracy > 0.8
+    assert rank.device.startswith("cuda:0")
+    assert len(rank.step_ms) == sum(window.steps for window in rank.windows)
+
+
+@two_gpus
+@pytest.mark.parametrize("strategy", ["ddp", "dp"])
+def test_two_gpus_train_as_one(host: Machine, tmp_path: Path, strategy: str) -> None:
+    one = _train(host, tmp_path, epochs=2, precision="fp32")
+    two = _train(host, tmp_path, epochs=2, precision="fp32", devices=2, strategy=strategy)
+    assert two.status == "ok", two.cause
+    assert len(two.ranks) == (2 if strategy == "ddp" else 1)
+    for first, second in zip(one.ranks[0].epochs, two.ranks[0].epochs, strict=True):
+        assert second.train_loss == pytest.approx(first.train_loss, rel=1e-2)
+    assert len({rank.parameter_checksum for rank in two.ranks}) == 1
+
+
+@one_gpu
+def test_a_model_that_does_not_fit_is_a_row_with_what_was_held(
+    host: Machine, tmp_path: Path
+) -> None:
+    huge = "wide_resnet:depth=28,width=60,samples=8192"
+    done = _train(host, tmp_path, huge, batch=8192, steps=2)
+    assert done.status == "oom", done.cause
+    assert done.ranks[0].peak_memory_bytes is not None
+    assert done.ranks[0].peak_memory_bytes > 2**30
+
+
+@one_gpu
+def test_telemetry_has_the_card_s_power_and_energy(host: Machine, tmp_path: Path) -> None:
+    done = _train(host, tmp_path, steps=2000)
+    assert done.status == "ok", done.cause
+    assert done.folder is not None
+    written = rows(tmp_path / done.folder / "telemetry.csv")
+    assert any((row["gpu0_power_w"] or 0) > 0 for row in written)
+    assert any((row["gpu0_memory_used_bytes"] or 0) > 2**28 for row in written)
+    assert done.energy_joules is not None
+    assert done.energy_joules > 0
+
+
+@two_gpus
+@pytest.mark.parametrize("action", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_rank_frees_both_cards(host: Machine, tmp_path: Path, action: int) -> None:
+    struck: list[int] = []
+
+    def strike(progress: Progress) -> None:
+        if progress.phase == "stepping" and progress.step > 20 and not struck:
+            (path,) = (tmp_path / "measurements").iterdir()
+            beat = Folder(path).read_beat(1)
+            assert beat is not None
+            struck.append(beat.pid)
+            os.kill(beat.pid, action)
+
+    asked = plan(host, device="cuda", devices=2, batch=64, epochs=500, workers=1)
+    options = Options(results=tmp_path, watch=strike, hang_timeout_s=5)
+    done = run(Workload.parse("digits"), asked, machine=host, options=options)
+    assert struck
+    assert done.status == ("killed" if action == signal.SIGKILL else "hung")
+    assert done.cause is not None
+    assert done.cause.rank == 1
+    for gpu in range(2):
+        assert not nvml.compute_processes(gpu)
+
+
+@two_gpus
+@pytest.mark.parametrize("strategy", ["ddp", "dp"])
+def test_conv2d_on_two_gpus_agrees_with_scipy(host: Machine, tmp_path: Path, strategy: str) -> None:
+    done = _train(
+        host, tmp_path, "conv2d:size=32", batch=21, steps=10, devices=2, strategy=strategy
+    )
+    assert done.status == "ok", done.cause
+    names = {part.name for part in done.ranks[0].parts}
+    assert any("end to end" in name for name in names)

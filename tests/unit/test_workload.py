@@ -1,0 +1,83 @@
+"""Workloads: the written form and back, and what is not of the form."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nfold.errors import UsageError
+from nfold.workload import Workload
+
+
+@pytest.mark.parametrize(
+    ("text", "workload"),
+    [
+        ("digits", Workload(name="digits")),
+        (
+            "wide_resnet:depth=16,width=4",
+            Workload(name="wide_resnet", parameters=(("depth", 16), ("width", 4))),
+        ),
+        ("conv2d:filter=-3", Workload(name="conv2d", parameters=(("filter", -3),))),
+    ],
+)
+def test_the_written_form_and_back(text: str, workload: Workload) -> None:
+    assert Workload.parse(text) == workload
+    assert str(workload) == text
+
+
+def test_order_spaces_and_zeros_make_no_difference() -> None:
+    written = Workload.parse("wide_resnet: width=04, depth=16")
+    assert written == Workload.parse("wide_resnet:depth=16,width=4")
+    assert hash(written) == hash(Workload.parse(str(written)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_parameters_survive_being_written(seed: int) -> None:
+    draw = random.Random(seed)
+    names = draw.sample(["depth", "width", "filter", "size", "copy_only"], draw.randint(0, 5))
+    values = {name: draw.randint(-(10**9), 10**9) for name in names}
+    workload = Workload(name="conv2d").with_parameters(**values)
+    assert Workload.parse(str(workload)) == workload
+    assert dict(workload.parameters) == values
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Digits",
+        "digits ",
+        "digits\n",
+        "2d",
+        "../digits",
+        "digits:",
+        "digits:,",
+        "digits:a=1,",
+        "digits:a",
+        "digits:a=",
+        "digits:a=1.5",
+        "digits:a=b",
+        "digits:A=1",
+        "digits:a=1;b=2",
+        "digits:a=" + "9" * 5000,
+        "\x1b[31mdigits",
+        "</script>",
+    ],
+)
+def test_what_is_not_of_the_form_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match="for example wide_resnet:depth=16,width=4") as refused:
+        Workload.parse(text)
+    assert "\x1b" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_parameter_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="'depth' twice"):
+        Workload.parse("wide_resnet:depth=16,depth=28")
+
+
+def test_with_parameters_replaces_and_leaves_the_first_alone() -> None:
+    narrow = Workload.parse("wide_resnet:depth=16,width=1")
+    assert str(narrow.with_parameters(width=4)) == "wide_resnet:depth=16,width=4"
+    assert str(narrow) == "wide_resnet:depth=16,width=1"

@@ -1,0 +1,162 @@
+"""A process with lanes of two GPUs' kind, played by a fake that keeps a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from nfold.errors import Mismatch
+from nfold.workloads.conv2d.check import reference
+from nfold.workloads.conv2d.lane import Host, Lane, Reading
+from nfold.workloads.conv2d.problem import Array, Problem
+from nfold.workloads.conv2d.process import Process
+
+PROBLEM = Problem(images=5, channels=1, size=6, filter=3, copy_only=False, seed=0)
+
+
+class FakeHost(Host):
+    def __init__(self, images: Array) -> None:
+        self.images, self.results = images, np.zeros_like(images)
+
+    def inputs(self, places: Sequence[int]) -> Array:
+        return self.images[list(places)]
+
+    def outputs(self, places: Sequence[int]) -> Array:
+        return self.results[list(places)]
+
+    def wipe(self) -> None:
+        self.results[:] = np.nan
+
+
+class FakeLane(Lane[FakeHost]):
+    """Computes with scipy; writes what it is told into a log; every action takes ``seconds``."""
+
+    def __init__(self, place: slice, seconds: float, log: list[str]) -> None:
+        self.place, self.seconds, self.log = place, seconds, log
+
+    def together(self, seconds: Sequence[float]) -> float:
+        return max(seconds)
+
+    def timed(self, action: Callable[[], object]) -> Reading:
+        self.log.append("timed")
+        action()
+        return lambda: self.seconds
+
+    def finish(self) -> None:
+        self.log.append("finish")
+
+    def use(self, filters: Array) -> None:
+        self.filters = filters
+
+    def upload(self, host: FakeHost) -> None:
+        self.log.append("upload")
+        self.input = host.images[self.place]
+
+    def compute(self) -> None:
+        self.log.append("compute")
+        self.result = reference(self.input, self.filters).astype(np.float32)
+
+    def skip(self) -> None:
+        self.log.append("skip")
+        self.result = self.input
+
+    def download(self, host: FakeHost) -> None:
+        self.log.append("download")
+        host.results[self.place] = self.result
+
+    def turn(self) -> None:
+        self.log.append("turn")
+
+    def evict(self) -> None:
+        self.log.append("evict")
+
+    def iterate(self) -> None:
+        self.log.append("iterate")
+
+
+def made(problem: Problem = PROBLEM) -> tuple[Process[FakeHost], dict[str, FakeHost], list[str]]:
+    """Two lanes of rank 0 of 1 and two hosts, with the ones filter in use."""
+    log: list[str] = []
+    lanes = [FakeLane(slice(0, 2), 1.0, log), FakeLane(slice(2, 5), 3.0, log)]
+    images = problem.make_images(range(5))
+    hosts = {"pageable": FakeHost(images), "pinned": FakeHost(images)}
+    process = Process(
+        problem=problem,
+        lanes=lanes,
+        shares=problem.shares(0, 1, 2),
+        precision="fp32",
+        itemsize=4,
+        clock=lambda: 0.0,
+    )
+    process.verify(hosts)
+    log.clear()
+    return process, hosts, log
+
+
+def test_every_lane_gets_an_action_before_the_next_and_all_finish_last() -> None:
+    process, hosts, log = made()
+    process.end_to_end(hosts["pinned"])
+    each = ["upload", "compute", "download", "finish"]
+    assert log == [action for action in each for _ in range(2)]
+
+
+def test_copies_and_kernels_are_apart_and_only_pinned_end_to_end_is_windowed() -> None:
+    process, hosts, _ = made()
+    probes = process.probes(hosts)
+    assert [probe.name for probe in probes] == [
+        "copy to device, pageable",
+        "copy to device, pinned",
+        "copy from device, pageable",
+        "copy from device, pinned",
+        "copy only, pageable",
+        "copy only, pinned",
+        "end to end, pageable",
+        "end to end, pinned",
+        "convolution, cold cache",
+        "convolution, warm cache",
+        "resident loop",
+    ]
+    assert [probe.name for probe in probes if probe.windowed] == ["end to end, pinned"]
+    one_way = 5 * 6 * 6 * 4
+    assert [probe.bytes for probe in probes] == [one_way] * 4 + [2 * one_way] * 7
+
+
+def test_kernels_are_as_slow_as_the_slowest_lane() -> None:
+    process, hosts, log = made()
+    seconds = {probe.name: probe.call() for probe in process.probes(hosts)}
+    assert seconds["convolution, cold cache"] == 3.0
+    assert seconds["resident loop"] == 3.0 / Lane.chain
+    assert log.count("iterate") == 2
+
+
+def test_cold_evicts_between_calls_and_warm_repeats_the_call() -> None:
+    process, _, log = made()
+    lane = process.lanes[0]
+    lane.cold()
+    assert log == ["turn", "evict", "timed", "compute"]
+    log.clear()
+    lane.warm()
+    assert log == ["evict", "compute", "timed", "compute"]
+
+
+def test_copy_only_has_no_kernel_and_its_last_way_is_windowed() -> None:
+    problem = Problem(images=5, channels=1, size=6, filter=3, copy_only=True, seed=0)
+    process, hosts, log = made(problem)
+    probes = process.probes(hosts)
+    assert [probe.name for probe in probes if probe.windowed] == ["copy only, pinned"]
+    for probe in probes:
+        probe.call()
+    assert "compute" not in log
+
+
+@pytest.mark.parametrize("image", range(5))
+def test_a_wrong_image_is_named_by_its_index_where_it_is_looked_at(image: int) -> None:
+    """First, middle and last of each lane are looked at: here that is every image."""
+    process, hosts, _ = made()
+    expected = process.verify(hosts)
+    hosts["pinned"].results[image] += 1
+    process.compare(hosts["pageable"], expected)
+    with pytest.raises(Mismatch, match=f"image {image} "):
+        process.compare(hosts["pinned"], expected)
