@@ -11,21 +11,26 @@ nfold=(python3 -m nfold)
 
 case $grid in
 cnn10)
-    "${nfold[@]}" bench cnn10 --devices 1,2,4 --batch 128,512,2048 --strategy ddp,dp \
-        --layout channels_first,channels_last --epochs 3 --results "$results"
+    for layout in channels_last channels_first; do
+        "${nfold[@]}" bench cnn10 --devices 1,2,4 --batch 128,512,2048 --strategy ddp,dp \
+            --layout $layout --precision tf32 --epochs 3 --results "$results"
+    done
     ;;
 wide_resnet)
     "${nfold[@]}" bench wide_resnet:depth=28,width=10 --devices 1,2 --batch 128,256,512 \
-        --precision tf32 --epochs 2 --results "$results"
+        --precision tf32 --steps 40 --results "$results"
     ;;
 conv2d)
-    "${nfold[@]}" bench conv2d --devices 1,2,4 --strategy ddp,dp --parameter filter=3,5,10 \
-        --parameter channels=1,10 --results "$results"
-    "${nfold[@]}" bench conv2d --devices 1,2,4 --parameter copy_only=1 --results "$results"
+    "${nfold[@]}" bench conv2d --devices 1,2,4 --strategy ddp,dp --results "$results"
+    "${nfold[@]}" bench conv2d --devices 1,4 --parameter filter=5,10 --results "$results"
+    "${nfold[@]}" bench conv2d --devices 1,4 --parameter channels=10 --parameter filter=3,10 \
+        --results "$results"
+    "${nfold[@]}" bench conv2d --devices 1,4 --parameter size=400 --batch 84 --results "$results"
+    "${nfold[@]}" bench conv2d --devices 1,4 --parameter copy_only=1 --results "$results"
     ;;
 oom)
-    # A network four times as wide at four times the batch does not fit on one card.
-    "${nfold[@]}" bench wide_resnet:depth=28,width=40 --devices 1,2 --batch 4096 \
+    # Activations of 32,768 images do not fit on one card; on two they still do not.
+    "${nfold[@]}" bench wide_resnet:depth=28,width=10 --devices 1,2 --batch 32768 \
         --steps 5 --warmup-steps 1 --results "$results"
     ;;
 *)

@@ -30,7 +30,9 @@ from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 from nfold.workloads import info
 
-BLOCK_STEPS = 50
+BLOCK_STEPS = 100
+WINDOW_STEPS = 20
+"""As in a run of --steps 200: ten windows."""
 
 
 def main() -> None:
@@ -65,7 +67,7 @@ def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
     trainer = Trainer(task, devices)
     trainer.model.train()
     batches = itertools.cycle(list(itertools.islice(trainer.loader, BLOCK_STEPS)))
-    length = Length(total=2 * BLOCK_STEPS * (blocks + 1), warmup=1, window=BLOCK_STEPS // 5)
+    length = Length(total=2 * BLOCK_STEPS * (blocks + 1), warmup=1, window=WINDOW_STEPS)
     recorder = Recorder(0, devices.describe(), clock(devices), observer, length)
 
     def observed() -> float:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nfold.telemetry.inspection import inspect_machine
 
 from made import plan
 from nfold.machine import Machine
@@ -19,6 +18,7 @@ from nfold.measurement import Measurement
 from nfold.run.handoff import Folder
 from nfold.run.options import Options, Progress, Stop
 from nfold.run.run import run
+from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

@@ -120,23 +120,3 @@ def _assumption(plan: Plan) -> str:
         return f"rough: assumes {ASSUMED_FLOP_PER_S['cpu'] / 1e9:.0f} GFLOP/s a core"
     rate = _assumed_flop_per_s(plan) / (plan.devices or 1)
     return f"rough: assumes {rate / 1e12:.0f} TFLOP/s a GPU"
-
-
-class TimeLeft:
-    """What is left of a sweep, from its estimates and from how long its runs really took."""
-
-    def __init__(self, estimates: Sequence[float]) -> None:
-        self._left = list(estimates)
-        self._estimated = 0.0
-        self._taken = 0.0
-
-    def finished(self, estimated_s: float, taken_s: float) -> None:
-        """A run that was estimated at ``estimated_s`` took ``taken_s``."""
-        self._left.remove(estimated_s)
-        self._estimated += estimated_s
-        self._taken += taken_s
-
-    def seconds(self, running_s: float = 0.0) -> float:
-        """Seconds left, where the present run has been going on for ``running_s``."""
-        right = self._taken / self._estimated if self._estimated else 1.0
-        return max(0.0, right * sum(self._left) - running_s)

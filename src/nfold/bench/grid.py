@@ -80,10 +80,10 @@ class _Builder:
     def _workloads(self) -> list[tuple[Workload, str | None]]:
         """Every combination of parameters, with the reason why it cannot be."""
         found: list[tuple[Workload, UsageError | None]] = []
-        for chosen in _products(
-            {k: [(k, v) for v in vs] for k, vs in self._axes.parameters.items()}
-        ):
-            workload = self._axes.workload.with_parameters(**dict(chosen))
+        names = tuple(self._axes.parameters)
+        for values in _products(self._axes.parameters):
+            chosen = dict(zip(names, values, strict=True))
+            workload = self._axes.workload.with_parameters(**chosen)
             found.append((workload, _refusal(workload)))
         self._refuse_parameters(found)
         return [(workload, None if error is None else str(error)) for workload, error in found]
@@ -137,18 +137,18 @@ class _Builder:
     def _label(self, workload: Workload, plan: Plan) -> str:
         """What tells the cell from the others of its grid: ``2 devices · ddp · batch 128``."""
         chosen = dict(workload.parameters)
-        own = [
-            f"{name} {chosen[name]}" for name, vs in self._axes.parameters.items() if len(vs) > 1
-        ]
-        said = [_said(name, plan) for name in self._varying]
+        swept = [name for name, values in self._axes.parameters.items() if len(values) > 1]
+        own = [f"{name} {chosen[name]}" for name in swept]
+        said = [_said(name, plan, self._kinds) for name in self._varying]
         return " · ".join([*own, *filter(None, said)]) or str(workload)
 
 
-def _said(axis: str, plan: Plan) -> str:
+def _said(axis: str, plan: Plan, kinds: bool) -> str:
     """A varying axis of a plan; one device has no strategy worth a word."""
     value = getattr(plan, axis)
     if axis == "devices":
-        return f"{value} {plan.device} device{'' if value == 1 else 's'}"
+        kind = f"{plan.device} " if kinds else ""
+        return f"{value} {kind}device{'' if value == 1 else 's'}"
     if axis == "strategy":
         return "" if value == "single" and plan.devices == 1 else str(value)
     return f"{axis} {value}" if isinstance(value, int) else str(value)

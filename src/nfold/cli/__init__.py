@@ -7,6 +7,7 @@ environment unfit · 128 + signal.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from nfold.errors import NfoldError
@@ -28,7 +29,13 @@ def main() -> None:
     except BrokenPipeError:
         # Whoever read our output has seen enough; Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + 13)
+        sys.exit(128 + signal.SIGPIPE)
+    except Exception as error:
+        if debug:
+            raise
+        text = inert(f"{type(error).__name__}: {error}")
+        sys.stderr.write(f"nfold: internal error: {text}; next: --debug shows where\n")
+        sys.exit(1)
 
 
 def inert(text: str) -> str:

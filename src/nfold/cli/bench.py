@@ -2,64 +2,89 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 
-def _axis(text: str) -> object:
-    return typer.Option(metavar="LIST", help=text, rich_help_panel="Axes")
+def _axis(name: str, meaning: str) -> Any:
+    """An option that takes a comma list."""
+    return typer.Option(f"--{name}", metavar="LIST", help=meaning)
+
+
+def _flag(name: str, meaning: str) -> Any:
+    return typer.Option(f"--{name}", help=meaning)
+
+
+Axis = str | None
+WorkloadText = Annotated[
+    str, typer.Argument(help="digits, mnist, cnn10, wide_resnet, conv2d, or NAME:KEY=N,...")
+]
+Devices = Annotated[Axis, _axis("devices", "Counts, 1,2,4 or cpu:1,cpu:2; all GPUs or 1.")]
+Device = Annotated[str | None, typer.Option(help="cuda or cpu.")]
+Batch = Annotated[Axis, _axis("batch", "Global batches, in samples.")]
+Strategy = Annotated[Axis, _axis("strategy", "ddp, dp.")]
+Layout = Annotated[Axis, _axis("layout", "channels_first, channels_last.")]
+Precision = Annotated[Axis, _axis("precision", "fp32, tf32, bf16, fp16.")]
+FrameworkName = Annotated[Axis, _axis("framework", "torch, simulated.")]
+Input = Annotated[Axis, _axis("input", "loader.")]
+Augment = Annotated[Axis, _axis("augment", "cpu.")]
+Step = Annotated[Axis, _axis("step", "eager.")]
+Workers = Annotated[Axis, _axis("workers", "Loader processes per rank.")]
+Seed = Annotated[Axis, _axis("seed", "Seeds.")]
+Parameter = Annotated[
+    list[str] | None,
+    typer.Option("--parameter", "-p", metavar="NAME=LIST", help="Workload parameter as axis."),
+]
+Scaling = Annotated[str, typer.Option(help="strong: batch is global; weak: a device's.")]
+Steps = Annotated[int | None, typer.Option(help="Length: timed steps, for throughput.")]
+Epochs = Annotated[int | None, typer.Option(help="Length: epochs, with accuracy.")]
+WarmupSteps = Annotated[int | None, typer.Option(help="Steps before timing begins.")]
+Repeat = Annotated[int, typer.Option(min=1, help="Fresh processes per cell, interleaved.")]
+Again = Annotated[bool, _flag("again", "Measure what the store has anew.")]
+DryRun = Annotated[bool, _flag("dry-run", "Print the grid and its time.")]
+Results = Annotated[Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")]
+Data = Annotated[Path | None, typer.Option(envvar="NFOLD_DATA", help="Folder of the data sets.")]
+TelemetryInterval = Annotated[float, typer.Option(help="Seconds between samples.")]
+HangTimeout = Annotated[float, typer.Option(help="Seconds without a step: hung.")]
+InProcess = Annotated[bool, _flag("in-process", "One rank in this process, for a debugger.")]
+AsJson = Annotated[bool, _flag("json", "Print one JSON object.")]
+Plain = Annotated[bool, _flag("plain", "No live line, no colour.")]
+NoReport = Annotated[bool, _flag("no-report", "Write no report.")]
 
 
 def command(
-    workload: Annotated[
-        str, typer.Argument(help="digits, mnist, cnn10, wide_resnet, conv2d, or NAME:KEY=N,...")
-    ],
-    devices: Annotated[str | None, _axis("Counts, 1,2,4 or cpu:1,cpu:2; all GPUs or 1.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
-    batch: Annotated[str | None, _axis("Global batches, in samples.")] = None,
-    strategy: Annotated[str | None, _axis("ddp, dp.")] = None,
-    layout: Annotated[str | None, _axis("channels_first, channels_last.")] = None,
-    precision: Annotated[str | None, _axis("fp32, tf32, bf16, fp16.")] = None,
-    framework: Annotated[str | None, _axis("torch, simulated.")] = None,
-    input_: Annotated[str | None, typer.Option("--input", metavar="LIST", help="loader.")] = None,
-    augment: Annotated[str | None, _axis("cpu.")] = None,
-    step: Annotated[str | None, _axis("eager.")] = None,
-    workers: Annotated[str | None, _axis("Loader processes per rank.")] = None,
-    seed: Annotated[str | None, _axis("Seeds.")] = None,
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option("--parameter", "-p", metavar="NAME=LIST", help="Workload parameter as axis."),
-    ] = None,
-    scaling: Annotated[str, typer.Option(help="strong: batch is global; weak: a device's.")] = (
-        "strong"
-    ),
-    steps: Annotated[int | None, typer.Option(help="Length: timed steps, for throughput.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Length: epochs, with accuracy.")] = None,
-    warmup_steps: Annotated[int | None, typer.Option(help="Steps before timing begins.")] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Fresh processes per cell, interleaved.")] = 1,
-    again: Annotated[bool, typer.Option("--again", help="Measure what the store has anew.")] = (
-        False
-    ),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid and its time.")] = (
-        False
-    ),
-    results: Annotated[
-        Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")
-    ] = Path("nfold-results"),
-    data: Annotated[
-        Path | None, typer.Option(envvar="NFOLD_DATA", help="Folder of the data sets.")
-    ] = None,
-    telemetry_interval: Annotated[float, typer.Option(help="Seconds between samples.")] = 1.0,
-    hang_timeout: Annotated[float, typer.Option(help="Seconds without a step: hung.")] = 60.0,
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="One rank in this process, for a debugger.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="No live line, no colour.")] = False,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False,
+    context: typer.Context,
+    workload: WorkloadText,
+    devices: Devices = None,
+    device: Device = None,
+    batch: Batch = None,
+    strategy: Strategy = None,
+    layout: Layout = None,
+    precision: Precision = None,
+    framework: FrameworkName = None,
+    input_: Input = None,
+    augment: Augment = None,
+    step: Step = None,
+    workers: Workers = None,
+    seed: Seed = None,
+    parameter: Parameter = None,
+    scaling: Scaling = "strong",
+    steps: Steps = None,
+    epochs: Epochs = None,
+    warmup_steps: WarmupSteps = None,
+    repeat: Repeat = 1,
+    again: Again = False,
+    dry_run: DryRun = False,
+    results: Results = Path("nfold-results"),
+    data: Data = None,
+    telemetry_interval: TelemetryInterval = 1.0,
+    hang_timeout: HangTimeout = 60.0,
+    in_process: InProcess = False,
+    as_json: AsJson = False,
+    plain: Plain = False,
+    no_report: NoReport = False,
 ) -> None:
     """Measure a grid of plans; print a table and write a report.
 
@@ -69,35 +94,4 @@ def command(
     """
     from nfold.cli.benching import Request, bench
 
-    lists = {
-        "batch": batch,
-        "strategy": strategy,
-        "layout": layout,
-        "precision": precision,
-        "framework": framework,
-        "input": input_,
-        "augment": augment,
-        "step": step,
-        "workers": workers,
-        "seed": seed,
-    }
-    request = Request(
-        workload=workload,
-        lists=lists,
-        device=device,
-        devices=devices,
-        parameters=tuple(parameter or ()),
-        scaling=scaling,
-        fixed={"steps": steps, "epochs": epochs, "warmup_steps": warmup_steps},
-        repeats=repeat,
-        again=again,
-        results=results,
-        data=data,
-        telemetry_interval_s=telemetry_interval,
-        hang_timeout_s=hang_timeout,
-        in_process=in_process,
-        as_json=as_json,
-        plain=plain or "NO_COLOR" in os.environ,
-        report=not no_report,
-    )
-    raise typer.Exit(bench(request, dry_run=dry_run))
+    raise typer.Exit(bench(Request(**context.params)))

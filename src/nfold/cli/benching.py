@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nfold import data
-from nfold.bench.axes import read_axes
-from nfold.bench.estimate import estimate
+from nfold.bench.axes import LISTS, read_axes
+from nfold.bench.estimate import Estimate, estimate
 from nfold.bench.grid import Grid, build_grid
 from nfold.bench.sweep import Events, Records, Schedule, in_grid_order, schedule, sweep
 from nfold.cli import output
 from nfold.cli.progress import LiveEvents, PlainEvents, TimeLeft
 from nfold.cli.signals import stop_on_signals
 from nfold.document import document
+from nfold.errors import UsageError
 from nfold.frameworks.registry import framework
 from nfold.machine import Machine
 from nfold.measurement import Measurement
@@ -28,32 +30,66 @@ from nfold.run.run import run
 from nfold.store.store import Store
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
-from nfold.workloads import info, parameters
+from nfold.workloads import info
 
 FAILED = ("crashed", "hung", "killed", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The options of ``nfold bench`` as they were given."""
+    """The options of ``nfold bench`` as they were given, by the names of its parameters."""
 
     workload: str
-    lists: Mapping[str, str | None]
-    device: str | None
     devices: str | None
-    parameters: tuple[str, ...]
+    device: str | None
+    batch: str | None
+    strategy: str | None
+    layout: str | None
+    precision: str | None
+    framework: str | None
+    input_: str | None
+    augment: str | None
+    step: str | None
+    workers: str | None
+    seed: str | None
+    parameter: Sequence[str] | None
     scaling: str
-    fixed: Mapping[str, Any]
-    repeats: int
+    steps: int | None
+    epochs: int | None
+    warmup_steps: int | None
+    repeat: int
     again: bool
+    dry_run: bool
     results: Path
     data: Path | None
-    telemetry_interval_s: float
-    hang_timeout_s: float
+    telemetry_interval: float
+    hang_timeout: float
     in_process: bool
     as_json: bool
     plain: bool
-    report: bool
+    no_report: bool
+
+    def __post_init__(self) -> None:
+        for name in ("telemetry_interval", "hang_timeout"):
+            seconds = getattr(self, name)
+            if not 0 < seconds < math.inf:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} {seconds}: allowed are seconds above 0")
+
+    @property
+    def lists(self) -> dict[str, str | None]:
+        """Every axis with its comma list."""
+        return {name: self.input_ if name == "input" else getattr(self, name) for name in LISTS}
+
+    @property
+    def common(self) -> Plan:
+        """What holds in every cell."""
+        return Plan(
+            device=self.device,
+            steps=self.steps,
+            epochs=self.epochs,
+            warmup_steps=self.warmup_steps,
+        )
 
 
 class Follower(Records):
@@ -68,67 +104,83 @@ class Follower(Records):
         """Leave it to rank 0."""
 
 
-def bench(request: Request, *, dry_run: bool) -> int:
+def bench(request: Request) -> int:
     """Measure the grid, print, report; the exit code."""
     machine = inspect_machine()
-    workload = Workload.parse(request.workload)
-    parameters(workload)
     asked = _grid(request, machine)
     if attach.attached() and attach.rank() != 0:
         return _follow(request, asked, machine)
     with Store.open(request.results) as store:
         again = request.again or attach.attached()
-        todo = schedule(asked, store, repeats=request.repeats, again=again)
+        planned = schedule(asked, store, repeats=request.repeat, again=again)
         earlier = [m for m in store.measurements() if m.machine.id == machine.id]
-        expected = [estimate(turn.cell, earlier) for turn in todo.todo]
-        if dry_run:
-            output.print_plan(asked, todo, expected)
+        expected = [estimate(turn.cell, earlier) for turn in planned.todo]
+        if request.dry_run:
+            output.print_plan(asked, planned, expected, as_json=request.as_json)
             return 0
-        _prepare(request, workload)
-        with stop_on_signals() as stop:
-            options = _options(request, stop=stop)
-            with _events(request, todo, sum(part.seconds for part in expected)) as events:
-                measured = sweep(
-                    todo,
-                    store=store,
-                    machine=machine,
-                    options=options,
-                    run=run,
-                    events=events,
-                )
+        _prepare(request, asked)
+        return _measure(request, asked, planned, expected, store, machine)
+
+
+def _measure(
+    request: Request,
+    asked: Grid,
+    planned: Schedule,
+    expected: Sequence[Estimate],
+    store: Store,
+    machine: Machine,
+) -> int:
+    """Sweep, and print what there is, also after a request to stop."""
+    with stop_on_signals() as stop:
+        with _events(request, [part.seconds for part in expected]) as events:
+            measured = sweep(
+                planned,
+                store=store,
+                machine=machine,
+                options=_options(request, stop=stop),
+                run=run,
+                events=events,
+            )
         found = in_grid_order(asked, measured)
-        _show(request, asked, todo, found)
-        return 128 + stop.signum if stop.signum is not None else _exit_code(found)
+        _show(request, asked, planned, found)
+    return 128 + stop.signum if stop.signum is not None else _exit_code(found)
 
 
 def _grid(request: Request, machine: Machine) -> Grid:
-    common = Plan(device=request.device, **request.fixed)
     axes = read_axes(
         request.workload,
-        {"devices": request.devices, **request.lists},
-        common=common,
-        parameters=request.parameters,
+        request.lists,
+        common=request.common,
+        parameters=tuple(request.parameter or ()),
         scaling=request.scaling,
     )
-
-    def unsupported(workload: Workload, plan: Plan, host: Machine) -> str | None:
-        return framework(plan.framework).unsupported(workload, plan, host)
-
-    return build_grid(axes, machine, unsupported)
+    return build_grid(axes, machine, _unsupported)
 
 
-def _prepare(request: Request, workload: Workload) -> None:
-    """Find the data once, before anything runs: missing data is one error, not a failed sweep."""
-    dataset = info(workload.name).dataset
-    if dataset is not None:
-        data.prepare(dataset, request.data)
+def _unsupported(workload: Workload, plan: Plan, machine: Machine) -> str | None:
+    return framework(plan.framework).unsupported(workload, plan, machine)
+
+
+def _prepare(request: Request, asked: Grid) -> None:
+    """Find the data once, before anything runs: missing data is one error, not a failed sweep.
+
+    Cells that do not run, and the simulated framework, read none.
+    """
+    reading = [c for c in asked.cells if c.reason is None and not _in_parent(c.plan)]
+    for name in dict.fromkeys(info(cell.workload.name).dataset for cell in reading):
+        if name is not None:
+            data.prepare(name, request.data)
+
+
+def _in_parent(plan: Plan) -> bool:
+    return framework(plan.framework).in_parent
 
 
 def _options(request: Request, **changes: Any) -> Options:
     return Options(
         results=request.results,
-        telemetry_interval_s=request.telemetry_interval_s,
-        hang_timeout_s=request.hang_timeout_s,
+        telemetry_interval_s=request.telemetry_interval,
+        hang_timeout_s=request.hang_timeout,
         in_process=request.in_process,
         **changes,
     )
@@ -136,38 +188,40 @@ def _options(request: Request, **changes: Any) -> Options:
 
 def _follow(request: Request, asked: Grid, machine: Machine) -> int:
     """A further rank of an attached job: the same runs in the same order, without a word."""
+    if request.dry_run:
+        return 0
     store = Follower()
-    todo = schedule(asked, store, repeats=request.repeats, again=True)
-    _prepare(request, Workload.parse(request.workload))
-    done = sweep(
-        todo,
-        store=store,
-        machine=machine,
-        options=_options(request),
-        run=run,
-        events=Events(),
-    )
-    return _exit_code(done)
+    planned = schedule(asked, store, repeats=request.repeat, again=True)
+    _prepare(request, asked)
+    with stop_on_signals() as stop:
+        done = sweep(
+            planned,
+            store=store,
+            machine=machine,
+            options=_options(request, stop=stop),
+            run=run,
+            events=Events(),
+        )
+    return 128 + stop.signum if stop.signum is not None else _exit_code(done)
 
 
-def _events(request: Request, todo: Schedule, expected_s: float) -> PlainEvents:
-    left = TimeLeft(expected_s, len(todo.todo))
-    if sys.stderr.isatty() and not request.plain:
-        return LiveEvents(sys.stderr, left, len(todo.todo))
-    return PlainEvents(sys.stderr, left, len(todo.todo))
+def _events(request: Request, expected_s: Sequence[float]) -> PlainEvents:
+    left = TimeLeft(expected_s)
+    plain = request.plain or "NO_COLOR" in os.environ or not sys.stderr.isatty()
+    return PlainEvents(sys.stderr, left) if plain else LiveEvents(sys.stderr, left)
 
 
 def _exit_code(found: Sequence[Measurement]) -> int:
     return 1 if any(measurement.status in FAILED for measurement in found) else 0
 
 
-def _show(request: Request, asked: Grid, todo: Schedule, found: Sequence[Measurement]) -> None:
+def _show(request: Request, asked: Grid, planned: Schedule, found: Sequence[Measurement]) -> None:
+    """The tables, or one JSON object; then the report of the whole results folder."""
     if request.as_json:
-        output.print_json(json.dumps(document(found)))
-        return
-    output.print_scope(asked, todo)
-    if not found:
-        return
-    output.print_table(found)
-    if request.report:
-        output.write_report(request.results)
+        output.print_json(document(found))
+    else:
+        output.print_scope(asked, planned)
+        if found:
+            output.print_table(found)
+    if found and not request.no_report:
+        output.write_report(request.results, quiet=request.as_json)

@@ -1,4 +1,7 @@
-"""``nfold env``: what this machine has, and what on it will hold training back."""
+"""``nfold env``: what this machine has, and what on it will hold training back.
+
+Everything heavy is imported when the command runs: ``nfold --help`` must not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nfold.machine import Machine
-from nfold.telemetry.facts import gather_facts
-from nfold.telemetry.inspection import inspect_machine
-from nfold.telemetry.nvml import Nvml
-from nfold.telemetry.obstacles import Obstacle, obstacles
+from nfold.cli import inert
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from nfold.machine import Machine
+    from nfold.telemetry.obstacles import Obstacle
 
 WIDTH = 100
 SCHEMA = 1
@@ -26,6 +28,11 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What this machine has, and what on it will hold training back."""
+    from nfold.telemetry.facts import gather_facts
+    from nfold.telemetry.inspection import inspect_machine
+    from nfold.telemetry.nvml import Nvml
+    from nfold.telemetry.obstacles import obstacles
+
     with Nvml() as nvml:
         machine = inspect_machine(nvml)
         found = obstacles(machine, gather_facts(nvml))
@@ -133,5 +140,5 @@ def _show_grid(rows: Sequence[Sequence[str]], console: Console) -> None:
     for _ in range(max(map(len, rows), default=0)):
         grid.add_column(overflow="fold")
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*(Text(inert(cell)) for cell in row))
     console.print(grid)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from nfold.bench.estimate import Estimate
 from nfold.bench.grid import Grid
@@ -13,6 +15,7 @@ from nfold.cli import inert
 from nfold.cli.progress import cell_name, duration
 from nfold.errors import ExtraMissing
 from nfold.measurement import Measurement
+from nfold.summary import SCHEMA
 
 
 def say(text: str = "") -> None:
@@ -20,14 +23,14 @@ def say(text: str = "") -> None:
     sys.stdout.write(inert(text) + "\n")
 
 
-def print_json(text: str) -> None:
+def print_json(value: dict[str, Any]) -> None:
     """One JSON object and nothing else."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(json.dumps(value) + "\n")
 
 
 def print_scope(asked: Grid, todo: Schedule) -> None:
     """How many cells there are, and what was merged or kept from before."""
-    words = [f"{len(asked.cells)} cells"]
+    words = [f"{len(asked.cells)} cell{'s' * (len(asked.cells) != 1)}"]
     if asked.merged:
         words.append(f"{asked.merged} more combinations are the same on one device")
     if todo.done:
@@ -37,15 +40,40 @@ def print_scope(asked: Grid, todo: Schedule) -> None:
     say("; ".join(words))
 
 
-def print_plan(asked: Grid, todo: Schedule, expected: Sequence[Estimate]) -> None:
+def print_plan(asked: Grid, todo: Schedule, expected: Sequence[Estimate], *, as_json: bool) -> None:
     """The grid and an estimate of its time; nothing is run."""
+    if as_json:
+        print_json(_plan_document(asked, todo, expected))
+        return
     for turn in todo.todo:
         reason = f"  unsupported: {turn.cell.reason}" if turn.cell.reason else ""
-        repeat = f" · repeat {turn.repeat + 1}" if turn.repeat else ""
-        say(f"{cell_name(turn)}{repeat}{reason}")
+        say(f"{cell_name(turn)}{reason}")
     print_scope(asked, todo)
     bases = ", ".join(dict.fromkeys(part.basis for part in expected))
-    say(f"about {duration(sum(part.seconds for part in expected))} ({bases})")
+    if expected:
+        say(f"about {duration(sum(part.seconds for part in expected))} ({bases})")
+
+
+def _plan_document(asked: Grid, todo: Schedule, expected: Sequence[Estimate]) -> dict[str, Any]:
+    planned = [
+        {
+            "cell": turn.cell.id,
+            "workload": str(turn.cell.workload),
+            "plan": turn.cell.plan.to_dict(),
+            "repeat": turn.repeat,
+            "unsupported": turn.cell.reason,
+            "estimated_seconds": part.seconds,
+            "basis": part.basis,
+        }
+        for turn, part in zip(todo.todo, expected, strict=True)
+    ]
+    return {
+        "schema": SCHEMA,
+        "planned": planned,
+        "measured_before": [measurement.id for _, measurement in todo.done],
+        "merged": asked.merged,
+        "estimated_seconds": sum(part.seconds for part in expected),
+    }
 
 
 def print_table(found: Sequence[Measurement]) -> None:
@@ -56,7 +84,7 @@ def print_table(found: Sequence[Measurement]) -> None:
     show(sections(found))
 
 
-def write_report(results: Path) -> None:
+def write_report(results: Path, *, quiet: bool = False) -> None:
     """Write the report of the results folder and say where; HTML where the extra is installed."""
     from nfold.report.report import write
 
@@ -64,6 +92,8 @@ def write_report(results: Path) -> None:
     try:
         written = write(results, html=page, csv=results / "report.csv", markdown=text)
     except ExtraMissing as error:
-        written = write(results, html=None, csv=results / "report.csv", markdown=text)
-        say(f"no HTML report: {error}")
-    say(f"report: {written[0]}")
+        written = write(results, csv=results / "report.csv", markdown=text)
+        written = [text, *written]
+        sys.stderr.write(inert(f"no HTML report: {error}") + "\n")
+    if not quiet:
+        say(f"report: {written[0]}")

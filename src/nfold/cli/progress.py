@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -29,7 +30,8 @@ def duration(seconds: float) -> str:
 def cell_name(turn: Turn) -> str:
     """A cell in a few words: ``cnn10 · 2 cuda devices · ddp · batch 512``."""
     workload, label = str(turn.cell.workload), turn.cell.label
-    return inert(workload if label == workload else f"{workload} · {label}")
+    name = workload if label == workload else f"{workload} · {label}"
+    return inert(f"{name} · repeat {turn.repeat + 1}" if turn.repeat else name)
 
 
 def outcome(measurement: Measurement) -> str:
@@ -42,29 +44,43 @@ def outcome(measurement: Measurement) -> str:
 
 
 class TimeLeft:
-    """Seconds that are left: the mean of what was measured, else the estimate before."""
+    """What is left of a sweep: its estimates, set right by how long its runs really took.
 
-    def __init__(self, estimate_s: float, cells: int) -> None:
-        self._per_cell = estimate_s / cells if cells else 0.0
-        self._began = time.monotonic()
-        self._measured = 0
+    ``estimates_s`` holds one entry per run, in the order of the runs. ``clock`` is monotonic.
+    """
+
+    def __init__(
+        self, estimates_s: Sequence[float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._estimates_s = estimates_s
+        self._clock = clock
+        self._began = clock()
+        self._ended = self._began
+        self._finished = 0
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are in all."""
+        return len(self._estimates_s)
 
     def finished(self) -> None:
-        """One more cell took its time."""
-        self._measured += 1
-        self._per_cell = (time.monotonic() - self._began) / self._measured
+        """One more run has ended."""
+        self._finished += 1
+        self._ended = self._clock()
 
-    def seconds(self, cells_left: int) -> float:
-        """For the running cell and the ones after it."""
-        into = time.monotonic() - self._began - self._measured * self._per_cell
-        return max(0.0, cells_left * self._per_cell - max(0.0, into))
+    def seconds(self) -> float:
+        """For the run that goes on and the ones after it."""
+        before = sum(self._estimates_s[: self._finished])
+        after = sum(self._estimates_s[self._finished :])
+        right = (self._ended - self._began) / before if before else 1.0
+        return max(0.0, right * after - (self._clock() - self._ended))
 
 
 class PlainEvents(Events):
     """One line a finished cell, no escape codes."""
 
-    def __init__(self, stream: TextIO, left: TimeLeft, total: int) -> None:
-        self._number, self._total = 0, total
+    def __init__(self, stream: TextIO, left: TimeLeft) -> None:
+        self._number, self._total = 0, left.runs
         self._stream = stream
         self._left = left
         self._turn: Turn | None = None
@@ -92,7 +108,7 @@ class PlainEvents(Events):
 
     def _line(self, turn: Turn, measurement: Measurement) -> str:
         number, total = self._number, self._total
-        left = duration(self._left.seconds(total - number))
+        left = duration(self._left.seconds())
         ending = f", {left} left" if number < total else ""
         took = duration(measurement.wall_seconds)
         name = cell_name(turn)
@@ -106,8 +122,8 @@ class PlainEvents(Events):
 class LiveEvents(PlainEvents):
     """The same lines above one live line: cells, time left, step, rate, device load."""
 
-    def __init__(self, stream: TextIO, left: TimeLeft, total: int) -> None:
-        super().__init__(stream, left, total)
+    def __init__(self, stream: TextIO, left: TimeLeft) -> None:
+        super().__init__(stream, left)
         from rich.console import Console
         from rich.live import Live
 
@@ -135,7 +151,7 @@ class LiveEvents(PlainEvents):
     def progress(self, progress: Progress) -> None:
         """Draw the live line anew."""
         assert self._turn is not None
-        left = duration(self._left.seconds(self._total - self._number + 1))
+        left = duration(self._left.seconds())
         head = f"{self._number}/{self._total} cells · {left} left · {cell_name(self._turn)}"
         self._live.update(self._text(head, glance(progress)))
 

@@ -20,7 +20,7 @@ def stop_on_signals() -> Iterator[Stop]:
     """A request that SIGINT, SIGTERM or SIGHUP sets; whoever waits looks at it.
 
     A second SIGINT ends this process at once: the ranks end with it, because the kernel kills
-    them when their parent is gone.
+    them when their parent is gone. A signal that was ignored before (nohup) stays ignored.
     """
     stop = Stop()
 
@@ -31,7 +31,8 @@ def stop_on_signals() -> Iterator[Stop]:
             os._exit(128 + signum)
         stop.signum = signum
 
-    before = {signum: signal.signal(signum, handle) for signum in HANDLED}
+    heeded = [signum for signum in HANDLED if signal.getsignal(signum) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, handle) for signum in heeded}
     try:
         yield stop
     finally:

@@ -119,7 +119,7 @@ def processes() -> dict[int, Process]:
 
 
 def from_proc(proc: str = "/proc") -> dict[int, Process]:
-    """One read of /proc/pid/stat for each process, about 10 µs; see proc(5)."""
+    """One read of /proc/pid/stat for each process, about 20 µs; see proc(5)."""
     found = {}
     for name in os.listdir(proc):
         if name.isdecimal():

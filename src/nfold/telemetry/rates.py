@@ -67,25 +67,29 @@ class Interval:
         """
         if not (self._long_enough and self._clock_ran):
             return None
-        roots = set(ranks)
+        roots = list(ranks)
         single = {os.getpid(), parent}
-        single.update(*(self.after.between(parent, rank) for rank in roots))
-        own_s = sum(map(self._tree_s, roots)) + sum(map(self._single_s, single - roots))
+        for seen in (self.before, self.after):
+            single.update(*(seen.between(parent, rank) for rank in roots))
+        single.difference_update(roots)
+        own_s = self._own_s(self.after, roots, single) - self._own_s(self.before, roots, single)
         working_s = self.after.working_s - self.before.working_s
         return max(0.0, 100 * (working_s - own_s) / self.elapsed_s)
 
+    def _own_s(self, seen: Snapshot, roots: Iterable[int], single: Iterable[int]) -> float:
+        """CPU seconds of the ranks' trees and of single processes with their dead children.
+
+        So a rank that ends takes nothing away: the agent inherits its time, then nfold.
+        """
+        there = [seen.processes[pid] for pid in single if self._holds(seen, pid)]
+        trees_s = sum(seen.tree_seconds(root) for root in roots if self._holds(seen, root))
+        return trees_s + sum(process.seconds + process.reaped_s for process in there)
+
     def _tree_s(self, root: int) -> float:
-        earlier_s = self.before.tree_seconds(root) if self._was_there(root) else 0.0
+        earlier_s = self.before.tree_seconds(root) if self._holds(self.before, root) else 0.0
         return self.after.tree_seconds(root) - earlier_s
 
-    def _single_s(self, pid: int) -> float:
-        """What one process used; nothing is known of one that has ended."""
-        if pid not in self.after.processes:
-            return 0.0
-        earlier_s = self.before.processes[pid].seconds if self._was_there(pid) else 0.0
-        return self.after.processes[pid].seconds - earlier_s
-
-    def _was_there(self, pid: int) -> bool:
-        """Whether the id belonged to the same process before, not to an earlier one."""
-        now, then = self.after.processes.get(pid), self.before.processes.get(pid)
-        return now is not None and then is not None and now.started == then.started
+    def _holds(self, seen: Snapshot, pid: int) -> bool:
+        """Whether a process is in a snapshot, and its id was not given to a new one since."""
+        then, now = seen.processes.get(pid), self.after.processes.get(pid)
+        return then is not None and (now is None or now.started == then.started)

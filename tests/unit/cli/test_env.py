@@ -34,7 +34,7 @@ def _shown(machine: Machine, found: list[Obstacle]) -> str:
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, api: FakeNvml, *arguments: str) -> str:
-    monkeypatch.setattr(env, "Nvml", lambda: Nvml(api))
+    monkeypatch.setattr("nfold.telemetry.nvml.Nvml", lambda: Nvml(api))
     app = typer.Typer()
     app.command()(env.command)
     done = CliRunner().invoke(app, arguments)
@@ -106,7 +106,14 @@ def test_obstacles_of_the_real_machine_all_say_how_they_are_known() -> None:
     assert all(obstacle.text and obstacle.evidence for obstacle in found)
 
 
-def test_importing_the_command_imports_neither_torch_nor_rich_s_tables() -> None:
+def test_names_cannot_steer_the_terminal(host: Machine) -> None:
+    text = _shown(host, [Obstacle("\x1b]0;evil\x07", "\x1b[2J")])
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_importing_the_command_imports_nothing_heavy() -> None:
     asked = "import sys, nfold.cli.env; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert not {"torch", "numpy", "rich.table"} & set(done.stdout.split())
+    heavy = {"torch", "numpy", "rich.table", "psutil", "pynvml", "importlib.metadata"}
+    assert not heavy & set(done.stdout.split())

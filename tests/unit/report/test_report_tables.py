@@ -41,7 +41,7 @@ def test_a_row_has_the_plan_that_varies_and_every_number() -> None:
     assert two["speedup"].startswith("1.8")
     assert "–" in two["images/s"]
     assert two["peak memory"] == "1.25 GiB"
-    assert one["training time"] == "0:02:36"
+    assert one["training time"].startswith("0:02:3")
 
 
 def test_columns_without_any_number_are_left_out() -> None:

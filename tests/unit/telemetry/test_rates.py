@@ -58,6 +58,20 @@ def test_everybody_else_s_load_leaves_out_nfold_and_its_ranks() -> None:
     assert Interval(before, after).other_load_percent([], PARENT) == pytest.approx(145)
 
 
+def test_ranks_that_end_are_not_another_s_load_in_their_last_moment() -> None:
+    """Rank and agent ended within the interval; nfold inherited all that they ever used."""
+    before = _snapshot(10, {PARENT: 1.0, AGENT: 2.0, RANK: 50.0, WORKER: 5.0}, working_s=100)
+    heir = Process(TREE[PARENT], 1.0, seconds=1.1, reaped_s=57.8, rss_bytes=1)
+    after = Snapshot(11, 101.1, 101.1, 22, None, {PARENT: heir})
+    assert Interval(before, after).other_load_percent([RANK], PARENT) == pytest.approx(20)
+
+
+def test_a_rank_that_is_new_under_an_agent_that_is_not() -> None:
+    before = _snapshot(10, {PARENT: 1.0, AGENT: 20.0}, working_s=100)
+    after = _snapshot(11, {PARENT: 1.0, AGENT: 20.1, RANK: 0.4}, working_s=101)
+    assert Interval(before, after).other_load_percent([RANK], PARENT) == pytest.approx(50)
+
+
 def test_a_process_that_cannot_be_seen_is_another_s() -> None:
     before = _snapshot(10, {RANK: 0.0}, working_s=100)
     after = _snapshot(11, {RANK: 0.5}, working_s=101.5)

@@ -58,11 +58,16 @@ def devices_of(task: Task) -> Devices:
 
 
 def open_devices(task: Task) -> Devices:
-    """The devices of this rank, made current; cuDNN may search for its fastest algorithms."""
+    """The devices of this rank, made current; cuDNN may search for its fastest algorithms.
+
+    Not under nn.DataParallel: it starts new threads in every forward, and what cuDNN found is
+    kept per thread, so that it would search again in every step (210 ms a step on two H200s
+    for cnn10 at batch 128, docs/decisions).
+    """
     devices = devices_of(task)
     if devices.cuda:
         torch.cuda.set_device(devices.primary)
-        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark = task.plan.strategy != "dp"
     else:
         torch.set_num_threads(task.plan.cores_per_device or 1)
     return devices

@@ -1,0 +1,64 @@
+"""Requests to stop: noted once, at once the second time, put back afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nfold.cli.signals import HANDLED, stop_on_signals
+
+TWICE = """
+import os, signal
+from nfold.cli.signals import stop_on_signals
+with stop_on_signals() as stop:
+    os.kill(os.getpid(), signal.{first})
+    assert stop.signum == signal.{first}
+    os.kill(os.getpid(), signal.{second})
+    print("still here", flush=True)
+"""
+
+
+@pytest.mark.parametrize("signum", HANDLED)
+def test_a_signal_is_noted_and_nothing_else(signum: signal.Signals) -> None:
+    with stop_on_signals() as stop:
+        assert not stop
+        os.kill(os.getpid(), signum)
+        assert stop
+        assert stop.signum == signum
+
+
+def test_the_handlers_are_put_back() -> None:
+    before = {signum: signal.getsignal(signum) for signum in HANDLED}
+    with stop_on_signals():
+        assert all(signal.getsignal(s) != before[s] for s in HANDLED)
+    assert {signum: signal.getsignal(signum) for signum in HANDLED} == before
+
+
+def test_what_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_further_interrupt_ends_the_process_at_once(first: str) -> None:
+    code = TWICE.format(first=first, second="SIGINT")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stdout == ""
+
+
+def test_a_further_termination_is_patient() -> None:
+    code = TWICE.format(first="SIGTERM", second="SIGTERM")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout == "still here\n"

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import measured
+import measured_grids
+from nfold.errors import StoreUnusable, UnknownValue
+from nfold.report import query
+from nfold.store.store import Store
+
+
+def test_one_section_per_workload_and_machine(mixed: Path) -> None:
+    found = query.sections(query.load(mixed))
+    assert [(s.workload, bool(s.machine.gpus)) for s in found] == [
+        ("conv2d", True),
+        ("digits", False),
+        ("mnist", False),
+    ]
+    assert [len(s.results) for s in found] == [3, 2, 2]
+
+
+def test_one_workload_may_be_asked_for(mixed: Path) -> None:
+    assert {str(m.workload) for m in query.load(mixed, "digits")} == {"digits"}
+
+
+def test_a_workload_that_was_not_measured_is_refused_with_the_closest_first(mixed: Path) -> None:
+    with pytest.raises(UnknownValue, match="unknown workload 'digit': allowed are digits, "):
+        query.load(mixed, "digit")
+
+
+def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
+    Store.open(tmp_path).close()
+    with pytest.raises(StoreUnusable, match="holds no measurements; next: nfold bench"):
+        query.load(tmp_path)
+
+
+def test_the_run_that_is_drawn_is_the_worst_scaling_on_the_most_devices(training: Path) -> None:
+    (section,) = query.sections(query.load(training))
+    watched = query.watched(section, training)
+    assert watched is not None
+    plan = watched.measurement.plan
+    assert (plan.devices, plan.batch, plan.strategy) == (4, 128, "dp")
+
+
+def test_a_cell_may_be_named_by_its_id_or_a_measurements(training: Path) -> None:
+    (section,) = query.sections(query.load(training))
+    wanted = section.results[2].cell.first
+    for name in (wanted.cell, wanted.id):
+        query.check_cell([section], name)
+        watched = query.watched(section, training, name)
+        assert watched is not None
+        assert watched.measurement == wanted
+    with pytest.raises(UnknownValue, match="unknown cell 'nothing'"):
+        query.check_cell([section], "nothing")
+
+
+def test_telemetry_outside_of_the_results_is_never_read(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    made = measured.measurement(folder="measurements/x")
+    (outside / "telemetry.csv").write_text(measured_grids.telemetry_csv(made))
+    for folder in ("../outside", str(outside)):
+        hostile = dataclasses.replace(made, folder=folder)
+        (section,) = query.sections([hostile])
+        assert query.watched(section, results) is None
+
+
+def test_without_a_file_no_run_is_drawn(tmp_path: Path) -> None:
+    (section,) = query.sections([measured.measurement(folder="measurements/gone")])
+    assert query.watched(section, tmp_path) is None

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import measured
+import measured_grids
+from nfold.report import series
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "telemetry.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_gpu_machine_gives_a_panel_for_each_quantity(tmp_path: Path) -> None:
+    made = measured.measurement(devices=2)
+    panels = series.panels(write(tmp_path, measured_grids.telemetry_csv(made)))
+    assert [panel.kind.title for panel in panels] == [
+        "GPU utilisation [%]",
+        "GPU memory [GiB]",
+        "GPU power [W]",
+        "host CPU [%]",
+    ]
+    assert panels[0].lines == ["GPU 0", "GPU 1"]
+    assert panels[0].points[0].seconds == 0
+    assert max(point.value for point in panels[1].points) == pytest.approx(22)
+
+
+def test_a_machine_without_a_gpu_gives_the_host_and_its_ranks(tmp_path: Path) -> None:
+    made = measured.measurement(measured.cpu_machine(), devices=2, cores_per_device=1)
+    panels = series.panels(write(tmp_path, measured_grids.telemetry_csv(made)))
+    assert [panel.kind.title for panel in panels] == [
+        "host CPU [%]",
+        "CPU of each rank [% of a core]",
+        "memory of each rank [GiB]",
+    ]
+    assert panels[1].lines == ["rank 0", "rank 1"]
+
+
+def test_what_the_device_does_not_say_is_left_out(tmp_path: Path) -> None:
+    text = (
+        "monotonic_s,utc,host_cpu_percent,gpu0_utilisation_percent,gpu0_power_w\n"
+        "5.0,x,,10,\n6.0,x,,nan,\n7.0,x,,30,[N/A]\n8.0,x\n"
+    )
+    (panel,) = series.panels(write(tmp_path, text))
+    assert [(p.seconds, p.value) for p in panel.points] == [(0, 10), (2, 30)]
+
+
+def test_an_empty_file_gives_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    assert series.panels(path) == []
+    assert series.timed_span(path, measured.measurement()) is None
+
+
+def test_the_timed_span_is_where_windows_lie_in_the_telemetry(tmp_path: Path) -> None:
+    made = measured.measurement(rate=1000.0)
+    span = series.timed_span(write(tmp_path, measured_grids.telemetry_csv(made)), made)
+    assert span is not None
+    windows = made.ranks[0].windows
+    seconds = windows[-1].start_s + windows[-1].seconds - windows[0].start_s
+    assert span[0] == pytest.approx(10)
+    assert span[1] - span[0] == pytest.approx(seconds)
+
+
+def test_thinning_keeps_the_mean_and_the_ends_of_time() -> None:
+    points = [(float(k), float(k % 7)) for k in range(10_000)]
+    thin = series.thinned(points, 100)
+    assert len(thin) == 100
+    assert sum(y for _, y in thin) / 100 == pytest.approx(sum(y for _, y in points) / 10_000)
+    assert series.thinned(points[:50], 100) == points[:50]
