@@ -55,7 +55,6 @@ NoReport = Annotated[bool, _flag("no-report", "Write no report.")]
 
 
 def command(
-    context: typer.Context,
     workload: WorkloadText,
     devices: Devices = None,
     device: Device = None,
@@ -92,6 +91,8 @@ def command(
     reason. What the store has is not measured again. Exits 1 where a run crashed, hung, was
     killed or diverged; out of memory and unsupported are results.
     """
+    # The context's own parameters are not converted by every version of typer; these are.
+    options = dict(locals())
     from nfold.cli.benching import Request, bench
 
-    raise typer.Exit(bench(Request(**context.params)))
+    raise typer.Exit(bench(Request(**options)))
