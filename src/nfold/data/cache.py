@@ -1,26 +1,34 @@
 """Decoded arrays on disk: written once, whole or not at all, then memory-mapped by every rank.
 
-A folder a data set and source digest, ``<name>-<digest>``, with four ``.npy`` files (never
-pickles) and ``manifest.json``: the sizes and SHA-256 of the arrays and what else they need.
+A folder a data set and its sources' digests, ``<name>-<digest>``, with four ``.npy`` files (never
+pickles) and ``manifest.json``: size and SHA-256 of the arrays, SHA-256 of the sources, and what
+else ``Arrays`` holds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nfold.data.arrays import Arrays
-from nfold.data.forms import DataSet, cache_root, find, sha256
+from nfold.data.find import cache_root, find
+from nfold.data.forms import DataSet
+from nfold.data.verify import file_sha256, verified
 from nfold.errors import MachineUnfit
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 MANIFEST = "manifest.json"
+DECODING = 1
+"""Part of every cache folder's name; one more whenever decoding gives other arrays."""
 
 
 def load(data_set: DataSet, *, verify: bool) -> Arrays:
@@ -29,57 +37,98 @@ def load(data_set: DataSet, *, verify: bool) -> Arrays:
     A cache that is damaged is thrown away and made again from the verified sources.
     """
     found = find(data_set)
-    folder = cache_root() / f"{data_set.name}-{found.digest[:16]}"
-    if not (folder / MANIFEST).exists() or (verify and not _is_whole(folder)):
-        _write(found.form.decode(found.paths), folder)
-    return _read(folder)
+    sources = verified(found)
+    folder = cache_root() / f"{data_set.name}-{_key(found.form.title, sources)}"
+    manifest = read_manifest(folder, checksums=verify)
+    if manifest is None:
+        _write(found.form.decode(found.paths), sources, folder)
+        manifest = json.loads((folder / MANIFEST).read_text())
+    return _mapped(folder, manifest)
 
 
-def _is_whole(folder: Path) -> bool:
-    expected = json.loads((folder / MANIFEST).read_text())["sha256"]
-    files = {name: folder / f"{name}.npy" for name in ARRAYS}
-    return all(f.exists() and sha256(f) == expected[name] for name, f in files.items())
+def _key(form: str, sources: Mapping[str, str]) -> str:
+    said = json.dumps([DECODING, form, sorted(sources.items())])
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
-def _write(arrays: Arrays, folder: Path) -> None:
+def read_manifest(folder: Path, *, checksums: bool) -> dict[str, Any] | None:
+    """The manifest of a whole cache folder; None where there is none, or it is damaged.
+
+    Sizes are always compared, the arrays' SHA-256 with ``checksums``.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        for name in ARRAYS:
+            file, said = folder / f"{name}.npy", manifest["arrays"][name]
+            if file.stat().st_size != said["bytes"]:
+                return None
+            if checksums and file_sha256(file) != said["sha256"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return manifest
+
+
+def _write(arrays: Arrays, sources: Mapping[str, str], folder: Path) -> None:
     """Write beside, then rename; where another process was first, its folder stands."""
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         aside.mkdir(parents=True)
         for name in ARRAYS:
             np.save(aside / f"{name}.npy", getattr(arrays, name), allow_pickle=False)
-        (aside / MANIFEST).write_text(json.dumps(_manifest(arrays, aside)))
-        if folder.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-        os.rename(aside, folder)
+        (aside / MANIFEST).write_text(json.dumps(_manifest(arrays, sources, aside), indent=1))
+        _put(aside, folder)
     except OSError as error:
-        if not (folder / MANIFEST).exists():
-            raise MachineUnfit(
-                f"the cache {folder} cannot be written: {error}; next: NFOLD_CACHE=FOLDER"
-            ) from error
+        raise MachineUnfit(
+            f"the cache {folder} cannot be written: {error}; next: make room there, or "
+            "NFOLD_CACHE=FOLDER"
+        ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _manifest(arrays: Arrays, folder: Path) -> dict[str, Any]:
+def _put(aside: Path, folder: Path) -> None:
+    """Rename ``aside`` to ``folder``; a damaged one that is in the way is moved off first.
+
+    Moved, not emptied in place: a process that has it mapped keeps its files.
+    """
+    if read_manifest(folder, checksums=True) is not None:
+        return
+    old = aside.with_name(f"{aside.name}.old")
+    with suppress(FileNotFoundError):
+        os.rename(folder, old)
+    try:
+        os.rename(aside, folder)
+    except OSError:
+        if read_manifest(folder, checksums=False) is None:
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _manifest(arrays: Arrays, sources: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    files = {name: folder / f"{name}.npy" for name in ARRAYS}
     return {
         "name": arrays.name,
         "classes": arrays.classes,
         "mean": list(arrays.mean),
         "std": list(arrays.std),
-        "sha256": {name: sha256(folder / f"{name}.npy") for name in ARRAYS},
+        "sources": dict(sources),
+        "arrays": {
+            name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+            for name, file in files.items()
+        },
     }
 
 
-def _read(folder: Path) -> Arrays:
-    said = json.loads((folder / MANIFEST).read_text())
+def _mapped(folder: Path, manifest: Mapping[str, Any]) -> Arrays:
     mapped = {
         name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS
     }
     return Arrays(
-        name=said["name"],
-        classes=said["classes"],
-        mean=tuple(said["mean"]),
-        std=tuple(said["std"]),
+        name=manifest["name"],
+        classes=manifest["classes"],
+        mean=tuple(manifest["mean"]),
+        std=tuple(manifest["std"]),
         **mapped,
     )

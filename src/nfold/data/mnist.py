@@ -6,14 +6,15 @@ set is called ``mnist-9000`` so that nobody takes its accuracy for MNIST's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from nfold.data.arrays import Arrays, channel_statistics
-from nfold.data.forms import DataSet, Form, content
+from nfold.data.arrays import Arrays, Part, assembled, check_labels
+from nfold.data.forms import DataSet, Download, Form, Paths
+from nfold.data.verify import content
 from nfold.errors import DataCorrupt
 
 TEST_FILES = {
@@ -24,52 +25,68 @@ TRAIN_FILES = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
 }
-SPLIT = 9000
+TRAIN, TEST, SPLIT = 60_000, 10_000, 9_000
+SIDE = 28
+CLASSES = 10
+
+MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"
+DOWNLOADS = (
+    Download(
+        url=f"{MIRROR}/train-images-idx3-ubyte.gz",
+        size_bytes=9_912_422,
+        sha256="440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    ),
+    Download(
+        url=f"{MIRROR}/train-labels-idx1-ubyte.gz",
+        size_bytes=28_881,
+        sha256="3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    ),
+    Download(
+        url=f"{MIRROR}/t10k-images-idx3-ubyte.gz",
+        size_bytes=1_648_877,
+        sha256="8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    ),
+    Download(
+        url=f"{MIRROR}/t10k-labels-idx1-ubyte.gz",
+        size_bytes=4_542,
+        sha256="f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+)
 
 
-def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """The array in an IDX file of bytes; DataCorrupt where header and length disagree."""
-    raw = content(path)
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise DataCorrupt(f"{path}: not an IDX file of bytes; next: get the file again")
-    start = 4 + 4 * raw[3]
-    shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i]) for i in range(raw[3])]
-    if len(raw) != start + int(np.prod(shape)):
+def read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """The bytes [shape] in an IDX file: zero, zero, type 8, the axes, their lengths, the data.
+
+    Raises DataCorrupt where header or length differ from that.
+    """
+    header = bytes((0, 0, 8, len(shape))) + b"".join(n.to_bytes(4) for n in shape)
+    raw = content(path, len(header) + math.prod(shape))
+    if not raw.startswith(header):
         raise DataCorrupt(
-            f"{path}: {len(raw)} bytes, its header announces {shape}; next: get the file again"
+            f"{path}: its header is {raw[: len(header)].hex()}, not {header.hex()}: an IDX file "
+            f"of {' × '.join(map(str, shape))} bytes; next: get the file again"
         )
-    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+    return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape)
 
 
-def _decode_whole(paths: Mapping[str, Path]) -> Arrays:
-    train = [read_idx(paths[name]) for name in TRAIN_FILES]
-    test = [read_idx(paths[name]) for name in TEST_FILES]
-    return _arrays("mnist", train[0], train[1], test[0], test[1])
+def _part(paths: Paths, files: dict[str, str], count: int) -> Part:
+    """The image file and the label file of one part: [count, 28, 28, 1] and [count]."""
+    (images_path,), (labels_path,) = (paths[name] for name in files)
+    labels = read_idx(labels_path, (count,))
+    check_labels(labels_path, labels, CLASSES)
+    images = read_idx(images_path, (count, SIDE, SIDE))
+    return images[..., None], labels.astype(np.int64)
 
 
-def _decode_split(paths: Mapping[str, Path]) -> Arrays:
-    images, labels = (read_idx(paths[name]) for name in TEST_FILES)
-    return _arrays("mnist-9000", images[:SPLIT], labels[:SPLIT], images[SPLIT:], labels[SPLIT:])
+def _decode_whole(paths: Paths) -> Arrays:
+    train, test = _part(paths, TRAIN_FILES, TRAIN), _part(paths, TEST_FILES, TEST)
+    return assembled("mnist", CLASSES, train=train, test=test)
 
 
-def _arrays(
-    name: str,
-    train_images: npt.NDArray[np.uint8],
-    train_labels: npt.NDArray[np.uint8],
-    test_images: npt.NDArray[np.uint8],
-    test_labels: npt.NDArray[np.uint8],
-) -> Arrays:
-    mean, std = channel_statistics(train_images[..., None])
-    return Arrays(
-        name=name,
-        classes=10,
-        train_images=train_images[..., None],
-        train_labels=train_labels.astype(np.int64),
-        test_images=test_images[..., None],
-        test_labels=test_labels.astype(np.int64),
-        mean=mean,
-        std=std,
-    )
+def _decode_split(paths: Paths) -> Arrays:
+    images, labels = _part(paths, TEST_FILES, TEST)
+    train, test = (images[:SPLIT], labels[:SPLIT]), (images[SPLIT:], labels[SPLIT:])
+    return assembled("mnist-9000", CLASSES, train=train, test=test)
 
 
 DATA_SET = DataSet(
@@ -79,4 +96,6 @@ DATA_SET = DataSet(
         Form(title="the 10,000 alone, split", files=TEST_FILES, decode=_decode_split),
     ),
     get="put MNIST's IDX files (plain or .gz) into a folder and set NFOLD_DATA to it",
+    downloads=DOWNLOADS,
+    subfolders=("raw",),
 )

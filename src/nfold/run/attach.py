@@ -6,6 +6,8 @@ import hashlib
 import os
 import time
 
+import psutil
+
 from nfold.frameworks.base import Phase, Task
 from nfold.run.handoff import Folder
 from nfold.run.options import Options
@@ -29,9 +31,16 @@ def world_size() -> int:
 
 
 def job_id() -> str:
-    """Six hex digits that all ranks of the job agree on, and that another job does not have."""
+    """Six hex digits that all ranks of the job agree on, and that another job does not have.
+
+    torchrun's default run id and port are the same in every job; on one node, the process that
+    started the ranks tells jobs apart.
+    """
     names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
     said = [os.environ.get(name, "") for name in names]
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
+        starter = psutil.Process(os.getppid())
+        said.append(f"{starter.pid} {starter.create_time()}")
     return hashlib.sha256("|".join(said).encode()).hexdigest()[:6]
 
 

@@ -145,5 +145,5 @@ def checksum(module: nn.Module) -> str:
     """SHA-256 of all parameters' bytes, 16 hex digits: equal where parameters are."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nfold.data import digits
+from nfold.data.arrays import Arrays
+from nfold.errors import DataCorrupt
+
+
+@pytest.fixture(scope="module")
+def decoded() -> Arrays:
+    return digits.decode({})
+
+
+def test_1437_images_train_and_360_test(decoded: Arrays) -> None:
+    assert decoded.train_images.shape == (1437, 8, 8, 1)
+    assert decoded.test_images.shape == (360, 8, 8, 1)
+    assert (len(decoded.train_labels), len(decoded.test_labels)) == (1437, 360)
+    assert decoded.train_images.dtype == np.uint8
+    assert decoded.train_labels.dtype == np.int64
+
+
+def test_0_to_16_became_0_to_255(decoded: Arrays) -> None:
+    levels = np.unique(decoded.train_images)
+    assert levels.tolist() == [round(level * 255 / 16) for level in range(17)]
+
+
+def test_every_image_is_in_one_part_and_both_have_all_digits(decoded: Arrays) -> None:
+    from sklearn.datasets import load_digits
+
+    whole = np.concatenate([decoded.train_labels, decoded.test_labels])
+    assert np.array_equal(np.bincount(whole), np.bincount(load_digits().target))
+    assert np.bincount(decoded.test_labels).min() >= 25
+
+
+def test_the_statistics_are_the_training_images(decoded: Arrays) -> None:
+    assert decoded.mean == pytest.approx((decoded.train_images.mean(),))
+    assert decoded.std == pytest.approx((decoded.train_images.std(),))
+
+
+def test_other_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "SHA256", "0" * 64)
+    with pytest.raises(DataCorrupt, match=r"sklearn.*expected 0000.*next: "):
+        digits.decode({})
