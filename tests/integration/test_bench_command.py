@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from nfold.store.store import Store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
