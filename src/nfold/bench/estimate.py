@@ -20,8 +20,6 @@ ASSUMED_FLOP_PER_S: Mapping[str, float] = {"cpu": 20e9, "cuda": 10e12}
 ASSUMED_16_BIT_GAIN = 3.0
 ASSUMED_START_S: Mapping[str, float] = {"cpu": 6.0, "cuda": 15.0}
 """From the start of the processes to the first step, and their end."""
-ASSUMED_EPOCH_SAMPLES = 50_000
-"""Of a data set whose size is not known here; CIFAR-10's."""
 ASSUMED_OPERATION_PARTS = 12
 """Parts that an operation times one after the other, each for all steps."""
 
@@ -37,14 +35,12 @@ class Estimate:
     basis: str
 
 
-def estimate(
-    cell: GridCell, earlier: Sequence[Measurement], *, epoch_samples: int | None = None
-) -> Estimate:
+def estimate(cell: GridCell, earlier: Sequence[Measurement]) -> Estimate:
     """How long one run of ``cell`` takes.
 
     ``earlier`` are measurements of any workload on the same machine; the nearest plan of the
-    same workload that ran to its end decides. ``epoch_samples`` is the size of the training
-    data, where it is known.
+    same workload that ran to its end decides. An epoch nobody has measured yet is as long as
+    the published training set.
     """
     if cell.reason is not None:
         return Estimate(seconds=0.0, basis="not run")
@@ -52,9 +48,9 @@ def estimate(
         return Estimate(seconds=0.0, basis="a virtual clock")
     known = [m for m in earlier if m.workload == cell.workload and _usable(m)]
     if not known:
-        return _assumed(cell, epoch_samples)
+        return _assumed(cell)
     nearest = min(known, key=lambda m: _distance(cell.plan, m.plan))
-    return Estimate(seconds=_scaled(cell.plan, nearest), basis=f"measured as {nearest.id}")
+    return Estimate(seconds=_scaled(cell, nearest), basis=f"measured as {nearest.id}")
 
 
 def _usable(measurement: Measurement) -> bool:
@@ -72,14 +68,14 @@ def _batch_per_device(plan: Plan) -> float:
     return (plan.batch or 1) / (plan.devices or 1)
 
 
-def _scaled(plan: Plan, measured: Measurement) -> float:
+def _scaled(cell: GridCell, measured: Measurement) -> float:
     """The measured start-up, and the measured rate per device over this plan's samples."""
-    rate = samples_per_s(Cell(measurements=(measured,)))
+    plan, rate = cell.plan, samples_per_s(Cell(measurements=(measured,)))
     ran = _samples(measured.plan, _epoch_samples(measured))
     if rate is None or not ran:
         return measured.wall_seconds
     stepping = min(ran / rate.value, measured.wall_seconds)
-    asked = _samples(plan, _epoch_samples(measured) or ASSUMED_EPOCH_SAMPLES)
+    asked = _samples(plan, _epoch_samples(measured) or _published(cell))
     devices = (measured.plan.devices or 1) / (plan.devices or 1)
     return measured.wall_seconds - stepping + stepping * asked / ran * devices
 
@@ -89,6 +85,12 @@ def _epoch_samples(measured: Measurement) -> int:
     return finished[0].samples if finished else 0
 
 
+def _published(cell: GridCell) -> int:
+    """Samples of an epoch: what the workload's ``samples`` allows, else the whole training set."""
+    allowed = workloads.parameters(cell.workload).get("samples")
+    return allowed or workloads.info(cell.workload.name).training_samples
+
+
 def _samples(plan: Plan, epoch_samples: int) -> int:
     """Samples of a whole run over all devices, with the warm-up's."""
     if plan.steps is not None:
@@ -96,11 +98,11 @@ def _samples(plan: Plan, epoch_samples: int) -> int:
     return (plan.epochs or 1) * epoch_samples
 
 
-def _assumed(cell: GridCell, epoch_samples: int | None) -> Estimate:
+def _assumed(cell: GridCell) -> Estimate:
     plan = cell.plan
     known = workloads.info(cell.workload.name)
     parts = ASSUMED_OPERATION_PARTS if known.kind == "operation" else 1
-    samples = parts * _samples(plan, epoch_samples or ASSUMED_EPOCH_SAMPLES)
+    samples = parts * _samples(plan, _published(cell))
     flop = samples * known.flop_per_sample(workloads.parameters(cell.workload))
     seconds = ASSUMED_START_S[plan.device or "cpu"] + flop / _assumed_flop_per_s(plan)
     return Estimate(seconds=seconds, basis=_assumption(plan))

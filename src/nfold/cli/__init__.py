@@ -11,6 +11,7 @@ import signal
 import sys
 
 from nfold.errors import NfoldError
+from nfold.inert import inert
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
     except NfoldError as error:
         if debug:
             raise
-        sys.stderr.write(f"nfold: error: {inert(str(error))}\n")
+        sys.stderr.write(f"nfold: error: {inert(str(error), keep_lines=True)}\n")
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # Whoever read our output has seen enough; Python would complain again at exit.
@@ -36,8 +37,3 @@ def main() -> None:
         text = inert(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"nfold: internal error: {text}; next: --debug shows where\n")
         sys.exit(1)
-
-
-def inert(text: str) -> str:
-    """Text with its control characters written out, so that it cannot steer a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in text)

@@ -222,6 +222,6 @@ def _show(request: Request, asked: Grid, planned: Schedule, found: Sequence[Meas
     else:
         output.print_scope(asked, planned)
         if found:
-            output.print_table(found)
+            output.print_table(found, plain=request.plain)
     if found and not request.no_report:
         output.write_report(request.results, quiet=request.as_json)

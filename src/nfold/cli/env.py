@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nfold.cli import inert
+from nfold.cli import terminal
+from nfold.inert import inert
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,7 @@ def command(
     if as_json:
         typer.echo(json.dumps(document(machine, found), indent=2))
     else:
-        show(machine, found, _console())
+        show(machine, found, terminal.console())
 
 
 def document(machine: Machine, found: Iterable[Obstacle]) -> dict[str, object]:
@@ -113,16 +114,6 @@ def link_details(machine: Machine) -> list[list[str]]:
 def in_gib(size: int | None) -> str:
     """Bytes in GiB, to three digits."""
     return "–" if size is None else f"{size / 2**30:.3g} GiB"
-
-
-def _console() -> Console:
-    """At most 100 columns; piped, exactly as many and without colour."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal or console.width > WIDTH:
-        console.width = WIDTH
-    return console
 
 
 def _show_title(text: str, console: Console) -> None:

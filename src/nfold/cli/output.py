@@ -11,9 +11,10 @@ from typing import Any
 from nfold.bench.estimate import Estimate
 from nfold.bench.grid import Grid
 from nfold.bench.sweep import Schedule
-from nfold.cli import inert
+from nfold.cli import terminal
 from nfold.cli.progress import cell_name, duration
 from nfold.errors import ExtraMissing
+from nfold.inert import inert
 from nfold.measurement import Measurement
 from nfold.summary import SCHEMA
 
@@ -76,12 +77,12 @@ def _plan_document(asked: Grid, todo: Schedule, expected: Sequence[Estimate]) ->
     }
 
 
-def print_table(found: Sequence[Measurement]) -> None:
+def print_table(found: Sequence[Measurement], *, plain: bool = False) -> None:
     """The tables that ``nfold report`` prints, of these measurements alone."""
     from nfold.cli.report import show
     from nfold.report.query import sections
 
-    show(sections(found))
+    show(sections(found), terminal.console(plain=plain))
 
 
 def write_report(results: Path, *, quiet: bool = False) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from nfold.bench.sweep import Events, Turn
-from nfold.cli import inert
+from nfold.inert import inert
 from nfold.measurement import Measurement
 from nfold.run.options import Progress
 from nfold.summary import Cell, samples_per_s

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nfold.cli import terminal
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from nfold.report.query import Section
 
 PAGE = "report.html"
-WIDTH = 100
 PIPED_WIDTH = 1000
 """No table is wider: piped, nothing wraps."""
 
@@ -48,7 +49,7 @@ def command(
 
         typer.echo(json.dumps(document(measured), indent=2))
     elif not named:
-        show(found)
+        show(found, terminal.console())
         html = results / PAGE
     if html or csv or md:
         _write(results, html, csv, md, workload, cell, quiet=as_json)
@@ -71,42 +72,44 @@ def _write(
         typer.echo(f"Wrote {path}")
 
 
-def show(found: Sequence[Section]) -> None:
+def show(found: Sequence[Section], console: Console) -> None:
     """Print every section: what it says at a glance, its tables, and their notes."""
+    from nfold.inert import inert
     from nfold.report import parts, tables
     from nfold.report.headline import headline
-    from nfold.report.words import inert
 
     for section in found:
         made, timings = tables.table(section.results), parts.timings(section.results)
-        _line(f"{inert(section.workload)} on {inert(section.machine.summary)}", style="bold")
-        _line(" ".join(headline(section.results, timings)))
+        _line(
+            console, f"{inert(section.workload)} on {inert(section.machine.summary)}", style="bold"
+        )
+        _line(console, " ".join(headline(section.results, timings)))
         if made.shared:
-            _line(f"In all cells: {tables.shared_text(made.shared)}", style="dim")
-        _table(*tables.narrow(made))
-        _notes(made.notes)
+            _line(console, f"In all cells: {tables.shared_text(made.shared)}", style="dim")
+        _table(console, *tables.narrow(made))
+        _notes(console, made.notes)
         in_parts = parts.table(timings)
         if in_parts is not None:
-            _table(*parts.flat(in_parts, compact=True))
-            _notes(in_parts.notes)
+            _table(console, *parts.flat(in_parts, compact=True))
+            _notes(console, in_parts.notes)
 
 
-def _notes(notes: Sequence[str]) -> None:
+def _notes(console: Console, notes: Sequence[str]) -> None:
     from nfold.report.words import superscript
 
     for number, note in enumerate(notes, start=1):
-        _line(f"{superscript((number,))} {note}", style="dim")
+        _line(console, f"{superscript((number,))} {note}", style="dim")
     if notes:
-        typer.echo()
+        console.print()
 
 
-def _line(text: str, style: str = "") -> None:
+def _line(console: Console, text: str, style: str = "") -> None:
     from rich.text import Text
 
-    _console().print(Text(text, style=style))
+    console.print(Text(text, style=style))
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Numbers on the right; piped, as wide as it needs to be."""
     from rich import box
     from rich.table import Table
@@ -118,22 +121,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(Text(head), justify="right" if _numeric(texts) else "left")
     for row in rows:
         table.add_row(*map(Text, row))
-    console = _console()
-    if not console.is_terminal:
-        console.width = PIPED_WIDTH
-    console.print(table)
+    console.print(table, width=None if console.is_terminal else PIPED_WIDTH)
     console.print()
 
 
 def _numeric(texts: Sequence[str]) -> bool:
     """Whether a column holds numbers, perhaps with a failure among them."""
     return any(text[:1].isdigit() for text in texts)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console

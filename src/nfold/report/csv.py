@@ -7,12 +7,12 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from nfold.inert import inert
 from nfold.plan import FIELDS
 from nfold.report import parts
 from nfold.report.query import Section
 from nfold.report.results import Result
 from nfold.report.tables import where
-from nfold.report.words import inert
 from nfold.stats import Interval
 
 Row = dict[str, Any]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nfold.inert import inert
 from nfold.report import axes, charts, points, series, svg
 from nfold.report.ink import SERIES, cycle
 from nfold.report.legend import Entry, of_lines, of_marks, of_strokes
@@ -14,7 +15,6 @@ from nfold.report.parts import Timing
 from nfold.report.query import Section, Watched
 from nfold.report.results import Result
 from nfold.report.series import Panel
-from nfold.report.words import inert
 from nfold.stats import Interval
 
 CROSSES = "A cross on the axis is a cell without a result."

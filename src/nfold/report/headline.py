@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from nfold.comparison import Comparison
+from nfold.inert import inert
 from nfold.report import axes
 from nfold.report.parts import Timing
 from nfold.report.results import Result, main_comparisons
-from nfold.report.words import STATUS, bounds, count, inert, listed, number, percent, times
+from nfold.report.words import STATUS, bounds, count, listed, number, percent, times
 from nfold.stats import Interval
 
 END_TO_END = "end to end"

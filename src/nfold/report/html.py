@@ -14,11 +14,12 @@ import jinja2
 from markupsafe import Markup
 
 from nfold import __version__
+from nfold.inert import inert
 from nfold.machine import Machine
 from nfold.report import axes, figures, headline, ink, parts, query, tables
 from nfold.report.figures import Figure
 from nfold.report.query import Section
-from nfold.report.words import inert, memory
+from nfold.report.words import memory
 
 NUMERIC = (
     "devices",

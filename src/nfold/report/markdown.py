@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from nfold.inert import inert
 from nfold.report import parts, tables
 from nfold.report.headline import headline
 from nfold.report.query import Section
-from nfold.report.words import inert, superscript
+from nfold.report.words import superscript
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!])")
 

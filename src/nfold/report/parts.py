@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nfold.inert import inert
 from nfold.measurement import Part
 from nfold.report import axes
 from nfold.report.results import Result
 from nfold.report.tables import Notes
-from nfold.report.words import NOTHING, bounds, half_width, inert, number, superscript
+from nfold.report.words import NOTHING, bounds, half_width, number, superscript
 from nfold.stats import Interval, bootstrap
 
 BASELINE = "without the devices"

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from nfold.inert import inert
 from nfold.measurement import Measurement
 from nfold.report import axes
 from nfold.report.results import Result, main_comparisons
 from nfold.report.series import thinned
-from nfold.report.words import STATUS, count, inert
+from nfold.report.words import STATUS, count
 from nfold.stats import Interval
 from nfold.summary import Cell
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from nfold.inert import inert
 from nfold.measurement import Measurement
 from nfold.report import axes
 from nfold.report.columns import COLUMNS, MAIN, Column, Shown
 from nfold.report.results import Result, results
-from nfold.report.words import NOTHING, STATUS, count, inert, listed, superscript
+from nfold.report.words import NOTHING, STATUS, count, listed, superscript
 from nfold.summary import Cell
 
 COMPACT_WIDTH = 100

@@ -21,18 +21,6 @@ STATUS = {
 _SUPERSCRIPT = str.maketrans("0123456789,", "⁰¹²³⁴⁵⁶⁷⁸⁹˒")
 
 
-def inert(text: str) -> str:
-    """``text`` on one line, with control and direction characters written out.
-
-    An escape sequence in a name must not reach a terminal, nor a line break a table.
-    """
-    return "".join(c if c.isprintable() else _written_out(c) for c in text)
-
-
-def _written_out(character: str) -> str:
-    return " " if character in "\n\t" else ascii(character)[1:-1]
-
-
 def decimals(value: float) -> int:
     """Digits after the point that leave about three significant ones."""
     size = abs(value)

@@ -83,6 +83,8 @@ class Supervisor:
         threads = str(self._plan.cores_per_device) if on_cpu else "1"
         ranks = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         ranks |= {k: v for k, v in CPU_MALLOC.items() if on_cpu and k not in os.environ}
+        if self._plan.device == "cuda":
+            ranks["CUDA_DEVICE_ORDER"] = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         if self._processes == 1:
             module = ["nfold.run.worker", str(self._folder.path)]
             ranks |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nfold.errors import StoreUnusable
+from nfold.errors import StoreUnusable, UsageError
 from nfold.measurement import Measurement
 from nfold.store.file import open_to_read, open_to_write, transaction, translated
 
@@ -108,7 +108,7 @@ class Store:
             values: dict[str, Any] = json.loads(document)
             values["machine"] = json.loads(machine)
             return Measurement.from_dict(values)
-        except ValueError as error:
+        except (ValueError, UsageError) as error:
             raise StoreUnusable(
                 f"{self.path}: measurement {name!r} cannot be read ({error}); "
                 "next: use the nfold that wrote it, or another --results folder"

@@ -43,6 +43,8 @@ class Info:
     source: str
     kind: Literal["training", "operation"] = "training"
     dataset: str | None = None
+    training_samples: int = 0
+    """Of the published training set; a copy may hold fewer."""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     defaults: Defaults
     augmentation: tuple[tuple[str, int], ...] = ()

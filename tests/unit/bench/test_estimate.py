@@ -97,12 +97,21 @@ def test_a_measurement_without_windows_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize(("devices", "share"), [("cpu:1", 16), ("cpu:4", 16)])
 def test_without_a_measurement_operations_over_an_assumed_rate(devices: str, share: int) -> None:
-    cell = _cell("cnn10", epochs=2, devices=devices)
+    cell = _cell("cnn10:samples=1000", epochs=2, devices=devices)
     flop = workloads.info("cnn10").flop_per_sample(workloads.parameters(cell.workload))
-    found = estimate(cell, [], epoch_samples=1000)
+    found = estimate(cell, [])
     expected = ASSUMED_START_S["cpu"] + 2000 * flop / (ASSUMED_FLOP_PER_S["cpu"] * share)
     assert found.seconds == pytest.approx(expected)
     assert found.basis == "rough: assumes 20 GFLOP/s a core"
+
+
+@pytest.mark.parametrize(
+    ("workload", "samples"), [("digits", 1437), ("mnist", 60_000), ("cnn10", 50_000)]
+)
+def test_an_epoch_is_as_long_as_the_published_training_set(workload: str, samples: int) -> None:
+    one, three = (estimate(_cell(workload, epochs=n), []).seconds for n in (1, 3))
+    flop = workloads.info(workload).flop_per_sample({})
+    assert three - one == pytest.approx(2 * samples * flop / ASSUMED_FLOP_PER_S["cuda"])
 
 
 def test_sixteen_bits_are_assumed_to_be_faster_on_a_gpu() -> None:

@@ -37,20 +37,6 @@ def test_memory_has_its_unit() -> None:
     assert words.memory(100 * 2**20) == "100 MiB"
 
 
-@pytest.mark.parametrize(
-    ("hostile", "text"),
-    [
-        ("a\x1b[31mb", "a\\x1b[31mb"),
-        ("a\nb", "a b"),
-        ("a\x00b", "a\\x00b"),
-        ("a\u202eb", "a\\u202eb"),
-        ("Übung – 2 × 日本", "Übung – 2 × 日本"),
-    ],
-)
-def test_nothing_in_a_text_acts(hostile: str, text: str) -> None:
-    assert words.inert(hostile) == text
-
-
 def test_lists_and_marks() -> None:
     assert words.listed(["a"]) == "a"
     assert words.listed(["a", "b", "c"]) == "a, b and c"

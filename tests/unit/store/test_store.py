@@ -91,6 +91,16 @@ def test_a_row_of_another_form_names_itself(tmp_path: Path) -> None:
             store.measurements()
 
 
+def test_a_plan_with_a_value_of_a_newer_nfold_names_its_row(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        store.append(measured.measurement(name="strange"))
+        store._connection.execute(
+            "UPDATE measurement SET document = replace(document, 'channels_first', 'spiral')"
+        )
+        with pytest.raises(StoreUnusable, match=r"'strange' cannot be read.*spiral"):
+            store.measurements()
+
+
 def test_a_store_that_is_only_read_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match=r"does not exist.*next: nfold bench"):
         Store.read(tmp_path)

@@ -28,6 +28,7 @@ INFO = Info(
         "convolutions, batch norm, ReLU; average pooling; data: A. Krizhevsky, 2009"
     ),
     dataset="cifar10",
+    training_samples=50_000,
     parameters={"samples": SAMPLES},
     defaults=Defaults(batch=128, epochs=1),
     augmentation=(("crop", 4), ("flip", 0)),

@@ -21,6 +21,7 @@ INFO = Info(
     summary="a small CNN on 1,797 real 8 × 8 digits; needs no file and no network",
     source="data: E. Alpaydin and C. Kaynak, UCI, 1998, as scikit-learn ships it; our own CNN",
     dataset="digits",
+    training_samples=1_437,
     parameters={"samples": SAMPLES},
     defaults=Defaults(batch=128, epochs=10),
     flop_per_sample=flop_per_sample,

@@ -20,6 +20,7 @@ INFO = Info(
         "conv 5×5×64, pool, dense 1024, dropout 0.4, dense 10; data: LeCun and others, 1998"
     ),
     dataset="mnist",
+    training_samples=60_000,
     parameters={"samples": SAMPLES},
     defaults=Defaults(batch=100, epochs=3),
     flop_per_sample=flop_per_sample,

@@ -45,6 +45,7 @@ INFO = Info(
     summary="WRN-d-k on CIFAR-10, 28-10 by default (36.5 M parameters), any depth 6n + 4 and width",
     source="S. Zagoruyko and N. Komodakis, Wide Residual Networks (BMVC 2016), without dropout",
     dataset="cifar10",
+    training_samples=50_000,
     parameters={
         "depth": Parameter(default=28, meaning="layers, 6n + 4", minimum=10),
         "width": Parameter(default=10, meaning="factor on the channels of every stage"),
