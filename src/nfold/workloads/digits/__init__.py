@@ -11,9 +11,8 @@ SIDE = 8
 
 def flop_per_sample(_: object) -> float:
     """Three 3 × 3 convolutions and a dense layer, forward and twice that backward."""
-    whole, half = SIDE**2, (SIDE // 2) ** 2
-    convolutions = 9 * CHANNELS * (whole + whole * CHANNELS + half * CHANNELS)
-    return 3 * 2 * (convolutions + half * CHANNELS * 10)
+    convolutions = 9 * CHANNELS * SIDE**2 * (1 + 2 * CHANNELS)
+    return 3 * 2 * (convolutions + CHANNELS * (SIDE // 2) ** 2 * 10)
 
 
 INFO = Info(

@@ -20,9 +20,9 @@ def model(_: Mapping[str, int], classes: int) -> nn.Module:
         nn.ReLU(),
         nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
         nn.ReLU(),
-        nn.MaxPool2d(2),
         nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
         nn.ReLU(),
+        nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(CHANNELS * (SIDE // 2) ** 2, classes),
     )
