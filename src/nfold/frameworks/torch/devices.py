@@ -62,7 +62,7 @@ def open_devices(task: Task) -> Devices:
 
     Not under nn.DataParallel: it starts new threads in every forward, and what cuDNN found is
     kept per thread, so that it would search again in every step (210 ms a step on two H200s
-    for cnn10 at batch 128, docs/decisions).
+    for cnn10 at batch 128, docs/decisions/0008).
     """
     devices = devices_of(task)
     if devices.cuda:
