@@ -18,7 +18,11 @@ ROUNDS = 10
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> list[Tensor]:
-    """Four int64 tensors of 32-bit values for counters of four int64 tensors and a key of two."""
+    """Four int64 tensors of 32-bit values for counters of four int64 tensors and a key of two.
+
+    The counters may have different shapes that broadcast together; the results have the common
+    one.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -35,18 +39,24 @@ def _multiply(value: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     return (product >> 32) & MASK, product & MASK
 
 
-def draws(seed: int, epoch: int, ids: Tensor, operation: int) -> list[Tensor]:
+def draws(seed: int, epoch: int | Tensor, ids: Tensor, operation: int | Tensor) -> list[Tensor]:
     """Four independent 32-bit draws per sample id: int64 tensors of the shape of ``ids``.
 
     ``operation`` tells apart what the draws are for; the key holds the 64 bits of the seed.
+    Operations [k, 1] give draws [k, n] for ids [n] in one call. An epoch that is an int64 tensor
+    of no dimensions on the device of ``ids`` is read when the arithmetic runs, so that a CUDA
+    graph that was captured in one epoch draws the next one's numbers in the next.
     """
-    counter = (
-        ids & MASK,
-        (ids >> 32) & MASK,
-        torch.full_like(ids, epoch & MASK),
-        torch.full_like(ids, operation & MASK),
-    )
+    low, high = ids & MASK, (ids >> 32) & MASK
+    counter = (low, high, _word(epoch, ids.device), _word(operation, ids.device))
     return philox(counter, (seed & MASK, (seed >> 32) & MASK))
+
+
+def _word(value: int | Tensor, device: torch.device) -> Tensor:
+    """The low 32 bits; an int is filled in on the device, since copying one there waits."""
+    if isinstance(value, Tensor):
+        return value & MASK
+    return torch.full((), value & MASK, dtype=torch.int64, device=device)
 
 
 def below(draw: Tensor, limit: int) -> Tensor:

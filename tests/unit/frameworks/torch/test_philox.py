@@ -52,3 +52,14 @@ def test_a_permutation_has_every_sample_once_and_differs_by_epoch() -> None:
     assert torch.equal(first.sort().values, torch.arange(1000))
     assert not torch.equal(first, second)
     assert torch.equal(first, permutation(0, 0, 1000, 0))
+
+
+def test_an_epoch_and_operations_may_be_tensors() -> None:
+    ids = torch.arange(2**33, 2**33 + 50)
+    operations = torch.tensor([[1], [2], [3]])
+    stacked = draws(2**40 + 7, torch.tensor(3), ids, operations)
+    for row, operation in enumerate((1, 2, 3)):
+        alone = draws(2**40 + 7, 3, ids, operation)
+        for words, word in zip(stacked, alone, strict=True):
+            assert words.shape == (3, 50)
+            assert torch.equal(words[row], word)
