@@ -66,7 +66,7 @@ def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
     devices = open_devices(task)
     trainer = Trainer(task, devices)
     trainer.model.train()
-    batches = itertools.cycle(list(itertools.islice(trainer.loader, BLOCK_STEPS)))
+    batches = itertools.cycle(list(itertools.islice(trainer.source, BLOCK_STEPS)))
     length = Length(total=2 * BLOCK_STEPS * (blocks + 1), warmup=1, window=WINDOW_STEPS)
     recorder = Recorder(0, devices.describe(), clock(devices), observer, length)
 

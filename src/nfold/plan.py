@@ -141,8 +141,8 @@ class Plan:
             precision=precision,
             layout=self.layout or _layout(device, precision),
             input=self.input or "loader",
-            workers=_workers(self.workers, device, cores),
-            augment=self.augment or "cpu",
+            workers=_workers(self, device, cores),
+            augment=self.augment or _augment(self.input),
             step=self.step or "eager",
             steps=(self.steps or defaults.steps) if timed else None,
             epochs=None if timed else self.epochs or defaults.epochs,
@@ -225,12 +225,18 @@ def _layout(device: str, precision: str) -> str:
     return "channels_last" if tensor_cores else "channels_first"
 
 
-def _workers(workers: int | None, device: str, cores: int) -> int:
+def _augment(input_: str | None) -> str:
+    """Where the images are: resident ones are on the device, and no worker touches them."""
+    return "device" if input_ == "resident" else "cpu"
+
+
+def _workers(asked: Plan, device: str, cores: int) -> int:
     """Loader processes per rank: none on CPU devices, whose cores compute; else half the share.
 
     Half, because one process per core starved every rank on a 64-core host with 4 GPUs: 14
-    workers a GPU took 16.2 ms a step, 7 took 13.3.
+    workers a GPU took 16.2 ms a step, 7 took 13.3. Resident data needs none.
     """
-    if workers is not None:
-        return workers
-    return 0 if device == "cpu" else max(1, min(8, cores // 2))
+    if asked.workers is not None:
+        return asked.workers
+    idle = device == "cpu" or asked.input == "resident"
+    return 0 if idle else max(1, min(8, cores // 2))

@@ -92,6 +92,16 @@ def test_fp32_on_a_gpu_stays_channels_first() -> None:
     assert Plan().resolve(machine(gpus=1), DEFAULTS).layout == "channels_first"
 
 
+def test_resident_images_are_augmented_on_the_device_and_need_no_workers() -> None:
+    host = machine(gpus=1, cores=16)
+    plan = Plan(input="resident").resolve(host, DEFAULTS)
+    assert (plan.augment, plan.workers) == ("device", 0)
+    said = Plan(input="resident", augment="cpu", workers=3).resolve(host, DEFAULTS)
+    assert (said.augment, said.workers) == ("cpu", 3)
+    plain = Plan().resolve(host, DEFAULTS)
+    assert (plain.input, plain.augment, plain.workers) == ("loader", "cpu", 8)
+
+
 def test_what_is_said_is_kept() -> None:
     """Resolving fills gaps and changes nothing, but for the strategy of one device."""
     host = machine(gpus=8, cores=64)

@@ -34,8 +34,9 @@ class Info:
     ``kind`` is ``training`` (a model, a data set, epochs) or ``operation`` (one timed
     computation, split over the devices). ``dataset`` names a file of ``nfold.data``.
     ``augmentation`` is a tuple of (operation, argument): ("crop", 4) pads by 4 and crops at
-    random, ("flip", 0) mirrors half of the images. ``flop_per_sample`` is the cost of
-    training on one sample (forward and backward, a multiply-add counts two), by parameters.
+    random, ("flip", 0) mirrors half of the images, ("cutout", 16) covers a square of 16 pixels.
+    ``flop_per_sample`` is the cost of training on one sample (forward and backward, a
+    multiply-add counts two), by parameters.
     """
 
     name: str

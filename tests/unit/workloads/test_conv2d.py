@@ -51,6 +51,7 @@ def test_a_default_plan_is_supported() -> None:
     [
         ({"epochs": 1}, "epochs"),
         ({"input": "resident"}, "resident"),
+        ({"augment": "device"}, "augments nothing"),
         ({"step": "captured"}, "captured"),
         ({"precision": "tf32"}, "tf32"),
         ({"batch": 1, "devices": 2}, "batch 1"),

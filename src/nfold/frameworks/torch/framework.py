@@ -21,12 +21,13 @@ RULES: tuple[Rule, ...] = (
         "torch runs step 'eager' only in this version of nfold",
     ),
     (
-        lambda plan: plan.input != "loader",
-        "torch takes input 'loader' only in this version of nfold",
+        lambda plan: plan.input == "resident" and plan.augment == "cpu",
+        "input 'resident' has no loader whose workers could augment on the CPU; next: "
+        "--augment device",
     ),
     (
-        lambda plan: plan.augment != "cpu",
-        "torch augments on 'cpu' only in this version of nfold",
+        lambda plan: plan.accumulate > 1 or plan.exchange != "fp32",
+        "built-in workloads neither accumulate nor compress in this version; nfold.Run does both",
     ),
     (
         lambda plan: plan.strategy == "dp" and plan.device == "cpu",

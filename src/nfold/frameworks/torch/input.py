@@ -1,4 +1,4 @@
-"""Input: which samples a rank gets in each step, loaded and augmented by worker processes.
+"""Input from the host: which samples a rank gets in each step, loaded by worker processes.
 
 The order of samples depends on (seed, epoch) alone. Every global batch is cut into one
 contiguous slice per rank, the slices differing by at most one sample, so that a batch that
@@ -7,9 +7,9 @@ does not divide and an incomplete last batch are used whole.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -20,11 +20,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.augment import SHUFFLE, augment
+from nfold.frameworks.torch.augment import SHUFFLE, Augment
+from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.philox import permutation
+from nfold.frameworks.torch.prefetch import on_device
 from nfold.lifeline import die_with_parent
 
 Ids = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -38,112 +41,155 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A rank's part of a global batch: uint8 images [n, h, w, c], int64 labels [n].
+class Cut:
+    """Where one rank's part of one global batch lies in the order of an epoch, the same in each.
 
-    ``count`` of them are this rank's samples, of ``global_count`` in the step; a rank without
-    a sample gets one that counts 0, because every rank must take part in the exchange.
-    ``weight`` makes the mean over ranks of weighted local means the mean over the batch.
+    Never empty: a rank without a sample is cut the batch's first one, of which 0 count.
     """
 
-    images: Tensor
-    labels: Tensor
+    start: int
+    stop: int
     count: int
     global_count: int
-    sample_hash: int
-
-    def weight(self, world_size: int) -> float:
-        """1 where every rank has the same share."""
-        return self.count * world_size / self.global_count
-
-    def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory; DataLoader calls this."""
-        return Batch(
-            self.images.pin_memory(),
-            self.labels.pin_memory(),
-            self.count,
-            self.global_count,
-            self.sample_hash,
-        )
 
 
 class Stream(Sampler[Key]):
     """The keys of one rank, epoch by epoch, or without end across epochs."""
 
     def __init__(self, samples: int, task: Task, *, limit: int | None = None) -> None:
+        batch = cast(int, task.plan.batch)
+        starts = range(0, samples, batch)
+        wholes = [range(start, min(start + batch, samples)) for start in starts]
+        self.cuts = [_cut(whole, task.rank, task.world_size) for whole in wholes]
         self._samples = samples
-        self._batch = cast(int, task.plan.batch)
         self._seed = task.plan.seed
-        self._rank = task.rank
-        self._ranks = task.world_size
         self._limit = limit
         self.epoch = 0
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps in one epoch, the incomplete last batch counted."""
-        return math.ceil(self._samples / self._batch)
+        return len(self.cuts)
 
     def __len__(self) -> int:
         return self._limit or self.steps_per_epoch
 
     def __iter__(self) -> Iterator[Key]:
+        for epoch, cuts in self.passes():
+            order = self.order(epoch)
+            for cut in cuts:
+                yield Key(epoch, order[cut.start : cut.stop], cut.count, cut.global_count)
+
+    def passes(self) -> Iterator[tuple[int, list[Cut]]]:
+        """The epochs that one iteration goes through, the last perhaps not to its end."""
         if self._limit is None:
-            yield from self._keys(self.epoch)
+            yield self.epoch, self.cuts
             return
-        for step in range(self._limit):
-            epoch, index = divmod(step, self.steps_per_epoch)
-            if index == 0:
-                keys = self._keys(epoch)
-            yield next(keys)
+        for epoch, done in enumerate(range(0, self._limit, self.steps_per_epoch)):
+            yield epoch, self.cuts[: self._limit - done]
 
-    def _keys(self, epoch: int) -> Iterator[Key]:
-        order = permutation(self._seed, epoch, self._samples, SHUFFLE).numpy()
-        for start in range(0, self._samples, self._batch):
-            whole = order[start : start + self._batch]
-            own = share(whole, self._rank, self._ranks)
-            yield Key(epoch, own if len(own) else whole[:1], len(own), len(whole))
+    def order(self, epoch: int) -> Ids:
+        """All ranks' samples in the order of an epoch: int64 [samples]."""
+        order: Ids = permutation(self._seed, epoch, self._samples, SHUFFLE).numpy()
+        return order
 
 
-def share(ids: Ids, rank: int, ranks: int) -> Ids:
-    """The contiguous part of ``ids`` that belongs to a rank; parts differ by at most one."""
-    n = len(ids)
-    return ids[rank * n // ranks : (rank + 1) * n // ranks]
+def _cut(whole: range, rank: int, ranks: int) -> Cut:
+    own = share(whole, rank, ranks)
+    taken = own or whole[:1]
+    return Cut(taken.start, taken.stop, len(own), len(whole))
 
 
-class Batches(Dataset[Batch]):
-    """Whole batches by key: gathered, augmented and hashed in one go, in a loader worker."""
+def share(whole: range, rank: int, ranks: int) -> range:
+    """The contiguous part of ``whole`` that belongs to a rank; parts differ by at most one."""
+    n = len(whole)
+    return whole[rank * n // ranks : (rank + 1) * n // ranks]
 
-    def __init__(self, arrays: Arrays, task: Task, operations: tuple[tuple[str, int], ...]) -> None:
-        self._images = arrays.train_images
-        self._labels = arrays.train_labels
-        self._seed = task.plan.seed
-        self._operations = operations
 
-    def __getitem__(self, key: Key) -> Batch:
-        ids = torch.from_numpy(key.ids)
-        images = torch.from_numpy(self._images[key.ids])
-        labels = torch.from_numpy(self._labels[key.ids])
-        images = augment(images, ids, self._seed, key.epoch, self._operations)
-        hashed = sample_hash(key.ids[: key.count])
-        return Batch(images, labels, key.count, key.global_count, hashed)
+def mixed(ids: Ids) -> Hashes:
+    """A 64-bit hash of each sample id (splitmix64)."""
+    bits = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
 
 
 def sample_hash(ids: Ids) -> int:
-    """A 64-bit hash of a set of sample ids that does not depend on their order (splitmix64)."""
-    mixed = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
+    """A 64-bit hash of a set of sample ids that does not depend on their order: their sum."""
+    return int(mixed(ids).sum(dtype=np.uint64))
 
 
-def loader(
-    arrays: Arrays, task: Task, operations: tuple[tuple[str, int], ...], stream: Stream
-) -> DataLoader[Batch]:
+class Batches(Dataset[Batch]):
+    """Whole batches by key: gathered and hashed in one go, in a loader worker.
+
+    ``augment`` is applied there too; without it the ids go with the images, so that they are
+    augmented on the device.
+    """
+
+    def __init__(self, arrays: Arrays, augment: Augment | None) -> None:
+        self._images = arrays.train_images
+        self._labels = arrays.train_labels
+        self._finish = partial(_augmented, augment) if augment else _raw
+
+    def __getitem__(self, key: Key) -> Batch:
+        ids = torch.from_numpy(key.ids)
+        images, ids = self._finish(torch.from_numpy(self._images[key.ids]), ids, key.epoch)
+        return Batch(
+            images=images,
+            labels=torch.from_numpy(self._labels[key.ids]),
+            ids=ids,
+            epoch=key.epoch,
+            count=key.count,
+            global_count=key.global_count,
+            sample_hash=sample_hash(key.ids[: key.count]),
+        )
+
+
+def _augmented(augment: Augment, images: Tensor, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+    """No ids go along: nothing is left to draw, and every tensor costs its way to the device."""
+    return augment(images, ids, epoch), torch.empty(0, dtype=torch.int64)
+
+
+def _raw(images: Tensor, ids: Tensor, _epoch: int) -> tuple[Tensor, Tensor]:
+    return images, ids
+
+
+class Loaded:
+    """Batches from a DataLoader, on the device; iterate once an epoch, after setting ``epoch``."""
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        task: Task,
+        stream: Stream,
+        augment: Augment | None,
+        device: torch.device,
+    ) -> None:
+        self._stream = stream
+        self._loader = loader(Batches(arrays, augment), task, stream)
+        self._device = device
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration is."""
+        return self._stream.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._stream.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(on_device(self._loader, self._device))
+
+
+def loader(batches: Batches, task: Task, stream: Stream) -> DataLoader[Batch]:
     """A DataLoader over ``stream``: persistent workers, four batches ahead, pinned for GPUs."""
     workers = task.plan.workers or 0
     return DataLoader(
-        Batches(arrays, task, operations),
+        batches,
         batch_size=None,
         sampler=stream,
         collate_fn=_unchanged,

@@ -20,13 +20,14 @@ from nfold import data, workloads
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.torch import layout, parallel
+from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.clock import clock
 from nfold.frameworks.torch.devices import Devices, open_devices
 from nfold.frameworks.torch.evaluate import evaluate
 from nfold.frameworks.torch.images import Normalizer
-from nfold.frameworks.torch.input import Batch, Stream, loader
 from nfold.frameworks.torch.observe import Length, Recorder
 from nfold.frameworks.torch.precision import Precision
+from nfold.frameworks.torch.source import preparation, source
 from nfold.frameworks.torch.translate import translated
 from nfold.measurement import Epoch, RankSamples
 
@@ -49,10 +50,10 @@ class Trainer:
         self.task = task
         self.devices = devices
         self.arrays = limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
-        self.stream = Stream(len(self.arrays.train_labels), task, limit=_limit(task))
-        self.loader = loader(self.arrays, task, info.augmentation, self.stream)
+        self.source = source(self.arrays, task, info.augmentation, devices)
         self.precision = Precision(cast(str, task.plan.precision), devices.primary)
         self.normalize = Normalizer(self.arrays, cast(str, task.plan.layout), devices.primary)
+        self.prepare = preparation(self.arrays, task, info.augmentation, self.normalize, devices)
         definition = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
         self._build(definition, chosen)
 
@@ -68,10 +69,9 @@ class Trainer:
 
     def step(self, batch: Batch) -> Tensor:
         """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
-        images = self.normalize(batch.images)
-        labels = batch.labels.to(self.devices.primary, non_blocking=True)
+        images = self.prepare(batch)
         with self.precision.forward():
-            loss: Tensor = self.loss(self.model(images), labels)
+            loss: Tensor = self.loss(self.model(images), batch.labels)
         weight = batch.weight(self.task.world_size)
         self.precision.update(loss if weight == 1 else loss * weight, self.optimizer)
         return loss.detach()
@@ -79,7 +79,7 @@ class Trainer:
     def run(self, observer: Observer) -> RankSamples:
         """All steps of the plan, observed."""
         epochs = self.task.plan.epochs or 1
-        length = Length.of(epochs * len(self.stream), self.task.plan.warmup_steps or 0)
+        length = Length.of(epochs * len(self.source), self.task.plan.warmup_steps or 0)
         recorder = Recorder(
             self.task.rank, self.devices.describe(), clock(self.devices), observer, length
         )
@@ -93,10 +93,10 @@ class Trainer:
 
     def _epoch(self, epoch: int, recorder: Recorder) -> None:
         self.model.train()
-        self.stream.epoch = epoch
+        self.source.epoch = epoch
         started = time.monotonic()
         recorder.begin()
-        for batch in self.loader:
+        for batch in self.source:
             recorder.step(batch, self.step(batch))
         loss, count = recorder.end()
         seconds = time.monotonic() - started
@@ -121,13 +121,6 @@ class Trainer:
             train_loss=total / samples,
             accuracy=accuracy,
         )
-
-
-def _limit(task: Task) -> int | None:
-    """Steps of a run that is measured in steps, warm-up included; None where epochs decide."""
-    if task.plan.steps is None:
-        return None
-    return task.plan.steps + (task.plan.warmup_steps or 0)
 
 
 def limited(arrays: Arrays, samples: int) -> Arrays:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from nfold.errors import Diverged
 from nfold.frameworks.base import Observer, Phase
+from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.clock import Clock
-from nfold.frameworks.torch.input import Batch
 from nfold.measurement import Epoch, RankSamples, Window
 
 WINDOWS = 10

@@ -35,6 +35,8 @@ def unsupported(plan: Plan) -> str | None:
         return "conv2d has no epochs; next: give its length as --steps 30"
     if plan.input != "loader":
         return f"input {plan.input!r}: conv2d times copies and resident data as parts; use 'loader'"
+    if plan.augment != "cpu":
+        return f"augment {plan.augment!r}: conv2d augments nothing; use 'cpu'"
     if plan.step != "eager":
         return f"step {plan.step!r}: conv2d runs 'eager' only"
     if plan.precision == "tf32" and plan.device == "cpu":

@@ -1,21 +1,56 @@
-"""Crop and flip: each sample by its own draws, whatever batch it comes in."""
+"""Crop, flip and cutout: each sample by its own draws, whatever batch it comes in."""
 
+import dataclasses
+
+import numpy as np
+import pytest
 import torch
+from torch import Tensor
 
-from nfold.frameworks.torch.augment import augment, crop, flip
+from made import arrays
+from nfold.data.arrays import Arrays
+from nfold.frameworks.torch.augment import (
+    BUILT,
+    KEYS,
+    SHUFFLE,
+    Augment,
+    Crop,
+    Cutout,
+    Flip,
+    augmentation,
+    unchanged,
+)
+from nfold.frameworks.torch.philox import below, draws
+
+CPU = torch.device("cpu")
+ALL = (("crop", 4), ("flip", 0), ("cutout", 3))
 
 
-def _images(n: int) -> torch.Tensor:
-    return torch.randint(1, 255, (n, 8, 8, 3), dtype=torch.uint8, generator=_generator())
+def _coloured() -> Arrays:
+    """A data set of 8 × 8 images of three channels with different means."""
+    shape = np.zeros((1, 8, 8, 3), dtype=np.uint8)
+    return dataclasses.replace(
+        arrays(4), train_images=shape, mean=(10.4, 120.5, 255.0), std=(60.0,) * 3
+    )
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
+def _images(n: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(1, 255, (n, 8, 8, 3), dtype=torch.uint8, generator=generator)
+
+
+def _built(*operations: tuple[str, int], seed: int = 5) -> Augment:
+    return augmentation(operations, _coloured(), seed, CPU)
+
+
+def _drawn(value: float, n: int = 1) -> Tensor:
+    """A draw [n] at a share of its range of 32 bits."""
+    return torch.full((n,), int(value * 2**32), dtype=torch.int64)
 
 
 def test_a_crop_is_a_window_of_the_padded_image() -> None:
     images = _images(40)
-    cropped = crop(images, torch.arange(40), 0, 0, 2)
+    cropped = Crop(2, _coloured(), CPU)(images, draws(0, 0, torch.arange(40), 1))
     padded = torch.nn.functional.pad(images, (0, 0, 2, 2, 2, 2))
     for image, whole in zip(cropped, padded, strict=True):
         places = [(y, x) for y in range(5) for x in range(5)]
@@ -24,19 +59,87 @@ def test_a_crop_is_a_window_of_the_padded_image() -> None:
 
 def test_about_half_of_the_images_are_mirrored_and_the_rest_left() -> None:
     images = _images(400)
-    flipped = flip(images, torch.arange(400), 0, 0, 0)
+    flipped = Flip(0, _coloured(), CPU)(images, draws(0, 0, torch.arange(400), 2))
     mirrored = (flipped == images.flip(2)).flatten(1).all(dim=1)
     same = (flipped == images).flatten(1).all(dim=1)
     assert bool((mirrored ^ same).all())
     assert 150 < int(mirrored.sum()) < 250
 
 
+@pytest.mark.parametrize(
+    ("size", "row", "column", "rows", "columns"),
+    [
+        (4, 4, 4, range(2, 6), range(2, 6)),
+        (3, 4, 4, range(3, 6), range(3, 6)),
+        (4, 0, 7, range(2), range(5, 8)),
+        (4, 7, 0, range(5, 8), range(2)),
+        (1, 0, 0, range(1), range(1)),
+        (16, 3, 5, range(8), range(8)),
+    ],
+)
+def test_a_cutout_covers_its_square_as_far_as_it_is_inside(
+    size: int, row: int, column: int, rows: range, columns: range
+) -> None:
+    images = _images(1)
+    drawn = [_drawn((row + 0.5) / 8), _drawn((column + 0.5) / 8), _drawn(0), _drawn(0)]
+    cut = Cutout(size, _coloured(), CPU)(images, drawn)
+    expected = images.clone()
+    for y in rows:
+        for x in columns:
+            expected[0, y, x] = torch.tensor([10, 120, 255], dtype=torch.uint8)
+    assert torch.equal(cut, expected)
+
+
+def test_the_centres_of_cutouts_are_everywhere_alike() -> None:
+    images = torch.zeros((8_000, 8, 8, 3), dtype=torch.uint8)
+    cut = _built(("cutout", 1))(images, torch.arange(8_000), 0)
+    covered = (cut[..., 2] == 255).sum(dim=0)
+    assert int(covered.sum()) == 8_000
+    assert int(covered.min()) > 80
+    assert int(covered.max()) < 175
+
+
+def test_each_operation_draws_as_if_it_were_alone() -> None:
+    """One call of the generator serves all of them, with the numbers of a call for each."""
+    images, ids = _images(30), torch.arange(100, 130)
+    together = _built(*ALL)(images, ids, 3)
+    one_by_one = images
+    for name, argument in ALL:
+        operation = BUILT[name](argument, _coloured(), CPU)
+        one_by_one = operation(one_by_one, draws(5, 3, ids, KEYS[name]))
+    assert torch.equal(together, one_by_one)
+
+
+def test_the_draws_of_earlier_versions_have_not_changed() -> None:
+    """Made by version 0.1.0 before its operations drew together: results stay comparable."""
+    assert {"shuffle": SHUFFLE, **KEYS} == {"shuffle": 0, "crop": 1, "flip": 2, "cutout": 3}
+    ids = torch.arange(6)
+    down, right, _, _ = draws(5, 3, ids, KEYS["crop"])
+    assert below(down, 9).tolist() == [7, 4, 4, 1, 0, 2]
+    assert below(right, 9).tolist() == [4, 0, 5, 3, 6, 6]
+    assert (draws(5, 3, ids, KEYS["flip"])[0] >> 31).tolist() == [0, 1, 0, 0, 0, 1]
+
+
 def test_a_sample_is_augmented_the_same_in_any_batch() -> None:
     images, ids = _images(30), torch.arange(100, 130)
-    operations = (("crop", 4), ("flip", 0))
-    whole = augment(images, ids, 5, 2, operations)
-    alone = torch.cat(
-        [augment(images[i : i + 1], ids[i : i + 1], 5, 2, operations) for i in range(30)]
-    )
+    augment = _built(*ALL)
+    whole = augment(images, ids, 2)
+    alone = torch.cat([augment(images[i : i + 1], ids[i : i + 1], 2) for i in range(30)])
     assert torch.equal(whole, alone)
-    assert not torch.equal(whole, augment(images, ids, 5, 3, operations))
+    assert not torch.equal(whole, augment(images, ids, 3))
+    assert not torch.equal(whole, _built(*ALL, seed=6)(images, ids, 2))
+
+
+def test_an_epoch_may_be_a_tensor_that_changes_in_place() -> None:
+    images, ids = _images(30), torch.arange(30)
+    augment = _built(*ALL)
+    epoch = torch.tensor(2)
+    assert torch.equal(augment(images, ids, epoch), augment(images, ids, 2))
+    epoch += 1
+    assert torch.equal(augment(images, ids, epoch), augment(images, ids, 3))
+
+
+def test_without_operations_images_stay_as_they_are() -> None:
+    assert augmentation((), arrays(4), 0, CPU) is unchanged
+    images = _images(2)
+    assert unchanged(images, torch.arange(2), 0) is images

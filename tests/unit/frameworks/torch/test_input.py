@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from made import arrays, task
-from nfold.frameworks.torch.input import Batch, Stream, loader, sample_hash, share
+from nfold.frameworks.torch.augment import augmentation
+from nfold.frameworks.torch.input import Batches, Loaded, Stream, loader, sample_hash
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -42,20 +43,17 @@ def test_a_rank_without_a_sample_gets_one_that_does_not_count() -> None:
     assert all(len(key.ids) == 1 for key in last)
 
 
-def test_weights_make_the_mean_of_local_means_the_global_mean() -> None:
-    values = torch.arange(10, dtype=torch.float64)
-    parts = [share(np.arange(10), rank, 4) for rank in range(4)]
-    batches = [Batch(values, values, len(part), 10, 0) for part in parts]
-    weighted = [
-        batch.weight(4) * values[torch.from_numpy(part)].mean()
-        for batch, part in zip(batches, parts, strict=True)
-    ]
-    assert torch.isclose(sum(weighted) / torch.tensor(4.0), values.mean())
-
-
 def test_the_hash_ignores_order_and_sees_other_samples() -> None:
     assert sample_hash(np.arange(50)) == sample_hash(np.arange(50)[::-1].copy())
     assert sample_hash(np.arange(50)) != sample_hash(np.arange(1, 51))
+
+
+@pytest.mark.parametrize("limit", [None, 5, 11, 25])
+def test_passes_are_the_epochs_of_the_keys(limit: int | None) -> None:
+    stream = Stream(103, task(batch=10), limit=limit)
+    passes = [epoch for epoch, cuts in stream.passes() for _ in cuts]
+    assert passes == [key.epoch for key in stream]
+    assert len(passes) == len(stream)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -63,9 +61,31 @@ def test_the_loader_gives_the_stream_s_samples_in_order(workers: int) -> None:
     data = arrays(40)
     asked = task(batch=16, workers=workers)
     stream = Stream(40, asked)
-    batches = list(loader(data, asked, (), stream))
+    batches = list(loader(Batches(data, None), asked, stream))
     assert [batch.count for batch in batches] == [16, 16, 8]
     for key, batch in zip(stream, batches, strict=True):
         assert np.array_equal(batch.labels.numpy(), data.train_labels[key.ids])
         assert np.array_equal(batch.images.numpy(), data.train_images[key.ids])
+        assert np.array_equal(batch.ids.numpy(), key.ids)
+        assert batch.epoch == key.epoch
         assert batch.sample_hash == sample_hash(key.ids)
+
+
+def test_a_worker_that_augments_sends_no_ids() -> None:
+    data = arrays(40)
+    (key,) = Stream(40, task(batch=40))
+    raw = Batches(data, None)[key]
+    augment = augmentation((("flip", 0),), data, 0, torch.device("cpu"))
+    batch = Batches(data, augment)[key]
+    assert torch.equal(batch.images, augment(raw.images, raw.ids, 0))
+    assert not torch.equal(batch.images, raw.images)
+    assert len(batch.ids) == 0
+
+
+def test_a_loaded_epoch_is_the_one_that_was_set() -> None:
+    data, asked = arrays(40), task(batch=16)
+    loaded = Loaded(data, asked, Stream(40, asked), None, torch.device("cpu"))
+    loaded.epoch = 3
+    assert (loaded.epoch, len(loaded)) == (3, 3)
+    expected = Stream(40, asked).order(3)
+    assert np.array_equal(torch.cat([batch.ids for batch in loaded]).numpy(), expected)

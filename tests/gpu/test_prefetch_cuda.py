@@ -1,0 +1,71 @@
+"""Batches copied one ahead on a GPU against plain copies, while the step's stream is kept busy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from nfold.frameworks.torch.batch import Batch
+from nfold.frameworks.torch.prefetch import on_device
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+BUSY_CYCLES = 20_000_000
+"""About 10 ms: the step reads a batch long after Python has forgotten it."""
+
+
+def _batches(n: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+    return [
+        Batch(
+            images=drawn(256, 32, 32, 3),
+            labels=drawn(256).long(),
+            ids=drawn(256).long(),
+            epoch=0,
+            count=256,
+            global_count=256,
+            sample_hash=index,
+        ).pin_memory()
+        for index in range(n)
+    ]
+
+
+def _read_late(batch: Batch) -> Tensor:
+    """A step that is busy before it reads its batch."""
+    torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]
+    return torch.stack([tensor.double().sum() for tensor in batch.tensors])
+
+
+def test_every_step_reads_its_own_batch() -> None:
+    device = torch.device("cuda", 0)
+    batches = _batches(30)
+    expected = [_read_late(batch.moved(lambda tensor: tensor.to(device))) for batch in batches]
+    read = []
+    hashes = []
+    for batch in on_device(iter(batches), device):
+        assert all(tensor.is_cuda for tensor in batch.tensors)
+        read.append(_read_late(batch))
+        hashes.append(batch.sample_hash)
+        del batch
+    assert hashes == list(range(30))
+    assert torch.equal(torch.stack(read), torch.stack(expected))
+
+
+def test_the_host_does_not_wait_for_the_step() -> None:
+    """The next batch is given out while the step before it is still busy."""
+    device = torch.device("cuda", 0)
+    steps: list[torch.cuda.Event] = []
+    for batch in on_device(_batches(6), device):
+        if steps:
+            assert not steps[-1].query()  # type: ignore[no-untyped-call]
+        _read_late(batch)
+        steps.append(torch.cuda.current_stream(device).record_event())
+    assert len(steps) == 6
+    torch.cuda.synchronize(device)

@@ -1,0 +1,39 @@
+"""Batches: what they weigh, and that moving leaves nothing behind."""
+
+import numpy as np
+import torch
+
+from nfold.frameworks.torch.batch import Batch
+from nfold.frameworks.torch.input import share
+
+
+def _batch(count: int, values: torch.Tensor) -> Batch:
+    return Batch(
+        images=values,
+        labels=values + 1,
+        ids=values + 2,
+        epoch=3,
+        count=count,
+        global_count=10,
+        sample_hash=7,
+    )
+
+
+def test_weights_make_the_mean_of_local_means_the_global_mean() -> None:
+    values = torch.arange(10, dtype=torch.float64)
+    parts = [share(range(10), rank, 4) for rank in range(4)]
+    weighted = [
+        _batch(len(part), values).weight(4) * values[torch.from_numpy(np.array(part))].mean()
+        for part in parts
+    ]
+    assert torch.isclose(sum(weighted) / torch.tensor(4.0), values.mean())
+
+
+def test_moving_moves_every_tensor_and_keeps_the_rest() -> None:
+    batch = _batch(2, torch.arange(3))
+    moved = batch.moved(lambda tensor: tensor * 2)
+    pairs = zip(batch.tensors, moved.tensors, strict=True)
+    assert all(torch.equal(after, before * 2) for before, after in pairs)
+    held = [v for v in vars(moved).values() if isinstance(v, torch.Tensor)]
+    assert len(held) == len(moved.tensors)
+    assert (moved.epoch, moved.count, moved.global_count, moved.sample_hash) == (3, 2, 10, 7)

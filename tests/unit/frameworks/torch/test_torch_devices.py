@@ -1,0 +1,19 @@
+"""Memory that a device has left."""
+
+import torch
+
+from nfold.frameworks.torch.devices import available_bytes, free_bytes
+
+MEMINFO = """MemTotal:       24606624 kB
+MemFree:         1024000 kB
+MemAvailable:   20480000 kB
+HugePages_Total:       0
+"""
+
+
+def test_available_is_what_the_kernel_estimates_not_what_is_unused() -> None:
+    assert available_bytes(MEMINFO) == 20_480_000 * 1024
+
+
+def test_a_cpu_device_has_the_host_s_memory() -> None:
+    assert 2**20 < free_bytes(torch.device("cpu")) < 2**50

@@ -1,0 +1,109 @@
+"""Placements of data and augmentation: the model gets the same numbers from each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from made import arrays, task
+from nfold import data
+from nfold.errors import OutOfMemory
+from nfold.frameworks.base import Task
+from nfold.frameworks.torch import resident
+from nfold.frameworks.torch import source as sources
+from nfold.frameworks.torch.devices import Devices
+from nfold.frameworks.torch.images import Normalizer
+from nfold.frameworks.torch.input import Loaded
+from nfold.frameworks.torch.loop import Trainer
+from nfold.frameworks.torch.resident import Resident
+from nfold.frameworks.torch.source import preparation, source
+
+CPU = Devices((torch.device("cpu"),))
+OPERATIONS = (("crop", 2), ("flip", 0), ("cutout", 3))
+PLACEMENTS: tuple[dict[str, Any], ...] = (
+    {"input": "loader", "augment": "cpu"},
+    {"input": "loader", "augment": "device"},
+    {"input": "loader", "augment": "device", "workers": 2},
+    {"input": "resident", "augment": "device"},
+)
+Step = tuple[Tensor, Tensor, tuple[int, int, int]]
+
+
+def _steps(asked: Task, epoch: int = 2) -> list[Step]:
+    """What the model gets in each step, its labels, and what the step counts."""
+    made = arrays(103)
+    normalize = Normalizer(made, "channels_first", CPU.primary)
+    prepare = preparation(made, asked, OPERATIONS, normalize, CPU)
+    batches = source(made, asked, OPERATIONS, CPU)
+    batches.epoch = epoch
+    return [(prepare(b), b.labels, (b.count, b.global_count, b.sample_hash)) for b in batches]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS[1:], ids=str)
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (1, 2), (3, 4)])
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 9, "warmup_steps": 2}], ids=str)
+def test_every_placement_gives_what_loader_and_cpu_give(
+    placement: dict[str, Any], rank: int, ranks: int, length: dict[str, int]
+) -> None:
+    """Batches of 34 of 103 samples: they do not divide, and the last one is a single sample."""
+    said: dict[str, Any] = {"batch": 34, "rank": rank, "world_size": ranks, **length}
+    plain = _steps(task(**said, **PLACEMENTS[0]))
+    placed = _steps(task(**said, **placement))
+    assert len(plain) == (4 if "epochs" in length else 11)
+    for (images, labels, counts), (others, theirs, counted) in zip(plain, placed, strict=True):
+        assert torch.equal(images, others)
+        assert torch.equal(labels, theirs)
+        assert counts == counted
+
+
+def test_augmentation_does_change_what_the_model_gets() -> None:
+    first, second = _steps(task(batch=34), epoch=1), _steps(task(batch=34), epoch=1)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
+    made = arrays(103)
+    raw = Normalizer(made, "channels_first", CPU.primary)
+    batches = source(made, task(batch=34), (), CPU)
+    batches.epoch = 1
+    assert not any(torch.equal(raw(b.images), s[0]) for b, s in zip(batches, first, strict=True))
+
+
+def test_the_source_is_the_plan_s() -> None:
+    made = arrays(40)
+    assert isinstance(source(made, task(input="loader"), (), CPU), Loaded)
+    assert isinstance(source(made, task(input="resident"), (), CPU), Resident)
+
+
+def _losses(monkeypatch: pytest.MonkeyPatch, placement: dict[str, Any]) -> list[float]:
+    """Losses of an epoch of cnn10 on 40 made images of 32 × 32, in this process."""
+    made = arrays(40)
+    shown = np.kron(made.train_images, np.ones((1, 4, 4, 3), dtype=np.uint8))
+    coloured = {"train_images": shown, "mean": made.mean * 3, "std": made.std * 3}
+    monkeypatch.setattr(data, "load", lambda _: type(made)(**{**vars(made), **coloured}))
+    trainer = Trainer(task(workload="cnn10", batch=16, epochs=1, **placement), CPU)
+    return [float(trainer.step(batch)) for batch in trainer.source]
+
+
+def test_losses_of_an_epoch_are_identical(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = _losses(monkeypatch, PLACEMENTS[0])
+    assert len(plain) == 3
+    for placement in (PLACEMENTS[1], PLACEMENTS[3]):
+        assert _losses(monkeypatch, placement) == plain
+
+
+@pytest.mark.parametrize(("ranks", "fits"), [(1, True), (2, False)])
+def test_every_rank_s_copy_has_to_fit_into_the_host(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, fits: bool
+) -> None:
+    """Refused before anything is copied."""
+    needed = resident.data_bytes(arrays(40))
+    monkeypatch.setattr(sources, "free_bytes", lambda _: 2 * needed)
+    monkeypatch.setattr(sources, "Resident", lambda *_: "copied")
+    asked = task(input="resident", world_size=ranks)
+    if fits:
+        assert str(source(arrays(40), asked, (), CPU)) == "copied"
+        return
+    with pytest.raises(OutOfMemory, match=r"the host \(2 ranks\).*--input loader"):
+        source(arrays(40), asked, (), CPU)
