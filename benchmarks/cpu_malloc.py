@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 from nfold.plain import to_plain
-from nfold.run.supervise import CPU_MALLOC
+from nfold.run.processes import CPU_MALLOC
 from nfold.stats import bootstrap, paired_ratio
 
 STEP = """

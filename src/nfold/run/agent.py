@@ -1,6 +1,6 @@
 """The agent: torchelastic starts N ranks on this node and watches them.
 
-Runs as a process of its own, ``python -m nfold.run.agent FOLDER N``, so that the parent never
+Runs as a process of its own, ``python -m nfold.run.agent FOLDER``, so that the parent never
 imports torch. The rendezvous store listens on 127.0.0.1 only; torchrun --standalone's listens
 on every interface and takes writes from anyone.
 """
@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 from nfold.lifeline import die_with_parent
+from nfold.plain import from_plain
 from nfold.run.handoff import Folder
+from nfold.run.processes import Group
 
 LOOPBACK = "127.0.0.1"
 
@@ -21,30 +23,35 @@ LOOPBACK = "127.0.0.1"
 def main() -> None:
     """Start the ranks, wait for them, leave their exit codes behind."""
     die_with_parent()
-    folder, processes = Folder(Path(sys.argv[1])), int(sys.argv[2])
-    sys.exit(launch(folder, processes))
+    folder = Folder(Path(sys.argv[1]))
+    sys.exit(launch(folder, from_plain(Group, folder.read_group())))
 
 
-def launch(folder: Folder, processes: int) -> int:
-    """Run ``processes`` workers under torchelastic; 0 where all ended well, else 1."""
+def launch(folder: Folder, group: Group) -> int:
+    """Run the group's ranks under torchelastic; 0 where all ended well, else 1."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _register_loopback()
+    # Read by torch where LaunchConfig has no field for it yet.
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(group.shutdown_timeout_s)
+    own_rank = {} if group.node_rank is None else {"rank": group.node_rank}
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id="nfold",
-        rdzv_backend="loopback",
-        rdzv_endpoint="",
-        max_restarts=0,
-        monitor_interval=0.1,
+        min_nodes=group.nodes[0],
+        max_nodes=group.nodes[1],
+        nproc_per_node=group.processes,
+        run_id=group.run_id,
+        rdzv_backend=group.backend,
+        rdzv_endpoint=group.endpoint,
+        rdzv_configs={**group.conf, **own_rank},
+        max_restarts=group.max_restarts,
+        monitor_interval=group.monitor_interval_s,
     )
     _leave_numa_alone(config)
+    program, *arguments = group.command
     try:
-        elastic_launch(config, sys.executable)("-P", "-m", "nfold.run.worker", str(folder.path))
+        elastic_launch(config, program)(*arguments)
     except ChildFailedError as error:
         folder.write_exits({rank: f.exitcode for rank, f in error.failures.items()})
         return 1

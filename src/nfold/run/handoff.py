@@ -6,10 +6,13 @@
     heartbeat-K     out: phase, step, monotonic time, a few times a step at most; a memory map
     stack-K.txt     out: Python stacks of rank K, when the supervisor asks for them
     rank-K.log      out: whatever rank K printed
+    group.json      in: what the agent starts
     agent.log       out: whatever torchelastic and a rank that could not start printed
     agent.json      out: exit codes by rank, from torchelastic
     ranks.json      process ids by rank, for the telemetry sampler
     telemetry.csv   out: from the sampler
+    run.json        of ``nfold run``: what was asked for, and how it ended
+    local-K.log     of ``nfold run`` on several nodes: a link to the log of this node's K-th rank
 
 Nothing here is a pickle, and nothing is read from a file that is still being written.
 """
@@ -129,6 +132,14 @@ class Folder:
         found = [from_plain(Failure, value) for value in self._read_all("error-*.json")]
         return sorted(found, key=lambda failure: failure.monotonic_ns)
 
+    def write_group(self, group: Any) -> None:
+        """Leave word for the agent of what it starts (a ``Group``)."""
+        write_json(self.path / "group.json", to_plain(group))
+
+    def read_group(self) -> Any:
+        """What ``write_group`` wrote, as plain values."""
+        return json.loads((self.path / "group.json").read_text())
+
     def write_exits(self, exits: dict[int, int]) -> None:
         """Exit codes by rank, negative for signals, as torchelastic saw them."""
         write_json(self.path / "agent.json", to_plain(exits))
@@ -143,6 +154,13 @@ class Folder:
     def write_ranks(self, pids: dict[int, int]) -> None:
         """Tell the telemetry sampler which processes are the ranks."""
         write_json(self.ranks, to_plain(pids))
+
+    def read_beats(self) -> dict[int, Beat]:
+        """The last beat of every rank of this node that has beaten, ordered by rank."""
+        names = (file.name.partition("-")[2] for file in self.path.glob("heartbeat-*"))
+        ranks = sorted(int(name) for name in names if name.isdigit())
+        found = {rank: self.read_beat(rank) for rank in ranks}
+        return {rank: beat for rank, beat in found.items() if beat is not None}
 
     def read_beat(self, rank: int) -> Beat | None:
         """A rank's last beat, or None before its first."""

@@ -18,6 +18,7 @@ from nfold.plan import Plan
 from nfold.run import attach, checks
 from nfold.run.handoff import Folder
 from nfold.run.options import Options
+from nfold.run.processes import of_plan
 from nfold.run.supervise import Ending, Supervisor
 from nfold.run.verdict import verdict
 from nfold.run.watching import Telemetry
@@ -140,8 +141,10 @@ def _in_process(chosen: Framework, task: Task, folder: Folder) -> Outcome:
 
 def _in_process_tree(chosen: Framework, task: Task, folder: Folder, options: Options) -> Outcome:
     processes = chosen.processes(task.plan)
-    with Telemetry(folder, task, options) as telemetry:
-        ending = Supervisor(folder, task.plan, processes, telemetry.options).run()
+    gpus = task.plan.devices or 0 if task.plan.device == "cuda" else 0
+    with Telemetry(folder, gpus, options) as telemetry:
+        launch = of_plan(folder, task.plan, processes)
+        ending = Supervisor(folder, launch, telemetry.options).run()
     outcome = _read_outcome(folder, ending, processes)
     return Outcome(
         status=outcome.status,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import math
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,28 +12,16 @@ from typing import IO
 
 from nfold.frameworks.base import Phase
 from nfold.lifeline import child_environment
-from nfold.plan import Plan
 from nfold.run.handoff import Beat, Folder
 from nfold.run.options import Options, Progress
+from nfold.run.processes import Launch
+from nfold.run.rank import STACK_SIGNAL
 from nfold.run.tree import ProcessTree
-from nfold.run.worker import STACK_SIGNAL
 
 POLL_S = 0.1
 FAILED_GRACE_S = 2.0
 """How long the other ranks may go on after one left word of its failure."""
 STACKS_WITHIN_S = 2.0
-
-CPU_MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-    "MALLOC_TOP_PAD_": str(64 * 2**20),
-}
-"""Keeps freed tensors in glibc's heap (mallopt(3)) in ranks on CPU devices.
-
-By default every tensor above 128 KiB goes back to the kernel when it is freed, and comes back
-page by page; the page faults of several ranks contend (docs/decisions/0007). What the user's
-environment sets is left as it is.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +39,14 @@ class Ending:
 
 
 class Supervisor:
-    """Starts the process tree of one measurement and sees it to its end."""
+    """Starts one process tree and sees it to its end."""
 
-    def __init__(self, folder: Folder, plan: Plan, processes: int, options: Options) -> None:
+    def __init__(self, folder: Folder, launch: Launch, options: Options) -> None:
         self._folder = folder
-        self._plan = plan
-        self._processes = processes
+        self._launch = launch
         self._options = options
         self._pids: dict[int, int] = {}
-        self._rate = RateMeter(plan.batch or 0)
+        self._rate = RateMeter(launch.batch)
 
     def run(self) -> Ending:
         """Start, watch, and end the tree; nothing of it is left when this returns."""
@@ -78,23 +64,9 @@ class Supervisor:
         )
 
     def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        """One process needs no rendezvous and is started directly, several by the agent."""
-        on_cpu = self._plan.device == "cpu"
-        threads = str(self._plan.cores_per_device) if on_cpu else "1"
-        ranks = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-        ranks |= {k: v for k, v in CPU_MALLOC.items() if on_cpu and k not in os.environ}
-        if self._plan.device == "cuda":
-            ranks["CUDA_DEVICE_ORDER"] = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        if self._processes == 1:
-            module = ["nfold.run.worker", str(self._folder.path)]
-            ranks |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        else:
-            module = ["nfold.run.agent", str(self._folder.path), str(self._processes)]
-            ranks |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-            ranks |= {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", *module],  # -P: not the user's own csv.py
-            env=child_environment(**ranks),
+            self._launch.command,
+            env=child_environment(**self._launch.environment),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -108,22 +80,37 @@ class Supervisor:
             if exit_code is not None:
                 return Ending(exit_code=exit_code)
             if self._options.stop:
+                self._await_own_end(tree)
                 return Ending(stop_signal=self._options.stop.signum)
             beats = self._read_beats(tree)
             hung = self._hung(tree, beats)
             if hung is not None:
                 self._ask_for_stacks(tree)
                 return Ending(hung=hung)
-            if failed_at is None and self._folder.read_failures():
+            if failed_at is None and self._failed():
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > FAILED_GRACE_S:
                 return Ending()
             self._report(beats)
             time.sleep(POLL_S)
 
+    def _failed(self) -> bool:
+        """Whether a rank left word of its failure and nobody will start it again."""
+        return not self._launch.restarts and bool(self._folder.read_failures())
+
+    def _await_own_end(self, tree: ProcessTree) -> None:
+        """Pass a request to stop on, and give the ranks their time to end by themselves."""
+        signum = self._options.stop.signum
+        if signum is None or not self._launch.stop_grace_s:
+            return
+        tree.signal(tree.root.pid, signal.Signals(signum))
+        deadline = time.monotonic() + self._launch.stop_grace_s
+        while tree.root.poll() is None and time.monotonic() < deadline:
+            self._report(self._read_beats(tree))
+            time.sleep(POLL_S)
+
     def _read_beats(self, tree: ProcessTree) -> dict[int, Beat]:
-        found = {rank: self._folder.read_beat(rank) for rank in range(self._processes)}
-        beats = {rank: beat for rank, beat in found.items() if beat is not None}
+        beats = self._folder.read_beats()
         pids = {rank: beat.pid for rank, beat in beats.items()}
         if pids != self._pids:
             self._pids = pids
@@ -134,7 +121,7 @@ class Supervisor:
 
     def _hung(self, tree: ProcessTree, beats: dict[int, Beat]) -> tuple[int, int] | None:
         """The rank that holds the others up, once no rank has beaten for too long."""
-        if len(beats) < self._processes:
+        if len(beats) < self._launch.processes:
             return None
         silences = [self._silence_s(beat) for beat in beats.values()]
         limits = [self._limit_s(beat) for beat in beats.values()]
@@ -155,6 +142,8 @@ class Supervisor:
         return (time.monotonic_ns() - beat.monotonic_ns) / 1e9
 
     def _limit_s(self, beat: Beat) -> float:
+        if self._launch.own_script and beat.phase == Phase.STARTING:
+            return math.inf
         slow = beat.phase in (Phase.STARTING, Phase.FIRST_STEP)
         return self._options.start_timeout_s if slow else self._options.hang_timeout_s
 

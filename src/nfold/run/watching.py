@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from nfold.frameworks.base import Task
 from nfold.measurement import Doubt, RankSamples
 from nfold.run.handoff import Folder
 from nfold.run.options import Options, Progress
@@ -20,14 +19,14 @@ SAMPLER_ENDS_WITHIN_S = 3.0
 class Telemetry:
     """Runs the sampler for as long as the context lasts.
 
-    ``options`` is the run's options with a ``watch`` that also tells the devices' load.
+    ``gpus`` counts the run's GPUs, the first ones in CUDA's order. ``options`` is the run's
+    options with a ``watch`` that also tells the devices' load.
     """
 
-    def __init__(self, folder: Folder, task: Task, options: Options) -> None:
+    def __init__(self, folder: Folder, gpus: int, options: Options) -> None:
         self._csv = folder.telemetry
         self._ranks = folder.ranks
-        on_gpu = task.plan.device == "cuda"
-        self._gpus = tuple(range(task.plan.devices or 0)) if on_gpu else ()
+        self._gpus = tuple(range(gpus))
         self._interval_s = options.telemetry_interval_s
         self._process: subprocess.Popen[bytes] | None = None
         self._watch = options.watch

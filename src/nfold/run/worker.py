@@ -6,9 +6,7 @@ torchrun sets them. Only Python's own library is imported before the heart beats
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 import sys
 import time
 import traceback
@@ -20,9 +18,9 @@ from nfold.frameworks.registry import framework
 from nfold.lifeline import die_with_parent
 from nfold.measurement import RankSamples
 from nfold.run.handoff import Failure, Folder, Heart
+from nfold.run.rank import redirect_output, stacks_on_signal
 
 SAVE_EVERY_S = 1.0
-STACK_SIGNAL = signal.SIGUSR2
 
 
 class FolderObserver(Observer):
@@ -55,11 +53,9 @@ def main() -> None:
     die_with_parent()
     folder = Folder(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
-    _redirect_output(folder.log(rank))
-    with folder.stack(rank).open("w") as stacks:
-        faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
+    redirect_output(folder.log(rank))
+    with stacks_on_signal(folder.stack(rank)):
         ended_well = run_rank(folder, rank, int(os.environ["WORLD_SIZE"]))
-        faulthandler.unregister(STACK_SIGNAL)
     if not ended_well:
         _leave_now()
 
@@ -103,15 +99,6 @@ def failure_of(error: Exception, rank: int, step: int) -> Failure:
         traceback=traceback.format_exc(),
         peak_memory_bytes=getattr(error, "peak_memory_bytes", None),
     )
-
-
-def _redirect_output(log: Path) -> None:
-    """Send what this process and its libraries print to the rank's log, unbuffered by line."""
-    with log.open("ab") as target:
-        os.dup2(target.fileno(), 1)
-        os.dup2(target.fileno(), 2)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""What a supervisor starts, as values: a command, its environment, and the group of its ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nfold.plan import Plan
+from nfold.run.handoff import Folder
+
+CPU_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_TOP_PAD_": str(64 * 2**20),
+}
+"""Keeps freed tensors in glibc's heap (mallopt(3)) in ranks on CPU devices.
+
+By default every tensor above 128 KiB goes back to the kernel when it is freed, and comes back
+page by page; the page faults of several ranks contend (docs/decisions/0007). What the user's
+environment sets is left as it is.
+"""
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Ranks of one node meet on the loopback interface and nowhere else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The ranks that torchelastic starts on this node, in torchelastic's own words.
+
+    ``command`` is what every rank runs, the program first. ``nodes`` is (fewest, most). The
+    backend ``loopback`` is nfold's own, for one node; any other is torchelastic's.
+    ``shutdown_timeout_s`` is how long a rank may go on after it was asked to end.
+    """
+
+    processes: int
+    command: tuple[str, ...]
+    nodes: tuple[int, int] = (1, 1)
+    backend: str = "loopback"
+    endpoint: str = ""
+    run_id: str = "nfold"
+    conf: dict[str, str] = field(default_factory=dict)
+    node_rank: int | None = None
+    max_restarts: int = 0
+    monitor_interval_s: float = 0.1
+    shutdown_timeout_s: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One process tree: its root's command and environment, and what to expect of its ranks.
+
+    ``environment`` is added to this process's own. ``processes`` counts the ranks of this node,
+    ``batch`` the samples of a step (0: not known). With ``restarts``, a rank's failure is left
+    to the agent. ``own_script`` is a user's: it may take any time before its first step, and is
+    given ``stop_grace_s`` to end by itself when a request to stop has come.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    processes: int
+    batch: int = 0
+    restarts: bool = False
+    own_script: bool = False
+    stop_grace_s: float = 0.0
+
+
+def python(module: str, *arguments: str) -> tuple[str, ...]:
+    """The command that runs one of nfold's own modules; -P: not the user's own csv.py."""
+    return (sys.executable, "-P", "-m", module, *arguments)
+
+
+def of_plan(folder: Folder, plan: Plan, processes: int) -> Launch:
+    """A measurement: one process needs no rendezvous and is started directly, several by the agent.
+
+    Leaves the group for the agent in the folder.
+    """
+    worker = python("nfold.run.worker", str(folder.path))
+    environment = rank_environment(plan.device or "cpu", plan.cores_per_device)
+    if processes == 1:
+        environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        command = worker
+    else:
+        environment |= LOOPBACK
+        command = by_agent(folder, Group(processes=processes, command=worker))
+    return Launch(
+        command=command, environment=environment, processes=processes, batch=plan.batch or 0
+    )
+
+
+def by_agent(folder: Folder, group: Group) -> tuple[str, ...]:
+    """The agent's command; what it starts is handed over in the folder."""
+    folder.write_group(group)
+    return python("nfold.run.agent", str(folder.path))
+
+
+def rank_environment(device: str, cores: int | None) -> dict[str, str]:
+    """What every rank on a kind of device finds in its environment; ``cores`` of a CPU device."""
+    on_cpu = device == "cpu"
+    found = {"OMP_NUM_THREADS": str(cores) if on_cpu else "1", "PYTHONUNBUFFERED": "1"}
+    found |= {k: v for k, v in CPU_MALLOC.items() if on_cpu and k not in os.environ}
+    if device == "cuda":
+        found["CUDA_DEVICE_ORDER"] = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    return found
