@@ -23,7 +23,7 @@ NOUNS = frozenset({"nouns", "root"})
 BELOW_RUN = NOUNS | {"workloads", "data", "frameworks", "telemetry", "store"}
 VERBS = NOUNS | {"workloads", "data", "store", "run"}
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "root": frozenset({"nouns"}),
+    "root": frozenset({"nouns", "api"}),
     "nouns": NOUNS,
     "workloads": NOUNS,
     "data": NOUNS,
@@ -51,6 +51,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pyarrow": ("data/*",),
     "PIL": ("data/*",),
     "scipy": ("workloads/conv2d/*",),
+    "safetensors": ("frameworks/torch/user/checkpoint.py",),
     "psutil": ("telemetry/*", "run/*"),
     "pynvml": ("telemetry/nvml.py",),
     "sqlite3": ("store/*",),

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nfold.ablation import Ablation
+    from nfold.api import Run
     from nfold.machine import Machine
     from nfold.measurement import Measurement
     from nfold.plan import Plan
     from nfold.workload import Workload
 
 __version__ = "0.1.0"
-__all__ = ["Ablation", "Machine", "Measurement", "Plan", "Workload", "__version__"]
+__all__ = ["Ablation", "Machine", "Measurement", "Plan", "Run", "Workload", "__version__"]
 
 _HOMES = {
     "Ablation": "nfold.ablation",
     "Machine": "nfold.machine",
     "Measurement": "nfold.measurement",
     "Plan": "nfold.plan",
+    "Run": "nfold.api",
     "Workload": "nfold.workload",
 }
 

@@ -22,6 +22,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "input": ("loader", "resident"),
     "augment": ("cpu", "device"),
     "step": ("eager", "compiled", "captured"),
+    "exchange": ("fp32", "bf16"),
 }
 """The values of every named axis. What a framework cannot do of them, it says with a reason."""
 
@@ -29,6 +30,7 @@ MINIMUM: dict[str, int] = {
     "devices": 1,
     "cores_per_device": 1,
     "batch": 1,
+    "accumulate": 1,
     "workers": 0,
     "seed": 0,
     "steps": 1,
@@ -55,7 +57,8 @@ class Plan:
     """How a workload is trained. None means automatic; ``resolve`` fills it in on a machine.
 
     ``batch`` is the global batch in samples per step, ``devices`` a count, ``cores_per_device``
-    the cores of one CPU device, ``workers`` loader processes per rank. The length is either
+    the cores of one CPU device, ``workers`` loader processes per rank. A rank computes its share
+    of a batch in ``accumulate`` parts; gradients are sent as ``exchange``. The length is either
     ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
     """
 
@@ -71,6 +74,8 @@ class Plan:
     workers: int | None = None
     augment: str | None = None
     step: str | None = None
+    accumulate: int = 1
+    exchange: str = "fp32"
     seed: int = 0
     steps: int | None = None
     epochs: int | None = None

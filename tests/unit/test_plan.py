@@ -199,7 +199,14 @@ def test_json_and_toml_give_the_plan_back(seed: int) -> None:
 
 def test_toml_says_only_what_is_set() -> None:
     text = Plan(devices=2, precision="bf16").to_toml()
-    assert text == 'framework = "torch"\ndevices = 2\nprecision = "bf16"\nseed = 0\n'
+    assert text.splitlines() == [
+        'framework = "torch"',
+        "devices = 2",
+        'precision = "bf16"',
+        "accumulate = 1",
+        'exchange = "fp32"',
+        "seed = 0",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -246,6 +253,6 @@ def test_edit_refuses_what_a_plan_has_not() -> None:
         Plan().edit(strategy="fsdp")
 
 
-def test_only_framework_and_seed_have_a_value_from_the_start() -> None:
+def test_few_fields_have_a_value_from_the_start() -> None:
     set_from_the_start = {f.name for f in fields(Plan) if f.default is not None}
-    assert set_from_the_start == {"framework", "seed"}
+    assert set_from_the_start == {"framework", "seed", "accumulate", "exchange"}

@@ -1,0 +1,109 @@
+"""What a user's script calls: ``nfold.Run``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from nfold.errors import UsageError
+from nfold.frameworks.base import Observer, Phase
+from nfold.frameworks.torch.user.job import join
+from nfold.frameworks.torch.user.plan import complete
+from nfold.frameworks.torch.user.run import UserRun
+from nfold.plan import Plan
+from nfold.run.handoff import Folder, Heart
+
+FOLDER = "NFOLD_FOLDER"
+"""Environment variable: the folder of a run that ``nfold run`` watches over."""
+PLAN = "NFOLD_PLAN"
+"""Environment variable: plan fields as JSON, from the flags of ``nfold run``."""
+FILE = "nfold.toml"
+
+
+class Run(UserRun):
+    """One rank of a data-parallel run: joins the job that started this process, or is alone.
+
+        run = nfold.Run()
+        model, optimizer = run.prepare(model, optimizer)
+        loader = run.loader(dataset, batch_size=512)
+
+    The plan comes from, later ones winning: ``nfold.toml`` in the working directory, the flags
+    of ``nfold run``, ``plan``, and ``fields`` (``precision="bf16"``, ``accumulate=4``, ...).
+    Raises UsageError for a plan that a script cannot follow, and DevicesMissing where this
+    rank has no GPU of its own.
+    """
+
+    def __init__(self, plan: Plan | None = None, **fields: Any) -> None:
+        asked = _asked(plan, fields)
+        job = join(asked.device)
+        folder = os.environ.get(FOLDER)
+        observer = Observer() if folder is None else Heartbeat(Folder(Path(folder)), job.rank)
+        super().__init__(complete(asked, job), job, observer)
+        self._folder = None if folder is None else Path(folder)
+
+    def log(self, **values: Any) -> None:
+        """Print ``values`` on rank 0, and append them to the run's ``log.jsonl`` if it has one.
+
+        A tensor of one element is read, which waits for the device: log once in many steps.
+        """
+        if not self.is_main:
+            return
+        plain = {name: _number(value) for name, value in values.items()}
+        sys.stdout.write(" · ".join(f"{name} {_short(plain[name])}" for name in plain) + "\n")
+        if self._folder is not None:
+            line = json.dumps({"step": self.steps, "monotonic_s": time.monotonic(), **plain})
+            with (self._folder / "log.jsonl").open("a") as file:
+                file.write(line + "\n")
+
+
+class Heartbeat(Observer):
+    """Tells the supervisor of ``nfold run`` that this rank lives."""
+
+    def __init__(self, folder: Folder, rank: int) -> None:
+        self._heart = Heart(folder.heartbeat(rank), os.getpid())
+
+    def beat(self, phase: Phase, step: int, total: int = 0) -> None:
+        """Beat at once: a store to a memory map."""
+        self._heart.beat(phase, step, total, time.monotonic_ns())
+
+
+def _asked(plan: Plan | None, fields: dict[str, Any]) -> Plan:
+    """The plan from all its sources, later ones winning."""
+    file = Path(FILE)
+    asked = Plan.from_toml(file.read_text()) if file.exists() else Plan()
+    for later in (_from_environment(), {} if plan is None else _said(plan), fields):
+        asked = asked.edit(**later)
+    return asked
+
+
+def _from_environment() -> dict[str, Any]:
+    text = os.environ.get(PLAN)
+    if not text:
+        return {}
+    try:
+        return _said(Plan.from_dict(json.loads(text)))
+    except ValueError as error:
+        raise UsageError(f"{PLAN} is not JSON: {error}") from None
+
+
+def _said(plan: Plan) -> dict[str, Any]:
+    """The fields that differ from a plan that says nothing."""
+    return {
+        field.name: getattr(plan, field.name)
+        for field in dataclasses.fields(plan)
+        if getattr(plan, field.name) != field.default
+    }
+
+
+def _number(value: Any) -> Any:
+    """A tensor's or a NumPy number's value; anything else as it is."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

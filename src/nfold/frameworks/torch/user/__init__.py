@@ -1,0 +1,1 @@
+"""The fast step for a user's own PyTorch script: what stands behind ``nfold.Run``."""

@@ -1,0 +1,79 @@
+"""Which samples each rank gets in each step: the same global batches on any number of devices.
+
+The order depends on (seed, epoch) alone. A global batch is cut into parts × ranks contiguous
+slices whose lengths differ by at most one, so that a batch that does not divide and an
+incomplete last batch are used whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nfold.frameworks.torch.augment import SHUFFLE
+from nfold.frameworks.torch.philox import permutation
+from nfold.frameworks.torch.user.share import Share
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Sample numbers ``first`` to ``last`` - 1 of an epoch's order, and what they count for.
+
+    A rank without a sample in a training step gets one that counts nothing, because every rank
+    must take part in the exchange; ``padded`` says so.
+    """
+
+    first: int
+    last: int
+    share: Share
+    padded: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How steps are divided: ``batch`` samples a step, over ``ranks``, in ``parts`` each."""
+
+    batch: int
+    rank: int
+    ranks: int
+    parts: int = 1
+    drop_last: bool = False
+
+    def steps(self, samples: int) -> int:
+        """Steps in an epoch of so many samples."""
+        whole = samples / self.batch
+        return math.floor(whole) if self.drop_last else math.ceil(whole)
+
+    def of(self, start: int, count: int) -> Iterator[Slice]:
+        """This rank's slices of the global batch of ``count`` samples from ``start`` on."""
+        pieces = self.parts * self.ranks
+        for part in range(self.parts):
+            place = part * self.ranks + self.rank
+            first, last = place * count // pieces, (place + 1) * count // pieces
+            share = Share(
+                count=last - first,
+                global_count=count,
+                parts=self.parts,
+                last=part == self.parts - 1,
+            )
+            empty = first == last
+            if empty:
+                first, last = 0, 1
+            yield Slice(start + first, start + last, share, padded=empty)
+
+    def epoch(self, samples: int, skip: int = 0) -> Iterator[Slice]:
+        """This rank's slices of a whole epoch, from step ``skip`` on."""
+        for step in range(skip, self.steps(samples)):
+            start = step * self.batch
+            yield from self.of(start, min(self.batch, samples - start))
+
+
+def order(samples: int, *, seed: int, epoch: int, shuffle: bool) -> Tensor:
+    """The order of an epoch: int64 [samples], the same on every rank."""
+    if not shuffle:
+        return torch.arange(samples)
+    return permutation(seed, epoch, samples, SHUFFLE)

@@ -1,0 +1,250 @@
+"""Our own gradient exchange: bucketed all-reduce that runs while backward still computes.
+
+Works on the user's own module through public hooks, without wrapping it. Parameters fill
+buckets in reverse order of registration, which is about the order in which backward reaches
+them; a full bucket is summed over the ranks at once, in the same order on every rank (S. Li and
+others, PyTorch Distributed, VLDB 2020). Unlike DistributedDataParallel it weights each rank's
+gradient by its share of the global batch, so that shares that differ give the gradient of the
+whole batch, and it needs no search for unused parameters: whatever has not come when backward
+ends counts zero, and what no rank has used keeps no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.user.share import Ledger
+
+FIRST_BUCKET_BYTES = 2**20
+"""The first bucket is small, so that the exchange begins early."""
+BUCKET_BYTES = 25 * 2**20
+
+
+class Bucket:
+    """Some parameters whose gradients travel together.
+
+    ``flat`` holds the gradients one after the other and, behind them, one number per parameter
+    that tells whether anybody used it; ``views`` are the parts of ``flat``. ``wire`` is what is
+    sent: ``flat`` itself, or its copy in a smaller type.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], wire: torch.dtype | None) -> None:
+        self.parameters = tuple(parameters)
+        first = self.parameters[0]
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
+        *parts, self._used = torch.split(self.flat, [*sizes, len(sizes)])
+        self.views = [
+            part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)
+        ]
+        self._ones = torch.ones_like(self._used)
+        self.wire = self.flat if wire is None else torch.empty_like(self.flat, dtype=wire)
+        self.arrived: set[int] = set()
+
+    @property
+    def full(self) -> bool:
+        """Whether every parameter's gradient of this backward is there."""
+        return len(self.arrived) == len(self.parameters)
+
+    def gather(self, weight: float | None, *, keep: bool) -> None:
+        """Take the gradients in, weighted; ``keep`` adds them to what earlier parts left here.
+
+        ``weight`` None leaves them as they are: the sum is divided elsewhere. Parameters without
+        a gradient count zero. A gradient that an earlier backward of the same step exchanged is
+        in its view already, and a weighted sum of equals leaves it as it is.
+        """
+        gradients = [_gradient(parameter) for parameter in self.parameters]
+        if keep:
+            self._add(gradients, 1.0 if weight is None else weight)
+            return
+        pairs = list(zip(self.views, gradients, strict=True))
+        for view in (view for view, gradient in pairs if gradient is None):
+            view.zero_()
+        taken = [(view, g) for view, g in pairs if g is not None and not _same(view, g)]
+        flags = self._ones if len(taken) == len(pairs) else self._flags(gradients)
+        torch._foreach_copy_(
+            [*(view for view, _ in taken), self._used], [*(g for _, g in taken), flags]
+        )
+        if weight is not None:
+            self.flat.mul_(weight)
+
+    def _flags(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        return self._ones.new_tensor([float(gradient is not None) for gradient in gradients])
+
+    def _add(self, gradients: Sequence[Tensor | None], weight: float) -> None:
+        pairs = [(v, g) for v, g in zip(self.views, gradients, strict=True) if g is not None]
+        if pairs:
+            views, added = map(list, zip(*pairs, strict=True))
+            torch._foreach_add_(views, added, alpha=weight)
+        self._used.add_(self._flags(gradients))
+
+    def exchanged(self) -> bool:
+        """Whether a gradient here is one that was exchanged before and not cleared since."""
+        return any(
+            parameter.grad is not None and _same(view, parameter.grad)
+            for view, parameter in zip(self.views, self.parameters, strict=True)
+        )
+
+    def hand_back(self, *, ask: bool) -> None:
+        """Give every parameter its part of the sum as its gradient.
+
+        ``ask``: some parameter was not used here; one that was used nowhere gets None, so that
+        the optimizer leaves it alone, as it would on one device. Reading that waits for the
+        device, but only then.
+        """
+        used = [True] * len(self.parameters)
+        if ask:
+            used = (self._used != 0).tolist()
+        for parameter, view, wanted in zip(self.parameters, self.views, used, strict=True):
+            parameter.grad = view if wanted else None
+
+
+class Exchange:
+    """Sums gradients over all ranks, weighted by the ledger's shares, during backward.
+
+    After ``loss.backward()`` every parameter's ``grad`` is that of the mean loss over the global
+    batch, on every rank. In a part of a step that is not the last, gradients are kept aside and
+    ``grad`` is None, so that an optimizer that steps anyway does nothing.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        world_size: int,
+        ledger: Ledger,
+        *,
+        wire: torch.dtype | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self._world_size = world_size
+        self._ledger = ledger
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self.buckets = [Bucket(group, wire) for group in in_buckets(trained, bucket_bytes)]
+        self._where = {
+            parameter: (number, place)
+            for number, bucket in enumerate(self.buckets)
+            for place, parameter in enumerate(bucket.parameters)
+        }
+        self._next = 0
+        self._running = False
+        self._holding = False
+        self._works: list[Any] = []
+        self._handles = [_hook(parameter, self._arrive) for parameter in trained]
+
+    def remove(self) -> None:
+        """Leave the parameters alone again."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _arrive(self, parameter: Tensor) -> None:
+        """Called by autograd when a parameter's gradient is complete."""
+        if not self._running:
+            self._begin()
+        number, place = self._where[parameter]  # type: ignore[index]  # the hook's type is Tensor
+        bucket = self.buckets[number]
+        if place in bucket.arrived:
+            raise UsageError(
+                "a parameter's gradient came twice in one backward (reentrant checkpointing); "
+                "next: torch.utils.checkpoint(..., use_reentrant=False)"
+            )
+        bucket.arrived.add(place)
+        while self._next < len(self.buckets) and self.buckets[self._next].full:
+            self._launch(self.buckets[self._next])
+
+    def _begin(self) -> None:
+        self._running = True
+        # What DistributedDataParallel and FSDP use to learn that this backward is over.
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _launch(self, bucket: Bucket) -> None:
+        """Take a bucket's gradients in, and send it unless more parts of the step follow."""
+        self._next += 1
+        share = self._ledger.share
+        if share.parts > 1 and bucket.exchanged():
+            raise UsageError(
+                "a gradient of the last step is still there, or a part of a step had a second "
+                "backward; next: optimizer.zero_grad() after optimizer.step(), one backward a part"
+            )
+        average = self._averages(bucket)
+        bucket.gather(None if average else share.weight, keep=self._holding)
+        if share.last:
+            self._send(bucket, average)
+        else:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
+    def _send(self, bucket: Bucket, average: bool) -> None:
+        if bucket.wire is not bucket.flat:
+            bucket.wire.copy_(bucket.flat)
+        if self._world_size > 1:
+            how = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+            self._works.append(dist.all_reduce(bucket.wire, op=how, async_op=True))
+
+    def _averages(self, bucket: Bucket) -> bool:
+        """Whether NCCL divides on its way, at no cost; gloo cannot, nor can uneven shares."""
+        even = self._ledger.share.parts == 1 and self._ledger.even(self._world_size)
+        return even and self._world_size > 1 and bucket.flat.is_cuda
+
+    def _finish(self) -> None:
+        """Backward is over: send what never filled up, wait, hand the gradients back."""
+        missing = [not bucket.full for bucket in self.buckets]
+        while self._next < len(self.buckets):
+            self._launch(self.buckets[self._next])
+        for work in self._works:
+            work.wait()
+        last = self._ledger.share.last
+        for bucket, ask in zip(self.buckets, missing, strict=True):
+            if last:
+                if bucket.wire is not bucket.flat:
+                    bucket.flat.copy_(bucket.wire)
+                bucket.hand_back(ask=ask)
+            bucket.arrived.clear()
+        self._works.clear()
+        self._next = 0
+        self._running = False
+        self._holding = not last
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor | None:
+    gradient = parameter.grad
+    if gradient is not None and gradient.is_sparse:
+        raise UsageError(
+            "a sparse gradient cannot be exchanged in buckets; next: nn.Embedding(sparse=False)"
+        )
+    return gradient
+
+
+def _hook(parameter: nn.Parameter, arrive: Callable[[Tensor], None]) -> RemovableHandle:
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(arrive)  # type: ignore[no-untyped-call]
+    return handle
+
+
+def _same(view: Tensor, gradient: Tensor) -> bool:
+    return view.data_ptr() == gradient.data_ptr()
+
+
+def in_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Parameters of one type and device together, last first, up to ``bucket_bytes`` a bucket."""
+    groups: list[list[nn.Parameter]] = []
+    filled, limit = 0, min(FIRST_BUCKET_BYTES, bucket_bytes)
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        if groups and filled + size <= limit and _alike(groups[-1][0], parameter):
+            groups[-1].append(parameter)
+            filled += size
+            continue
+        limit = bucket_bytes if groups else limit
+        groups.append([parameter])
+        filled = size
+    return groups
+
+
+def _alike(first: nn.Parameter, second: nn.Parameter) -> bool:
+    return first.dtype == second.dtype and first.device == second.device

@@ -1,0 +1,239 @@
+"""``run.loader``: a user's data as batches of this rank, on its device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.user.batches import Division, Slice, order
+from nfold.frameworks.torch.user.moving import moved, over_tensors
+from nfold.frameworks.torch.user.share import Ledger
+from nfold.frameworks.torch.user.source import arrays_of, is_map_style, length_of, stream_of
+from nfold.lifeline import PARENT, die_with_parent
+
+Augment = Callable[[Any], Any]
+
+
+@dataclass(kw_only=True)
+class Position:
+    """Where a loader is: the epoch that it is in or will begin, and the steps done in it."""
+
+    epoch: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a loader treats its data; ``train`` loaders tell the exchange what batches weigh."""
+
+    division: Division
+    device: torch.device
+    seed: int
+    shuffle: bool
+    train: bool
+    workers: int = 0
+    resident: bool = False
+    augment: Augment | None = None
+    collate: Callable[[list[Any]], Any] = default_collate
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Loader:
+    """Iterate it once an epoch. Each batch is this rank's part of a global batch.
+
+    ``position`` says where it is; ``go_to`` has the next epoch begin elsewhere. An epoch that was
+    broken off is not gone on with: the next one begins.
+    """
+
+    def __init__(
+        self, data: Any, recipe: Recipe, ledger: Ledger, before: Callable[[], None]
+    ) -> None:
+        self._recipe = recipe
+        self._ledger = ledger
+        self._before = before
+        self._source = _source(data, recipe)
+        self.position = Position()
+        self._entered = False
+
+    def go_to(self, position: Position) -> None:
+        """Begin the next iteration at ``position``, with the samples it would have had."""
+        self.position = Position(epoch=position.epoch, step=position.step)
+        self._entered = False
+
+    def __len__(self) -> int:
+        """Batches that one epoch gives; TypeError where the data do not say how many they are."""
+        samples = self._source.samples
+        if samples is None:
+            raise TypeError("an iterable data set has no length")
+        division = self._recipe.division
+        if self._recipe.train:
+            return division.steps(samples) * division.parts
+        return sum(not part.padded for part in division.epoch(samples))
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's batches of the current epoch, which ends with its last batch."""
+        if self._entered:
+            self.position = Position(epoch=self.position.epoch + 1)
+        self._entered = True
+        self._before()
+        position = self.position
+        skip, parts = position.step, self._recipe.division.parts
+        for number, (part, batch) in enumerate(self._source.epoch(position.epoch, skip)):
+            if part.padded and not self._recipe.train:
+                continue
+            if self._recipe.train:
+                self._ledger.begin(part.share)
+                position.step = skip + number // parts + (number % parts == parts - 1)
+            ready = moved(batch, self._recipe.device)
+            yield ready if self._recipe.augment is None else self._recipe.augment(ready)
+        position.epoch, position.step = position.epoch + 1, 0
+        self._entered = False
+
+
+class Arrays:
+    """Tensors in memory, or on the device where they are ``resident``: batches are indexed."""
+
+    def __init__(self, arrays: Any, recipe: Recipe) -> None:
+        self.samples: int | None = length_of(arrays)
+        self._recipe = recipe
+        self._arrays = moved(arrays, recipe.device) if recipe.resident else arrays
+
+    def epoch(self, epoch: int, skip: int) -> Iterator[tuple[Slice, Any]]:
+        """The batches of an epoch from step ``skip`` on."""
+        recipe, samples = self._recipe, self.samples or 0
+        ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
+        if recipe.resident:
+            ids = ids.to(recipe.device)
+        for part in recipe.division.epoch(samples, skip):
+            yield part, self._take(ids[part.first : part.last])
+
+    def _take(self, ids: Tensor) -> Any:
+        return over_tensors(self._arrays, lambda tensor: tensor[ids])
+
+
+class Samples:
+    """A map-style data set, read by DataLoader's workers."""
+
+    def __init__(self, data: Dataset[Any], recipe: Recipe) -> None:
+        self.samples: int | None = len(data)  # type: ignore[arg-type]  # checked: it has one
+        self._recipe = recipe
+        self._keys = _Keys()
+        workers = recipe.workers
+        self._loader = DataLoader(
+            data,
+            batch_sampler=self._keys,
+            num_workers=workers,
+            collate_fn=recipe.collate,
+            pin_memory=recipe.device.type == "cuda",
+            persistent_workers=workers > 0,
+            worker_init_fn=_start_worker,
+            **recipe.options,
+        )
+
+    def epoch(self, epoch: int, skip: int) -> Iterator[tuple[Slice, Any]]:
+        """The batches of an epoch from step ``skip`` on; skipped samples are not read."""
+        recipe, samples = self._recipe, self.samples or 0
+        ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
+        parts = list(recipe.division.epoch(samples, skip))
+        self._keys.batches = [ids[part.first : part.last].tolist() for part in parts]
+        yield from zip(parts, self._loader, strict=True)
+
+
+class _Keys(Sampler[list[int]]):
+    """The sample numbers of each batch of the epoch that is next."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class Stream:
+    """Samples that can only be iterated: every rank reads all and collates its own."""
+
+    def __init__(self, start: Callable[[], Iterator[Any]], recipe: Recipe) -> None:
+        self.samples: int | None = None
+        self._start = start
+        self._recipe = recipe
+
+    def epoch(self, epoch: int, skip: int) -> Iterator[tuple[Slice, Any]]:
+        """The batches of one pass from step ``skip`` on; the data decide what an epoch is."""
+        del epoch
+        division = self._recipe.division
+        samples = islice(self._start(), skip * division.batch, None)
+        while whole := list(islice(samples, division.batch)):
+            if len(whole) < division.batch and division.drop_last:
+                return
+            for part in division.of(0, len(whole)):
+                yield part, self._recipe.collate(whole[part.first : part.last])
+
+
+def _source(data: Any, recipe: Recipe) -> Arrays | Samples | Stream:
+    arrays = arrays_of(data)
+    if arrays is not None:
+        return Arrays(arrays, recipe)
+    if is_map_style(data):
+        return Samples(data, recipe)
+    return Stream(stream_of(data), recipe)
+
+
+def settings_of(data: Any, said: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The data and what is said about them; a DataLoader gives what nobody said.
+
+    Raises UsageError for a sampler of the user's own, whose draws may differ between ranks, and
+    for a batch that is not a whole number from 1.
+    """
+    if isinstance(data, DataLoader):
+        taken = _of_loader(data)
+        said = {name: taken[name] if value is None else value for name, value in said.items()}
+        data = data.dataset
+    batch = said["batch_size"]
+    if type(batch) is not int or batch < 1:
+        raise UsageError(
+            f"batch_size {batch}: allowed are whole numbers from 1, the samples of one step over "
+            "all devices"
+        )
+    return data, said
+
+
+def _of_loader(data: DataLoader[Any]) -> dict[str, Any]:
+    sampler = None if isinstance(data.dataset, IterableDataset) else data.sampler
+    if sampler is not None and type(sampler) not in (RandomSampler, SequentialSampler):
+        raise UsageError(
+            f"a DataLoader with a {type(sampler).__name__}: allowed are its own orders; next: "
+            "run.loader(dataset, batch_size=..., shuffle=True), which divides the batch itself"
+        )
+    return {
+        "batch_size": data.batch_size,
+        "shuffle": isinstance(sampler, RandomSampler),
+        "drop_last": data.drop_last,
+        "workers": data.num_workers,
+        "collate": data.collate_fn,
+    }
+
+
+def _start_worker(_: int) -> None:
+    """A loader worker ends with its rank, and leaves the other cores alone."""
+    os.environ.pop(PARENT, None)  # names the rank's own parent where nfold did not start the rank
+    die_with_parent()
+    torch.set_num_threads(1)

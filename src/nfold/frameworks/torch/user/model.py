@@ -1,0 +1,78 @@
+"""A user's module made ready: on its device, in its layout, under its precision.
+
+The module stays the user's own object with its names, methods and state_dict: its class becomes
+a subclass whose forward moves the inputs and computes under autocast (as fully_shard of PyTorch
+does it). A copy or a pickle of it is of the user's class again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nfold.frameworks.torch.layout import FORMATS
+from nfold.frameworks.torch.precision import AUTOCAST
+from nfold.frameworks.torch.user.moving import moved, over_tensors
+from nfold.plan import Plan
+
+
+class Prepared:
+    """Marks the subclasses that ``prepare`` makes; ``original`` is the user's class."""
+
+    original: type[nn.Module]
+
+
+def prepare(module: nn.Module, plan: Plan, device: torch.device) -> nn.Module:
+    """The same module on ``device``, as the complete ``plan`` says; twice is once."""
+    if isinstance(module, Prepared):
+        return module
+    module.to(device)
+    memory = FORMATS[plan.layout or "channels_first"]
+    if plan.layout == "channels_last":
+        module.to(memory_format=memory)  # type: ignore[call-overload]
+    module.__class__ = _prepared(type(module), plan, device)
+    return module
+
+
+def _prepared(original: type[nn.Module], plan: Plan, device: torch.device) -> type[nn.Module]:
+    """The subclass of ``original``; it keeps its name, so that messages read as before."""
+    inner: Callable[..., Any] = original.forward
+    if plan.step == "compiled":
+        inner = torch.compile(inner)
+    half = AUTOCAST.get(plan.precision or "fp32")
+    memory = FORMATS["channels_last"] if plan.layout == "channels_last" else None
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = moved((args, kwargs), device, memory)
+        if half is None:
+            return inner(self, *args, **kwargs)
+        with torch.autocast(device.type, dtype=half):
+            return _in_full(inner(self, *args, **kwargs), half)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        reduced: Any = nn.Module.__reduce_ex__(self, protocol)
+        return (_bare, (original,), *reduced[2:])
+
+    body = {"forward": forward, "original": original, "__reduce_ex__": reduce}
+    body |= {"__module__": original.__module__, "__doc__": original.__doc__}
+    return type(original.__name__, (Prepared, original), body)
+
+
+def _bare(original: type[nn.Module]) -> nn.Module:
+    """An object of the user's class that copy and pickle then fill."""
+    return original.__new__(original)
+
+
+def _in_full(output: Any, half: torch.dtype) -> Any:
+    """A model's 16-bit outputs in fp32, so that the loss is computed in fp32."""
+    return over_tensors(output, lambda value: value.float() if value.dtype == half else value)
+
+
+def same_everywhere(tensors: Iterable[Tensor]) -> None:
+    """Give every rank rank 0's values of parameters and buffers."""
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), src=0)

@@ -1,0 +1,52 @@
+"""The plan of a user's script: what of it applies there, and its automatic choices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.user.job import Job
+from nfold.plan import Plan
+
+Rule = tuple[Callable[[Plan, Job], bool], str]
+
+RULES: tuple[Rule, ...] = (
+    (lambda plan, _: plan.framework != "torch", "a script of PyTorch's needs framework 'torch'"),
+    (
+        lambda plan, job: plan.devices not in (None, job.world_size),
+        "devices differ from the ranks of this job; next: nfold run --devices N SCRIPT",
+    ),
+    (
+        lambda plan, _: plan.strategy == "dp",
+        "strategy 'dp' drives all devices from one process; next: leave strategy out",
+    ),
+    (
+        lambda plan, job: plan.precision in ("tf32", "fp16") and job.device.type == "cpu",
+        "precisions tf32 and fp16 need a GPU; next: fp32 or bf16",
+    ),
+    (
+        lambda plan, job: plan.step == "captured" and job.device.type == "cuda",
+        "step 'captured' is not in this version of nfold; next: eager or compiled",
+    ),
+)
+"""What a script's plan cannot be, each with the reason that a user reads."""
+
+
+def complete(asked: Plan, job: Job) -> Plan:
+    """``asked`` with every choice made that acts in a script; UsageError for what cannot be.
+
+    Choices that change numbers (bf16, compression) are made only when asked for.
+    """
+    for breaks, reason in RULES:
+        if breaks(asked, job):
+            raise UsageError(reason)
+    precision = asked.precision or "fp32"
+    tensor_cores = job.device.type == "cuda" and precision != "fp32"
+    return asked.edit(
+        device=job.device.type,
+        devices=job.world_size,
+        precision=precision,
+        layout=asked.layout or ("channels_last" if tensor_cores else "channels_first"),
+        step=asked.step or "eager",
+        workers=asked.workers or 0,
+    )

@@ -1,0 +1,111 @@
+"""What one Run has prepared, and its state as a checkpoint keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.user import checkpoint as files
+from nfold.frameworks.torch.user.job import Job
+from nfold.frameworks.torch.user.loader import Loader, Position
+from nfold.frameworks.torch.user.scale import LossScale
+
+
+@dataclass
+class Prepared:
+    """Everything that training goes on from, in the order in which it was prepared."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[LRScheduler] = field(default_factory=list)
+    loaders: list[Loader] = field(default_factory=list)
+    steps: int = 0
+
+    def parts(self) -> dict[str, Any]:
+        """Objects with ``state_dict`` and ``load_state_dict``, by the names of their files."""
+        kinds: dict[str, list[Any]] = {
+            "model": self.models,
+            "optimizer": self.optimizers,
+            "scheduler": self.schedulers,
+        }
+        return {
+            f"{kind}-{number}": one
+            for kind, several in kinds.items()
+            for number, one in enumerate(several)
+        }
+
+    def progress(self, scale: LossScale | None, job: Job) -> dict[str, Any]:
+        """Where training stands, apart from the parts."""
+        return {
+            "format": files.FORMAT,
+            "steps": self.steps,
+            "ranks": job.world_size,
+            "parts": list(self.parts()),
+            "loaders": [[at.position.epoch, at.position.step] for at in self.loaders],
+            "scale": None if scale is None else scale.state(),
+        }
+
+
+def save(
+    prepared: Prepared,
+    folder: Path,
+    job: Job,
+    *,
+    scale: LossScale | None,
+    extra: dict[str, Any],
+    keep: int,
+    wait: Callable[[], None],
+) -> Path:
+    """Write a checkpoint of all ranks into ``folder``; every rank must call it."""
+    final = folder / f"step-{prepared.steps}"
+    aside = folder / f".{final.name}.new"
+    if job.is_main:
+        files.begin(aside)
+    wait()
+    files.write_part(aside, f"random-{job.rank}", files.random_state())
+    if job.is_main:
+        for name, part in prepared.parts().items():
+            files.write_part(aside, name, part.state_dict())
+        files.write_part(aside, "progress", {**prepared.progress(scale, job), "extra": extra})
+    wait()
+    if job.is_main:
+        files.finish(aside, final, keep)
+    wait()
+    return final
+
+
+def load(prepared: Prepared, found: Path, job: Job, scale: LossScale | None) -> dict[str, Any]:
+    """Go on from the checkpoint ``found``; returns the user's own values in it.
+
+    Raises UsageError where it holds other parts than were prepared. With another number of
+    ranks, samples and their order stay the same, but dropout draws differ.
+    """
+    progress = files.read_part(found, "progress")
+    if progress["parts"] != list(prepared.parts()):
+        raise UsageError(
+            f"{found} holds {', '.join(progress['parts'])}, prepared are "
+            f"{', '.join(prepared.parts())}; next: run.resume() after all run.prepare()"
+        )
+    if len(progress["loaders"]) != len(prepared.loaders):
+        raise UsageError(
+            f"{found} knows {len(progress['loaders'])} loaders, made are "
+            f"{len(prepared.loaders)}; next: run.resume() after all run.loader()"
+        )
+    for name, part in prepared.parts().items():
+        part.load_state_dict(files.read_part(found, name))
+    for loader, (epoch, step) in zip(prepared.loaders, progress["loaders"], strict=True):
+        loader.go_to(Position(epoch=epoch, step=step))
+    if scale is not None and progress["scale"] is not None:
+        scale.load(progress["scale"])
+    if progress["ranks"] == job.world_size:
+        files.set_random_state(files.read_part(found, f"random-{job.rank}"))
+    prepared.steps = progress["steps"]
+    extra: dict[str, Any] = progress["extra"]
+    return extra

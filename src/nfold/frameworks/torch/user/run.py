@@ -1,0 +1,301 @@
+"""The Run that a user's PyTorch script talks to, apart from where its plan and heart come from."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import default_collate
+
+from nfold.errors import UsageError
+from nfold.frameworks.base import Observer, Phase
+from nfold.frameworks.torch import parallel
+from nfold.frameworks.torch.parallel import average_buffers, summed
+from nfold.frameworks.torch.precision import Precision
+from nfold.frameworks.torch.user import registry
+from nfold.frameworks.torch.user.batches import Division
+from nfold.frameworks.torch.user.checkpoint import newest
+from nfold.frameworks.torch.user.exchange import Exchange
+from nfold.frameworks.torch.user.job import Job
+from nfold.frameworks.torch.user.loader import Augment, Loader, Recipe, settings_of
+from nfold.frameworks.torch.user.model import prepare, same_everywhere
+from nfold.frameworks.torch.user.scale import LossScale
+from nfold.frameworks.torch.user.share import Ledger
+from nfold.plan import Plan
+
+P = ParamSpec("P")
+R = TypeVar("R")
+WIRE = {"fp32": None, "bf16": torch.bfloat16}
+"""What gradients are sent as, by the plan's ``exchange``; None: as they are."""
+
+
+class UserRun:
+    """One rank of a data-parallel run of a user's own script.
+
+    ``plan`` is complete but for the batch, which the loader knows.
+    """
+
+    def __init__(self, plan: Plan, job: Job, observer: Observer) -> None:
+        self.plan = plan
+        self._job = job
+        self._observer = observer
+        self._ledger = Ledger(job.world_size)
+        self._prepared = registry.Prepared()
+        self._exchanges: list[Exchange] = []
+        self._scale = LossScale() if plan.precision == "fp16" else None
+        self._resumed: set[Path] = set()
+        Precision(plan.precision or "fp32", job.device)
+
+    @property
+    def rank(self) -> int:
+        """This process's place among all ranks, from 0."""
+        return self._job.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks train together."""
+        return self._job.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0: the one that prints and writes files."""
+        return self._job.is_main
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this rank drives."""
+        return self._job.device
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far, those before a resume counted."""
+        return self._prepared.steps
+
+    def prepare(self, *objects: Any) -> Any:
+        """Make models, optimizers and learning-rate schedules ready; returns them in order.
+
+        Each stays the same object. Models go to this rank's device, take rank 0's weights, and
+        from then on their gradients after ``backward()`` are those of the mean loss over the
+        global batch.
+        """
+        for one in objects:
+            if isinstance(one, nn.Module):
+                self._prepare_model(one)
+            elif isinstance(one, Optimizer):
+                self._prepare_optimizer(one)
+            elif isinstance(one, LRScheduler):
+                self._prepare_schedule(one)
+            else:
+                raise UsageError(
+                    f"a {type(one).__name__} cannot be prepared: allowed are modules, optimizers "
+                    "and learning-rate schedules; next: run.loader(data, batch_size=...) for data"
+                )
+        return objects[0] if len(objects) == 1 else objects
+
+    def _prepare_model(self, module: nn.Module) -> None:
+        if module in self._prepared.models:
+            return
+        prepare(module, self.plan, self._job.device)
+        if self._job.world_size > 1:
+            same_everywhere([*module.parameters(), *module.buffers()])
+        if self._job.world_size > 1 or self.plan.accumulate > 1:
+            self._exchanges.append(
+                Exchange(
+                    module.parameters(),
+                    self._job.world_size,
+                    self._ledger,
+                    wire=WIRE[self.plan.exchange],
+                )
+            )
+        self._prepared.models.append(module)
+
+    def _prepare_optimizer(self, optimizer: Optimizer) -> None:
+        if optimizer in self._prepared.optimizers:
+            return
+        if not self._prepared.optimizers:
+            optimizer.register_step_post_hook(self._stepped)
+        if self._scale is not None:
+            self._scale.watch(optimizer)
+        self._prepared.optimizers.append(optimizer)
+
+    def _prepare_schedule(self, schedule: LRScheduler) -> None:
+        """Under accumulation a schedule that is stepped every batch steps once a step."""
+        if schedule in self._prepared.schedulers:
+            return
+        step = schedule.step
+
+        @wraps(step)
+        def once(*args: Any, **kwargs: Any) -> None:
+            if self._ledger.share.last:
+                step(*args, **kwargs)
+
+        if self.plan.accumulate > 1:
+            schedule.step = once  # type: ignore[method-assign]
+        self._prepared.schedulers.append(schedule)
+
+    def _stepped(self, *_: Any) -> None:
+        if self._ledger.share.last:
+            self._prepared.steps += 1
+            self._observer.beat(Phase.STEPPING, self._prepared.steps)
+
+    def loader(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        *,
+        train: bool = True,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
+        workers: int | None = None,
+        augment: Augment | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        **options: Any,
+    ) -> Loader:
+        """Batches of ``data`` for this rank, on its device; iterate it once an epoch.
+
+        ``data`` are arrays (tensors, NumPy arrays, tuples or dictionaries of them), a map-style
+        or iterable data set, a function that returns an iterator, or a DataLoader, whose
+        settings are taken over. ``batch_size`` is the global batch: it is divided over the
+        ranks, and over the parts of a step under accumulation. The samples of a step do not
+        depend on the number of ranks. ``train=False`` gives every sample to exactly one rank,
+        in order. ``augment`` gets each batch on the device. ``options`` go to DataLoader.
+        """
+        said: dict[str, Any] = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+        }
+        said |= {"workers": workers, "collate": collate}
+        data, settings = settings_of(data, said)
+        recipe = self._recipe(train=train, augment=augment, options=options, **settings)
+        before = self._observe if train else self._begin_evaluation
+        made = Loader(data, recipe, self._ledger, before)
+        if train:
+            self._prepared.loaders.append(made)
+        return made
+
+    def _recipe(
+        self,
+        *,
+        batch_size: int,
+        train: bool,
+        shuffle: bool | None,
+        drop_last: bool | None,
+        workers: int | None,
+        augment: Augment | None,
+        collate: Callable[[list[Any]], Any] | None,
+        options: dict[str, Any],
+    ) -> Recipe:
+        division = Division(
+            batch=batch_size,
+            rank=self.rank,
+            ranks=self.world_size,
+            parts=self.plan.accumulate if train else 1,
+            drop_last=bool(drop_last),
+        )
+        return Recipe(
+            division=division,
+            device=self.device,
+            seed=self.plan.seed,
+            shuffle=train if shuffle is None else shuffle,
+            train=train,
+            workers=(self.plan.workers or 0) if workers is None else workers,
+            augment=augment,
+            collate=collate or default_collate,
+            options=options,
+        )
+
+    def _observe(self) -> None:
+        self._observer.beat(Phase.STEPPING if self.steps else Phase.FIRST_STEP, self.steps)
+
+    def _begin_evaluation(self) -> None:
+        """Batch-norm statistics are each device's own while training; from here on their mean."""
+        self._observer.beat(Phase.EVALUATING, self.steps)
+        for model in self._prepared.models:
+            average_buffers(model, self.world_size)
+
+    def step(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Mark the function that makes one optimizer step, so that the plan may speed it up.
+
+        With step ``captured`` on a CPU it runs as it is, and says so once.
+        """
+        if self.plan.step == "captured":
+            code = function.__code__
+            warnings.warn(
+                f"step 'captured' needs a GPU: {function.__name__} "
+                f"({code.co_filename}:{code.co_firstlineno}) runs eagerly",
+                stacklevel=2,
+            )
+        return function
+
+    def backward(self, loss: Tensor) -> None:
+        """``loss.backward()``; under precision fp16 with the loss scaled, which it then needs."""
+        if self._scale is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        parameters = [p for model in self._prepared.models for p in model.parameters()]
+        self._scale.backward(loss, parameters)
+
+    def sum(self, value: Any) -> Any:
+        """The sum over all ranks, on every rank: of a number, a number; of a tensor, a tensor."""
+        if isinstance(value, Tensor):
+            total = value.detach().clone()
+            return summed(total.to(self.device), self.world_size)
+        exact = torch.float64 if isinstance(value, float) else torch.int64
+        return self.sum(torch.tensor(value, dtype=exact)).item()
+
+    def mean(self, value: Any, count: int = 1) -> float:
+        """The mean over all ranks of a number or a tensor's sum, each counting ``count`` times."""
+        own = float(value.sum() if isinstance(value, Tensor) else value)
+        total, samples = self.sum(torch.tensor([own * count, count], dtype=torch.float64)).tolist()
+        return float(total / samples) if samples else math.nan
+
+    def checkpoint(self, folder: str | Path, *, keep: int = 2, **values: Any) -> Path:
+        """Write everything that training goes on from into ``folder``; all ranks must call it.
+
+        ``values`` are the script's own: numbers, texts, tensors, lists, dictionaries. The
+        ``keep`` newest checkpoints stay. Raises UsageError where the folder holds checkpoints
+        that this run did not go on from. Returns the checkpoint's own folder.
+        """
+        place = Path(folder).resolve()
+        if place not in self._resumed and newest(place) is not None:
+            raise UsageError(
+                f"{folder} holds {newest(place)} of another run; next: run.resume({str(folder)!r}) "
+                "before training, or another folder"
+            )
+        self._resumed.add(place)
+        for model in self._prepared.models:
+            average_buffers(model, self.world_size)
+        return registry.save(
+            self._prepared,
+            place,
+            self._job,
+            scale=self._scale,
+            extra=values,
+            keep=keep,
+            wait=self._wait,
+        )
+
+    def resume(self, folder: str | Path) -> dict[str, Any] | None:
+        """Go on from the newest checkpoint in ``folder``: its own values, or None without one.
+
+        Call it after everything is prepared. With as many ranks as before, samples, losses and
+        weights go on exactly as they would have without the interruption.
+        """
+        place = Path(folder).resolve()
+        self._resumed.add(place)
+        found = newest(place)
+        if found is None:
+            return None
+        return registry.load(self._prepared, found, self._job, self._scale)
+
+    def _wait(self) -> None:
+        parallel.barrier(self.world_size)

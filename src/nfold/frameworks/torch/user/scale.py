@@ -1,0 +1,73 @@
+"""Loss scaling for fp16 (P. Micikevicius and others, Mixed Precision Training, ICLR 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nfold.errors import UsageError
+
+FIRST = 2.0**16
+GROWTH_INTERVAL = 2000
+"""Steps without an overflow after which the scale is doubled."""
+
+
+class LossScale:
+    """Scales a loss before backward, and gradients back after it.
+
+    A step whose gradients overflowed keeps none, so that an optimizer leaves every parameter as
+    it is. Every rank sees the exchanged gradients and decides the same.
+    """
+
+    def __init__(self) -> None:
+        self.scale = FIRST
+        self.good_steps = 0
+        self._scaled = False
+
+    def backward(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
+        """``loss.backward()``; afterwards gradients are those of the loss itself, or None."""
+        (loss * self.scale).backward()  # type: ignore[no-untyped-call]
+        self._scaled = True
+        held = [parameter for parameter in parameters if parameter.grad is not None]
+        if held:
+            self._unscale(held)
+
+    def _unscale(self, held: list[nn.Parameter]) -> None:
+        gradients = [parameter.grad for parameter in held if parameter.grad is not None]
+        finite = bool(torch.nn.utils.get_total_norm(gradients).isfinite())
+        if finite:
+            torch._foreach_mul_(gradients, 1 / self.scale)
+        else:
+            for parameter in held:
+                parameter.grad = None
+        self._adapt(finite)
+
+    def _adapt(self, finite: bool) -> None:
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.scale /= 2
+        elif self.good_steps == GROWTH_INTERVAL:
+            self.scale, self.good_steps = self.scale * 2, 0
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a step of ``optimizer`` after a backward that was not scaled."""
+        optimizer.register_step_pre_hook(self._check)
+
+    def _check(self, *_: Any) -> None:
+        if not self._scaled:
+            raise UsageError(
+                "precision fp16 needs a scaled loss; next: run.backward(loss) in place of "
+                "loss.backward(), or precision bf16, which needs none"
+            )
+        self._scaled = False
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"scale": self.scale, "good_steps": self.good_steps}
+
+    def load(self, state: dict[str, float]) -> None:
+        """Go on from ``state``."""
+        self.scale, self.good_steps = state["scale"], int(state["good_steps"])

@@ -1,0 +1,83 @@
+"""What a user trains on, behind one interface: fetch the samples of these ids as one batch.
+
+Arrays (tensors, NumPy arrays, and tuples or dictionaries of them) are indexed whole. Map-style
+data sets, lists of samples among them, are read sample by sample and collated as DataLoader does
+it. Anything that can only be iterated is read in every rank, each keeping its own samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.user.moving import over_tensors
+
+Sample = Any
+
+
+def arrays_of(data: Any) -> Any | None:
+    """``data`` as tensors in its own structure where it is made of arrays, else None."""
+    if isinstance(data, TensorDataset):
+        return tuple(data.tensors)
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(data)
+    if isinstance(data, Tensor):
+        return data
+    if type(data) is tuple and data:
+        return _all(arrays_of(item) for item in data)
+    if type(data) is dict and data:
+        values = _all(arrays_of(item) for item in data.values())
+        return None if values is None else dict(zip(data, values, strict=True))
+    return None
+
+
+def _all(found: Iterable[Any]) -> tuple[Any, ...] | None:
+    values = tuple(found)
+    return None if any(value is None for value in values) else values
+
+
+def length_of(arrays: Any) -> int:
+    """How many samples ``arrays`` hold; UsageError where its arrays disagree."""
+    lengths: list[int] = []
+    over_tensors(arrays, lambda tensor: _note(tensor, lengths))
+    if len(set(lengths)) != 1:
+        raise UsageError(f"arrays of {lengths} samples: allowed are arrays of one length")
+    return lengths[0]
+
+
+def _note(tensor: Tensor, lengths: list[int]) -> Tensor:
+    lengths.append(len(tensor) if tensor.dim() else 0)
+    return tensor
+
+
+def is_map_style(data: Any) -> bool:
+    """Whether samples can be read by their number."""
+    if isinstance(data, IterableDataset):
+        return False
+    return isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
+
+
+def stream_of(data: Any) -> Callable[[], Iterator[Sample]]:
+    """A function that starts reading ``data`` from its beginning.
+
+    Raises UsageError for a generator: it ends once, and an epoch begins more than once.
+    """
+    if isinstance(data, Iterator):
+        raise UsageError(
+            f"a {type(data).__name__} can be read once only, a data set once an epoch; next: pass "
+            "the function that makes it: run.loader(make_samples, ...)"
+        )
+    if isinstance(data, Iterable):
+        return lambda: iter(data)
+    if callable(data):
+        return lambda: iter(data())
+    raise UsageError(
+        f"a {type(data).__name__} is no data set: allowed are arrays, data sets with "
+        "__getitem__ and __len__, iterables, and functions that return an iterator"
+    )

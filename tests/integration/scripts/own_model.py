@@ -1,0 +1,127 @@
+"""A user's training script under nfold.Run: ``own_model.py CASES.json FOLDER``.
+
+CASES.json maps names to what is special in each case; FOLDER/NAME-K.json gets what rank K ends
+with.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nfold
+
+SAMPLES, FEATURES, CLASSES = 37, 6, 3
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 8)
+        self.second = nn.Linear(8, CLASSES)
+        self.aside = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor, *, aside: bool = False) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        result: Tensor = self.aside(hidden) if aside else self.second(hidden)
+        return result
+
+
+class Samples(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.x[index], int(self.y[index])
+
+
+def made() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator)
+    return x, torch.randint(CLASSES, (SAMPLES,), generator=generator)
+
+
+def data_of(kind: str, x: Tensor, y: Tensor) -> Any:
+    if kind == "arrays":
+        return (x.numpy(), y.numpy())
+    if kind == "dataset":
+        return Samples(x, y)
+    if kind == "dataloader":
+        return torch.utils.data.DataLoader(Samples(x, y), batch_size=10, shuffle=True)
+    return lambda: zip(x, y, strict=True)
+
+
+def main(case: dict[str, Any], out: str) -> None:
+    run = nfold.Run(**case.get("plan", {}))
+    torch.manual_seed(run.rank if case.get("different_weights") else 3)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    model, optimizer, schedule = run.prepare(model, optimizer, schedule)
+    x, y = made()
+    data = data_of(case.get("data", "arrays"), x, y)
+    loader = run.loader(data, batch_size=10, shuffle=case.get("shuffle", True), workers=0)
+    folder = Path(out).with_name(case.get("folder", "none"))
+    resumed = run.resume(folder) if "folder" in case else None
+    seen: list[list[float]] = []
+    for _ in range(loader.position.epoch, case.get("epochs", 2)):
+        for inputs, labels in loader:
+            seen.append(sorted(inputs[:, 0].tolist()))
+            train_step(case, run, model, optimizer, schedule, inputs, labels)
+            if run.steps == case.get("checkpoint") and resumed is None:
+                run.checkpoint(folder, note="half way")
+                if case.get("stop"):
+                    return
+    write(run, model, loader, seen, resumed, out)
+
+
+def train_step(
+    case: dict[str, Any], run: Any, model: Any, optimizer: Any, schedule: Any, x: Tensor, y: Tensor
+) -> None:
+    optimizer.zero_grad()
+    aside = bool(case.get("aside_on_rank_0")) and run.rank == 0
+    loss = nn.functional.cross_entropy(model(x, aside=aside), y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    if case.get("second_backward"):
+        (0.1 * model(x).square().mean()).backward()
+    if case.get("clip"):
+        nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
+    optimizer.step()
+    schedule.step()
+
+
+def write(run: Any, model: Any, loader: Any, seen: Any, resumed: Any, out: str) -> None:
+    x, y = made()
+    right = count = 0
+    model.eval()
+    with torch.no_grad():
+        for inputs, labels in run.loader((x, y), batch_size=8, train=False):
+            right += int((model(inputs).argmax(1) == labels).sum())
+            count += len(labels)
+    found = {
+        "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(),
+        "aside_has_gradient": model.aside.weight.grad is not None,
+        "right": run.sum(right),
+        "count": run.sum(count),
+        "own_count": count,
+        "mean": run.mean(float(run.rank), count=run.rank),
+        "seen": seen,
+        "steps": run.steps,
+        "resumed": resumed,
+        "model_class": type(model).__name__,
+        "keys": list(model.state_dict()),
+    }
+    Path(f"{out}-{run.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    for name, one in json.loads(Path(sys.argv[1]).read_text()).items():
+        main(one, str(Path(sys.argv[2]) / name))

@@ -1,0 +1,180 @@
+"""nfold.Run on 1, 2 and 3 CPU devices against the same training in plain PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from integration.scripts.own_model import Net, made
+from nfold.frameworks.torch.user.batches import order
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "own_model.py"
+WORLDS = (1, 2, 3)
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dataset": {"data": "dataset"},
+    "dataloader": {"data": "dataloader"},
+    "generator": {"data": "generator", "shuffle": False},
+    "clip": {"clip": 0.05},
+    "accumulate": {"plan": {"accumulate": 2}},
+    "accumulate_beyond_batch": {"plan": {"accumulate": 4}, "clip": 0.05},
+    "second_backward": {"second_backward": True},
+    "aside": {"aside_on_rank_0": True},
+    "different_weights": {"different_weights": True},
+    "bf16_exchange": {"plan": {"exchange": "bf16"}},
+    "stopped": {"folder": "checkpoints", "checkpoint": 3, "stop": True},
+    "resumed": {"folder": "checkpoints", "checkpoint": 3},
+}
+
+
+def launch(world: int, cases: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Run the script on ``world`` ranks, each as torchrun would start it, to their end."""
+    folder.mkdir()
+    (folder / "cases.json").write_text(json.dumps(cases))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(SCRIPT), str(folder / "cases.json"), str(folder)]
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    errors = [rank.communicate()[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(errors)
+
+
+Found = dict[tuple[str, int], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What every rank of every case ended with, by (case, world)."""
+    results: Found = {}
+    for world in WORLDS:
+        folder = tmp_path_factory.mktemp("runs") / str(world)
+        launch(world, CASES, folder)
+        for case in CASES:
+            files = [folder / f"{case}-{rank}.json" for rank in range(world)]
+            results[case, world] = [json.loads(f.read_text()) for f in files if f.exists()]
+    return results
+
+
+def reference(*, shuffle: bool = True, clip: float | None = None, second: bool = False) -> Tensor:
+    """The parameters after two epochs of the script's training without nfold, on one device."""
+    torch.manual_seed(3)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    x, y = made()
+    for epoch in range(2):
+        ids = order(len(x), seed=0, epoch=epoch, shuffle=shuffle)
+        for batch in torch.split(ids, 10):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+            if second:
+                (0.1 * model(x[batch]).square().mean()).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            schedule.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+REFERENCES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dataset": {},
+    "dataloader": {},
+    "generator": {"shuffle": False},
+    "clip": {"clip": 0.05},
+    "accumulate": {},
+    "accumulate_beyond_batch": {"clip": 0.05},
+    "second_backward": {"second": True},
+    "resumed": {},
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("case", REFERENCES)
+def test_weights_end_as_without_nfold_on_one_device(found: Found, case: str, world: int) -> None:
+    expected = reference(**REFERENCES[case])
+    for rank in found[case, world]:
+        assert torch.allclose(torch.tensor(rank["parameters"]), expected, atol=1e-6)
+        assert rank["steps"] == 8
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "stopped"])
+def test_every_rank_ends_with_the_same_weights(found: Found, case: str, world: int) -> None:
+    first, *others = [rank["parameters"] for rank in found[case, world]]
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_each_sample_is_seen_once_an_epoch(found: Found, world: int) -> None:
+    x, _ = made()
+    batches = [rank["seen"][:4] for rank in found["plain", world]]
+    together = sorted(value for batch in itertools.chain(*batches) for value in batch)
+    assert together == pytest.approx(sorted(x[:, 0].tolist()))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_an_evaluation_counts_every_sample_once(found: Found, world: int) -> None:
+    ranks = found["plain", world]
+    assert {rank["count"] for rank in ranks} == {37}
+    assert sum(rank["own_count"] for rank in ranks) == 37
+    assert {rank["right"] for rank in ranks} == {found["plain", 1][0]["right"]}
+
+
+def test_means_are_weighted(found: Found) -> None:
+    assert [rank["mean"] for rank in found["plain", 3]] == [pytest.approx(5 / 3)] * 3
+
+
+def test_a_parameter_that_nobody_used_keeps_no_gradient(found: Found) -> None:
+    for world in WORLDS:
+        assert not any(rank["aside_has_gradient"] for rank in found["plain", world])
+
+
+def test_a_parameter_that_one_rank_used_has_a_gradient_on_all(found: Found) -> None:
+    assert all(rank["aside_has_gradient"] for rank in found["aside", 3])
+
+
+def test_a_compressed_exchange_is_close_and_is_used(found: Found) -> None:
+    expected = reference()
+    for rank in found["bf16_exchange", 2]:
+        parameters = torch.tensor(rank["parameters"])
+        assert torch.allclose(parameters, expected, atol=2e-2)
+        assert not torch.allclose(parameters, expected, atol=1e-6)
+
+
+def test_a_resumed_run_has_its_own_values_back(found: Found) -> None:
+    for world in WORLDS:
+        assert {json.dumps(r["resumed"]) for r in found["resumed", world]} == {
+            '{"note": "half way"}'
+        }
+        assert not found["stopped", world]
+
+
+def test_the_model_stays_the_users_own(found: Found) -> None:
+    rank = found["plain", 2][0]
+    assert rank["model_class"] == "Net"
+    assert rank["keys"][0] == "first.weight"

@@ -1,0 +1,137 @@
+"""Batches, positions and what a DataLoader's settings become."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.user.batches import Division
+from nfold.frameworks.torch.user.loader import Loader, Position, Recipe, settings_of
+from nfold.frameworks.torch.user.share import Ledger
+
+ALONE = Recipe(
+    division=Division(batch=4, rank=0, ranks=1),
+    device=torch.device("cpu"),
+    seed=0,
+    shuffle=True,
+    train=True,
+)
+UNSAID = {"batch_size": None, "shuffle": None, "workers": None, "drop_last": None, "collate": None}
+
+
+def loader(data: Any, recipe: Recipe = ALONE, ledger: Ledger | None = None) -> Loader:
+    return Loader(data, recipe, ledger or Ledger(1), lambda: None)
+
+
+def read(made: Loader) -> list[list[int]]:
+    return [batch.tolist() for batch in made]
+
+
+def test_epochs_differ_and_are_the_same_for_arrays_and_samples() -> None:
+    arrays, samples = loader(torch.arange(10)), loader(list(range(10)))
+    first, second = read(arrays), read(arrays)
+    assert first != second
+    assert sorted(itertools.chain(*first)) == list(range(10))
+    assert [read(samples), read(samples)] == [first, second]
+    assert len(arrays) == len(samples) == 3
+
+
+def test_an_epoch_that_was_broken_off_is_followed_by_the_next() -> None:
+    whole = loader(torch.arange(10))
+    first, second = read(whole), read(whole)
+    broken = loader(torch.arange(10))
+    assert next(iter(broken)).tolist() == first[0]
+    assert read(broken) == second
+
+
+def test_a_loader_goes_on_from_a_position() -> None:
+    whole = loader(torch.arange(10))
+    read(whole)
+    expected = read(whole)
+    for data in (torch.arange(10), list(range(10))):
+        later = loader(data)
+        later.go_to(Position(epoch=1, step=2))
+        assert read(later) == expected[2:]
+        assert later.position == Position(epoch=2, step=0)
+
+
+def test_the_position_counts_the_batch_that_is_handed_out() -> None:
+    made = loader(torch.arange(10), replace(ALONE, division=replace(ALONE.division, parts=2)))
+    steps = [made.position.step for _ in made]
+    assert steps == [0, 1, 1, 2, 2, 3]
+
+
+def test_the_ledger_is_told_what_each_batch_weighs() -> None:
+    ledger = Ledger(1)
+    made = loader(torch.arange(10), ledger=ledger)
+    assert [(ledger.share.count, ledger.share.global_count) for _ in made] == [
+        (4, 4),
+        (4, 4),
+        (2, 2),
+    ]
+
+
+def test_an_evaluation_tells_the_ledger_nothing_and_skips_padding() -> None:
+    ledger = Ledger(3)
+    before = ledger.share
+    recipe = replace(ALONE, train=False, shuffle=False, division=Division(batch=4, rank=0, ranks=3))
+    made = loader(torch.arange(6), recipe, ledger)
+    assert read(made) == [[0]]
+    assert len(made) == 1
+    assert ledger.share is before
+
+
+def test_a_stream_has_no_length_and_may_be_collated_by_the_user() -> None:
+    made = loader(lambda: iter(range(6)), replace(ALONE, collate=lambda items: torch.tensor(items)))
+    assert read(made) == [[0, 1, 2, 3], [4, 5]]
+    with pytest.raises(TypeError, match="no length"):
+        len(made)
+    dropping = replace(ALONE, division=replace(ALONE.division, drop_last=True))
+    assert read(loader(lambda: iter(range(6)), dropping)) == [[0, 1, 2, 3]]
+
+
+def test_augmentation_gets_the_batch_on_its_device() -> None:
+    made = loader(torch.arange(4), replace(ALONE, augment=lambda batch: batch * 10, shuffle=False))
+    assert read(made) == [[0, 10, 20, 30]]
+
+
+def test_workers_read_the_same_batches() -> None:
+    alone, helped = loader(list(range(10))), loader(list(range(10)), replace(ALONE, workers=2))
+    assert read(helped) == read(alone)
+    assert read(helped) == read(alone)
+
+
+def test_a_dataloaders_settings_are_taken_over_unless_said_otherwise() -> None:
+    numbers: Any = list(range(9))
+    data = DataLoader(numbers, batch_size=3, shuffle=True, drop_last=True)
+    samples, settings = settings_of(data, UNSAID)
+    assert samples is numbers
+    assert settings == {
+        "batch_size": 3,
+        "shuffle": True,
+        "workers": 0,
+        "drop_last": True,
+        "collate": default_collate,
+    }
+    _, settings = settings_of(data, {**UNSAID, "batch_size": 6, "shuffle": False})
+    assert (settings["batch_size"], settings["shuffle"]) == (6, False)
+
+
+def test_a_sampler_of_the_users_own_is_refused() -> None:
+    sampler = WeightedRandomSampler([1.0, 2.0], 2)
+    numbers: Any = [1, 2]
+    data = DataLoader(numbers, sampler=sampler)
+    with pytest.raises(UsageError, match=r"WeightedRandomSampler.*run\.loader\(dataset"):
+        settings_of(data, UNSAID)
+
+
+@pytest.mark.parametrize("batch", [None, 0, -1, 2.5, True])
+def test_a_batch_that_is_none_is_refused(batch: object) -> None:
+    with pytest.raises(UsageError, match=r"batch_size.*whole numbers from 1"):
+        settings_of([1], {**UNSAID, "batch_size": batch})

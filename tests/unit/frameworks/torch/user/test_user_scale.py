@@ -1,0 +1,42 @@
+"""The loss is scaled, gradients are not; an overflow costs one step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.user.scale import FIRST, GROWTH_INTERVAL, LossScale
+
+
+def test_gradients_are_those_of_the_loss() -> None:
+    scale, weight = LossScale(), nn.Parameter(torch.tensor([2.0]))
+    scale.backward(3 * weight.sum(), [weight])
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0]
+
+
+def test_an_overflow_keeps_no_gradient_and_halves_the_scale() -> None:
+    scale, weight = LossScale(), nn.Parameter(torch.tensor([2.0]))
+    scale.backward(weight.sum() * float("inf"), [weight])
+    assert weight.grad is None
+    assert scale.scale == FIRST / 2
+
+
+def test_the_scale_grows_after_enough_good_steps() -> None:
+    scale, weight = LossScale(), nn.Parameter(torch.tensor([2.0]))
+    scale.load({"scale": 8.0, "good_steps": GROWTH_INTERVAL - 1})
+    scale.backward(weight.sum(), [weight])
+    assert scale.state() == {"scale": 16.0, "good_steps": 0}
+
+
+def test_a_step_after_a_plain_backward_is_refused() -> None:
+    scale, weight = LossScale(), nn.Parameter(torch.tensor([2.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scale.watch(optimizer)
+    weight.sum().backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(UsageError, match=r"run\.backward\(loss\)"):
+        optimizer.step()
+    scale.backward(weight.sum(), [weight])
+    optimizer.step()

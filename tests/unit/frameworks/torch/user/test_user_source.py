@@ -1,0 +1,62 @@
+"""What counts as arrays, as samples and as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.user.source import arrays_of, is_map_style, length_of, stream_of
+
+
+def test_arrays_keep_their_structure() -> None:
+    x, y = torch.zeros(4, 2), np.arange(4)
+    pair = arrays_of((x, y))
+    assert isinstance(pair, tuple)
+    assert pair[0] is x
+    assert pair[1].tolist() == [0, 1, 2, 3]
+    named = arrays_of({"image": x, "label": y})
+    assert named is not None
+    assert list(named) == ["image", "label"]
+    assert length_of(named) == 4
+    assert arrays_of(TensorDataset(x, x)) == (x, x)
+
+
+@pytest.mark.parametrize("data", [[(torch.zeros(2), 1)], (torch.zeros(2), "a"), {}, (), "text", 3])
+def test_other_things_are_no_arrays(data: object) -> None:
+    assert arrays_of(data) is None
+
+
+def test_arrays_of_different_lengths_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"\[4, 3\] samples"):
+        length_of((torch.zeros(4), torch.zeros(3)))
+    with pytest.raises(UsageError, match=r"\[4, 0\] samples"):
+        length_of((torch.zeros(4), torch.tensor(3)))
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def test_a_list_of_samples_is_map_style_and_an_iterable_is_not() -> None:
+    assert is_map_style([(1, 2)])
+    assert not is_map_style(Endless())
+    assert not is_map_style(iter([1]))
+
+
+def test_a_stream_begins_anew_each_time() -> None:
+    for data in (Endless(), lambda: iter(range(3)), {0, 1, 2}):
+        start = stream_of(data)
+        assert [list(start()), list(start())] == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_generator_is_refused_with_what_to_pass() -> None:
+    with pytest.raises(UsageError, match=r"generator can be read once only.*run\.loader"):
+        stream_of(n for n in range(3))
+    with pytest.raises(UsageError, match="a int is no data set"):
+        stream_of(3)
