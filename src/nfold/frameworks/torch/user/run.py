@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -18,7 +17,7 @@ from torch.utils.data import default_collate
 from nfold.errors import UsageError
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.torch import parallel
-from nfold.frameworks.torch.parallel import average_buffers, summed
+from nfold.frameworks.torch.parallel import average_buffers
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.user import registry
 from nfold.frameworks.torch.user.batches import Division
@@ -29,6 +28,7 @@ from nfold.frameworks.torch.user.loader import Augment, Loader, Recipe, settings
 from nfold.frameworks.torch.user.model import prepare, same_everywhere
 from nfold.frameworks.torch.user.scale import LossScale
 from nfold.frameworks.torch.user.share import Ledger
+from nfold.frameworks.torch.user.totals import total, weighted_mean
 from nfold.plan import Plan
 
 P = ParamSpec("P")
@@ -246,17 +246,11 @@ class UserRun:
 
     def sum(self, value: Any) -> Any:
         """The sum over all ranks, on every rank: of a number, a number; of a tensor, a tensor."""
-        if isinstance(value, Tensor):
-            total = value.detach().clone()
-            return summed(total.to(self.device), self.world_size)
-        exact = torch.float64 if isinstance(value, float) else torch.int64
-        return self.sum(torch.tensor(value, dtype=exact)).item()
+        return total(value, self.device, self.world_size)
 
     def mean(self, value: Any, count: int = 1) -> float:
-        """The mean over all ranks of a number or a tensor's sum, each counting ``count`` times."""
-        own = float(value.sum() if isinstance(value, Tensor) else value)
-        total, samples = self.sum(torch.tensor([own * count, count], dtype=torch.float64)).tolist()
-        return float(total / samples) if samples else math.nan
+        """The mean over all ranks of a number or a tensor of one, each counting ``count`` times."""
+        return weighted_mean(value, count, self.device, self.world_size)
 
     def checkpoint(self, folder: str | Path, *, keep: int = 2, **values: Any) -> Path:
         """Write everything that training goes on from into ``folder``; all ranks must call it.

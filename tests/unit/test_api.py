@@ -1,0 +1,130 @@
+"""Where a script's plan comes from, and what its Run says and writes on one device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import nfold
+from nfold.api import FOLDER, PLAN
+from nfold.errors import UnknownValue, UsageError
+from nfold.frameworks.base import Phase
+from nfold.plan import Plan
+from nfold.run.handoff import Folder
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No job, no file of the user's, no GPU."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", FOLDER, PLAN):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def net() -> nn.Module:
+    return nn.Linear(2, 1)
+
+
+def test_alone_it_is_one_device() -> None:
+    run = nfold.Run(device="cpu")
+    assert (run.rank, run.world_size, run.is_main, run.device.type) == (0, 1, True, "cpu")
+    assert (run.plan.precision, run.plan.step, run.plan.devices) == ("fp32", "eager", 1)
+
+
+def test_later_sources_of_a_plan_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("nfold.toml").write_text('seed = 1\nprecision = "bf16"\naccumulate = 2\ndevice = "cpu"\n')
+    assert nfold.Run().plan.seed == 1
+    monkeypatch.setenv(PLAN, json.dumps({"seed": 2, "accumulate": 3}))
+    run = nfold.Run(Plan(accumulate=4), layout="channels_last")
+    assert (run.plan.seed, run.plan.precision, run.plan.accumulate) == (2, "bf16", 4)
+    assert run.plan.layout == "channels_last"
+
+
+def test_a_plan_that_a_script_cannot_follow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"devices differ.*nfold run --devices"):
+        nfold.Run(device="cpu", devices=2)
+    with pytest.raises(UsageError, match="fp16 need a GPU"):
+        nfold.Run(device="cpu", precision="fp16")
+    with pytest.raises(UnknownValue, match="'presicion': allowed are precision"):
+        nfold.Run(presicion="bf16")
+    monkeypatch.setenv(PLAN, "{")
+    with pytest.raises(UsageError, match="NFOLD_PLAN is not JSON"):
+        nfold.Run(device="cpu")
+
+
+def test_what_cannot_be_prepared_is_named() -> None:
+    with pytest.raises(UsageError, match=r"a list cannot be prepared.*run\.loader"):
+        nfold.Run(device="cpu").prepare([1])
+
+
+def test_prepare_returns_what_it_was_given() -> None:
+    run, model = nfold.Run(device="cpu"), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert run.prepare(model) is model
+    assert run.prepare(model, optimizer) == (model, optimizer)
+
+
+def test_captured_on_a_cpu_runs_and_says_where_once() -> None:
+    run = nfold.Run(device="cpu", step="captured")
+    with pytest.warns(UserWarning, match=r"'captured' needs a GPU: train_step .*test_api\.py:\d+"):
+
+        @run.step
+        def train_step(x: int) -> int:
+            return 2 * x
+
+    assert train_step(3) == 6
+
+
+def test_a_log_is_a_line_and_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    nfold.Run(device="cpu").log(epoch=1, loss=torch.tensor(0.5), note="text")
+    assert capsys.readouterr().out == "epoch 1 · loss 0.5 · note text\n"
+    record = json.loads((tmp_path / "log.jsonl").read_text())
+    assert (record["epoch"], record["loss"], record["step"]) == (1, 0.5, 0)
+
+
+def test_a_watched_run_beats_its_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    run, model = nfold.Run(device="cpu"), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.prepare(model, optimizer)
+    for x in run.loader(torch.ones(6, 2), batch_size=3):
+        model(x).sum().backward()
+        optimizer.step()
+    beat = Folder(tmp_path).read_beat(0)
+    assert beat is not None
+    assert (beat.phase, beat.step) == (Phase.STEPPING, 2)
+
+
+def test_a_checkpoint_of_another_run_is_not_written_over(tmp_path: Path) -> None:
+    first = nfold.Run(device="cpu")
+    first.prepare(net())
+    first.checkpoint(tmp_path / "kept", note=1)
+    second = nfold.Run(device="cpu")
+    second.prepare(net())
+    with pytest.raises(UsageError, match=r"of another run; next: run\.resume"):
+        second.checkpoint(tmp_path / "kept")
+    assert second.resume(tmp_path / "kept") == {"note": 1}
+    second.checkpoint(tmp_path / "kept")
+
+
+def test_a_checkpoint_of_other_parts_is_refused(tmp_path: Path) -> None:
+    first = nfold.Run(device="cpu")
+    first.prepare(net())
+    first.checkpoint(tmp_path)
+    second = nfold.Run(device="cpu")
+    with pytest.raises(UsageError, match=r"holds model-0.*after all run\.prepare"):
+        second.resume(tmp_path)
+
+
+def test_sums_and_means_alone_are_the_values() -> None:
+    run = nfold.Run(device="cpu")
+    assert run.sum(3) == 3
+    assert run.sum(torch.tensor([1, 2])).tolist() == [1, 2]
+    assert run.mean(2.5, count=4) == 2.5
