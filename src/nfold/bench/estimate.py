@@ -25,6 +25,8 @@ ASSUMED_OPERATION_PARTS = 12
 
 LENGTH = frozenset({"steps", "epochs", "warmup_steps", "seed"})
 """Fields of a plan that do not change its speed."""
+FOLLOWS_INPUT = frozenset({"augment", "workers"})
+"""Fields that are other ones with another input: together they are one difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ def _usable(measurement: Measurement) -> bool:
 def _distance(plan: Plan, other: Plan) -> tuple[int, float]:
     """How many fields differ, then how far the batch per device is off."""
     differing = set(plan.diff(other)) - LENGTH
+    differing -= FOLLOWS_INPUT if "input" in differing else set()
     mine, theirs = _batch_per_device(plan), _batch_per_device(other)
     return len(differing), max(mine, theirs) / min(mine, theirs)
 

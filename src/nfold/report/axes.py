@@ -66,7 +66,8 @@ def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
 def _varies(cells: Sequence[Cell], axis: str) -> bool:
     by_devices: dict[Any, set[Any]] = defaultdict(set)
     for cell in cells:
-        by_devices[cell.first.plan.devices].add(value(cell.first, axis))
+        if axis != "workers" or cell.first.plan.input == "loader":
+            by_devices[cell.first.plan.devices].add(value(cell.first, axis))
     if axis in FOLLOWS_DEVICES:
         return any(len(values) > 1 for values in by_devices.values()) or _mixed(by_devices, axis)
     return len(set().union(*by_devices.values())) > 1

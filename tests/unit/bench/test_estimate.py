@@ -79,6 +79,17 @@ def test_the_nearest_plan_decides() -> None:
         assert estimate(asked, earlier).basis == "measured as at-100"
 
 
+def test_another_input_is_one_difference() -> None:
+    """Augmentation and loader workers follow it; two other fields make a plan further off."""
+    asked = _cell(steps=100, batch="64", input="resident")
+    loader = _measurement(_cell(steps=100, batch="64"), rate=100, wall_seconds=30)
+    assert set(asked.plan.diff(loader.plan)) == {"input", "augment", "workers"}
+    slow = _cell(steps=100, batch="64", input="resident", precision="bf16")
+    other = _measurement(slow, rate=500, wall_seconds=30)
+    for earlier in ([loader, other], [other, loader]):
+        assert estimate(asked, earlier).basis == "measured as at-100"
+
+
 def test_failed_and_foreign_measurements_say_nothing() -> None:
     cell = _cell(steps=100, batch="50")
     failed = _measurement(cell, rate=1000, wall_seconds=12, status="oom")

@@ -28,6 +28,14 @@ def test_strategies_vary_where_several_devices_have_different_ones() -> None:
     assert "strategy" in axes.varying(cells_of(ddp, other))
 
 
+def test_resident_data_has_no_loader_whose_workers_differ() -> None:
+    loader = measured.measurement(workers=8)
+    resident = measured.measurement(input="resident", augment="device", workers=0)
+    assert axes.varying(cells_of(loader, resident)) == ("input", "augment")
+    few = measured.measurement(workers=2)
+    assert "workers" in axes.varying(cells_of(loader, few, resident))
+
+
 def test_one_cell_is_told_by_devices_and_batch() -> None:
     assert axes.varying(cells_of(measured.measurement())) == ("devices", "batch")
 
