@@ -1,11 +1,13 @@
 """Crop, flip and cutout: each sample by its own draws, whatever batch it comes in."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from made import arrays
 from nfold.data.arrays import Arrays
@@ -137,6 +139,31 @@ def test_an_epoch_may_be_a_tensor_that_changes_in_place() -> None:
     assert torch.equal(augment(images, ids, epoch), augment(images, ids, 2))
     epoch += 1
     assert torch.equal(augment(images, ids, epoch), augment(images, ids, 3))
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.names.add(str(func).split(".")[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_waits_for_the_host_or_depends_on_a_draw_s_value() -> None:
+    """None of the operators that a CUDA graph cannot capture: reading, searching, copying in."""
+    augment = _built(*ALL)
+    images, ids, epoch = _images(30), torch.arange(30), torch.tensor(2)
+    with _Seen() as seen:
+        augment(images, ids, epoch)
+    assert "bitwise_xor" in seen.names
+    forbidden = {"_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "copy_"}
+    assert not seen.names & forbidden
 
 
 def test_without_operations_images_stay_as_they_are() -> None:

@@ -1,0 +1,47 @@
+"""Augmentation on a GPU: the CPU's pixels, also replayed from a CUDA graph in another epoch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from made import arrays, task
+from nfold.frameworks.torch.augment import augmentation
+from nfold.frameworks.torch.input import Stream
+from nfold.frameworks.torch.resident import Resident
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+OPERATIONS = (("crop", 2), ("flip", 0), ("cutout", 3))
+SAMPLES = 64
+
+
+def test_a_captured_augmentation_draws_each_epoch_s_numbers() -> None:
+    """Selection from resident data is captured with it."""
+    device, host = torch.device("cuda", 0), torch.device("cpu")
+    data = arrays(SAMPLES)
+    resident = Resident(data, Stream(SAMPLES, task(batch=16)), device)
+    augment = augmentation(OPERATIONS, data, 5, device)
+    expected = augmentation(OPERATIONS, data, 5, host)
+    ids = torch.zeros(16, dtype=torch.int64, device=device)
+    epoch = torch.zeros((), dtype=torch.int64, device=device)
+
+    aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(aside):
+        augment(resident.select(ids)[0], ids, epoch)
+    aside.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        augmented = augment(resident.select(ids)[0], ids, epoch)
+
+    for now in range(3):
+        resident.epoch = now
+        for batch in resident:
+            ids.copy_(batch.ids)
+            epoch.copy_(torch.as_tensor(batch.epoch))
+            graph.replay()
+            own = batch.ids.cpu()
+            images = torch.from_numpy(data.train_images[own.numpy()])
+            assert torch.equal(augmented.cpu(), expected(images, own, now))
