@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nfold.plan import ALLOWED
 from nfold.report.ink import DASHES, MUTED, SERIES, SHAPES, cycle
 from nfold.report.points import Data
 
@@ -70,9 +71,9 @@ def _shapes(data: Data) -> list[Entry]:
 
 
 def shape_names(data: Data) -> list[str]:
-    """The strategies in the order of their shapes; one device's is always the first."""
-    names = data.values(data.shape) if data.shape else []
-    return ["single", *(name for name in names if name != "single")]
+    """The strategies in the order of their shapes, the same in every figure."""
+    found = set(data.values(data.shape)) if data.shape else set()
+    return [name for name in ALLOWED["strategy"] if name == "single" or name in found]
 
 
 def of_marks(names: Sequence[str], colours: Sequence[str], shape: str) -> tuple[Entry, ...]:

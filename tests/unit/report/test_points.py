@@ -94,6 +94,13 @@ def test_a_loss_that_is_no_number_is_not_drawn() -> None:
     assert points.losses(of(losing(()))) is None
 
 
+def test_a_strategy_has_the_same_shape_in_every_figure() -> None:
+    rows = [{"strategy": name} for name in ("dp", "ddp")]
+    for ordered in (rows, rows[::-1]):
+        data = points.Data(rows=tuple(ordered), across="batch", shape="strategy")
+        assert legend.shape_names(data) == ["single", "ddp", "dp"]
+
+
 def test_few_lines_are_named_at_their_ends_and_many_kinds_in_a_legend() -> None:
     few = points.over_axis(
         of(*[measured.measurement(batch=b, devices=d) for b in (1, 2) for d in (1, 2)]), rate
