@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nfold.ablation import Ablation
-    from nfold.api import Run
+    from nfold.api import Run, linear_scaling_rule
     from nfold.machine import Machine
     from nfold.measurement import Measurement
     from nfold.plan import Plan
     from nfold.workload import Workload
 
 __version__ = "0.1.0"
-__all__ = ["Ablation", "Machine", "Measurement", "Plan", "Run", "Workload", "__version__"]
+__all__ = [
+    "Ablation",
+    "Machine",
+    "Measurement",
+    "Plan",
+    "Run",
+    "Workload",
+    "__version__",
+    "linear_scaling_rule",
+]
 
 _HOMES = {
     "Ablation": "nfold.ablation",
@@ -26,6 +35,7 @@ _HOMES = {
     "Plan": "nfold.plan",
     "Run": "nfold.api",
     "Workload": "nfold.workload",
+    "linear_scaling_rule": "nfold.api",
 }
 
 

@@ -1,4 +1,4 @@
-"""What a user's script calls: ``nfold.Run``."""
+"""What a user's script calls: ``nfold.Run`` and the linear scaling rule."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.torch.user.job import join
 from nfold.frameworks.torch.user.plan import complete
 from nfold.frameworks.torch.user.run import UserRun
+from nfold.frameworks.torch.user.schedule import linear_scaling_rule
 from nfold.plan import Plan
 from nfold.run.handoff import Folder, Heart
+
+__all__ = ["Run", "linear_scaling_rule"]
 
 FOLDER = "NFOLD_FOLDER"
 """Environment variable: the folder of a run that ``nfold run`` watches over."""

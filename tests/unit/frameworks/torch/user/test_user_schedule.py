@@ -1,0 +1,39 @@
+"""The linear scaling rule rises from the base rate to the scaled one, and stays there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.user.schedule import linear_scaling_rule
+
+
+def rates(**options: int) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = linear_scaling_rule(optimizer, **options)
+    found = []
+    for _ in range(7):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_it_rises_over_the_warm_up() -> None:
+    found = rates(batch=1024, base_batch=256, warmup_steps=4)
+    assert found == pytest.approx([0.1, 0.175, 0.25, 0.325, 0.4, 0.4, 0.4])
+
+
+def test_without_a_warm_up_it_is_scaled_from_the_start() -> None:
+    assert rates(batch=512, base_batch=256, warmup_steps=0) == pytest.approx([0.2] * 7)
+
+
+def test_the_base_batch_changes_nothing() -> None:
+    assert rates(batch=256, base_batch=256, warmup_steps=5) == pytest.approx([0.1] * 7)
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"base_batch": 0}, {"warmup_steps": -1}])
+def test_impossible_values_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="allowed are whole numbers"):
+        rates(**{"batch": 1, "base_batch": 1, "warmup_steps": 1, **options})
