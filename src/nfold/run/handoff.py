@@ -77,6 +77,24 @@ class Folder:
         """Where a rank's output goes."""
         return self.path / f"rank-{rank}.log"
 
+    def log_of_local(self, local_rank: int) -> Path:
+        """The log of this node's K-th rank; on the first node, ranks are named alike."""
+        link = self.path / f"local-{local_rank}.log"
+        return link.resolve() if link.exists() else self.log(local_rank)
+
+    def begin_rank(self, rank: int, local_rank: int) -> None:
+        """Clear what attempts before a restart left of this rank and of ranks that are no more."""
+        (self.path / f"error-{rank}.json").unlink(missing_ok=True)
+        self.heartbeat(rank).unlink(missing_ok=True)
+        if local_rank == 0:
+            gone = [other for other, beat in self.read_beats().items() if not _lives(beat.pid)]
+            for other in gone:
+                self.heartbeat(other).unlink(missing_ok=True)
+        if local_rank != rank:
+            link = self.path / f"local-{local_rank}.log"
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.log(rank).name)
+
     def stack(self, rank: int) -> Path:
         """Where a rank's Python stacks go."""
         return self.path / f"stack-{rank}.txt"
@@ -173,6 +191,11 @@ class Folder:
         pid, phase, step, total, at = BEAT.unpack(raw)
         return Beat(pid, Phase(phase), step, total, at)
 
+    def write_run(self, facts: dict[str, Any]) -> None:
+        """Write what a run of a user's script is; creates the folder."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "run.json", facts)
+
     def _read_all(self, pattern: str) -> list[Any]:
         return [json.loads(file.read_text()) for file in sorted(self.path.glob(pattern))]
 
@@ -206,6 +229,14 @@ class Heart:
         self._fields.release()
         self._map.close()
         self._file.close()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def write_json(file: Path, value: Any) -> None:

@@ -55,7 +55,8 @@ class Launch:
     ``environment`` is added to this process's own. ``processes`` counts the ranks of this node,
     ``batch`` the samples of a step (0: not known). With ``restarts``, a rank's failure is left
     to the agent. ``own_script`` is a user's: it may take any time before its first step, and is
-    given ``stop_grace_s`` to end by itself when a request to stop has come.
+    given ``stop_grace_s`` to end by itself when a request to stop has come. ``mark`` names the
+    variable of ``environment`` whose value no other run's processes have.
     """
 
     command: tuple[str, ...]
@@ -65,6 +66,7 @@ class Launch:
     restarts: bool = False
     own_script: bool = False
     stop_grace_s: float = 0.0
+    mark: str | None = None
 
 
 def python(module: str, *arguments: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""What every rank's process does before anything else: lifeline, its own log, its stacks.
+"""What the processes of all ranks share: their own log, stacks on a signal, word of a failure.
 
-Imports only Python's own library: a rank must be heard before anything slow begins.
+Imports only Python's own library and nfold's values: a rank must be heard before anything slow
+begins.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ import faulthandler
 import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from nfold.errors import Collateral, NfoldError, RunFailure
+from nfold.run.handoff import Failure
 
 STACK_SIGNAL = signal.SIGUSR2
 
@@ -34,3 +40,20 @@ def redirect_output(log: Path) -> None:
         os.dup2(target.fileno(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def failure_of(error: BaseException, rank: int, step: int | None) -> Failure:
+    """A rank's exception as data. An error that nfold did not raise is a crash."""
+    expected = isinstance(error, NfoldError)
+    text = str(error) if expected else f"{type(error).__name__}: {error}"
+    own_step = error.step if isinstance(error, RunFailure) else None
+    return Failure(
+        rank=rank,
+        status=error.status if isinstance(error, RunFailure) else "crashed",
+        text=text.strip().split("\n")[0][:500],
+        step=own_step if own_step is not None else step,
+        collateral=isinstance(error, Collateral),
+        monotonic_ns=time.monotonic_ns(),
+        traceback="".join(traceback.format_exception(error)),
+        peak_memory_bytes=getattr(error, "peak_memory_bytes", None),
+    )

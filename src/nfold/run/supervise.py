@@ -52,7 +52,7 @@ class Supervisor:
         """Start, watch, and end the tree; nothing of it is left when this returns."""
         with self._folder.agent_log.open("wb") as log:
             root = self._start(log)
-            tree = ProcessTree(root)
+            tree = ProcessTree(root, self._mark())
             try:
                 ending = self._watch(tree)
             except BaseException:
@@ -62,6 +62,10 @@ class Supervisor:
         return Ending(
             exit_code=ending.exit_code, hung=ending.hung, stop_signal=ending.stop_signal, left=left
         )
+
+    def _mark(self) -> tuple[str, str] | None:
+        name = self._launch.mark
+        return None if name is None else (name, self._launch.environment[name])
 
     def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

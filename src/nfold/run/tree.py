@@ -15,11 +15,14 @@ class ProcessTree:
     """The process that nfold started and every process that was seen to descend from it.
 
     A process is known by its id and its start time, so that an id which the kernel gave to
-    somebody else's process in the meantime is never signalled.
+    somebody else's process in the meantime is never signalled. ``mark`` is an environment
+    variable and its value that only this run's processes have: it also finds those whose parent
+    is gone (a loader's workers after their rank was killed).
     """
 
-    def __init__(self, root: subprocess.Popen[bytes]) -> None:
+    def __init__(self, root: subprocess.Popen[bytes], mark: tuple[str, str] | None = None) -> None:
         self.root = root
+        self._mark = mark
         self._known: dict[int, psutil.Process] = {}
         self.remember(root.pid)
 
@@ -71,6 +74,18 @@ class ProcessTree:
                     self._known.setdefault(child.pid, child)
             except psutil.NoSuchProcess:
                 continue
+        if self._mark is not None:
+            for process in psutil.process_iter():
+                if _carries(process, self._mark):
+                    self._known.setdefault(process.pid, process)
+
+
+def _carries(process: psutil.Process, mark: tuple[str, str]) -> bool:
+    name, value = mark
+    try:
+        return bool(process.environ().get(name) == value)
+    except (psutil.Error, OSError):
+        return False
 
 
 def _is_zombie(process: psutil.Process) -> bool:

@@ -12,13 +12,12 @@ import time
 import traceback
 from pathlib import Path
 
-from nfold.errors import Collateral, NfoldError, RunFailure
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.registry import framework
 from nfold.lifeline import die_with_parent
 from nfold.measurement import RankSamples
-from nfold.run.handoff import Failure, Folder, Heart
-from nfold.run.rank import redirect_output, stacks_on_signal
+from nfold.run.handoff import Folder, Heart
+from nfold.run.rank import failure_of, redirect_output, stacks_on_signal
 
 SAVE_EVERY_S = 1.0
 
@@ -82,23 +81,6 @@ def run_rank(folder: Folder, rank: int, world_size: int) -> bool:
     finally:
         observer.close()
     return True
-
-
-def failure_of(error: Exception, rank: int, step: int) -> Failure:
-    """A rank's exception as data. An error that nfold did not raise is a crash."""
-    expected = isinstance(error, NfoldError)
-    text = str(error) if expected else f"{type(error).__name__}: {error}"
-    own_step = error.step if isinstance(error, RunFailure) else None
-    return Failure(
-        rank=rank,
-        status=error.status if isinstance(error, RunFailure) else "crashed",
-        text=text.strip().split("\n")[0][:500],
-        step=own_step if own_step is not None else step,
-        collateral=isinstance(error, Collateral),
-        monotonic_ns=time.monotonic_ns(),
-        traceback=traceback.format_exc(),
-        peak_memory_bytes=getattr(error, "peak_memory_bytes", None),
-    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,22 @@ def test_the_whole_tree_ends_also_across_sessions() -> None:
         assert ProcessTree(root).kill() == []
         assert root.returncode == -signal.SIGKILL
         assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+def test_a_process_whose_parent_is_gone_is_found_by_its_mark() -> None:
+    orphaning = PARENT.replace("print(child.pid, flush=True)\ntime.sleep(600)", "print(child.pid)")
+    root = subprocess.Popen(
+        [sys.executable, "-c", orphaning],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "NFOLD_FOLDER": "/a/run/of/its/own"},
+    )
+    assert root.stdout is not None
+    child = int(root.stdout.readline())
+    root.wait()
+    assert ProcessTree(root, ("NFOLD_FOLDER", "/another/run")).kill() == []
+    assert psutil.Process(child).status() != "zombie"
+    assert ProcessTree(root, ("NFOLD_FOLDER", "/a/run/of/its/own")).kill() == []
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
 
 
 def test_a_process_id_that_went_to_somebody_else_is_not_signalled(

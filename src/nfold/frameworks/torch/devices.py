@@ -71,6 +71,13 @@ def devices_of(task: Task) -> Devices:
     return Devices(tuple(torch.device("cuda", index) for index in indices))
 
 
+def devices_in_use() -> Devices:
+    """What somebody else's code in this process computes on: its current GPU, else the CPU."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return Devices((torch.device("cuda", torch.cuda.current_device()),))
+    return Devices((torch.device("cpu"),))
+
+
 def open_devices(task: Task) -> Devices:
     """The devices of this rank, made current; cuDNN may search for its fastest algorithms.
 

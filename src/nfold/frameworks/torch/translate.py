@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from nfold.errors import Collateral, OutOfMemory
+from nfold.errors import Collateral, OutOfMemory, RunFailure
 
 MEMORY = (
     "out of memory",
@@ -31,18 +31,28 @@ def translated(peak_memory_bytes: Callable[[], int]) -> Iterator[None]:
     """Raise OutOfMemory or Collateral for what PyTorch raises in their stead; pass the rest."""
     try:
         yield
-    except MemoryError as error:
-        raise OutOfMemory("the host is out of memory") from error
-    except RuntimeError as error:
-        text = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in MEMORY):
-            held = peak_memory_bytes()
-            message = f"out of memory with {held / 2**30:.2f} GiB held: {_first_line(text)}"
-            raise OutOfMemory(message, peak_memory_bytes=held) from error
-        lost = isinstance(error, dist.DistNetworkError | dist.DistBackendError)
-        if lost or any(sign in text.lower() for sign in PEER):
-            raise Collateral(f"another rank is gone: {_first_line(text)}") from error
-        raise
+    except (MemoryError, RuntimeError) as error:
+        told = meaning(error, peak_memory_bytes)
+        if told is None:
+            raise
+        raise told from error
+
+
+def meaning(error: BaseException, peak_memory_bytes: Callable[[], int]) -> RunFailure | None:
+    """The error of nfold's that an exception stands for, or None where it is only itself."""
+    if isinstance(error, MemoryError):
+        return OutOfMemory("the host is out of memory")
+    if not isinstance(error, RuntimeError):
+        return None
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in MEMORY):
+        held = peak_memory_bytes()
+        message = f"out of memory with {held / 2**30:.2f} GiB held: {_first_line(text)}"
+        return OutOfMemory(message, peak_memory_bytes=held)
+    lost = isinstance(error, dist.DistNetworkError | dist.DistBackendError)
+    if lost or any(sign in text.lower() for sign in PEER):
+        return Collateral(f"another rank is gone: {_first_line(text)}")
+    return None
 
 
 def _first_line(text: str) -> str:

@@ -1,0 +1,194 @@
+"""One rank of a user's own script: tied to nfold, logged, and run as ``python script`` would.
+
+    python -P -m nfold.run.script FOLDER KIND CORES TARGET [ARGS...]
+
+KIND is ``script``, ``module`` or ``program``; CORES are those of one CPU device, 0 to leave the
+process free. Runs with RANK, LOCAL_RANK and WORLD_SIZE set, as torchrun sets them. Imports only
+Python's own library and nfold's values: the script decides what else is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import runpy
+import sys
+import sysconfig
+import time
+import traceback
+import types
+import zipfile
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+from nfold.frameworks.base import Phase
+from nfold.frameworks.torch.cores import core_share
+from nfold.lifeline import die_with_parent
+from nfold.run.handoff import Failure, Folder, Heart
+from nfold.run.rank import failure_of, redirect_output, stacks_on_signal
+
+NOT_THE_USERS = tuple(
+    os.path.realpath(folder)
+    for folder in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(__file__).parents[1]),
+    )
+)
+"""Folders whose code is not the user's: Python's, installed packages', nfold's."""
+
+
+def main() -> None:
+    """Entry of a rank's own process."""
+    die_with_parent()
+    folder, rank = Folder(Path(sys.argv[1])), int(os.environ["RANK"])
+    kind, cores, target, *arguments = sys.argv[2:]
+    _begin(folder, rank, int(os.environ["LOCAL_RANK"]), int(cores))
+    with stacks_on_signal(folder.stack(rank)):
+        run(folder, rank, kind, target, arguments)
+
+
+def run(folder: Folder, rank: int, kind: str, target: str, arguments: list[str]) -> None:
+    """Run the target to its end; leaves a Failure, and ends with 1 or the script's own code.
+
+    An uncaught exception goes through ``sys.excepthook``, as in plain Python, without nfold's
+    frames in its traceback.
+    """
+    try:
+        KINDS[kind](target, arguments)
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            folder.write_failure(failure(ended, rank, _step(folder, rank)))
+        raise
+    except Exception as error:
+        folder.write_failure(failure(error, rank, _step(folder, rank)))
+        own = error.with_traceback(_own_frames(error.__traceback__))
+        sys.excepthook(type(own), own, own.__traceback__)
+        sys.exit(1)
+    _say_finished(folder, rank)
+
+
+def run_script(script: str, arguments: list[str]) -> None:
+    """Run a file, or a folder or archive with a ``__main__.py``, as ``python script`` does.
+
+    Not with runpy for a plain file: it would take the module away from ``__main__`` at its end,
+    where exit handlers and other threads still need it, and give it a relative ``__file__``.
+    """
+    sys.argv = [script, *arguments]
+    path = os.path.join(os.getcwd(), script)
+    if os.path.isdir(path) or zipfile.is_zipfile(path) or path.endswith(".pyc"):
+        runpy.run_path(path, run_name="__main__")
+        return
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = path
+    main_module.__loader__ = SourceFileLoader("__main__", path)
+    main_module.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main_module
+    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    exec(code, main_module.__dict__)  # noqa: S102  # the user's own script is what is to run
+
+
+def run_module(module: str, arguments: list[str]) -> None:
+    """Run a module as ``python -m module`` does."""
+    sys.argv = [module, *arguments]
+    sys.path.insert(0, os.getcwd())
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def run_program(program: str, arguments: list[str]) -> None:
+    """Become another program; its lifeline stays tied."""
+    os.execvp(program, [program, *arguments])  # noqa: S606  # no shell is wanted
+
+
+KINDS = {"script": run_script, "module": run_module, "program": run_program}
+
+
+def failure(error: BaseException, rank: int, step: int | None) -> Failure:
+    """Why a script failed: its exception, and the last line of the user's own code in it."""
+    said = failure_of(_told(error), rank, step)
+    place = user_place(error)
+    return dataclasses.replace(
+        said,
+        text=said.text + (f" ({place})" if place else ""),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def user_place(error: BaseException) -> str | None:
+    """``train.py:42``: the innermost frame in the user's own code, None where there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_the_users(frame.filename)]
+    return f"{_shown(own[-1].filename)}:{own[-1].lineno}" if own else None
+
+
+def _is_the_users(filename: str) -> bool:
+    real = os.path.realpath(filename)
+    generated = filename.startswith("<")
+    return not generated and not any(real.startswith(f + os.sep) for f in NOT_THE_USERS)
+
+
+def _shown(filename: str) -> str:
+    """Relative to the working directory where it is below it."""
+    relative = os.path.relpath(filename)
+    return filename if relative.startswith(os.pardir) else relative
+
+
+def _told(error: BaseException) -> BaseException:
+    """What the error, or the one that it was raised from, means to nfold; else the error itself.
+
+    A script may wrap what PyTorch raised; a lost rank stays a lost rank.
+    """
+    if "torch" not in sys.modules:
+        return error
+    from nfold.frameworks.torch.devices import devices_in_use
+    from nfold.frameworks.torch.translate import meaning
+
+    told = (meaning(one, devices_in_use().peak_memory_bytes) for one in _chain(error))
+    return next((one for one in told if one is not None), error)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An exception and what it was raised from, or while handling."""
+    found: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in found:
+        found.append(following)
+        following = following.__cause__ or following.__context__
+    return found
+
+
+def _own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the frames of nfold and runpy at its beginning."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
+
+
+def _begin(folder: Folder, rank: int, local_rank: int, cores: int) -> None:
+    """Output to the log, no word left of an attempt before a restart, cores claimed."""
+    redirect_output(folder.log(rank))
+    folder.begin_rank(rank, local_rank)
+    if cores and hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, core_share(allowed, cores, local_rank))
+
+
+def _step(folder: Folder, rank: int) -> int | None:
+    """The step that the script's last heartbeat named, None where it has none."""
+    beat = folder.read_beat(rank)
+    return beat.step if beat else None
+
+
+def _say_finished(folder: Folder, rank: int) -> None:
+    """A rank whose script has ended well is not silent, it is done."""
+    beat = folder.read_beat(rank)
+    if beat is not None:
+        heart = Heart(folder.heartbeat(rank), os.getpid())
+        heart.beat(Phase.FINISHED, beat.step, beat.total, time.monotonic_ns())
+        heart.close()
+
+
+if __name__ == "__main__":
+    main()
