@@ -16,8 +16,7 @@ from nfold.inert import inert
 
 def main() -> None:
     """Entry of the ``nfold`` command."""
-    debug = "--debug" in sys.argv[1:]
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug, arguments = without_debug(sys.argv[1:])
     from nfold.cli.app import app
 
     try:
@@ -37,3 +36,14 @@ def main() -> None:
         text = inert(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"nfold: internal error: {text}; next: --debug shows where\n")
         sys.exit(1)
+
+
+def without_debug(arguments: list[str]) -> tuple[bool, list[str]]:
+    """Whether ``--debug`` is among the arguments, and the arguments without it.
+
+    What follows ``run`` is left alone: it may be the script's own. That command has a --debug.
+    """
+    words = [place for place, argument in enumerate(arguments) if not argument.startswith("-")]
+    first = words[0] if words and arguments[words[0]] == "run" else len(arguments)
+    own, others = arguments[:first], arguments[first:]
+    return "--debug" in own, [argument for argument in own if argument != "--debug"] + others

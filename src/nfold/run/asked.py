@@ -1,0 +1,217 @@
+"""What ``nfold run`` was asked for, in torchrun's words, and the group of ranks that it means."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import math
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from nfold.errors import DevicesMissing, UnknownValue, UsageError
+from nfold.machine import Machine
+from nfold.plan import FIELDS, Plan
+
+STATIC_PORT = 29500
+"""torchrun's own default of --master-port."""
+BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options of ``nfold run``; None where nothing was said. Times are in seconds."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    no_python: bool = False
+    nproc_per_node: str | None = None
+    nnodes: str = "1"
+    node_rank: int | None = None
+    rdzv_backend: str | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    rdzv_conf: str | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    standalone: bool = False
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    local_ranks_filter: str | None = None
+    plan: tuple[str, ...] = ()
+    results: Path = Path("nfold-results")
+    hang_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("hang_timeout", "monitor_interval"):
+            seconds = getattr(self, name)
+            if not 0 < seconds < math.inf:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} {seconds}: allowed are seconds above 0")
+
+    @property
+    def kind(self) -> str:
+        """``script``, ``module`` or ``program``."""
+        if self.module and self.no_python:
+            raise UsageError("--module and --no-python: give one of them")
+        return "module" if self.module else "program" if self.no_python else "script"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """How the nodes of a run meet, in torchelastic's words; on one node, on the loopback."""
+
+    nodes: tuple[int, int] = (1, 1)
+    backend: str = "loopback"
+    endpoint: str = ""
+    run_id: str = "nfold"
+    conf: dict[str, str]
+    node_rank: int | None = None
+
+    @property
+    def warning(self) -> str | None:
+        """Why this rendezvous is in danger, None where nothing is known against it."""
+        host = self.endpoint.rpartition(":")[0].strip("[]")
+        try:
+            public = ipaddress.ip_address(host).is_global
+        except ValueError:
+            return None
+        if not public:
+            return None
+        return f"the rendezvous {host} is a public address and takes commands from anyone"
+
+
+def check_target(asked: Asked) -> None:
+    """Raise UsageError, with what was looked for, where the script is not there."""
+    name = asked.script
+    if asked.kind == "module":
+        top = name.partition(".")[0]
+        path = [os.getcwd(), *sys.path]
+        there = bool(PathFinder.find_spec(top, path) or importlib.util.find_spec(top))
+        looked_for, places = f"module {name!r}", f"{os.getcwd()} and Python's path"
+    elif asked.kind == "program":
+        there = shutil.which(name) is not None
+        looked_for, places = f"program {name!r}", "the folders of PATH"
+    else:
+        there = os.path.exists(name)
+        looked_for, places = f"script {name!r}", os.path.abspath(name)
+    if not there:
+        raise UsageError(
+            f"{looked_for} is not there, looked for in {places}; allowed are the path of a Python "
+            "script, -m MODULE, --no-python PROGRAM; next: check the name and the folder"
+        )
+
+
+def plan_of(pairs: Sequence[str]) -> dict[str, Any]:
+    """The plan fields that ``NAME=VALUE`` pairs set, checked."""
+    fields: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--plan {pair}: allowed is NAME=VALUE; next: --plan precision=bf16")
+        if name not in FIELDS:
+            raise UnknownValue("plan field", name, FIELDS)
+        fields[name] = int(value) if value.isdecimal() else value
+    Plan(**fields)
+    return fields
+
+
+def device_of(fields: dict[str, Any], machine: Machine, nproc: str | None) -> str:
+    """``cuda`` where there are GPUs, unless CPU devices were asked for."""
+    if nproc == "cpu":
+        return "cpu"
+    named: str | None = fields.get("device")
+    return named or ("cuda" if machine.gpus else "cpu")
+
+
+def processes_of(nproc: str | None, device: str, machine: Machine) -> int:
+    """How many ranks this node has: all GPUs, or 1 CPU device, where nothing was said."""
+    gpus = len(machine.gpus)
+    if nproc in ("auto", "cpu"):
+        return gpus if device == "cuda" else machine.cores
+    if nproc is None and device == "cpu":
+        return 1
+    wanted = gpus if nproc in (None, "gpu") else _count(str(nproc))
+    if (device == "cuda" and wanted > gpus) or wanted < 1 or (nproc == "gpu" and device == "cpu"):
+        raise DevicesMissing(
+            f"{wanted or 'all'} GPUs were asked for, {gpus} exist here; next: "
+            + (f"--nproc-per-node {gpus}, or " if gpus else "")
+            + "--nproc-per-node cpu, or --plan device=cpu"
+        )
+    return wanted
+
+
+def _count(nproc: str) -> int:
+    if not nproc.isdecimal() or int(nproc) < 1:
+        raise UsageError(
+            f"--nproc-per-node {nproc}: allowed are whole numbers from 1, gpu, cpu, auto"
+        )
+    return int(nproc)
+
+
+def shown_of(text: str | None, processes: int) -> tuple[int, ...]:
+    """The local ranks whose output is shown; the first where nothing was said."""
+    if not text:
+        return (0,)
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.isdecimal() or int(part) >= processes]
+    if wrong:
+        raise UsageError(
+            f"--local-ranks-filter {wrong[0]}: allowed are the local ranks 0 to {processes - 1}"
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def rendezvous_of(asked: Asked) -> Rendezvous:
+    """The loopback on one node; else torchelastic's own, static where a master was named."""
+    nodes, conf = _nodes(asked.nnodes), _conf(asked.rdzv_conf)
+    if asked.standalone and nodes[1] > 1:
+        raise UsageError(f"--standalone is one node, --nnodes {asked.nnodes} are several")
+    if asked.standalone or (nodes[1] == 1 and not asked.rdzv_endpoint):
+        return Rendezvous(conf={})
+    named = asked.master_addr is not None or asked.node_rank is not None
+    static = named and not asked.rdzv_endpoint
+    backend = asked.rdzv_backend or ("static" if static else "c10d")
+    if backend not in BACKENDS:
+        raise UnknownValue("--rdzv-backend", backend, BACKENDS)
+    return Rendezvous(
+        nodes=nodes,
+        backend=backend,
+        endpoint=_endpoint(asked, backend),
+        run_id=asked.rdzv_id or "none",
+        conf=conf,
+        node_rank=(asked.node_rank or 0) if backend == "static" else None,
+    )
+
+
+def _endpoint(asked: Asked, backend: str) -> str:
+    if asked.rdzv_endpoint:
+        return asked.rdzv_endpoint
+    if backend == "static" and asked.master_addr:
+        return f"{asked.master_addr}:{asked.master_port or STATIC_PORT}"
+    raise UsageError(
+        f"--nnodes {asked.nnodes} without a place to meet; next: --rdzv-endpoint HOST:PORT on "
+        "every node, or --master-addr HOST --node-rank K"
+    )
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    fewest, _, most = text.partition(":")
+    most = most or fewest
+    if not (fewest.isdecimal() and most.isdecimal() and 0 < int(fewest) <= int(most)):
+        raise UsageError(f"--nnodes {text}: allowed are N or MIN:MAX, whole numbers from 1")
+    return int(fewest), int(most)
+
+
+def _conf(text: str | None) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
+    for name, _, value in pairs:
+        if not name.strip() or not value.strip():
+            raise UsageError(f"--rdzv-conf {text}: allowed is NAME=VALUE,NAME=VALUE")
+    return {name.strip(): value.strip() for name, _, value in pairs}

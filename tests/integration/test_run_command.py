@@ -1,0 +1,238 @@
+"""`nfold run` as a user runs it: real ranks on CPU devices, ended in every way; nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+GONE_WITHIN_S = 5.0
+
+REDUCE = """
+import json, sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+print(json.dumps([dist.get_rank(), total.item(), sys.argv[1:]]))
+dist.destroy_process_group()
+"""
+FAIL = """
+import os, time
+def train():
+    raise ValueError("no such\\x1b[31m thing")
+if os.environ["RANK"] == "1":
+    train()
+time.sleep(600)
+"""
+WAIT = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print("waiting", os.environ["RANK"], flush=True)
+time.sleep(600)
+"""
+AGAIN = """
+import os, sys
+sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+"""
+HANG = """
+import os, time
+from pathlib import Path
+from nfold.frameworks.base import Phase
+from nfold.run.handoff import Folder, Heart
+rank = int(os.environ["RANK"])
+heart = Heart(Folder(Path(os.environ["NFOLD_FOLDER"])).heartbeat(rank), os.getpid())
+def step_forever():
+    while True:
+        time.sleep(0.01)
+for step in range(1, 4 - rank):
+    heart.beat(Phase.STEPPING, step, 0, time.monotonic_ns())
+step_forever()
+"""
+
+
+class Place:
+    """A folder with a script, and ``nfold run`` in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, code: str, *arguments: str, flags: tuple[str, ...] = ()) -> psutil.Process:
+        (self.folder / "train.py").write_text(code)
+        target = [] if "-m" in flags else ["train.py"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nfold", "run", *flags, *target, *arguments],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        self.started.append(process)
+        return psutil.Process(process.pid)
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.started[-1].communicate(timeout=60)
+        return self.started[-1].returncode, out, err
+
+    def run(self, code: str, *arguments: str, flags: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        self.start(code, *arguments, flags=flags)
+        return self.end()
+
+    @property
+    def results(self) -> Path:
+        (found,) = (self.folder / "nfold-results" / "runs").iterdir()
+        return found
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.results / "run.json").read_text())
+        return found
+
+    def wait_for_ranks(self, nfold: psutil.Process, ranks: int = 2) -> list[psutil.Process]:
+        """Wait until every rank has printed; all processes of the run but nfold itself."""
+        while not all(self._waits(rank) for rank in range(ranks)):
+            assert self.started[-1].poll() is None, self.end()
+            time.sleep(0.05)
+        return list(nfold.children(recursive=True))
+
+    def _waits(self, rank: int) -> bool:
+        files = list(self.folder.glob(f"nfold-results/runs/*/rank-{rank}.log"))
+        return bool(files) and "waiting" in files[0].read_text()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.communicate()
+    for left in psutil.process_iter():
+        if _of(left, tmp_path):
+            left.kill()
+
+
+def _of(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return str(process.environ().get("NFOLD_FOLDER", "")).startswith(f"{folder}{os.sep}")
+    except (psutil.Error, OSError):
+        return False
+
+
+def _gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=GONE_WITHIN_S)
+    return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def _ranks(tree: list[psutil.Process]) -> list[psutil.Process]:
+    found = [p for p in tree if "nfold.run.script" in p.cmdline()]
+    return sorted(found, key=lambda process: int(process.environ()["RANK"]))
+
+
+def _agent(tree: list[psutil.Process]) -> psutil.Process:
+    (found,) = (p for p in tree if "nfold.run.agent" in p.cmdline())
+    return found
+
+
+def test_two_ranks_compute_together_and_arguments_are_untouched(place: Place) -> None:
+    arguments = ["--debug", "--nproc_per_node", "7", "-m", "--", "--plan"]
+    flags = ("--nproc_per_node=2", "--local-ranks-filter", "0,1")
+    code, out, err = place.run(REDUCE, *arguments, flags=flags)
+    assert code == 0, err
+    lines = sorted(out.splitlines())
+    assert lines == [f"[rank {r}] {json.dumps([r, 3.0, arguments])}" for r in range(2)]
+    assert err == f"nfold: logs in {place.results.relative_to(place.folder)}\n"
+    assert (place.facts["exit_code"], place.facts["status"]) == (0, "ok")
+    assert place.facts["asked"]["arguments"] == arguments
+    for name in ("rank-0.log", "rank-1.log", "agent.log", "telemetry.csv"):
+        assert (place.results / name).exists()
+
+
+def test_a_module_on_the_default_device(place: Place) -> None:
+    code, out, err = place.run(REDUCE, "train", "-x", flags=("-m",))
+    assert code == 0, err
+    assert json.loads(out) == [0, 1.0, ["-x"]]
+
+
+def test_a_failing_rank_is_the_root_cause_and_comes_first(place: Place) -> None:
+    code, out, err = place.run(FAIL, flags=("--devices", "2"))
+    assert (code, out) == (1, "")
+    first = "nfold: error: rank 1 failed first: ValueError: no such\\x1b[31m thing (train.py:4)"
+    assert err.splitlines()[0] == first
+    assert str(place.results.relative_to(place.folder)) in err
+    assert place.facts["cause"]["rank"] == 1
+    assert "Traceback" in (place.results / "rank-1.log").read_text()
+
+
+@pytest.mark.parametrize("victim", ["rank", "agent", "nfold"])
+def test_a_sigkill_leaves_nothing_of_the_run(place: Place, victim: str) -> None:
+    nfold = place.start(WAIT, flags=("--devices", "2"))
+    tree = place.wait_for_ranks(nfold)
+    struck = {"rank": _ranks(tree)[1], "agent": _agent(tree), "nfold": nfold}[victim]
+    strangers = [p for p in tree if p.name() == "sleep"]
+    assert len(strangers) == 2
+    os.kill(struck.pid, signal.SIGKILL)
+    if victim == "nfold":
+        # A process that the script itself cut loose is nobody's child; all others end.
+        tree = [p for p in tree if p not in strangers]
+        assert _gone(tree)
+        return
+    assert _gone(tree)
+    code, _, err = place.end()
+    assert code == 1
+    who = {"rank": "rank 1", "agent": "the agent"}[victim]
+    assert err.startswith(f"nfold: error: {who} was ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_request_to_stop_ends_everything(place: Place, signum: signal.Signals, code: int) -> None:
+    nfold = place.start(WAIT, flags=("--devices", "2"))
+    tree = place.wait_for_ranks(nfold)
+    os.kill(nfold.pid, signum)
+    ended, out, err = place.end()
+    assert ended == code
+    assert _gone(tree)
+    assert "waiting 0" in out
+    assert signum.name in err
+    assert place.facts["status"] == "interrupted"
+
+
+def test_a_second_interrupt_stops_at_once(place: Place) -> None:
+    """While ranks that ignore the first one are still given their time."""
+    stubborn = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + WAIT
+    nfold = place.start(stubborn, flags=("--devices", "2"))
+    tree = [p for p in place.wait_for_ranks(nfold) if p.name() != "sleep"]
+    while place.started[-1].poll() is None:  # two that come together are one
+        os.kill(nfold.pid, signal.SIGINT)
+        time.sleep(0.05)
+    assert place.end()[0] == 130
+    assert "status" not in place.facts
+    assert _gone(tree)
+
+
+def test_a_restart_makes_good(place: Place) -> None:
+    assert place.run(AGAIN, flags=("--devices", "2", "--max-restarts", "1"))[0] == 0
+    assert place.facts["status"] == "ok"
+
+
+def test_a_script_that_stops_beating_is_hung(place: Place) -> None:
+    code, _, err = place.run(HANG, flags=("--devices", "2", "--hang-timeout", "1.5"))
+    assert code == 1
+    assert err.startswith("nfold: error: hung: rank 1 made no progress after step 2")
+    for rank in range(2):
+        assert "step_forever" in (place.results / f"stack-{rank}.txt").read_text()
