@@ -158,6 +158,34 @@ def test_a_parameter_that_one_rank_used_has_a_gradient_on_all(found: Found) -> N
     assert all(rank["aside_has_gradient"] for rank in found["aside", 3])
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_parameter_that_some_ranks_use_gets_their_gradient_alone(
+    found: Found, world: int
+) -> None:
+    expected = reference_aside(world)
+    for rank in found["aside", world]:
+        assert torch.allclose(torch.tensor(rank["parameters"]), expected, atol=1e-6)
+
+
+def reference_aside(world: int) -> Tensor:
+    """Two epochs on one device in which the samples of rank 0's slices go through ``aside``."""
+    torch.manual_seed(3)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    x, y = made()
+    for epoch in range(2):
+        for batch in torch.split(order(len(x), seed=0, epoch=epoch, shuffle=True), 10):
+            optimizer.zero_grad()
+            first = len(batch) // world
+            own, others = batch[:first], batch[first:]
+            logits = torch.cat([model(x[own], aside=True), model(x[others])])
+            nn.functional.cross_entropy(logits, y[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
 def test_a_compressed_exchange_is_close_and_is_used(found: Found) -> None:
     expected = reference()
     for rank in found["bf16_exchange", 2]:
