@@ -16,7 +16,7 @@ from nfold.plain import from_plain, to_plain
 ALLOWED: dict[str, tuple[str, ...]] = {
     "framework": ("torch", "simulated"),
     "device": ("cuda", "cpu"),
-    "strategy": ("single", "ddp", "dp"),
+    "strategy": ("single", "ddp", "nfold", "dp"),
     "precision": ("fp32", "tf32", "bf16", "fp16"),
     "layout": ("channels_first", "channels_last"),
     "input": ("loader", "resident"),
@@ -220,7 +220,7 @@ def _strategy(strategy: str | None, devices: int) -> str:
     if devices == 1:
         return "single"
     if strategy == "single":
-        raise UsageError(f"strategy 'single' with {devices} devices: allowed are ddp, dp")
+        raise UsageError(f"strategy 'single' with {devices} devices: allowed are ddp, nfold, dp")
     return strategy or "ddp"
 
 

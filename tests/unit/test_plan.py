@@ -142,7 +142,7 @@ def test_one_device_has_nothing_to_exchange() -> None:
     for strategy in ALLOWED["strategy"]:
         assert Plan(devices=1, strategy=strategy).resolve(host, DEFAULTS).strategy == "single"
     assert Plan(strategy="single").resolve(host, DEFAULTS).devices == 1
-    with pytest.raises(UsageError, match="'single' with 2 devices: allowed are ddp, dp"):
+    with pytest.raises(UsageError, match="'single' with 2 devices: allowed are ddp, nfold, dp"):
         Plan(devices=2, strategy="single").resolve(host, DEFAULTS)
 
 

@@ -24,7 +24,8 @@ WorkloadText = Annotated[
 Devices = Annotated[Axis, _axis("devices", "Counts, 1,2,4 or cpu:1,cpu:2; all GPUs or 1.")]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu.")]
 Batch = Annotated[Axis, _axis("batch", "Global batches, in samples.")]
-Strategy = Annotated[Axis, _axis("strategy", "ddp, dp.")]
+Strategy = Annotated[Axis, _axis("strategy", "ddp, nfold (its own exchange), dp.")]
+Exchange = Annotated[Axis, _axis("exchange", "What gradients are sent as: fp32, bf16.")]
 Layout = Annotated[Axis, _axis("layout", "channels_first, channels_last.")]
 Precision = Annotated[Axis, _axis("precision", "fp32, tf32, bf16, fp16.")]
 FrameworkName = Annotated[Axis, _axis("framework", "torch, simulated.")]
@@ -60,6 +61,7 @@ def command(
     device: Device = None,
     batch: Batch = None,
     strategy: Strategy = None,
+    exchange: Exchange = None,
     layout: Layout = None,
     precision: Precision = None,
     framework: FrameworkName = None,

@@ -44,6 +44,7 @@ class Request:
     device: str | None
     batch: str | None
     strategy: str | None
+    exchange: str | None
     layout: str | None
     precision: str | None
     framework: str | None

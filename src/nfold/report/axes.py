@@ -27,6 +27,7 @@ AXES = (
     "batch",
     "devices",
     "strategy",
+    "exchange",
     "workers",
     "cores_per_device",
 )
@@ -89,7 +90,12 @@ def shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 
 
 def _matters(axis: str, plan: Plan) -> bool:
-    """A GPU is not a share of cores; resident data needs no loader; one length is set."""
+    """A GPU is not a share of cores; resident data needs no loader; one length is set.
+
+    Gradients go as they are unless somebody wanted it otherwise.
+    """
+    if axis == "exchange":
+        return plan.exchange != "fp32"
     if axis == "cores_per_device":
         return plan.device == "cpu"
     if axis == "workers":

@@ -88,7 +88,7 @@ def test_a_strategy_that_does_not_fit_its_devices_is_a_cell_with_a_reason() -> N
     assert reasons["1 device"] is None
     assert reasons["2 devices · ddp"] is None
     assert reasons["2 devices · single"] is not None
-    assert "allowed are ddp, dp" in reasons["2 devices · single"]
+    assert "allowed are ddp, nfold, dp" in reasons["2 devices · single"]
     (impossible,) = [cell for cell in grid.cells if cell.reason]
     assert impossible.plan.complete
     assert (impossible.plan.devices, impossible.plan.strategy) == (2, "single")

@@ -156,7 +156,7 @@ def test_a_dry_run_in_json_is_one_object(command: Command) -> None:
         (("--parameter", "depth=3"), 2, "unknown parameter of cnn10 'depth'"),
         (("--scaling", "week"), 2, "unknown scaling 'week': allowed are weak"),
         (("--steps", "3", "--epochs", "2"), 2, "give one of them as the length"),
-        (("--devices", "2", "--strategy", "single"), 2, "allowed are ddp, dp"),
+        (("--devices", "2", "--strategy", "single"), 2, "allowed are ddp, nfold, dp"),
         (("--hang-timeout", "0"), 2, "--hang-timeout 0.0: allowed are seconds above 0"),
         (("--telemetry-interval", "nan"), 2, "--telemetry-interval nan"),
         (("--device", "tpu"), 2, "unknown device 'tpu'"),

@@ -26,12 +26,20 @@ RULES: tuple[Rule, ...] = (
         "--augment device",
     ),
     (
-        lambda plan: plan.accumulate > 1 or plan.exchange != "fp32",
-        "built-in workloads neither accumulate nor compress in this version; nfold.Run does both",
+        lambda plan: plan.accumulate > 1,
+        "built-in workloads do not accumulate in this version of nfold; nfold.Run does",
+    ),
+    (
+        lambda plan: plan.strategy == "dp" and plan.exchange != "fp32",
+        "nn.DataParallel adds gradients up on one device: there is no exchange to compress",
     ),
     (
         lambda plan: plan.strategy == "dp" and plan.device == "cpu",
         "nn.DataParallel drives several GPUs from one process; CPU devices are processes: use ddp",
+    ),
+    (
+        lambda plan: plan.strategy == "ddp" and plan.exchange == "bf16" and plan.device == "cpu",
+        "DistributedDataParallel compresses on GPUs only; --strategy nfold does on CPU devices too",
     ),
     (
         lambda plan: plan.precision == "tf32" and plan.device == "cpu",

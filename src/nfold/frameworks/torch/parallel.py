@@ -1,17 +1,32 @@
-"""Strategies: one device, one process a device (DDP), one process for all (DataParallel)."""
+"""Strategies: one device; one process a device (DDP, or our own exchange); DataParallel."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.devices import Devices
+from nfold.frameworks.torch.exchange import Exchange
+from nfold.frameworks.torch.share import Ledger
+
+WIRE: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+"""What gradients are sent as, by the plan's ``exchange``; None: as they are."""
+_NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
+WITHOUT_BUFFERS: dict[str, Any] = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in _NAMES
+    else {"broadcast_buffers": False}
+)
+"""The option's name from torch 2.13 on, and before."""
 
 
 @contextmanager
@@ -28,7 +43,7 @@ def joined(task: Task, devices: Devices) -> Iterator[None]:
 
 
 def wrapped(module: nn.Module, task: Task, devices: Devices) -> nn.Module:
-    """The module as the plan's strategy runs it.
+    """The module as the plan's strategy runs it; gradients after backward are the ranks' mean.
 
     DDP does not broadcast buffers before every forward: batch-norm statistics are each
     device's own while training (they are averaged before an evaluation).
@@ -37,12 +52,19 @@ def wrapped(module: nn.Module, task: Task, devices: Devices) -> nn.Module:
         return DataParallel(module, device_ids=list(devices.all))
     if task.world_size == 1:
         return module
-    return DistributedDataParallel(
+    wire = WIRE[task.plan.exchange]
+    if task.plan.strategy == "nfold":
+        Exchange(module.parameters(), task.world_size, Ledger(task.world_size), wire=wire)
+        return module
+    model = DistributedDataParallel(
         module,
         device_ids=[devices.primary] if devices.cuda else None,
-        broadcast_buffers=False,
         gradient_as_bucket_view=True,
+        **WITHOUT_BUFFERS,
     )
+    if wire is not None:
+        model.register_comm_hook(None, bf16_compress_hook)
+    return model
 
 
 def average_buffers(module: nn.Module, world_size: int) -> None:

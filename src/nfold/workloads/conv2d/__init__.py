@@ -37,6 +37,8 @@ def unsupported(plan: Plan) -> str | None:
         return f"input {plan.input!r}: conv2d times copies and resident data as parts; use 'loader'"
     if plan.augment != "cpu":
         return f"augment {plan.augment!r}: conv2d augments nothing; use 'cpu'"
+    if plan.strategy == "nfold" or plan.exchange != "fp32":
+        return "conv2d has no gradients to exchange; allowed are strategies ddp, dp"
     if plan.step != "eager":
         return f"step {plan.step!r}: conv2d runs 'eager' only"
     if plan.precision == "tf32" and plan.device == "cpu":

@@ -21,3 +21,17 @@ def test_resident_images_are_not_augmented_on_the_cpu(input_: str, augment: str 
         assert "--augment device" in reason
     else:
         assert reason is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"accumulate": 2}, "nfold.Run does"),
+        ({"strategy": "ddp", "exchange": "bf16"}, "--strategy nfold"),
+        ({"strategy": "nfold", "exchange": "bf16"}, None),
+        ({"strategy": "dp", "exchange": "bf16"}, "no exchange to compress"),
+    ],
+)
+def test_how_gradients_are_exchanged(changes: dict[str, object], said: str | None) -> None:
+    reason = Torch().unsupported(DIGITS, plan(HOST, devices=2, device="cpu", **changes), HOST)
+    assert (reason is None) if said is None else (said in str(reason))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nfold.frameworks.torch.augment import SHUFFLE
 from nfold.frameworks.torch.philox import permutation
-from nfold.frameworks.torch.user.share import Share
+from nfold.frameworks.torch.share import Share
 
 
 @dataclass(frozen=True)

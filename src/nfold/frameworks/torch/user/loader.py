@@ -21,9 +21,9 @@ from torch.utils.data import (
 )
 
 from nfold.errors import UsageError
+from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division, Slice, order
 from nfold.frameworks.torch.user.moving import moved, over_tensors
-from nfold.frameworks.torch.user.share import Ledger
 from nfold.frameworks.torch.user.source import arrays_of, is_map_style, length_of, stream_of
 from nfold.lifeline import PARENT, die_with_parent
 

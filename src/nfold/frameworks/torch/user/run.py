@@ -17,24 +17,22 @@ from torch.utils.data import default_collate
 from nfold.errors import UsageError
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.torch import parallel
-from nfold.frameworks.torch.parallel import average_buffers
+from nfold.frameworks.torch.exchange import Exchange
+from nfold.frameworks.torch.parallel import WIRE, average_buffers
 from nfold.frameworks.torch.precision import Precision
+from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user import registry
 from nfold.frameworks.torch.user.batches import Division
 from nfold.frameworks.torch.user.checkpoint import newest
-from nfold.frameworks.torch.user.exchange import Exchange
 from nfold.frameworks.torch.user.job import Job
 from nfold.frameworks.torch.user.loader import Augment, Loader, Recipe, settings_of
 from nfold.frameworks.torch.user.model import prepare, same_everywhere
 from nfold.frameworks.torch.user.scale import LossScale
-from nfold.frameworks.torch.user.share import Ledger
 from nfold.frameworks.torch.user.totals import total, weighted_mean
 from nfold.plan import Plan
 
 P = ParamSpec("P")
 R = TypeVar("R")
-WIRE = {"fp32": None, "bf16": torch.bfloat16}
-"""What gradients are sent as, by the plan's ``exchange``; None: as they are."""
 
 
 class UserRun:

@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 
 from nfold.errors import UsageError
+from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division
 from nfold.frameworks.torch.user.loader import Loader, Position, Recipe, settings_of
-from nfold.frameworks.torch.user.share import Ledger
 
 ALONE = Recipe(
     division=Division(batch=4, rank=0, ranks=1),

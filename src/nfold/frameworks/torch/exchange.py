@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from nfold.errors import UsageError
-from nfold.frameworks.torch.user.share import Ledger
+from nfold.frameworks.torch.share import Ledger
 
 FIRST_BUCKET_BYTES = 2**20
 """The first bucket is small, so that the exchange begins early."""
