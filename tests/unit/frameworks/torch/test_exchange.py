@@ -1,0 +1,107 @@
+"""Buckets, and what one rank alone can show of the exchange: parts of a step, and refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.exchange import FIRST_BUCKET_BYTES, Exchange, in_buckets
+from nfold.frameworks.torch.share import Ledger, Share
+
+
+def parameter(count: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(count, dtype=dtype))
+
+
+def part(count: int, *, last: bool) -> Share:
+    return Share(count=count, global_count=4, parts=2, last=last)
+
+
+def test_buckets_fill_from_the_last_parameter_and_begin_small() -> None:
+    quarter = FIRST_BUCKET_BYTES // 16
+    parameters = [parameter(quarter) for _ in range(12)]
+    groups = in_buckets(parameters, 2 * FIRST_BUCKET_BYTES)
+    assert [len(group) for group in groups] == [4, 8]
+    assert [p for group in groups for p in group] == parameters[::-1]
+
+
+def test_a_parameter_larger_than_a_bucket_has_one_of_its_own() -> None:
+    parameters = [parameter(4), parameter(FIRST_BUCKET_BYTES), parameter(4)]
+    assert [len(group) for group in in_buckets(parameters, 64)] == [1, 1, 1]
+
+
+def test_types_are_not_mixed() -> None:
+    parameters = [parameter(4), parameter(4, torch.float64), parameter(4, torch.float64)]
+    assert [len(group) for group in in_buckets(parameters, 1024)] == [2, 1]
+
+
+def test_parts_of_a_step_add_up_to_the_mean_over_the_batch() -> None:
+    weight, ledger = parameter(1), Ledger(1)
+    Exchange([weight], 1, ledger)
+    ledger.begin(part(3, last=False))
+    torch.autograd.backward((weight * 2).sum())
+    assert weight.grad is None
+    ledger.begin(part(1, last=True))
+    torch.autograd.backward((weight * 10).sum())
+    assert weight.grad is not None
+    assert weight.grad.item() == pytest.approx(2 * 3 / 4 + 10 / 4)
+
+
+def test_the_next_step_begins_from_nothing() -> None:
+    weight, ledger = parameter(1), Ledger(1)
+    Exchange([weight], 1, ledger)
+    for _ in range(2):
+        for last in (False, True):
+            ledger.begin(part(2, last=last))
+            torch.autograd.backward(weight.sum())
+        assert weight.grad is not None
+        assert weight.grad.item() == pytest.approx(1.0)
+        weight.grad = None
+
+
+def test_a_parameter_used_in_an_early_part_alone_keeps_its_gradient() -> None:
+    early, both, ledger = parameter(1), parameter(1), Ledger(1)
+    Exchange([early, both], 1, ledger)
+    ledger.begin(part(2, last=False))
+    torch.autograd.backward((early + both).sum())
+    ledger.begin(part(2, last=True))
+    torch.autograd.backward(both.sum())
+    assert early.grad is not None
+    assert both.grad is not None
+    assert (early.grad.item(), both.grad.item()) == pytest.approx((0.5, 1.0))
+
+
+def test_a_parameter_that_no_part_used_has_no_gradient() -> None:
+    used, unused, ledger = parameter(1), parameter(1), Ledger(1)
+    Exchange([used, unused], 1, ledger)
+    for last in (False, True):
+        ledger.begin(part(2, last=last))
+        torch.autograd.backward(used.sum())
+    assert unused.grad is None
+
+
+def test_a_second_backward_in_a_part_is_refused() -> None:
+    weight, ledger = parameter(1), Ledger(1)
+    Exchange([weight], 1, ledger)
+    ledger.begin(part(2, last=True))
+    torch.autograd.backward(weight.sum())
+    with pytest.raises(UsageError, match=r"zero_grad\(\) after optimizer\.step\(\)"):
+        torch.autograd.backward(weight.sum())
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    Exchange(table.parameters(), 1, Ledger(1))
+    with pytest.raises(UsageError, match="sparse=False"):
+        torch.autograd.backward(table(torch.tensor([1])).sum())
+
+
+def test_a_removed_exchange_leaves_gradients_alone() -> None:
+    weight, ledger = parameter(1), Ledger(1)
+    exchange = Exchange([weight], 1, ledger)
+    exchange.remove()
+    ledger.begin(part(2, last=False))
+    torch.autograd.backward(weight.sum())
+    assert weight.grad is not None
