@@ -68,7 +68,7 @@ class Bucket:
         for view in (view for view, gradient in pairs if gradient is None):
             view.zero_()
         taken = [(view, g) for view, g in pairs if g is not None and not _same(view, g)]
-        flags = self._ones if len(taken) == len(pairs) else self._flags(gradients)
+        flags = self._flags(gradients)
         torch._foreach_copy_(
             [*(view for view, _ in taken), self._used], [*(g for _, g in taken), flags]
         )
@@ -76,6 +76,8 @@ class Bucket:
             self.flat.mul_(weight)
 
     def _flags(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        if all(gradient is not None for gradient in gradients):
+            return self._ones
         return self._ones.new_tensor([float(gradient is not None) for gradient in gradients])
 
     def _add(self, gradients: Sequence[Tensor | None], weight: float) -> None:

@@ -21,10 +21,18 @@ from torch.utils.data import (
 )
 
 from nfold.errors import UsageError
+from nfold.frameworks.torch.devices import free_bytes
+from nfold.frameworks.torch.resident import MOST_OF_FREE, check_fits
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division, Slice, order
 from nfold.frameworks.torch.user.moving import moved, over_tensors
-from nfold.frameworks.torch.user.source import arrays_of, is_map_style, length_of, stream_of
+from nfold.frameworks.torch.user.source import (
+    arrays_of,
+    bytes_of,
+    is_map_style,
+    length_of,
+    stream_of,
+)
 from nfold.lifeline import PARENT, die_with_parent
 
 Augment = Callable[[Any], Any]
@@ -40,7 +48,11 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a loader treats its data; ``train`` loaders tell the exchange what batches weigh."""
+    """How a loader treats its data; ``train`` loaders tell the exchange what batches weigh.
+
+    ``input`` is ``resident`` (on the device), ``loader``, or None for arrays on GPUs where they
+    fit and everything else by a loader.
+    """
 
     division: Division
     device: torch.device
@@ -48,7 +60,7 @@ class Recipe:
     shuffle: bool
     train: bool
     workers: int = 0
-    resident: bool = False
+    input: str | None = None
     augment: Augment | None = None
     collate: Callable[[list[Any]], Any] = default_collate
     options: dict[str, Any] = field(default_factory=dict)
@@ -112,13 +124,14 @@ class Arrays:
     def __init__(self, arrays: Any, recipe: Recipe) -> None:
         self.samples: int | None = length_of(arrays)
         self._recipe = recipe
-        self._arrays = moved(arrays, recipe.device) if recipe.resident else arrays
+        self._resident = _resident(arrays, recipe)
+        self._arrays = moved(arrays, recipe.device) if self._resident else arrays
 
     def epoch(self, epoch: int, skip: int) -> Iterator[tuple[Slice, Any]]:
         """The batches of an epoch from step ``skip`` on."""
         recipe, samples = self._recipe, self.samples or 0
         ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
-        if recipe.resident:
+        if self._resident:
             ids = ids.to(recipe.device)
         for part in recipe.division.epoch(samples, skip):
             yield part, self._take(ids[part.first : part.last])
@@ -188,10 +201,24 @@ class Stream:
                 yield part, self._recipe.collate(whole[part.first : part.last])
 
 
+def _resident(arrays: Any, recipe: Recipe) -> bool:
+    """Whether arrays go to the device; raises OutOfMemory where they were to and do not fit."""
+    needed, free = bytes_of(arrays), free_bytes(recipe.device)
+    if recipe.input == "resident":
+        check_fits(needed, free, str(recipe.device))
+        return True
+    return recipe.input is None and recipe.device.type == "cuda" and needed <= MOST_OF_FREE * free
+
+
 def _source(data: Any, recipe: Recipe) -> Arrays | Samples | Stream:
     arrays = arrays_of(data)
     if arrays is not None:
         return Arrays(arrays, recipe)
+    if recipe.input == "resident":
+        raise UsageError(
+            f"input 'resident' needs arrays, a {type(data).__name__} gives samples one by one; "
+            "next: run.loader((images, labels), ...), or input loader"
+        )
     if is_map_style(data):
         return Samples(data, recipe)
     return Stream(stream_of(data), recipe)

@@ -21,6 +21,10 @@ RULES: tuple[Rule, ...] = (
         "strategy 'dp' drives all devices from one process; next: leave strategy out",
     ),
     (
+        lambda plan, _: plan.augment == "cpu",
+        "run.loader(augment=...) works on the device; on the CPU, the data set itself augments",
+    ),
+    (
         lambda plan, job: plan.precision in ("tf32", "fp16") and job.device.type == "cpu",
         "precisions tf32 and fp16 need a GPU; next: fp32 or bf16",
     ),

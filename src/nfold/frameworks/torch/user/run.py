@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 from nfold.errors import UsageError
 from nfold.frameworks.base import Observer, Phase
+from nfold.frameworks.checkpoints import newest
 from nfold.frameworks.torch import parallel
 from nfold.frameworks.torch.exchange import Exchange
 from nfold.frameworks.torch.parallel import WIRE, average_buffers
@@ -23,7 +24,6 @@ from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user import registry
 from nfold.frameworks.torch.user.batches import Division
-from nfold.frameworks.torch.user.checkpoint import newest
 from nfold.frameworks.torch.user.job import Job
 from nfold.frameworks.torch.user.loader import Augment, Loader, Recipe, settings_of
 from nfold.frameworks.torch.user.model import prepare, same_everywhere
@@ -205,6 +205,7 @@ class UserRun:
             seed=self.plan.seed,
             shuffle=train if shuffle is None else shuffle,
             train=train,
+            input=self.plan.input,
             workers=(self.plan.workers or 0) if workers is None else workers,
             augment=augment,
             collate=collate or default_collate,

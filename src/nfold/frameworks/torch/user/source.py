@@ -56,6 +56,18 @@ def _note(tensor: Tensor, lengths: list[int]) -> Tensor:
     return tensor
 
 
+def bytes_of(arrays: Any) -> int:
+    """Bytes of all arrays together."""
+    sizes: list[int] = []
+    over_tensors(arrays, lambda tensor: _note_bytes(tensor, sizes))
+    return sum(sizes)
+
+
+def _note_bytes(tensor: Tensor, sizes: list[int]) -> Tensor:
+    sizes.append(tensor.numel() * tensor.element_size())
+    return tensor
+
+
 def is_map_style(data: Any) -> bool:
     """Whether samples can be read by their number."""
     if isinstance(data, IterableDataset):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 
-from nfold.errors import UsageError
+from nfold.errors import OutOfMemory, UsageError
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division
 from nfold.frameworks.torch.user.loader import Loader, Position, Recipe, settings_of
@@ -105,6 +105,25 @@ def test_workers_read_the_same_batches() -> None:
     alone, helped = loader(list(range(10))), loader(list(range(10)), replace(ALONE, workers=2))
     assert read(helped) == read(alone)
     assert read(helped) == read(alone)
+
+
+def test_resident_arrays_give_the_same_batches() -> None:
+    data = (torch.arange(10), torch.arange(10) * 2)
+    loaded, resident = loader(data), loader(data, replace(ALONE, input="resident"))
+    for _ in range(2):
+        pairs = zip(loaded, resident, strict=True)
+        assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in pairs)
+
+
+def test_resident_data_that_are_no_arrays_or_do_not_fit_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageError, match=r"needs arrays, a list gives.*run\.loader"):
+        loader([1, 2], replace(ALONE, input="resident"))
+    monkeypatch.setattr("nfold.frameworks.torch.user.loader.free_bytes", lambda _: 90)
+    with pytest.raises(OutOfMemory, match="may take 80%"):
+        loader(torch.arange(10), replace(ALONE, input="resident"))
+    loader(torch.arange(9), replace(ALONE, input="resident"))
 
 
 def test_a_dataloaders_settings_are_taken_over_unless_said_otherwise() -> None:
