@@ -51,7 +51,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pyarrow": ("data/*",),
     "PIL": ("data/*",),
     "scipy": ("workloads/conv2d/*",),
-    "safetensors": ("frameworks/torch/user/checkpoint.py",),
+    "safetensors": ("frameworks/torch/checkpoint.py",),
     "psutil": ("telemetry/*", "run/*"),
     "pynvml": ("telemetry/nvml.py",),
     "sqlite3": ("store/*",),

@@ -32,7 +32,11 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Everything one rank needs to know. ``plan`` is complete."""
+    """Everything one rank needs to know. ``plan`` is complete.
+
+    ``checkpoint`` is the folder that training is kept in, every ``checkpoint_every`` epochs, and
+    gone on from; None: it is not.
+    """
 
     workload: Workload
     plan: Plan
@@ -41,6 +45,8 @@ class Task:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    checkpoint: str | None = None
+    checkpoint_every: int = 1
 
 
 class Observer:
@@ -49,7 +55,7 @@ class Observer:
     def beat(self, phase: Phase, step: int, total: int = 0) -> None:
         """Say that the rank lives: its phase, steps done, steps planned (0: not known)."""
 
-    def save(self, samples: RankSamples) -> None:
+    def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
         """Keep what is measured so far, so that it survives this process."""
 
 

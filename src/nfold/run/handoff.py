@@ -31,7 +31,7 @@ from typing import Any
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Phase, Task
 from nfold.machine import Machine
-from nfold.measurement import RankSamples
+from nfold.measurement import Epoch, RankSamples
 from nfold.plain import from_plain, to_plain
 from nfold.plan import Plan
 from nfold.workload import Workload
@@ -111,6 +111,8 @@ class Folder:
             "plan": task.plan.to_dict(),
             "ablation": to_plain(task.ablation),
             "machine": to_plain(task.machine),
+            "checkpoint": task.checkpoint,
+            "checkpoint_every": task.checkpoint_every,
         }
         write_json(self.path / "task.json", asked)
 
@@ -130,6 +132,8 @@ class Folder:
             rank=rank,
             local_rank=local_rank,
             world_size=world_size,
+            checkpoint=asked["checkpoint"],
+            checkpoint_every=asked["checkpoint_every"],
         )
 
     def write_samples(self, samples: RankSamples) -> None:
@@ -140,6 +144,21 @@ class Folder:
         """What every rank has measured, as far as it came, ordered by rank."""
         found = [from_plain(RankSamples, value) for value in self._read_all("rank-*.json")]
         return tuple(sorted(found, key=lambda samples: samples.rank))
+
+    def samples_changed_ns(self) -> int:
+        """When rank 0 last wrote what it measured, 0 before it did."""
+        try:
+            return (self.path / "rank-0.json").stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def read_epochs(self) -> tuple[Epoch, ...]:
+        """The epochs that rank 0 has finished, without the rest of its samples."""
+        try:
+            samples = json.loads((self.path / "rank-0.json").read_text())
+        except FileNotFoundError:
+            return ()
+        return tuple(from_plain(Epoch, epoch) for epoch in samples["epochs"])
 
     def write_failure(self, failure: Failure) -> None:
         """Leave word of why a rank failed."""

@@ -29,11 +29,16 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+Started = Callable[[Path], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a run is watched over. ``results`` is the results folder; times are in seconds."""
+    """How a run is watched over. ``results`` is the results folder; times are in seconds.
+
+    ``started`` is told the run's own folder before its ranks start. ``checkpoint`` is the folder
+    that training is kept in every ``checkpoint_every`` epochs, and gone on from.
+    """
 
     results: Path
     telemetry_interval_s: float = 1.0
@@ -42,3 +47,6 @@ class Options:
     in_process: bool = False
     stop: Stop = field(default_factory=Stop)
     watch: Watch = lambda progress: None
+    started: Started = lambda folder: None
+    checkpoint: Path | None = None
+    checkpoint_every: int = 1

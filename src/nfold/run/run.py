@@ -56,7 +56,7 @@ def run(
     """
     if not plan.complete:
         raise ValueError("the plan is not resolved on this machine; next: plan.resolve(...)")
-    task = Task(workload=workload, plan=plan, machine=machine, ablation=ablation)
+    task = _task(workload, plan, ablation, machine, options)
     name = _measurement_id(task, repeat)
     folder = Folder(options.results / FOLDER / name)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -81,6 +81,20 @@ def run(
     )
 
 
+def _task(
+    workload: Workload, plan: Plan, ablation: Ablation | None, machine: Machine, options: Options
+) -> Task:
+    folder = options.checkpoint
+    return Task(
+        workload=workload,
+        plan=plan,
+        machine=machine,
+        ablation=ablation,
+        checkpoint=None if folder is None else str(folder.absolute()),
+        checkpoint_every=options.checkpoint_every,
+    )
+
+
 def _measurement_id(task: Task, repeat: int) -> str:
     """Cell, repeat and a part of its own; in an attached job every rank must find the same."""
     cell = cell_id(task.workload, task.plan, task.ablation, task.machine)
@@ -97,6 +111,7 @@ def _outcome(chosen: Framework, task: Task, folder: Folder, options: Options) ->
     if attach.attached():
         return _attached(chosen, task, folder, options)
     folder.write_task(task)
+    options.started(folder.path)
     if options.in_process:
         return _in_process(chosen, task, folder)
     return _in_process_tree(chosen, task, folder, options)

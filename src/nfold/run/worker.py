@@ -20,15 +20,22 @@ from nfold.run.handoff import Folder, Heart
 from nfold.run.rank import failure_of, redirect_output, stacks_on_signal
 
 SAVE_EVERY_S = 1.0
+MOST_OF_EPOCH = 0.01
+"""The part of an epoch that writing the samples at its end may take."""
 
 
 class FolderObserver(Observer):
-    """Reports to the measurement's folder: beats always, samples at most once a second."""
+    """Reports to the measurement's folder: beats always, samples at most once a second.
+
+    What an epoch's end adds is written at once, unless epochs are so short that writing would
+    take more than 1 % of them.
+    """
 
     def __init__(self, folder: Folder, rank: int) -> None:
         self._folder = folder
         self._heart = Heart(folder.heartbeat(rank), os.getpid())
-        self._saved = time.monotonic()
+        self._saved = self._epoch_saved = time.monotonic()
+        self._took_s = 0.0
         self.step = 0
 
     def beat(self, phase: Phase, step: int, total: int = 0) -> None:
@@ -36,11 +43,15 @@ class FolderObserver(Observer):
         self.step = step
         self._heart.beat(phase, step, total, time.monotonic_ns())
 
-    def save(self, samples: RankSamples) -> None:
+    def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
         """Write the samples so far, unless that was done less than a second ago."""
-        if time.monotonic() - self._saved >= SAVE_EVERY_S:
+        now = time.monotonic()
+        rare = epoch_ended and now - self._epoch_saved >= self._took_s / MOST_OF_EPOCH
+        if rare or now - self._saved >= SAVE_EVERY_S:
             self._folder.write_samples(samples)
             self._saved = time.monotonic()
+            self._took_s = self._saved - now
+            self._epoch_saved = self._saved if epoch_ended else self._epoch_saved
 
     def close(self) -> None:
         """Stop beating."""

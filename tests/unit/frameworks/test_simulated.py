@@ -238,7 +238,7 @@ def test_a_rank_beats_in_every_step_and_saves_what_it_measured() -> None:
         def beat(self, phase: Phase, step: int, total: int = 0) -> None:
             self.beats.append((phase, step, total))
 
-        def save(self, samples: RankSamples) -> None:
+        def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
             self.saved.append(samples)
 
     noting = Noting()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,23 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nfold.errors import DataCorrupt, UsageError
+from nfold.frameworks.checkpoints import BEFORE, ordered
 
 FORMAT = 1
-BEFORE = ".before"
-NAME = re.compile(rf"step-(\d+)({re.escape(BEFORE)})?")
 SEPARATOR = "/"
-
-
-def newest(folder: Path) -> Path | None:
-    """The checkpoint with the most steps, or None where there is none."""
-    found = _ordered(folder)
-    return found[-1] if found else None
-
-
-def _ordered(folder: Path) -> list[Path]:
-    """Checkpoints by their steps; one that was about to be replaced comes before its successor."""
-    found = [(m, path) for path in folder.glob("step-*") if (m := NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), not pair[0][2]))]
 
 
 def begin(aside: Path) -> None:
@@ -119,7 +105,7 @@ def finish(aside: Path, final: Path, keep: int) -> None:
     aside.rename(final)
     _flush(final.parent)
     shutil.rmtree(before, ignore_errors=True)
-    for path in _ordered(final.parent)[:-keep]:
+    for path in ordered(final.parent)[:-keep]:
         shutil.rmtree(path)
 
 

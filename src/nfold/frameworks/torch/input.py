@@ -186,7 +186,11 @@ class Loaded:
 
 
 def loader(batches: Batches, task: Task, stream: Stream) -> DataLoader[Batch]:
-    """A DataLoader over ``stream``: persistent workers, four batches ahead, pinned for GPUs."""
+    """A DataLoader over ``stream``: persistent workers, four batches ahead, pinned for GPUs.
+
+    It seeds its workers from a generator of its own: how often it does depends on where a
+    resumed run began, and dropout draws from the default one.
+    """
     workers = task.plan.workers or 0
     return DataLoader(
         batches,
@@ -198,6 +202,7 @@ def loader(batches: Batches, task: Task, stream: Stream) -> DataLoader[Batch]:
         persistent_workers=workers > 0,
         prefetch_factor=4 if workers else None,
         worker_init_fn=_start_worker,
+        generator=torch.Generator(),
     )
 
 

@@ -25,6 +25,7 @@ from nfold.frameworks.torch.clock import clock
 from nfold.frameworks.torch.devices import Devices, open_devices
 from nfold.frameworks.torch.evaluate import evaluate
 from nfold.frameworks.torch.images import Normalizer
+from nfold.frameworks.torch.keeping import State, keeper
 from nfold.frameworks.torch.observe import Length, Recorder
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.source import preparation, source
@@ -66,6 +67,7 @@ class Trainer:
         self.loss = definition.loss
         torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
         self.model = parallel.wrapped(self.module, self.task, self.devices)
+        self.keeper = keeper(self.task, State(self.module, self.optimizer, self.precision.scaler))
 
     def step(self, batch: Batch) -> Tensor:
         """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
@@ -78,12 +80,16 @@ class Trainer:
 
     def run(self, observer: Observer) -> RankSamples:
         """All steps of the plan, observed."""
-        epochs = self.task.plan.epochs or 1
-        length = Length.of(epochs * len(self.source), self.task.plan.warmup_steps or 0)
+        earlier = self.keeper.resume()
+        done, steps = len(earlier.epochs), len(self.source)
+        epochs = range(done, self.task.plan.epochs or 1)
+        warmup = self.task.plan.warmup_steps or 0
+        length = Length.of(len(epochs) * steps, warmup, before=done * steps)
         recorder = Recorder(
             self.task.rank, self.devices.describe(), clock(self.devices), observer, length
         )
-        for epoch in range(epochs):
+        recorder.go_on(earlier)
+        for epoch in epochs:
             self._epoch(epoch, recorder)
         return recorder.samples(
             peak_memory_bytes=self.devices.peak_memory_bytes(),
@@ -102,6 +108,8 @@ class Trainer:
         seconds = time.monotonic() - started
         if self.task.plan.epochs is not None:
             recorder.epoch(self._finish_epoch(seconds, loss, count, recorder))
+            self.keeper.keep(recorder.samples(), (epoch + 1) * len(self.source))
+            recorder.tell()
 
     def _finish_epoch(self, seconds: float, loss: float, count: int, recorder: Recorder) -> Epoch:
         sums = torch.tensor([loss, count], dtype=torch.float64, device=self.devices.primary)

@@ -25,18 +25,22 @@ HASH_BITS = 64
 
 @dataclass(frozen=True)
 class Length:
-    """How many steps a run has, how many of them warm up, how many make a window."""
+    """How many steps a run has, how many of them warm up, how many make a window.
+
+    ``before`` steps were made by an earlier process, and are not counted in the others.
+    """
 
     total: int
     warmup: int
     window: int
+    before: int = 0
 
     @classmethod
-    def of(cls, total: int, warmup: int) -> Length:
+    def of(cls, total: int, warmup: int, before: int = 0) -> Length:
         """Between one step and half of them warm up; the rest is cut into about ten windows."""
         warmup = min(max(1, warmup), total // 2)
         window = min(max(1, math.ceil((total - warmup) / WINDOWS)), LONGEST_WINDOW)
-        return cls(total, warmup, window)
+        return cls(total, warmup, window, before)
 
 
 class Recorder:
@@ -58,7 +62,7 @@ class Recorder:
         self._epochs: list[Epoch] = []
         self._hashes: list[tuple[int, str]] = []
         self._epoch_hash = (0, 0)
-        self._epoch_loss = 0.0
+        self._epoch_losses: list[float] = []
         self._first_step_ms: float | None = None
         self.steps = 0
 
@@ -70,7 +74,7 @@ class Recorder:
     def begin(self) -> None:
         """Begin an epoch: fence, and start a window."""
         self._epoch_hash = (0, 0)
-        self._epoch_loss = 0.0
+        self._epoch_losses = []
         self._beat()
         self._window_start = self._clock.start()
 
@@ -87,20 +91,32 @@ class Recorder:
             self._window_start = self._clock.start()
 
     def end(self) -> tuple[float, int]:
-        """End an epoch; returns this rank's sum of losses over its samples, and their number."""
+        """End an epoch; returns this rank's sum of losses over its samples, and their number.
+
+        The sum does not depend on how the epoch was cut into windows.
+        """
         self._close_window()
         count, total = self._epoch_hash
         self._hashes.append((count, f"{total:016x}"))
-        return self._epoch_loss, count
+        return math.fsum(self._epoch_losses), count
 
     def epoch(self, epoch: Epoch) -> None:
         """Add a finished epoch, as all ranks together saw it."""
         self._epochs.append(epoch)
-        self._observer.save(self.samples())
+
+    def go_on(self, earlier: RankSamples) -> None:
+        """Begin with the epochs of an earlier process; its times stay its own."""
+        self._epochs = list(earlier.epochs)
+        self._losses = list(earlier.losses)
+        self._hashes = list(earlier.sample_hashes)
+
+    def tell(self) -> None:
+        """Let the finished epoch be seen from outside."""
+        self._observer.save(self.samples(), epoch_ended=True)
 
     def evaluating(self) -> None:
         """Beat during an evaluation."""
-        self._observer.beat(Phase.EVALUATING, self.steps, self._length.total)
+        self._tell_phase(Phase.EVALUATING)
 
     def samples(
         self,
@@ -126,8 +142,11 @@ class Recorder:
         )
 
     def _beat(self) -> None:
-        phase = Phase.FIRST_STEP if self.steps == 0 else Phase.STEPPING
-        self._observer.beat(phase, self.steps, self._length.total)
+        self._tell_phase(Phase.FIRST_STEP if self.steps == 0 else Phase.STEPPING)
+
+    def _tell_phase(self, phase: Phase) -> None:
+        before = self._length.before
+        self._observer.beat(phase, before + self.steps, before + self._length.total)
 
     def _window_is_full(self) -> bool:
         return (
@@ -155,13 +174,14 @@ class Recorder:
 
     def _read_losses(self, count: int) -> None:
         losses = torch.stack([loss for loss, _ in self._pending]).tolist()
-        first = self.steps - len(losses) + 1
+        last = self._length.before + self.steps
+        first = last - len(losses) + 1
         for step, loss in enumerate(losses, start=first):
             if not math.isfinite(loss):
                 raise Diverged(f"the loss is {loss} in step {step}", step=step)
         pairs = zip(losses, self._pending, strict=True)
-        total = sum(loss * samples for loss, (_, samples) in pairs)
-        self._epoch_loss += total
+        terms = [loss * samples for loss, (_, samples) in pairs]
+        self._epoch_losses += terms
         if count:
-            self._losses.append((self.steps, total / count))
+            self._losses.append((last, sum(terms) / count))
         self._pending.clear()

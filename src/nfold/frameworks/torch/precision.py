@@ -19,7 +19,7 @@ class Precision:
         torch.backends.cuda.matmul.allow_tf32 = allow_tf32
         self._device = device.type
         self._dtype = AUTOCAST.get(name)
-        self._scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
     def forward(self) -> AbstractContextManager[None]:
         """The context of a forward pass; fp32 and tf32 need none and get a disabled one."""
@@ -27,7 +27,7 @@ class Precision:
 
     def update(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
         """Backward and optimizer step; under fp16 the loss is scaled and bad steps are skipped."""
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self._scaler.step(optimizer)
-        self._scaler.update()
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(optimizer)
+        self.scaler.update()
         optimizer.zero_grad(set_to_none=True)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from nfold.errors import DataCorrupt, UsageError
-from nfold.frameworks.torch.user import checkpoint as files
+from nfold.frameworks.checkpoints import BEFORE, newest
+from nfold.frameworks.torch import checkpoint as files
 
 
 def put(folder: Path, step: int, value: int, keep: int = 2) -> Path:
@@ -41,10 +42,10 @@ def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_newest_is_the_one_with_the_most_steps(tmp_path: Path) -> None:
-    assert files.newest(tmp_path) is None
+    assert newest(tmp_path) is None
     for step in (9, 10, 11):
         put(tmp_path, step, step)
-    assert files.newest(tmp_path) == tmp_path / "step-11"
+    assert newest(tmp_path) == tmp_path / "step-11"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11"]
 
 
@@ -52,19 +53,19 @@ def test_an_unfinished_one_is_not_found_and_goes_with_the_next(tmp_path: Path) -
     put(tmp_path, 1, 1)
     files.begin(tmp_path / ".new")
     (tmp_path / ".new" / "part.json").write_text("{")
-    assert files.newest(tmp_path) == tmp_path / "step-1"
+    assert newest(tmp_path) == tmp_path / "step-1"
     put(tmp_path, 2, 2)
     assert files.read_part(tmp_path / "step-2", "part") == {"value": 2}
 
 
 def test_one_that_was_about_to_be_replaced_is_still_found(tmp_path: Path) -> None:
     """A kill between the two renames of ``finish`` leaves this."""
-    put(tmp_path, 5, 1).rename(tmp_path / f"step-5{files.BEFORE}")
-    found = files.newest(tmp_path)
+    put(tmp_path, 5, 1).rename(tmp_path / f"step-5{BEFORE}")
+    found = newest(tmp_path)
     assert found is not None
     assert files.read_part(found, "part") == {"value": 1}
     put(tmp_path, 5, 2)
-    found = files.newest(tmp_path)
+    found = newest(tmp_path)
     assert found is not None
     assert files.read_part(found, "part") == {"value": 2}
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from nfold.errors import UsageError
-from nfold.frameworks.torch.user import checkpoint as files
+from nfold.frameworks.torch import checkpoint as files
 from nfold.frameworks.torch.user.job import Job
 from nfold.frameworks.torch.user.loader import Loader, Position
 from nfold.frameworks.torch.user.scale import LossScale

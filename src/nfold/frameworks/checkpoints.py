@@ -1,0 +1,79 @@
+"""A folder of checkpoints as it is seen without any framework: which is newest, how far it came.
+
+A checkpoint is a folder ``step-N``; while one replaces another of the same name, the old one is
+``step-N.before``. Those of ``nfold train`` are in ``run-K`` of the chosen folder, K counting how
+often training was begun anew, and say in ``trained.json`` what they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nfold.errors import DataCorrupt
+from nfold.measurement import Epoch
+from nfold.plain import from_plain, to_plain
+from nfold.plan import Plan
+
+BEFORE = ".before"
+NAME = re.compile(rf"step-(\d+)({re.escape(BEFORE)})?")
+ATTEMPT = re.compile(r"run-(\d+)")
+TRAINED = "trained.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a checkpoint of ``nfold train`` says of itself: of what run, and its epochs so far."""
+
+    cell: str
+    workload: str
+    plan: dict[str, Any]
+    epochs: tuple[Epoch, ...]
+
+
+def ordered(folder: Path) -> list[Path]:
+    """Checkpoints by their steps; one that was about to be replaced comes before its successor."""
+    found = [(m, path) for path in folder.glob("step-*") if (m := NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), not pair[0][2]))]
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint with the most steps, or None where there is none."""
+    found = ordered(folder)
+    return found[-1] if found else None
+
+
+def attempts(folder: Path) -> list[Path]:
+    """The folders ``run-K``, in the order in which they were begun."""
+    found = [(m, path) for path in folder.glob("run-*") if (m := ATTEMPT.fullmatch(path.name))]
+    return [path for _, path in sorted(found, key=lambda pair: int(pair[0][1]))]
+
+
+def attempt_of(folder: Path, *, again: bool) -> Path:
+    """The latest attempt that has a checkpoint, to go on with; ``again``: one that is new."""
+    begun = attempts(folder)
+    kept = [path for path in begun if newest(path) is not None]
+    if kept and not again:
+        return kept[-1]
+    last = ATTEMPT.fullmatch(begun[-1].name) if begun else None
+    return folder / f"run-{int(last[1]) + 1 if last else 1}"
+
+
+def write_trained(folder: Path, trained: Trained) -> None:
+    """Write what a checkpoint is, beside its parts."""
+    (folder / TRAINED).write_text(json.dumps(to_plain(trained)))
+
+
+def read_trained(folder: Path) -> Trained:
+    """What a checkpoint is; DataCorrupt names one that does not say it."""
+    try:
+        trained = from_plain(Trained, json.loads((folder / TRAINED).read_text()))
+        Plan.from_dict(trained.plan)
+    except (OSError, ValueError) as error:
+        raise DataCorrupt(
+            f"{folder / TRAINED} cannot be read ({error}); next: --again starts over"
+        ) from None
+    return trained
