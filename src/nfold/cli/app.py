@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import nfold
-from nfold.cli import bench, env, report, run
+from nfold.cli import bench, env, report, run, train
 
 app = typer.Typer(
     name="nfold",
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("env")(env.command)
 app.command("bench")(bench.command)
+app.command("train")(train.command)
 app.command("run", context_settings=run.SETTINGS)(run.command)
 app.command("report")(report.command)
 

@@ -1,0 +1,134 @@
+"""What a person sees while a workload is trained: a line an epoch, a live line on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from nfold.cli.progress import duration, glance
+from nfold.measurement import Epoch
+from nfold.run.handoff import Folder
+from nfold.run.options import Progress
+
+
+def epoch_line(number: int, total: int, epoch: Epoch) -> str:
+    """``epoch 3/10: loss 0.512, accuracy 0.8421, 3.2 s``."""
+    accuracy = "" if epoch.accuracy is None else f", accuracy {epoch.accuracy:.4f}"
+    return f"epoch {number}/{total}: loss {epoch.train_loss:.3f}{accuracy}, {epoch.seconds:.1f} s"
+
+
+class Pace:
+    """How long the steps that are left will take, as long as those that were seen."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+
+    def left_s(self, progress: Progress) -> float | None:
+        """Seconds until the last step, None before two different steps were seen."""
+        if not progress.step:
+            return None
+        self._first = self._first or (self._clock(), progress.step)
+        began, step = self._first
+        if progress.step == step:
+            return None
+        each = (self._clock() - began) / (progress.step - step)
+        return each * (progress.total - progress.step)
+
+
+class EpochLines:
+    """One line for every epoch that ends; ``total`` counts them all, ``before`` the kept ones."""
+
+    def __init__(self, stream: TextIO, total: int, before: int = 0) -> None:
+        self._stream = stream
+        self._total = total
+        self._seen = before
+        self._folder: Folder | None = None
+        self._changed_ns = 0
+
+    def __enter__(self) -> EpochLines:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing to put back."""
+
+    def started(self, folder: Path) -> None:
+        """The run's folder, where its first rank tells what epochs it has finished."""
+        self._folder = Folder(folder)
+
+    def progress(self, progress: Progress) -> None:
+        """Print what has ended since the last call."""
+        del progress
+        self.finished(self._read())
+
+    def finished(self, epochs: Sequence[Epoch]) -> None:
+        """Print those of all finished ``epochs`` that are new."""
+        for number, epoch in enumerate(epochs[self._seen :], start=self._seen + 1):
+            self.say(epoch_line(number, self._total, epoch))
+        self._seen = max(self._seen, len(epochs))
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _read(self) -> Sequence[Epoch]:
+        """The finished epochs, where something was written since the last look; else nothing."""
+        if self._folder is None:
+            return ()
+        changed_ns = self._folder.samples_changed_ns()
+        if changed_ns == self._changed_ns:
+            return ()
+        self._changed_ns = changed_ns
+        return self._folder.read_epochs()
+
+
+class LiveEpochs(EpochLines):
+    """The same lines above one live line: epoch, step, rate, device load, time left."""
+
+    def __init__(self, stream: TextIO, total: int, before: int = 0) -> None:
+        super().__init__(stream, total, before)
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+        self._pace = Pace()
+
+    def __enter__(self) -> LiveEpochs:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take the live line away and show the cursor again."""
+        self._live.stop()
+
+    def progress(self, progress: Progress) -> None:
+        """Print what has ended, and draw the live line anew."""
+        from rich.text import Text
+
+        super().progress(progress)
+        words = [f"epoch {min(self._seen + 1, self._total)}/{self._total}", glance(progress)]
+        left_s = self._pace.left_s(progress)
+        if left_s is not None:
+            words.append(f"{duration(left_s)} left")
+        self._live.update(Text(" · ".join(words), no_wrap=True, overflow="ellipsis"))
+
+    def say(self, line: str) -> None:
+        """A line above the live one."""
+        from rich.text import Text
+
+        self._console.print(Text(line))

@@ -1,0 +1,84 @@
+"""``nfold train``: a built-in workload to the end, kept after every epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nfold.cli.bench import (
+    AsJson,
+    Data,
+    Device,
+    HangTimeout,
+    Plain,
+    TelemetryInterval,
+)
+
+
+def _field(name: str, meaning: str) -> Any:
+    """A plan field: one value."""
+    return typer.Option(f"--{name}", metavar="VALUE", help=meaning)
+
+
+Field = str | None
+WorkloadText = Annotated[
+    str, typer.Argument(help="digits, mnist, cnn10, wide_resnet, or NAME:KEY=N,...")
+]
+Devices = Annotated[Field, _field("devices", "A count, 2 or cpu:2; all GPUs or 1.")]
+Batch = Annotated[Field, _field("batch", "The global batch, in samples.")]
+Strategy = Annotated[Field, _field("strategy", "ddp, nfold (its own exchange), dp.")]
+Exchange = Annotated[Field, _field("exchange", "What gradients are sent as: fp32, bf16.")]
+Layout = Annotated[Field, _field("layout", "channels_first, channels_last.")]
+Precision = Annotated[Field, _field("precision", "fp32, tf32, bf16, fp16.")]
+Input = Annotated[Field, _field("input", "loader, resident.")]
+Augment = Annotated[Field, _field("augment", "cpu, device.")]
+Step = Annotated[Field, _field("step", "eager.")]
+Workers = Annotated[Field, _field("workers", "Loader processes per rank.")]
+Seed = Annotated[Field, _field("seed", "Of the weights and the order of samples.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data; else the workload's own.")]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="Folder of the checkpoints; else in the results folder.")
+]
+CheckpointEvery = Annotated[int, typer.Option(min=0, help="Epochs per checkpoint; 0: none.")]
+Again = Annotated[bool, typer.Option("--again", help="Start over; do not go on.")]
+Results = Annotated[Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")]
+
+
+def command(
+    workload: WorkloadText,
+    devices: Devices = None,
+    device: Device = None,
+    batch: Batch = None,
+    strategy: Strategy = None,
+    exchange: Exchange = None,
+    layout: Layout = None,
+    precision: Precision = None,
+    input_: Input = None,
+    augment: Augment = None,
+    step: Step = None,
+    workers: Workers = None,
+    seed: Seed = None,
+    epochs: Epochs = None,
+    checkpoint: Checkpoint = None,
+    checkpoint_every: CheckpointEvery = 1,
+    again: Again = False,
+    results: Results = Path("nfold-results"),
+    data: Data = None,
+    telemetry_interval: TelemetryInterval = 1.0,
+    hang_timeout: HangTimeout = 60.0,
+    as_json: AsJson = False,
+    plain: Plain = False,
+) -> None:
+    """Train a built-in workload to the end; keep it after every epoch.
+
+    The plan is that of nfold.toml in the working directory, where there is one; flags come
+    before it. The same command, run again after an interruption, goes on after the last
+    epoch that was kept, with the same result as without the interruption.
+    """
+    options = dict(locals())
+    from nfold.cli.training import train
+    from nfold.cli.training_plan import Request
+
+    raise typer.Exit(train(Request(**options)))

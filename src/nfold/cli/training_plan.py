@@ -1,0 +1,168 @@
+"""What ``nfold train`` was asked for: a workload, its complete plan, and where it is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from nfold import workloads
+from nfold.bench.axes import read_axes
+from nfold.errors import UsageError
+from nfold.frameworks.checkpoints import Trained, attempt_of, newest, read_trained
+from nfold.frameworks.registry import framework
+from nfold.machine import Machine
+from nfold.measurement import Epoch, cell_id
+from nfold.plan import Plan
+from nfold.run import attach
+from nfold.telemetry.inspection import inspect_machine
+from nfold.workload import Workload
+
+PLAN_FILE = Path("nfold.toml")
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The options of ``nfold train`` as they were given, by the names of its parameters."""
+
+    workload: str
+    devices: str | None
+    device: str | None
+    batch: str | None
+    strategy: str | None
+    exchange: str | None
+    layout: str | None
+    precision: str | None
+    input_: str | None
+    augment: str | None
+    step: str | None
+    workers: str | None
+    seed: str | None
+    epochs: int | None
+    checkpoint: Path | None
+    checkpoint_every: int
+    again: bool
+    results: Path
+    data: Path | None
+    telemetry_interval: float
+    hang_timeout: float
+    as_json: bool
+    plain: bool
+
+    def __post_init__(self) -> None:
+        for name in ("telemetry_interval", "hang_timeout"):
+            seconds = getattr(self, name)
+            if not 0 < seconds < math.inf:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} {seconds}: allowed are seconds above 0")
+
+    @property
+    def fields(self) -> dict[str, str | None]:
+        """The plan fields that a flag may set, as text."""
+        names = ("devices", "batch", "strategy", "exchange", "layout", "precision")
+        more = ("augment", "step", "workers", "seed")
+        return {name: getattr(self, name) for name in names + more} | {"input": self.input_}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is to be trained on this machine, by its complete plan, and where it is kept.
+
+    ``folder`` is that of this attempt, None where nothing is kept.
+    """
+
+    workload: Workload
+    plan: Plan
+    machine: Machine
+    folder: Path | None
+    every: int
+
+    @property
+    def cell(self) -> str:
+        """What the store knows this training by."""
+        return cell_id(self.workload, self.plan, None, self.machine)
+
+    @property
+    def total(self) -> int:
+        """Epochs in all."""
+        return self.plan.epochs or 0
+
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint of this attempt."""
+        return None if self.folder is None else newest(self.folder)
+
+    def kept(self) -> tuple[Epoch, ...]:
+        """The epochs until the newest checkpoint; UsageError where it is of another training."""
+        found = self.newest
+        if found is None:
+            return ()
+        trained = read_trained(found)
+        if trained.cell != self.cell:
+            raise UsageError(
+                f"{found} is of another training: {_difference(trained, self)}; "
+                "next: --again, or another --checkpoint folder"
+            )
+        return trained.epochs
+
+
+def plan_of(request: Request, workload: Workload, file: Path = PLAN_FILE) -> Plan:
+    """The plan that ``file`` and the flags ask for; flags win, and its length is in epochs."""
+    axes = read_axes(str(workload), request.fields, common=Plan(device=request.device))
+    changes = {"device": request.device} if request.device else {}
+    for name, entries in axes.changes.items():
+        if len(entries) != 1:
+            text = request.fields[name]
+            raise UsageError(f"--{name} {text}: train takes one value; next: nfold bench")
+        changes |= entries[0]
+    told = _plan_in(file)
+    return told.edit(**changes).edit(steps=None, epochs=request.epochs or told.epochs)
+
+
+def _plan_in(file: Path) -> Plan:
+    try:
+        return Plan.from_toml(file.read_text()) if file.exists() else Plan()
+    except (UsageError, OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+def asked_of(request: Request) -> Asked:
+    """What was asked for, refused where it cannot be."""
+    if attach.attached():
+        raise UsageError("nfold train starts its own ranks; next: unset RANK and WORLD_SIZE")
+    workload = Workload.parse(request.workload)
+    workloads.parameters(workload)
+    if workloads.info(workload.name).defaults.epochs is None:
+        raise UsageError(
+            f"workload {workload.name!r} has no epochs, there is nothing to train; "
+            f"next: nfold bench {workload.name}"
+        )
+    machine = inspect_machine()
+    plan = plan_of(request, workload).resolve(machine, workloads.info(workload.name).defaults)
+    chosen = framework(plan.framework)
+    reason = chosen.unsupported(workload, plan, machine)
+    if chosen.in_parent:
+        reason = f'framework {plan.framework!r} trains nothing; next: framework = "torch"'
+    if reason is not None:
+        raise UsageError(reason)
+    asked = Asked(workload=workload, plan=plan, machine=machine, folder=None, every=1)
+    return _with_folder(request, asked)
+
+
+def _with_folder(request: Request, asked: Asked) -> Asked:
+    if not request.checkpoint_every:
+        return asked
+    home = request.checkpoint or request.results / CHECKPOINTS / asked.cell
+    folder = attempt_of(home, again=request.again)
+    return dataclasses.replace(asked, folder=folder, every=request.checkpoint_every)
+
+
+def _difference(trained: Trained, asked: Asked) -> str:
+    """What a checkpoint was trained as, where it is not what was asked for."""
+    plan = Plan.from_dict(trained.plan).diff(asked.plan)
+    parts = [f"{name} {theirs}, not {own}" for name, (theirs, own) in plan.items()]
+    if trained.workload != str(asked.workload):
+        parts.insert(0, f"{trained.workload}, not {asked.workload}")
+    return ", ".join(parts) or "another machine"
