@@ -118,7 +118,8 @@ def plan_of(request: Request, workload: Workload, file: Path = PLAN_FILE) -> Pla
             raise UsageError(f"--{name} {text}: train takes one value; next: nfold bench")
         changes |= entries[0]
     told = _plan_in(file)
-    return told.edit(**changes).edit(steps=None, epochs=request.epochs or told.epochs)
+    epochs = told.epochs if request.epochs is None else request.epochs
+    return told.edit(**changes).edit(steps=None, epochs=epochs)
 
 
 def _plan_in(file: Path) -> Plan:

@@ -1,0 +1,174 @@
+"""The train command as a user runs it: killed in mid-epoch, gone on from, to the same result."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from nfold.frameworks.checkpoints import newest, read_trained
+from nfold.measurement import Measurement
+from nfold.run.handoff import Folder
+from nfold.store.store import Store
+from nfold.summary import epochs
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+SAMPLES, BATCH, EPOCHS = 400, 8, 6
+STEPS = SAMPLES // BATCH
+GONE_WITHIN_S = 5.0
+
+
+class Train:
+    """``nfold train`` on the digits, its results and checkpoints in folders of one test."""
+
+    def __init__(self, folder: Path, devices: int) -> None:
+        self.folder, self._devices = folder, devices
+        self._running: list[subprocess.Popen[str]] = []
+
+    def command(self, results: str, *arguments: str) -> list[str]:
+        nfold = [sys.executable, "-m", "nfold", "train", f"digits:samples={SAMPLES}"]
+        plan = ["--devices", f"cpu:{self._devices}", "--batch", str(BATCH)]
+        length = ["--epochs", str(EPOCHS), "--results", results]
+        return [*nfold, *plan, *length, *arguments]
+
+    def run(self, results: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = self.command(results, *arguments)
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
+
+    def start(self, results: str, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            self.command(results, *arguments),
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._running.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.communicate()
+
+    def stored(self, results: str) -> Measurement:
+        with Store.read(self.folder / results) as store:
+            (found,) = store.measurements()
+        return found
+
+
+@pytest.fixture(params=[1, 2])
+def train(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Train]:
+    started = Train(tmp_path, request.param)
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Train]:
+    started = Train(tmp_path, 1)
+    yield started
+    started.end()
+
+
+def _wait_for_mid_epoch(process: subprocess.Popen[str], results: Path) -> int:
+    """Wait until a checkpoint is there and a further epoch has begun; the epochs kept by then."""
+    while True:
+        assert process.poll() is None, process.communicate()[1]
+        kept = [path for path in results.glob("checkpoints/*/run-*") if newest(path)]
+        beats = [Folder(path).read_beat(0) for path in results.glob("measurements/*")]
+        step = max((beat.step for beat in beats if beat), default=0)
+        if kept and STEPS < step < (EPOCHS - 1) * STEPS and step % STEPS > 2:
+            found = newest(kept[-1])
+            if found is not None and step > int(found.name.removeprefix("step-")):
+                return len(read_trained(found).epochs)
+        time.sleep(0.002)
+
+
+def _results(measurement: Measurement) -> list[Any]:
+    """What does not depend on time: losses, accuracies, samples, final parameters."""
+    learned = [(epoch.train_loss, epoch.accuracy) for epoch in epochs(measurement)]
+    ranks = [(rank.parameter_checksum, rank.sample_hashes) for rank in measurement.ranks]
+    return [learned, ranks]
+
+
+def test_after_sigkill_in_mid_epoch_a_rerun_goes_on_to_the_same_result(train: Train) -> None:
+    whole = train.run("whole")
+    assert whole.returncode == 0, whole.stderr
+    process = train.start("cut")
+    kept = _wait_for_mid_epoch(process, train.folder / "cut")
+    tree = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(tree, timeout=GONE_WITHIN_S)
+    assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    done = train.run("cut")
+    assert done.returncode == 0, done.stderr
+    first, *lines = done.stderr.splitlines()
+    resumed = int(first.removeprefix("resuming after epoch "))
+    assert resumed >= kept >= 1
+    numbers = [line.split("/")[0] for line in lines if line.startswith("epoch ")]
+    assert numbers == [f"epoch {n}" for n in range(resumed + 1, EPOCHS + 1)]
+    assert _results(train.stored("cut")) == _results(train.stored("whole"))
+
+
+def test_what_was_trained_is_shown_and_not_trained_again(alone: Train) -> None:
+    first = alone.run("results")
+    lines = [line for line in first.stderr.splitlines() if line.startswith("epoch ")]
+    assert [line.split(":")[0] for line in lines] == [
+        f"epoch {n}/{EPOCHS}" for n in range(1, EPOCHS + 1)
+    ]
+    second = alone.run("results")
+    assert second.returncode == 0
+    assert second.stdout == first.stdout
+    assert "epoch " not in second.stderr
+    accuracy, where = second.stdout.splitlines()
+    assert accuracy.startswith("accuracy 0.")
+    assert (alone.folder / where.removeprefix("checkpoint: ")).is_dir()
+    document = json.loads(alone.run("results", "--again", "--json").stdout)
+    assert document["status"] == "ok"
+    assert len(document["epochs"]) == EPOCHS
+    assert document["plan"]["batch"] == BATCH
+    assert Path(document["checkpoint"]).parts[-2:] == ("run-2", f"step-{EPOCHS * STEPS}")
+    attempts = [path.name for path in alone.folder.glob("results/checkpoints/*/run-*")]
+    assert attempts == ["run-2"]
+
+
+def test_an_interruption_keeps_the_checkpoint_and_says_how_to_go_on(alone: Train) -> None:
+    process = alone.start(
+        "results", "--checkpoint-every", "2", "--checkpoint", "kept", "--epochs", "50"
+    )
+    while not (found := list(alone.folder.glob("kept/run-1/step-*"))):
+        assert process.poll() is None
+        time.sleep(0.002)
+    assert found[0].name == f"step-{2 * STEPS}"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert "run the same command again" in errors
+    assert alone.stored("results").status == "interrupted"
+    other = alone.run("results", "--checkpoint", "kept", "--seed", "1")
+    assert other.returncode == 2
+    assert "seed 0, not 1" in other.stderr
+
+
+def test_a_failed_run_says_why_and_where_its_log_is(alone: Train) -> None:
+    process = alone.start("results")
+    _wait_for_mid_epoch(process, alone.folder / "results")
+    beats = [Folder(path).read_beat(0) for path in alone.folder.glob("results/measurements/*")]
+    (pid,) = [beat.pid for beat in beats if beat]
+    os.kill(pid, signal.SIGKILL)
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert "SIGKILL" in errors
+    assert "rank-0.log" in errors
+    assert "run the same command again" in errors
