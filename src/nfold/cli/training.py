@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from nfold import data, workloads
@@ -15,7 +16,7 @@ from nfold.cli.epochs import EpochLines, LiveEpochs
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.training_plan import Asked, Request, asked_of
 from nfold.errors import RunFailure
-from nfold.frameworks.checkpoints import attempts
+from nfold.frameworks.checkpoints import attempts, held
 from nfold.inert import inert
 from nfold.measurement import Epoch, Measurement
 from nfold.run.launch import shown_path
@@ -37,7 +38,8 @@ def train(request: Request) -> int:
             _show(request, asked, stored)
             return 0
         data.prepare(str(workloads.info(asked.workload.name).dataset), request.data)
-        return _train(request, asked, kept, store)
+        with nullcontext() if asked.folder is None else held(asked.folder.parent):
+            return _train(request, asked, kept, store)
 
 
 def _train(request: Request, asked: Asked, kept: Sequence[Epoch], store: Store) -> int:

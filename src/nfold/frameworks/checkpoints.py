@@ -7,13 +7,16 @@ often training was begun anew, and say in ``trained.json`` what they are.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nfold.errors import DataCorrupt
+from nfold.errors import DataCorrupt, UsageError
 from nfold.measurement import Epoch
 from nfold.plain import from_plain, to_plain
 from nfold.plan import Plan
@@ -22,6 +25,7 @@ BEFORE = ".before"
 NAME = re.compile(rf"step-(\d+)({re.escape(BEFORE)})?")
 ATTEMPT = re.compile(r"run-(\d+)")
 TRAINED = "trained.json"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,23 @@ def attempt_of(folder: Path, *, again: bool) -> Path:
         return kept[-1]
     last = ATTEMPT.fullmatch(begun[-1].name) if begun else None
     return folder / f"run-{int(last[1]) + 1 if last else 1}"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder of attempts for one process; UsageError where another one trains into it.
+
+    The kernel lets go of it when the process ends, however it ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another nfold trains into {folder}; next: wait for it, or --checkpoint FOLDER"
+            ) from None
+        yield
 
 
 def write_trained(folder: Path, trained: Trained) -> None:

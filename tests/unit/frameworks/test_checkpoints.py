@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from nfold.errors import DataCorrupt
+from nfold.errors import DataCorrupt, UsageError
 from nfold.frameworks.checkpoints import (
     TRAINED,
     Trained,
     attempt_of,
     attempts,
+    held,
     newest,
     read_trained,
     write_trained,
@@ -56,3 +57,11 @@ def test_a_checkpoint_that_does_not_say_it_is_refused(tmp_path: Path, text: str)
     (tmp_path / TRAINED).write_text(text)
     with pytest.raises(DataCorrupt, match="--again"):
         read_trained(tmp_path)
+
+
+def test_one_process_at_a_time_trains_into_a_folder(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    with held(kept), pytest.raises(UsageError, match="another nfold"), held(kept):
+        pass
+    with held(tmp_path / "kept"):
+        assert attempts(tmp_path / "kept") == []

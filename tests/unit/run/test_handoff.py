@@ -1,11 +1,12 @@
 """What goes into the folder comes out, whole or not at all."""
 
+import dataclasses
 import threading
 from pathlib import Path
 
 from made import task
 from nfold.frameworks.base import Phase
-from nfold.measurement import RankSamples
+from nfold.measurement import Epoch, RankSamples
 from nfold.run.handoff import Failure, Folder, Heart
 
 
@@ -15,6 +16,22 @@ def test_a_task_comes_out_as_it_went_in(tmp_path: Path) -> None:
     assert not folder.has_task()
     folder.write_task(asked)
     assert folder.read_task(rank=1, local_rank=1, world_size=2) == asked
+
+
+def test_where_training_is_kept_reaches_the_rank(tmp_path: Path) -> None:
+    asked = dataclasses.replace(task(), checkpoint="kept/run-1", checkpoint_every=3)
+    folder = Folder(tmp_path)
+    folder.write_task(asked)
+    assert folder.read_task(rank=0, local_rank=0, world_size=1) == asked
+
+
+def test_finished_epochs_are_seen_from_outside(tmp_path: Path) -> None:
+    folder, epoch = Folder(tmp_path), Epoch(seconds=1.0, samples=2, train_loss=0.5)
+    assert folder.read_epochs() == ()
+    assert folder.samples_changed_ns() == 0
+    folder.write_samples(RankSamples(rank=0, device="cpu", epochs=(epoch, epoch)))
+    assert folder.read_epochs() == (epoch, epoch)
+    assert folder.samples_changed_ns() > 0
 
 
 def test_a_beat_is_seen_at_once_from_outside(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""A rank's reports: at most once a second, but at once where an epoch has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nfold.measurement import Epoch, RankSamples
+from nfold.run import worker
+from nfold.run.handoff import Folder
+
+EPOCH = Epoch(seconds=1.0, samples=2, train_loss=0.5)
+
+
+class Clock:
+    """Monotonic seconds that a test sets; writing the samples takes ``writing_s``."""
+
+    def __init__(self) -> None:
+        self.now, self.writing_s = 100.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def monotonic_ns(self) -> int:
+        return round(1e9 * self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(worker, "time", made)
+    written = Folder.write_samples
+
+    def slowly(folder: Folder, samples: RankSamples) -> None:
+        written(folder, samples)
+        made.now += made.writing_s
+
+    monkeypatch.setattr(Folder, "write_samples", slowly)
+    return made
+
+
+def _samples(epochs: int) -> RankSamples:
+    return RankSamples(rank=0, device="cpu", epochs=(EPOCH,) * epochs)
+
+
+def test_an_epoch_is_told_at_once_and_a_window_once_a_second(tmp_path: Path, clock: Clock) -> None:
+    folder, observer = Folder(tmp_path), worker.FolderObserver(Folder(tmp_path), rank=0)
+    observer.save(_samples(1))
+    assert folder.read_epochs() == ()
+    observer.save(_samples(2), epoch_ended=True)
+    assert len(folder.read_epochs()) == 2
+    clock.now += 1
+    observer.save(_samples(3))
+    assert len(folder.read_epochs()) == 3
+    observer.close()
+
+
+def test_writing_takes_at_most_a_hundredth_of_short_epochs(tmp_path: Path, clock: Clock) -> None:
+    folder, observer = Folder(tmp_path), worker.FolderObserver(Folder(tmp_path), rank=0)
+    clock.writing_s = 0.005
+    observer.save(_samples(1), epoch_ended=True)
+    clock.now += 0.4
+    observer.save(_samples(2), epoch_ended=True)
+    assert len(folder.read_epochs()) == 1
+    clock.now += 0.2
+    observer.save(_samples(3), epoch_ended=True)
+    assert len(folder.read_epochs()) == 3
+    observer.close()
