@@ -36,7 +36,7 @@ class Pace:
         if progress.step == step:
             return None
         each = (self._clock() - began) / (progress.step - step)
-        return each * (progress.total - progress.step)
+        return each * max(0, progress.total - progress.step)
 
 
 class EpochLines:

@@ -129,7 +129,8 @@ def summary(asked: Asked, measurement: Measurement) -> list[str]:
     rate = sum(epoch.samples for epoch in done) / seconds
     accuracy = done[-1].accuracy
     head = "" if accuracy is None else f"accuracy {accuracy:.4f}, "
-    lines = [f"{head}{len(done)} epochs in {seconds:.1f} s of training, {rate:,.0f} samples/s"]
+    passes = f"{len(done)} epoch{'s' * (len(done) != 1)}"
+    lines = [f"{head}{passes} in {seconds:.1f} s of training, {rate:,.0f} samples/s"]
     if asked.newest is not None:
         lines.append(f"checkpoint: {shown_path(asked.newest)}")
     return lines

@@ -42,6 +42,7 @@ def test_time_left_follows_the_steps_that_were_seen() -> None:
     assert pace.left_s(_at(40)) is None
     now[0] = 14.0
     assert pace.left_s(_at(60)) == 8.0
+    assert pace.left_s(Progress(phase="finished", step=100, total=0)) == 0
 
 
 def test_on_a_terminal_the_lines_stay_above_the_live_one(tmp_path: Path) -> None:
