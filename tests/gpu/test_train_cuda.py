@@ -1,0 +1,69 @@
+"""``nfold train`` on GPUs: interrupted and gone on from, it ends as without the interruption."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from made import plan
+from nfold.frameworks.checkpoints import newest
+from nfold.measurement import Measurement
+from nfold.run.options import Options, Progress, Stop
+from nfold.run.run import run
+from nfold.summary import epochs
+from nfold.telemetry.inspection import inspect_machine
+from nfold.workload import Workload
+
+pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(300)]
+HOST = inspect_machine()
+EPOCHS = 60
+CASES = [(1, "single", "fp16"), (2, "ddp", "fp16"), (2, "dp", "fp32"), (2, "nfold", "bf16")]
+
+
+def _train(
+    folder: Path, devices: int, strategy: str, precision: str, *, stop_after: int | None
+) -> Measurement:
+    """Train into ``folder``, asked to stop once ``stop_after`` epochs are kept."""
+    asked = plan(
+        HOST,
+        device="cuda",
+        devices=devices,
+        strategy=strategy,
+        precision=precision,
+        batch=64,
+        epochs=EPOCHS,
+        input="resident",
+    )
+    stop, checkpoints = Stop(), folder / "checkpoints"
+
+    def watch(_: Progress) -> None:
+        kept = newest(checkpoints)
+        if stop_after is not None and kept is not None and _epochs_of(kept) >= stop_after:
+            stop.signum = signal.SIGINT
+
+    options = Options(results=folder, watch=watch, stop=stop, checkpoint=checkpoints)
+    return run(Workload.parse("digits"), asked, machine=HOST, options=options)
+
+
+def _epochs_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-")) // 23
+
+
+@pytest.mark.parametrize(("devices", "strategy", "precision"), CASES)
+def test_resume_ends_as_the_uninterrupted_run(
+    tmp_path: Path, devices: int, strategy: str, precision: str
+) -> None:
+    if len(HOST.gpus) < devices:
+        pytest.skip(f"needs {devices} GPUs")
+    whole = _train(tmp_path / "whole", devices, strategy, precision, stop_after=None)
+    assert whole.status == "ok", whole.cause
+    broken = _train(tmp_path / "broken", devices, strategy, precision, stop_after=5)
+    rest = _train(tmp_path / "broken", devices, strategy, precision, stop_after=None)
+    assert broken.status == "interrupted"
+    assert rest.status == "ok", rest.cause
+    assert len(epochs(rest)) == EPOCHS
+    for first, second in list(zip(epochs(whole), epochs(rest), strict=True))[:15]:
+        assert second.train_loss == pytest.approx(first.train_loss, rel=2e-2, abs=2e-3)
+    assert rest.ranks[0].sample_hashes == whole.ranks[0].sample_hashes
