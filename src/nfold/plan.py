@@ -21,7 +21,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "layout": ("channels_first", "channels_last"),
     "input": ("loader", "resident"),
     "augment": ("cpu", "device"),
-    "step": ("eager", "compiled", "captured"),
+    "step": ("eager", "compiled", "captured", "compiled+captured"),
+    "kernels": ("default", "tuned"),
     "exchange": ("fp32", "bf16"),
 }
 """The values of every named axis. What a framework cannot do of them, it says with a reason."""
@@ -58,7 +59,8 @@ class Plan:
 
     ``batch`` is the global batch in samples per step, ``devices`` a count, ``cores_per_device``
     the cores of one CPU device, ``workers`` loader processes per rank. A rank computes its share
-    of a batch in ``accumulate`` parts; gradients are sent as ``exchange``. The length is either
+    of a batch in ``accumulate`` parts; gradients are sent as ``exchange``. ``kernels`` says whether
+    a compiled step takes kernels as they come or searches for the fastest. The length is either
     ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
     """
 
@@ -74,6 +76,7 @@ class Plan:
     workers: int | None = None
     augment: str | None = None
     step: str | None = None
+    kernels: str = "default"
     accumulate: int = 1
     exchange: str = "fp32"
     seed: int = 0
@@ -141,7 +144,7 @@ class Plan:
             device=device,
             devices=devices,
             cores_per_device=cores,
-            strategy=_strategy(self.strategy, devices),
+            strategy=_strategy(self.strategy, devices, self.step or "eager"),
             batch=self.batch or defaults.batch,
             precision=precision,
             layout=self.layout or _layout(device, precision),
@@ -215,13 +218,16 @@ def _powers_of_two(limit: int) -> list[int]:
     return [2**k for k in range(limit.bit_length()) if 2**k <= limit]
 
 
-def _strategy(strategy: str | None, devices: int) -> str:
-    """One device has nothing to exchange: whatever was asked for, it runs ``single``."""
+def _strategy(strategy: str | None, devices: int, step: str) -> str:
+    """One device has nothing to exchange: whatever was asked for, it runs ``single``.
+
+    DistributedDataParallel runs eager steps only here; our own exchange runs in all of them.
+    """
     if devices == 1:
         return "single"
     if strategy == "single":
         raise UsageError(f"strategy 'single' with {devices} devices: allowed are ddp, nfold, dp")
-    return strategy or "ddp"
+    return strategy or ("ddp" if step == "eager" else "nfold")
 
 
 def _layout(device: str, precision: str) -> str:

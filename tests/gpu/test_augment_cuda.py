@@ -30,18 +30,18 @@ def test_a_captured_augmentation_draws_each_epoch_s_numbers() -> None:
 
     aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(aside):
-        augment(resident.select(ids)[0], ids, epoch)
+        augment(resident.unpack((ids,)).images, ids, epoch)
     aside.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        augmented = augment(resident.select(ids)[0], ids, epoch)
+        augmented = augment(resident.unpack((ids,)).images, ids, epoch)
 
     for now in range(3):
         resident.epoch = now
         for batch in resident:
-            ids.copy_(batch.ids)
+            ids.copy_(batch.tensors[0])
             epoch.copy_(torch.as_tensor(batch.epoch))
             graph.replay()
-            own = batch.ids.cpu()
+            own = batch.tensors[0].cpu()
             images = torch.from_numpy(data.train_images[own.numpy()])
             assert torch.equal(augmented.cpu(), expected(images, own, now))

@@ -25,9 +25,7 @@ def _batches(n: int) -> list[Batch]:
 
     return [
         Batch(
-            images=drawn(256, 32, 32, 3),
-            labels=drawn(256).long(),
-            ids=drawn(256).long(),
+            tensors=(drawn(256, 32, 32, 3), drawn(256).long(), drawn(256).long()),
             epoch=0,
             count=256,
             global_count=256,

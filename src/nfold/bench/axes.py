@@ -13,7 +13,17 @@ from nfold.workload import Workload
 Scaling = Literal["strong", "weak"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
 
-NAMED = ("framework", "layout", "precision", "strategy", "exchange", "input", "augment", "step")
+NAMED = (
+    "framework",
+    "layout",
+    "precision",
+    "strategy",
+    "exchange",
+    "input",
+    "augment",
+    "step",
+    "kernels",
+)
 NUMBERED = ("batch", "workers", "seed")
 LISTS = ("devices", *NAMED, *NUMBERED)
 """Every plan field that takes a comma list."""

@@ -31,7 +31,10 @@ Precision = Annotated[Axis, _axis("precision", "fp32, tf32, bf16, fp16.")]
 FrameworkName = Annotated[Axis, _axis("framework", "torch, simulated.")]
 Input = Annotated[Axis, _axis("input", "loader, resident.")]
 Augment = Annotated[Axis, _axis("augment", "cpu, device.")]
-Step = Annotated[Axis, _axis("step", "eager.")]
+Step = Annotated[
+    Axis, _axis("step", "eager, compiled, captured (a CUDA graph), compiled+captured.")
+]
+Kernels = Annotated[Axis, _axis("kernels", "Of a compiled step: default, tuned.")]
 Workers = Annotated[Axis, _axis("workers", "Loader processes per rank.")]
 Seed = Annotated[Axis, _axis("seed", "Seeds.")]
 Parameter = Annotated[
@@ -68,6 +71,7 @@ def command(
     input_: Input = None,
     augment: Augment = None,
     step: Step = None,
+    kernels: Kernels = None,
     workers: Workers = None,
     seed: Seed = None,
     parameter: Parameter = None,

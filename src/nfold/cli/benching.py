@@ -51,6 +51,7 @@ class Request:
     input_: str | None
     augment: str | None
     step: str | None
+    kernels: str | None
     workers: str | None
     seed: str | None
     parameter: Sequence[str] | None

@@ -34,7 +34,10 @@ Layout = Annotated[Field, _field("layout", "channels_first, channels_last.")]
 Precision = Annotated[Field, _field("precision", "fp32, tf32, bf16, fp16.")]
 Input = Annotated[Field, _field("input", "loader, resident.")]
 Augment = Annotated[Field, _field("augment", "cpu, device.")]
-Step = Annotated[Field, _field("step", "eager.")]
+Step = Annotated[
+    Field, _field("step", "eager, compiled, captured (a CUDA graph), compiled+captured.")
+]
+Kernels = Annotated[Field, _field("kernels", "Of a compiled step: default, tuned.")]
 Workers = Annotated[Field, _field("workers", "Loader processes per rank.")]
 Seed = Annotated[Field, _field("seed", "Of the weights and the order of samples.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data; else the workload's own.")]
@@ -58,6 +61,7 @@ def command(
     input_: Input = None,
     augment: Augment = None,
     step: Step = None,
+    kernels: Kernels = None,
     workers: Workers = None,
     seed: Seed = None,
     epochs: Epochs = None,

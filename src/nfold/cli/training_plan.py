@@ -38,6 +38,7 @@ class Request:
     input_: str | None
     augment: str | None
     step: str | None
+    kernels: str | None
     workers: str | None
     seed: str | None
     epochs: int | None
@@ -62,7 +63,7 @@ class Request:
     def fields(self) -> dict[str, str | None]:
         """The plan fields that a flag may set, as text."""
         names = ("devices", "batch", "strategy", "exchange", "layout", "precision")
-        more = ("augment", "step", "workers", "seed")
+        more = ("augment", "step", "kernels", "workers", "seed")
         return {name: getattr(self, name) for name in names + more} | {"input": self.input_}
 
 

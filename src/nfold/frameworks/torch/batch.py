@@ -5,23 +5,34 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
+Tensors = tuple[Tensor, ...]
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """A rank's part of a global batch: uint8 images [n, h, w, c], int64 labels [n].
 
-    ``count`` of them are this rank's samples, of ``global_count`` in the step; a rank without
-    a sample gets one that counts 0, because every rank must take part in the exchange.
-    ``ids`` int64 [n] and ``epoch`` are what augmentation draws by; ``ids`` is empty where the
-    images are augmented already.
+class Samples(NamedTuple):
+    """uint8 images [n, h, w, c], int64 labels [n], and the int64 ids [n] that draws are keyed by.
+
+    ``ids`` is empty where the images are augmented already.
     """
 
     images: Tensor
     labels: Tensor
     ids: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A rank's part of a global batch.
+
+    ``tensors`` is what a step reads: samples, or the ids by which it selects them on the device.
+    ``count`` of them are this rank's samples, of ``global_count`` in the step; a rank without
+    a sample gets one that counts 0, because every rank must take part in the exchange.
+    """
+
+    tensors: Tensors
     epoch: int | Tensor
     count: int
     global_count: int
@@ -34,15 +45,9 @@ class Batch:
         """
         return self.count * world_size / self.global_count
 
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What has to be on the device for a step."""
-        return self.images, self.labels, self.ids
-
     def moved(self, move: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with ``move`` applied to its tensors."""
-        images, labels, ids = map(move, self.tensors)
-        return dataclasses.replace(self, images=images, labels=labels, ids=ids)
+        return dataclasses.replace(self, tensors=tuple(map(move, self.tensors)))
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory; DataLoader calls this."""

@@ -83,12 +83,15 @@ def open_devices(task: Task) -> Devices:
 
     Not under nn.DataParallel: it starts new threads in every forward, and what cuDNN found is
     kept per thread, so that it would search again in every step (210 ms a step on two H200s
-    for cnn10 at batch 128, docs/decisions/0008).
+    for cnn10 at batch 128, docs/decisions/0008). By itself cuDNN tries ten algorithms and takes
+    the fastest; where kernels are tuned it tries all.
     """
     devices = devices_of(task)
     if devices.cuda:
         torch.cuda.set_device(devices.primary)
         torch.backends.cudnn.benchmark = task.plan.strategy != "dp"
+        if task.plan.kernels == "tuned":
+            torch.backends.cudnn.benchmark_limit = 0
     else:
         torch.set_num_threads(task.plan.cores_per_device or 1)
     return devices

@@ -113,12 +113,13 @@ class Exchange:
 
     After ``loss.backward()`` every parameter's ``grad`` is that of the mean loss over the global
     batch, on every rank. In a part of a step that is not the last, gradients are kept aside and
-    ``grad`` is None, so that an optimizer that steps anyway does nothing.
+    ``grad`` is None, so that an optimizer that steps anyway does nothing. ``groups`` are
+    parameters in the order of forward; no bucket holds some of two groups.
     """
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        groups: Iterable[Iterable[nn.Parameter]],
         world_size: int,
         ledger: Ledger,
         *,
@@ -127,8 +128,12 @@ class Exchange:
     ) -> None:
         self._world_size = world_size
         self._ledger = ledger
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        self.buckets = [Bucket(group, wire) for group in in_buckets(trained, bucket_bytes)]
+        parts = [[p for p in group if p.requires_grad] for group in groups]
+        self.buckets = [
+            Bucket(filled, wire)
+            for part in reversed(parts)
+            for filled in in_buckets(part, bucket_bytes)
+        ]
         self._where = {
             parameter: (number, place)
             for number, bucket in enumerate(self.buckets)
@@ -138,7 +143,7 @@ class Exchange:
         self._running = False
         self._holding = False
         self._works: list[Any] = []
-        self._handles = [_hook(parameter, self._arrive) for parameter in trained]
+        self._handles = [_hook(parameter, self._arrive) for part in parts for parameter in part]
 
     def remove(self) -> None:
         """Leave the parameters alone again."""

@@ -17,8 +17,21 @@ Rule = tuple[Callable[[Plan], bool], str]
 
 RULES: tuple[Rule, ...] = (
     (
-        lambda plan: plan.step != "eager",
-        "torch runs step 'eager' only in this version of nfold",
+        lambda plan: "captured" in str(plan.step) and plan.device == "cpu",
+        "a captured step is a CUDA graph: it needs a GPU; next: --step compiled or eager",
+    ),
+    (
+        lambda plan: "captured" in str(plan.step) and plan.precision == "fp16",
+        "fp16's loss scale is read by the host in every step, which a graph cannot hold; next: "
+        "--precision bf16",
+    ),
+    (
+        lambda plan: plan.step != "eager" and plan.strategy in ("ddp", "dp"),
+        "a compiled or captured step exchanges gradients itself; next: --strategy nfold",
+    ),
+    (
+        lambda plan: plan.kernels == "tuned" and "compiled" not in str(plan.step),
+        "only a compiled step has kernels to tune; next: --step compiled",
     ),
     (
         lambda plan: plan.input == "resident" and plan.augment == "cpu",

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.augment import SHUFFLE, Augment
-from nfold.frameworks.torch.batch import Batch
+from nfold.frameworks.torch.batch import Batch, Samples, Tensors
 from nfold.frameworks.torch.philox import permutation
 from nfold.frameworks.torch.prefetch import on_device
 from nfold.lifeline import die_with_parent
@@ -70,6 +70,11 @@ class Stream(Sampler[Key]):
     def steps_per_epoch(self) -> int:
         """Steps in one epoch, the incomplete last batch counted."""
         return len(self.cuts)
+
+    @property
+    def largest(self) -> int:
+        """Samples of this rank's largest batch."""
+        return max(cut.stop - cut.start for cut in self.cuts)
 
     def __len__(self) -> int:
         return self._limit or self.steps_per_epoch
@@ -135,9 +140,7 @@ class Batches(Dataset[Batch]):
         ids = torch.from_numpy(key.ids)
         images, ids = self._finish(torch.from_numpy(self._images[key.ids]), ids, key.epoch)
         return Batch(
-            images=images,
-            labels=torch.from_numpy(self._labels[key.ids]),
-            ids=ids,
+            tensors=Samples(images, torch.from_numpy(self._labels[key.ids]), ids),
             epoch=key.epoch,
             count=key.count,
             global_count=key.global_count,
@@ -178,11 +181,20 @@ class Loaded:
     def epoch(self, epoch: int) -> None:
         self._stream.epoch = epoch
 
+    @property
+    def largest(self) -> int:
+        """Samples of this rank's largest batch."""
+        return self._stream.largest
+
     def __len__(self) -> int:
         return len(self._stream)
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(on_device(self._loader, self._device))
+
+    def unpack(self, tensors: Tensors) -> Samples:
+        """The samples, which the tensors are."""
+        return Samples(*tensors)
 
 
 def loader(batches: Batches, task: Task, stream: Stream) -> DataLoader[Batch]:

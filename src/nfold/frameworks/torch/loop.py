@@ -1,7 +1,6 @@
 """Training: one rank of one plan, from opening its devices to its samples.
 
-The step is written as a careful person writes it: forward, loss, backward, exchange, update.
-Observation wraps it and is left out by passing nothing to observe with.
+Observation wraps the step and is left out by passing nothing to observe with.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import dataclasses
 import hashlib
 import importlib
 import time
+from contextlib import closing
 from types import ModuleType
 from typing import cast
 
@@ -24,11 +24,13 @@ from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.clock import clock
 from nfold.frameworks.torch.devices import Devices, open_devices
 from nfold.frameworks.torch.evaluate import evaluate
+from nfold.frameworks.torch.forward import Way, compiled, pieces_of, written
 from nfold.frameworks.torch.images import Normalizer
 from nfold.frameworks.torch.keeping import State, keeper
 from nfold.frameworks.torch.observe import Length, Recorder
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.source import preparation, source
+from nfold.frameworks.torch.step import Now, Update, step
 from nfold.frameworks.torch.translate import translated
 from nfold.measurement import Epoch, RankSamples
 
@@ -38,8 +40,12 @@ def train(task: Task, observer: Observer) -> RankSamples:
     own code raises.
     """
     devices = open_devices(task)
-    with translated(devices.peak_memory_bytes), parallel.joined(task, devices):
-        return Trainer(task, devices).run(observer)
+    with (
+        translated(devices.peak_memory_bytes),
+        parallel.joined(task, devices),
+        closing(Trainer(task, devices)) as trainer,
+    ):
+        return trainer.run(observer)
 
 
 class Trainer:
@@ -55,6 +61,7 @@ class Trainer:
         self.precision = Precision(cast(str, task.plan.precision), devices.primary)
         self.normalize = Normalizer(self.arrays, cast(str, task.plan.layout), devices.primary)
         self.prepare = preparation(self.arrays, task, info.augmentation, self.normalize, devices)
+        self._now = Now(devices.primary)
         definition = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
         self._build(definition, chosen)
 
@@ -64,19 +71,25 @@ class Trainer:
         module = definition.model(chosen, self.arrays.classes).to(self.devices.primary)
         self.module: nn.Module = layout.place(module, cast(str, self.task.plan.layout))
         self.optimizer: torch.optim.Optimizer = definition.optimizer(self.module, chosen)
-        self.loss = definition.loss
         torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
-        self.model = parallel.wrapped(self.module, self.task, self.devices)
+        plan, pieces = self.task.plan, pieces_of(self.module, self.task)
+        self.model = parallel.wrapped(self.module, self.task, self.devices, pieces)
+        way = Way(self.source.unpack, self.prepare, definition.loss, self.precision)
+        rare = usual = written(way, self.model)
+        if "compiled" in cast(str, plan.step):
+            usual = compiled(way, pieces, tuned=plan.kernels == "tuned")
+        update = Update(usual, rare, self.source.largest, self.precision, self.optimizer)
+        self._step = step(cast(str, plan.step), update, self.devices.primary)
         self.keeper = keeper(self.task, State(self.module, self.optimizer, self.precision.scaler))
 
     def step(self, batch: Batch) -> Tensor:
         """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
-        images = self.prepare(batch)
-        with self.precision.forward():
-            loss: Tensor = self.loss(self.model(images), batch.labels)
         weight = batch.weight(self.task.world_size)
-        self.precision.update(loss if weight == 1 else loss * weight, self.optimizer)
-        return loss.detach()
+        return self._step(batch.tensors, self._now(batch.epoch), weight)
+
+    def close(self) -> None:
+        """Give back what would keep the process group from ending."""
+        self._step.close()
 
     def run(self, observer: Observer) -> RankSamples:
         """All steps of the plan, observed."""

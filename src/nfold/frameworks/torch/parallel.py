@@ -42,8 +42,12 @@ def joined(task: Task, devices: Devices) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def wrapped(module: nn.Module, task: Task, devices: Devices) -> nn.Module:
+def wrapped(
+    module: nn.Module, task: Task, devices: Devices, pieces: tuple[nn.Module, ...] = ()
+) -> nn.Module:
     """The module as the plan's strategy runs it; gradients after backward are the ranks' mean.
+
+    Our own exchange begins a bucket of its own for every one of its ``pieces``.
 
     DDP does not broadcast buffers before every forward: batch-norm statistics are each
     device's own while training (they are averaged before an evaluation).
@@ -54,7 +58,8 @@ def wrapped(module: nn.Module, task: Task, devices: Devices) -> nn.Module:
         return module
     wire = WIRE[task.plan.exchange]
     if task.plan.strategy == "nfold":
-        Exchange(module.parameters(), task.world_size, Ledger(task.world_size), wire=wire)
+        groups = [piece.parameters() for piece in pieces or (module,)]
+        Exchange(groups, task.world_size, Ledger(task.world_size), wire=wire)
         return module
     model = DistributedDataParallel(
         module,

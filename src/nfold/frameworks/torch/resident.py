@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nfold.data.arrays import Arrays
 from nfold.errors import OutOfMemory
-from nfold.frameworks.torch.batch import Batch
+from nfold.frameworks.torch.batch import Batch, Samples, Tensors
 from nfold.frameworks.torch.input import Cut, Ids, Stream, mixed
 
 MOST_OF_FREE = 0.8
@@ -66,6 +66,11 @@ class Resident:
         self._orders: dict[int, Future[Order]] = {}
         self._begin(0)
 
+    @property
+    def largest(self) -> int:
+        """Samples of this rank's largest batch."""
+        return self._stream.largest
+
     def __len__(self) -> int:
         return len(self._stream)
 
@@ -74,24 +79,18 @@ class Resident:
         for epoch, cuts in self._stream.passes():
             yield from self._batches(epoch, cuts)
 
-    def select(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Images [n, h, w, c] and labels [n] of the samples ``ids`` [n] on the device.
-
-        Waits for nothing, and may be captured in a CUDA graph.
-        """
-        return self._images.index_select(0, ids), self._labels.index_select(0, ids)
+    def unpack(self, tensors: Tensors) -> Samples:
+        """The samples whose ids [n] the tensors are, selected on the device; nothing waits."""
+        (ids,) = tensors
+        return Samples(self._images.index_select(0, ids), self._labels.index_select(0, ids), ids)
 
     def _batches(self, epoch: int, cuts: list[Cut]) -> Iterator[Batch]:
         order, hashes = self._take(epoch)
         ids = _copied(order, self._device)
         now = torch.full((), epoch, dtype=torch.int64, device=self._device)
         for cut, start, hashed in zip(cuts, self._offsets, hashes, strict=False):
-            own = ids[start : start + cut.stop - cut.start]
-            images, labels = self.select(own)
             yield Batch(
-                images=images,
-                labels=labels,
-                ids=own,
+                tensors=(ids[start : start + cut.stop - cut.start],),
                 epoch=now,
                 count=cut.count,
                 global_count=cut.global_count,

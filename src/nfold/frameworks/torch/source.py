@@ -14,15 +14,15 @@ from torch import Tensor
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.augment import augmentation
-from nfold.frameworks.torch.batch import Batch
+from nfold.frameworks.torch.batch import Batch, Samples, Tensors
 from nfold.frameworks.torch.devices import Devices, free_bytes
 from nfold.frameworks.torch.images import Normalizer
 from nfold.frameworks.torch.input import Loaded, Stream
 from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes
 
 Operations = tuple[tuple[str, int], ...]
-Prepare = Callable[[Batch], Tensor]
-"""A batch on the device to the model's input [n, c, h, w]."""
+Prepare = Callable[[Samples, Tensor], Tensor]
+"""Samples on the device and their epoch, int64 [], to the model's input [n, c, h, w]."""
 
 
 class Source(Protocol):
@@ -30,11 +30,18 @@ class Source(Protocol):
 
     epoch: int
 
+    @property
+    def largest(self) -> int:
+        """Samples of this rank's largest batch."""
+
     def __len__(self) -> int:
         """Batches of one iteration."""
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of ``epoch``, or of a run in steps all of them."""
+
+    def unpack(self, tensors: Tensors) -> Samples:
+        """The samples that a batch's tensors are, or stand for; may be captured in a graph."""
 
 
 def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices) -> Source:
@@ -55,8 +62,8 @@ def preparation(
     left = operations if task.plan.augment == "device" else ()
     augment = augmentation(left, arrays, task.plan.seed, devices.primary)
 
-    def prepare(batch: Batch) -> Tensor:
-        return normalize(augment(batch.images, batch.ids, batch.epoch))
+    def prepare(samples: Samples, epoch: Tensor) -> Tensor:
+        return normalize(augment(samples.images, samples.ids, epoch))
 
     return prepare
 

@@ -39,7 +39,7 @@ def test_types_are_not_mixed() -> None:
 
 def test_parts_of_a_step_add_up_to_the_mean_over_the_batch() -> None:
     weight, ledger = parameter(1), Ledger(1)
-    Exchange([weight], 1, ledger)
+    Exchange([[weight]], 1, ledger)
     ledger.begin(part(3, last=False))
     torch.autograd.backward((weight * 2).sum())
     assert weight.grad is None
@@ -51,7 +51,7 @@ def test_parts_of_a_step_add_up_to_the_mean_over_the_batch() -> None:
 
 def test_the_next_step_begins_from_nothing() -> None:
     weight, ledger = parameter(1), Ledger(1)
-    Exchange([weight], 1, ledger)
+    Exchange([[weight]], 1, ledger)
     for _ in range(2):
         for last in (False, True):
             ledger.begin(part(2, last=last))
@@ -63,7 +63,7 @@ def test_the_next_step_begins_from_nothing() -> None:
 
 def test_a_parameter_used_in_an_early_part_alone_keeps_its_gradient() -> None:
     early, both, ledger = parameter(1), parameter(1), Ledger(1)
-    Exchange([early, both], 1, ledger)
+    Exchange([[early, both]], 1, ledger)
     ledger.begin(part(2, last=False))
     torch.autograd.backward((early + both).sum())
     ledger.begin(part(2, last=True))
@@ -75,7 +75,7 @@ def test_a_parameter_used_in_an_early_part_alone_keeps_its_gradient() -> None:
 
 def test_a_parameter_that_no_part_used_has_no_gradient() -> None:
     used, unused, ledger = parameter(1), parameter(1), Ledger(1)
-    Exchange([used, unused], 1, ledger)
+    Exchange([[used, unused]], 1, ledger)
     for last in (False, True):
         ledger.begin(part(2, last=last))
         torch.autograd.backward(used.sum())
@@ -84,7 +84,7 @@ def test_a_parameter_that_no_part_used_has_no_gradient() -> None:
 
 def test_a_second_backward_in_a_part_is_refused() -> None:
     weight, ledger = parameter(1), Ledger(1)
-    Exchange([weight], 1, ledger)
+    Exchange([[weight]], 1, ledger)
     ledger.begin(part(2, last=True))
     torch.autograd.backward(weight.sum())
     with pytest.raises(UsageError, match=r"zero_grad\(\) after optimizer\.step\(\)"):
@@ -93,14 +93,14 @@ def test_a_second_backward_in_a_part_is_refused() -> None:
 
 def test_a_sparse_gradient_is_refused() -> None:
     table = nn.Embedding(4, 2, sparse=True)
-    Exchange(table.parameters(), 1, Ledger(1))
+    Exchange([table.parameters()], 1, Ledger(1))
     with pytest.raises(UsageError, match="sparse=False"):
         torch.autograd.backward(table(torch.tensor([1])).sum())
 
 
 def test_a_removed_exchange_leaves_gradients_alone() -> None:
     weight, ledger = parameter(1), Ledger(1)
-    exchange = Exchange([weight], 1, ledger)
+    exchange = Exchange([[weight]], 1, ledger)
     exchange.remove()
     ledger.begin(part(2, last=False))
     torch.autograd.backward(weight.sum())

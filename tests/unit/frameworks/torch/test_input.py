@@ -6,6 +6,7 @@ import torch
 
 from made import arrays, task
 from nfold.frameworks.torch.augment import augmentation
+from nfold.frameworks.torch.batch import Samples
 from nfold.frameworks.torch.input import Batches, Loaded, Stream, loader, sample_hash
 
 
@@ -64,9 +65,10 @@ def test_the_loader_gives_the_stream_s_samples_in_order(workers: int) -> None:
     batches = list(loader(Batches(data, None), asked, stream))
     assert [batch.count for batch in batches] == [16, 16, 8]
     for key, batch in zip(stream, batches, strict=True):
-        assert np.array_equal(batch.labels.numpy(), data.train_labels[key.ids])
-        assert np.array_equal(batch.images.numpy(), data.train_images[key.ids])
-        assert np.array_equal(batch.ids.numpy(), key.ids)
+        samples = Samples(*batch.tensors)
+        assert np.array_equal(samples.labels.numpy(), data.train_labels[key.ids])
+        assert np.array_equal(samples.images.numpy(), data.train_images[key.ids])
+        assert np.array_equal(samples.ids.numpy(), key.ids)
         assert batch.epoch == key.epoch
         assert batch.sample_hash == sample_hash(key.ids)
 
@@ -74,18 +76,20 @@ def test_the_loader_gives_the_stream_s_samples_in_order(workers: int) -> None:
 def test_a_worker_that_augments_sends_no_ids() -> None:
     data = arrays(40)
     (key,) = Stream(40, task(batch=40))
-    raw = Batches(data, None)[key]
+    raw = Samples(*Batches(data, None)[key].tensors)
     augment = augmentation((("flip", 0),), data, 0, torch.device("cpu"))
-    batch = Batches(data, augment)[key]
-    assert torch.equal(batch.images, augment(raw.images, raw.ids, 0))
-    assert not torch.equal(batch.images, raw.images)
-    assert len(batch.ids) == 0
+    samples = Samples(*Batches(data, augment)[key].tensors)
+    assert torch.equal(samples.images, augment(raw.images, raw.ids, 0))
+    assert not torch.equal(samples.images, raw.images)
+    assert len(samples.ids) == 0
 
 
 def test_a_loaded_epoch_is_the_one_that_was_set() -> None:
     data, asked = arrays(40), task(batch=16)
     loaded = Loaded(data, asked, Stream(40, asked), None, torch.device("cpu"))
     loaded.epoch = 3
-    assert (loaded.epoch, len(loaded)) == (3, 3)
+    assert (loaded.epoch, len(loaded), loaded.largest) == (3, 3, 16)
     expected = Stream(40, asked).order(3)
-    assert np.array_equal(torch.cat([batch.ids for batch in loaded]).numpy(), expected)
+    assert np.array_equal(
+        torch.cat([loaded.unpack(b.tensors).ids for b in loaded]).numpy(), expected
+    )

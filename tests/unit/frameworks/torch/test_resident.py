@@ -27,7 +27,7 @@ def _compare(limit: int | None, batch: int, rank: int, ranks: int, epoch: int = 
     assert len(found) == len(source) == len(stream)
     for key, got in zip(stream, found, strict=True):
         expected = Batches(data, None)[key]
-        for mine, theirs in zip(got.tensors, expected.tensors, strict=True):
+        for mine, theirs in zip(source.unpack(got.tensors), expected.tensors, strict=True):
             assert mine.dtype == theirs.dtype
             assert torch.equal(mine, theirs)
         assert isinstance(got.epoch, torch.Tensor)
@@ -61,7 +61,7 @@ def test_epochs_may_be_asked_for_in_any_order() -> None:
         source.epoch = epoch
         (batch,) = source
         expected = Stream(40, task(batch=40)).order(epoch)
-        assert np.array_equal(batch.ids.numpy(), expected)
+        assert np.array_equal(batch.tensors[0].numpy(), expected)
 
 
 def test_the_next_order_is_begun_before_it_is_needed() -> None:
@@ -73,7 +73,7 @@ def test_the_next_order_is_begun_before_it_is_needed() -> None:
 def test_a_step_takes_its_ids_from_the_epoch_s_one_tensor() -> None:
     source = Resident(arrays(40), Stream(40, task(batch=8)), CPU)
     batches = list(source)
-    shared = {batch.ids.untyped_storage().data_ptr() for batch in batches}
+    shared = {batch.tensors[0].untyped_storage().data_ptr() for batch in batches}
     assert len(shared) == 1
     assert all(after.epoch is before.epoch for before, after in pairwise(batches))
 

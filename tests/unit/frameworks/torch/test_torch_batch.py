@@ -9,9 +9,7 @@ from nfold.frameworks.torch.input import share
 
 def _batch(count: int, values: torch.Tensor) -> Batch:
     return Batch(
-        images=values,
-        labels=values + 1,
-        ids=values + 2,
+        tensors=(values, values + 1, values + 2),
         epoch=3,
         count=count,
         global_count=10,
@@ -34,6 +32,5 @@ def test_moving_moves_every_tensor_and_keeps_the_rest() -> None:
     moved = batch.moved(lambda tensor: tensor * 2)
     pairs = zip(batch.tensors, moved.tensors, strict=True)
     assert all(torch.equal(after, before * 2) for before, after in pairs)
-    held = [v for v in vars(moved).values() if isinstance(v, torch.Tensor)]
-    assert len(held) == len(moved.tensors)
+    assert not any(isinstance(value, torch.Tensor) for value in vars(moved).values())
     assert (moved.epoch, moved.count, moved.global_count, moved.sample_hash) == (3, 2, 10, 7)

@@ -40,7 +40,10 @@ def _steps(asked: Task, epoch: int = 2) -> list[Step]:
     prepare = preparation(made, asked, OPERATIONS, normalize, CPU)
     batches = source(made, asked, OPERATIONS, CPU)
     batches.epoch = epoch
-    return [(prepare(b), b.labels, (b.count, b.global_count, b.sample_hash)) for b in batches]
+    found = [(batches.unpack(b.tensors), b) for b in batches]
+    counts = [(b.count, b.global_count, b.sample_hash) for _, b in found]
+    drawn = [prepare(s, torch.as_tensor(b.epoch)) for s, b in found]
+    return list(zip(drawn, [s.labels for s, _ in found], counts, strict=True))
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS[1:], ids=str)
@@ -67,7 +70,9 @@ def test_augmentation_does_change_what_the_model_gets() -> None:
     raw = Normalizer(made, "channels_first", CPU.primary)
     batches = source(made, task(batch=34), (), CPU)
     batches.epoch = 1
-    assert not any(torch.equal(raw(b.images), s[0]) for b, s in zip(batches, first, strict=True))
+    assert not any(
+        torch.equal(raw(b.tensors[0]), s[0]) for b, s in zip(batches, first, strict=True)
+    )
 
 
 def test_the_source_is_the_plan_s() -> None:

@@ -22,10 +22,11 @@ from torch.utils.data import (
 
 from nfold.errors import UsageError
 from nfold.frameworks.torch.devices import free_bytes
+from nfold.frameworks.torch.nested import over_tensors
 from nfold.frameworks.torch.resident import MOST_OF_FREE, check_fits
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division, Slice, order
-from nfold.frameworks.torch.user.moving import moved, over_tensors
+from nfold.frameworks.torch.user.moving import moved
 from nfold.frameworks.torch.user.source import (
     arrays_of,
     bytes_of,

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nfold.frameworks.torch.layout import FORMATS
+from nfold.frameworks.torch.nested import over_tensors
 from nfold.frameworks.torch.precision import AUTOCAST
-from nfold.frameworks.torch.user.moving import moved, over_tensors
+from nfold.frameworks.torch.user.moving import moved
 from nfold.plan import Plan
 
 

@@ -107,7 +107,7 @@ class UserRun:
         if self._job.world_size > 1 or self.plan.accumulate > 1:
             self._exchanges.append(
                 Exchange(
-                    module.parameters(),
+                    [module.parameters()],
                     self._job.world_size,
                     self._ledger,
                     wire=WIRE[self.plan.exchange],

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from nfold.errors import UsageError
-from nfold.frameworks.torch.user.moving import over_tensors
+from nfold.frameworks.torch.nested import over_tensors
 
 Sample = Any
 

@@ -1,0 +1,133 @@
+"""CUDA graphs: a function of tensors is recorded once per shape and replayed from then on.
+
+The first calls with a shape run as they are, on the stream that is recorded later: they are
+real calls, in which libraries search, compile and allocate, so nothing has to be undone after
+them. What a recording needs is that the function waits for nothing and that everything that
+changes between calls is in its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from nfold.frameworks.torch.batch import Tensors
+from nfold.frameworks.torch.nested import over_tensors
+
+WARM_UP = 3
+"""Calls with a shape before it is recorded."""
+MOST_GRAPHS = 16
+"""A function whose tensors have more shapes than this is left as it is."""
+
+Function = Callable[..., Any]
+
+
+class Graph(Protocol):
+    """A recorded call."""
+
+    def replay(self) -> None:
+        """Queue the call again, on the tensors that it was recorded with."""
+
+    def reset(self) -> None:
+        """Give its memory back; it cannot be replayed afterwards."""
+
+
+class Recorder(Protocol):
+    """What graphs are recorded with."""
+
+    def aside(self, call: Callable[[], Any]) -> Any:
+        """Make a call in the place where calls are recorded."""
+
+    def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
+        """Record a call without running it; returns what it would return, filled by a replay."""
+
+
+class CudaRecorder:
+    """Records on one side stream, all graphs in one pool of memory.
+
+    Graphs share the pool because no two run at once and what one returns is copied before the
+    next runs. Errors are those of this thread alone: loaders pin memory in threads of their own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def aside(self, call: Callable[[], Any]) -> Any:
+        """Make the call on the side stream, in order with the current one."""
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = call()
+        current.wait_stream(self._stream)
+        return result
+
+    def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
+        """Capture the call on the side stream."""
+        graph = torch.cuda.CUDAGraph()
+        context = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        with context:
+            result = call()
+        return graph, result
+
+
+class Replay:
+    """One recorded call: tensors to copy into, the graph, and what it fills."""
+
+    def __init__(self, function: Function, tensors: Tensors, rest: Any, by: Recorder) -> None:
+        self._inputs = [tensor.clone() for tensor in tensors]
+        self._graph, self._result = by.record(lambda: function(*self._inputs, *rest))
+
+    def __call__(self, tensors: Tensors) -> Any:
+        """Replay with these tensors; returns copies that are the caller's own."""
+        pairs = [
+            (mine, one) for mine, one in zip(self._inputs, tensors, strict=True) if one.numel()
+        ]
+        torch._foreach_copy_([mine for mine, _ in pairs], [one for _, one in pairs])
+        self._graph.replay()
+        return over_tensors(self._result, torch.clone)
+
+    def reset(self) -> None:
+        """Give the graph's memory back."""
+        self._graph.reset()
+
+
+class Captured:
+    """A function of tensors and constants, replayed once its calls have been recorded.
+
+    One graph for every set of shapes and constants. ``close`` before the process group ends: a
+    living graph that holds a collective keeps it from ending.
+    """
+
+    def __init__(self, function: Function, recorder: Recorder) -> None:
+        self._function = function
+        self._recorder = recorder
+        self._calls: dict[Hashable, int] = {}
+        self._replays: dict[Hashable, Replay] = {}
+
+    def __call__(self, tensors: Tensors, *constants: Hashable) -> Any:
+        """The function of ``(*tensors, *constants)``."""
+        key = (*(_form(tensor) for tensor in tensors), constants)
+        found = self._replays.get(key)
+        if found is not None:
+            return found(tensors)
+        calls = self._calls[key] = self._calls.get(key, 0) + 1
+        if calls <= WARM_UP or len(self._replays) >= MOST_GRAPHS:
+            return self._recorder.aside(lambda: self._function(*tensors, *constants))
+        made = self._replays[key] = Replay(self._function, tensors, constants, self._recorder)
+        return made(tensors)
+
+    def close(self) -> None:
+        """Reset every graph."""
+        for replay in self._replays.values():
+            replay.reset()
+        self._replays.clear()
+
+
+def _form(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.stride(), tensor.dtype

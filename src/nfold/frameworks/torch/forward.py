@@ -1,0 +1,102 @@
+"""From what a batch gives to its loss: as it is written, or compiled by TorchInductor.
+
+A compiled function hands all its gradients over at once, when its backward ends. So that the
+exchange of most of them runs beside the rest of backward, a model on several devices is compiled
+in two pieces, cut where its parameters lie: those of the last piece come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nfold.frameworks.base import Task
+from nfold.frameworks.torch.batch import Samples, Tensors
+from nfold.frameworks.torch.precision import Precision
+from nfold.frameworks.torch.source import Prepare
+
+Forward = Callable[[Tensors, Tensor], Tensor]
+"""A batch's tensors and its epoch, int64 [], to the mean loss, float [] with its graph."""
+Pieces = tuple[nn.Module, ...]
+FIRST_PIECE = 0.25
+"""The most of the parameters' bytes that the first piece may have: its exchange is not hidden."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What lies between a batch and its loss."""
+
+    unpack: Callable[[Tensors], Samples]
+    prepare: Prepare
+    loss: Callable[[Tensor, Tensor], Tensor]
+    precision: Precision
+
+    def enter(self, model: nn.Module, tensors: Tensors, epoch: Tensor) -> tuple[Tensor, Tensor]:
+        """What ``model`` makes of the samples, and their labels."""
+        samples = self.unpack(tensors)
+        images = self.prepare(samples, epoch)
+        with self.precision.forward():
+            return model(images), samples.labels
+
+    def leave(self, model: nn.Module, inner: Tensor, labels: Tensor) -> Tensor:
+        """The loss, after the last piece of a model."""
+        with self.precision.forward():
+            return self.loss(model(inner), labels)
+
+
+def written(way: Way, model: nn.Module) -> Forward:
+    """The model and the loss as their authors wrote them."""
+
+    def forward(tensors: Tensors, epoch: Tensor) -> Tensor:
+        outputs, labels = way.enter(model, tensors, epoch)
+        with way.precision.forward():
+            return way.loss(outputs, labels)
+
+    return forward
+
+
+def compiled(way: Way, pieces: Pieces, *, tuned: bool) -> Forward:
+    """The same in one compiled function, or in two where the model is in two pieces.
+
+    ``tuned`` searches for the fastest form of every generated kernel on this device, which takes
+    tens of seconds; TorchInductor keeps what it found on disk.
+    """
+    options: dict[str, Any] = {"coordinate_descent_tuning": True} if tuned else {}
+    if len(pieces) == 1:
+        return torch.compile(written(way, pieces[0]), dynamic=False, options=options)
+    enter = torch.compile(way.enter, dynamic=False, options=options)
+    leave = torch.compile(way.leave, dynamic=False, options=options)
+    first, last = pieces
+
+    def forward(tensors: Tensors, epoch: Tensor) -> Tensor:
+        inner, labels = enter(first, tensors, epoch)
+        result: Tensor = leave(last, inner, labels)
+        return result
+
+    return forward
+
+
+def pieces_of(module: nn.Module, task: Task) -> Pieces:
+    """The module in one piece, or in two for a plan that compiles on several devices.
+
+    Only a plain ``nn.Sequential`` can be cut: of any other module nobody knows what happens
+    between its children.
+    """
+    whole = task.world_size == 1 or "compiled" not in (task.plan.step or "")
+    if whole or type(module) is not nn.Sequential:
+        return (module,)
+    sizes = [_bytes(child) for child in module]
+    limit, first = FIRST_PIECE * sum(sizes), 0
+    while first < len(sizes) and sum(sizes[: first + 1]) <= limit:
+        first += 1
+    if first == 0:
+        return (module,)
+    return module[:first], module[first:]
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())

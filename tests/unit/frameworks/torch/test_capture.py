@@ -1,0 +1,105 @@
+"""Captured functions with a recorder of this file: which calls run, are recorded, are replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nfold.frameworks.torch import capture
+from nfold.frameworks.torch.capture import WARM_UP, Captured
+
+
+class Graph:
+    """Runs its call again, into the results of the recording."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self.filled = torch.zeros(())
+        self.living = True
+
+    def replay(self) -> None:
+        assert self.living
+        self.filled.copy_(self._call())
+
+    def reset(self) -> None:
+        self.living = False
+
+
+class Notes:
+    """A recorder that notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.aside_calls = 0
+        self.graphs: list[Graph] = []
+
+    def aside(self, call: Callable[[], Any]) -> Any:
+        self.aside_calls += 1
+        return call()
+
+    def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
+        self.graphs.append(Graph(call))
+        return self.graphs[-1], (self.graphs[-1].filled, {"as": "it is"})
+
+
+def weighted(values: Tensor, weight: float) -> Any:
+    return values.double().sum() * weight
+
+
+def test_the_first_calls_run_aside_and_the_next_are_replayed_with_their_own_values() -> None:
+    notes = Notes()
+    captured = Captured(weighted, notes)
+    for call in range(WARM_UP):
+        assert captured((torch.full((3,), float(call)),), 2.0) == 6.0 * call
+    assert (notes.aside_calls, len(notes.graphs)) == (WARM_UP, 0)
+    kept = [captured((torch.full((3,), float(call)),), 2.0) for call in range(4)]
+    assert (notes.aside_calls, len(notes.graphs)) == (WARM_UP, 1)
+    assert [float(filled) for filled, _ in kept] == [0.0, 6.0, 12.0, 18.0]
+    assert kept[0][1] == {"as": "it is"}
+
+
+def test_a_tensor_that_is_filled_again_in_place_is_read_again() -> None:
+    captured = Captured(weighted, Notes())
+    values = torch.ones(3)
+    for _ in range(WARM_UP + 1):
+        captured((values,), 1.0)
+    values.fill_(5.0)
+    assert captured((values,), 1.0)[0] == 15.0
+
+
+@pytest.mark.parametrize(
+    "other", [(torch.ones(4), 1.0), (torch.ones(3, dtype=torch.int64), 1.0), (torch.ones(3), 0.5)]
+)
+def test_other_shapes_types_and_constants_have_graphs_of_their_own(
+    other: tuple[Tensor, float],
+) -> None:
+    notes = Notes()
+    captured = Captured(weighted, notes)
+    for values, weight in ((torch.ones(3), 1.0), other):
+        for _ in range(WARM_UP + 2):
+            captured((values,), weight)
+    assert (notes.aside_calls, len(notes.graphs)) == (2 * WARM_UP, 2)
+    assert captured((torch.ones(3),), 1.0)[0] == 3.0
+
+
+def test_too_many_shapes_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "MOST_GRAPHS", 2)
+    notes = Notes()
+    captured = Captured(weighted, notes)
+    for length in (1, 2, 3):
+        for _ in range(WARM_UP + 2):
+            captured((torch.ones(length),), 1.0)
+    assert len(notes.graphs) == 2
+    assert notes.aside_calls == 3 * WARM_UP + 2
+
+
+def test_closing_resets_every_graph() -> None:
+    notes = Notes()
+    captured = Captured(weighted, notes)
+    for _ in range(WARM_UP + 1):
+        captured((torch.ones(3),), 1.0)
+    captured.close()
+    assert [graph.living for graph in notes.graphs] == [False]
