@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from nfold.workloads.conv2d.kernel import Variant
+
 triton = pytest.importorskip("triton")
+kernel = pytest.importorskip("nfold.workloads.conv2d.kernel")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton interprets in this process", allow_module_level=True)
 
-from nfold.workloads.conv2d import kernel
 
-
-def compiled(variant: kernel.Variant, channels: int, width: int, kind: str) -> str:
+def compiled(variant: Variant, channels: int, width: int, kind: str) -> str:
     """The PTX for images of 100 × 100."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -10,7 +10,7 @@ import pytest
 
 from nfold.errors import Mismatch
 from nfold.workloads.conv2d.check import reference
-from nfold.workloads.conv2d.lane import Host, Lane, Reading
+from nfold.workloads.conv2d.lane import Host, Lane, Reading, Step
 from nfold.workloads.conv2d.problem import Array, Problem
 from nfold.workloads.conv2d.process import Process
 
@@ -103,12 +103,17 @@ def test_every_lane_gets_an_action_before_the_next_and_all_finish_last() -> None
     assert log == [action for action in each for _ in range(2)]
 
 
-def test_lanes_whose_ways_differ_in_length_take_turns_until_the_last_step() -> None:
+def _these(steps: Sequence[Step], host: FakeHost, copy_only: bool) -> Sequence[Step]:
+    return steps
+
+
+def test_lanes_whose_ways_differ_in_length_take_turns_until_the_last_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     process, hosts, log = made()
-    ways = {0: "ab", 1: "cde"}
-    for place, lane in enumerate(process.lanes):
-        steps = [partial(log.append, name) for name in ways[place]]
-        lane.there_and_back = lambda host, copy_only, steps=steps: steps  # type: ignore[method-assign]
+    for lane, names in zip(process.lanes, ("ab", "cde"), strict=True):
+        steps = [partial(log.append, name) for name in names]
+        monkeypatch.setattr(lane, "there_and_back", partial(_these, steps))
     process.end_to_end(hosts["pinned"])
     assert log == ["a", "c", "b", "d", "e", "finish", "finish"]
 
