@@ -42,7 +42,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 """Which layers each layer may import besides itself. A top-level module is a noun."""
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "torch": ("frameworks/torch/*", "workloads/torch.py", "workloads/*/torch.py", "run/agent.py"),
+    "torch": (
+        "frameworks/torch/*",
+        "workloads/torch.py",
+        "workloads/*/torch.py",
+        "workloads/conv2d/cpu.py",
+        "workloads/conv2d/cuda.py",
+        "workloads/conv2d/kernel.py",
+        "run/agent.py",
+    ),
+    "triton": ("workloads/conv2d/kernel.py",),
     "keras": ("frameworks/keras/*", "workloads/*/keras.py"),
     "tensorflow": ("frameworks/keras/*", "workloads/*/keras.py"),
     "jax": ("frameworks/keras/*", "workloads/*/keras.py"),

@@ -6,6 +6,11 @@ import pytest
 import torch
 
 from nfold.plan import Plan
+from nfold.workloads.conv2d import cuda
+from nfold.workloads.conv2d.check import check, reference
+from nfold.workloads.conv2d.cpu import DTYPES, FORMATS, Form, TorchHost
+from nfold.workloads.conv2d.cuda import SEARCHES, CudaLane, candidates
+from nfold.workloads.conv2d.problem import Problem
 from nfold.workloads.conv2d.rank import ConvResult, ConvTask
 from nfold.workloads.conv2d.torch import run_parts
 
@@ -78,3 +83,109 @@ def test_the_parts_of_a_gpu() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_one_process_drives_two_gpus() -> None:
     assert run(2, "fp32", "channels_first").windows[0].samples == 50
+
+
+def lane_of(precision: str = "fp32", layout: str = "channels_first", **changes: int) -> CudaLane:
+    """A lane on the first GPU with 210 images of 100 × 100, uploaded, and random filters."""
+    sizes = {"images": 210, "channels": 1, "size": 100, "filter": 3, **changes}
+    problem = Problem(**sizes, copy_only=False, seed=0)
+    form = Form(dtype=DTYPES[precision], memory_format=FORMATS[layout])
+    images = form.tensor(problem.make_images(range(problem.images)))
+    host = TorchHost(images=images, results=torch.empty_like(images))
+    lane = CudaLane(problem, form, torch.device("cuda", 0), host, slice(0, problem.images))
+    with lane.work():
+        lane.use(problem.asymmetric())
+        lane.upload(host)
+    lane.finish()
+    return lane
+
+
+def host_of(lane: CudaLane) -> TorchHost:
+    images = lane.input.cpu()
+    return TorchHost(images=images, results=torch.full_like(images, torch.nan))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 10])
+@pytest.mark.parametrize(("channels", "size"), [(1, 100), (1, 37), (10, 41), (3, 20)])
+def test_every_variant_of_our_kernel_is_scipys(
+    precision: str, width: int, channels: int, size: int
+) -> None:
+    pytest.importorskip("triton")
+    torch.backends.cudnn.allow_tf32 = False
+    lane = lane_of(precision, images=7, channels=channels, size=size, filter=width)
+    found = candidates(lane.input, lane.filters)
+    assert len(found) > 2
+    images = lane.input.float().cpu().numpy()
+    expected = reference(images, lane.problem.asymmetric())
+    for candidate in found:
+        out = torch.full_like(lane.input, torch.nan)
+        results = candidate.method(lane.input, lane.filters, out)
+        check(results.float().cpu().numpy(), expected, range(7), precision)
+
+
+def test_only_cudnn_takes_channels_that_are_last() -> None:
+    lane = lane_of(layout="channels_last", images=7, channels=10)
+    assert [each.name for each in candidates(lane.input, lane.filters)] == ["cuDNN"]
+
+
+def test_the_search_is_made_once_and_its_choice_is_named() -> None:
+    lane = lane_of(images=840)
+    with lane.work():
+        lane.compute()
+    lane.finish()
+    before = dict(SEARCHES)
+    assert lane.method in {each.name for each in candidates(lane.input, lane.filters)}
+    again = lane_of(images=840)
+    with again.work():
+        again.compute()
+    again.finish()
+    assert before == SEARCHES
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_replayed_chain_is_the_chain(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+    lane = lane_of()
+    choose(monkeypatch, lane, ours)
+    with lane.work():
+        expected = lane.chained().clone()
+        recorded = lane.recorded[1]
+        for _ in range(2):
+            recorded.zero_()
+            lane.iterate()
+            lane.finish()
+            torch.testing.assert_close(recorded, expected, rtol=1e-5, atol=1e-6)
+        reading = lane.resident()
+    lane.finish()
+    assert 1e-6 < reading() < 1e-3
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("copy_only", [False, True])
+def test_the_way_in_chunks_is_the_plain_way(
+    monkeypatch: pytest.MonkeyPatch, ours: bool, copy_only: bool
+) -> None:
+    lane = lane_of(images=211)
+    choose(monkeypatch, lane, ours)
+    plain, pinned = host_of(lane), host_of(lane).pinned()
+    assert "4 chunks" in lane.overlap(pinned)
+    assert lane.overlap(plain) == ""
+    for host in (plain, *[pinned] * 5):
+        host.wipe()
+        with lane.work():
+            lane.input.fill_(torch.nan)
+            for step in lane.there_and_back(host, copy_only):
+                step()
+        lane.finish()
+        if copy_only:
+            assert torch.equal(host.results, host.images)
+        else:
+            torch.testing.assert_close(host.results, plain.results, rtol=0, atol=1e-5)
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, lane: CudaLane, ours: bool) -> None:
+    """Take cuDNN, or the first variant of our kernel, without a search."""
+    if ours:
+        pytest.importorskip("triton")
+    method = candidates(lane.input, lane.filters)[int(ours)]
+    monkeypatch.setattr(cuda, "chosen", lambda images, filters, out: method)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 
 from nfold.errors import Mismatch
 from nfold.workloads.conv2d.check import reference
-from nfold.workloads.conv2d.lane import Host, Lane, Reading
+from nfold.workloads.conv2d.lane import Host, Lane, Reading, Step
 from nfold.workloads.conv2d.problem import Array, Problem
 from nfold.workloads.conv2d.process import Process
 
@@ -100,6 +101,31 @@ def test_every_lane_gets_an_action_before_the_next_and_all_finish_last() -> None
     process.end_to_end(hosts["pinned"])
     each = ["upload", "compute", "download", "finish"]
     assert log == [action for action in each for _ in range(2)]
+
+
+def _these(steps: Sequence[Step], host: FakeHost, copy_only: bool) -> Sequence[Step]:
+    return steps
+
+
+def test_lanes_whose_ways_differ_in_length_take_turns_until_the_last_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process, hosts, log = made()
+    for lane, names in zip(process.lanes, ("ab", "cde"), strict=True):
+        steps = [partial(log.append, name) for name in names]
+        monkeypatch.setattr(lane, "there_and_back", partial(_these, steps))
+    process.end_to_end(hosts["pinned"])
+    assert log == ["a", "c", "b", "d", "e", "finish", "finish"]
+
+
+def test_notes_say_what_convolves_and_how_steps_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, hosts, _ = made()
+    monkeypatch.setattr(FakeLane, "method", "cuDNN")
+    monkeypatch.setattr(FakeLane, "overlap", lambda lane, host: "in 8 chunks")
+    notes = {probe.name: probe.note for probe in process.probes(hosts)}
+    assert notes["end to end, pinned"] == notes["copy only, pinned"] == "in 8 chunks"
+    assert notes["resident loop"].endswith("of the one before, by cuDNN")
+    assert notes["copy to device, pinned"] == ""
 
 
 def test_copies_and_kernels_are_apart_and_only_pinned_end_to_end_is_windowed() -> None:

@@ -11,12 +11,13 @@ import torch
 
 from nfold.errors import Mismatch, Unsupported
 from nfold.plan import Plan
-from nfold.workloads.conv2d import torch as conv2d_torch
+from nfold.workloads.conv2d import cpu
 from nfold.workloads.conv2d.check import reference
+from nfold.workloads.conv2d.cpu import CpuLane, Form, convolve, to_correlation
 from nfold.workloads.conv2d.lane import Lane
 from nfold.workloads.conv2d.problem import Array
 from nfold.workloads.conv2d.rank import ConvResult, ConvTask
-from nfold.workloads.conv2d.torch import CpuLane, Form, convolve, run_parts, to_correlation
+from nfold.workloads.conv2d.torch import run_parts
 
 CPU = torch.device("cpu")
 PLAN = Plan(
@@ -145,13 +146,13 @@ def test_a_filter_that_is_not_turned_fails_the_run(monkeypatch: pytest.MonkeyPat
     def unturned(filters: Array) -> Array:
         return filters
 
-    monkeypatch.setattr(conv2d_torch, "to_correlation", unturned)
+    monkeypatch.setattr(cpu, "to_correlation", unturned)
     with pytest.raises(Mismatch, match="differs from scipy's"):
         run_parts(task())
 
 
 def test_results_of_another_place_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def misplaced(lane: CpuLane, host: conv2d_torch.TorchHost) -> None:
+    def misplaced(lane: CpuLane, host: cpu.TorchHost) -> None:
         host.results[:] = lane.result[:1]
 
     monkeypatch.setattr(CpuLane, "download", misplaced)
@@ -163,7 +164,7 @@ def test_results_that_the_timed_calls_spoil_fail_the_run(monkeypatch: pytest.Mon
     """The way end to end is compared again after it was timed."""
     real, calls = CpuLane.download, [0]
 
-    def forgetful(lane: CpuLane, host: conv2d_torch.TorchHost) -> None:
+    def forgetful(lane: CpuLane, host: cpu.TorchHost) -> None:
         calls[0] += 1
         real(lane, host)
         if calls[0] > 6:

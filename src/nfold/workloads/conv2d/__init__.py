@@ -1,8 +1,9 @@
 """One batch of images convolved with one filter, split over the devices: not a training loop.
 
 ``problem.py`` holds the arrays, ``check.py`` the reference and the comparison with it,
-``sampling.py`` how calls are timed, ``baselines.py`` other libraries on the CPU, ``torch.py``
-the devices. This file imports none of them, so that the catalogue stays light.
+``sampling.py`` how calls are timed, ``baselines.py`` other libraries on the CPU, ``cpu.py`` and
+``cuda.py`` the devices, ``kernel.py`` our own kernel for GPUs, ``torch.py`` a rank's run on them.
+This file imports none of them, so that the catalogue stays light.
 """
 
 from __future__ import annotations

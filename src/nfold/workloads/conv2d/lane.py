@@ -12,12 +12,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Generic, TypeVar
 
 from nfold.workloads.conv2d.problem import Array
 
 Reading = Callable[[], float]
 """The seconds that something took, to be asked for once the lane has finished."""
+Step = Callable[[], None]
+"""Something that a lane is told to do."""
 
 
 class Host(ABC):
@@ -46,6 +49,11 @@ class Lane(ABC, Generic[H]):
     """Convolutions in one call of the resident loop."""
     eviction_bytes = 128 * 2**20
     """What is written between calls to empty the cache: several times its size."""
+
+    @property
+    def method(self) -> str:
+        """What convolves, where there is a choice."""
+        return ""
 
     def work(self) -> AbstractContextManager[object]:
         """The context in which the lane is told what to do."""
@@ -87,6 +95,15 @@ class Lane(ABC, Generic[H]):
     @abstractmethod
     def download(self, host: H) -> None:
         """Bring the results into their place on the host."""
+
+    def there_and_back(self, host: H, copy_only: bool) -> Sequence[Step]:
+        """What to do, in order, from images on the host to results on the host."""
+        between = self.skip if copy_only else self.compute
+        return [partial(self.upload, host), between, partial(self.download, host)]
+
+    def overlap(self, host: H) -> str:
+        """How the steps there and back overlap, where they do."""
+        return ""
 
     @abstractmethod
     def turn(self) -> None:

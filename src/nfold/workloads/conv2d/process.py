@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Generic
 
 from nfold.workloads.conv2d.check import AnyFloat, check, reference, sample_of
-from nfold.workloads.conv2d.lane import H, Lane, Reading
+from nfold.workloads.conv2d.lane import H, Lane, Reading, Step
 from nfold.workloads.conv2d.problem import Array, Problem
 from nfold.workloads.conv2d.sampling import Clock, Probe
 
@@ -39,26 +40,23 @@ class Process(Generic[H]):
 
     def end_to_end(self, host: H) -> float:
         """Seconds from images on the host to results on the host."""
-        if self.problem.copy_only:
-            return self.copy_only(host)
-        return self._there_and_back(host, lambda lane: lane.compute())
+        return self._there_and_back(host, self.problem.copy_only)
 
     def copy_only(self, host: H) -> float:
         """Seconds there and back, nothing convolved."""
-        return self._there_and_back(host, lambda lane: lane.skip())
+        return self._there_and_back(host, True)
 
-    def _there_and_back(self, host: H, between: Callable[[Lane[H]], None]) -> float:
-        return self._host_time(
-            lambda lane: lane.upload(host), between, lambda lane: lane.download(host)
-        )
+    def _there_and_back(self, host: H, copy_only: bool) -> float:
+        return self._host_time(lambda lane: lane.there_and_back(host, copy_only))
 
-    def _host_time(self, *actions: Callable[[Lane[H]], None]) -> float:
-        """Each action is queued on every lane before the next one, so that lanes overlap."""
+    def _host_time(self, steps: Callable[[Lane[H]], Sequence[Step]]) -> float:
+        """Each step is queued on every lane before the next one, so that lanes overlap."""
         start = self.clock()
-        for action in actions:
-            for lane in self.lanes:
-                with lane.work():
-                    action(lane)
+        for turn in zip_longest(*map(steps, self.lanes)):
+            for lane, step in zip(self.lanes, turn, strict=True):
+                if step is not None:
+                    with lane.work():
+                        step()
         self._finish()
         return self.clock() - start
 
@@ -90,11 +88,11 @@ class Process(Generic[H]):
         return there + [self._download(kind, host) for kind, host in hosts.items()]
 
     def _upload(self, kind: str, host: H) -> Probe:
-        call = partial(self._host_time, lambda lane: lane.upload(host))
+        call = partial(self._host_time, lambda lane: [partial(lane.upload, host)])
         return Probe(name=_named("copy to device", kind), call=call, bytes=self.one_way_bytes)
 
     def _download(self, kind: str, host: H) -> Probe:
-        call = partial(self._host_time, lambda lane: lane.download(host))
+        call = partial(self._host_time, lambda lane: [partial(lane.download, host)])
         return Probe(name=_named("copy from device", kind), call=call, bytes=self.one_way_bytes)
 
     def _copy_only(self, kind: str, hosts: Mapping[str, H], last: bool) -> Probe:
@@ -102,7 +100,7 @@ class Process(Generic[H]):
             name=_named("copy only", kind),
             call=partial(self.copy_only, hosts[kind]),
             bytes=2 * self.one_way_bytes,
-            note="" if kind else COPY_ON_HOST,
+            note=self.lanes[0].overlap(hosts[kind]) if kind else COPY_ON_HOST,
             windowed=last and self.problem.copy_only,
         )
 
@@ -111,16 +109,17 @@ class Process(Generic[H]):
             name=_named("end to end", kind),
             call=partial(self.end_to_end, hosts[kind]),
             bytes=2 * self.one_way_bytes,
-            note="" if kind else ON_HOST,
+            note=self.lanes[0].overlap(hosts[kind]) if kind else ON_HOST,
             windowed=last,
         )
 
     def _kernels(self) -> list[Probe]:
         lane = self.lanes[0]
         moved = 2 * self.problem.pixels(len(self.shares[0])) * self.itemsize
-        size = f"{moved / 1e6:.1f} MB a device"
+        by = f", by {lane.method}" if lane.method else ""
+        size = f"{moved / 1e6:.1f} MB a device{by}"
         cold = f"{size}, after writing {lane.eviction_bytes / 1e6:.0f} MB"
-        chain = f"mean of {lane.chain} in a row, each of the results of the one before"
+        chain = f"mean of {lane.chain} in a row, each of the results of the one before{by}"
         return [
             self._kernel("convolution, cold cache", lambda lane: lane.cold(), cold),
             self._kernel("convolution, warm cache", lambda lane: lane.warm(), size),

@@ -1,0 +1,18 @@
+"""How a device's images are cut, so that copies and kernels of different pieces overlap."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+MOST = 8
+"""More chunks gain little: the first upload and the last download, which nothing hides, are
+already an eighth each."""
+LEAST_BYTES = 2 * 2**20
+"""Of a chunk one way; smaller copies do not reach the bus's rate."""
+
+
+def chunks(images: int, image_bytes: int) -> list[slice]:
+    """Consecutive pieces of so many images, one at least; sizes differ by one image at most."""
+    count = max(1, min(MOST, images, images * image_bytes // LEAST_BYTES))
+    edges = [place * images // count for place in range(count + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]

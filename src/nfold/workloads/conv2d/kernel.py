@@ -1,0 +1,239 @@
+"""The convolution as a Triton kernel of our own: one read and one write of device memory.
+
+A thread owns one column of ``rows`` results. Every value above and below it is loaded once and
+feeds up to ``filter`` sums in registers; the values beside it are its neighbours', which the L1
+cache still holds. Columns are counted over all images, so that a width that is no multiple of
+the block leaves no thread idle. Sums are fp32, never tf32.
+
+Only where Triton is installed can this file be imported; ``cuda.py`` does, and copes without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WARP = 32
+UNROLLED = 5
+"""Up to this width the loop over a filter's columns is unrolled: more loads in flight."""
+WIDEST = 16
+"""A thread holds this many values more than it has rows; wider filters are left to cuDNN."""
+INDEX_LIMIT = 2**31
+"""Offsets are 32 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """How the work is cut: result rows and channels of a thread, warps of a block."""
+
+    rows: int
+    outs: int
+    warps: int
+
+    @property
+    def name(self) -> str:
+        """As the search and the benchmark call it."""
+        channels = "" if self.outs == 1 else f" × {self.outs} channels"
+        return f"Triton, {self.rows} rows{channels} a thread, {self.warps} warps"
+
+
+def variants(channels: int) -> tuple[Variant, ...]:
+    """The cuts that are worth timing where so many channels come out."""
+    few, many = _divisor(channels, 5), _divisor(channels, 10)
+    one = ((10, 1, 4), (10, 1, 8), (5, 1, 8), (20, 1, 4))
+    several = ((10, few, 4), (5, few, 4), (5, many, 4), (10, _divisor(channels, 2), 4))
+    cuts = dict.fromkeys(one if channels == 1 else several)
+    return tuple(Variant(rows=rows, outs=outs, warps=warps) for rows, outs, warps in cuts)
+
+
+def _divisor(number: int, limit: int) -> int:
+    return max(n for n in range(1, min(number, limit) + 1) if number % n == 0)
+
+
+def supports(images: Tensor, filters: Tensor) -> bool:
+    """Whether the kernel can index the images, and the filter leaves registers for sums."""
+    plain = images.is_contiguous() and filters.is_contiguous()
+    return plain and images.numel() < INDEX_LIMIT and filters.shape[-1] <= WIDEST
+
+
+def launcher(variant: Variant) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """What correlates images [n, c, h, w] with filters [c out, c, k, k] into its third tensor."""
+
+    def launch(images: Tensor, filters: Tensor, out: Tensor) -> Tensor:
+        count, channels, height, width = images.shape
+        outs, size = filters.shape[0], filters.shape[-1]
+        columns, block = count * width, WARP * variant.warps
+        tiles = triton.cdiv(height, variant.rows) * (outs // variant.outs)
+        correlate[(tiles * triton.cdiv(columns, block),)](
+            images,
+            filters,
+            out,
+            columns,
+            height=height,
+            width=width,
+            channels=channels,
+            outs=outs,
+            size=size,
+            rows=variant.rows,
+            own=variant.outs,
+            block=block,
+            unroll=size <= UNROLLED,
+            num_warps=variant.warps,
+        )
+        return out
+
+    return launch
+
+
+@triton.jit(
+    do_not_specialize=["columns"],
+    do_not_specialize_on_alignment=["images", "filters", "out"],
+)
+def correlate(
+    images: tl.tensor,
+    filters: tl.tensor,
+    out: tl.tensor,
+    columns: tl.tensor,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    outs: tl.constexpr,
+    size: tl.constexpr,
+    rows: tl.constexpr,
+    own: tl.constexpr,
+    block: tl.constexpr,
+    unroll: tl.constexpr,
+) -> None:
+    """One program: ``rows`` × ``own`` results in each of ``block`` columns of all images.
+
+    Programs that share input rows are next to each other, so that the L2 cache holds them.
+    """
+    groups: tl.constexpr = outs // own
+    tiles: tl.constexpr = (height + rows - 1) // rows
+    program = tl.program_id(0)
+    out_channel = program % groups * own
+    row = program // groups % tiles * rows
+    lane = program // (groups * tiles) * block + tl.arange(0, block)
+    image, column, mine = lane // width, lane % width, lane < columns
+    place = row * width + column
+    source = images + (image * (channels * height * width) + place - size // 2 * (width + 1))
+    taps = filters + out_channel * (channels * size * size)
+    sums = summed(
+        source, taps, mine, row, column, height, width, channels, size, rows, own, block, unroll
+    )
+    target = out + (image * (outs * height * width) + out_channel * (height * width) + place)
+    store(target, sums, mine, row, height, width, rows, own)
+
+
+@triton.jit
+def summed(
+    source: tl.tensor,
+    taps: tl.tensor,
+    mine: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    channels: tl.constexpr,
+    size: tl.constexpr,
+    rows: tl.constexpr,
+    own: tl.constexpr,
+    block: tl.constexpr,
+    unroll: tl.constexpr,
+) -> tl.tuple:
+    """All sums of a thread, channel by channel and filter column by filter column."""
+    sums = ()
+    for _ in tl.static_range(rows * own):
+        sums = sums + (tl.zeros([block], tl.float32),)
+    for _channel in range(channels):
+        if unroll:
+            for j in tl.static_range(size):
+                values = load(source + j, mine, row, column + j, height, width, size, rows)
+                sums = add(sums, values, taps + j, channels, size, rows, own)
+        else:
+            for j in range(size):
+                values = load(source + j, mine, row, column + j, height, width, size, rows)
+                sums = add(sums, values, taps + j, channels, size, rows, own)
+        source += height * width
+        taps += size * size
+    return sums
+
+
+@triton.jit
+def load(
+    source: tl.tensor,
+    mine: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    size: tl.constexpr,
+    rows: tl.constexpr,
+) -> tl.tuple:
+    """The values under one filter column for all rows, zeros outside of the image.
+
+    ``column`` counts from the padding's left edge. Rows of results lie inside of the image where
+    ``rows`` divides the height: those need no test.
+    """
+    before: tl.constexpr = size // 2
+    inside = mine & (column >= before) & (column < width + before)
+    values = ()
+    for r in tl.static_range(rows + size - 1):
+        if height % rows == 0 and r >= before and r < before + rows:
+            value = tl.load(source + r * width, mask=inside, other=0.0)
+        else:
+            y = row + (r - before)
+            value = tl.load(source + r * width, mask=inside & (y >= 0) & (y < height), other=0.0)
+        values = values + (value.to(tl.float32),)
+    return values
+
+
+@triton.jit
+def add(
+    sums: tl.tuple,
+    values: tl.tuple,
+    taps: tl.tensor,
+    channels: tl.constexpr,
+    size: tl.constexpr,
+    rows: tl.constexpr,
+    own: tl.constexpr,
+) -> tl.tuple:
+    """The sums with what one filter column contributes to them."""
+    more = ()
+    for o in tl.static_range(own):
+        column = ()
+        for i in tl.static_range(size):
+            tap = tl.load(taps + (o * channels * size * size + i * size))
+            column = column + (tap.to(tl.float32),)
+        for q in tl.static_range(rows):
+            total = sums[o * rows + q]
+            for i in tl.static_range(size):
+                total += values[q + i] * column[i]
+            more = more + (total,)
+    return more
+
+
+@triton.jit
+def store(
+    target: tl.tensor,
+    sums: tl.tuple,
+    mine: tl.tensor,
+    row: tl.tensor,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    rows: tl.constexpr,
+    own: tl.constexpr,
+) -> None:
+    """Write the sums, rounded to the results' type."""
+    kind = target.dtype.element_ty
+    for o in tl.static_range(own):
+        for q in tl.static_range(rows):
+            place = target + (o * height * width + q * width)
+            if height % rows == 0:
+                tl.store(place, sums[o * rows + q].to(kind), mask=mine)
+            else:
+                tl.store(place, sums[o * rows + q].to(kind), mask=mine & (row + q < height))

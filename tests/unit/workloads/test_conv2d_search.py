@@ -1,0 +1,56 @@
+"""The choice of a way to convolve, with times that are planted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from nfold.workloads.conv2d.search import Candidate, Search, fastest
+
+
+def named(*names: str) -> list[Candidate[str]]:
+    return [Candidate(name=name, method=name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [
+        ({"cuDNN": 3.0, "tall": 2.0, "wide": 1.0}, "wide"),
+        ({"cuDNN": 3.0, "tall": 1.0, "wide": 2.0}, "tall"),
+        ({"cuDNN": 1.0, "tall": 2.0, "wide": 2.0}, "cuDNN"),
+        ({"cuDNN": 2.0, "tall": 2.0, "wide": 2.0}, "cuDNN"),
+        ({"cuDNN": 3.0, "tall": 2.0}, "tall"),
+        ({"cuDNN": 3.0}, "cuDNN"),
+    ],
+)
+def test_the_fastest_wins_a_tie_is_the_first_ones_and_an_error_is_out(
+    seconds: Mapping[str, float], best: str
+) -> None:
+    """A way without a time raises."""
+    assert fastest(named("cuDNN", "tall", "wide"), seconds.__getitem__).name == best
+
+
+def test_an_error_of_the_one_that_runs_everywhere_is_told() -> None:
+    with pytest.raises(KeyError, match="cuDNN"):
+        fastest(named("cuDNN", "tall"), {"tall": 1.0}.__getitem__)
+
+
+def test_one_way_alone_is_not_timed() -> None:
+    times: dict[str, float] = {}
+    assert fastest(named("cuDNN"), times.__getitem__).name == "cuDNN"
+
+
+def test_a_problem_is_searched_for_once() -> None:
+    timed: list[str] = []
+
+    def seconds(method: str) -> float:
+        timed.append(method)
+        return float(len(timed))
+
+    search = Search(seconds=seconds)
+    first = search.choose((840, 3), named("cuDNN", "tall"))
+    assert search.choose((840, 3), named("cuDNN", "tall")) is first
+    assert timed == ["cuDNN", "tall"]
+    search.choose((840, 5), named("cuDNN", "tall"))
+    assert len(timed) == 4
