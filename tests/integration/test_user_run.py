@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from integration.scripts.own_model import Net, made
+from integration.scripts.own_model import EPOCHS, Net, made
 from nfold.frameworks.torch.user.batches import order
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -34,6 +34,19 @@ CASES: dict[str, dict[str, Any]] = {
     "aside": {"aside_on_rank_0": True},
     "different_weights": {"different_weights": True},
     "bf16_exchange": {"plan": {"exchange": "bf16"}},
+    "captured": {"plan": {"step": "captured"}, "run_step": True, "epochs": 6},
+    "captured_in_parts": {
+        "plan": {"step": "captured", "accumulate": 2},
+        "run_step": True,
+        "epochs": 6,
+        "clip": 0.05,
+    },
+    "captured_reading": {
+        "plan": {"step": "captured"},
+        "run_step": True,
+        "reads": True,
+        "epochs": 6,
+    },
     "stopped": {"folder": "checkpoints", "checkpoint": 3, "stop": True},
     "resumed": {"folder": "checkpoints", "checkpoint": 3},
 }
@@ -79,14 +92,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return results
 
 
-def reference(*, shuffle: bool = True, clip: float | None = None, second: bool = False) -> Tensor:
-    """The parameters after two epochs of the script's training without nfold, on one device."""
+def reference(
+    *, shuffle: bool = True, clip: float | None = None, second: bool = False, epochs: int = 2
+) -> Tensor:
+    """The parameters after the script's training without nfold, on one device."""
     torch.manual_seed(3)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     x, y = made()
-    for epoch in range(2):
+    for epoch in range(epochs):
         ids = order(len(x), seed=0, epoch=epoch, shuffle=shuffle)
         for batch in torch.split(ids, 10):
             optimizer.zero_grad()
@@ -109,6 +124,9 @@ REFERENCES: dict[str, dict[str, Any]] = {
     "accumulate": {},
     "accumulate_beyond_batch": {"clip": 0.05},
     "second_backward": {"second": True},
+    "captured": {"epochs": 6},
+    "captured_in_parts": {"clip": 0.05, "epochs": 6},
+    "captured_reading": {"epochs": 6},
     "resumed": {},
 }
 
@@ -119,7 +137,7 @@ def test_weights_end_as_without_nfold_on_one_device(found: Found, case: str, wor
     expected = reference(**REFERENCES[case])
     for rank in found[case, world]:
         assert torch.allclose(torch.tensor(rank["parameters"]), expected, atol=1e-6)
-        assert rank["steps"] == 8
+        assert rank["steps"] == 4 * CASES[case].get("epochs", EPOCHS)
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import nfold
 
 SAMPLES, FEATURES, CLASSES = 37, 6, 3
+EPOCHS = 2
 
 
 class Net(nn.Module):
@@ -72,10 +73,15 @@ def main(case: dict[str, Any], out: str) -> None:
     folder = Path(out).with_name(case.get("folder", "none"))
     resumed = run.resume(folder) if "folder" in case else None
     seen: list[list[float]] = []
-    for _ in range(loader.position.epoch, case.get("epochs", 2)):
+
+    def one(inputs: Tensor, labels: Tensor) -> Tensor:
+        return train_step(case, run, model, optimizer, schedule, inputs, labels)
+
+    step = run.step(one) if case.get("run_step") else one
+    for _ in range(loader.position.epoch, case.get("epochs", EPOCHS)):
         for inputs, labels in loader:
             seen.append(sorted(inputs[:, 0].tolist()))
-            train_step(case, run, model, optimizer, schedule, inputs, labels)
+            step(inputs, labels)
             if run.steps == case.get("checkpoint") and resumed is None:
                 run.checkpoint(folder, note="half way")
                 if case.get("stop"):
@@ -85,7 +91,7 @@ def main(case: dict[str, Any], out: str) -> None:
 
 def train_step(
     case: dict[str, Any], run: Any, model: Any, optimizer: Any, schedule: Any, x: Tensor, y: Tensor
-) -> None:
+) -> Tensor:
     optimizer.zero_grad()
     aside = bool(case.get("aside_on_rank_0")) and run.rank == 0
     loss = nn.functional.cross_entropy(model(x, aside=aside), y)
@@ -94,8 +100,11 @@ def train_step(
         (0.1 * model(x).square().mean()).backward()
     if case.get("clip"):
         nn.utils.clip_grad_norm_(model.parameters(), case["clip"])
+    if case.get("reads"):
+        loss.item()
     optimizer.step()
     schedule.step()
+    return loss.detach()
 
 
 def write(run: Any, model: Any, loader: Any, seen: Any, resumed: Any, out: str) -> None:

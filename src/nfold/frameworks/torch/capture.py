@@ -8,7 +8,7 @@ changes between calls is in its tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -71,9 +71,35 @@ class CudaRecorder:
         context = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
-        with context:
-            result = call()
+        before = [state.clone_state() for state in torch.cuda.default_generators]
+        error: list[Exception] = []
+        try:
+            with context:
+                result = _noting(call, error)
+        except Exception as ended:
+            _leave_capture(before)
+            raise NotCaptured from (error[0] if error else ended)
         return graph, result
+
+
+class NotCaptured(Exception):
+    """A call could not be recorded; its cause is what the call raised."""
+
+
+def _noting(call: Callable[[], Any], error: list[Exception]) -> Any:
+    """Keep what the call raises: ending a broken capture raises an error of its own."""
+    try:
+        return call()
+    except Exception as raised:
+        error.append(raised)
+        raise
+
+
+def _leave_capture(generators: Sequence[torch.Generator]) -> None:
+    """Give generators that a broken capture took with it the states that they had before."""
+    torch.cuda.synchronize()
+    for own, before in zip(torch.cuda.default_generators, generators, strict=True):
+        own.graphsafe_set_state(before)
 
 
 class Replay:

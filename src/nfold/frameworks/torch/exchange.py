@@ -145,6 +145,15 @@ class Exchange:
         self._works: list[Any] = []
         self._handles = [_hook(parameter, self._arrive) for part in parts for parameter in part]
 
+    @property
+    def holding(self) -> bool:
+        """Whether earlier parts of the current step left their gradients here."""
+        return self._holding
+
+    def replayed(self) -> None:
+        """A part of a step was made without this object's hooks, by a graph."""
+        self._holding = not self._ledger.share.last
+
     def remove(self) -> None:
         """Leave the parameters alone again."""
         for handle in self._handles:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -19,3 +20,70 @@ def over_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if type(value) is dict:
         return {name: over_tensors(item, change) for name, item in value.items()}
     return value
+
+
+@dataclass(frozen=True)
+class Form:
+    """A nested value with its tensors taken out; equal where only the tensors differ.
+
+    ``kind`` is what holds the ``parts``: a type, or a dictionary's names. A leaf has no parts:
+    its kind is TENSOR, or the value itself.
+    """
+
+    kind: Hashable
+    parts: tuple[Form, ...] | None = None
+
+    def filled(self, tensors: Iterator[Tensor]) -> Any:
+        """The value with these tensors in the places of its own."""
+        if self.parts is None:
+            return next(tensors) if self.kind is TENSOR else cast(Leaf, self.kind).value
+        items = [part.filled(tensors) for part in self.parts]
+        if isinstance(self.kind, Names):
+            return dict(zip(self.kind.names, items, strict=True))
+        kind = cast(Any, self.kind)
+        return kind(*items) if hasattr(kind, "_fields") else kind(items)
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of a dictionary, in order."""
+
+    names: tuple[Hashable, ...]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value that is no tensor: plain ones are compared, all others are themselves alone."""
+
+    value: Any = field(compare=False)
+
+    def _key(self) -> Hashable:
+        plain = isinstance(self.value, int | float | str | bytes | type(None))
+        return (type(self.value), self.value) if plain else id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Leaf) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+TENSOR = "a tensor"
+
+
+def taken_apart(value: Any) -> tuple[tuple[Tensor, ...], Form]:
+    """The tensors of a nested value, in order, and what is left without them."""
+    tensors: list[Tensor] = []
+    form = _form(value, tensors)
+    return tuple(tensors), form
+
+
+def _form(value: Any, tensors: list[Tensor]) -> Form:
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return Form(TENSOR)
+    if type(value) is dict:
+        return Form(Names(tuple(value)), tuple(_form(item, tensors) for item in value.values()))
+    if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return Form(cast(Hashable, type(value)), tuple(_form(item, tensors) for item in value))
+    return Form(Leaf(value))

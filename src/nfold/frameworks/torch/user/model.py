@@ -42,7 +42,7 @@ def prepare(module: nn.Module, plan: Plan, device: torch.device) -> nn.Module:
 def _prepared(original: type[nn.Module], plan: Plan, device: torch.device) -> type[nn.Module]:
     """The subclass of ``original``; it keeps its name, so that messages read as before."""
     inner: Callable[..., Any] = original.forward
-    if plan.step == "compiled":
+    if "compiled" in (plan.step or ""):
         inner = torch.compile(inner)
     half = AUTOCAST.get(plan.precision or "fp32")
     memory = FORMATS["channels_last"] if plan.layout == "channels_last" else None

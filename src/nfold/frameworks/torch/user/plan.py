@@ -28,10 +28,6 @@ RULES: tuple[Rule, ...] = (
         lambda plan, job: plan.precision in ("tf32", "fp16") and job.device.type == "cpu",
         "precisions tf32 and fp16 need a GPU; next: fp32 or bf16",
     ),
-    (
-        lambda plan, job: plan.step == "captured" and job.device.type == "cuda",
-        "step 'captured' is not in this version of nfold; next: eager or compiled",
-    ),
 )
 """What a script's plan cannot be, each with the reason that a user reads."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -24,10 +23,13 @@ from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user import registry
 from nfold.frameworks.torch.user.batches import Division
+from nfold.frameworks.torch.user.books import Books
+from nfold.frameworks.torch.user.capturable import make_capturable
 from nfold.frameworks.torch.user.job import Job
 from nfold.frameworks.torch.user.loader import Augment, Loader, Recipe, settings_of
 from nfold.frameworks.torch.user.model import prepare, same_everywhere
 from nfold.frameworks.torch.user.scale import LossScale
+from nfold.frameworks.torch.user.step import captured, say_needs_gpu
 from nfold.frameworks.torch.user.totals import total, weighted_mean
 from nfold.plan import Plan
 
@@ -47,7 +49,7 @@ class UserRun:
         self._observer = observer
         self._ledger = Ledger(job.world_size)
         self._prepared = registry.Prepared()
-        self._exchanges: list[Exchange] = []
+        self._books = Books(self._prepared, self._ledger, observer, job.device)
         self._scale = LossScale() if plan.precision == "fp16" else None
         self._resumed: set[Path] = set()
         Precision(plan.precision or "fp32", job.device)
@@ -105,7 +107,7 @@ class UserRun:
         if self._job.world_size > 1:
             same_everywhere([*module.parameters(), *module.buffers()])
         if self._job.world_size > 1 or self.plan.accumulate > 1:
-            self._exchanges.append(
+            self._books.exchanges.append(
                 Exchange(
                     [module.parameters()],
                     self._job.world_size,
@@ -118,8 +120,9 @@ class UserRun:
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
         if optimizer in self._prepared.optimizers:
             return
-        if not self._prepared.optimizers:
-            optimizer.register_step_post_hook(self._stepped)
+        optimizer.register_step_post_hook(lambda one, *_: self._books.stepped(one))
+        if self._captures:
+            make_capturable(optimizer, self.device)
         if self._scale is not None:
             self._scale.watch(optimizer)
         self._prepared.optimizers.append(optimizer)
@@ -133,16 +136,15 @@ class UserRun:
         @wraps(step)
         def once(*args: Any, **kwargs: Any) -> None:
             if self._ledger.share.last:
-                step(*args, **kwargs)
+                self._books.note(lambda: step(*args, **kwargs))
 
-        if self.plan.accumulate > 1:
+        if self.plan.accumulate > 1 or self._captures:
             schedule.step = once  # type: ignore[method-assign]
         self._prepared.schedulers.append(schedule)
 
-    def _stepped(self, *_: Any) -> None:
-        if self._ledger.share.last:
-            self._prepared.steps += 1
-            self._observer.beat(Phase.STEPPING, self._prepared.steps)
+    @property
+    def _captures(self) -> bool:
+        return "captured" in (self.plan.step or "") and self.device.type == "cuda"
 
     def loader(
         self,
@@ -224,15 +226,14 @@ class UserRun:
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
         """Mark the function that makes one optimizer step, so that the plan may speed it up.
 
-        With step ``captured`` on a CPU it runs as it is, and says so once.
+        With step ``captured`` its kernels are replayed without its Python: only what it returns
+        comes out. Where that cannot be, on a CPU or with a line that waits for the device, it
+        runs as it is, and says so once.
         """
-        if self.plan.step == "captured":
-            code = function.__code__
-            warnings.warn(
-                f"step 'captured' needs a GPU: {function.__name__} "
-                f"({code.co_filename}:{code.co_firstlineno}) runs eagerly",
-                stacklevel=2,
-            )
+        if self._captures:
+            return captured(function, self._books)
+        if "captured" in (self.plan.step or ""):
+            say_needs_gpu(function)
         return function
 
     def backward(self, loss: Tensor) -> None:
@@ -288,7 +289,10 @@ class UserRun:
         found = newest(place)
         if found is None:
             return None
-        return registry.load(self._prepared, found, self._job, self._scale)
+        kept = registry.load(self._prepared, found, self._job, self._scale)
+        for optimizer in self._prepared.optimizers if self._captures else ():
+            make_capturable(optimizer, self.device)
+        return kept
 
     def _wait(self) -> None:
         parallel.barrier(self.world_size)

@@ -1,0 +1,154 @@
+"""``run.step``: the user's function that makes one step, replayed as a CUDA graph.
+
+Its first calls run as they are. From then on its kernels are replayed without its Python, so
+what it does besides computing is not repeated: what it returns is all that comes out. Where it
+cannot be captured it runs eagerly, and one warning names the line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import traceback
+import warnings
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import torch
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.capture import Captured, CudaRecorder, Graph, NotCaptured, Recorder
+from nfold.frameworks.torch.nested import Form, taken_apart
+from nfold.frameworks.torch.user.moving import moved
+
+P = ParamSpec("P")
+R = TypeVar("R")
+INSIDE = ("/torch/", "/nfold/frameworks/", "/nfold/api.py")
+"""Parts of the paths of files whose lines are not the user's."""
+
+
+class Bookkeeping(Protocol):
+    """What a run keeps in Python about its steps, which a replay leaves out."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors must be before a recording reads them."""
+
+    def frozen(self) -> Hashable:
+        """Everything besides tensors that a step depends on now."""
+
+    def rates(self) -> list[int]:
+        """How often each learning rate that is a tensor was changed in place."""
+
+    def recording(self) -> None:
+        """A call is recorded from here on: note what Python does in it."""
+
+    def recorded(self) -> Callable[[], None]:
+        """The recording is over; returns what repeats what was noted, after a replay."""
+
+
+class CapturedStep:
+    """The user's function. Called like it; every set of shapes and settings has its own graph."""
+
+    def __init__(
+        self, function: Callable[..., Any], books: Bookkeeping, recorder: Recorder
+    ) -> None:
+        self._function = function
+        self._books = books
+        self._captured: Captured | None = Captured(self._call, _Noting(recorder, self))
+        self._notes: dict[Hashable, Callable[[], None]] = {}
+        self._key: Hashable = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step."""
+        if self._captured is None:
+            return self._function(*args, **kwargs)
+        tensors, form = taken_apart(moved((args, kwargs), self._books.device))
+        frozen = self._books.frozen()
+        self._key = (tuple((t.shape, t.dtype, t.stride()) for t in tensors), form, frozen)
+        try:
+            result = self._captured(tensors, form, frozen)
+        except NotCaptured as failed:
+            self._give_up(failed.__cause__)
+            return self._function(*args, **kwargs)
+        self._notes.get(self._key, _nothing)()
+        return result
+
+    def close(self) -> None:
+        """Reset the graphs."""
+        if self._captured is not None:
+            self._captured.close()
+
+    def _call(self, *given: Any) -> Any:
+        *tensors, form, _ = given
+        assert isinstance(form, Form)
+        args, kwargs = form.filled(iter(tensors))
+        return self._function(*args, **kwargs)
+
+    def record(self, recorder: Recorder, call: Callable[[], Any]) -> tuple[Graph, Any]:
+        """Record a call; what Python notes in it is repeated after every replay."""
+        self._books.recording()
+        try:
+            return recorder.record(lambda: self._checked(call))
+        finally:
+            self._notes[self._key] = self._books.recorded()
+
+    def _checked(self, call: Callable[[], Any]) -> Any:
+        before = self._books.rates()
+        result = call()
+        if self._books.rates() != before:
+            raise UsageError(
+                "it changes a learning rate; next: run.prepare(schedule), or step it outside"
+            )
+        return result
+
+    def _give_up(self, cause: BaseException | None) -> None:
+        self.close()
+        self._captured = None
+        code = self._function.__code__
+        where = _users_line(cause) or f"{code.co_filename}:{code.co_firstlineno}"
+        reason = str(cause).strip().split("\n")[0] if cause else "it cannot be captured"
+        warnings.warn(
+            f"step {self._function.__name__} runs eagerly: {where} cannot be captured ({reason})",
+            stacklevel=3,
+        )
+
+
+def captured(function: Callable[P, R], books: Bookkeeping) -> Callable[P, R]:
+    """The function as a captured step; its graphs are reset when the script ends."""
+    made = CapturedStep(function, books, CudaRecorder(books.device))
+    atexit.register(made.close)
+    return wraps(function)(made)
+
+
+def say_needs_gpu(function: Callable[..., Any]) -> None:
+    """Warn that a function was to be captured where there is no GPU."""
+    code = function.__code__
+    warnings.warn(
+        f"step 'captured' needs a GPU: {function.__name__} "
+        f"({code.co_filename}:{code.co_firstlineno}) runs as it is",
+        stacklevel=3,
+    )
+
+
+class _Noting:
+    """A recorder that tells a step when a recording begins and ends."""
+
+    def __init__(self, recorder: Recorder, step: CapturedStep) -> None:
+        self.aside = recorder.aside
+        self._recorder = recorder
+        self._step = step
+
+    def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
+        return self._step.record(self._recorder, call)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _users_line(error: BaseException | None) -> str | None:
+    """``file:line`` of the innermost frame that is the user's."""
+    frames = traceback.extract_tb(error.__traceback__ if error else None)
+    own = [f for f in frames if not any(part in f.filename for part in INSIDE)]
+    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else None

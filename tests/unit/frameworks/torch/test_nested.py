@@ -1,0 +1,67 @@
+"""Values of any form taken apart into tensors and the rest, and put together again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from nfold.frameworks.torch.nested import over_tensors, taken_apart
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+ONE, TWO = torch.tensor(1), torch.tensor(2)
+VALUES = [
+    ONE,
+    (ONE, "text", TWO),
+    [ONE, {"a": TWO, "b": [3, None]}],
+    Pair(ONE, {"x": (TWO,)}),
+    {},
+    7,
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_a_value_is_put_together_with_other_tensors(value: object) -> None:
+    tensors, form = taken_apart(value)
+    changed = form.filled(iter([tensor + 10 for tensor in tensors]))
+    assert repr(changed) == repr(over_tensors(value, lambda tensor: tensor + 10))
+    assert type(changed) is type(value)
+
+
+def test_forms_are_equal_where_only_tensors_differ() -> None:
+    assert _form([ONE, 3]) == _form([TWO, 3])
+    assert hash(_form([ONE, 3])) == hash(_form([TWO, 3]))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([ONE, 3], [ONE, 4]),
+        ([ONE, 1], [ONE, True]),
+        ([ONE], (ONE,)),
+        ({"a": ONE}, {"b": ONE}),
+        ([ONE, object()], [ONE, object()]),
+        ([ONE, None], [ONE, ONE]),
+    ],
+)
+def test_forms_differ_where_anything_else_does(one: object, other: object) -> None:
+    assert _form(one) != _form(other)
+
+
+def test_an_object_is_itself_alone() -> None:
+    held = {1, 2}
+    assert _form([held]) == _form([held])
+    assert _form([held]) != _form([{1, 2}])
+
+
+def _form(value: object) -> object:
+    tensors, form = taken_apart(value)
+    assert all(isinstance(tensor, Tensor) for tensor in tensors)
+    return form
