@@ -13,12 +13,14 @@ case $grid in
 cnn10)
     for layout in channels_last channels_first; do
         "${nfold[@]}" bench cnn10 --devices 1,2,4 --batch 128,512,2048 --strategy ddp,dp \
-            --layout $layout --precision tf32 --epochs 3 --results "$results"
+            --layout $layout --precision tf32 --input loader --step eager --epochs 3 \
+            --results "$results"
     done
     ;;
 wide_resnet)
     "${nfold[@]}" bench wide_resnet:depth=28,width=10 --devices 1,2 --batch 128,256,512 \
-        --precision tf32 --steps 40 --results "$results"
+        --precision tf32 --strategy ddp --input loader --step eager --steps 40 \
+        --results "$results"
     ;;
 conv2d)
     "${nfold[@]}" bench conv2d --devices 1,2,4 --strategy ddp,dp --results "$results"
@@ -31,7 +33,8 @@ conv2d)
 oom)
     # Activations of 32,768 images do not fit on one card; on two they still do not.
     "${nfold[@]}" bench wide_resnet:depth=28,width=10 --devices 1,2 --batch 32768 \
-        --steps 5 --warmup-steps 1 --results "$results"
+        --strategy ddp --input loader --step eager --steps 5 --warmup-steps 1 \
+        --results "$results"
     ;;
 *)
     echo "unknown grid '$grid': allowed are cnn10, wide_resnet, conv2d, oom" >&2

@@ -41,6 +41,8 @@ MINIMUM: dict[str, int] = {
 """The smallest value of every numeric axis."""
 
 WARMUP_STEPS = 10
+MOST_RESIDENT = 0.25
+"""The part of a GPU's memory that a data set may take unasked; a model has to fit beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class Defaults:
     epochs: int | None
     """None where the workload has no epochs; its length is then in steps."""
     steps: int | None = None
+    data_bytes: int | None = None
+    """Of its training set as it lies on a device; None where it has none or nobody knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,20 +142,22 @@ class Plan:
             _check_devices(machine, device, devices, self.cores_per_device)
         cores = self.cores_per_device or max(1, machine.cores // devices)
         precision = self.precision or "fp32"
+        input_ = self.input or _input(self, machine, device, defaults)
+        step = self.step or _step(self, device, input_)
         timed = self.epochs is None and (self.steps is not None or defaults.epochs is None)
         return dataclasses.replace(
             self,
             device=device,
             devices=devices,
             cores_per_device=cores,
-            strategy=_strategy(self.strategy, devices, self.step or "eager"),
+            strategy=_strategy(self.strategy, devices, step),
             batch=self.batch or defaults.batch,
             precision=precision,
             layout=self.layout or _layout(device, precision),
-            input=self.input or "loader",
-            workers=_workers(self, device, cores),
-            augment=self.augment or _augment(self.input),
-            step=self.step or "eager",
+            input=input_,
+            workers=_workers(self, device, cores, input_),
+            augment=self.augment or _augment(input_),
+            step=step,
             steps=(self.steps or defaults.steps) if timed else None,
             epochs=None if timed else self.epochs or defaults.epochs,
             warmup_steps=WARMUP_STEPS if self.warmup_steps is None else self.warmup_steps,
@@ -236,12 +242,31 @@ def _layout(device: str, precision: str) -> str:
     return "channels_last" if tensor_cores else "channels_first"
 
 
-def _augment(input_: str | None) -> str:
+def _input(asked: Plan, machine: Machine, device: str, defaults: Defaults) -> str:
+    """On GPUs resident data where they fit, unless the host was asked to work on them."""
+    on_host = asked.framework != "torch" or device != "cuda" or asked.augment == "cpu"
+    if on_host or asked.workers or defaults.data_bytes is None:
+        return "loader"
+    smallest = min(gpu.memory_bytes or 0 for gpu in machine.gpus)
+    return "resident" if defaults.data_bytes <= MOST_RESIDENT * smallest else "loader"
+
+
+def _step(asked: Plan, device: str, input_: str) -> str:
+    """Over resident data a graph always runs as the eager step does, and is never slower.
+
+    Compiling is faster still for most models, but takes its time first: it is asked for.
+    """
+    graph = device == "cuda" and input_ == "resident" and asked.framework == "torch"
+    eager = asked.strategy in ("ddp", "dp") or asked.precision == "fp16" or asked.accumulate > 1
+    return "captured" if graph and not eager else "eager"
+
+
+def _augment(input_: str) -> str:
     """Where the images are: resident ones are on the device, and no worker touches them."""
     return "device" if input_ == "resident" else "cpu"
 
 
-def _workers(asked: Plan, device: str, cores: int) -> int:
+def _workers(asked: Plan, device: str, cores: int, input_: str) -> int:
     """Loader processes per rank: none on CPU devices, whose cores compute; else half the share.
 
     Half, because one process per core starved every rank on a 64-core host with 4 GPUs: 14
@@ -249,5 +274,5 @@ def _workers(asked: Plan, device: str, cores: int) -> int:
     """
     if asked.workers is not None:
         return asked.workers
-    idle = device == "cpu" or asked.input == "resident"
+    idle = device == "cpu" or input_ == "resident"
     return 0 if idle else max(1, min(8, cores // 2))

@@ -15,6 +15,8 @@ pytestmark = [
 ]
 BUSY_CYCLES = 20_000_000
 """About 10 ms: the step reads a batch long after Python has forgotten it."""
+BUSIER_CYCLES = 400_000_000
+"""About 200 ms: longer than Python takes for a batch, however busy the host is."""
 
 
 def _batches(n: int) -> list[Batch]:
@@ -35,9 +37,9 @@ def _batches(n: int) -> list[Batch]:
     ]
 
 
-def _read_late(batch: Batch) -> Tensor:
+def _read_late(batch: Batch, cycles: int = BUSY_CYCLES) -> Tensor:
     """A step that is busy before it reads its batch."""
-    torch.cuda._sleep(BUSY_CYCLES)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
     return torch.stack([tensor.double().sum() for tensor in batch.tensors])
 
 
@@ -63,7 +65,7 @@ def test_the_host_does_not_wait_for_the_step() -> None:
     for batch in on_device(_batches(6), device):
         if steps:
             assert not steps[-1].query()  # type: ignore[no-untyped-call]
-        _read_late(batch)
+        _read_late(batch, BUSIER_CYCLES)
         steps.append(torch.cuda.current_stream(device).record_event())
     assert len(steps) == 6
     torch.cuda.synchronize(device)

@@ -102,6 +102,42 @@ def test_resident_images_are_augmented_on_the_device_and_need_no_workers() -> No
     assert (plain.input, plain.augment, plain.workers) == ("loader", "cpu", 8)
 
 
+FITS = Defaults(batch=64, epochs=3, data_bytes=2**30)
+
+
+def test_on_gpus_data_that_fit_are_resident_and_the_step_is_a_graph() -> None:
+    plan = Plan().resolve(machine(gpus=2, cores=16), FITS)
+    assert (plan.input, plan.augment, plan.workers) == ("resident", "device", 0)
+    assert (plan.step, plan.strategy) == ("captured", "nfold")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"input": "loader"}, ("loader", "eager", "ddp")),
+        ({"augment": "cpu"}, ("loader", "eager", "ddp")),
+        ({"workers": 4}, ("loader", "eager", "ddp")),
+        ({"strategy": "ddp"}, ("resident", "eager", "ddp")),
+        ({"strategy": "dp"}, ("resident", "eager", "dp")),
+        ({"precision": "fp16"}, ("resident", "eager", "ddp")),
+        ({"accumulate": 2}, ("resident", "eager", "ddp")),
+        ({"step": "compiled"}, ("resident", "compiled", "nfold")),
+        ({"device": "cpu"}, ("loader", "eager", "ddp")),
+        ({"framework": "simulated"}, ("loader", "eager", "ddp")),
+    ],
+)
+def test_what_is_said_decides_what_follows(
+    said: dict[str, object], expected: tuple[str, str, str]
+) -> None:
+    plan = Plan(devices=2).edit(**said).resolve(machine(gpus=2, cores=16), FITS)
+    assert (plan.input, plan.step, plan.strategy) == expected
+
+
+def test_a_data_set_that_would_fill_a_gpu_is_loaded() -> None:
+    large = Defaults(batch=64, epochs=3, data_bytes=2**33)
+    assert Plan().resolve(machine(gpus=1, cores=16), large).input == "loader"
+
+
 def test_what_is_said_is_kept() -> None:
     """Resolving fills gaps and changes nothing, but for the strategy of one device."""
     host = machine(gpus=8, cores=64)

@@ -82,7 +82,8 @@ def test_the_nearest_plan_decides() -> None:
 def test_another_input_is_one_difference() -> None:
     """Augmentation and loader workers follow it; two other fields make a plan further off."""
     asked = _cell(steps=100, batch="64", input="resident")
-    loader = _measurement(_cell(steps=100, batch="64"), rate=100, wall_seconds=30)
+    by_loader = _cell(steps=100, batch="64", input="loader", step="captured")
+    loader = _measurement(by_loader, rate=100, wall_seconds=30)
     assert set(asked.plan.diff(loader.plan)) == {"input", "augment", "workers"}
     slow = _cell(steps=100, batch="64", input="resident", precision="bf16")
     other = _measurement(slow, rate=500, wall_seconds=30)

@@ -83,7 +83,7 @@ def test_what_the_framework_cannot_do_is_a_cell_with_its_reason() -> None:
 
 
 def test_a_strategy_that_does_not_fit_its_devices_is_a_cell_with_a_reason() -> None:
-    grid = _grid(devices="1,2", strategy="single,ddp")
+    grid = _grid(devices="1,2", strategy="single,ddp", step="eager")
     reasons = {cell.label: cell.reason for cell in grid.cells}
     assert reasons["1 device"] is None
     assert reasons["2 devices · ddp"] is None

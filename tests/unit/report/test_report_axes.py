@@ -30,7 +30,7 @@ def test_strategies_vary_where_several_devices_have_different_ones() -> None:
 
 def test_resident_data_has_no_loader_whose_workers_differ() -> None:
     loader = measured.measurement(workers=8)
-    resident = measured.measurement(input="resident", augment="device", workers=0)
+    resident = measured.measurement(input="resident", augment="device", workers=0, step="eager")
     assert axes.varying(cells_of(loader, resident)) == ("input", "augment")
     few = measured.measurement(workers=2)
     assert "workers" in axes.varying(cells_of(loader, few, resident))

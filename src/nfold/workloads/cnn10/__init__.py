@@ -30,7 +30,7 @@ INFO = Info(
     dataset="cifar10",
     training_samples=50_000,
     parameters={"samples": SAMPLES},
-    defaults=Defaults(batch=128, epochs=1),
+    defaults=Defaults(batch=128, epochs=1, data_bytes=50_000 * 32 * 32 * 3),
     augmentation=(("crop", 4), ("flip", 0)),
     flop_per_sample=flop_per_sample,
 )

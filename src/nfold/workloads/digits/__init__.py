@@ -22,6 +22,6 @@ INFO = Info(
     dataset="digits",
     training_samples=1_437,
     parameters={"samples": SAMPLES},
-    defaults=Defaults(batch=128, epochs=10),
+    defaults=Defaults(batch=128, epochs=10, data_bytes=1_437 * 8 * 8),
     flop_per_sample=flop_per_sample,
 )

@@ -22,6 +22,6 @@ INFO = Info(
     dataset="mnist",
     training_samples=60_000,
     parameters={"samples": SAMPLES},
-    defaults=Defaults(batch=100, epochs=3),
+    defaults=Defaults(batch=100, epochs=3, data_bytes=60_000 * 28 * 28),
     flop_per_sample=flop_per_sample,
 )

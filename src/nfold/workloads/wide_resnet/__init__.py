@@ -51,7 +51,7 @@ INFO = Info(
         "width": Parameter(default=10, meaning="factor on the channels of every stage"),
         "samples": SAMPLES,
     },
-    defaults=Defaults(batch=128, epochs=1),
+    defaults=Defaults(batch=128, epochs=1, data_bytes=50_000 * 32 * 32 * 3),
     augmentation=(("crop", 4), ("flip", 0)),
     flop_per_sample=flop_per_sample,
     check=impossible_depth,
