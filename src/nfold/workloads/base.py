@@ -25,6 +25,12 @@ class Parameter:
 
 SAMPLES = Parameter(default=0, meaning="use only so many training samples; 0: all", minimum=0)
 """The parameter that every workload with a data set has."""
+PEAK = Parameter(
+    default=0,
+    meaning="the learning rate's peak in thousandths, reached and left in one cycle; 0: fixed",
+    minimum=0,
+)
+CUTOUT = Parameter(default=0, meaning="side of the square that covers part of an image", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +60,8 @@ class Info:
     """Why a combination of parameters is impossible, or None."""
     unsupported: Callable[[Plan], str | None] = lambda _: None
     """Why a complete plan makes no sense for this workload, whatever the framework, or None."""
+
+    def operations(self, parameters: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        """The augmentation under these parameters."""
+        side = parameters.get("cutout", 0)
+        return (*self.augmentation, ("cutout", side)) if side else self.augmentation

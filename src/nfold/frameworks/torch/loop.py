@@ -29,6 +29,7 @@ from nfold.frameworks.torch.images import Normalizer
 from nfold.frameworks.torch.keeping import State, keeper
 from nfold.frameworks.torch.observe import Length, Recorder
 from nfold.frameworks.torch.precision import Precision
+from nfold.frameworks.torch.rate import Fixed, OneCycle
 from nfold.frameworks.torch.source import preparation, source
 from nfold.frameworks.torch.step import Now, Update, step
 from nfold.frameworks.torch.translate import translated
@@ -57,10 +58,11 @@ class Trainer:
         self.task = task
         self.devices = devices
         self.arrays = limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
-        self.source = source(self.arrays, task, info.augmentation, devices)
+        operations = info.operations(chosen)
+        self.source = source(self.arrays, task, operations, devices)
         self.precision = Precision(cast(str, task.plan.precision), devices.primary)
         self.normalize = Normalizer(self.arrays, cast(str, task.plan.layout), devices.primary)
-        self.prepare = preparation(self.arrays, task, info.augmentation, self.normalize, devices)
+        self.prepare = preparation(self.arrays, task, operations, self.normalize, devices)
         self._now = Now(devices.primary)
         definition = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
         self._build(definition, chosen)
@@ -80,7 +82,12 @@ class Trainer:
             usual = compiled(way, pieces, tuned=plan.kernels == "tuned")
         update = Update(usual, rare, self.source.largest, self.precision, self.optimizer)
         self._step = step(cast(str, plan.step), update, self.devices.primary)
+        self.rate = self._rate(chosen.get("peak", 0) / 1000)
         self.keeper = keeper(self.task, State(self.module, self.optimizer, self.precision.scaler))
+
+    def _rate(self, peak: float) -> Fixed:
+        steps = (self.task.plan.epochs or 1) * len(self.source)
+        return OneCycle(self.optimizer, peak, steps, self.devices.primary) if peak else Fixed()
 
     def step(self, batch: Batch) -> Tensor:
         """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
@@ -115,7 +122,8 @@ class Trainer:
         self.source.epoch = epoch
         started = time.monotonic()
         recorder.begin()
-        for batch in self.source:
+        for number, batch in enumerate(self.source, start=epoch * len(self.source)):
+            self.rate.at(number)
             recorder.step(batch, self.step(batch))
         loss, count = recorder.end()
         seconds = time.monotonic() - started

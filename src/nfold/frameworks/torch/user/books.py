@@ -8,9 +8,9 @@ import torch
 from torch.optim import Optimizer
 
 from nfold.frameworks.base import Observer, Phase
+from nfold.frameworks.torch.capturable import frozen, versions
 from nfold.frameworks.torch.exchange import Exchange
 from nfold.frameworks.torch.share import Ledger
-from nfold.frameworks.torch.user.capturable import frozen, versions
 from nfold.frameworks.torch.user.registry import Prepared
 
 Note = Callable[[], None]

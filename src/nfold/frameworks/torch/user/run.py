@@ -17,6 +17,7 @@ from nfold.errors import UsageError
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.checkpoints import newest
 from nfold.frameworks.torch import parallel
+from nfold.frameworks.torch.capturable import make_capturable
 from nfold.frameworks.torch.exchange import Exchange
 from nfold.frameworks.torch.parallel import WIRE, average_buffers
 from nfold.frameworks.torch.precision import Precision
@@ -24,7 +25,6 @@ from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user import registry
 from nfold.frameworks.torch.user.batches import Division
 from nfold.frameworks.torch.user.books import Books
-from nfold.frameworks.torch.user.capturable import make_capturable
 from nfold.frameworks.torch.user.job import Job
 from nfold.frameworks.torch.user.loader import Augment, Loader, Recipe, settings_of
 from nfold.frameworks.torch.user.model import prepare, same_everywhere

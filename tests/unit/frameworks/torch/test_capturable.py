@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
-from nfold.frameworks.torch.user.capturable import frozen, make_capturable, versions
+from nfold.frameworks.torch.capturable import frozen, make_capturable, versions
 
 CPU = torch.device("cpu")
 KINDS: tuple[Callable[[list[nn.Parameter]], Optimizer], ...] = (
