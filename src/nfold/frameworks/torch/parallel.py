@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nfold.frameworks.base import Task
+from nfold.frameworks.torch.buckets import measured_bucket_bytes
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.exchange import Exchange
 from nfold.frameworks.torch.share import Ledger
@@ -59,7 +60,13 @@ def wrapped(
     wire = WIRE[task.plan.exchange]
     if task.plan.strategy == "nfold":
         groups = [piece.parameters() for piece in pieces or (module,)]
-        Exchange(groups, task.world_size, Ledger(task.world_size), wire=wire)
+        Exchange(
+            groups,
+            task.world_size,
+            Ledger(task.world_size),
+            wire=wire,
+            bucket_bytes=measured_bucket_bytes(devices.primary, task.world_size),
+        )
         return module
     model = DistributedDataParallel(
         module,

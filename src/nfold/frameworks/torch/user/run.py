@@ -17,6 +17,7 @@ from nfold.errors import UsageError
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.checkpoints import newest
 from nfold.frameworks.torch import parallel
+from nfold.frameworks.torch.buckets import measured_bucket_bytes
 from nfold.frameworks.torch.capturable import make_capturable
 from nfold.frameworks.torch.exchange import Exchange
 from nfold.frameworks.torch.parallel import WIRE, average_buffers
@@ -113,6 +114,7 @@ class UserRun:
                     self._job.world_size,
                     self._ledger,
                     wire=WIRE[self.plan.exchange],
+                    bucket_bytes=measured_bucket_bytes(self.device, self.world_size),
                 )
             )
         self._prepared.models.append(module)
