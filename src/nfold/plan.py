@@ -23,6 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "augment": ("cpu", "device"),
     "step": ("eager", "compiled", "captured"),
     "exchange": ("fp32", "bf16"),
+    "batch_norm": ("device", "synchronised"),
 }
 """The values of every named axis. What a framework cannot do of them, it says with a reason."""
 
@@ -58,7 +59,8 @@ class Plan:
 
     ``batch`` is the global batch in samples per step, ``devices`` a count, ``cores_per_device``
     the cores of one CPU device, ``workers`` loader processes per rank. A rank computes its share
-    of a batch in ``accumulate`` parts; gradients are sent as ``exchange``. The length is either
+    of a batch in ``accumulate`` parts; gradients are sent as ``exchange``; ``batch_norm`` is over
+    each device's own samples or, synchronised, over all of the batch. The length is either
     ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
     """
 
@@ -76,6 +78,7 @@ class Plan:
     step: str | None = None
     accumulate: int = 1
     exchange: str = "fp32"
+    batch_norm: str = "device"
     seed: int = 0
     steps: int | None = None
     epochs: int | None = None

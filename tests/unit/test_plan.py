@@ -205,6 +205,7 @@ def test_toml_says_only_what_is_set() -> None:
         'precision = "bf16"',
         "accumulate = 1",
         'exchange = "fp32"',
+        'batch_norm = "device"',
         "seed = 0",
     ]
 
@@ -255,4 +256,4 @@ def test_edit_refuses_what_a_plan_has_not() -> None:
 
 def test_few_fields_have_a_value_from_the_start() -> None:
     set_from_the_start = {f.name for f in fields(Plan) if f.default is not None}
-    assert set_from_the_start == {"framework", "seed", "accumulate", "exchange"}
+    assert set_from_the_start == {"framework", "seed", "accumulate", "exchange", "batch_norm"}

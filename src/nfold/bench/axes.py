@@ -13,7 +13,17 @@ from nfold.workload import Workload
 Scaling = Literal["strong", "weak"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
 
-NAMED = ("framework", "layout", "precision", "strategy", "exchange", "input", "augment", "step")
+NAMED = (
+    "framework",
+    "layout",
+    "precision",
+    "strategy",
+    "exchange",
+    "batch_norm",
+    "input",
+    "augment",
+    "step",
+)
 NUMBERED = ("batch", "workers", "seed")
 LISTS = ("devices", *NAMED, *NUMBERED)
 """Every plan field that takes a comma list."""
@@ -78,7 +88,9 @@ def _entries(name: str, text: str, read: Callable[[str], T]) -> tuple[T, ...]:
     """The entries of a comma list in their order, each once."""
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entries):
-        raise UsageError(f"{name} {text!r} has an empty entry; next: --{name} a,b,c")
+        raise UsageError(
+            f"{name} {text!r} has an empty entry; next: --{name.replace('_', '-')} a,b,c"
+        )
     return tuple(read(entry) for entry in dict.fromkeys(entries))
 
 

@@ -21,7 +21,17 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def _request(workload: str = "digits", **said: object) -> training_plan.Request:
     names = ("devices", "device", "batch", "strategy", "exchange", "layout", "precision")
-    more = ("input_", "augment", "step", "workers", "seed", "epochs", "checkpoint", "data")
+    more = (
+        "input_",
+        "batch_norm",
+        "augment",
+        "step",
+        "workers",
+        "seed",
+        "epochs",
+        "checkpoint",
+        "data",
+    )
     nothing = dict.fromkeys(names + more)
     rest = {"checkpoint_every": 1, "again": False, "results": Path("results")}
     how = {"telemetry_interval": 1.0, "hang_timeout": 60.0, "as_json": False, "plain": False}
