@@ -34,6 +34,11 @@ RULES: tuple[Rule, ...] = (
         "nn.DataParallel adds gradients up on one device: there is no exchange to compress",
     ),
     (
+        lambda plan: plan.strategy == "dp" and plan.batch_norm == "synchronised",
+        "nn.DataParallel runs its devices as threads of one process, which cannot wait for each "
+        "other inside a layer; next: --strategy ddp or nfold",
+    ),
+    (
         lambda plan: plan.strategy == "dp" and plan.device == "cpu",
         "nn.DataParallel drives several GPUs from one process; CPU devices are processes: use ddp",
     ),

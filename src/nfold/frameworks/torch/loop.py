@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nfold import data, workloads
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.torch import layout, parallel
+from nfold.frameworks.torch import batch_norm, layout, parallel
 from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.clock import clock
 from nfold.frameworks.torch.devices import Devices, open_devices
@@ -66,12 +66,14 @@ class Trainer:
         self.optimizer: torch.optim.Optimizer = definition.optimizer(self.module, chosen)
         self.loss = definition.loss
         torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
+        self.ledger = batch_norm.synchronised_by(self.module, self.task.plan)
         self.model = parallel.wrapped(self.module, self.task, self.devices)
         self.keeper = keeper(self.task, State(self.module, self.optimizer, self.precision.scaler))
 
     def step(self, batch: Batch) -> Tensor:
         """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
         images = self.prepare(batch)
+        self.ledger.begin_weighted(batch.count)
         with self.precision.forward():
             loss: Tensor = self.loss(self.model(images), batch.labels)
         weight = batch.weight(self.task.world_size)
