@@ -34,6 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
     "aside": {"aside_on_rank_0": True},
     "different_weights": {"different_weights": True},
     "bf16_exchange": {"plan": {"exchange": "bf16"}},
+    "batch_norm": {"norm": True, "plan": {"batch_norm": "synchronised"}},
+    "own_batch_norm": {"norm": True},
     "stopped": {"folder": "checkpoints", "checkpoint": 3, "stop": True},
     "resumed": {"folder": "checkpoints", "checkpoint": 3},
 }
@@ -79,10 +81,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return results
 
 
-def reference(*, shuffle: bool = True, clip: float | None = None, second: bool = False) -> Tensor:
+def reference(
+    *, shuffle: bool = True, clip: float | None = None, second: bool = False, norm: bool = False
+) -> Tensor:
     """The parameters after two epochs of the script's training without nfold, on one device."""
     torch.manual_seed(3)
-    model = Net()
+    model = Net(norm=norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     x, y = made()
@@ -109,6 +113,7 @@ REFERENCES: dict[str, dict[str, Any]] = {
     "accumulate": {},
     "accumulate_beyond_batch": {"clip": 0.05},
     "second_backward": {"second": True},
+    "batch_norm": {"norm": True},
     "resumed": {},
 }
 
@@ -184,6 +189,21 @@ def reference_aside(world: int) -> Tensor:
             optimizer.step()
             schedule.step()
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_device_s_own_batch_norm_is_another_training(found: Found, world: int) -> None:
+    """So that the weights of ``batch_norm`` agree for a reason."""
+    parameters = torch.tensor(found["own_batch_norm", world][0]["parameters"])
+    assert not torch.allclose(parameters, reference(norm=True), atol=1e-3)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_running_statistics_are_those_of_one_device(found: Found, world: int) -> None:
+    expected = found["batch_norm", 1][0]["running"]
+    for rank in found["batch_norm", world]:
+        for own, alone in zip(rank["running"], expected, strict=True):
+            assert own == pytest.approx(alone, abs=1e-6)
 
 
 def test_a_compressed_exchange_is_close_and_is_used(found: Found) -> None:
