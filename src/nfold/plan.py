@@ -24,6 +24,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "step": ("eager", "compiled", "captured", "compiled+captured"),
     "kernels": ("default", "tuned"),
     "exchange": ("fp32", "bf16"),
+    "batch_norm": ("device", "synchronised"),
 }
 """The values of every named axis. What a framework cannot do of them, it says with a reason."""
 
@@ -63,8 +64,9 @@ class Plan:
 
     ``batch`` is the global batch in samples per step, ``devices`` a count, ``cores_per_device``
     the cores of one CPU device, ``workers`` loader processes per rank. A rank computes its share
-    of a batch in ``accumulate`` parts; gradients are sent as ``exchange``. ``kernels`` says whether
-    a compiled step takes kernels as they come or searches for the fastest. The length is either
+    of a batch in ``accumulate`` parts; gradients are sent as ``exchange``; ``batch_norm`` is over
+    each device's own samples or, synchronised, over all of the batch. ``kernels`` says whether a
+    compiled step takes kernels as they come or searches for the fastest. The length is either
     ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
     """
 
@@ -83,6 +85,7 @@ class Plan:
     kernels: str = "default"
     accumulate: int = 1
     exchange: str = "fp32"
+    batch_norm: str = "device"
     seed: int = 0
     steps: int | None = None
     epochs: int | None = None

@@ -47,6 +47,8 @@ CASES: dict[str, dict[str, Any]] = {
         "reads": True,
         "epochs": 6,
     },
+    "batch_norm": {"norm": True, "plan": {"batch_norm": "synchronised"}},
+    "own_batch_norm": {"norm": True},
     "stopped": {"folder": "checkpoints", "checkpoint": 3, "stop": True},
     "resumed": {"folder": "checkpoints", "checkpoint": 3},
 }
@@ -93,11 +95,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def reference(
-    *, shuffle: bool = True, clip: float | None = None, second: bool = False, epochs: int = 2
+    *,
+    shuffle: bool = True,
+    clip: float | None = None,
+    second: bool = False,
+    norm: bool = False,
+    epochs: int = EPOCHS,
 ) -> Tensor:
     """The parameters after the script's training without nfold, on one device."""
     torch.manual_seed(3)
-    model = Net()
+    model = Net(norm=norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     x, y = made()
@@ -127,6 +134,7 @@ REFERENCES: dict[str, dict[str, Any]] = {
     "captured": {"epochs": 6},
     "captured_in_parts": {"clip": 0.05, "epochs": 6},
     "captured_reading": {"epochs": 6},
+    "batch_norm": {"norm": True},
     "resumed": {},
 }
 
@@ -202,6 +210,21 @@ def reference_aside(world: int) -> Tensor:
             optimizer.step()
             schedule.step()
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_device_s_own_batch_norm_is_another_training(found: Found, world: int) -> None:
+    """So that the weights of ``batch_norm`` agree for a reason."""
+    parameters = torch.tensor(found["own_batch_norm", world][0]["parameters"])
+    assert not torch.allclose(parameters, reference(norm=True), atol=1e-3)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_running_statistics_are_those_of_one_device(found: Found, world: int) -> None:
+    expected = found["batch_norm", 1][0]["running"]
+    for rank in found["batch_norm", world]:
+        for own, alone in zip(rank["running"], expected, strict=True):
+            assert own == pytest.approx(alone, abs=1e-6)
 
 
 def test_a_compressed_exchange_is_close_and_is_used(found: Found) -> None:

@@ -242,6 +242,7 @@ def test_toml_says_only_what_is_set() -> None:
         'kernels = "default"',
         "accumulate = 1",
         'exchange = "fp32"',
+        'batch_norm = "device"',
         "seed = 0",
     ]
 
@@ -292,4 +293,5 @@ def test_edit_refuses_what_a_plan_has_not() -> None:
 
 def test_few_fields_have_a_value_from_the_start() -> None:
     set_from_the_start = {f.name for f in fields(Plan) if f.default is not None}
-    assert set_from_the_start == {"framework", "seed", "accumulate", "exchange", "kernels"}
+    free = {"framework", "seed", "accumulate", "exchange", "kernels", "batch_norm"}
+    assert set_from_the_start == free

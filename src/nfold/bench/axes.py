@@ -19,6 +19,7 @@ NAMED = (
     "precision",
     "strategy",
     "exchange",
+    "batch_norm",
     "input",
     "augment",
     "step",
@@ -88,7 +89,9 @@ def _entries(name: str, text: str, read: Callable[[str], T]) -> tuple[T, ...]:
     """The entries of a comma list in their order, each once."""
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entries):
-        raise UsageError(f"{name} {text!r} has an empty entry; next: --{name} a,b,c")
+        raise UsageError(
+            f"{name} {text!r} has an empty entry; next: --{name.replace('_', '-')} a,b,c"
+        )
     return tuple(read(entry) for entry in dict.fromkeys(entries))
 
 

@@ -26,6 +26,9 @@ Device = Annotated[str | None, typer.Option(help="cuda or cpu.")]
 Batch = Annotated[Axis, _axis("batch", "Global batches, in samples.")]
 Strategy = Annotated[Axis, _axis("strategy", "ddp, nfold (its own exchange), dp.")]
 Exchange = Annotated[Axis, _axis("exchange", "What gradients are sent as: fp32, bf16.")]
+BatchNorm = Annotated[
+    Axis, _axis("batch-norm", "Over one device's samples or all: device, synchronised.")
+]
 Layout = Annotated[Axis, _axis("layout", "channels_first, channels_last.")]
 Precision = Annotated[Axis, _axis("precision", "fp32, tf32, bf16, fp16.")]
 FrameworkName = Annotated[Axis, _axis("framework", "torch, simulated.")]
@@ -65,6 +68,7 @@ def command(
     batch: Batch = None,
     strategy: Strategy = None,
     exchange: Exchange = None,
+    batch_norm: BatchNorm = None,
     layout: Layout = None,
     precision: Precision = None,
     framework: FrameworkName = None,

@@ -45,6 +45,7 @@ class Request:
     batch: str | None
     strategy: str | None
     exchange: str | None
+    batch_norm: str | None
     layout: str | None
     precision: str | None
     framework: str | None

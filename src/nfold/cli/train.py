@@ -30,6 +30,9 @@ Devices = Annotated[Field, _field("devices", "A count, 2 or cpu:2; all GPUs or 1
 Batch = Annotated[Field, _field("batch", "The global batch, in samples.")]
 Strategy = Annotated[Field, _field("strategy", "ddp, nfold (its own exchange), dp.")]
 Exchange = Annotated[Field, _field("exchange", "What gradients are sent as: fp32, bf16.")]
+BatchNorm = Annotated[
+    Field, _field("batch-norm", "Over one device's samples or all: device, synchronised.")
+]
 Layout = Annotated[Field, _field("layout", "channels_first, channels_last.")]
 Precision = Annotated[Field, _field("precision", "fp32, tf32, bf16, fp16.")]
 Input = Annotated[Field, _field("input", "loader, resident.")]
@@ -56,6 +59,7 @@ def command(
     batch: Batch = None,
     strategy: Strategy = None,
     exchange: Exchange = None,
+    batch_norm: BatchNorm = None,
     layout: Layout = None,
     precision: Precision = None,
     input_: Input = None,

@@ -33,6 +33,7 @@ class Request:
     batch: str | None
     strategy: str | None
     exchange: str | None
+    batch_norm: str | None
     layout: str | None
     precision: str | None
     input_: str | None
@@ -63,7 +64,7 @@ class Request:
     def fields(self) -> dict[str, str | None]:
         """The plan fields that a flag may set, as text."""
         names = ("devices", "batch", "strategy", "exchange", "layout", "precision")
-        more = ("augment", "step", "kernels", "workers", "seed")
+        more = ("batch_norm", "augment", "step", "kernels", "workers", "seed")
         return {name: getattr(self, name) for name in names + more} | {"input": self.input_}
 
 
@@ -116,7 +117,9 @@ def plan_of(request: Request, workload: Workload, file: Path = PLAN_FILE) -> Pla
     for name, entries in axes.changes.items():
         if len(entries) != 1:
             text = request.fields[name]
-            raise UsageError(f"--{name} {text}: train takes one value; next: nfold bench")
+            raise UsageError(
+                f"--{name.replace('_', '-')} {text}: train takes one value; next: nfold bench"
+            )
         changes |= entries[0]
     told = _plan_in(file)
     epochs = told.epochs if request.epochs is None else request.epochs

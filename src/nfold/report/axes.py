@@ -28,12 +28,14 @@ AXES = (
     "devices",
     "strategy",
     "exchange",
+    "batch_norm",
     "workers",
     "cores_per_device",
 )
 """Everything that tells cells apart, in the order of the table's columns and of its lines."""
 
 NAMES = {
+    "batch_norm": "batch norm",
     "device": "device type",
     "cores_per_device": "cores per device",
     "workers": "loader workers",
@@ -92,10 +94,11 @@ def shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 def _matters(axis: str, plan: Plan) -> bool:
     """A GPU is not a share of cores; resident data needs no loader; one length is set.
 
-    Gradients go as they are unless somebody wanted it otherwise.
+    Gradients go as they are, and batch norm is a device's own, unless somebody wanted it
+    otherwise.
     """
-    if axis == "exchange":
-        return plan.exchange != "fp32"
+    if axis in ("exchange", "batch_norm"):
+        return bool(getattr(plan, axis) != getattr(Plan(), axis))
     if axis == "cores_per_device":
         return plan.device == "cpu"
     if axis == "workers":

@@ -21,14 +21,15 @@ EPOCHS = 2
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, norm: bool = False) -> None:
         super().__init__()
         self.first = nn.Linear(FEATURES, 8)
+        self.norm = nn.BatchNorm1d(8) if norm else nn.Identity()
         self.second = nn.Linear(8, CLASSES)
         self.aside = nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor, *, aside: bool = False) -> Tensor:
-        hidden = torch.relu(self.first(x))
+        hidden = torch.relu(self.norm(self.first(x)))
         result: Tensor = self.aside(hidden) if aside else self.second(hidden)
         return result
 
@@ -63,7 +64,7 @@ def data_of(kind: str, x: Tensor, y: Tensor) -> Any:
 def main(case: dict[str, Any], out: str) -> None:
     run = nfold.Run(**case.get("plan", {}))
     torch.manual_seed(run.rank if case.get("different_weights") else 3)
-    model = Net()
+    model = Net(norm=bool(case.get("norm")))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     model, optimizer, schedule = run.prepare(model, optimizer, schedule)
@@ -117,6 +118,7 @@ def write(run: Any, model: Any, loader: Any, seen: Any, resumed: Any, out: str) 
             count += len(labels)
     found = {
         "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(),
+        "running": [b.tolist() for b in model.buffers()],
         "aside_has_gradient": model.aside.weight.grad is not None,
         "right": run.sum(right),
         "count": run.sum(count),

@@ -23,6 +23,7 @@ def _request(workload: str = "digits", **said: object) -> training_plan.Request:
     names = ("devices", "device", "batch", "strategy", "exchange", "layout", "precision")
     more = (
         "input_",
+        "batch_norm",
         "augment",
         "step",
         "kernels",

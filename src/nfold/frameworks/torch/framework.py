@@ -30,6 +30,10 @@ RULES: tuple[Rule, ...] = (
         "a compiled or captured step exchanges gradients itself; next: --strategy nfold",
     ),
     (
+        lambda plan: "compiled" in str(plan.step) and plan.batch_norm == "synchronised",
+        "synchronised batch norm cannot be compiled; next: --step captured or eager",
+    ),
+    (
         lambda plan: plan.kernels == "tuned" and "compiled" not in str(plan.step),
         "only a compiled step has kernels to tune; next: --step compiled",
     ),
@@ -45,6 +49,11 @@ RULES: tuple[Rule, ...] = (
     (
         lambda plan: plan.strategy == "dp" and plan.exchange != "fp32",
         "nn.DataParallel adds gradients up on one device: there is no exchange to compress",
+    ),
+    (
+        lambda plan: plan.strategy == "dp" and plan.batch_norm == "synchronised",
+        "nn.DataParallel runs its devices as threads of one process, which cannot wait for each "
+        "other inside a layer; next: --strategy ddp or nfold",
     ),
     (
         lambda plan: plan.strategy == "dp" and plan.device == "cpu",

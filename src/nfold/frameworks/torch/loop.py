@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nfold import data, workloads
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.torch import layout, parallel
+from nfold.frameworks.torch import batch_norm, layout, parallel
 from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.clock import clock
 from nfold.frameworks.torch.devices import Devices, open_devices
@@ -74,6 +74,7 @@ class Trainer:
         self.module: nn.Module = layout.place(module, cast(str, self.task.plan.layout))
         self.optimizer: torch.optim.Optimizer = definition.optimizer(self.module, chosen)
         torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
+        self.ledger = batch_norm.synchronised_by(self.module, self.task.plan)
         plan, pieces = self.task.plan, pieces_of(self.module, self.task)
         self.model = parallel.wrapped(self.module, self.task, self.devices, pieces)
         way = Way(self.source.unpack, self.prepare, definition.loss, self.precision)
@@ -91,6 +92,7 @@ class Trainer:
 
     def step(self, batch: Batch) -> Tensor:
         """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
+        self.ledger.begin_weighted(batch.count)
         weight = batch.weight(self.task.world_size)
         return self._step(batch.tensors, self._now(batch.epoch), weight)
 

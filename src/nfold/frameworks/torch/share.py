@@ -31,11 +31,19 @@ class Ledger:
     """
 
     def __init__(self, world_size: int) -> None:
+        self._ranks = world_size
         self.share = Share(count=1, global_count=world_size)
 
     def begin(self, share: Share) -> None:
         """A loader hands out this share next."""
         self.share = share
+
+    def begin_weighted(self, count: int) -> None:
+        """This rank has ``count`` samples next, and its loss is weighted by them already.
+
+        So all ranks count the same from there on, but for one that has none.
+        """
+        self.share = Share(count=min(1, count), global_count=self._ranks)
 
     def even(self, world_size: int) -> bool:
         """Whether this rank's weight in a step is one over the number of ranks."""

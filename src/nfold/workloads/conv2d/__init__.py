@@ -40,6 +40,8 @@ def unsupported(plan: Plan) -> str | None:
         return f"augment {plan.augment!r}: conv2d augments nothing; use 'cpu'"
     if plan.strategy == "nfold" or plan.exchange != "fp32":
         return "conv2d has no gradients to exchange; allowed are strategies ddp, dp"
+    if plan.batch_norm != "device":
+        return f"batch_norm {plan.batch_norm!r}: conv2d has no batch norm; use 'device'"
     if plan.step != "eager":
         return f"step {plan.step!r}: conv2d runs 'eager' only"
     if plan.precision == "tf32" and plan.device == "cpu":

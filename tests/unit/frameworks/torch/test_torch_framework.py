@@ -30,6 +30,9 @@ def test_resident_images_are_not_augmented_on_the_cpu(input_: str, augment: str 
         ({"strategy": "ddp", "exchange": "bf16"}, "--strategy nfold"),
         ({"strategy": "nfold", "exchange": "bf16"}, None),
         ({"strategy": "dp", "exchange": "bf16"}, "no exchange to compress"),
+        ({"strategy": "ddp", "batch_norm": "synchronised"}, None),
+        ({"strategy": "nfold", "batch_norm": "synchronised"}, None),
+        ({"strategy": "dp", "batch_norm": "synchronised"}, "threads of one process"),
     ],
 )
 def test_how_gradients_are_exchanged(changes: dict[str, object], said: str | None) -> None:

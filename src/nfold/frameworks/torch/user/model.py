@@ -14,9 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nfold.frameworks.torch.batch_norm import synchronise
+from nfold.frameworks.torch.disguise import disguised
 from nfold.frameworks.torch.layout import FORMATS
 from nfold.frameworks.torch.nested import over_tensors
 from nfold.frameworks.torch.precision import AUTOCAST
+from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.moving import moved
 from nfold.plan import Plan
 
@@ -27,14 +30,20 @@ class Prepared:
     original: type[nn.Module]
 
 
-def prepare(module: nn.Module, plan: Plan, device: torch.device) -> nn.Module:
-    """The same module on ``device``, as the complete ``plan`` says; twice is once."""
+def prepare(
+    module: nn.Module, plan: Plan, device: torch.device, ledger: Ledger | None = None
+) -> nn.Module:
+    """The same module on ``device``, as the complete ``plan`` says; twice is once.
+
+    ``ledger`` says what this rank's samples count in each step; without it all ranks' do alike.
+    """
     if isinstance(module, Prepared):
         return module
     module.to(device)
     memory = FORMATS[plan.layout or "channels_first"]
     if plan.layout == "channels_last":
         module.to(memory_format=memory)  # type: ignore[call-overload]
+    synchronise(module, plan, ledger or Ledger(plan.devices or 1))
     module.__class__ = _prepared(type(module), plan, device)
     return module
 
@@ -54,18 +63,7 @@ def _prepared(original: type[nn.Module], plan: Plan, device: torch.device) -> ty
         with torch.autocast(device.type, dtype=half):
             return _in_full(inner(self, *args, **kwargs), half)
 
-    def reduce(self: nn.Module, protocol: Any) -> Any:
-        reduced: Any = nn.Module.__reduce_ex__(self, protocol)
-        return (_bare, (original,), *reduced[2:])
-
-    body = {"forward": forward, "original": original, "__reduce_ex__": reduce}
-    body |= {"__module__": original.__module__, "__doc__": original.__doc__}
-    return type(original.__name__, (Prepared, original), body)
-
-
-def _bare(original: type[nn.Module]) -> nn.Module:
-    """An object of the user's class that copy and pickle then fill."""
-    return original.__new__(original)
+    return disguised(original, Prepared, forward)
 
 
 def _in_full(output: Any, half: torch.dtype) -> Any:

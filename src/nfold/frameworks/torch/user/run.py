@@ -104,7 +104,7 @@ class UserRun:
     def _prepare_model(self, module: nn.Module) -> None:
         if module in self._prepared.models:
             return
-        prepare(module, self.plan, self._job.device)
+        prepare(module, self.plan, self._job.device, self._ledger)
         if self._job.world_size > 1:
             same_everywhere([*module.parameters(), *module.buffers()])
         if self._job.world_size > 1 or self.plan.accumulate > 1:

@@ -1,0 +1,239 @@
+"""Batch norm over the global batch: what the plan's ``batch_norm`` ``synchronised`` does.
+
+Mean and variance are those of all ranks' samples together, each counting once, so that a
+training does not depend on the number of devices (S. Ioffe and C. Szegedy, Batch Normalization,
+ICML 2015). PyTorch's SyncBatchNorm works on GPUs alone and lets the host wait for the device;
+this one works on CPUs too and never waits, so that a step may be captured as a CUDA graph.
+
+Forward gathers every rank's mean, variance and count, and merges them (T. Chan and others,
+Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979), which no large
+mean spoils as a difference of sums of squares does. Backward adds two sums per channel up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.disguise import disguised
+from nfold.frameworks.torch.share import Ledger, Share
+from nfold.plan import Plan
+
+ALL_GATHER: Callable[[Tensor, Tensor], Any] = (
+    dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+)
+"""The function's name from torch 2.13 on, and before."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of all ranks together: biased ``variance`` and ``mean`` [channels], ``count`` [1]."""
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+
+class Synchronised:
+    """Marks the subclasses that ``synchronise`` makes; ``original`` is the layer's own class."""
+
+    original: type[nn.Module]
+
+
+def synchronise(module: nn.Module, plan: Plan, ledger: Ledger) -> None:
+    """Let the batch norms of ``module`` use the global batch, where the plan says so.
+
+    Each stays the same object with its names and its state. ``ledger`` says in every step what
+    this rank's samples count. UsageError for a layer whose forward is its own.
+    """
+    if plan.batch_norm != "synchronised" or (plan.devices or 1) == 1:
+        return
+    for name, layer in module.named_modules():
+        if isinstance(layer, Synchronised | nn.SyncBatchNorm) or not isinstance(layer, _BatchNorm):
+            continue
+        if type(layer).forward is not _BatchNorm.forward:
+            raise UsageError(
+                f"batch_norm 'synchronised' cannot replace the forward of {name} "
+                f"({type(layer).__name__}); allowed are nn.BatchNorm1d, 2d and 3d; "
+                "next: batch_norm 'device'"
+            )
+        layer.__class__ = _synchronised(type(layer), plan, ledger)  # type: ignore[assignment]
+
+
+def synchronised_by(module: nn.Module, plan: Plan) -> Ledger:
+    """``synchronise`` by a new ledger, which has to be told what this rank has in every step."""
+    ledger = Ledger(plan.devices or 1)
+    synchronise(module, plan, ledger)
+    return ledger
+
+
+def _synchronised(original: type[_BatchNorm], plan: Plan, ledger: Ledger) -> type[nn.Module]:
+    normalised: Callable[..., Tensor] = _normalised
+    if "compiled" in (plan.step or ""):
+        normalised = torch.compiler.disable(normalised)  # type: ignore[no-untyped-call]
+
+    def forward(self: _BatchNorm, x: Tensor) -> Tensor:
+        return normalised(self, x, ledger.share) if self.training else original.forward(self, x)
+
+    return disguised(original, Synchronised, forward)
+
+
+def _normalised(layer: _BatchNorm, x: Tensor, share: Share) -> Tensor:
+    layer._check_input_dim(x)  # type: ignore[no-untyped-call]
+    found = gathered(x.detach(), counted=share.count > 0)
+    _remember(layer, found)
+    relative = share.weight * dist.get_world_size()
+    apply = cast(Callable[..., Tensor], Normalise.apply)
+    return apply(x, layer.weight, layer.bias, found, layer.eps, relative)
+
+
+def gathered(x: Tensor, *, counted: bool) -> Statistics:
+    """The statistics of ``x`` [n, channels, ...] over all ranks, those not ``counted`` left out.
+
+    Computed in fp32, or in fp64 for fp64.
+    """
+    channels = x.shape[1]
+    count = x.numel() // channels if counted else 0
+    own = x.new_zeros(2 * channels + 1, dtype=_computed_in(x))
+    if count:
+        own = torch.cat([*_moments(x), own.new_full((1,), count)])
+    every = own.new_empty(dist.get_world_size() * len(own))
+    ALL_GATHER(every, own)
+    means, variances, counts = torch.split(every.view(-1, len(own)), [channels, channels, 1], dim=1)
+    total = counts.sum(0)
+    mean = (counts * means).sum(0) / total
+    variance = (counts * (variances + (means - mean).square())).sum(0) / total
+    return Statistics(mean, variance, total)
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance per channel: in one pass on GPUs, and of 16-bit values in fp32."""
+    whole = x if x.is_cuda else x.to(_computed_in(x))
+    mean, variance = torch.batch_norm_update_stats(whole, None, None, 0.0)
+    return mean, variance
+
+
+@torch.no_grad()
+def _remember(layer: _BatchNorm, found: Statistics) -> None:
+    """Move the running statistics as nn.BatchNorm does, reading nothing back from the device."""
+    if layer.running_mean is None or layer.running_var is None:
+        return
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+    unbiased = found.variance * (found.count / (found.count - 1).clamp(min=1))
+    for running, new in ((layer.running_mean, found.mean), (layer.running_var, unbiased)):
+        running.lerp_(new.to(running.dtype), _momentum(layer, running.dtype))
+
+
+def _momentum(layer: _BatchNorm, dtype: torch.dtype) -> Any:
+    """What a new value counts; without a momentum every batch so far counts the same."""
+    if layer.momentum is not None:
+        return layer.momentum
+    return cast(Tensor, layer.num_batches_tracked).to(dtype).reciprocal()
+
+
+class Normalise(torch.autograd.Function):
+    """``x`` normalised by the global statistics, with the gradient that runs through them.
+
+    ``relative`` is what this rank's gradient counts in the global one, against an even share:
+    others' gradients must reach it on the scale of its own, because it is weighted later.
+    A rank whose samples are not counted gets none.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        found: Statistics,
+        eps: float,
+        relative: float,
+    ) -> Tensor:
+        """The normalised ``x``, of its type and layout."""
+        mean, variance = found.mean, found.variance
+        inverse = (variance + eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean, inverse, found.count)
+        ctx.relative = relative
+        slope, offset = (None if p is None else p.to(mean.dtype) for p in (weight, bias))
+        return nn.functional.batch_norm(x, mean, variance, slope, offset, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        """Gradients of ``x``, ``weight`` and ``bias``; the latter two are this rank's own."""
+        x, weight, mean, inverse, count = ctx.saved_tensors
+        dy = dy.contiguous(memory_format=_format(x))
+        sums = _sums(dy, x, mean, inverse)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            summed = _summed(torch.cat(sums), ctx.relative)
+            of_x = _gradient(dy, x, (weight, mean, inverse), summed / count)
+        of_weight = (sums[1] * inverse).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        of_bias = sums[0].to(dy.dtype if weight is None else weight.dtype)
+        return of_x, of_weight, of_bias if ctx.needs_input_grad[2] else None, None, None, None
+
+
+def _summed(sums: Tensor, relative: float) -> Tensor:
+    """The sum over ranks of weighted sums, on the scale of this rank's own gradient."""
+    if relative != 1:
+        sums = sums * relative
+    dist.all_reduce(sums)
+    if relative != 1:
+        sums = sums * (1 / relative if relative else 0.0)
+    return sums
+
+
+def _sums(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """Per channel, over this rank: of ``dy``, and of ``dy`` times the centred ``x``."""
+    if x.is_cuda:
+        return torch.batch_norm_backward_reduce(  # one pass over both
+            dy, x, mean, inverse, None, True, False, False
+        )[:2]
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    wide = dy.to(mean.dtype)
+    return wide.sum(dims), (wide * (x - _across(mean, x))).sum(dims)
+
+
+def _gradient(
+    dy: Tensor, x: Tensor, layer: tuple[Tensor | None, Tensor, Tensor], means: Tensor
+) -> Tensor:
+    """``dy`` less its mean and less what it shares with ``x``, scaled; ``layer`` is what scales.
+
+    ``means`` [2 · channels] are the two sums over all ranks, divided by the global count.
+    """
+    weight, mean, inverse = layer
+    of_dy, of_product = means.chunk(2)
+    if x.is_cuda:
+        wide = None if weight is None else weight.to(mean.dtype)
+        one = torch.ones(1, dtype=torch.int32, device=x.device)
+        return torch.batch_norm_backward_elemt(dy, x, mean, inverse, wide, of_dy, of_product, one)
+    slope = _across(inverse.square() * of_product, x)
+    shared = _across(of_dy, x) + (x - _across(mean, x)) * slope
+    scale = inverse if weight is None else inverse * weight
+    return ((dy - shared) * _across(scale, x)).to(x.dtype)
+
+
+def _across(values: Tensor, x: Tensor) -> Tensor:
+    """Values [channels] that broadcast over ``x`` [n, channels, ...]."""
+    return values.view(1, -1, *(1,) * (x.dim() - 2))
+
+
+def _computed_in(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    """The layout that ``x`` has: GPU kernels read two tensors in one order."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(x.dim())
+    dense = last is not None and x.is_contiguous(memory_format=last)
+    return last if last is not None and dense else torch.contiguous_format

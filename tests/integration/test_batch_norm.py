@@ -1,0 +1,155 @@
+"""Batch norm over the global batch: 2, 3 and 4 gloo ranks against plain layers on one device."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from integration.scripts.synchronised import COUNTS, LAYERS, TRAININGS, layers, losses, samples
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "synchronised.py"
+TESTS = Path(__file__).parent.parent
+WORLDS = (1, 2, 3, 4)
+APPROXIMATE = {"large_mean": 2e-3, "bf16": 6e-2}
+"""Tolerances of what is not computed in fp64."""
+
+Found = dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What every rank of every world found."""
+    return {world: launch(world, tmp_path_factory.mktemp(f"world-{world}")) for world in WORLDS}
+
+
+def launch(world: int, folder: Path, kind: str = "cpu") -> list[dict[str, Any]]:
+    """Run the script on ``world`` ranks to their end; what each found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    path = f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(folder), kind],
+            env={**os.environ, **shared, "RANK": str(rank), "PYTHONPATH": path},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    errors = [rank.communicate()[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(errors)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+
+
+def reference(name: str) -> dict[str, Any]:
+    """The same two steps with plain layers on the whole batch in fp64."""
+    module = layers(name).double()
+    x, factors = (part.double() for part in samples(name))
+    for scale in (0.5, 1.0):
+        module.zero_grad()
+        whole = (x * scale).requires_grad_()
+        outputs = module(whole)
+        losses(outputs, factors).mean().backward()  # type: ignore[no-untyped-call]
+    return {
+        "outputs": outputs.detach(),
+        "of_x": whole.grad,
+        "gradients": [parameter.grad for parameter in module.parameters()],
+        "state": module.state_dict(),
+    }
+
+
+def close(name: str, one: Tensor, other: Tensor) -> bool:
+    tolerance = APPROXIMATE.get(name, 1e-12)
+    scale = max(1.0, float(other.abs().max()))
+    return one.shape == other.shape and torch.allclose(
+        one.double(), other.double(), rtol=tolerance, atol=tolerance * scale
+    )
+
+
+several = pytest.mark.parametrize("world", [2, 3, 4])
+every = pytest.mark.parametrize("name", LAYERS)
+
+
+@several
+@every
+def test_outputs_are_those_of_the_whole_batch(found: Found, name: str, world: int) -> None:
+    together = torch.cat([rank[name]["outputs"] for rank in found[world]])
+    assert close(name, together, reference(name)["outputs"])
+
+
+@several
+@every
+def test_gradients_are_those_of_the_whole_batch(found: Found, name: str, world: int) -> None:
+    expected = reference(name)
+    assert close(name, torch.cat([rank[name]["of_x"] for rank in found[world]]), expected["of_x"])
+    for rank in found[world]:
+        pairs = zip(rank[name]["gradients"], expected["gradients"], strict=True)
+        assert all(close(name, own, whole) for own, whole in pairs)
+
+
+@several
+@every
+def test_the_state_is_that_of_the_whole_batch_on_every_rank(
+    found: Found, name: str, world: int
+) -> None:
+    expected = reference(name)["state"]
+    for rank in found[world]:
+        state = rank[name]["state"]
+        assert list(state) == list(expected)
+        assert all(close(name, state[key], expected[key]) for key in expected)
+        assert all(torch.equal(state[k], v) for k, v in found[world][0][name]["state"].items())
+
+
+def test_a_sample_that_pads_has_no_gradient(found: Found) -> None:
+    """Of a loss that is weighted already; else the exchange counts what it has zero."""
+    of_x = found[3][COUNTS[3].index(0)]["loss_weighted"]["padded_of_x"]
+    assert of_x.shape[0] == 1
+    assert (of_x == 0).all()
+
+
+def test_types_and_layouts_are_kept(found: Found) -> None:
+    (first, *_) = found[2]
+    assert first["bf16"]["outputs"].dtype == torch.bfloat16
+    assert first["channels_last"]["is_channels_last"]
+    assert not first["2d"]["is_channels_last"]
+
+
+@several
+def test_statistics_of_16_bit_values_are_computed_in_32(found: Found, world: int) -> None:
+    state, expected = found[world][0]["bf16"]["state"], reference("bf16")["state"]
+    for key in ("0.running_mean", "0.running_var"):
+        assert torch.allclose(state[key].double(), expected[key], rtol=1e-5)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", [name for name in TRAININGS if name != "device"])
+def test_losses_do_not_depend_on_the_number_of_devices(found: Found, name: str, world: int) -> None:
+    (alone,) = found[1]
+    assert len(alone[name]) == 50
+    for rank in found[world]:
+        assert rank[name] == pytest.approx(alone[name], rel=1e-8)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_losses_depend_on_it_where_every_device_has_its_own_statistics(
+    found: Found, world: int
+) -> None:
+    """So the test above can fail."""
+    (alone,) = found[1]
+    others = found[world][0]["device"]
+    apart = [abs(other / one - 1) for one, other in zip(alone["device"], others, strict=True)]
+    assert apart[0] > 1e-4
+    assert max(apart) > 1e-2

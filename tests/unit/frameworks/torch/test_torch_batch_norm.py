@@ -1,0 +1,79 @@
+"""Batch norm over the global batch: which layers are changed, and that they stay themselves."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nfold.errors import UsageError
+from nfold.frameworks.torch.batch_norm import Synchronised, synchronise
+from nfold.frameworks.torch.share import Ledger
+from nfold.plan import Plan
+
+TWO = Plan(devices=2, batch_norm="synchronised")
+
+
+class Own(nn.BatchNorm2d):
+    """A layer with a forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(super().forward(x))
+
+
+def made() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.InstanceNorm2d(4))
+
+
+@pytest.mark.parametrize(
+    ("plan", "changed"),
+    [(TWO, True), (TWO.edit(devices=1), False), (TWO.edit(batch_norm="device"), False)],
+)
+def test_layers_change_where_the_plan_says_so_on_several_devices(plan: Plan, changed: bool) -> None:
+    module = made()
+    names, norm = list(module.state_dict()), module[1]
+    synchronise(module, plan, Ledger(2))
+    assert isinstance(module[1], Synchronised) is changed
+    assert module[1] is norm
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert list(module.state_dict()) == names
+    assert [type(module[at]) for at in (0, 2)] == [nn.Conv2d, nn.InstanceNorm2d]
+
+
+def test_twice_is_once() -> None:
+    module = made()
+    synchronise(module, TWO, Ledger(2))
+    once = type(module[1])
+    synchronise(module, TWO, Ledger(2))
+    assert type(module[1]) is once
+
+
+def test_an_evaluation_is_that_of_the_plain_layer() -> None:
+    """In eval mode no rank waits for another: there is no process group here."""
+    module, plain, x = made(), made(), torch.randn(2, 3, 4, 4)
+    plain.load_state_dict(module.state_dict())
+    synchronise(module, TWO, Ledger(2))
+    assert torch.equal(module.eval()(x), plain.eval()(x))
+
+
+def test_a_copy_and_a_pickle_are_plain_again() -> None:
+    module = made()
+    synchronise(module, TWO, Ledger(2))
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert type(other[1]) is nn.BatchNorm2d
+        assert all(map(torch.equal, other.state_dict().values(), module.state_dict().values()))
+
+
+def test_a_forward_of_its_own_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"forward of 0 \(Own\); allowed are nn.BatchNorm1d"):
+        synchronise(nn.Sequential(Own(3)), TWO, Ledger(2))
+
+
+def test_a_loss_that_is_weighted_already_leaves_equal_weights() -> None:
+    ledger = Ledger(4)
+    for count, weight in ((5, 0.25), (1, 0.25), (0, 0.0)):
+        ledger.begin_weighted(count)
+        assert ledger.share.weight == weight
