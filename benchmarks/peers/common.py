@@ -39,8 +39,12 @@ def opened(job: Job) -> Devices:
 
 
 @contextmanager
-def joined(job: Job, devices: Devices) -> Iterator[None]:
-    """In the process group of the arm's ranks, where there are several."""
+def joined(job: Job, devices: Devices, *, leave: bool = True) -> Iterator[None]:
+    """In the process group of the arm's ranks, where there are several.
+
+    Without ``leave`` the group ends with the process: leaving it hangs while a CUDA graph that
+    captured its exchange is alive.
+    """
     if job.world_size == 1:
         yield
         return
@@ -49,7 +53,8 @@ def joined(job: Job, devices: Devices) -> Iterator[None]:
     try:
         yield
     except Stop:
-        dist.destroy_process_group()
+        if leave:
+            dist.destroy_process_group()
         raise
 
 

@@ -30,7 +30,7 @@ def drive(job: Job, task: Task) -> None:
     from nfold.frameworks.torch.loop import Trainer
 
     devices = open_devices(task)
-    with joined(job, devices):
+    with joined(job, devices, leave=False):
         trainer = Trainer(task, devices)
         turns = turns_of(job, devices, queued_steps=4 * (task.plan.workers or 0))
         trainer.model.train()

@@ -78,7 +78,8 @@ def main(arguments: list[str]) -> None:
             one_run(asked, devices, record)
     finally:
         record.save()
-    print(efficiencies([(work.devices, windows) for work, _, windows in record.runs]))
+    rates = [(work.devices, windows) for work, _, windows in record.runs]
+    print(efficiencies(rates, [spec.name for spec in asked.arm]))
 
 
 def one_run(asked: argparse.Namespace, devices: int, record: Record) -> None:

@@ -78,17 +78,16 @@ def table(arms: Sequence[Arm], windows: Sequence[Window], baselines: Sequence[st
     return aligned(rows)
 
 
-def efficiencies(runs: Sequence[tuple[int, Sequence[Window]]]) -> str:
-    """A table of every arm's efficiency, where the runs include one device."""
+def efficiencies(runs: Sequence[tuple[int, Sequence[Window]]], names: Sequence[str]) -> str:
+    """A table of every arm's efficiency; empty where no run has one device or none several."""
     one = next((windows for devices, windows in runs if devices == 1), ())
-    names = list(dict.fromkeys(window.arm for window in one))
     several = [(devices, windows) for devices, windows in runs if devices > 1]
     rows = [["efficiency", *(str(devices) for devices, _ in several)]]
     for name in names:
         first = rates_of(one, name)
         found = [efficiency(rates_of(windows, name), first, n) for n, windows in several]
         rows.append([name, *(shown(interval, ".3f") for interval in found)])
-    return aligned(rows) if several and names else ""
+    return aligned(rows) if several and one else ""
 
 
 def shown(interval: Interval | None, form: str) -> str:

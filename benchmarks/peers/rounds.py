@@ -54,7 +54,7 @@ def started(arms: list[Arm], pace: Pace, *, one_by_one: bool) -> None:
             arm.start()
         deadline = time.monotonic() + pace.ready_s
         for arm in group:
-            _attempt(arm, lambda arm=arm: arm.ready.extend(arm.answers(deadline)))
+            arm.ready = _attempt(arm, arm.answers, deadline) or []
 
 
 def measure(arms: list[Arm], pace: Pace, keep: Callable[[Window], None]) -> None:
@@ -65,7 +65,7 @@ def measure(arms: list[Arm], pace: Pace, keep: Callable[[Window], None]) -> None
         order = living(arms)
         draw.shuffle(order)
         for arm in order:
-            window = _attempt(arm, lambda arm=arm: turn(arm, number, steps[arm.spec.name], pace))
+            window = _attempt(arm, turn, arm, number, steps[arm.spec.name], pace)
             if window:
                 keep(window)
 
@@ -79,7 +79,7 @@ def calibrated(arm: Arm, pace: Pace) -> int:
     """Steps of an arm that take ``window_s``; found in two turns, a short and a longer one."""
     steps = CALIBRATION_STEPS
     for part in (0.3, 1.0):
-        window = _attempt(arm, lambda steps=steps: turn(arm, -1, steps, pace))
+        window = _attempt(arm, turn, arm, -1, steps, pace)
         if window is None:
             break
         steps = max(1, round(part * pace.window_s * window.steps / max(window.seconds)))
@@ -103,10 +103,10 @@ def turn(arm: Arm, number: int, steps: int, pace: Pace) -> Window:
     )
 
 
-def _attempt(arm: Arm, act: Callable[[], Any]) -> Any:
+def _attempt(arm: Arm, act: Callable[..., Any], *arguments: Any) -> Any:
     """What ``act`` gives, or None where the arm fails in it, which ends the arm and no other."""
     try:
-        return act()
+        return act(*arguments)
     except ArmFailed as error:
         arm.fail(error)
         print(f"{arm.spec.name} failed: {error}", file=sys.stderr)
