@@ -1,0 +1,67 @@
+"""nfold's own step: a plan whose fields are the arm's, driven as ``nfold bench`` drives it.
+
+The workload is cut to whole batches, so that like its peers it has no incomplete last one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from job import Job, run
+
+from nfold.frameworks.base import Task
+from nfold.frameworks.torch.cores import claimed_cores
+from nfold.plan import MINIMUM, Plan
+from nfold.telemetry.inspection import inspect_machine
+
+
+def main(job: Job) -> None:
+    task = task_of(job)
+    with claimed_cores(task.plan, task.local_rank):
+        drive(job, task)
+
+
+def drive(job: Job, task: Task) -> None:
+    """Train without end; torch is imported only here, inside the claimed cores."""
+    from common import joined, turns_of
+
+    from nfold.frameworks.torch.devices import open_devices
+    from nfold.frameworks.torch.loop import Trainer
+
+    devices = open_devices(task)
+    with joined(job, devices, leave=False):
+        trainer = Trainer(task, devices)
+        turns = turns_of(job, devices, queued_steps=4 * (task.plan.workers or 0))
+        trainer.model.train()
+        for epoch in itertools.count():
+            trainer.source.epoch = epoch
+            for batch in trainer.source:
+                turns.step(trainer.step(batch))
+
+
+def task_of(job: Job) -> Task:
+    """This rank's task; what the fields do not say, nfold chooses on this machine."""
+    samples = len(job.arrays().train_labels)
+    machine = inspect_machine()
+    plan = asked(job).resolve(machine, job.info.defaults)
+    return Task(
+        workload=job.workload.with_parameters(samples=samples - samples % job.batch),
+        plan=plan,
+        machine=machine,
+        rank=job.rank,
+        local_rank=job.local_rank,
+        world_size=job.world_size,
+    )
+
+
+def asked(job: Job) -> Plan:
+    """The plan that the fields write, with the arm's devices and batch."""
+    fields: dict[str, Any] = {
+        name: int(value) if name in MINIMUM else value for name, value in job.fields.items()
+    }
+    return Plan(device=job.device, devices=job.world_size, batch=job.batch, epochs=1).edit(**fields)
+
+
+if __name__ == "__main__":
+    run(main)
