@@ -29,6 +29,8 @@ except ImportError:
 
 PREFETCH = 4
 """Batches that each worker prepares ahead."""
+MOST_WORKERS = 15
+"""As many as a host of 16 cores has for one GPU."""
 Sample = tuple[Tensor, int]
 Operations = tuple[tuple[str, int], ...]
 Transform = Callable[[npt.NDArray[np.uint8]], Tensor]
@@ -124,8 +126,9 @@ def _start_worker(_: int) -> None:
 
 
 def workers_of(job: Job) -> int:
-    """A loader process for every core of a GPU's share but one; none on a CPU device."""
-    return max(1, cores() // job.world_size - 1) if job.device == "cuda" else 0
+    """For every core of a GPU's share but one, at most MOST_WORKERS; none on a CPU device."""
+    share = cores() // job.world_size - 1
+    return max(1, min(share, MOST_WORKERS)) if job.device == "cuda" else 0
 
 
 def queued(loader: DataLoader[Sample]) -> int:
