@@ -42,7 +42,8 @@ class Bucket:
         self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
         *parts, self._used = torch.split(self.flat, [*sizes, len(sizes)])
         self.views = [
-            part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)
+            _laid_out(part, parameter)
+            for part, parameter in zip(parts, self.parameters, strict=True)
         ]
         self._ones = torch.ones_like(self._used)
         self.wire = self.flat if wire is None else torch.empty_like(self.flat, dtype=wire)
@@ -226,6 +227,15 @@ class Exchange:
         self._next = 0
         self._running = False
         self._holding = not last
+
+
+def _laid_out(part: Tensor, parameter: nn.Parameter) -> Tensor:
+    """``part`` [numel] in the parameter's shape and order of axes, as fused optimizers want it.
+
+    A parameter with gaps in it, an expanded one, gets its gradient in the usual order.
+    """
+    dense = torch.empty_like(parameter, device="meta").stride()
+    return part.as_strided(parameter.shape, dense, part.storage_offset())
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor | None:

@@ -105,3 +105,17 @@ def test_a_removed_exchange_leaves_gradients_alone() -> None:
     ledger.begin(part(2, last=False))
     torch.autograd.backward(weight.sum())
     assert weight.grad is not None
+
+
+def test_a_gradient_keeps_its_parameter_s_order_of_axes() -> None:
+    """Fused optimizers refuse a list of tensors that lie differently."""
+    last = nn.Parameter(torch.ones(4, 3, 5, 5).to(memory_format=torch.channels_last))
+    usual = nn.Parameter(torch.ones(2, 3))
+    Exchange([[last, usual]], 1, Ledger(1))
+    values = torch.arange(300.0).view(4, 3, 5, 5)
+    ((last * values).sum() + usual.sum()).backward()  # type: ignore[no-untyped-call]
+    assert last.grad is not None
+    assert usual.grad is not None
+    assert last.grad.stride() == last.stride()
+    assert usual.grad.stride() == usual.stride()
+    assert torch.equal(last.grad, values)
