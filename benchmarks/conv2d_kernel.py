@@ -103,7 +103,7 @@ def rotation(shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
         yield images.clone(), torch.empty_like(images)
 
 
-def copy(images: Tensor, filters: Tensor, out: Tensor) -> Tensor:
+def copy(images: Tensor, filters: Tensor, out: Tensor, *, backwards: bool = False) -> Tensor:
     return out.copy_(images)
 
 
@@ -137,8 +137,8 @@ def chained(
     method: Method, filters: Tensor, images: Tensor, buffers: tuple[Tensor, Tensor]
 ) -> Tensor:
     out, spare = buffers
-    for _ in range(CALLS):
-        images = method(images, filters, out)
+    for number in range(CALLS):
+        images = method(images, filters, out, backwards=number % 2 == 1)
         out, spare = spare, out
     return images
 

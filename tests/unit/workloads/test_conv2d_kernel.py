@@ -32,6 +32,8 @@ def compare(
     count: int = 2,
     size: tuple[int, int] = ODD,
     precision: str = "fp32",
+    *,
+    backwards: bool = False,
 ) -> None:
     """Random images, random filters; what is not written stays NaN and is found."""
     drawn = np.random.default_rng(0)
@@ -40,7 +42,7 @@ def compare(
     images = torch.from_numpy(values).to(DTYPES[precision])
     filters = torch.from_numpy(to_correlation(taps)).to(DTYPES[precision])
     out = torch.full_like(images, torch.nan)
-    assert launcher(variant)(images, filters, out) is out
+    assert launcher(variant)(images, filters, out, backwards=backwards) is out
     expected = reference(images.float().numpy(), taps)
     check(out.float().numpy(), expected, range(count), precision)
 
@@ -49,6 +51,11 @@ def compare(
 @pytest.mark.parametrize("variant", variants(1), ids=lambda variant: variant.name)
 def test_every_variant_is_scipys(variant: Variant, width: int) -> None:
     compare(variant, width)
+
+
+@pytest.mark.parametrize("variant", variants(1)[::2], ids=lambda variant: variant.name)
+def test_the_order_of_programs_changes_no_result(variant: Variant) -> None:
+    compare(variant, 3, count=9, backwards=True)
 
 
 @pytest.mark.parametrize("width", [3, 5, 10])

@@ -31,6 +31,7 @@ def compiled(variant: Variant, channels: int, width: int, kind: str) -> str:
         "own": variant.outs,
         "block": kernel.WARP * variant.warps,
         "unroll": width <= kernel.UNROLLED,
+        "backwards": False,
     }
     pointers = dict.fromkeys(("images", "filters", "out"), kind)
     types = {**pointers, "columns": "i32", **dict.fromkeys(constants, "constexpr")}

@@ -48,6 +48,7 @@ class Bucket:
         self._ones = torch.ones_like(self._used)
         self.wire = self.flat if wire is None else torch.empty_like(self.flat, dtype=wire)
         self.arrived: set[int] = set()
+        self._answer = [True] * len(self.parameters)
 
     @property
     def full(self) -> bool:
@@ -79,7 +80,11 @@ class Bucket:
     def _flags(self, gradients: Sequence[Tensor | None]) -> Tensor:
         if all(gradient is not None for gradient in gradients):
             return self._ones
-        return self._ones.new_tensor([float(gradient is not None) for gradient in gradients])
+        flags = self._ones.clone()
+        for place, gradient in enumerate(gradients):
+            if gradient is None:
+                flags[place].zero_()
+        return flags
 
     def _add(self, gradients: Sequence[Tensor | None], weight: float) -> None:
         pairs = [(v, g) for v, g in zip(self.views, gradients, strict=True) if g is not None]
@@ -100,11 +105,14 @@ class Bucket:
 
         ``ask``: some parameter was not used here; one that was used nowhere gets None, so that
         the optimizer leaves it alone, as it would on one device. Reading that waits for the
-        device, but only then.
+        device, but only then. A graph cannot ask: it takes the last answer, since in it every
+        rank does as it did.
         """
         used = [True] * len(self.parameters)
         if ask:
-            used = (self._used != 0).tolist()
+            if not _capturing(self.flat):
+                self._answer = (self._used != 0).tolist()
+            used = self._answer
         for parameter, view, wanted in zip(self.parameters, self.views, used, strict=True):
             parameter.grad = view if wanted else None
 
@@ -154,6 +162,14 @@ class Exchange:
     def replayed(self) -> None:
         """A part of a step was made without this object's hooks, by a graph."""
         self._holding = not self._ledger.share.last
+
+    def abandon(self) -> None:
+        """A backward is over, perhaps with an error: the next one begins anew."""
+        for bucket in self.buckets:
+            bucket.arrived.clear()
+        self._works.clear()
+        self._next = 0
+        self._running = False
 
     def remove(self) -> None:
         """Leave the parameters alone again."""
@@ -222,11 +238,12 @@ class Exchange:
                 if bucket.wire is not bucket.flat:
                     bucket.flat.copy_(bucket.wire)
                 bucket.hand_back(ask=ask)
-            bucket.arrived.clear()
-        self._works.clear()
-        self._next = 0
-        self._running = False
+        self.abandon()
         self._holding = not last
+
+
+def _capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _laid_out(part: Tensor, parameter: nn.Parameter) -> Tensor:

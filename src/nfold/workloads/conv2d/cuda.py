@@ -19,7 +19,7 @@ from nfold.workloads.conv2d.cpu import CpuLane, TorchHost, convolve
 from nfold.workloads.conv2d.lane import Reading, Step
 from nfold.workloads.conv2d.search import Candidate, Search
 
-Method = Callable[[Tensor, Tensor, Tensor], Tensor]
+Method = Callable[..., Tensor]
 """Convolves images [n, c, h, w] with filters [c out, c, k, k] and returns the results.
 
 They are in the third tensor where the method writes into memory that is there already.
@@ -103,8 +103,8 @@ class CudaLane(CpuLane):
     def chained(self) -> Tensor:
         """The results of ``chain`` convolutions, launched one by one."""
         images, (out, spare) = self.input, self._out
-        for _ in range(self.chain):
-            images = self._method.method(images, self._mean, out)
+        for number in range(self.chain):
+            images = self._method.method(images, self._mean, out, backwards=number % 2 == 1)
             out, spare = spare, out
         return images
 
@@ -178,8 +178,9 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def with_cudnn(images: Tensor, filters: Tensor, out: Tensor) -> Tensor:
-    """cuDNN's convolution, into memory of its own."""
+def with_cudnn(images: Tensor, filters: Tensor, out: Tensor, *, backwards: bool = False) -> Tensor:
+    """cuDNN's convolution, into memory of its own, in an order of its own."""
+    del out, backwards
     return convolve(images, filters)
 
 

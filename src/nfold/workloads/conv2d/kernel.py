@@ -60,10 +60,14 @@ def supports(images: Tensor, filters: Tensor) -> bool:
     return plain and images.numel() < INDEX_LIMIT and filters.shape[-1] <= WIDEST
 
 
-def launcher(variant: Variant) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """What correlates images [n, c, h, w] with filters [c out, c, k, k] into its third tensor."""
+def launcher(variant: Variant) -> Callable[..., Tensor]:
+    """What correlates images [n, c, h, w] with filters [c out, c, k, k] into its third tensor.
 
-    def launch(images: Tensor, filters: Tensor, out: Tensor) -> Tensor:
+    ``backwards`` begins with the last images: those that a convolution before it wrote last are
+    still in the L2 cache.
+    """
+
+    def launch(images: Tensor, filters: Tensor, out: Tensor, *, backwards: bool = False) -> Tensor:
         count, channels, height, width = images.shape
         outs, size = filters.shape[0], filters.shape[-1]
         columns, block = count * width, WARP * variant.warps
@@ -82,6 +86,7 @@ def launcher(variant: Variant) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
             own=variant.outs,
             block=block,
             unroll=size <= UNROLLED,
+            backwards=backwards,
             num_warps=variant.warps,
         )
         return out
@@ -107,6 +112,7 @@ def correlate(
     own: tl.constexpr,
     block: tl.constexpr,
     unroll: tl.constexpr,
+    backwards: tl.constexpr,
 ) -> None:
     """One program: ``rows`` × ``own`` results in each of ``block`` columns of all images.
 
@@ -115,6 +121,8 @@ def correlate(
     groups: tl.constexpr = outs // own
     tiles: tl.constexpr = (height + rows - 1) // rows
     program = tl.program_id(0)
+    if backwards:
+        program = tl.num_programs(0) - 1 - program
     out_channel = program % groups * own
     row = program // groups % tiles * rows
     lane = program // (groups * tiles) * block + tl.arange(0, block)

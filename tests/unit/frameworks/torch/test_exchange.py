@@ -119,3 +119,23 @@ def test_a_gradient_keeps_its_parameter_s_order_of_axes() -> None:
     assert last.grad.stride() == last.stride()
     assert usual.grad.stride() == usual.stride()
     assert torch.equal(last.grad, values)
+
+
+def test_after_a_backward_that_broke_off_the_next_one_is_whole() -> None:
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    exchange = Exchange([[first, second]], 1, Ledger(1))
+
+    def refuse(_: torch.Tensor) -> None:
+        raise ValueError("broken")
+
+    handle = first.register_hook(refuse)  # type: ignore[no-untyped-call]
+    with pytest.raises(ValueError, match="broken"):
+        (first * second.square()).sum().backward()  # type: ignore[no-untyped-call]
+    handle.remove()
+    exchange.abandon()
+    first.grad = second.grad = None
+    (first * second.square()).sum().backward()  # type: ignore[no-untyped-call]
+    assert first.grad is not None
+    assert second.grad is not None
+    assert torch.equal(first.grad, torch.ones(2))
+    assert torch.equal(second.grad, torch.full((2,), 2.0))

@@ -67,6 +67,11 @@ class Books:
         """Keep notes from here on instead of following them."""
         self._recording = []
 
+    def gave_up(self) -> None:
+        """Forget the backward that a broken recording left in the middle."""
+        for exchange in self.exchanges:
+            exchange.abandon()
+
     def recorded(self) -> Note:
         """Follow notes again; returns what repeats those that were kept, after a replay."""
         kept, self._recording = self._recording or [], None

@@ -43,6 +43,9 @@ class Bookkeeping(Protocol):
     def recording(self) -> None:
         """A call is recorded from here on: note what Python does in it."""
 
+    def gave_up(self) -> None:
+        """A recording ended with an error."""
+
     def recorded(self) -> Callable[[], None]:
         """The recording is over; returns what repeats what was noted, after a replay."""
 
@@ -104,6 +107,7 @@ class CapturedStep:
 
     def _give_up(self, cause: BaseException | None) -> None:
         self.close()
+        self._books.gave_up()
         self._captured = None
         code = self._function.__code__
         where = _users_line(cause) or f"{code.co_filename}:{code.co_firstlineno}"
