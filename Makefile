@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test check docs clean
 
 demo: $(INSTALLED)
-	$(BIN)/nfold bench digits --devices cpu:1,cpu:2 --batch 256 --epochs 15 --repeat 3
+	$(BIN)/nfold bench digits --devices cpu:1,cpu:2 --batch 480 --epochs 15 --repeat 3
 
 test: check
 	$(BIN)/python -m pytest

@@ -31,6 +31,8 @@ from nfold.plain import to_plain
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
+PLACES = ("out", "logs")
+"""Arguments that say where results go, which are not part of them."""
 BASELINES = ("prototype", "careful")
 LIBRARIES = (
     "torch",
@@ -71,11 +73,13 @@ def main(arguments: list[str]) -> None:
     asked = parsed(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     data.prepare(cast(str, workloads.info(Workload.parse(asked.workload).name).dataset))
-    said = {key: str(value) for key, value in vars(asked).items()}
+    said = {key: str(value) for key, value in vars(asked).items() if key not in PLACES}
     record = Record(asked.out, said, inspect_machine())
     try:
         for devices in asked.devices:
             one_run(asked, devices, record)
+    except KeyboardInterrupt:
+        print("interrupted: the file has what was measured", file=sys.stderr)
     finally:
         record.save()
     rates = [(work.devices, windows) for work, _, windows in record.runs]

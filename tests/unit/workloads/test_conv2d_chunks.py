@@ -11,7 +11,7 @@ from nfold.workloads.conv2d.chunks import LEAST_BYTES, MOST, chunks
     ("images", "image_bytes", "count"),
     [
         (840, 40_000, 8),
-        (210, 40_000, 4),
+        (210, 40_000, 2),
         (1, 40_000, 1),
         (1, 2**30, 1),
         (3, 2**30, 3),
