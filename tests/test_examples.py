@@ -16,7 +16,7 @@ NAMES = sorted(folder.name for folder in EXAMPLES.iterdir() if folder.is_dir())
 MOST_LINES = 6
 SHORT = {
     "mnist": ("--epochs", "1", "--samples", "1000"),
-    "cifar10": ("--epochs", "1", "--samples", "200", "--batch", "50"),
+    "cifar10": ("--epochs", "1", "--samples", "40", "--batch", "20"),
     "own_model": ("--epochs", "2"),
 }
 DATA = {"mnist": "mnist", "cifar10": "cifar10", "own_model": None}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from integration.scripts.synchronised import COUNTS, LAYERS, TRAININGS, layers, losses, samples
+from integration.scripts.synchronised import COUNTS, LAYERS, layers, losses, samples
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -134,22 +134,20 @@ def test_statistics_of_16_bit_values_are_computed_in_32(found: Found, world: int
         assert torch.allclose(state[key].double(), expected[key], rtol=1e-5)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("name", [name for name in TRAININGS if name != "device"])
+@pytest.mark.parametrize(
+    ("name", "world"), [("synchronised", 2), ("own_exchange", 2), ("synchronised", 4)]
+)
 def test_losses_do_not_depend_on_the_number_of_devices(found: Found, name: str, world: int) -> None:
     (alone,) = found[1]
-    assert len(alone[name]) == 50
+    assert len(alone["synchronised"]) == 50
     for rank in found[world]:
-        assert rank[name] == pytest.approx(alone[name], rel=1e-8)
+        assert rank[name] == pytest.approx(alone["synchronised"], rel=1e-8)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_losses_depend_on_it_where_every_device_has_its_own_statistics(
-    found: Found, world: int
-) -> None:
+def test_losses_depend_on_it_where_every_device_has_its_own_statistics(found: Found) -> None:
     """So the test above can fail."""
     (alone,) = found[1]
-    others = found[world][0]["device"]
-    apart = [abs(other / one - 1) for one, other in zip(alone["device"], others, strict=True)]
+    pairs = zip(alone["synchronised"], found[2][0]["device"], strict=True)
+    apart = [abs(other / one - 1) for one, other in pairs]
     assert apart[0] > 1e-4
     assert max(apart) > 1e-2

@@ -54,6 +54,8 @@ TRAININGS = {
     "synchronised": {"batch_norm": "synchronised"},
     "own_exchange": {"batch_norm": "synchronised", "strategy": "nfold"},
 }
+TRAINED = {1: ("synchronised",), 2: tuple(TRAININGS), 4: ("synchronised",)}
+"""Which of them every world makes; on one rank they are all the same."""
 
 
 def norm_of(name: str, said: dict[str, Any]) -> str:
@@ -185,8 +187,9 @@ def main(folder: Path, kind: str = "cpu") -> None:
     found: dict[str, Any] = {}
     if world_size > 1:
         found |= {name: layer_case(name, rank, world_size, device) for name in LAYERS}
-    if world_size != 3 and kind == "cpu":
-        found |= {name: training(rank, world_size, **said) for name, said in TRAININGS.items()}
+    if kind == "cpu":
+        chosen = TRAINED.get(world_size, ())
+        found |= {name: training(rank, world_size, **TRAININGS[name]) for name in chosen}
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
