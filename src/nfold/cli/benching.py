@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -19,13 +18,12 @@ from nfold.cli import output
 from nfold.cli.progress import LiveEvents, PlainEvents, TimeLeft
 from nfold.cli.signals import stop_on_signals
 from nfold.document import document
-from nfold.errors import UsageError
 from nfold.frameworks.registry import framework
 from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import Plan
 from nfold.run import attach
-from nfold.run.options import Options
+from nfold.run.options import Options, check_seconds
 from nfold.run.run import run
 from nfold.store.store import Store
 from nfold.telemetry.inspection import inspect_machine
@@ -73,11 +71,7 @@ class Request:
     no_report: bool
 
     def __post_init__(self) -> None:
-        for name in ("telemetry_interval", "hang_timeout"):
-            seconds = getattr(self, name)
-            if not 0 < seconds < math.inf:
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} {seconds}: allowed are seconds above 0")
+        check_seconds(telemetry_interval=self.telemetry_interval, hang_timeout=self.hang_timeout)
 
     @property
     def lists(self) -> dict[str, str | None]:

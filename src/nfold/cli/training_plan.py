@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from nfold import workloads
-from nfold.bench.axes import read_axes
+from nfold.bench.axes import LISTS, read_axes
 from nfold.errors import UsageError
 from nfold.frameworks.checkpoints import Trained, attempt_of, newest, read_trained
 from nfold.frameworks.registry import framework
@@ -16,6 +15,7 @@ from nfold.machine import Machine
 from nfold.measurement import Epoch, cell_id
 from nfold.plan import Plan
 from nfold.run import attach
+from nfold.run.options import check_seconds
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
@@ -54,18 +54,13 @@ class Request:
     plain: bool
 
     def __post_init__(self) -> None:
-        for name in ("telemetry_interval", "hang_timeout"):
-            seconds = getattr(self, name)
-            if not 0 < seconds < math.inf:
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} {seconds}: allowed are seconds above 0")
+        check_seconds(telemetry_interval=self.telemetry_interval, hang_timeout=self.hang_timeout)
 
     @property
     def fields(self) -> dict[str, str | None]:
         """The plan fields that a flag may set, as text."""
-        names = ("devices", "batch", "strategy", "exchange", "layout", "precision")
-        more = ("batch_norm", "augment", "step", "kernels", "workers", "seed")
-        return {name: getattr(self, name) for name in names + more} | {"input": self.input_}
+        names = [name for name in LISTS if name != "framework"]
+        return {name: self.input_ if name == "input" else getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
-import math
 import os
 import shutil
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 from nfold.errors import DevicesMissing, UnknownValue, UsageError
 from nfold.machine import Machine
 from nfold.plan import FIELDS, Plan
+from nfold.run.options import check_seconds
 
 STATIC_PORT = 29500
 """torchrun's own default of --master-port."""
@@ -49,11 +49,7 @@ class Asked:
     hang_timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("hang_timeout", "monitor_interval"):
-            seconds = getattr(self, name)
-            if not 0 < seconds < math.inf:
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} {seconds}: allowed are seconds above 0")
+        check_seconds(hang_timeout=self.hang_timeout, monitor_interval=self.monitor_interval)
 
     @property
     def kind(self) -> str:

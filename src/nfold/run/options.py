@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from nfold.errors import UsageError
 
 
 @dataclass
@@ -50,3 +53,11 @@ class Options:
     started: Started = lambda folder: None
     checkpoint: Path | None = None
     checkpoint_every: int = 1
+
+
+def check_seconds(**options: float) -> None:
+    """UsageError for the first of these command-line options that is no time above 0."""
+    for name, seconds in options.items():
+        if not 0 < seconds < math.inf:
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} {seconds}: allowed are seconds above 0")

@@ -58,24 +58,18 @@ class CapturedStep:
     ) -> None:
         self._function = function
         self._books = books
-        self._captured: Captured | None = Captured(self._call, _Noting(recorder, self))
-        self._notes: dict[Hashable, Callable[[], None]] = {}
-        self._key: Hashable = None
+        self._captured: Captured | None = Captured(self._call, _Noting(recorder, books))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step."""
         if self._captured is None:
             return self._function(*args, **kwargs)
         tensors, form = taken_apart(moved((args, kwargs), self._books.device))
-        frozen = self._books.frozen()
-        self._key = (tuple((t.shape, t.dtype, t.stride()) for t in tensors), form, frozen)
         try:
-            result = self._captured(tensors, form, frozen)
+            return self._captured(tensors, form, self._books.frozen())
         except NotCaptured as failed:
             self._give_up(failed.__cause__)
             return self._function(*args, **kwargs)
-        self._notes.get(self._key, _nothing)()
-        return result
 
     def close(self) -> None:
         """Reset the graphs."""
@@ -87,23 +81,6 @@ class CapturedStep:
         assert isinstance(form, Form)
         args, kwargs = form.filled(iter(tensors))
         return self._function(*args, **kwargs)
-
-    def record(self, recorder: Recorder, call: Callable[[], Any]) -> tuple[Graph, Any]:
-        """Record a call; what Python notes in it is repeated after every replay."""
-        self._books.recording()
-        try:
-            return recorder.record(lambda: self._checked(call))
-        finally:
-            self._notes[self._key] = self._books.recorded()
-
-    def _checked(self, call: Callable[[], Any]) -> Any:
-        before = self._books.rates()
-        result = call()
-        if self._books.rates() != before:
-            raise UsageError(
-                "it changes a learning rate; next: run.prepare(schedule), or step it outside"
-            )
-        return result
 
     def _give_up(self, cause: BaseException | None) -> None:
         self.close()
@@ -136,19 +113,42 @@ def say_needs_gpu(function: Callable[..., Any]) -> None:
 
 
 class _Noting:
-    """A recorder that tells a step when a recording begins and ends."""
+    """A recorder whose graphs repeat, after every replay, what Python noted while recording."""
 
-    def __init__(self, recorder: Recorder, step: CapturedStep) -> None:
+    def __init__(self, recorder: Recorder, books: Bookkeeping) -> None:
         self.aside = recorder.aside
         self._recorder = recorder
-        self._step = step
+        self._books = books
 
     def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
-        return self._step.record(self._recorder, call)
+        self._books.recording()
+        try:
+            graph, result = self._recorder.record(lambda: self._checked(call))
+        finally:
+            repeat = self._books.recorded()
+        return _Noted(graph, repeat), result
+
+    def _checked(self, call: Callable[[], Any]) -> Any:
+        before = self._books.rates()
+        result = call()
+        if self._books.rates() != before:
+            raise UsageError(
+                "it changes a learning rate; next: run.prepare(schedule), or step it outside"
+            )
+        return result
 
 
-def _nothing() -> None:
-    pass
+class _Noted:
+    """A graph, and what Python does after each of its replays."""
+
+    def __init__(self, graph: Graph, repeat: Callable[[], None]) -> None:
+        self.reset = graph.reset
+        self._graph = graph
+        self._repeat = repeat
+
+    def replay(self) -> None:
+        self._graph.replay()
+        self._repeat()
 
 
 def _users_line(error: BaseException | None) -> str | None:
