@@ -1,6 +1,8 @@
-"""A batch's way to its loss: in one piece or two, as written or compiled."""
+"""A batch's way to its loss: in one piece or several, as written or compiled."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
@@ -38,12 +40,18 @@ def test_one_device_or_an_eager_step_leaves_a_model_whole() -> None:
     assert pieces_of(model, task(world_size=2)) == (model,)
 
 
-def test_the_last_piece_holds_most_parameters_and_the_pieces_are_the_model() -> None:
+def test_pieces_grow_and_are_the_model() -> None:
+    """12 numbers, 90, 1,000: at most a twentieth in the first piece, a quarter in the first two."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(8, 10), nn.Linear(9, 100))
+    pieces = pieces_of(model, task(world_size=2, step="compiled"))
+    assert [child for piece in pieces for child in piece.children()] == list(model)
+    assert [sum(p.numel() for p in piece.parameters()) for piece in pieces] == [12, 90, 1000]
+
+
+def test_where_a_first_piece_would_be_empty_there_is_one_less() -> None:
     """52 numbers in the first layer, 200 in the last."""
-    model = _model()
-    first, last = pieces_of(model, task(world_size=2, step="compiled"))
-    assert [*first.children(), *last.children()] == list(model)
-    assert [p.numel() for p in last.parameters()] == [160, 40]
+    pieces = pieces_of(_model(), task(world_size=2, step="compiled"))
+    assert [sum(p.numel() for p in piece.parameters()) for piece in pieces] == [52, 200]
 
 
 @pytest.mark.parametrize(
@@ -59,12 +67,14 @@ def test_the_epoch_reaches_the_model() -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_two_pieces_are_the_model(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ends", [[], [2], [2, 3]])
+def test_the_pieces_make_what_the_model_makes(
+    ends: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is compiled runs as it is here; an integration test compiles."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     model = _model()
     expected = written(_way(), model)(_batch(), torch.tensor(2))
-    parts = (model,) if pieces == 1 else (model[:2], model[2:])
+    parts = tuple(model[a:b] for a, b in itertools.pairwise([0, *ends, len(model)]))
     loss = compiled(_way(), parts, tuned=False)(_batch(), torch.tensor(2))
     assert torch.equal(loss, expected)
