@@ -11,11 +11,12 @@ from nfold.workloads.conv2d.chunks import LEAST_BYTES, MOST, chunks
     ("images", "image_bytes", "count"),
     [
         (840, 40_000, 8),
-        (210, 40_000, 2),
+        (210, 40_000, 8),
+        (84, 40_000, 3),
         (1, 40_000, 1),
         (1, 2**30, 1),
         (3, 2**30, 3),
-        (10**6, 4, 1),
+        (10**5, 4, 1),
     ],
 )
 def test_chunks_are_few_and_large_enough(images: int, image_bytes: int, count: int) -> None:

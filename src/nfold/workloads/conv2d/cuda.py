@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ Method = Callable[..., Tensor]
 
 They are in the third tensor where the method writes into memory that is there already.
 """
+R = TypeVar("R")
 SEARCH_CALLS = 10
 SEARCH_REPLAYS = 3
 
@@ -133,26 +135,43 @@ class CudaLane(CpuLane):
     def _read_later(self) -> list[Tensor]:
         return []
 
+    @cached_property
+    def _ways(self) -> dict[Hashable, torch.cuda.CUDAGraph]:
+        return {}
+
     def there_and_back(self, host: TorchHost, copy_only: bool) -> Sequence[Step]:
         """From page-locked memory in chunks, each of which is copied while others are convolved.
 
-        Copies from pageable memory block the host, so nothing would overlap.
+        All of it is one graph, for the launches of a chunk take the host longer than the GPU
+        needs for it. Copies from pageable memory block the host, so nothing would overlap.
         """
-        if not host.page_locked or len(self._chunks) == 1:
+        if not host.page_locked:
             return super().there_and_back(host, copy_only)
-        pieces = [partial(self._pass, host, piece, copy_only) for piece in self._chunks]
-        return [self._begin, *pieces, self._end]
+        return [partial(self._replay_way, host, copy_only)]
 
     def overlap(self, host: TorchHost) -> str:
         """In how many chunks the way there and back runs."""
         if not host.page_locked or len(self._chunks) == 1:
             return ""
-        return f"in {len(self._chunks)} chunks a device, whose copies and kernels overlap"
+        return f"one graph of {len(self._chunks)} chunks a device, whose copies and kernels overlap"
 
-    def _begin(self) -> None:
-        """Upload nothing before the stream has left the buffers."""
+    def _replay_way(self, host: TorchHost, copy_only: bool) -> None:
+        """The first time as it is written; what a graph reads and writes is part of its name."""
+        used = (host.images, host.results, self.input, self.filters)
+        name = (copy_only, *(tensor.data_ptr() for tensor in used))
+        if name in self._ways:
+            self._ways[name].replay()
+            return
+        way = partial(self._in_chunks, host, copy_only)
+        way()
+        self._ways[name] = record(way)[0]
+
+    def _in_chunks(self, host: TorchHost, copy_only: bool) -> None:
+        """Upload nothing before the stream has left the buffers; end when all is downloaded."""
         self._up.wait_stream(self._stream)
-        self._down.wait_stream(self._stream)
+        for piece in self._chunks:
+            self._pass(host, piece, copy_only)
+        self._stream.wait_stream(self._down)
 
     def _pass(self, host: TorchHost, piece: slice, copy_only: bool) -> None:
         there = slice(self.place.start + piece.start, self.place.start + piece.stop)
@@ -168,10 +187,6 @@ class CudaLane(CpuLane):
 
     def _convolve_piece(self, images: Tensor, piece: slice) -> Tensor:
         return self._method.method(images, self.filters, self._out[0][piece])
-
-    def _end(self) -> None:
-        """Let whoever waits for the stream wait for the downloads too."""
-        self._stream.wait_stream(self._down)
 
 
 def _event() -> torch.cuda.Event:
@@ -213,8 +228,8 @@ def chosen(images: Tensor, filters: Tensor, out: Tensor) -> Candidate[Method]:
     return search.choose(problem, candidates(images, filters))
 
 
-def record(action: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """What an action queues on the current stream as a graph, and the tensor it returned.
+def record(action: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
+    """What an action queues on the current stream as a graph, and what it returned.
 
     The action must have run before: nothing may be compiled or searched for in a capture.
     """
