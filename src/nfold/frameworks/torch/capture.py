@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nfold.frameworks.torch.batch import Tensors
+from nfold.frameworks.torch.graph_nodes import fills_as_kernels
 from nfold.frameworks.torch.nested import over_tensors
 
 WARM_UP = 3
@@ -67,7 +68,7 @@ class CudaRecorder:
 
     def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
         """Capture the call on the side stream."""
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         context = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
@@ -79,6 +80,9 @@ class CudaRecorder:
         except Exception as ended:
             _leave_capture(before)
             raise NotCaptured from (error[0] if error else ended)
+        with torch.cuda.stream(self._stream):
+            fills_as_kernels(graph)
+        graph.instantiate()
         return graph, result
 
 

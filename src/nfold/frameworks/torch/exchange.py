@@ -20,101 +20,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from nfold.errors import UsageError
+from nfold.frameworks.torch.bucket import Bucket
 from nfold.frameworks.torch.share import Ledger
 
 FIRST_BUCKET_BYTES = 2**20
 """The first bucket is small, so that the exchange begins early."""
 BUCKET_BYTES = 25 * 2**20
-
-
-class Bucket:
-    """Some parameters whose gradients travel together.
-
-    ``flat`` holds the gradients one after the other and, behind them, one number per parameter
-    that tells whether anybody used it; ``views`` are the parts of ``flat``. ``wire`` is what is
-    sent: ``flat`` itself, or its copy in a smaller type.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], wire: torch.dtype | None) -> None:
-        self.parameters = tuple(parameters)
-        first = self.parameters[0]
-        sizes = [parameter.numel() for parameter in self.parameters]
-        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)
-        *parts, self._used = torch.split(self.flat, [*sizes, len(sizes)])
-        self.views = [
-            _laid_out(part, parameter)
-            for part, parameter in zip(parts, self.parameters, strict=True)
-        ]
-        self._ones = torch.ones_like(self._used)
-        self.wire = self.flat if wire is None else torch.empty_like(self.flat, dtype=wire)
-        self.arrived: set[int] = set()
-        self._answer = [True] * len(self.parameters)
-
-    @property
-    def full(self) -> bool:
-        """Whether every parameter's gradient of this backward is there."""
-        return len(self.arrived) == len(self.parameters)
-
-    def gather(self, weight: float | None, *, keep: bool) -> None:
-        """Take the gradients in, weighted; ``keep`` adds them to what earlier parts left here.
-
-        ``weight`` None leaves them as they are: the sum is divided elsewhere. Parameters without
-        a gradient count zero. A gradient that an earlier backward of the same step exchanged is
-        in its view already, and a weighted sum of equals leaves it as it is.
-        """
-        gradients = [_gradient(parameter) for parameter in self.parameters]
-        if keep:
-            self._add(gradients, 1.0 if weight is None else weight)
-            return
-        pairs = list(zip(self.views, gradients, strict=True))
-        for view in (view for view, gradient in pairs if gradient is None):
-            view.zero_()
-        taken = [(view, g) for view, g in pairs if g is not None and not _same(view, g)]
-        flags = self._flags(gradients)
-        torch._foreach_copy_(
-            [*(view for view, _ in taken), self._used], [*(g for _, g in taken), flags]
-        )
-        if weight is not None:
-            self.flat.mul_(weight)
-
-    def _flags(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        if all(gradient is not None for gradient in gradients):
-            return self._ones
-        flags = self._ones.clone()
-        for place, gradient in enumerate(gradients):
-            if gradient is None:
-                flags[place].zero_()
-        return flags
-
-    def _add(self, gradients: Sequence[Tensor | None], weight: float) -> None:
-        pairs = [(v, g) for v, g in zip(self.views, gradients, strict=True) if g is not None]
-        if pairs:
-            views, added = map(list, zip(*pairs, strict=True))
-            torch._foreach_add_(views, added, alpha=weight)
-        self._used.add_(self._flags(gradients))
-
-    def exchanged(self) -> bool:
-        """Whether a gradient here is one that was exchanged before and not cleared since."""
-        return any(
-            parameter.grad is not None and _same(view, parameter.grad)
-            for view, parameter in zip(self.views, self.parameters, strict=True)
-        )
-
-    def hand_back(self, *, ask: bool) -> None:
-        """Give every parameter its part of the sum as its gradient.
-
-        ``ask``: some parameter was not used here; one that was used nowhere gets None, so that
-        the optimizer leaves it alone, as it would on one device. Reading that waits for the
-        device, but only then. A graph cannot ask: it takes the last answer, since in it every
-        rank does as it did.
-        """
-        used = [True] * len(self.parameters)
-        if ask:
-            if not _capturing(self.flat):
-                self._answer = (self._used != 0).tolist()
-            used = self._answer
-        for parameter, view, wanted in zip(self.parameters, self.views, used, strict=True):
-            parameter.grad = view if wanted else None
 
 
 class Exchange:
@@ -123,7 +34,8 @@ class Exchange:
     After ``loss.backward()`` every parameter's ``grad`` is that of the mean loss over the global
     batch, on every rank. In a part of a step that is not the last, gradients are kept aside and
     ``grad`` is None, so that an optimizer that steps anyway does nothing. ``groups`` are
-    parameters in the order of forward; no bucket holds some of two groups.
+    parameters in the order of forward; no bucket holds some of two groups. The first bucket of
+    a group is small, unless all gradients of a group come ``together``.
     """
 
     def __init__(
@@ -134,14 +46,16 @@ class Exchange:
         *,
         wire: torch.dtype | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        together: bool = False,
     ) -> None:
         self._world_size = world_size
         self._ledger = ledger
         parts = [[p for p in group if p.requires_grad] for group in groups]
+        first = min(FIRST_BUCKET_BYTES, bucket_bytes)
         self.buckets = [
             Bucket(filled, wire)
             for part in reversed(parts)
-            for filled in in_buckets(part, bucket_bytes)
+            for filled in in_buckets(part, bucket_bytes, bucket_bytes if together else first)
         ]
         self._where = {
             parameter: (number, place)
@@ -242,41 +156,20 @@ class Exchange:
         self._holding = not last
 
 
-def _capturing(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def _laid_out(part: Tensor, parameter: nn.Parameter) -> Tensor:
-    """``part`` [numel] in the parameter's shape and order of axes, as fused optimizers want it.
-
-    A parameter with gaps in it, an expanded one, gets its gradient in the usual order.
-    """
-    dense = torch.empty_like(parameter, device="meta").stride()
-    return part.as_strided(parameter.shape, dense, part.storage_offset())
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor | None:
-    gradient = parameter.grad
-    if gradient is not None and gradient.is_sparse:
-        raise UsageError(
-            "a sparse gradient cannot be exchanged in buckets; next: nn.Embedding(sparse=False)"
-        )
-    return gradient
-
-
 def _hook(parameter: nn.Parameter, arrive: Callable[[Tensor], None]) -> RemovableHandle:
     handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(arrive)  # type: ignore[no-untyped-call]
     return handle
 
 
-def _same(view: Tensor, gradient: Tensor) -> bool:
-    return view.data_ptr() == gradient.data_ptr()
+def in_buckets(
+    parameters: Sequence[nn.Parameter], bucket_bytes: int, first_bytes: int
+) -> list[list[nn.Parameter]]:
+    """Parameters of one type and device together, last first, up to ``bucket_bytes`` a bucket.
 
-
-def in_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Parameters of one type and device together, last first, up to ``bucket_bytes`` a bucket."""
+    The first bucket holds up to ``first_bytes``; any holds one parameter at least.
+    """
     groups: list[list[nn.Parameter]] = []
-    filled, limit = 0, min(FIRST_BUCKET_BYTES, bucket_bytes)
+    filled, limit = 0, first_bytes
     for parameter in reversed(parameters):
         size = parameter.numel() * parameter.element_size()
         if groups and filled + size <= limit and _alike(groups[-1][0], parameter):

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.buckets import measured_bucket_bytes
+from nfold.frameworks.torch.bucket_size import LARGEST, measured_bucket_bytes
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.exchange import Exchange
 from nfold.frameworks.torch.share import Ledger
@@ -48,7 +48,8 @@ def wrapped(
 ) -> nn.Module:
     """The module as the plan's strategy runs it; gradients after backward are the ranks' mean.
 
-    Our own exchange begins a bucket of its own for every one of its ``pieces``.
+    Our own exchange begins a bucket of its own for every one of its ``pieces``. Compiled ones
+    give all of their gradients at once, which then travel together.
 
     DDP does not broadcast buffers before every forward: batch-norm statistics are each
     device's own while training (they are averaged before an evaluation).
@@ -60,12 +61,17 @@ def wrapped(
     wire = WIRE[task.plan.exchange]
     if task.plan.strategy == "nfold":
         groups = [piece.parameters() for piece in pieces or (module,)]
+        compiled = "compiled" in str(task.plan.step)
+        bucket_bytes = (
+            LARGEST if compiled else measured_bucket_bytes(devices.primary, task.world_size)
+        )
         Exchange(
             groups,
             task.world_size,
             Ledger(task.world_size),
             wire=wire,
-            bucket_bytes=measured_bucket_bytes(devices.primary, task.world_size),
+            bucket_bytes=bucket_bytes,
+            together=compiled,
         )
         return module
     model = DistributedDataParallel(

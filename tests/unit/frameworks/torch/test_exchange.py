@@ -22,19 +22,19 @@ def part(count: int, *, last: bool) -> Share:
 def test_buckets_fill_from_the_last_parameter_and_begin_small() -> None:
     quarter = FIRST_BUCKET_BYTES // 16
     parameters = [parameter(quarter) for _ in range(12)]
-    groups = in_buckets(parameters, 2 * FIRST_BUCKET_BYTES)
+    groups = in_buckets(parameters, 2 * FIRST_BUCKET_BYTES, FIRST_BUCKET_BYTES)
     assert [len(group) for group in groups] == [4, 8]
     assert [p for group in groups for p in group] == parameters[::-1]
 
 
 def test_a_parameter_larger_than_a_bucket_has_one_of_its_own() -> None:
     parameters = [parameter(4), parameter(FIRST_BUCKET_BYTES), parameter(4)]
-    assert [len(group) for group in in_buckets(parameters, 64)] == [1, 1, 1]
+    assert [len(group) for group in in_buckets(parameters, 64, 64)] == [1, 1, 1]
 
 
 def test_types_are_not_mixed() -> None:
     parameters = [parameter(4), parameter(4, torch.float64), parameter(4, torch.float64)]
-    assert [len(group) for group in in_buckets(parameters, 1024)] == [2, 1]
+    assert [len(group) for group in in_buckets(parameters, 1024, 1024)] == [2, 1]
 
 
 def test_parts_of_a_step_add_up_to_the_mean_over_the_batch() -> None:

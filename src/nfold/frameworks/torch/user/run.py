@@ -17,7 +17,7 @@ from nfold.errors import UsageError
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.checkpoints import newest
 from nfold.frameworks.torch import parallel
-from nfold.frameworks.torch.buckets import measured_bucket_bytes
+from nfold.frameworks.torch.bucket_size import measured_bucket_bytes
 from nfold.frameworks.torch.capturable import make_capturable
 from nfold.frameworks.torch.exchange import Exchange
 from nfold.frameworks.torch.parallel import WIRE, average_buffers

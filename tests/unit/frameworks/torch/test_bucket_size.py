@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfold.frameworks.torch.buckets import LARGEST, SIZES, SMALLEST, bucket_bytes
+from nfold.frameworks.torch.bucket_size import LARGEST, SIZES, SMALLEST, bucket_bytes
 
 
 def _line(latency: float, bytes_per_s: float) -> list[float]:
