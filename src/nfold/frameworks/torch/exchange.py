@@ -12,6 +12,7 @@ ends counts zero, and what no rank has used keeps no gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,28 @@ from nfold.frameworks.torch.share import Ledger
 FIRST_BUCKET_BYTES = 2**20
 """The first bucket is small, so that the exchange begins early."""
 BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """A bucket under way; ``ask`` as for ``Bucket.hand_back``."""
+
+    bucket: Bucket
+    work: Any
+    ask: bool
+
+    def leave(self) -> None:
+        """Take the rank's own gradients away."""
+        for parameter in self.bucket.parameters:
+            parameter.grad = None
+
+    def arrive(self) -> None:
+        """Wait for the sum, and give the parameters their gradients."""
+        if self.work is not None:
+            self.work.wait()
+        if self.bucket.wire is not self.bucket.flat:
+            self.bucket.flat.copy_(self.bucket.wire)
+        self.bucket.hand_back(ask=self.ask)
 
 
 class Exchange:
@@ -66,6 +89,8 @@ class Exchange:
         self._running = False
         self._holding = False
         self._works: list[Any] = []
+        self._overlaps = False
+        self._late: Travelling | None = None
         self._handles = [_hook(parameter, self._arrive) for part in parts for parameter in part]
 
     @property
@@ -84,6 +109,28 @@ class Exchange:
         self._works.clear()
         self._next = 0
         self._running = False
+
+    def overlap(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the last bucket travel on while ``optimizer`` updates what the others hold.
+
+        Its step then runs twice, each time over parameters that have a gradient, as all of
+        torch's optimizers do. Not for what reads all gradients at once: clipping, a loss scale.
+        """
+        self._overlaps = len(self.buckets) > 1
+        optimizer.register_step_post_hook(self._update_late)
+
+    def _update_late(self, optimizer: torch.optim.Optimizer, *_called_with: Any) -> None:
+        late, self._late = self._late, None
+        if late is None:
+            return
+        own = set(late.bucket.parameters)
+        updated = [(p, p.grad) for p in self._where if p not in own]
+        for parameter, _ in updated:
+            parameter.grad = None
+        late.arrive()
+        optimizer.step()
+        for parameter, gradient in updated:
+            parameter.grad = gradient
 
     def remove(self) -> None:
         """Leave the parameters alone again."""
@@ -106,6 +153,8 @@ class Exchange:
             self._launch(self.buckets[self._next])
 
     def _begin(self) -> None:
+        if self._late is not None:
+            raise UsageError("a second backward before optimizer.step(); next: one of each a step")
         self._running = True
         # What DistributedDataParallel and FSDP use to learn that this backward is over.
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
@@ -144,14 +193,15 @@ class Exchange:
         missing = [not bucket.full for bucket in self.buckets]
         while self._next < len(self.buckets):
             self._launch(self.buckets[self._next])
-        for work in self._works:
-            work.wait()
         last = self._ledger.share.last
-        for bucket, ask in zip(self.buckets, missing, strict=True):
-            if last:
-                if bucket.wire is not bucket.flat:
-                    bucket.flat.copy_(bucket.wire)
-                bucket.hand_back(ask=ask)
+        if last:
+            works = self._works or [None] * len(self.buckets)
+            under_way = [*map(Travelling, self.buckets, works, missing)]
+            if self._overlaps:
+                self._late = under_way.pop()
+                self._late.leave()
+            for travelling in under_way:
+                travelling.arrive()
         self.abandon()
         self._holding = not last
 

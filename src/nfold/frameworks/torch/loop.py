@@ -76,7 +76,7 @@ class Trainer:
         torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
         self.ledger = batch_norm.synchronised_by(self.module, self.task.plan)
         plan, pieces = self.task.plan, pieces_of(self.module, self.task)
-        self.model = parallel.wrapped(self.module, self.task, self.devices, pieces)
+        self.model = parallel.wrapped(self.module, self.task, self.devices, self.optimizer, pieces)
         way = Way(self.source.unpack, self.prepare, definition.loss, self.precision)
         rare = usual = written(way, self.model)
         if "compiled" in cast(str, plan.step):

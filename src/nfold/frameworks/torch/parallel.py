@@ -44,7 +44,11 @@ def joined(task: Task, devices: Devices) -> Iterator[None]:
 
 
 def wrapped(
-    module: nn.Module, task: Task, devices: Devices, pieces: tuple[nn.Module, ...] = ()
+    module: nn.Module,
+    task: Task,
+    devices: Devices,
+    optimizer: torch.optim.Optimizer,
+    pieces: tuple[nn.Module, ...] = (),
 ) -> nn.Module:
     """The module as the plan's strategy runs it; gradients after backward are the ranks' mean.
 
@@ -60,19 +64,7 @@ def wrapped(
         return module
     wire = WIRE[task.plan.exchange]
     if task.plan.strategy == "nfold":
-        groups = [piece.parameters() for piece in pieces or (module,)]
-        compiled = "compiled" in str(task.plan.step)
-        bucket_bytes = (
-            LARGEST if compiled else measured_bucket_bytes(devices.primary, task.world_size)
-        )
-        Exchange(
-            groups,
-            task.world_size,
-            Ledger(task.world_size),
-            wire=wire,
-            bucket_bytes=bucket_bytes,
-            together=compiled,
-        )
+        _exchange(module, task, devices, optimizer, pieces)
         return module
     model = DistributedDataParallel(
         module,
@@ -83,6 +75,32 @@ def wrapped(
     if wire is not None:
         model.register_comm_hook(None, bf16_compress_hook)
     return model
+
+
+def _exchange(
+    module: nn.Module,
+    task: Task,
+    devices: Devices,
+    optimizer: torch.optim.Optimizer,
+    pieces: tuple[nn.Module, ...],
+) -> None:
+    """Have gradients exchanged in every backward; the module itself stays as it is.
+
+    In a graph, where a second step of the optimizer costs the host nothing, it runs beside the
+    last bucket's way.
+    """
+    step, world_size = str(task.plan.step), task.world_size
+    compiled = "compiled" in step
+    exchange = Exchange(
+        [piece.parameters() for piece in pieces or (module,)],
+        world_size,
+        Ledger(world_size),
+        wire=WIRE[task.plan.exchange],
+        bucket_bytes=LARGEST if compiled else measured_bucket_bytes(devices.primary, world_size),
+        together=compiled,
+    )
+    if "captured" in step and task.plan.precision != "fp16":
+        exchange.overlap(optimizer)
 
 
 def average_buffers(module: nn.Module, world_size: int) -> None:

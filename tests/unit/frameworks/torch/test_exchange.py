@@ -139,3 +139,36 @@ def test_after_a_backward_that_broke_off_the_next_one_is_whole() -> None:
     assert second.grad is not None
     assert torch.equal(first.grad, torch.ones(2))
     assert torch.equal(second.grad, torch.full((2,), 2.0))
+
+
+def test_a_bucket_that_comes_late_is_updated_too() -> None:
+    """Weight decay and momentum: a parameter that is stepped twice, or never, would differ."""
+
+    def trained(*, overlap: bool) -> list[float]:
+        torch.manual_seed(0)
+        first, last, ledger = nn.Linear(3, 4), nn.Linear(4, 2), Ledger(1)
+        model = nn.Sequential(first, last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        exchange = Exchange([first.parameters(), last.parameters()], 1, ledger)
+        if overlap:
+            exchange.overlap(optimizer)
+        for _ in range(3):
+            ledger.begin(Share(count=5, global_count=5, parts=1, last=True))
+            torch.autograd.backward(model(torch.ones(5, 3)).square().mean())
+            assert (first.weight.grad is None) == overlap
+            optimizer.step()
+            assert first.weight.grad is not None
+            assert last.weight.grad is not None
+            optimizer.zero_grad()
+        return [value for p in model.parameters() for value in p.flatten().tolist()]
+
+    assert trained(overlap=True) == trained(overlap=False)
+
+
+def test_a_late_bucket_wants_its_step() -> None:
+    weights, ledger = [parameter(1), parameter(1)], Ledger(1)
+    Exchange([[weight] for weight in weights], 1, ledger).overlap(torch.optim.SGD(weights))
+    ledger.begin(Share(count=4, global_count=4, parts=1, last=True))
+    torch.autograd.backward((weights[0] * weights[1]).sum())
+    with pytest.raises(UsageError, match="second backward"):
+        torch.autograd.backward((weights[0] * weights[1]).sum())
