@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from nfold.bench.estimate import Estimate, estimate
 from nfold.bench.grid import Grid, build_grid
 from nfold.bench.sweep import Events, Records, Schedule, in_grid_order, schedule, sweep
 from nfold.cli import output
-from nfold.cli.progress import LiveEvents, PlainEvents, TimeLeft
+from nfold.cli.progress import CellLines, TimeLeft
+from nfold.cli.screen import screen
 from nfold.cli.signals import stop_on_signals
 from nfold.document import document
 from nfold.frameworks.registry import framework
@@ -129,14 +129,15 @@ def _measure(
 ) -> int:
     """Sweep, and print what there is, also after a request to stop."""
     with stop_on_signals() as stop:
-        with _events(request, [part.seconds for part in expected]) as events:
+        left = TimeLeft([part.seconds for part in expected])
+        with screen(sys.stderr, plain=request.plain) as shown:
             measured = sweep(
                 planned,
                 store=store,
                 machine=machine,
                 options=_options(request, stop=stop),
                 run=run,
-                events=events,
+                events=CellLines(shown, left),
             )
         found = in_grid_order(asked, measured)
         _show(request, asked, planned, found)
@@ -200,12 +201,6 @@ def _follow(request: Request, asked: Grid, machine: Machine) -> int:
             events=Events(),
         )
     return 128 + stop.signum if stop.signum is not None else _exit_code(done)
-
-
-def _events(request: Request, expected_s: Sequence[float]) -> PlainEvents:
-    left = TimeLeft(expected_s)
-    plain = request.plain or "NO_COLOR" in os.environ or not sys.stderr.isatty()
-    return PlainEvents(sys.stderr, left) if plain else LiveEvents(sys.stderr, left)
 
 
 def _exit_code(found: Sequence[Measurement]) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TextIO
 
 from nfold.cli.progress import duration, glance
+from nfold.cli.screen import Screen
 from nfold.measurement import Epoch
 from nfold.run.handoff import Folder
 from nfold.run.options import Progress
@@ -40,45 +39,37 @@ class Pace:
 
 
 class EpochLines:
-    """One line for every epoch that ends; ``total`` counts them all, ``before`` the kept ones."""
+    """A line for every epoch that ends, and a live one: epoch, step, rate, load, time left.
 
-    def __init__(self, stream: TextIO, total: int, before: int = 0) -> None:
-        self._stream = stream
+    ``total`` counts all epochs, ``before`` those of an earlier run.
+    """
+
+    def __init__(self, screen: Screen, total: int, before: int = 0) -> None:
+        self._screen = screen
         self._total = total
         self._seen = before
+        self._pace = Pace()
         self._folder: Folder | None = None
         self._changed_ns = 0
-
-    def __enter__(self) -> EpochLines:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Nothing to put back."""
 
     def started(self, folder: Path) -> None:
         """The run's folder, where its first rank tells what epochs it has finished."""
         self._folder = Folder(folder)
 
     def progress(self, progress: Progress) -> None:
-        """Print what has ended since the last call."""
-        del progress
+        """Print what has ended since the last call, and draw the live line anew."""
         self.finished(self._read())
+        words = [f"epoch {min(self._seen + 1, self._total)}/{self._total}", glance(progress)]
+        left_s = self._pace.left_s(progress)
+        if left_s is not None:
+            words.append(f"{duration(left_s)} left")
+        self._screen.show(" · ".join(words))
 
     def finished(self, epochs: Sequence[Epoch]) -> None:
         """Print those of all finished ``epochs`` that are new."""
         for number, epoch in enumerate(epochs[self._seen :], start=self._seen + 1):
-            self.say(epoch_line(number, self._total, epoch))
+            self._screen.say(epoch_line(number, self._total, epoch))
         self._seen = max(self._seen, len(epochs))
-
-    def say(self, line: str) -> None:
-        """A line that stays."""
-        self._stream.write(line + "\n")
-        self._stream.flush()
 
     def _read(self) -> Sequence[Epoch]:
         """The finished epochs, where something was written since the last look; else nothing."""
@@ -89,46 +80,3 @@ class EpochLines:
             return ()
         self._changed_ns = changed_ns
         return self._folder.read_epochs()
-
-
-class LiveEpochs(EpochLines):
-    """The same lines above one live line: epoch, step, rate, device load, time left."""
-
-    def __init__(self, stream: TextIO, total: int, before: int = 0) -> None:
-        super().__init__(stream, total, before)
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console(file=stream, highlight=False)
-        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-        self._pace = Pace()
-
-    def __enter__(self) -> LiveEpochs:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Take the live line away and show the cursor again."""
-        self._live.stop()
-
-    def progress(self, progress: Progress) -> None:
-        """Print what has ended, and draw the live line anew."""
-        from rich.text import Text
-
-        super().progress(progress)
-        words = [f"epoch {min(self._seen + 1, self._total)}/{self._total}", glance(progress)]
-        left_s = self._pace.left_s(progress)
-        if left_s is not None:
-            words.append(f"{duration(left_s)} left")
-        self._live.update(Text(" · ".join(words), no_wrap=True, overflow="ellipsis"))
-
-    def say(self, line: str) -> None:
-        """A line above the live one."""
-        from rich.text import Text
-
-        self._console.print(Text(line))

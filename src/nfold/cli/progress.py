@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
 
 from nfold.bench.sweep import Events, Turn
+from nfold.cli.screen import Screen
 from nfold.inert import inert
 from nfold.measurement import Measurement
 from nfold.run.options import Progress
 from nfold.summary import Cell, samples_per_s
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 
 def duration(seconds: float) -> str:
@@ -76,35 +72,32 @@ class TimeLeft:
         return max(0.0, right * after - (self._clock() - self._ended))
 
 
-class PlainEvents(Events):
-    """One line a finished cell, no escape codes."""
+class CellLines(Events):
+    """One line a finished cell, and two live ones: cells, time left; step, rate, device load."""
 
-    def __init__(self, stream: TextIO, left: TimeLeft) -> None:
+    def __init__(self, screen: Screen, left: TimeLeft) -> None:
         self._number, self._total = 0, left.runs
-        self._stream = stream
+        self._screen = screen
         self._left = left
         self._turn: Turn | None = None
 
-    def __enter__(self) -> PlainEvents:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Nothing to put back."""
-
     def cell_started(self, turn: Turn) -> None:
-        """Remember what runs."""
+        """Show the new cell."""
         self._turn = turn
         self._number += 1
+        self.progress(Progress(phase="starting", step=0, total=0))
+
+    def progress(self, progress: Progress) -> None:
+        """Draw the live lines anew."""
+        assert self._turn is not None
+        left = duration(self._left.seconds())
+        head = f"{self._number}/{self._total} cells · {left} left · {cell_name(self._turn)}"
+        self._screen.show(head, f"  {glance(progress)}")
 
     def cell_finished(self, turn: Turn, measurement: Measurement) -> None:
         """Print the line."""
         self._left.finished()
-        self._print(self._line(turn, measurement))
+        self._screen.say(self._line(turn, measurement))
 
     def _line(self, turn: Turn, measurement: Measurement) -> str:
         number, total = self._number, self._total
@@ -113,58 +106,6 @@ class PlainEvents(Events):
         took = duration(measurement.wall_seconds)
         name = cell_name(turn)
         return f"[{number}/{total}] {name}: {outcome(measurement)} ({took}{ending})"
-
-    def _print(self, line: str) -> None:
-        self._stream.write(line + "\n")
-        self._stream.flush()
-
-
-class LiveEvents(PlainEvents):
-    """The same lines above one live line: cells, time left, step, rate, device load."""
-
-    def __init__(self, stream: TextIO, left: TimeLeft) -> None:
-        super().__init__(stream, left)
-        from rich.console import Console
-        from rich.live import Live
-
-        self._console = Console(file=stream, highlight=False)
-        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-
-    def __enter__(self) -> LiveEvents:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Take the live line away and show the cursor again."""
-        self._live.stop()
-
-    def cell_started(self, turn: Turn) -> None:
-        """Show the new cell."""
-        super().cell_started(turn)
-        self.progress(Progress(phase="starting", step=0, total=0))
-
-    def progress(self, progress: Progress) -> None:
-        """Draw the live line anew."""
-        assert self._turn is not None
-        left = duration(self._left.seconds())
-        head = f"{self._number}/{self._total} cells · {left} left · {cell_name(self._turn)}"
-        self._live.update(self._text(head, glance(progress)))
-
-    @staticmethod
-    def _text(head: str, tail: str) -> Text:
-        from rich.text import Text
-
-        return Text(f"{head}\n  {tail}", no_wrap=True, overflow="ellipsis")
-
-    def _print(self, line: str) -> None:
-        from rich.text import Text
-
-        self._console.print(Text(line))
 
 
 def glance(progress: Progress) -> str:

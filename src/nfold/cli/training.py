@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,8 @@ from pathlib import Path
 
 from nfold import data, workloads
 from nfold.cli import output
-from nfold.cli.epochs import EpochLines, LiveEpochs
+from nfold.cli.epochs import EpochLines
+from nfold.cli.screen import screen
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.training_plan import Asked, Request, asked_of
 from nfold.errors import RunFailure
@@ -45,9 +45,10 @@ def train(request: Request) -> int:
 def _train(request: Request, asked: Asked, kept: Sequence[Epoch], store: Store) -> int:
     """Train what is left, and say what came of it."""
     with stop_on_signals() as stop:
-        with _lines(request, asked, len(kept)) as lines:
+        with screen(sys.stderr, plain=request.plain) as shown:
+            lines = EpochLines(shown, asked.total, len(kept))
             if kept:
-                lines.say(f"resuming after epoch {len(kept)}")
+                shown.say(f"resuming after epoch {len(kept)}")
             options = _options(request, asked, lines, stop)
             measurement = run(asked.workload, asked.plan, machine=asked.machine, options=options)
             lines.finished(epochs(measurement))
@@ -55,11 +56,6 @@ def _train(request: Request, asked: Asked, kept: Sequence[Epoch], store: Store) 
         _remove_older(asked)
         _show(request, asked, measurement)
     return 128 + stop.signum if stop.signum is not None else _judge(request, asked, measurement)
-
-
-def _lines(request: Request, asked: Asked, before: int) -> EpochLines:
-    plain = request.plain or "NO_COLOR" in os.environ or not sys.stderr.isatty()
-    return (EpochLines if plain else LiveEpochs)(sys.stderr, asked.total, before)
 
 
 def _options(request: Request, asked: Asked, lines: EpochLines, stop: Stop) -> Options:

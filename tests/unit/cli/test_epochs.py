@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from nfold.cli.epochs import EpochLines, LiveEpochs, Pace, epoch_line
+from nfold.cli.epochs import EpochLines, Pace, epoch_line
+from nfold.cli.screen import LiveScreen, Screen
 from nfold.measurement import Epoch, RankSamples
 from nfold.run.handoff import Folder
 from nfold.run.options import Progress
@@ -23,7 +24,8 @@ def test_the_line_of_an_epoch() -> None:
 
 def test_every_epoch_is_told_once_also_those_that_nobody_saw_ending(tmp_path: Path) -> None:
     stream, folder = io.StringIO(), Folder(tmp_path)
-    with EpochLines(stream, 4, before=1) as lines:
+    with Screen(stream) as screen:
+        lines = EpochLines(screen, 4, before=1)
         lines.started(tmp_path)
         lines.progress(_at(1))
         folder.write_samples(RankSamples(rank=0, device="cpu", epochs=(EPOCH,) * 2))
@@ -51,7 +53,8 @@ def test_on_a_terminal_the_lines_stay_above_the_live_one(tmp_path: Path) -> None
             return True
 
     stream = Terminal()
-    with LiveEpochs(stream, 2) as lines:
+    with LiveScreen(stream) as screen:
+        lines = EpochLines(screen, 2)
         lines.started(tmp_path)
         lines.progress(_at(10))
         lines.finished((EPOCH,))

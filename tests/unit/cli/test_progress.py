@@ -12,14 +12,14 @@ from nfold.bench.axes import read_axes
 from nfold.bench.grid import build_grid
 from nfold.bench.sweep import Turn
 from nfold.cli.progress import (
-    LiveEvents,
-    PlainEvents,
+    CellLines,
     TimeLeft,
     cell_name,
     duration,
     glance,
     outcome,
 )
+from nfold.cli.screen import LiveScreen, Screen
 from nfold.measurement import Cause
 from nfold.plan import Plan
 from nfold.run.options import Progress
@@ -87,7 +87,8 @@ def test_an_outcome_is_a_rate_or_a_cause() -> None:
 
 def test_a_finished_cell_is_one_plain_line() -> None:
     stream, clock = io.StringIO(), Clock()
-    with PlainEvents(stream, TimeLeft([10.0, 30.0], clock)) as events:
+    with Screen(stream) as screen:
+        events = CellLines(screen, TimeLeft([10.0, 30.0], clock))
         events.cell_started(_turn())
         events.progress(Progress(phase="stepping", step=1, total=2))
         clock.now += 10
@@ -115,7 +116,8 @@ def test_a_terminal_has_a_live_line_that_goes_away_and_leaves_the_cursor(
 
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    with LiveEvents(stream, TimeLeft([10.0], Clock())) as events:
+    with LiveScreen(stream) as screen:
+        events = CellLines(screen, TimeLeft([10.0], Clock()))
         events.cell_started(_turn())
         events.progress(Progress(phase="stepping", step=7, total=9, samples_per_s=41_200.0))
         events.cell_finished(_turn(), measurement(workload="digits", status="oom", ranks=()))
