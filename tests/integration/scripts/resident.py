@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from made import task
 from nfold.frameworks.base import Observer
@@ -21,7 +22,7 @@ BATCH = 359
 
 if __name__ == "__main__":
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    said = {"input": "resident", "strategy": "nfold", "batch": BATCH, "epochs": 2}
+    said: dict[str, Any] = {"input": "resident", "strategy": "nfold", "batch": BATCH, "epochs": 2}
     asked = task(rank=rank, world_size=ranks, cores_per_device=1, **said)
     host = dataclasses.replace(asked.machine, memory_bytes=int(sys.argv[2]))
     found = train(dataclasses.replace(asked, machine=host), Observer())

@@ -33,7 +33,7 @@ class Threads:
     def exchanged(self, own: Tensor, receive_counts: list[int], send_counts: list[int]) -> Tensor:
         rank = self.here.rank
         assert len(own) == sum(send_counts)
-        self._outgoing[rank] = own.split(send_counts)
+        self._outgoing[rank] = torch.split(own, send_counts)
         self._barrier.wait()
         incoming = [parts[rank] for parts in self._outgoing]
         assert [len(part) for part in incoming] == receive_counts
