@@ -72,6 +72,8 @@ class RankSamples:
     epochs, one for the whole run: ranks that were fed the same samples have the same hash.
     ``parameter_checksum`` is equal on all ranks after a correct data-parallel run.
     ``losses`` holds (step, mean loss over the steps since the one before) points.
+    Of ``peak_memory_bytes``, ``data_bytes`` are the part of the training set that stays on the
+    device and ``graph_bytes`` what the allocator reserves for CUDA graphs.
     """
 
     rank: int
@@ -84,6 +86,8 @@ class RankSamples:
     losses: tuple[tuple[int, float], ...] = ()
     parts: tuple[Part, ...] = ()
     peak_memory_bytes: int | None = None
+    data_bytes: int | None = None
+    graph_bytes: int | None = None
     sample_hashes: tuple[tuple[int, str], ...] = ()
     parameter_checksum: str | None = None
     parameter_count: int | None = None

@@ -149,6 +149,8 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
         "epochs": [_epoch_json(epoch) for epoch in epochs(measurement)],
         "parts": [to_plain(part) for rank in measurement.ranks for part in rank.parts],
         "peak_memory_bytes": [rank.peak_memory_bytes for rank in measurement.ranks],
+        "data_bytes": [rank.data_bytes for rank in measurement.ranks],
+        "graph_bytes": [rank.graph_bytes for rank in measurement.ranks],
         "energy_joules": measurement.energy_joules,
         "telemetry": f"{measurement.folder}/telemetry.csv" if measurement.folder else None,
         "warnings": [to_plain(doubt) for doubt in measurement.warnings],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from made import plan
+from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.run.options import Options
 from nfold.run.run import run
@@ -18,12 +21,12 @@ HOST = inspect_machine()
 STEPS = ("captured", "compiled", "compiled+captured")
 
 
-def _train(results: Path, **changes: object) -> Measurement:
+def _train(results: Path, host: Machine = HOST, **changes: Any) -> Measurement:
     asked = {"device": "cuda", "batch": 96, "epochs": 10, "warmup_steps": 1, **changes}
     done = run(
         Workload.parse("digits"),
-        plan(HOST, **asked),
-        machine=HOST,
+        plan(host, **asked),
+        machine=host,
         options=Options(results=results),
     )
     assert done.status == "ok", done.cause
@@ -40,7 +43,11 @@ def test_losses_do_not_depend_on_the_step(tmp_path: Path, devices: int, input_: 
     """Batches of 96 of 1,437 samples: the last of an epoch is smaller, shares differ on three."""
     if len(HOST.gpus) < devices:
         pytest.skip(f"needs {devices} GPUs")
-    said = {"devices": devices, "input": input_, "workers": 0 if input_ == "resident" else 1}
+    said: dict[str, Any] = {
+        "devices": devices,
+        "input": input_,
+        "workers": 0 if input_ == "resident" else 1,
+    }
     eager = _train(tmp_path / "eager", **said)
     for step in STEPS:
         other = _train(tmp_path / step, step=step, **said)
@@ -64,3 +71,40 @@ def test_augmentation_is_drawn_anew_in_every_replayed_epoch(tmp_path: Path) -> N
         assert done.status == "ok", done.cause
         pair.append(_losses(done))
     assert pair[1] == pytest.approx(pair[0], rel=5e-2)
+
+
+@pytest.mark.skipif(len(HOST.gpus) < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("step", ["eager", "captured"])
+def test_sharded_data_give_what_whole_data_give(tmp_path: Path, devices: int, step: str) -> None:
+    """101 KiB of digits on GPUs said to have 100 KiB each; of the last batch, 93 samples."""
+    if len(HOST.gpus) < devices:
+        pytest.skip(f"needs {devices} GPUs")
+    said: dict[str, Any] = {
+        "devices": devices,
+        "input": "resident",
+        "step": step,
+        "strategy": "nfold",
+    }
+    whole = _train(tmp_path / "whole", **said)
+    gpus = tuple(dataclasses.replace(gpu, memory_bytes=100 * 2**10) for gpu in HOST.gpus)
+    small = dataclasses.replace(HOST, gpus=gpus)
+    sharded = _train(tmp_path / "sharded", host=small, **said)
+    assert "sharded" in [doubt.kind for doubt in sharded.warnings]
+    assert _losses(sharded) == pytest.approx(_losses(whole), rel=2e-2, abs=1e-3)
+    for one, other in zip(whole.ranks, sharded.ranks, strict=True):
+        assert one.sample_hashes == other.sample_hashes
+        assert (one.data_bytes or 0) > devices * ((other.data_bytes or 0) - 8 * 8 - 8)
+        assert all((rank.graph_bytes or 0) > 0 for rank in (one, other)) == (step == "captured")
+    assert len({rank.parameter_checksum for rank in sharded.ranks}) == 1
+
+
+@pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU")
+def test_a_graph_s_memory_is_part_of_the_peak(tmp_path: Path) -> None:
+    for step, input_ in (("captured", "resident"), ("eager", "loader")):
+        (rank,) = _train(tmp_path / step, step=step, input=input_, epochs=2).ranks
+        assert rank.data_bytes == (1_437 * (8 * 8 + 8) if input_ == "resident" else 0)
+        assert rank.graph_bytes is not None
+        assert rank.peak_memory_bytes is not None
+        assert 0 <= rank.graph_bytes <= rank.peak_memory_bytes
+        assert (rank.graph_bytes > 0) == (step == "captured")

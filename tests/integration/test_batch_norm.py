@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import launched
 from integration.scripts.synchronised import COUNTS, LAYERS, layers, losses, samples
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "synchronised.py"
-TESTS = Path(__file__).parent.parent
 WORLDS = (1, 2, 3, 4)
 APPROXIMATE = {"large_mean": 2e-3, "bf16": 6e-2}
 """Tolerances of what is not computed in fp64."""
@@ -34,23 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 def launch(world: int, folder: Path, kind: str = "cpu") -> list[dict[str, Any]]:
     """Run the script on ``world`` ranks to their end; what each found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    path = f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder), kind],
-            env={**os.environ, **shared, "RANK": str(rank), "PYTHONPATH": path},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    errors = [rank.communicate()[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(errors)
+    launched.launch(SCRIPT, world, str(folder), kind)
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launched import launch
 from made import plan
 from nfold.measurement import Measurement, RankSamples
+from nfold.plain import from_plain
 from nfold.run.options import Options
 from nfold.run.run import run
 from nfold.telemetry.inspection import inspect_machine
@@ -19,10 +23,16 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LOADER: dict[str, Any] = {"input": "loader", "augment": "cpu"}
 RAW_LOADER: dict[str, Any] = {"input": "loader", "augment": "device", "workers": 1}
 RESIDENT: dict[str, Any] = {"input": "resident"}
+DIGITS_BYTES = 1_437 * (8 * 8 + 8)
+"""Images and labels."""
+SMALL = 150 * 2**10
+"""A host's memory that two copies of digits do not fit into, but one does."""
+SCRIPT = Path(__file__).parent / "scripts" / "resident.py"
 
 
-def _train(results: Path, workload: str, **changes: Any) -> Measurement:
-    host = inspect_machine()
+def _train(results: Path, workload: str, memory: int = 2**60, **changes: Any) -> Measurement:
+    """On a host said to have so many bytes of ``memory``."""
+    host = dataclasses.replace(inspect_machine(), memory_bytes=memory)
     asked = plan(host, **{"cores_per_device": 1, **changes})
     options = Options(results=results, telemetry_interval_s=0.5)
     done = run(Workload.parse(workload), asked, machine=host, options=options)
@@ -61,13 +71,48 @@ def test_augmented_images_in_steps_over_several_epochs(
     _same(tmp_path, "cnn10:samples=50", *placements, devices=devices, batch=21, **length)
 
 
-def test_data_that_does_not_fit_is_a_row_with_both_sizes(tmp_path: Path) -> None:
-    """Two ranks' copies of 100 KiB each on a host said to have 150 KiB."""
-    host = dataclasses.replace(inspect_machine(), memory_bytes=150 * 2**10)
+@pytest.mark.parametrize("strategy", ["ddp", "nfold"])
+def test_sharded_data_give_what_whole_data_give(strategy: str, tmp_path: Path) -> None:
+    """101 KiB of digits on a host said to have 150 KiB. Batches of 52, at last one of 33."""
+    said = {"devices": 2, "strategy": strategy, "batch": 52, "epochs": 2, **RESIDENT}
+    whole = _train(tmp_path, "digits", **said)
+    sharded = _train(tmp_path, "digits", memory=SMALL, **said)
+    _check_sharded(whole.ranks, sharded.ranks)
+    assert [doubt.kind for doubt in sharded.warnings].count("sharded") == 1
+    assert "sharded" not in [doubt.kind for doubt in whole.warnings]
+
+
+def test_on_three_devices_those_without_a_sample_take_part_in_the_exchange(tmp_path: Path) -> None:
+    whole, sharded = (_launched(tmp_path / str(free), free) for free in (2**30, SMALL))
+    _check_sharded(whole, sharded)
+
+
+def _launched(folder: Path, memory: int) -> list[RankSamples]:
+    """Three ranks of the script, on however few cores."""
+    folder.mkdir()
+    launch(SCRIPT, 3, str(folder), str(memory))
+    return [
+        from_plain(RankSamples, json.loads((folder / f"{r}.json").read_text())) for r in range(3)
+    ]
+
+
+def _check_sharded(whole: Sequence[RankSamples], sharded: Sequence[RankSamples]) -> None:
+    assert whole[0].losses
+    for one, other in zip(whole, sharded, strict=True):
+        assert _results(one) == _results(other)
+        assert (one.data_bytes, one.graph_bytes, other.graph_bytes) == (DIGITS_BYTES, 0, 0)
+        assert abs((other.data_bytes or 0) - DIGITS_BYTES / len(whole)) < 8 * 8 + 8
+    assert sum(rank.data_bytes or 0 for rank in sharded) == DIGITS_BYTES
+
+
+def test_data_that_fit_nowhere_are_a_row_with_all_sizes(tmp_path: Path) -> None:
+    """Two copies of 101 KiB, or two shards of half of it, on a host said to have 120 KiB."""
+    host = dataclasses.replace(inspect_machine(), memory_bytes=120 * 2**10)
     asked = plan(host, devices=2, cores_per_device=1, batch=61, epochs=1, **RESIDENT)
     options = Options(results=tmp_path, telemetry_interval_s=0.5)
     refused = run(Workload.parse("digits"), asked, machine=host, options=options)
     assert refused.status == "oom"
     assert refused.cause is not None
-    for said in ("'resident' needs 0.000193 GiB", "free 0.000143 GiB", "next: --input loader"):
+    sizes = ("'resident' needs 0.000193 GiB, sharded 9.64e-05 GiB,", "free 0.000114 GiB")
+    for said in (*sizes, "next: --input loader"):
         assert said in refused.cause.text

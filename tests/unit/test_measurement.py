@@ -53,6 +53,8 @@ RANK = RankSamples(
         Part(name="copy", seconds=(0.5, 0.25), images=840, bytes=4, baseline=True, note="pinned"),
     ),
     peak_memory_bytes=2**20,
+    data_bytes=2**10,
+    graph_bytes=2**12,
     sample_hashes=((80, "00ff"),),
     parameter_checksum="abcd",
     parameter_count=8490,

@@ -114,7 +114,14 @@ def test_energy_is_per_thousand_samples_of_the_timed_windows() -> None:
 
 def test_json_of_a_measurement_has_the_promised_keys() -> None:
     ranks = (
-        rank(0, [1.0], epochs=(epoch(5.0, 0.8),), peak_memory_bytes=5, first_step_ms=3.0),
+        rank(
+            0,
+            [1.0],
+            epochs=(epoch(5.0, 0.8),),
+            peak_memory_bytes=5,
+            data_bytes=3,
+            first_step_ms=3.0,
+        ),
         rank(1, [1.0], parts=(Part(name="copy", seconds=(0.5,), images=8),)),
     )
     doubt = Doubt(kind="drift", text="slower")
@@ -129,6 +136,7 @@ def test_json_of_a_measurement_has_the_promised_keys() -> None:
     assert written["first_step_ms"] == 3.0
     assert written["epochs"] == [{"seconds": 5.0, "train_loss": 0.5, "accuracy": 0.8}]
     assert written["peak_memory_bytes"] == [5, None]
+    assert (written["data_bytes"], written["graph_bytes"]) == ([3, None], [None, None])
     assert written["energy_joules"] == 2.0
     assert written["telemetry"] == "measurements/made/telemetry.csv"
     assert written["warnings"] == [{"kind": "drift", "text": "slower"}]

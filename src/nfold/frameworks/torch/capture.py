@@ -85,6 +85,12 @@ class CudaRecorder:
         graph.instantiate()
         return graph, result
 
+    def pool_bytes(self) -> int:
+        """Memory that PyTorch's allocator reserves for the graphs; not to be asked in a step."""
+        segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        own = tuple(self._pool)
+        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == own)
+
 
 class NotCaptured(Exception):
     """A call could not be recorded; its cause is what the call raised."""

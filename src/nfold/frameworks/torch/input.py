@@ -59,8 +59,9 @@ class Stream(Sampler[Key]):
     def __init__(self, samples: int, task: Task, *, limit: int | None = None) -> None:
         batch = cast(int, task.plan.batch)
         starts = range(0, samples, batch)
-        wholes = [range(start, min(start + batch, samples)) for start in starts]
-        self.cuts = [_cut(whole, task.rank, task.world_size) for whole in wholes]
+        self._wholes = [range(start, min(start + batch, samples)) for start in starts]
+        self._ranks = task.world_size
+        self.cuts = self.cuts_of(task.rank)
         self._samples = samples
         self._seed = task.plan.seed
         self._limit = limit
@@ -75,6 +76,10 @@ class Stream(Sampler[Key]):
     def largest(self) -> int:
         """Samples of this rank's largest batch."""
         return max(cut.stop - cut.start for cut in self.cuts)
+
+    def cuts_of(self, rank: int) -> list[Cut]:
+        """A rank's part of every global batch."""
+        return [_cut(whole, rank, self._ranks) for whole in self._wholes]
 
     def __len__(self) -> int:
         return self._limit or self.steps_per_epoch
@@ -185,6 +190,16 @@ class Loaded:
     def largest(self) -> int:
         """Samples of this rank's largest batch."""
         return self._stream.largest
+
+    @property
+    def data_bytes(self) -> int:
+        """None of the data set stays on the device."""
+        return 0
+
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """None."""
+        return ()
 
     def __len__(self) -> int:
         return len(self._stream)

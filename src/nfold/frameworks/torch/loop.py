@@ -115,6 +115,9 @@ class Trainer:
             self._epoch(epoch, recorder)
         return recorder.samples(
             peak_memory_bytes=self.devices.peak_memory_bytes(),
+            data_bytes=self.source.data_bytes,
+            graph_bytes=self._step.graph_bytes(),
+            notes=self.source.notes,
             parameter_checksum=checksum(self.module),
             parameter_count=sum(p.numel() for p in self.module.parameters()),
         )

@@ -120,6 +120,15 @@ def summed(values: Tensor, world_size: int) -> Tensor:
     return values
 
 
+def smallest(value: int, world_size: int, device: torch.device) -> int:
+    """The smallest of all ranks' values, on every rank."""
+    if world_size == 1:
+        return value
+    least = torch.tensor(value, device=device)
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return int(least)
+
+
 def barrier(world_size: int) -> None:
     """Wait until every rank is here."""
     if world_size > 1:

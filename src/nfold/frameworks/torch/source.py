@@ -18,7 +18,9 @@ from nfold.frameworks.torch.batch import Batch, Samples, Tensors
 from nfold.frameworks.torch.devices import Devices, free_bytes
 from nfold.frameworks.torch.images import Normalizer
 from nfold.frameworks.torch.input import Loaded, Stream
-from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes
+from nfold.frameworks.torch.parallel import smallest
+from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes, fits
+from nfold.frameworks.torch.sharded import Sharded
 
 Operations = tuple[tuple[str, int], ...]
 Prepare = Callable[[Samples, Tensor], Tensor]
@@ -34,6 +36,14 @@ class Source(Protocol):
     def largest(self) -> int:
         """Samples of this rank's largest batch."""
 
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the training set that stay on this rank's device."""
+
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """What a reader of the measurement has to know about it, as (kind, text)."""
+
     def __len__(self) -> int:
         """Batches of one iteration."""
 
@@ -48,8 +58,7 @@ def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices)
     """The batches of the plan; raises OutOfMemory where resident data would not fit."""
     stream = Stream(len(arrays.train_labels), task, limit=_limit(task))
     if task.plan.input == "resident":
-        _check_fits(arrays, task, devices)
-        return Resident(arrays, stream, devices.primary)
+        return _resident(arrays, stream, task, devices)
     on_cpu = augmentation(operations, arrays, task.plan.seed, torch.device("cpu"))
     in_worker = on_cpu if task.plan.augment == "cpu" else None
     return Loaded(arrays, task, stream, in_worker, devices.primary)
@@ -68,13 +77,37 @@ def preparation(
     return prepare
 
 
-def _check_fits(arrays: Arrays, task: Task, devices: Devices) -> None:
-    """CPU devices share the host's memory, and every rank keeps a copy of its own there."""
-    if devices.cuda:
-        check_fits(data_bytes(arrays), free_bytes(devices.primary), str(devices.primary))
-        return
-    free = min(free_bytes(devices.primary), task.machine.memory_bytes)
-    check_fits(task.world_size * data_bytes(arrays), free, f"the host ({task.world_size} ranks)")
+def _resident(arrays: Arrays, stream: Stream, task: Task, devices: Devices) -> Source:
+    """Whole on every device, or else sharded; all ranks choose by the least that any has free."""
+    whole, shard, where = _needs(arrays, task, devices)
+    free = smallest(_free(task, devices), task.world_size, devices.primary)
+    if fits(whole, free):
+        return Resident(arrays, stream, devices.primary)
+    sharded = shard if task.world_size > 1 else None
+    check_fits(whole, free, where, sharded_bytes=sharded)
+    return Sharded(arrays, stream, task, devices.primary)
+
+
+def _needs(arrays: Arrays, task: Task, devices: Devices) -> tuple[int, int, str]:
+    """Bytes of the data whole and of the largest shard, and where they would lie.
+
+    CPU devices share the host's memory: it takes every rank's copy, or all shards.
+    """
+    needed, ranks = data_bytes(arrays), task.world_size
+    if not devices.cuda:
+        return ranks * needed, needed, f"the host ({ranks} ranks)"
+    samples = len(arrays.train_labels)
+    shard = -(-samples // ranks) * (needed // samples)
+    return needed, shard, str(devices.primary) if ranks == 1 else f"each of {ranks} GPUs"
+
+
+def _free(task: Task, devices: Devices) -> int:
+    """What is free for this rank's device, at most what the machine was said to have."""
+    free = free_bytes(devices.primary)
+    if not devices.cuda:
+        return min(free, task.machine.memory_bytes)
+    said = {gpu.index: gpu.memory_bytes for gpu in task.machine.gpus}
+    return min(free, said.get(devices.primary.index) or free)
 
 
 def _limit(task: Task) -> int | None:

@@ -24,6 +24,9 @@ class Step(Protocol):
     def __call__(self, tensors: Tensors, epoch: Tensor, weight: float) -> Tensor:
         """``tensors`` of a batch, its epoch, int64 [], and what its mean loss counts for."""
 
+    def graph_bytes(self) -> int:
+        """Memory of the device that recorded graphs keep for themselves."""
+
     def close(self) -> None:
         """Leave nothing on the device that would keep the process group from ending."""
 
@@ -54,6 +57,10 @@ class Update:
         self._precision.update(loss if weight == 1 else loss * weight, self._optimizer)
         return loss.detach()
 
+    def graph_bytes(self) -> int:
+        """There are no graphs."""
+        return 0
+
     def close(self) -> None:
         """Nothing is kept."""
 
@@ -66,12 +73,17 @@ class CapturedUpdate:
             *tensors, epoch, weight = given
             return update(tuple(tensors), epoch, weight)  # type: ignore[arg-type]  # as packed below
 
-        self._captured = Captured(flat, CudaRecorder(device))
+        self._recorder = CudaRecorder(device)
+        self._captured = Captured(flat, self._recorder)
 
     def __call__(self, tensors: Tensors, epoch: Tensor, weight: float) -> Tensor:
         """Make the update, or record it first."""
         loss: Tensor = self._captured((*tensors, epoch), weight)
         return loss
+
+    def graph_bytes(self) -> int:
+        """What the graphs' pool holds."""
+        return self._recorder.pool_bytes()
 
     def close(self) -> None:
         """Reset the graphs."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nfold.frameworks.torch import capture
-from nfold.frameworks.torch.capture import WARM_UP, Captured
+from nfold.frameworks.torch.capture import WARM_UP, Captured, CudaRecorder
 
 
 class Graph:
@@ -103,3 +103,12 @@ def test_closing_resets_every_graph() -> None:
         captured((torch.ones(3),), 1.0)
     captured.close()
     assert [graph.living for graph in notes.graphs] == [False]
+
+
+def test_a_pool_s_bytes_are_those_of_its_own_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [((0, 0), 64), ((0, 1), 8), ((0, 2), 32), ((0, 1), 4)]
+    segments = [{"segment_pool_id": pool, "total_size": size} for pool, size in held]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    recorder = object.__new__(CudaRecorder)
+    recorder._pool = torch.cuda._POOL_HANDLE((0, 1))
+    assert recorder.pool_bytes() == 12

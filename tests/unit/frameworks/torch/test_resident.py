@@ -8,9 +8,10 @@ import torch
 
 from made import arrays, task
 from nfold.errors import OutOfMemory
-from nfold.frameworks.torch import resident
+from nfold.frameworks.torch import placed
 from nfold.frameworks.torch.input import Batches, Stream
-from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes, placed
+from nfold.frameworks.torch.placed import copied
+from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes
 
 CPU = torch.device("cpu")
 SAMPLES = 103
@@ -67,7 +68,7 @@ def test_epochs_may_be_asked_for_in_any_order() -> None:
 def test_the_next_order_is_begun_before_it_is_needed() -> None:
     source = Resident(arrays(40), Stream(40, task(batch=40)), CPU)
     next(iter(source))
-    assert list(source._orders) == [1]
+    assert list(source._begun) == [1]
 
 
 def test_a_step_takes_its_ids_from_the_epoch_s_one_tensor() -> None:
@@ -80,8 +81,8 @@ def test_a_step_takes_its_ids_from_the_epoch_s_one_tensor() -> None:
 
 def test_the_data_set_is_copied_whole_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     images = arrays(23).train_images
-    monkeypatch.setattr(resident, "CHUNK_BYTES", 5 * images[0].nbytes)
-    copy = placed(images, CPU)
+    monkeypatch.setattr(placed, "CHUNK_BYTES", 5 * images[0].nbytes)
+    copy = copied(images, CPU)
     assert copy.dtype == torch.uint8
     assert np.array_equal(copy.numpy(), images)
     assert not np.shares_memory(copy.numpy(), images)
@@ -103,5 +104,17 @@ def test_a_refusal_says_both_sizes_and_the_next_step() -> None:
     assert refused.value.status == "oom"
 
 
+def test_where_shards_fit_the_whole_need_not() -> None:
+    check_fits(1600, 1000, "each of 2 GPUs", sharded_bytes=800)
+    with pytest.raises(OutOfMemory) as refused:
+        check_fits(3 * 2**30, 2**30, "each of 2 GPUs", sharded_bytes=3 * 2**29)
+    assert str(refused.value) == (
+        "input 'resident' needs 3 GiB, sharded 1.5 GiB, on each of 2 GPUs, of whose free 1 GiB it "
+        "may take 80%; next: --input loader"
+    )
+
+
 def test_bytes_are_those_of_images_and_labels() -> None:
-    assert data_bytes(arrays(40)) == 40 * (8 * 8 + 8)
+    needed = 40 * (8 * 8 + 8)
+    assert data_bytes(arrays(40)) == needed
+    assert Resident(arrays(40), Stream(40, task(batch=8)), CPU).data_bytes == needed

@@ -35,6 +35,7 @@ def test_an_update_follows_the_weighted_gradient_and_returns_the_plain_loss() ->
     assert torch.allclose(weight.detach(), torch.tensor([0.45]))
     assert taken == ["usual", "rare"]
     assert weight.grad is None
+    assert update.graph_bytes() == 0
 
 
 def test_an_epoch_is_made_into_a_tensor_once() -> None:

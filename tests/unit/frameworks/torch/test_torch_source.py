@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from nfold.frameworks.torch.input import Loaded
 from nfold.frameworks.torch.loop import Trainer
 from nfold.frameworks.torch.resident import Resident
 from nfold.frameworks.torch.source import preparation, source
+from nfold.machine import Device
 
 CPU = Devices((torch.device("cpu"),))
 OPERATIONS = (("crop", 2), ("flip", 0), ("cutout", 3))
@@ -30,6 +32,14 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"input": "loader", "augment": "device", "workers": 2},
     {"input": "resident", "augment": "device"},
 )
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of several has no process group here: all have as much memory as it."""
+    monkeypatch.setattr(sources, "smallest", lambda value, *_: value)
+
+
 Step = tuple[Tensor, Tensor, tuple[int, int, int]]
 
 
@@ -98,17 +108,52 @@ def test_losses_of_an_epoch_are_identical(monkeypatch: pytest.MonkeyPatch) -> No
         assert _losses(monkeypatch, placement) == plain
 
 
-@pytest.mark.parametrize(("ranks", "fits"), [(1, True), (2, False)])
-def test_every_rank_s_copy_has_to_fit_into_the_host(
-    monkeypatch: pytest.MonkeyPatch, ranks: int, fits: bool
+def _chosen(patch: pytest.MonkeyPatch, free: int, asked: Task, devices: Devices = CPU) -> str:
+    """Which source is taken with so many bytes free; before anything is copied."""
+    patch.setattr(sources, "free_bytes", lambda _: free)
+    for kind in ("Resident", "Sharded"):
+        patch.setattr(sources, kind, lambda *_, kind=kind: kind)
+    return str(source(arrays(40), asked, (), devices))
+
+
+@pytest.mark.parametrize(("ranks", "parts"), [(1, 1.25), (2, 2.5), (3, 3.75)])
+def test_ranks_on_a_host_share_its_memory(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, parts: float
 ) -> None:
-    """Refused before anything is copied."""
-    needed = resident.data_bytes(arrays(40))
-    monkeypatch.setattr(sources, "free_bytes", lambda _: 2 * needed)
-    monkeypatch.setattr(sources, "Resident", lambda *_: "copied")
-    asked = task(input="resident", world_size=ranks)
-    if fits:
-        assert str(source(arrays(40), asked, (), CPU)) == "copied"
-        return
-    with pytest.raises(OutOfMemory, match=r"the host \(2 ranks\).*--input loader"):
-        source(arrays(40), asked, (), CPU)
+    """Free memory in parts of the data set: a copy a rank, else a shard each, else nothing."""
+    asked, needed = task(input="resident", world_size=ranks), resident.data_bytes(arrays(40))
+    assert _chosen(monkeypatch, round(parts * needed), asked) == "Resident"
+    if ranks > 1:
+        assert _chosen(monkeypatch, round(parts * needed) - 1, asked) == "Sharded"
+        assert _chosen(monkeypatch, round(1.25 * needed), asked) == "Sharded"
+    with pytest.raises(OutOfMemory, match=rf"the host \({ranks} ranks\).*--input loader"):
+        _chosen(monkeypatch, round(1.25 * needed) - 1, asked)
+
+
+def test_the_host_has_at_most_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, needed = task(input="resident", world_size=2), resident.data_bytes(arrays(40))
+    small = dataclasses.replace(asked.machine, memory_bytes=2 * needed)
+    assert _chosen(monkeypatch, 2**40, asked) == "Resident"
+    assert _chosen(monkeypatch, 2**40, dataclasses.replace(asked, machine=small)) == "Sharded"
+
+
+def test_each_gpu_holds_a_copy_or_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 samples of 72 bytes on three GPUs: the largest shard has 14."""
+    asked, gpu = task(input="resident", world_size=3), Devices((torch.device("cuda", 2),))
+    assert _chosen(monkeypatch, 50 * 72, asked, gpu) == "Resident"
+    assert _chosen(monkeypatch, 50 * 72 - 1, asked, gpu) == "Sharded"
+    assert _chosen(monkeypatch, 1260, asked, gpu) == "Sharded"
+    sizes = "2.68e-06 GiB, sharded 9.39e-07 GiB, on each of 3 GPUs"
+    with pytest.raises(OutOfMemory, match=sizes):
+        _chosen(monkeypatch, 1259, asked, gpu)
+    with pytest.raises(OutOfMemory, match="on cuda:2, of whose"):
+        _chosen(monkeypatch, 1260, task(input="resident"), gpu)
+
+
+def test_a_gpu_has_at_most_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, gpu = task(input="resident", world_size=2), Devices((torch.device("cuda", 1),))
+    said = tuple(
+        Device(index=i, name="GPU", memory_bytes=bytes_) for i, bytes_ in ((0, 1), (1, 3000))
+    )
+    small = dataclasses.replace(asked.machine, gpus=said)
+    assert _chosen(monkeypatch, 2**40, dataclasses.replace(asked, machine=small), gpu) == "Sharded"

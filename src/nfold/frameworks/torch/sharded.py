@@ -1,0 +1,142 @@
+"""Resident input over several devices: each holds a part of the data set, steps exchange samples.
+
+Every rank knows the order of an epoch, and so, before it begins, which samples each rank needs
+of which other in each step. Nothing is asked for and nothing waits for the device: a step's
+exchange is one all-to-all of images and one of labels, in order with the step's own collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nfold.data.arrays import Arrays
+from nfold.frameworks.base import Task
+from nfold.frameworks.torch.batch import Samples, Tensors
+from nfold.frameworks.torch.input import Ids, Stream, share
+from nfold.frameworks.torch.placed import Placed, positions, uploaded
+
+Counts = list[list[int]]
+"""Samples per step and rank."""
+
+
+@dataclass(frozen=True)
+class Routes:
+    """What one rank sends, receives and how it sorts what came, for all steps of an epoch.
+
+    Step after step: ``sends`` are places in the rank's shard, ordered by the rank that gets them;
+    ``places`` say where in what came each sample of the batch is, and ``ids`` which it is.
+    """
+
+    sends: Ids
+    send_counts: Counts
+    places: Ids
+    receive_counts: Counts
+    ids: Ids
+
+
+class Shards:
+    """Who has which sample, and who needs it when. Rank r has the r-th of equal parts."""
+
+    def __init__(self, samples: int, stream: Stream, rank: int, ranks: int) -> None:
+        self.own = share(range(samples), rank, ranks)
+        self._starts = np.array([share(range(samples), r, ranks).start for r in range(ranks)])
+        self._rank = rank
+        cuts = [stream.cuts_of(one) for one in range(ranks)]
+        self._needed = [positions(each) for each in cuts]
+        self._steps = [_steps([cut.stop - cut.start for cut in each]) for each in cuts]
+        self._shape = len(stream.cuts), ranks
+
+    def routes(self, order: Ids) -> Routes:
+        """The routes of an epoch, from all ranks' samples in its order."""
+        sends, send_counts = self._sends(order)
+        ids = order[self._needed[self._rank]]
+        arrival, receive_counts = self._grouped(self._steps[self._rank], self._owners(ids))
+        places = np.empty_like(arrival)
+        places[arrival] = np.arange(len(arrival)) - _starts(receive_counts)
+        return Routes(sends, send_counts.tolist(), places, receive_counts.tolist(), ids)
+
+    def _sends(self, order: Ids) -> tuple[Ids, Ids]:
+        ids = np.concatenate([order[needed] for needed in self._needed])
+        steps = np.concatenate(self._steps)
+        getters = np.repeat(np.arange(len(self._needed)), [len(each) for each in self._needed])
+        mine = self._owners(ids) == self._rank
+        grouped, counts = self._grouped(steps[mine], getters[mine])
+        return ids[mine][grouped] - self.own.start, counts
+
+    def _owners(self, ids: Ids) -> Ids:
+        return np.searchsorted(self._starts, ids, side="right") - 1
+
+    def _grouped(self, steps: Ids, ranks: Ids) -> tuple[Ids, Ids]:
+        """How to sort samples by step, then rank, then as they were; the counts [steps, ranks]."""
+        keys = steps * self._shape[1] + ranks
+        counts = np.bincount(keys, minlength=self._shape[0] * self._shape[1])
+        return np.argsort(keys, kind="stable"), counts.reshape(self._shape)
+
+
+def _steps(sizes: Sequence[int]) -> Ids:
+    """The step of every sample, of steps of these sizes."""
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def _starts(counts: Ids) -> Ids:
+    """For every sample the number of those in earlier steps, by counts [steps, ranks]."""
+    sizes = counts.sum(axis=1)
+    return np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+class Sharded(Placed[Routes]):
+    """This rank's part of the data set on its device; a batch is its samples, as a loader's is."""
+
+    def __init__(self, arrays: Arrays, stream: Stream, task: Task, device: torch.device) -> None:
+        samples = len(arrays.train_labels)
+        self._shards = Shards(samples, stream, task.rank, task.world_size)
+        self._ranks = task.world_size
+        own = slice(self._shards.own.start, self._shards.own.stop)
+        super().__init__(arrays.train_images[own], arrays.train_labels[own], stream, device)
+
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """That steps exchange samples, which takes time."""
+        text = (
+            f"the training set does not fit whole: it is sharded over {self._ranks} devices, "
+            "which exchange samples in every step"
+        )
+        return (("sharded", text),)
+
+    def route(self, order: Ids) -> Routes:
+        """Sends and receipts of every step."""
+        return self._shards.routes(order)
+
+    def tensors(self, route: Routes) -> Iterator[Tensors]:
+        """The samples of every batch, exchanged when it is asked for; all ranks ask together."""
+        numbers = uploaded(np.concatenate([route.sends, route.places, route.ids]), self._device)
+        lengths = [len(route.sends), len(route.places), len(route.ids)]
+        sends, places, ids = torch.split(numbers, lengths)
+        sent_until = np.cumsum([0, *map(sum, route.send_counts)])
+        steps = zip(pairwise(sent_until), pairwise(self._offsets), strict=True)
+        for step, ((first, last), (start, stop)) in enumerate(steps):
+            split = route.receive_counts[step], route.send_counts[step]
+            chosen, place = sends[first:last], places[start:stop]
+            images = exchanged(self._images.index_select(0, chosen), *split)
+            labels = exchanged(self._labels.index_select(0, chosen), *split)
+            yield Samples(
+                images.index_select(0, place), labels.index_select(0, place), ids[start:stop]
+            )
+
+    def unpack(self, tensors: Tensors) -> Samples:
+        """The samples, which the tensors are."""
+        return Samples(*tensors)
+
+
+def exchanged(own: Tensor, receive_counts: list[int], send_counts: list[int]) -> Tensor:
+    """What the other ranks send this one, in their order; ``own`` is cut by ``send_counts``."""
+    received = own.new_empty((sum(receive_counts), *own.shape[1:]))
+    dist.all_to_all_single(received, own, receive_counts, send_counts)
+    return received
