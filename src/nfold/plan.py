@@ -260,7 +260,7 @@ def _step(asked: Plan, device: str, input_: str) -> str:
     Compiling is faster still for most models, but takes its time first: it is asked for.
     """
     graph = device == "cuda" and input_ == "resident" and asked.framework == "torch"
-    eager = asked.strategy in ("ddp", "dp") or asked.precision == "fp16" or asked.accumulate > 1
+    eager = asked.strategy in ("ddp", "dp") or asked.precision == "fp16"
     return "captured" if graph and not eager else "eager"
 
 

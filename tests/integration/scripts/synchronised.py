@@ -22,7 +22,7 @@ from nfold.frameworks.torch import loop, parallel
 from nfold.frameworks.torch.batch import Samples
 from nfold.frameworks.torch.batch_norm import synchronise
 from nfold.frameworks.torch.devices import open_devices
-from nfold.frameworks.torch.share import Ledger, Share
+from nfold.frameworks.torch.share import Ledger, Share, weighted
 from nfold.frameworks.torch.source import Prepare, preparation
 from nfold.plan import Plan
 from nfold.workloads.wide_resnet import torch as definition
@@ -108,7 +108,7 @@ def layer_case(name: str, rank: int, world_size: int, device: torch.device) -> d
         ledger.begin(Share(count=count, global_count=total))
         weight = count / total
         if said.get("loss_weighted"):
-            ledger.begin_weighted(count)
+            ledger.begin(weighted(count, world_size))
         _let_nothing_wait(device, "error")
         outputs = module(part)
         loss = losses(outputs, factors[own]).mean()

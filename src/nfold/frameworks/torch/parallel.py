@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from nfold.frameworks.base import Task
 from nfold.frameworks.torch.buckets import measured_bucket_bytes
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.exchange import Exchange
-from nfold.frameworks.torch.share import Ledger
+from nfold.frameworks.torch.share import Ledger, Share
 
+Turn = Callable[[Share], AbstractContextManager[None]]
+"""The context of a part of a step, forward and backward, by its share."""
 WIRE: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 """What gradients are sent as, by the plan's ``exchange``; None: as they are."""
 _NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -44,7 +46,7 @@ def joined(task: Task, devices: Devices) -> Iterator[None]:
 
 
 def wrapped(
-    module: nn.Module, task: Task, devices: Devices, pieces: tuple[nn.Module, ...] = ()
+    module: nn.Module, task: Task, devices: Devices, ledger: Ledger, pieces: tuple[nn.Module, ...]
 ) -> nn.Module:
     """The module as the plan's strategy runs it; gradients after backward are the ranks' mean.
 
@@ -59,11 +61,11 @@ def wrapped(
         return module
     wire = WIRE[task.plan.exchange]
     if task.plan.strategy == "nfold":
-        groups = [piece.parameters() for piece in pieces or (module,)]
+        groups = [piece.parameters() for piece in pieces]
         Exchange(
             groups,
             task.world_size,
-            Ledger(task.world_size),
+            ledger,
             wire=wire,
             bucket_bytes=measured_bucket_bytes(devices.primary, task.world_size),
         )
@@ -77,6 +79,19 @@ def wrapped(
     if wire is not None:
         model.register_comm_hook(None, bf16_compress_hook)
     return model
+
+
+def turns(model: nn.Module, ledger: Ledger) -> Turn:
+    """Lets the ledger know which part of a step comes, and DDP exchange in the last one only."""
+
+    def turn(share: Share) -> AbstractContextManager[None]:
+        ledger.begin(share)
+        if isinstance(model, DistributedDataParallel) and not share.last:
+            quiet: AbstractContextManager[None] = model.no_sync()
+            return quiet
+        return nullcontext()
+
+    return turn
 
 
 def average_buffers(module: nn.Module, world_size: int) -> None:
