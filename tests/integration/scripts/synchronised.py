@@ -49,12 +49,13 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 """What is special in each case; its norm is its name unless it says another."""
 WORKLOAD = "wide_resnet:depth=10,width=1"
-TRAININGS = {
+TRAININGS: dict[str, dict[str, Any]] = {
     "device": {"batch_norm": "device"},
     "synchronised": {"batch_norm": "synchronised"},
     "own_exchange": {"batch_norm": "synchronised", "strategy": "nfold"},
+    "in_parts": {"batch_norm": "synchronised", "strategy": "nfold", "accumulate": 3, "steps": 20},
 }
-TRAINED = {1: ("synchronised",), 2: tuple(TRAININGS), 4: ("synchronised",)}
+TRAINED = {1: ("synchronised", "in_parts"), 2: tuple(TRAININGS), 4: ("synchronised",)}
 """Which of them every world makes; on one rank they are all the same."""
 
 
@@ -159,7 +160,7 @@ def in_double(*options: Any) -> Prepare:
 
 
 def training(rank: int, world_size: int, **changes: Any) -> list[float]:
-    """The global loss of every one of 50 steps in fp64; an epoch's last batch has two samples.
+    """The global loss of every step, of 50, in fp64; an epoch's last batch has two samples.
 
     In fp32 training amplifies the rounding of another order of sums beyond all comparison.
     """

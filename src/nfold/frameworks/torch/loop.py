@@ -28,7 +28,7 @@ from nfold.frameworks.torch.forward import Way, compiled, pieces_of, written
 from nfold.frameworks.torch.images import Normalizer
 from nfold.frameworks.torch.keeping import State, keeper
 from nfold.frameworks.torch.observe import Length, Recorder
-from nfold.frameworks.torch.parts import cut, sizes
+from nfold.frameworks.torch.parts import Parts, cut
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.rate import Fixed, OneCycle
 from nfold.frameworks.torch.share import Ledger
@@ -84,7 +84,8 @@ class Trainer:
         rare = usual = written(way, self.model)
         if "compiled" in cast(str, plan.step):
             usual = compiled(way, pieces, tuned=plan.kernels == "tuned")
-        usual_sizes = sizes(self.source.largest, plan.accumulate)
+        largest = min(cast(int, plan.batch), len(self.arrays.train_labels))
+        usual_sizes = {part.rows for part in self._parts(largest)}
         turn = parallel.turns(self.model, ledger)
         update = Update(usual, rare, usual_sizes, self.precision, self.optimizer, turn)
         self._step = step(cast(str, plan.step), update, self.devices.primary)
@@ -97,9 +98,12 @@ class Trainer:
 
     def step(self, batch: Batch) -> Tensor:
         """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
-        ranks, accumulate = self.task.world_size, self.task.plan.accumulate
-        parts = cut(batch.count, batch.global_count, ranks, accumulate)
-        return self._step(batch.tensors, self._now(batch.epoch), parts)
+        return self._step(batch.tensors, self._now(batch.epoch), self._parts(batch.global_count))
+
+    def _parts(self, samples: int) -> Parts:
+        """This rank's parts of a global batch."""
+        task = self.task
+        return cut(samples, task.rank, task.world_size, task.plan.accumulate)
 
     def close(self) -> None:
         """Give back what would keep the process group from ending."""

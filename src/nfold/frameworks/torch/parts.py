@@ -6,6 +6,7 @@ of one part only; the gradients of all parts together are those of the whole sha
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -43,36 +44,34 @@ class Part:
 Parts = tuple[Part, ...]
 
 
-@lru_cache(maxsize=64)
-def cut(count: int, global_count: int, ranks: int, accumulate: int) -> Parts:
-    """The parts of this rank's ``count`` of ``global_count`` samples, at most ``accumulate``.
+def pieces(samples: int, rank: int, ranks: int, accumulate: int) -> list[range]:
+    """The places in a batch of ``samples`` that are this rank's, part after part.
 
-    They differ by at most one sample and are as many on every rank, because ranks wait for each
-    other in every part where batch norm is synchronised: as many as the largest share has samples
-    for. Where a rank has none for a part, that is the batch's first row, which counts 0.
+    A batch is cut into parts and each part into ranks, so that a part of all ranks together has
+    the same samples on any number of ranks: batch norm may be over it. Ranks wait for each other
+    in every part then, so all have as many: ``accumulate``, but none that no rank has a sample of.
     """
-    parts = min(accumulate, -(-global_count // ranks))
-    return tuple(_part(number, parts, count, global_count, ranks) for number in range(parts))
+    parts = min(accumulate, samples)
+    whole = parts * ranks
+    own = range(rank, whole, ranks)
+    return [range(piece * samples // whole, (piece + 1) * samples // whole) for piece in own]
 
 
-def _part(number: int, parts: int, count: int, global_count: int, ranks: int) -> Part:
-    start, stop = _bounds(number, parts, count)
-    own = stop - start
-    return Part(
-        start=start if own else 0,
-        stop=stop if own else 1,
-        of_loss=own / max(1, count),
-        of_gradient=own * ranks / global_count,
-        share=weighted(own, ranks, parts=parts, last=number == parts - 1),
+@lru_cache(maxsize=64)
+def cut(samples: int, rank: int, ranks: int, accumulate: int) -> Parts:
+    """The parts of this rank's rows of a batch of ``samples`` over all ranks.
+
+    Where it has none for a part, that is its first row, which counts 0.
+    """
+    counts = [len(piece) for piece in pieces(samples, rank, ranks, accumulate)]
+    starts = itertools.accumulate(counts, initial=0)
+    return tuple(
+        Part(
+            start=start if count else 0,
+            stop=start + count if count else 1,
+            of_loss=count / max(1, sum(counts)),
+            of_gradient=count * ranks / samples,
+            share=weighted(count, ranks, parts=len(counts), last=number == len(counts)),
+        )
+        for number, (start, count) in enumerate(zip(starts, counts, strict=False), start=1)
     )
-
-
-def _bounds(number: int, parts: int, count: int) -> tuple[int, int]:
-    return number * count // parts, (number + 1) * count // parts
-
-
-def sizes(count: int, accumulate: int) -> frozenset[int]:
-    """The numbers of rows that the parts of ``count`` samples have: one, or two."""
-    parts = min(accumulate, count)
-    bounds = (_bounds(number, parts, count) for number in range(parts))
-    return frozenset(stop - start for start, stop in bounds)

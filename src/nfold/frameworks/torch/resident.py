@@ -60,16 +60,11 @@ class Resident:
         self._device = device
         self._images = placed(arrays.train_images, device)
         self._labels = placed(arrays.train_labels, device)
-        self._positions = np.concatenate([np.arange(c.start, c.stop) for c in stream.cuts])
-        self._offsets = np.cumsum([0, *(c.stop - c.start for c in stream.cuts)])
+        self._positions = np.concatenate([cut.places for cut in stream.cuts])
+        self._offsets = np.cumsum([0, *(len(cut.places) for cut in stream.cuts)])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="order")
         self._orders: dict[int, Future[Order]] = {}
         self._begin(0)
-
-    @property
-    def largest(self) -> int:
-        """Samples of this rank's largest batch."""
-        return self._stream.largest
 
     def __len__(self) -> int:
         return len(self._stream)
@@ -90,7 +85,7 @@ class Resident:
         now = torch.full((), epoch, dtype=torch.int64, device=self._device)
         for cut, start, hashed in zip(cuts, self._offsets, hashes, strict=False):
             yield Batch(
-                tensors=(ids[start : start + cut.stop - cut.start],),
+                tensors=(ids[start : start + len(cut.places)],),
                 epoch=now,
                 count=cut.count,
                 global_count=cut.global_count,

@@ -30,10 +30,6 @@ class Source(Protocol):
 
     epoch: int
 
-    @property
-    def largest(self) -> int:
-        """Samples of this rank's largest batch."""
-
     def __len__(self) -> int:
         """Batches of one iteration."""
 

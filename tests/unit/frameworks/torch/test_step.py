@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +22,7 @@ from nfold.workloads.torch import sgd
 
 CPU = torch.device("cpu")
 NOW = torch.tensor(0)
+HALF = tuple(dataclasses.replace(part, of_gradient=0.5) for part in cut(3, 0, 1, 1))
 
 
 def _update(weight: nn.Parameter, taken: list[str]) -> Update:
@@ -39,10 +41,10 @@ def _update(weight: nn.Parameter, taken: list[str]) -> Update:
 def test_an_update_follows_the_weighted_gradient_and_returns_the_plain_loss() -> None:
     weight, taken = nn.Parameter(torch.ones(1)), list[str]()
     update = _update(weight, taken)
-    loss = update((torch.ones(4),), torch.tensor(2), cut(4, 4, 1, 1))
+    loss = update((torch.ones(4),), torch.tensor(2), cut(4, 0, 1, 1))
     assert (float(loss), loss.requires_grad) == (6.0, False)
     assert torch.allclose(weight.detach(), torch.tensor([0.6]))
-    update((torch.ones(3),), NOW, cut(3, 12, 2, 1))
+    update((torch.ones(3),), NOW, HALF)
     assert torch.allclose(weight.detach(), torch.tensor([0.45]))
     assert taken == ["usual", "rare"]
     assert weight.grad is None
@@ -51,7 +53,7 @@ def test_an_update_follows_the_weighted_gradient_and_returns_the_plain_loss() ->
 def test_parts_go_the_way_of_their_size() -> None:
     taken = list[str]()
     update = _update(nn.Parameter(torch.ones(1)), taken)
-    update((torch.ones(7),), NOW, cut(7, 7, 1, 2))
+    update((torch.ones(7),), NOW, cut(7, 0, 1, 2))
     assert taken == ["rare", "usual"]
 
 
@@ -69,7 +71,7 @@ def _trained(precision: str, accumulate: int, batches: list[Tensor]) -> tuple[li
     update = Update(forward, forward, (), arithmetic, sgd(model, 0.05), turn)
     losses = list[float]()
     for batch in batches:
-        parts = cut(len(batch), len(batch), 1, accumulate)
+        parts = cut(len(batch), 0, 1, accumulate)
         with NothingRead() if losses else nullcontext():  # type: ignore[no-untyped-call]
             loss = update((batch,), NOW, parts)
         losses.append(float(loss))
