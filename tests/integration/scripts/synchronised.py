@@ -160,7 +160,7 @@ def in_double(*options: Any) -> Prepare:
 
 
 def training(rank: int, world_size: int, **changes: Any) -> list[float]:
-    """The global loss of every step, of 50, in fp64; an epoch's last batch has two samples.
+    """The global loss of every step in fp64; an epoch's last batch has two samples.
 
     In fp32 training amplifies the rounding of another order of sums beyond all comparison.
     """
