@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_every_precision_and_layout_learns(
 def test_two_gpus_train_as_one(
     host: Machine, tmp_path: Path, strategy: str, accumulate: int
 ) -> None:
-    said = {"strategy": strategy, "accumulate": accumulate, "devices": 2}
+    said: dict[str, Any] = {"strategy": strategy, "accumulate": accumulate, "devices": 2}
     one = _train(host, tmp_path, epochs=2, precision="fp32")
     two = _train(host, tmp_path, epochs=2, precision="fp32", **said)
     assert two.status == "ok", two.cause
