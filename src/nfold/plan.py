@@ -65,9 +65,9 @@ class Plan:
     ``batch`` is the global batch in samples per step, ``devices`` a count, ``cores_per_device``
     the cores of one CPU device, ``workers`` loader processes per rank. A rank computes its share
     of a batch in ``accumulate`` parts; gradients are sent as ``exchange``; ``batch_norm`` is over
-    each device's own samples or, synchronised, over all of the batch. ``kernels`` says whether a
-    compiled step takes kernels as they come or searches for the fastest. The length is either
-    ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
+    each device's own samples of a part or, synchronised, over those of all devices. ``kernels``
+    says whether a compiled step takes kernels as they come or searches for the fastest. The length
+    is either ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
     """
 
     framework: str = "torch"
@@ -260,7 +260,7 @@ def _step(asked: Plan, device: str, input_: str) -> str:
     Compiling is faster still for most models, but takes its time first: it is asked for.
     """
     graph = device == "cuda" and input_ == "resident" and asked.framework == "torch"
-    eager = asked.strategy in ("ddp", "dp") or asked.precision == "fp16" or asked.accumulate > 1
+    eager = asked.strategy in ("ddp", "dp") or asked.precision == "fp16"
     return "captured" if graph and not eager else "eager"
 
 

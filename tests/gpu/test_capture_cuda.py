@@ -56,6 +56,60 @@ def test_losses_do_not_depend_on_the_step(tmp_path: Path, devices: int, input_: 
         assert len({rank.parameter_checksum for rank in other.ranks}) == 1
 
 
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("step", ["eager", "captured", "compiled+captured"])
+def test_parts_of_a_step_change_no_loss(tmp_path: Path, devices: int, step: str) -> None:
+    """Against one eager part; on three devices the parts of a step differ in size."""
+    if len(HOST.gpus) < devices:
+        pytest.skip(f"needs {devices} GPUs")
+    said: dict[str, Any] = {
+        "devices": devices,
+        "input": "resident",
+        "strategy": "nfold",
+        "batch": 95,
+    }
+    whole = _train(tmp_path / "whole", step="eager", **said)
+    parts = _train(tmp_path / "parts", step=step, accumulate=2, **said)
+    assert _losses(parts) == pytest.approx(_losses(whole), rel=2e-2, abs=1e-3)
+    assert len({rank.parameter_checksum for rank in parts.ranks}) == 1
+
+
+@pytest.mark.parametrize(("devices", "accumulate"), [(1, 1), (1, 2), (2, 1), (2, 3)])
+def test_a_graph_holds_the_scale_of_fp16(tmp_path: Path, devices: int, accumulate: int) -> None:
+    """Steps are skipped and the scale moves as in an eager run: the host reads neither."""
+    if len(HOST.gpus) < devices:
+        pytest.skip(f"needs {devices} GPUs")
+    said: dict[str, Any] = {
+        "devices": devices,
+        "input": "resident",
+        "strategy": "nfold",
+        "precision": "fp16",
+    }
+    said |= {"accumulate": accumulate}
+    eager = _train(tmp_path / "eager", step="eager", **said)
+    captured = _train(tmp_path / "captured", step="captured", **said)
+    assert _losses(captured) == pytest.approx(_losses(eager), rel=5e-2, abs=2e-3)
+    assert _losses(captured)[-1] < 0.3 * _losses(captured)[0]
+    assert len({rank.parameter_checksum for rank in captured.ranks}) == 1
+
+
+@pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU")
+@pytest.mark.parametrize("step", ["eager", "captured"])
+def test_parts_need_less_memory(tmp_path: Path, step: str) -> None:
+    """The activations of a quarter of a batch of cnn10 lie there at a time."""
+    peaks = []
+    for accumulate in (1, 4):
+        done = run(
+            Workload.parse("cnn10:samples=2048"),
+            plan(HOST, device="cuda", batch=1024, steps=8, step=step, accumulate=accumulate),
+            machine=HOST,
+            options=Options(results=tmp_path / f"in-{accumulate}"),
+        )
+        assert done.status == "ok", done.cause
+        peaks.append(done.ranks[0].peak_memory_bytes or 0)
+    assert 0 < peaks[1] < 0.5 * peaks[0]
+
+
 @pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU")
 def test_augmentation_is_drawn_anew_in_every_replayed_epoch(tmp_path: Path) -> None:
     """cnn10 on few samples: eager draws them for each epoch, and so must a graph."""

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,10 +58,14 @@ def test_every_precision_and_layout_learns(
 
 
 @two_gpus
+@pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("strategy", ["ddp", "dp"])
-def test_two_gpus_train_as_one(host: Machine, tmp_path: Path, strategy: str) -> None:
+def test_two_gpus_train_as_one(
+    host: Machine, tmp_path: Path, strategy: str, accumulate: int
+) -> None:
+    said: dict[str, Any] = {"strategy": strategy, "accumulate": accumulate, "devices": 2}
     one = _train(host, tmp_path, epochs=2, precision="fp32")
-    two = _train(host, tmp_path, epochs=2, precision="fp32", devices=2, strategy=strategy)
+    two = _train(host, tmp_path, epochs=2, precision="fp32", **said)
     assert two.status == "ok", two.cause
     assert len(two.ranks) == (2 if strategy == "ddp" else 1)
     for first, second in zip(one.ranks[0].epochs, two.ranks[0].epochs, strict=True):

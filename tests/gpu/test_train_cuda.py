@@ -19,22 +19,27 @@ from nfold.workload import Workload
 pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(300)]
 HOST = inspect_machine()
 EPOCHS = 60
-CASES = [(1, "single", "fp16"), (2, "ddp", "fp16"), (2, "dp", "fp32"), (2, "nfold", "bf16")]
+CASES: list[tuple[int, dict[str, object]]] = [
+    (1, {"precision": "fp16"}),
+    (1, {"precision": "fp16", "step": "captured", "accumulate": 2}),
+    (2, {"precision": "fp16", "strategy": "ddp"}),
+    (2, {"precision": "fp32", "strategy": "dp"}),
+    (2, {"precision": "bf16", "strategy": "nfold"}),
+]
 
 
 def _train(
-    folder: Path, devices: int, strategy: str, precision: str, *, stop_after: int | None
+    folder: Path, devices: int, said: dict[str, object], *, stop_after: int | None
 ) -> Measurement:
     """Train into ``folder``, asked to stop once ``stop_after`` epochs are kept."""
     asked = plan(
         HOST,
         device="cuda",
         devices=devices,
-        strategy=strategy,
-        precision=precision,
         batch=64,
         epochs=EPOCHS,
         input="resident",
+        **said,
     )
     stop, checkpoints = Stop(), folder / "checkpoints"
 
@@ -51,16 +56,16 @@ def _epochs_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-")) // 23
 
 
-@pytest.mark.parametrize(("devices", "strategy", "precision"), CASES)
+@pytest.mark.parametrize(("devices", "said"), CASES, ids=str)
 def test_resume_ends_as_the_uninterrupted_run(
-    tmp_path: Path, devices: int, strategy: str, precision: str
+    tmp_path: Path, devices: int, said: dict[str, object]
 ) -> None:
     if len(HOST.gpus) < devices:
         pytest.skip(f"needs {devices} GPUs")
-    whole = _train(tmp_path / "whole", devices, strategy, precision, stop_after=None)
+    whole = _train(tmp_path / "whole", devices, said, stop_after=None)
     assert whole.status == "ok", whole.cause
-    broken = _train(tmp_path / "broken", devices, strategy, precision, stop_after=5)
-    rest = _train(tmp_path / "broken", devices, strategy, precision, stop_after=None)
+    broken = _train(tmp_path / "broken", devices, said, stop_after=5)
+    rest = _train(tmp_path / "broken", devices, said, stop_after=None)
     assert broken.status == "interrupted"
     assert rest.status == "ok", rest.cause
     assert len(epochs(rest)) == EPOCHS

@@ -124,6 +124,16 @@ def test_losses_do_not_depend_on_the_number_of_devices(found: Found, name: str, 
         assert rank[name] == pytest.approx(alone["synchronised"], rel=1e-8)
 
 
+def test_parts_of_all_devices_together_have_the_same_statistics_on_any_number(
+    found: Found,
+) -> None:
+    """Batches of 18 in three parts; the last of an epoch, of 2, is all of the second device's."""
+    (alone,) = found[1]
+    assert alone["in_parts"] != pytest.approx(alone["synchronised"][:20], rel=1e-4)
+    for rank in found[2]:
+        assert rank["in_parts"] == pytest.approx(alone["in_parts"], rel=1e-8)
+
+
 def test_losses_depend_on_it_where_every_device_has_its_own_statistics(found: Found) -> None:
     """So the test above can fail."""
     (alone,) = found[1]

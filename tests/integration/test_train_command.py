@@ -30,13 +30,14 @@ GONE_WITHIN_S = 5.0
 class Train:
     """``nfold train`` on the digits, its results and checkpoints in folders of one test."""
 
-    def __init__(self, folder: Path, devices: int) -> None:
-        self.folder, self._devices = folder, devices
+    def __init__(self, folder: Path, devices: int, accumulate: int = 1) -> None:
+        self.folder, self._devices, self._accumulate = folder, devices, accumulate
         self._running: list[subprocess.Popen[str]] = []
 
     def command(self, results: str, *arguments: str) -> list[str]:
         nfold = [sys.executable, "-m", "nfold", "train", f"digits:samples={SAMPLES}"]
         plan = ["--devices", f"cpu:{self._devices}", "--batch", str(BATCH)]
+        plan += ["--accumulate", str(self._accumulate)]
         length = ["--epochs", str(EPOCHS), "--results", results]
         return [*nfold, *plan, *length, *arguments]
 
@@ -67,9 +68,9 @@ class Train:
         return found
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[(1, 1), (2, 1), (2, 2)], ids=["one", "two", "two in parts"])
 def train(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Train]:
-    started = Train(tmp_path, request.param)
+    started = Train(tmp_path, *request.param)
     yield started
     started.end()
 

@@ -120,7 +120,7 @@ def test_on_gpus_data_that_fit_are_resident_and_the_step_is_a_graph() -> None:
         ({"strategy": "ddp"}, ("resident", "eager", "ddp")),
         ({"strategy": "dp"}, ("resident", "eager", "dp")),
         ({"precision": "fp16"}, ("resident", "eager", "ddp")),
-        ({"accumulate": 2}, ("resident", "eager", "ddp")),
+        ({"accumulate": 2}, ("resident", "captured", "nfold")),
         ({"step": "compiled"}, ("resident", "compiled", "nfold")),
         ({"device": "cpu"}, ("loader", "eager", "ddp")),
         ({"framework": "simulated"}, ("loader", "eager", "ddp")),

@@ -25,7 +25,7 @@ NAMED = (
     "step",
     "kernels",
 )
-NUMBERED = ("batch", "workers", "seed")
+NUMBERED = ("batch", "accumulate", "workers", "seed")
 LISTS = ("devices", *NAMED, *NUMBERED)
 """Every plan field that takes a comma list."""
 

@@ -24,6 +24,9 @@ WorkloadText = Annotated[
 Devices = Annotated[Axis, _axis("devices", "Counts, 1,2,4 or cpu:1,cpu:2; all GPUs or 1.")]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu.")]
 Batch = Annotated[Axis, _axis("batch", "Global batches, in samples.")]
+Accumulate = Annotated[
+    Axis, _axis("accumulate", "Parts that a device computes its share of a batch in.")
+]
 Strategy = Annotated[Axis, _axis("strategy", "ddp, nfold (its own exchange), dp.")]
 Exchange = Annotated[Axis, _axis("exchange", "What gradients are sent as: fp32, bf16.")]
 BatchNorm = Annotated[
@@ -66,6 +69,7 @@ def command(
     devices: Devices = None,
     device: Device = None,
     batch: Batch = None,
+    accumulate: Accumulate = None,
     strategy: Strategy = None,
     exchange: Exchange = None,
     batch_norm: BatchNorm = None,

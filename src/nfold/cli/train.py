@@ -28,6 +28,9 @@ WorkloadText = Annotated[
 ]
 Devices = Annotated[Field, _field("devices", "A count, 2 or cpu:2; all GPUs or 1.")]
 Batch = Annotated[Field, _field("batch", "The global batch, in samples.")]
+Accumulate = Annotated[
+    Field, _field("accumulate", "Parts that a device computes its share of a batch in.")
+]
 Strategy = Annotated[Field, _field("strategy", "ddp, nfold (its own exchange), dp.")]
 Exchange = Annotated[Field, _field("exchange", "What gradients are sent as: fp32, bf16.")]
 BatchNorm = Annotated[
@@ -57,6 +60,7 @@ def command(
     devices: Devices = None,
     device: Device = None,
     batch: Batch = None,
+    accumulate: Accumulate = None,
     strategy: Strategy = None,
     exchange: Exchange = None,
     batch_norm: BatchNorm = None,

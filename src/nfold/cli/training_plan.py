@@ -31,6 +31,7 @@ class Request:
     devices: str | None
     device: str | None
     batch: str | None
+    accumulate: str | None
     strategy: str | None
     exchange: str | None
     batch_norm: str | None

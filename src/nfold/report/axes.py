@@ -25,6 +25,7 @@ AXES = (
     "warmup_steps",
     "seed",
     "batch",
+    "accumulate",
     "devices",
     "strategy",
     "exchange",
@@ -94,10 +95,10 @@ def shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 def _matters(axis: str, plan: Plan) -> bool:
     """A GPU is not a share of cores; resident data needs no loader; one length is set.
 
-    Gradients go as they are, and batch norm is a device's own, unless somebody wanted it
-    otherwise.
+    Gradients go as they are, batch norm is a device's own and a step has one part, unless
+    somebody wanted it otherwise.
     """
-    if axis in ("exchange", "batch_norm"):
+    if axis in ("exchange", "batch_norm", "accumulate"):
         return bool(getattr(plan, axis) != getattr(Plan(), axis))
     if axis == "cores_per_device":
         return plan.device == "cpu"

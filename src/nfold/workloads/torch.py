@@ -15,8 +15,12 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def sgd(
     module: nn.Module, learning_rate: float, *, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum 0.9 and a fixed rate, one fused kernel where there is one."""
-    return torch.optim.SGD(
+    """SGD with Nesterov momentum 0.9 and a fixed rate, one fused kernel where there is one.
+
+    The momentum is there from the start, as zeros: should fp16's first step be skipped, the
+    fused kernel would go on from memory that nobody has filled (torch 2.13).
+    """
+    optimizer = torch.optim.SGD(
         module.parameters(),
         lr=learning_rate,
         momentum=0.9,
@@ -24,3 +28,6 @@ def sgd(
         weight_decay=weight_decay,
         fused=True,
     )
+    for parameter in module.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer

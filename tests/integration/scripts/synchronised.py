@@ -22,7 +22,7 @@ from nfold.frameworks.torch import loop, parallel
 from nfold.frameworks.torch.batch import Samples
 from nfold.frameworks.torch.batch_norm import synchronise
 from nfold.frameworks.torch.devices import open_devices
-from nfold.frameworks.torch.share import Ledger, Share
+from nfold.frameworks.torch.share import Ledger, Share, weighted
 from nfold.frameworks.torch.source import Prepare, preparation
 from nfold.plan import Plan
 from nfold.workloads.wide_resnet import torch as definition
@@ -49,12 +49,13 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 """What is special in each case; its norm is its name unless it says another."""
 WORKLOAD = "wide_resnet:depth=10,width=1"
-TRAININGS = {
+TRAININGS: dict[str, dict[str, Any]] = {
     "device": {"batch_norm": "device"},
     "synchronised": {"batch_norm": "synchronised"},
     "own_exchange": {"batch_norm": "synchronised", "strategy": "nfold"},
+    "in_parts": {"batch_norm": "synchronised", "strategy": "nfold", "accumulate": 3, "steps": 20},
 }
-TRAINED = {1: ("synchronised",), 2: tuple(TRAININGS), 4: ("synchronised",)}
+TRAINED = {1: ("synchronised", "in_parts"), 2: tuple(TRAININGS), 4: ("synchronised",)}
 """Which of them every world makes; on one rank they are all the same."""
 
 
@@ -108,7 +109,7 @@ def layer_case(name: str, rank: int, world_size: int, device: torch.device) -> d
         ledger.begin(Share(count=count, global_count=total))
         weight = count / total
         if said.get("loss_weighted"):
-            ledger.begin_weighted(count)
+            ledger.begin(weighted(count, world_size))
         _let_nothing_wait(device, "error")
         outputs = module(part)
         loss = losses(outputs, factors[own]).mean()
@@ -159,7 +160,7 @@ def in_double(*options: Any) -> Prepare:
 
 
 def training(rank: int, world_size: int, **changes: Any) -> list[float]:
-    """The global loss of every one of 50 steps in fp64; an epoch's last batch has two samples.
+    """The global loss of every step in fp64; an epoch's last batch has two samples.
 
     In fp32 training amplifies the rounding of another order of sums beyond all comparison.
     """

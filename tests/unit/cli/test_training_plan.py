@@ -22,6 +22,7 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def _request(workload: str = "digits", **said: object) -> training_plan.Request:
     names = ("devices", "device", "batch", "strategy", "exchange", "layout", "precision")
     more = (
+        "accumulate",
         "input_",
         "batch_norm",
         "augment",

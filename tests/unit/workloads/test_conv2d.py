@@ -53,6 +53,7 @@ def test_a_default_plan_is_supported() -> None:
         ({"input": "resident"}, "resident"),
         ({"augment": "device"}, "augments nothing"),
         ({"step": "captured"}, "captured"),
+        ({"accumulate": 2}, "no gradients to add up"),
         ({"precision": "tf32"}, "tf32"),
         ({"batch": 1, "devices": 2}, "batch 1"),
     ],

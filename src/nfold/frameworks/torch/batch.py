@@ -38,13 +38,6 @@ class Batch:
     global_count: int
     sample_hash: int
 
-    def weight(self, world_size: int) -> float:
-        """1 where every rank has the same share.
-
-        It makes the mean over ranks of weighted local means the mean over the batch.
-        """
-        return self.count * world_size / self.global_count
-
     def moved(self, move: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with ``move`` applied to its tensors."""
         return dataclasses.replace(self, tensors=tuple(map(move, self.tensors)))

@@ -2,8 +2,9 @@
 
 Mean and variance are those of all ranks' samples together, each counting once, so that a
 training does not depend on the number of devices (S. Ioffe and C. Szegedy, Batch Normalization,
-ICML 2015). PyTorch's SyncBatchNorm works on GPUs alone and lets the host wait for the device;
-this one works on CPUs too and never waits, so that a step may be captured as a CUDA graph.
+ICML 2015). Under gradient accumulation they are those of one part of a step. PyTorch's
+SyncBatchNorm works on GPUs alone and lets the host wait for the device; this one works on CPUs
+too and never waits, so that a step may be captured as a CUDA graph.
 
 Forward gathers every rank's mean, variance and count, and merges them (T. Chan and others,
 Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979), which no large
@@ -66,13 +67,6 @@ def synchronise(module: nn.Module, plan: Plan, ledger: Ledger) -> None:
                 "next: batch_norm 'device'"
             )
         layer.__class__ = _synchronised(type(layer), plan, ledger)  # type: ignore[assignment]
-
-
-def synchronised_by(module: nn.Module, plan: Plan) -> Ledger:
-    """``synchronise`` by a new ledger, which has to be told what this rank has in every step."""
-    ledger = Ledger(plan.devices or 1)
-    synchronise(module, plan, ledger)
-    return ledger
 
 
 def _synchronised(original: type[_BatchNorm], plan: Plan, ledger: Ledger) -> type[nn.Module]:

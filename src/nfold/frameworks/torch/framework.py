@@ -21,11 +21,6 @@ RULES: tuple[Rule, ...] = (
         "a captured step is a CUDA graph: it needs a GPU; next: --step compiled or eager",
     ),
     (
-        lambda plan: "captured" in str(plan.step) and plan.precision == "fp16",
-        "fp16's loss scale is read by the host in every step, which a graph cannot hold; next: "
-        "--precision bf16",
-    ),
-    (
         lambda plan: plan.step != "eager" and plan.strategy in ("ddp", "dp"),
         "a compiled or captured step exchanges gradients itself; next: --strategy nfold",
     ),
@@ -41,10 +36,6 @@ RULES: tuple[Rule, ...] = (
         lambda plan: plan.input == "resident" and plan.augment == "cpu",
         "input 'resident' has no loader whose workers could augment on the CPU; next: "
         "--augment device",
-    ),
-    (
-        lambda plan: plan.accumulate > 1,
-        "built-in workloads do not accumulate in this version of nfold; nfold.Run does",
     ),
     (
         lambda plan: plan.strategy == "dp" and plan.exchange != "fp32",

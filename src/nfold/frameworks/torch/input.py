@@ -1,8 +1,8 @@
 """Input from the host: which samples a rank gets in each step, loaded by worker processes.
 
 The order of samples depends on (seed, epoch) alone. Every global batch is cut into one
-contiguous slice per rank, the slices differing by at most one sample, so that a batch that
-does not divide and an incomplete last batch are used whole.
+contiguous slice per rank, or one per rank and part of a step, the slices differing by at most
+one sample, so that a batch that does not divide and an incomplete last batch are used whole.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.augment import SHUFFLE, Augment
 from nfold.frameworks.torch.batch import Batch, Samples, Tensors
+from nfold.frameworks.torch.parts import pieces
 from nfold.frameworks.torch.philox import permutation
 from nfold.frameworks.torch.prefetch import on_device
 from nfold.lifeline import die_with_parent
@@ -42,13 +43,12 @@ class Key:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where one rank's part of one global batch lies in the order of an epoch, the same in each.
+    """Where one rank's share of one global batch lies in the order of an epoch, the same in each.
 
-    Never empty: a rank without a sample is cut the batch's first one, of which 0 count.
+    ``places`` is never empty: a rank without a sample gets the batch's first, of which 0 count.
     """
 
-    start: int
-    stop: int
+    places: Ids
     count: int
     global_count: int
 
@@ -60,7 +60,7 @@ class Stream(Sampler[Key]):
         batch = cast(int, task.plan.batch)
         starts = range(0, samples, batch)
         self._wholes = [range(start, min(start + batch, samples)) for start in starts]
-        self._ranks = task.world_size
+        self._task = task
         self.cuts = self.cuts_of(task.rank)
         self._samples = samples
         self._seed = task.plan.seed
@@ -72,14 +72,10 @@ class Stream(Sampler[Key]):
         """Steps in one epoch, the incomplete last batch counted."""
         return len(self.cuts)
 
-    @property
-    def largest(self) -> int:
-        """Samples of this rank's largest batch."""
-        return max(cut.stop - cut.start for cut in self.cuts)
-
     def cuts_of(self, rank: int) -> list[Cut]:
         """A rank's part of every global batch."""
-        return [_cut(whole, rank, self._ranks) for whole in self._wholes]
+        ranks, parts = self._task.world_size, self._task.plan.accumulate
+        return [_cut(whole, rank, ranks, parts) for whole in self._wholes]
 
     def __len__(self) -> int:
         return self._limit or self.steps_per_epoch
@@ -88,7 +84,7 @@ class Stream(Sampler[Key]):
         for epoch, cuts in self.passes():
             order = self.order(epoch)
             for cut in cuts:
-                yield Key(epoch, order[cut.start : cut.stop], cut.count, cut.global_count)
+                yield Key(epoch, order[cut.places], cut.count, cut.global_count)
 
     def passes(self) -> Iterator[tuple[int, list[Cut]]]:
         """The epochs that one iteration goes through, the last perhaps not to its end."""
@@ -104,16 +100,11 @@ class Stream(Sampler[Key]):
         return order
 
 
-def _cut(whole: range, rank: int, ranks: int) -> Cut:
-    own = share(whole, rank, ranks)
-    taken = own or whole[:1]
-    return Cut(taken.start, taken.stop, len(own), len(whole))
-
-
-def share(whole: range, rank: int, ranks: int) -> range:
-    """The contiguous part of ``whole`` that belongs to a rank; parts differ by at most one."""
-    n = len(whole)
-    return whole[rank * n // ranks : (rank + 1) * n // ranks]
+def _cut(whole: range, rank: int, ranks: int, accumulate: int) -> Cut:
+    own = pieces(len(whole), rank, ranks, accumulate)
+    count = sum(map(len, own))
+    places = np.concatenate([np.asarray(piece) for piece in own]) if count else np.zeros(1)
+    return Cut(whole.start + places.astype(np.int64), count, len(whole))
 
 
 def mixed(ids: Ids) -> Hashes:
@@ -185,11 +176,6 @@ class Loaded:
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         self._stream.epoch = epoch
-
-    @property
-    def largest(self) -> int:
-        """Samples of this rank's largest batch."""
-        return self._stream.largest
 
     @property
     def data_bytes(self) -> int:

@@ -28,8 +28,10 @@ from nfold.frameworks.torch.forward import Way, compiled, pieces_of, written
 from nfold.frameworks.torch.images import Normalizer
 from nfold.frameworks.torch.keeping import State, keeper
 from nfold.frameworks.torch.observe import Length, Recorder
+from nfold.frameworks.torch.parts import Parts, cut
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.rate import Fixed, OneCycle
+from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.source import preparation, source
 from nfold.frameworks.torch.step import Now, Update, step
 from nfold.frameworks.torch.translate import translated
@@ -74,14 +76,20 @@ class Trainer:
         self.module: nn.Module = layout.place(module, cast(str, self.task.plan.layout))
         self.optimizer: torch.optim.Optimizer = definition.optimizer(self.module, chosen)
         torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
-        self.ledger = batch_norm.synchronised_by(self.module, self.task.plan)
         plan, pieces = self.task.plan, pieces_of(self.module, self.task)
-        self.model = parallel.wrapped(self.module, self.task, self.devices, self.optimizer, pieces)
+        ledger = Ledger(self.task.world_size)
+        batch_norm.synchronise(self.module, plan, ledger)
+        self.model = parallel.wrapped(
+            self.module, self.task, self.devices, ledger, self.optimizer, pieces
+        )
         way = Way(self.source.unpack, self.prepare, definition.loss, self.precision)
         rare = usual = written(way, self.model)
         if "compiled" in cast(str, plan.step):
             usual = compiled(way, pieces, tuned=plan.kernels == "tuned")
-        update = Update(usual, rare, self.source.largest, self.precision, self.optimizer)
+        largest = min(cast(int, plan.batch), len(self.arrays.train_labels))
+        usual_sizes = {part.rows for part in self._parts(largest)}
+        turn = parallel.turns(self.model, ledger)
+        update = Update(usual, rare, usual_sizes, self.precision, self.optimizer, turn)
         self._step = step(cast(str, plan.step), update, self.devices.primary)
         self.rate = self._rate(chosen.get("peak", 0) / 1000)
         self.keeper = keeper(self.task, State(self.module, self.optimizer, self.precision.scaler))
@@ -92,9 +100,12 @@ class Trainer:
 
     def step(self, batch: Batch) -> Tensor:
         """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
-        self.ledger.begin_weighted(batch.count)
-        weight = batch.weight(self.task.world_size)
-        return self._step(batch.tensors, self._now(batch.epoch), weight)
+        return self._step(batch.tensors, self._now(batch.epoch), self._parts(batch.global_count))
+
+    def _parts(self, samples: int) -> Parts:
+        """This rank's parts of a global batch."""
+        task = self.task
+        return cut(samples, task.rank, task.world_size, task.plan.accumulate)
 
     def close(self) -> None:
         """Give back what would keep the process group from ending."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from nfold.frameworks.base import Task
 from nfold.frameworks.torch.bucket_size import LARGEST, measured_bucket_bytes
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.exchange import Exchange
-from nfold.frameworks.torch.share import Ledger
+from nfold.frameworks.torch.share import Ledger, Share
 
+Turn = Callable[[Share], AbstractContextManager[None]]
+"""The context of a part of a step, forward and backward, by its share."""
 WIRE: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 """What gradients are sent as, by the plan's ``exchange``; None: as they are."""
 _NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -47,8 +49,9 @@ def wrapped(
     module: nn.Module,
     task: Task,
     devices: Devices,
+    ledger: Ledger,
     optimizer: torch.optim.Optimizer,
-    pieces: tuple[nn.Module, ...] = (),
+    pieces: tuple[nn.Module, ...],
 ) -> nn.Module:
     """The module as the plan's strategy runs it; gradients after backward are the ranks' mean.
 
@@ -64,7 +67,7 @@ def wrapped(
         return module
     wire = WIRE[task.plan.exchange]
     if task.plan.strategy == "nfold":
-        _exchange(module, task, devices, optimizer, pieces)
+        _exchange(task, devices, ledger, optimizer, pieces)
         return module
     model = DistributedDataParallel(
         module,
@@ -78,9 +81,9 @@ def wrapped(
 
 
 def _exchange(
-    module: nn.Module,
     task: Task,
     devices: Devices,
+    ledger: Ledger,
     optimizer: torch.optim.Optimizer,
     pieces: tuple[nn.Module, ...],
 ) -> None:
@@ -92,15 +95,28 @@ def _exchange(
     step, world_size = str(task.plan.step), task.world_size
     compiled = "compiled" in step
     exchange = Exchange(
-        [piece.parameters() for piece in pieces or (module,)],
+        [piece.parameters() for piece in pieces],
         world_size,
-        Ledger(world_size),
+        ledger,
         wire=WIRE[task.plan.exchange],
         bucket_bytes=LARGEST if compiled else measured_bucket_bytes(devices.primary, world_size),
         together=compiled,
     )
     if "captured" in step and task.plan.precision != "fp16":
         exchange.overlap(optimizer)
+
+
+def turns(model: nn.Module, ledger: Ledger) -> Turn:
+    """Lets the ledger know which part of a step comes, and DDP exchange in the last one only."""
+
+    def turn(share: Share) -> AbstractContextManager[None]:
+        ledger.begin(share)
+        if isinstance(model, DistributedDataParallel) and not share.last:
+            quiet: AbstractContextManager[None] = model.no_sync()
+            return quiet
+        return nullcontext()
+
+    return turn
 
 
 def average_buffers(module: nn.Module, world_size: int) -> None:

@@ -40,7 +40,7 @@ class Placed(ABC, Generic[Route]):
         self._images = copied(images, device)
         self._labels = copied(labels, device)
         self._positions = positions(stream.cuts)
-        self._offsets = np.cumsum([0, *(cut.stop - cut.start for cut in stream.cuts)])
+        self._offsets = np.cumsum([0, *(len(cut.places) for cut in stream.cuts)])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="order")
         self._begun: dict[int, Future[tuple[Route, list[int]]]] = {}
         self._begin(0)
@@ -56,11 +56,6 @@ class Placed(ABC, Generic[Route]):
     @abstractmethod
     def unpack(self, tensors: Tensors) -> Samples:
         """The samples that a batch's tensors are, or stand for."""
-
-    @property
-    def largest(self) -> int:
-        """Samples of this rank's largest batch."""
-        return self._stream.largest
 
     @property
     def data_bytes(self) -> int:
@@ -117,7 +112,7 @@ class Placed(ABC, Generic[Route]):
 
 def positions(cuts: Sequence[Cut]) -> Ids:
     """Where a rank's samples lie in the order of an epoch, step after step."""
-    return np.concatenate([np.arange(cut.start, cut.stop) for cut in cuts])
+    return np.concatenate([cut.places for cut in cuts])
 
 
 def copied(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:

@@ -25,9 +25,16 @@ class Precision:
         """The context of a forward pass; fp32 and tf32 need none and get a disabled one."""
         return torch.autocast(self._device, dtype=self._dtype, enabled=self._dtype is not None)
 
-    def update(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Backward and optimizer step; under fp16 the loss is scaled and bad steps are skipped."""
+    def backward(self, loss: Tensor) -> None:
+        """Add the loss's gradients to those that are there; under fp16 they are scaled."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step and clear the gradients; under fp16 a step whose gradients overflowed is skipped.
+
+        With a fused optimizer the host does not wait: the device reads whether they did, and
+        moves the scale, so that a graph can hold all of it.
+        """
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)

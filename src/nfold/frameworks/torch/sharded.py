@@ -19,7 +19,7 @@ from torch import Tensor
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.batch import Samples, Tensors
-from nfold.frameworks.torch.input import Ids, Stream, share
+from nfold.frameworks.torch.input import Ids, Stream
 from nfold.frameworks.torch.placed import Placed, positions, uploaded
 
 Counts = list[list[int]]
@@ -45,12 +45,13 @@ class Shards:
     """Who has which sample, and who needs it when. Rank r has the r-th of equal parts."""
 
     def __init__(self, samples: int, stream: Stream, rank: int, ranks: int) -> None:
-        self.own = share(range(samples), rank, ranks)
-        self._starts = np.array([share(range(samples), r, ranks).start for r in range(ranks)])
+        starts = [place * samples // ranks for place in range(ranks + 1)]
+        self.own = range(starts[rank], starts[rank + 1])
+        self._starts = np.array(starts[:-1])
         self._rank = rank
         cuts = [stream.cuts_of(one) for one in range(ranks)]
         self._needed = [positions(each) for each in cuts]
-        self._steps = [_steps([cut.stop - cut.start for cut in each]) for each in cuts]
+        self._steps = [_steps([len(cut.places) for cut in each]) for each in cuts]
         self._shape = len(stream.cuts), ranks
 
     def routes(self, order: Ids) -> Routes:

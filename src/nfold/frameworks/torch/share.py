@@ -10,18 +10,25 @@ class Share:
     """``count`` of the ``global_count`` samples of one optimizer step.
 
     Under gradient accumulation a step has several ``parts`` per rank; ``last`` is the one after
-    which gradients are exchanged and the optimizer may step.
+    which gradients are exchanged and the optimizer may step. ``weighted``: the loss is
+    weighted by its samples already, so that from there on all ranks count the same.
     """
 
     count: int
     global_count: int
     parts: int = 1
     last: bool = True
+    weighted: bool = False
 
     @property
     def weight(self) -> float:
         """What this part's mean gradient counts in the mean over the whole batch."""
         return self.count / self.global_count
+
+
+def weighted(count: int, ranks: int, *, parts: int = 1, last: bool = True) -> Share:
+    """The share of a rank whose loss is weighted by its ``count`` samples already."""
+    return Share(count=min(1, count), global_count=ranks, parts=parts, last=last, weighted=True)
 
 
 class Ledger:
@@ -31,20 +38,13 @@ class Ledger:
     """
 
     def __init__(self, world_size: int) -> None:
-        self._ranks = world_size
         self.share = Share(count=1, global_count=world_size)
 
     def begin(self, share: Share) -> None:
         """A loader hands out this share next."""
         self.share = share
 
-    def begin_weighted(self, count: int) -> None:
-        """This rank has ``count`` samples next, and its loss is weighted by them already.
-
-        So all ranks count the same from there on, but for one that has none.
-        """
-        self.share = Share(count=min(1, count), global_count=self._ranks)
-
     def even(self, world_size: int) -> bool:
-        """Whether this rank's weight in a step is one over the number of ranks."""
-        return self.share.count * world_size == self.share.global_count
+        """Whether ranks' gradients are to be averaged as they are; the same on every rank."""
+        share = self.share
+        return share.weighted or share.count * world_size == share.global_count

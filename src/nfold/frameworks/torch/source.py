@@ -33,10 +33,6 @@ class Source(Protocol):
     epoch: int
 
     @property
-    def largest(self) -> int:
-        """Samples of this rank's largest batch."""
-
-    @property
     def data_bytes(self) -> int:
         """Bytes of the training set that stay on this rank's device."""
 

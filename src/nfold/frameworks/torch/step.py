@@ -2,11 +2,13 @@
 
 ``eager`` runs it as it is written; ``compiled`` compiles forward and backward; ``captured``
 replays the whole of it as one CUDA graph: selection of the samples, augmentation, forward,
-backward, exchange, optimizer; ``compiled+captured`` does both.
+backward, exchange, optimizer; ``compiled+captured`` does both. Under gradient accumulation an
+update goes through the parts of its batch, and a graph holds all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Protocol
 
 import torch
@@ -15,14 +17,16 @@ from torch import Tensor
 from nfold.frameworks.torch.batch import Tensors
 from nfold.frameworks.torch.capture import Captured, CudaRecorder
 from nfold.frameworks.torch.forward import Forward
+from nfold.frameworks.torch.parallel import Turn
+from nfold.frameworks.torch.parts import Part, Parts
 from nfold.frameworks.torch.precision import Precision
 
 
 class Step(Protocol):
     """Makes one update; returns the mean loss over this rank's samples, not yet read."""
 
-    def __call__(self, tensors: Tensors, epoch: Tensor, weight: float) -> Tensor:
-        """``tensors`` of a batch, its epoch, int64 [], and what its mean loss counts for."""
+    def __call__(self, tensors: Tensors, epoch: Tensor, parts: Parts) -> Tensor:
+        """``tensors`` of a batch, its epoch, int64 [], and the parts to compute it in."""
 
     def graph_bytes(self) -> int:
         """Memory of the device that recorded graphs keep for themselves."""
@@ -32,9 +36,9 @@ class Step(Protocol):
 
 
 class Update:
-    """Forward, loss, backward with the exchange in it, optimizer.
+    """Forward, loss and backward of every part, the exchange in the last one's, optimizer.
 
-    Batches of any other than the ``usual`` number of samples, the last of an epoch, go through
+    Parts of any other than the ``usual_sizes``, those of the last batch of an epoch, go through
     ``rare``: compiling again for one batch an epoch would take longer than it saves.
     """
 
@@ -42,20 +46,29 @@ class Update:
         self,
         usual: Forward,
         rare: Forward,
-        samples: int,
+        usual_sizes: Container[int],
         precision: Precision,
         optimizer: torch.optim.Optimizer,
+        turn: Turn,
     ) -> None:
-        self._usual, self._rare, self._samples = usual, rare, samples
+        self._usual, self._rare, self._usual_sizes = usual, rare, usual_sizes
         self._precision = precision
         self._optimizer = optimizer
+        self._turn = turn
 
-    def __call__(self, tensors: Tensors, epoch: Tensor, weight: float) -> Tensor:
+    def __call__(self, tensors: Tensors, epoch: Tensor, parts: Parts) -> Tensor:
         """Make the update."""
-        forward = self._usual if len(tensors[0]) == self._samples else self._rare
-        loss = forward(tensors, epoch)
-        self._precision.update(loss if weight == 1 else loss * weight, self._optimizer)
-        return loss.detach()
+        first, *others = [self._add(tensors, epoch, part) for part in parts]
+        self._precision.step(self._optimizer)
+        return sum(others, first)
+
+    def _add(self, tensors: Tensors, epoch: Tensor, part: Part) -> Tensor:
+        """Add a part's gradients; returns what it adds to the mean loss."""
+        forward = self._usual if part.rows in self._usual_sizes else self._rare
+        with self._turn(part.share):
+            loss = forward(part.of(tensors), epoch)
+            self._precision.backward(_times(loss, part.of_gradient))
+        return _times(loss.detach(), part.of_loss)
 
     def graph_bytes(self) -> int:
         """There are no graphs."""
@@ -65,20 +78,24 @@ class Update:
         """Nothing is kept."""
 
 
+def _times(loss: Tensor, weight: float) -> Tensor:
+    return loss if weight == 1 else loss * weight
+
+
 class CapturedUpdate:
-    """An update that is replayed: a graph for every number of samples and weight."""
+    """An update that is replayed: a graph for every number of samples and their parts."""
 
     def __init__(self, update: Update, device: torch.device) -> None:
-        def flat(*given: Tensor | float) -> Tensor:
-            *tensors, epoch, weight = given
-            return update(tuple(tensors), epoch, weight)  # type: ignore[arg-type]  # as packed below
+        def flat(*given: Tensor | Parts) -> Tensor:
+            *tensors, epoch, parts = given
+            return update(tuple(tensors), epoch, parts)  # type: ignore[arg-type]  # as packed below
 
         self._recorder = CudaRecorder(device)
         self._captured = Captured(flat, self._recorder)
 
-    def __call__(self, tensors: Tensors, epoch: Tensor, weight: float) -> Tensor:
+    def __call__(self, tensors: Tensors, epoch: Tensor, parts: Parts) -> Tensor:
         """Make the update, or record it first."""
-        loss: Tensor = self._captured((*tensors, epoch), weight)
+        loss: Tensor = self._captured((*tensors, epoch), parts)
         return loss
 
     def graph_bytes(self) -> int:

@@ -44,6 +44,8 @@ def unsupported(plan: Plan) -> str | None:
         return f"batch_norm {plan.batch_norm!r}: conv2d has no batch norm; use 'device'"
     if plan.step != "eager":
         return f"step {plan.step!r}: conv2d runs 'eager' only"
+    if plan.accumulate > 1:
+        return f"accumulate {plan.accumulate}: conv2d has no gradients to add up; use 1"
     if plan.precision == "tf32" and plan.device == "cpu":
         return "tf32 is a mode of NVIDIA's tensor cores; allowed on a CPU are fp32, bf16, fp16"
     if (plan.batch or 0) < (plan.devices or 1):

@@ -1,10 +1,8 @@
-"""Batches: what they weigh, and that moving leaves nothing behind."""
+"""Batches: moving leaves nothing behind."""
 
-import numpy as np
 import torch
 
 from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.input import share
 
 
 def _batch(count: int, values: torch.Tensor) -> Batch:
@@ -15,16 +13,6 @@ def _batch(count: int, values: torch.Tensor) -> Batch:
         global_count=10,
         sample_hash=7,
     )
-
-
-def test_weights_make_the_mean_of_local_means_the_global_mean() -> None:
-    values = torch.arange(10, dtype=torch.float64)
-    parts = [share(range(10), rank, 4) for rank in range(4)]
-    weighted = [
-        _batch(len(part), values).weight(4) * values[torch.from_numpy(np.array(part))].mean()
-        for part in parts
-    ]
-    assert torch.isclose(sum(weighted) / torch.tensor(4.0), values.mean())
 
 
 def test_moving_moves_every_tensor_and_keeps_the_rest() -> None:

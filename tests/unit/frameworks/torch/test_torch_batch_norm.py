@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nfold.errors import UsageError
 from nfold.frameworks.torch.batch_norm import Synchronised, synchronise
-from nfold.frameworks.torch.share import Ledger
+from nfold.frameworks.torch.share import Ledger, weighted
 from nfold.plan import Plan
 
 TWO = Plan(devices=2, batch_norm="synchronised")
@@ -75,5 +75,6 @@ def test_a_forward_of_its_own_is_refused() -> None:
 def test_a_loss_that_is_weighted_already_leaves_equal_weights() -> None:
     ledger = Ledger(4)
     for count, weight in ((5, 0.25), (1, 0.25), (0, 0.0)):
-        ledger.begin_weighted(count)
+        ledger.begin(weighted(count, 4))
         assert ledger.share.weight == weight
+        assert ledger.even(4)
