@@ -92,7 +92,7 @@ def _normalised(layer: _BatchNorm, x: Tensor, share: Share) -> Tensor:
 def gathered(x: Tensor, *, counted: bool) -> Statistics:
     """The statistics of ``x`` [n, channels, ...] over all ranks, those not ``counted`` left out.
 
-    Computed in fp32, or in fp64 for fp64.
+    Zeros where no rank counts, in a part of a batch that has fewer samples than parts. Computed in fp32, or in fp64 for fp64.
     """
     channels = x.shape[1]
     count = x.numel() // channels if counted else 0
@@ -103,8 +103,9 @@ def gathered(x: Tensor, *, counted: bool) -> Statistics:
     ALL_GATHER(every, own)
     means, variances, counts = torch.split(every.view(-1, len(own)), [channels, channels, 1], dim=1)
     total = counts.sum(0)
-    mean = (counts * means).sum(0) / total
-    variance = (counts * (variances + (means - mean).square())).sum(0) / total
+    weights = counts / total.clamp(min=1)
+    mean = (weights * means).sum(0)
+    variance = (weights * (variances + (means - mean).square())).sum(0)
     return Statistics(mean, variance, total)
 
 
@@ -117,21 +118,25 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _remember(layer: _BatchNorm, found: Statistics) -> None:
-    """Move the running statistics as nn.BatchNorm does, reading nothing back from the device."""
+    """Move the running statistics as nn.BatchNorm does, reading nothing back from the device.
+
+    A part without any sample moves nothing.
+    """
     if layer.running_mean is None or layer.running_var is None:
         return
     if layer.num_batches_tracked is not None:
-        layer.num_batches_tracked.add_(1)
+        layer.num_batches_tracked.add_(found.count[0] > 0)
     unbiased = found.variance * (found.count / (found.count - 1).clamp(min=1))
     for running, new in ((layer.running_mean, found.mean), (layer.running_var, unbiased)):
-        running.lerp_(new.to(running.dtype), _momentum(layer, running.dtype))
+        moved = _momentum(layer, running.dtype) * (found.count > 0).to(running.dtype)
+        running.lerp_(new.to(running.dtype), moved)
 
 
 def _momentum(layer: _BatchNorm, dtype: torch.dtype) -> Any:
     """What a new value counts; without a momentum every batch so far counts the same."""
     if layer.momentum is not None:
         return layer.momentum
-    return cast(Tensor, layer.num_batches_tracked).to(dtype).reciprocal()
+    return cast(Tensor, layer.num_batches_tracked).clamp(min=1).to(dtype).reciprocal()
 
 
 class Normalise(torch.autograd.Function):

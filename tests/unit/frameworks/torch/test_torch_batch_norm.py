@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from nfold.errors import UsageError
+from nfold.frameworks.torch import batch_norm
 from nfold.frameworks.torch.batch_norm import Synchronised, synchronise
-from nfold.frameworks.torch.share import Ledger, weighted
+from nfold.frameworks.torch.share import Ledger, Share, weighted
 from nfold.plan import Plan
 
 TWO = Plan(devices=2, batch_norm="synchronised")
@@ -78,3 +79,19 @@ def test_a_loss_that_is_weighted_already_leaves_equal_weights() -> None:
         ledger.begin(weighted(count, 4))
         assert ledger.share.weight == weight
         assert ledger.even(4)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_part_that_no_rank_has_a_sample_of_moves_no_statistics(
+    monkeypatch: pytest.MonkeyPatch, momentum: float | None
+) -> None:
+    """A batch of fewer samples than parts: the sample that pads counts nothing."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(batch_norm, "ALL_GATHER", lambda every, own: every.copy_(own))
+    ledger, module = Ledger(2), nn.Sequential(nn.BatchNorm2d(4, momentum=momentum))
+    synchronise(module, TWO, ledger)
+    ledger.begin(Share(count=0, global_count=1, parts=2, last=True))
+    before = copy.deepcopy(module.state_dict())
+    assert module(torch.randn(1, 4, 2, 2)).isfinite().all()
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]), name
