@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nfold import workloads
@@ -49,12 +48,13 @@ def test_arrays_and_tensors_are_kept_as_what_pytorch_computes_with(written: Writ
     found = own.called(
         written(body="return nfold.Training(model=MODEL, optimizer=sgd, train=(FLOATS, LABELS))")
     )
-    assert (found.train[0].dtype, found.train[1].dtype) == (np.float32, np.int64)
+    assert [str(array.dtype) for array in found.train] == ["float32", "int64"]
     assert found.test is None
     tensors = "train=(torch.zeros(4, 5, dtype=torch.int32), torch.zeros(4, 5))"
     made = f"return nfold.Training(model=MODEL, optimizer=sgd, {tensors})"
     samples, targets = own.called(written(body=made)).train
-    assert (samples.dtype, targets.dtype, targets.shape) == (np.int32, np.float32, (4, 5))
+    assert [str(samples.dtype), str(targets.dtype)] == ["int32", "float32"]
+    assert targets.shape == (4, 5)
 
 
 @pytest.mark.parametrize(

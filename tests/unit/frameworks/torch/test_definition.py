@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def _module(tmp_path_factory: pytest.TempPathFactory) -> None:
     sys.path.insert(0, str(folder))
 
 
-def made(name: str, seed: int = 0, **changes: object) -> Definition:
+def made(name: str, seed: int = 0, **changes: Any) -> Definition:
     return definition(task(workload=f"defined:{name}", seed=seed, **changes))
 
 
