@@ -114,12 +114,15 @@ def test_it_goes_on_after_a_stop_unless_the_code_changed(project: Path) -> None:
     whole = train(project, "project:floats", *plan, "--results", "whole")
     command = [sys.executable, "-P", "-m", "nfold", "train", "project:floats", *plan]
     kept = ("--checkpoint", "kept")
-    with subprocess.Popen([*command, *kept], cwd=project, stderr=subprocess.PIPE) as process:
-        while not list(project.glob("kept/run-1/step-*")):
-            assert process.poll() is None
-            time.sleep(0.002)
-        process.send_signal(signal.SIGINT)
-    assert process.returncode == 130
+    process = subprocess.Popen(
+        [*command, *kept], cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not list(project.glob("kept/run-1/step-*")):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
     again = nfold(project, "train", "project:floats", *plan, *kept)
     assert again.stderr.startswith("resuming after epoch ")
     assert losses(json.loads(again.stdout)) == losses(whole)
