@@ -110,7 +110,7 @@ def test_floats_train_alike_on_two_devices(project: Path) -> None:
 
 
 def test_it_goes_on_after_a_stop_unless_the_code_changed(project: Path) -> None:
-    plan = ("--devices", "cpu:1", "--epochs", "60", "--json")
+    plan = ("--devices", "cpu:1", "--epochs", "20", "--json")
     whole = train(project, "project:floats", *plan, "--results", "whole")
     command = [sys.executable, "-P", "-m", "nfold", "train", "project:floats", *plan]
     kept = ("--checkpoint", "kept")
