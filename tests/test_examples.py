@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-NAMES = sorted(folder.name for folder in EXAMPLES.iterdir() if folder.is_dir())
+FOLDERS = sorted(folder.name for folder in EXAMPLES.iterdir() if folder.is_dir())
+OWN_WORKLOADS = {"own_workload": "handwriting:digits:width=32"}
+NAMES = [name for name in FOLDERS if name not in OWN_WORKLOADS]
 MOST_LINES = 6
 SHORT = {
     "mnist": ("--epochs", "1", "--samples", "1000"),
@@ -46,6 +48,7 @@ def run(name: str, which: str, *before: str) -> list[float]:
 
 
 def test_every_example_has_both_scripts_and_a_test() -> None:
+    assert sorted(OWN_WORKLOADS.keys() | SHORT.keys()) == FOLDERS
     assert NAMES == sorted(SHORT) == sorted(DATA)
     for name in NAMES:
         assert (EXAMPLES / name / "before.py").exists()
@@ -79,3 +82,15 @@ def test_two_devices_train_as_one(name: str, tmp_path: Path) -> None:
     one, two = run(name, "after"), run(name, "after", *launched)
     tolerance = 0.0 if name == "own_model" else 0.1
     assert two == pytest.approx(one, abs=tolerance + 1e-6)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", OWN_WORKLOADS)
+def test_an_own_workload_trains(name: str, tmp_path: Path) -> None:
+    nfold = [sys.executable, "-P", "-m", "nfold", "train", OWN_WORKLOADS[name]]
+    command = [*nfold, "--devices", "cpu:1", "--epochs", "3", "--results", str(tmp_path)]
+    done = subprocess.run(command, cwd=EXAMPLES / name, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = re.findall(r"^accuracy ([0-9.]+)", done.stdout)
+    assert float(accuracy) > 0.6

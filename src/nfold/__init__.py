@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nfold.machine import Machine
     from nfold.measurement import Measurement
     from nfold.plan import Plan
+    from nfold.training import Training
     from nfold.workload import Workload
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __all__ = [
     "Measurement",
     "Plan",
     "Run",
+    "Training",
     "Workload",
     "__version__",
     "linear_scaling_rule",
@@ -34,6 +36,7 @@ _HOMES = {
     "Measurement": "nfold.measurement",
     "Plan": "nfold.plan",
     "Run": "nfold.api",
+    "Training": "nfold.training",
     "Workload": "nfold.workload",
     "linear_scaling_rule": "nfold.api",
 }

@@ -160,5 +160,6 @@ class Measurement:
 
 def cell_id(workload: Workload, plan: Plan, ablation: Ablation | None, machine: Machine) -> str:
     """Ten hex digits of what was run where; the same question on the same machine has one."""
-    asked = [str(workload), plan.id, to_plain(ablation or Ablation()), machine.id]
+    name = f"{workload} {workload.code}" if workload.code else str(workload)
+    asked = [name, plan.id, to_plain(ablation or Ablation()), machine.id]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]

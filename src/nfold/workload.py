@@ -1,43 +1,55 @@
-"""What is trained, as a value: a built-in name and its parameters, written on one line."""
+"""What is trained, as a value: a name and its parameters, written on one line."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
 from nfold.errors import UsageError
 
-NAME = re.compile(r"[a-z][a-z0-9_]*")
-PARAMETER = re.compile(r"([a-z][a-z0-9_]*)=(-?[0-9]{1,18})")
+WORD = r"[A-Za-z_]\w*"
+REFERENCE = rf"{WORD}(?:\.{WORD})*:{WORD}"
+FORM = re.compile(rf"({REFERENCE}|[a-z][a-z0-9_]*)(?::(.+))?", re.ASCII)
+PARAMETER = re.compile(rf"({WORD})=(-?[0-9]{{1,18}})", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """A workload's name and the parameters that differ from its defaults, ordered by name.
 
-    The written form is ``name`` or ``name:key=value,key=value``, for example
-    ``wide_resnet:depth=16,width=4``. Parameters are integers. Whether the name and the
-    parameters exist is the catalogue's to say (``nfold.workloads``).
+    ``name`` is a built-in one, or ``package.module:function``, a user's own. The written form is
+    ``name`` or ``name:key=value,key=value``, for example ``wide_resnet:depth=16,width=4``.
+    Parameters are integers. Whether the name and the parameters exist is the catalogue's to say
+    (``nfold.workloads``). ``code`` is of a user's own workload: 16 hex digits of its file's
+    SHA-256, because what another code measured is another result; it is not written.
     """
 
     name: str
     parameters: tuple[tuple[str, int], ...] = ()
+    code: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Workload:
         """The workload that ``text`` writes; UsageError where it is not of the form."""
-        name, separator, rest = text.partition(":")
-        if not NAME.fullmatch(name) or (separator and not rest):
+        form = FORM.fullmatch(text)
+        if form is None:
             raise UsageError(_malformed(text))
         found: dict[str, int] = {}
-        for part in rest.split(",") if rest else ():
+        for part in form[2].split(",") if form[2] else ():
             match = PARAMETER.fullmatch(part.strip())
             if match is None:
                 raise UsageError(_malformed(text))
             if match[1] in found:
                 raise UsageError(f"workload {text!r} gives {match[1]!r} twice")
             found[match[1]] = int(match[2])
-        return cls(name=name, parameters=tuple(sorted(found.items())))
+        return cls(name=form[1], parameters=tuple(sorted(found.items())))
+
+    @property
+    def reference(self) -> tuple[str, str] | None:
+        """The module and the function of a user's own workload, None of a built-in one."""
+        module, separator, function = self.name.partition(":")
+        return (module, function) if separator else None
 
     def __str__(self) -> str:
         written = ",".join(f"{key}={value}" for key, value in self.parameters)
@@ -46,11 +58,11 @@ class Workload:
     def with_parameters(self, **changes: int) -> Workload:
         """The same workload with some parameters set."""
         merged = {**dict(self.parameters), **changes}
-        return Workload(name=self.name, parameters=tuple(sorted(merged.items())))
+        return dataclasses.replace(self, parameters=tuple(sorted(merged.items())))
 
 
 def _malformed(text: str) -> str:
     return (
-        f"workload {text!r} is not of the form NAME or NAME:KEY=INTEGER,...; "
-        "for example wide_resnet:depth=16,width=4"
+        f"workload {text!r} is not of the form NAME, MODULE:FUNCTION or one of them with "
+        ":KEY=INTEGER,...; for example wide_resnet:depth=16,width=4"
     )

@@ -82,13 +82,30 @@ def through_json(measurement: Measurement) -> Measurement:
     return Measurement.from_dict(json.loads(json.dumps(measurement.to_dict())))
 
 
+OWN = dataclasses.replace(FULL, workload=Workload(name="a:b", parameters=(("c", 1),), code="0a"))
+
+
 def test_every_field_survives_json() -> None:
     assert through_json(FULL) == FULL
+    assert through_json(OWN) == OWN
+
+
+def test_a_workload_that_an_older_nfold_wrote_has_no_code() -> None:
+    older = FULL.to_dict()
+    del older["workload"]["code"]
+    assert Measurement.from_dict(older) == FULL
+
+
+def test_other_code_is_another_cell_of_the_same_name() -> None:
+    workload = dataclasses.replace(OWN.workload, code="0b")
+    other = dataclasses.replace(OWN, workload=workload)
+    assert str(other.workload) == str(OWN.workload) == "a:b:c=1"
+    assert other.cell != OWN.cell
 
 
 def test_this_test_gives_every_field_a_value_of_its_own() -> None:
     """A new field must be added to FULL, or its round trip is not tested."""
-    for value in _values(FULL):
+    for value in _values(OWN):
         for field in dataclasses.fields(value):
             if field.default is not dataclasses.MISSING and not isinstance(value, type(FULL.plan)):
                 assert getattr(value, field.name) != field.default, (type(value), field.name)

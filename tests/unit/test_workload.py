@@ -19,6 +19,11 @@ from nfold.workload import Workload
             Workload(name="wide_resnet", parameters=(("depth", 16), ("width", 4))),
         ),
         ("conv2d:filter=-3", Workload(name="conv2d", parameters=(("filter", -3),))),
+        ("project:workload", Workload(name="project:workload")),
+        (
+            "Pack_age.mod1:make_it:N=3,depth=2",
+            Workload(name="Pack_age.mod1:make_it", parameters=(("N", 3), ("depth", 2))),
+        ),
     ],
 )
 def test_the_written_form_and_back(text: str, workload: Workload) -> None:
@@ -54,11 +59,16 @@ def test_any_parameters_survive_being_written(seed: int) -> None:
         "digits:",
         "digits:,",
         "digits:a=1,",
-        "digits:a",
         "digits:a=",
         "digits:a=1.5",
         "digits:a=b",
-        "digits:A=1",
+        "my-project:workload",
+        "project.:workload",
+        "project:workload:",
+        "project:workload:depth",
+        "project:1",
+        "project:../x",
+        "pröject:workload",
         "digits:a=1;b=2",
         "digits:a=" + "9" * 5000,
         "\x1b[31mdigits",
@@ -75,6 +85,11 @@ def test_what_is_not_of_the_form_is_refused_with_an_example(text: str) -> None:
 def test_a_parameter_given_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="'depth' twice"):
         Workload.parse("wide_resnet:depth=16,depth=28")
+
+
+def test_a_reference_names_a_module_and_a_function() -> None:
+    assert Workload.parse("a.b:make:depth=2").reference == ("a.b", "make")
+    assert Workload.parse("digits:samples=3").reference is None
 
 
 def test_with_parameters_replaces_and_leaves_the_first_alone() -> None:

@@ -63,6 +63,7 @@ class _Builder:
 
     def __init__(self, axes: Axes, machine: Machine, unsupported: Unsupported) -> None:
         self._axes = axes
+        self._workload = workloads.identified(axes.workload)
         self._machine = machine
         self._unsupported = unsupported
         self._defaults = workloads.info(axes.workload.name).defaults
@@ -83,7 +84,7 @@ class _Builder:
         names = tuple(self._axes.parameters)
         for values in _products(self._axes.parameters):
             chosen = dict(zip(names, values, strict=True))
-            workload = self._axes.workload.with_parameters(**chosen)
+            workload = self._workload.with_parameters(**chosen)
             found.append((workload, _refusal(workload)))
         self._refuse_parameters(found)
         return [(workload, None if error is None else str(error)) for workload, error in found]

@@ -19,7 +19,11 @@ def _flag(name: str, meaning: str) -> Any:
 
 Axis = str | None
 WorkloadText = Annotated[
-    str, typer.Argument(help="digits, mnist, cnn10, wide_resnet, conv2d, or NAME:KEY=N,...")
+    str,
+    typer.Argument(
+        help="digits, mnist, cnn10, wide_resnet, conv2d, or your own, MODULE:FUNCTION; "
+        "then :KEY=N,..."
+    ),
 ]
 Devices = Annotated[Axis, _axis("devices", "Counts, 1,2,4 or cpu:1,cpu:2; all GPUs or 1.")]
 Device = Annotated[str | None, typer.Option(help="cuda or cpu.")]

@@ -1,4 +1,4 @@
-"""``nfold train``: a built-in workload to the end, kept after every epoch."""
+"""``nfold train``: a workload to the end, kept after every epoch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def _field(name: str, meaning: str) -> Any:
 
 Field = str | None
 WorkloadText = Annotated[
-    str, typer.Argument(help="digits, mnist, cnn10, wide_resnet, or NAME:KEY=N,...")
+    str,
+    typer.Argument(
+        help="digits, mnist, cnn10, wide_resnet, or your own, MODULE:FUNCTION; then :KEY=N,..."
+    ),
 ]
 Devices = Annotated[Field, _field("devices", "A count, 2 or cpu:2; all GPUs or 1.")]
 Batch = Annotated[Field, _field("batch", "The global batch, in samples.")]
@@ -83,7 +86,7 @@ def command(
     as_json: AsJson = False,
     plain: Plain = False,
 ) -> None:
-    """Train a built-in workload to the end; keep it after every epoch.
+    """Train a workload to the end, a built-in one or your own; keep it after every epoch.
 
     The plan is that of nfold.toml in the working directory, where there is one; flags come
     before it. The same command, run again after an interruption, goes on after the last

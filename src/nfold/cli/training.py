@@ -37,7 +37,9 @@ def train(request: Request) -> int:
             _note("trained before; --again starts over")
             _show(request, asked, stored)
             return 0
-        data.prepare(str(workloads.info(asked.workload.name).dataset), request.data)
+        data_set = workloads.info(asked.workload.name).dataset
+        if data_set is not None:
+            data.prepare(data_set, request.data)
         with nullcontext() if asked.folder is None else held(asked.folder.parent):
             return _train(request, asked, kept, store)
 

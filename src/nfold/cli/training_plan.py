@@ -133,7 +133,7 @@ def asked_of(request: Request) -> Asked:
     """What was asked for, refused where it cannot be."""
     if attach.attached():
         raise UsageError("nfold train starts its own ranks; next: unset RANK and WORLD_SIZE")
-    workload = Workload.parse(request.workload)
+    workload = workloads.identified(Workload.parse(request.workload))
     workloads.parameters(workload)
     if workloads.info(workload.name).defaults.epochs is None:
         raise UsageError(
@@ -166,4 +166,5 @@ def _difference(trained: Trained, asked: Asked) -> str:
     parts = [f"{name} {theirs}, not {own}" for name, (theirs, own) in plan.items()]
     if trained.workload != str(asked.workload):
         parts.insert(0, f"{trained.workload}, not {asked.workload}")
-    return ", ".join(parts) or "another machine"
+    other = "another machine, or other code" if asked.workload.code else "another machine"
+    return ", ".join(parts) or other

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nfold.errors import DataCorrupt
 
+Array = npt.NDArray[Any]
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 Part = tuple[Images, Labels]
@@ -21,15 +23,16 @@ class Arrays:
     """Images as uint8 [n, height, width, channels] and labels as int64 [n], 0 to classes - 1.
 
     ``mean`` and ``std`` are the training images' per channel, on the scale 0 to 255, for
-    normalising. The arrays may be memory maps and are never written to.
+    normalising. The arrays may be memory maps and are never written to. A user's own may be of
+    any kind and shape [n, ...]: where there is no ``mean`` they are no images.
     """
 
     name: str
     classes: int
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
+    train_images: Array
+    train_labels: Array
+    test_images: Array
+    test_labels: Array
     mean: tuple[float, ...]
     std: tuple[float, ...]
 

@@ -12,6 +12,7 @@ from nfold.measurement import Measurement
 from nfold.report.results import Result, results
 from nfold.store.store import Store
 from nfold.summary import Cell, cells
+from nfold.workload import Workload
 
 TELEMETRY = "telemetry.csv"
 
@@ -55,15 +56,31 @@ def load(results_folder: Path, workload: str | None = None) -> list[Measurement]
 
 
 def sections(measurements: Sequence[Measurement]) -> list[Section]:
-    """One section per workload and machine, in order of first measurement."""
-    grouped: dict[tuple[str, str], list[Measurement]] = {}
+    """One section per workload, its code and machine, in order of first measurement."""
+    grouped: dict[tuple[Workload, str], list[Measurement]] = {}
     for measurement in measurements:
-        key = (str(measurement.workload), measurement.machine.id)
+        key = (measurement.workload, measurement.machine.id)
         grouped.setdefault(key, []).append(measurement)
+    names = _names([workload for workload, _ in grouped])
     return [
-        Section(workload=name, machine=found[0].machine, results=tuple(results(cells(found))))
-        for (name, _), found in grouped.items()
+        Section(
+            workload=names[workload],
+            machine=found[0].machine,
+            results=tuple(results(cells(found))),
+        )
+        for (workload, _), found in grouped.items()
     ]
+
+
+def _names(workloads: Sequence[Workload]) -> dict[Workload, str]:
+    """How each is written; with its code, where a user's own was measured with several."""
+    codes: dict[str, set[str]] = {}
+    for one in workloads:
+        codes.setdefault(str(one), set()).add(one.code)
+    return {
+        one: f"{one} (code {one.code})" if len(codes[str(one)]) > 1 else str(one)
+        for one in workloads
+    }
 
 
 def check_cell(found: Sequence[Section], cell: str) -> None:

@@ -42,15 +42,20 @@ def redirect_output(log: Path) -> None:
     sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def failure_of(error: BaseException, rank: int, step: int | None) -> Failure:
-    """A rank's exception as data. An error that nfold did not raise is a crash."""
+def failure_of(
+    error: BaseException, rank: int, step: int | None, place: str | None = None
+) -> Failure:
+    """A rank's exception as data, with its place in the user's code, where it is there.
+
+    An error that nfold did not raise is a crash.
+    """
     expected = isinstance(error, NfoldError)
     text = str(error) if expected else f"{type(error).__name__}: {error}"
     own_step = error.step if isinstance(error, RunFailure) else None
     return Failure(
         rank=rank,
         status=error.status if isinstance(error, RunFailure) else "crashed",
-        text=text.strip().split("\n")[0][:500],
+        text=text.strip().split("\n")[0][:500] + (f" ({place})" if place else ""),
         step=own_step if own_step is not None else step,
         collateral=isinstance(error, Collateral),
         monotonic_ns=time.monotonic_ns(),

@@ -13,7 +13,6 @@ import dataclasses
 import os
 import runpy
 import sys
-import sysconfig
 import time
 import traceback
 import types
@@ -24,17 +23,9 @@ from pathlib import Path
 from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.cores import core_share
 from nfold.lifeline import die_with_parent
+from nfold.place import user_place
 from nfold.run.handoff import Failure, Folder, Heart
 from nfold.run.rank import failure_of, redirect_output, stacks_on_signal
-
-NOT_THE_USERS = tuple(
-    os.path.realpath(folder)
-    for folder in (
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        str(Path(__file__).parents[1]),
-    )
-)
-"""Folders whose code is not the user's: Python's, installed packages', nfold's."""
 
 
 def main() -> None:
@@ -105,34 +96,8 @@ KINDS = {"script": run_script, "module": run_module, "program": run_program}
 
 def failure(error: BaseException, rank: int, step: int | None) -> Failure:
     """Why a script failed: its exception, and the last line of the user's own code in it."""
-    said = failure_of(_told(error), rank, step)
-    place = user_place(error)
-    return dataclasses.replace(
-        said,
-        text=said.text + (f" ({place})" if place else ""),
-        traceback="".join(traceback.format_exception(error)),
-    )
-
-
-def user_place(error: BaseException) -> str | None:
-    """``train.py:42``: the innermost frame in the user's own code, None where there is none."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{_shown(error.filename)}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_the_users(frame.filename)]
-    return f"{_shown(own[-1].filename)}:{own[-1].lineno}" if own else None
-
-
-def _is_the_users(filename: str) -> bool:
-    real = os.path.realpath(filename)
-    generated = filename.startswith("<")
-    return not generated and not any(real.startswith(f + os.sep) for f in NOT_THE_USERS)
-
-
-def _shown(filename: str) -> str:
-    """Relative to the working directory where it is below it."""
-    relative = os.path.relpath(filename)
-    return filename if relative.startswith(os.pardir) else relative
+    said = failure_of(_told(error), rank, step, user_place(error))
+    return dataclasses.replace(said, traceback="".join(traceback.format_exception(error)))
 
 
 def _told(error: BaseException) -> BaseException:

@@ -16,6 +16,7 @@ from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.registry import framework
 from nfold.lifeline import die_with_parent
 from nfold.measurement import RankSamples
+from nfold.place import user_place
 from nfold.run.handoff import Folder, Heart
 from nfold.run.rank import failure_of, redirect_output, stacks_on_signal
 
@@ -87,7 +88,7 @@ def run_rank(folder: Folder, rank: int, world_size: int) -> bool:
         observer.beat(Phase.FINISHED, observer.step)
     except Exception as error:
         traceback.print_exc()
-        folder.write_failure(failure_of(error, rank, observer.step))
+        folder.write_failure(failure_of(error, rank, observer.step, user_place(error)))
         return False
     finally:
         observer.close()

@@ -1,23 +1,37 @@
-"""The catalogue of built-in workloads. Nothing heavy is imported here."""
+"""The catalogue of workloads, built-in ones and a user's own. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 
 from nfold.errors import UnknownValue, UsageError
 from nfold.workload import Workload
 from nfold.workloads.base import Info
+from nfold.workloads.described import description
 
 NAMES = ("digits", "mnist", "cnn10", "wide_resnet", "conv2d")
 
 
 def info(name: str) -> Info:
-    """What the catalogue knows of a workload; UnknownValue lists the names, closest first."""
+    """What the catalogue knows of a workload; UnknownValue lists the names, closest first.
+
+    A user's own, ``module:function``, is asked in a process of its own, once.
+    """
+    if ":" in name:
+        return description(name).info(name)
     if name not in NAMES:
-        raise UnknownValue("workload", name, NAMES)
+        raise UnknownValue("workload", name, (*NAMES, "MODULE:FUNCTION"))
     found = importlib.import_module(f"nfold.workloads.{name}").INFO
     assert isinstance(found, Info)
     return found
+
+
+def identified(workload: Workload) -> Workload:
+    """The workload with the code that it stands for, where it is a user's own."""
+    if workload.reference is None:
+        return workload
+    return dataclasses.replace(workload, code=description(workload.name).code)
 
 
 def parameters(workload: Workload) -> dict[str, int]:

@@ -10,6 +10,7 @@ import measured_grids
 from nfold.errors import StoreUnusable, UnknownValue
 from nfold.report import query
 from nfold.store.store import Store
+from nfold.workload import Workload
 
 
 def test_one_section_per_workload_and_machine(mixed: Path) -> None:
@@ -20,6 +21,15 @@ def test_one_section_per_workload_and_machine(mixed: Path) -> None:
         ("mnist", False),
     ]
     assert [len(s.results) for s in found] == [3, 2, 2]
+
+
+def test_an_own_workload_has_a_section_for_each_code() -> None:
+    made = measured.measurement(workload="project:make")
+    codes = [Workload(name="project:make", code=code) for code in ("aa", "bb")]
+    found = [dataclasses.replace(made, workload=one) for one in codes]
+    assert [s.workload for s in query.sections(found[:1])] == ["project:make"]
+    several = [s.workload for s in query.sections([*found, *found])]
+    assert several == ["project:make (code aa)", "project:make (code bb)"]
 
 
 def test_one_workload_may_be_asked_for(mixed: Path) -> None:

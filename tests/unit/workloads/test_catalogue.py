@@ -39,6 +39,15 @@ def test_an_unknown_name_lists_the_closest_first() -> None:
         workloads.info("cnn")
 
 
+def test_a_name_alone_is_told_that_a_function_is_missing() -> None:
+    with pytest.raises(UnknownValue, match="MODULE:FUNCTION"):
+        workloads.info("project")
+
+
+def test_a_built_in_workload_has_no_code() -> None:
+    assert workloads.identified(Workload.parse("digits")) == Workload(name="digits")
+
+
 def test_an_unknown_parameter_lists_the_known_ones() -> None:
     with pytest.raises(UnknownValue, match="parameter of wide_resnet 'dept': allowed are depth"):
         workloads.parameters(Workload.parse("wide_resnet:dept=16"))

@@ -92,7 +92,8 @@ def _normalised(layer: _BatchNorm, x: Tensor, share: Share) -> Tensor:
 def gathered(x: Tensor, *, counted: bool) -> Statistics:
     """The statistics of ``x`` [n, channels, ...] over all ranks, those not ``counted`` left out.
 
-    Zeros where no rank counts, in a part of a batch that has fewer samples than parts. Computed in fp32, or in fp64 for fp64.
+    Zeros where no rank counts, in a part of a batch that has fewer samples than parts.
+    Computed in fp32, or in fp64 for fp64.
     """
     channels = x.shape[1]
     count = x.numel() // channels if counted else 0

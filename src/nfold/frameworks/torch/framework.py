@@ -87,7 +87,8 @@ class Torch(Framework):
     def run_rank(self, task: Task, observer: Observer) -> RankSamples:
         """Claim this rank's cores before torch sizes its thread pools, then run."""
         with claimed_cores(task.plan, task.local_rank):
-            if info(task.workload.name).kind == "operation":
+            built_in = task.workload.reference is None
+            if built_in and info(task.workload.name).kind == "operation":
                 from nfold.frameworks.torch.operation import operate
 
                 return operate(task, observer)

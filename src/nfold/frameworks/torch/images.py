@@ -1,12 +1,24 @@
-"""From stored images to a model's input: to the device as bytes, normalised there."""
+"""From stored samples to a model's input: images go to the device as bytes, normalised there."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from nfold.data.arrays import Arrays
 from nfold.frameworks.torch.layout import arrange
+
+Normalize = Callable[[Tensor], Tensor]
+"""Stored samples, on the host or the device, to the model's input on the device."""
+
+
+def normalizer(arrays: Arrays, layout: str, device: torch.device) -> Normalize:
+    """What makes the model's input of the samples: those that are no images stay as they are."""
+    if arrays.mean:
+        return Normalizer(arrays, layout, device)
+    return lambda samples: samples.to(device, non_blocking=True)
 
 
 class Normalizer:

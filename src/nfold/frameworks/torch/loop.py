@@ -5,27 +5,24 @@ Observation wraps the step and is left out by passing nothing to observe with.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import importlib
 import time
 from contextlib import closing
-from types import ModuleType
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from nfold import data, workloads
-from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.torch import batch_norm, layout, parallel
 from nfold.frameworks.torch.batch import Batch
+from nfold.frameworks.torch.capturable import make_capturable
 from nfold.frameworks.torch.clock import clock
+from nfold.frameworks.torch.definition import check_alike, definition
 from nfold.frameworks.torch.devices import Devices, open_devices
 from nfold.frameworks.torch.evaluate import evaluate
 from nfold.frameworks.torch.forward import Way, compiled, pieces_of, written
-from nfold.frameworks.torch.images import Normalizer
+from nfold.frameworks.torch.images import normalizer
 from nfold.frameworks.torch.keeping import State, keeper
 from nfold.frameworks.torch.observe import Length, Recorder
 from nfold.frameworks.torch.parts import Parts, cut
@@ -55,26 +52,24 @@ class Trainer:
     """A model, its data and its step on this rank's devices."""
 
     def __init__(self, task: Task, devices: Devices) -> None:
-        info = workloads.info(task.workload.name)
-        chosen = workloads.parameters(task.workload)
         self.task = task
         self.devices = devices
-        self.arrays = limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
-        operations = info.operations(chosen)
-        self.source = source(self.arrays, task, operations, devices)
+        self.made = definition(task)
+        check_alike(self.made, task, devices.primary)
+        arrays, operations = self.made.arrays, self.made.operations
+        self.source = source(arrays, task, operations, devices)
         self.precision = Precision(cast(str, task.plan.precision), devices.primary)
-        self.normalize = Normalizer(self.arrays, cast(str, task.plan.layout), devices.primary)
-        self.prepare = preparation(self.arrays, task, operations, self.normalize, devices)
+        self.normalize = normalizer(arrays, cast(str, task.plan.layout), devices.primary)
+        self.prepare = preparation(arrays, task, operations, self.normalize, devices)
         self._now = Now(devices.primary)
-        definition = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
-        self._build(definition, chosen)
+        self._build()
 
-    def _build(self, definition: ModuleType, chosen: dict[str, int]) -> None:
+    def _build(self) -> None:
         """The same weights on every rank; after them, draws of its own (dropout) on each."""
-        torch.manual_seed(self.task.plan.seed)
-        module = definition.model(chosen, self.arrays.classes).to(self.devices.primary)
+        module = self.made.model.to(self.devices.primary)
         self.module: nn.Module = layout.place(module, cast(str, self.task.plan.layout))
-        self.optimizer: torch.optim.Optimizer = definition.optimizer(self.module, chosen)
+        self.optimizer = self.made.optimizer(self.module)
+        self._fit_for_graphs()
         torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
         plan, pieces = self.task.plan, pieces_of(self.module, self.task)
         ledger = Ledger(self.task.world_size)
@@ -82,17 +77,22 @@ class Trainer:
         self.model = parallel.wrapped(
             self.module, self.task, self.devices, ledger, self.optimizer, pieces
         )
-        way = Way(self.source.unpack, self.prepare, definition.loss, self.precision)
+        way = Way(self.source.unpack, self.prepare, self.made.loss, self.precision)
         rare = usual = written(way, self.model)
         if "compiled" in cast(str, plan.step):
             usual = compiled(way, pieces, tuned=plan.kernels == "tuned")
-        largest = min(cast(int, plan.batch), len(self.arrays.train_labels))
+        largest = min(cast(int, plan.batch), len(self.made.arrays.train_labels))
         usual_sizes = {part.rows for part in self._parts(largest)}
         turn = parallel.turns(self.model, ledger)
         update = Update(usual, rare, usual_sizes, self.precision, self.optimizer, turn)
         self._step = step(cast(str, plan.step), update, self.devices.primary)
-        self.rate = self._rate(chosen.get("peak", 0) / 1000)
+        self.rate = self._rate(self.made.peak)
         self.keeper = keeper(self.task, State(self.module, self.optimizer, self.precision.scaler))
+
+    def _fit_for_graphs(self) -> None:
+        """Let a user's own optimizer step inside a graph, where there is one."""
+        if self.task.workload.reference and "captured" in cast(str, self.task.plan.step):
+            make_capturable(self.optimizer, self.devices.primary)
 
     def _rate(self, peak: float) -> Fixed:
         steps = (self.task.plan.epochs or 1) * len(self.source)
@@ -114,6 +114,7 @@ class Trainer:
     def run(self, observer: Observer) -> RankSamples:
         """All steps of the plan, observed."""
         earlier = self.keeper.resume()
+        self._fit_for_graphs()
         done, steps = len(earlier.epochs), len(self.source)
         epochs = range(done, self.task.plan.epochs or 1)
         warmup = self.task.plan.warmup_steps or 0
@@ -154,7 +155,7 @@ class Trainer:
         parallel.average_buffers(self.module, self.task.world_size)
         accuracy = evaluate(
             self.model if self.task.world_size == 1 else self.module,
-            self.arrays,
+            self.made,
             self.normalize,
             self.precision,
             self.task,
@@ -168,20 +169,10 @@ class Trainer:
         )
 
 
-def limited(arrays: Arrays, samples: int) -> Arrays:
-    """The data set with only its first ``samples`` training samples; 0 keeps all."""
-    if not samples:
-        return arrays
-    return dataclasses.replace(
-        arrays,
-        train_images=arrays.train_images[:samples],
-        train_labels=arrays.train_labels[:samples],
-    )
-
-
 def checksum(module: nn.Module) -> str:
     """SHA-256 of all parameters' bytes, 16 hex digits: equal where parameters are."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
-        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+        values = parameter.detach().cpu().contiguous().flatten()
+        digest.update(values.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

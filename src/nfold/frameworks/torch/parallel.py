@@ -90,7 +90,7 @@ def _exchange(
     """Have gradients exchanged in every backward; the module itself stays as it is.
 
     In a graph, where a second step of the optimizer costs the host nothing, it runs beside the
-    last bucket's way.
+    last bucket's way; of an optimizer that is not torch's nobody knows whether it may.
     """
     step, world_size = str(task.plan.step), task.world_size
     compiled = "compiled" in step
@@ -102,7 +102,8 @@ def _exchange(
         bucket_bytes=LARGEST if compiled else measured_bucket_bytes(devices.primary, world_size),
         together=compiled,
     )
-    if "captured" in step and task.plan.precision != "fp16":
+    torchs = type(optimizer).__module__.startswith("torch.optim.")
+    if "captured" in step and task.plan.precision != "fp16" and torchs:
         exchange.overlap(optimizer)
 
 

@@ -16,7 +16,7 @@ from nfold.frameworks.base import Task
 from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.batch import Batch, Samples, Tensors
 from nfold.frameworks.torch.devices import Devices, free_bytes
-from nfold.frameworks.torch.images import Normalizer
+from nfold.frameworks.torch.images import Normalize
 from nfold.frameworks.torch.input import Loaded, Stream
 from nfold.frameworks.torch.parallel import smallest
 from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes, fits
@@ -24,7 +24,7 @@ from nfold.frameworks.torch.sharded import Sharded
 
 Operations = tuple[tuple[str, int], ...]
 Prepare = Callable[[Samples, Tensor], Tensor]
-"""Samples on the device and their epoch, int64 [], to the model's input [n, c, h, w]."""
+"""Samples on the device and their epoch, int64 [], to the model's input."""
 
 
 class Source(Protocol):
@@ -61,7 +61,7 @@ def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices)
 
 
 def preparation(
-    arrays: Arrays, task: Task, operations: Operations, normalize: Normalizer, devices: Devices
+    arrays: Arrays, task: Task, operations: Operations, normalize: Normalize, devices: Devices
 ) -> Prepare:
     """Augments on the device, where the plan places it there, then normalises."""
     left = operations if task.plan.augment == "device" else ()

@@ -14,12 +14,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nfold.errors import UsageError
 from nfold.frameworks.torch.batch import Tensors
-from nfold.frameworks.torch.capture import Captured, CudaRecorder
+from nfold.frameworks.torch.capture import Captured, CudaRecorder, NotCaptured
 from nfold.frameworks.torch.forward import Forward
 from nfold.frameworks.torch.parallel import Turn
 from nfold.frameworks.torch.parts import Part, Parts
 from nfold.frameworks.torch.precision import Precision
+from nfold.place import user_place
 
 
 class Step(Protocol):
@@ -95,7 +97,10 @@ class CapturedUpdate:
 
     def __call__(self, tensors: Tensors, epoch: Tensor, parts: Parts) -> Tensor:
         """Make the update, or record it first."""
-        loss: Tensor = self._captured((*tensors, epoch), parts)
+        try:
+            loss: Tensor = self._captured((*tensors, epoch), parts)
+        except NotCaptured as failed:
+            raise _not_captured(failed.__cause__) from failed
         return loss
 
     def graph_bytes(self) -> int:
@@ -105,6 +110,15 @@ class CapturedUpdate:
     def close(self) -> None:
         """Reset the graphs."""
         self._captured.close()
+
+
+def _not_captured(cause: BaseException | None) -> UsageError:
+    reason = str(cause).strip().split("\n")[0] or type(cause).__name__
+    place = user_place(cause) if cause else None
+    where = f" ({place})" if place else ""
+    return UsageError(
+        f"the step cannot be captured as a CUDA graph: {reason}{where}; next: --step eager"
+    )
 
 
 def step(plan_step: str, update: Update, device: torch.device) -> Step:

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from made import arrays
-from nfold.frameworks.torch.loop import checksum, limited
+from nfold.frameworks.torch.definition import limited
+from nfold.frameworks.torch.loop import checksum
 
 
 def test_a_checksum_sees_every_value_and_no_layout() -> None:

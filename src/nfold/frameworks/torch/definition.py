@@ -1,0 +1,169 @@
+"""What is trained, apart from how: the data, the model, its loss and its optimizer.
+
+Of a built-in workload its folder says it; of a user's own, the function that it names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nfold import data, workloads
+from nfold.data.arrays import Array, Arrays, channel_statistics
+from nfold.errors import UsageError
+from nfold.frameworks.base import Task
+from nfold.frameworks.torch.source import Operations
+from nfold.workloads import own
+
+AT_ONCE = 500
+"""Test samples in one forward pass of a built-in workload."""
+SEEN = 64
+"""Samples that ranks compare, evenly spaced over all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """A workload in PyTorch. ``model`` has the weights that every rank begins with.
+
+    ``optimizer`` is called with the model on its device. ``peak`` is the learning rate's in one
+    cycle, 0: fixed. An evaluation takes ``at_once`` samples in a forward pass.
+    """
+
+    arrays: Arrays
+    operations: Operations
+    model: nn.Module
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    loss: Callable[[Any, Tensor], Tensor]
+    peak: float = 0.0
+    at_once: int = AT_ONCE
+
+
+def definition(task: Task) -> Definition:
+    """What the task trains, the same on every rank: random state is seeded before it is made."""
+    return _built_in(task) if task.workload.reference is None else _own(task)
+
+
+def _built_in(task: Task) -> Definition:
+    info = workloads.info(task.workload.name)
+    chosen = workloads.parameters(task.workload)
+    arrays = limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
+    module = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
+    torch.manual_seed(task.plan.seed)
+    return Definition(
+        arrays=arrays,
+        operations=info.operations(chosen),
+        model=module.model(chosen, arrays.classes),
+        optimizer=lambda model: module.optimizer(model, chosen),
+        loss=module.loss,
+        peak=chosen.get("peak", 0) / 1000,
+    )
+
+
+def limited(arrays: Arrays, samples: int) -> Arrays:
+    """The data set with only its first ``samples`` training samples; 0 keeps all."""
+    if not samples:
+        return arrays
+    return dataclasses.replace(
+        arrays,
+        train_images=arrays.train_images[:samples],
+        train_labels=arrays.train_labels[:samples],
+    )
+
+
+def _own(task: Task) -> Definition:
+    """A user's own: whatever it draws, for its weights or its data, it draws alike on all ranks."""
+    seed = task.plan.seed
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    found = own.called(task.workload)
+    training = found.training
+    if not isinstance(training.model, nn.Module):
+        kind = type(training.model).__name__
+        raise UsageError(f"{task.workload}: model is {kind}; allowed is a torch.nn.Module")
+    return Definition(
+        arrays=_arrays(found, task.workload.name),
+        operations=training.augmentation,
+        model=training.model,
+        optimizer=partial(_optimizer, training.optimizer),
+        loss=cross_entropy if training.loss is None else partial(_mean_loss, training.loss),
+        at_once=min(AT_ONCE, -(-cast(int, task.plan.batch) // task.world_size)),
+    )
+
+
+def _arrays(found: own.Own, name: str) -> Arrays:
+    """The data of a user's own workload; without a test set that is empty."""
+    train, test = found.train, found.test or (found.train[0][:0], found.train[1][:0])
+    mean, std = channel_statistics(train[0]) if found.images else ((), ())
+    return Arrays(
+        name=name,
+        classes=0,
+        train_images=train[0],
+        train_labels=train[1],
+        test_images=test[0],
+        test_labels=test[1],
+        mean=mean,
+        std=tuple(one or 1.0 for one in std),
+    )
+
+
+def _optimizer(make: Callable[[Any], Any], model: nn.Module) -> torch.optim.Optimizer:
+    made = make(model)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise UsageError(
+            f"optimizer made {type(made).__name__}; allowed is a torch.optim.Optimizer"
+        )
+    return made
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in float32: classes as whole numbers, or probabilities [n, classes]."""
+    whole = not (targets.is_floating_point() or targets.is_complex())
+    return functional.cross_entropy(outputs.float(), targets.long() if whole else targets)
+
+
+def _mean_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Tensor) -> Tensor:
+    """The user's loss; UsageError where it is no scalar tensor."""
+    found = loss(outputs, targets)
+    if not isinstance(found, Tensor) or found.dim():
+        form = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise UsageError(f"loss returned {form}; allowed is the mean over the samples, a tensor []")
+    return found
+
+
+def check_alike(made: Definition, task: Task, device: torch.device) -> None:
+    """UsageError where ranks have made different data or weights of a user's own workload."""
+    if task.world_size == 1 or task.workload.reference is None:
+        return
+    digest = hashlib.sha256()
+    for array in (made.arrays.train_images, made.arrays.train_labels, made.arrays.test_images):
+        digest.update(_sight(array))
+    for parameter in made.model.parameters():
+        digest.update(repr(parameter.detach().double().sum().item()).encode())
+    number = int.from_bytes(digest.digest()[:7])
+    both = torch.tensor([number, -number], device=device)
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    highest, lowest = both.tolist()
+    if highest != -lowest:
+        raise UsageError(
+            f"{task.workload} made different data or weights on different ranks; next: seed "
+            "what it draws (nfold seeds torch, numpy.random and random before it calls it)"
+        )
+
+
+def _sight(array: Array) -> bytes:
+    """The shape of an array, and some of its rows."""
+    rows = np.linspace(0, len(array) - 1, min(len(array), SEEN)).astype(np.int64)
+    return repr(array.shape).encode() + np.ascontiguousarray(array[rows]).tobytes()

@@ -1,0 +1,37 @@
+"""Where in the user's own code an exception came from."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+
+NOT_THE_USERS = tuple(
+    os.path.realpath(folder)
+    for folder in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        os.path.dirname(__file__),
+    )
+)
+"""Folders whose code is not the user's: Python's, installed packages', nfold's."""
+
+
+def user_place(error: BaseException) -> str | None:
+    """``train.py:42``: the innermost frame in the user's own code, None where there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_the_users(frame.filename)]
+    return f"{_shown(own[-1].filename)}:{own[-1].lineno}" if own else None
+
+
+def _is_the_users(filename: str) -> bool:
+    real = os.path.realpath(filename)
+    generated = filename.startswith("<")
+    return not generated and not any(real.startswith(f + os.sep) for f in NOT_THE_USERS)
+
+
+def _shown(filename: str) -> str:
+    """Relative to the working directory where it is below it."""
+    relative = os.path.relpath(filename)
+    return filename if relative.startswith(os.pardir) else relative
