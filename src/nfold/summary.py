@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,8 +118,22 @@ def accuracy(cell: Cell) -> Interval | None:
 
 def peak_memory_bytes(cell: Cell) -> int | None:
     """The most that any rank of any repeat held, also of a repeat that failed."""
-    held = [r.peak_memory_bytes for m in cell.measurements for r in m.ranks]
-    return max((value for value in held if value), default=None)
+    return _most(cell, lambda rank: rank.peak_memory_bytes) or None
+
+
+def data_bytes(cell: Cell) -> int | None:
+    """Of the peak, what the resident data set takes: the most of any rank."""
+    return _most(cell, lambda rank: rank.data_bytes)
+
+
+def graph_bytes(cell: Cell) -> int | None:
+    """Of the peak, what recorded graphs keep for themselves: the most of any rank."""
+    return _most(cell, lambda rank: rank.graph_bytes)
+
+
+def _most(cell: Cell, field: Callable[[RankSamples], int | None]) -> int | None:
+    held = [field(rank) for m in cell.measurements for rank in m.ranks]
+    return max((value for value in held if value is not None), default=None)
 
 
 def joules_per_1000(cell: Cell) -> float | None:

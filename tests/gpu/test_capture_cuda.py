@@ -59,7 +59,10 @@ def test_losses_do_not_depend_on_the_step(tmp_path: Path, devices: int, input_: 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize("step", ["eager", "captured", "compiled+captured"])
 def test_parts_of_a_step_change_no_loss(tmp_path: Path, devices: int, step: str) -> None:
-    """Against one eager part; on three devices the parts of a step differ in size."""
+    """Against one eager part; on three devices the parts of a step differ in size.
+
+    Only the first two epochs: later, two runs of the same plan differ by 4 % as well.
+    """
     if len(HOST.gpus) < devices:
         pytest.skip(f"needs {devices} GPUs")
     said: dict[str, Any] = {
@@ -70,7 +73,9 @@ def test_parts_of_a_step_change_no_loss(tmp_path: Path, devices: int, step: str)
     }
     whole = _train(tmp_path / "whole", step="eager", **said)
     parts = _train(tmp_path / "parts", step=step, accumulate=2, **said)
-    assert _losses(parts) == pytest.approx(_losses(whole), rel=2e-2, abs=1e-3)
+    assert _losses(parts)[0] == pytest.approx(_losses(whole)[0], rel=1e-4)
+    assert _losses(parts)[1] == pytest.approx(_losses(whole)[1], rel=2e-2)
+    assert _losses(parts)[-1] < 0.1 * _losses(parts)[0]
     assert len({rank.parameter_checksum for rank in parts.ranks}) == 1
 
 

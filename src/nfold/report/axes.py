@@ -20,6 +20,7 @@ AXES = (
     "input",
     "augment",
     "step",
+    "kernels",
     "epochs",
     "steps",
     "warmup_steps",
@@ -95,10 +96,10 @@ def shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 def _matters(axis: str, plan: Plan) -> bool:
     """A GPU is not a share of cores; resident data needs no loader; one length is set.
 
-    Gradients go as they are, batch norm is a device's own and a step has one part, unless
-    somebody wanted it otherwise.
+    Kernels are not searched for, gradients go as they are, batch norm is a device's own and a
+    step has one part, unless somebody wanted it otherwise.
     """
-    if axis in ("exchange", "batch_norm", "accumulate"):
+    if axis in ("kernels", "exchange", "batch_norm", "accumulate"):
         return bool(getattr(plan, axis) != getattr(Plan(), axis))
     if axis == "cores_per_device":
         return plan.device == "cpu"

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from nfold import summary
 from nfold.inert import inert
 from nfold.plan import FIELDS
 from nfold.report import parts
@@ -67,6 +68,8 @@ def _cell(section: Section, result: Result) -> Row:
         **_interval("speedup", compared.speedup if compared else None),
         **_interval("efficiency", compared.efficiency if compared else None),
         "peak_memory_bytes": result.peak_memory_bytes,
+        "data_bytes": summary.data_bytes(cell),
+        "graph_bytes": summary.graph_bytes(cell),
         "joules_per_1000_samples": result.joules_per_1000,
         "warnings": "; ".join(dict.fromkeys(d.text for m in cell.measurements for d in m.warnings)),
     }

@@ -23,7 +23,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
         if type(optimizer) in FUSED:
             group["fused"], group["foreach"] = True, False
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
-        elif "capturable" in group:
+        if "capturable" in group:  # asked for of fused kernels too, which always are
             group["capturable"] = True
     for state in optimizer.state.values():
         for name, value in state.items():

@@ -53,6 +53,14 @@ def test_a_rate_becomes_a_tensor_that_schedules_fill() -> None:
     assert frozen(optimizer) == settings
 
 
+def test_adam_is_told_that_it_may_be_in_a_graph() -> None:
+    """It refuses otherwise, its fused kernel too."""
+    optimizer = Adam([nn.Parameter(torch.ones(1))], lr=0.1)
+    make_capturable(optimizer, CPU)
+    (group,) = optimizer.param_groups
+    assert (group["fused"], group["capturable"]) == (True, True)
+
+
 def test_other_optimizers_keep_a_rate_that_a_graph_holds_fast() -> None:
     optimizer = RMSprop([nn.Parameter(torch.ones(1))], lr=0.1)
     make_capturable(optimizer, CPU)
