@@ -48,6 +48,7 @@ KINDS = {
     "accelerate": Kind("accelerate_arm.py", "one each"),
     "jax": Kind("jax_arm.py", "one device"),
     "nfold": Kind("nfold_arm.py", "one each"),
+    "ablated": Kind("ablated_arm.py", "one each"),
 }
 
 

@@ -12,7 +12,12 @@ import psutil
 import pytest
 
 DRIVER = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "peers.py"
-WORKING = ("careful", "resident:compile=0", "nfold:input=resident")
+WORKING = (
+    "careful",
+    "resident:compile=0",
+    "nfold:input=resident",
+    "ablated:strategy=nfold,without=bytes",
+)
 SHORT = ("--device=cpu", "--batch=16", "--warmup=2", "--rounds=2", "--window-seconds=0.05")
 
 

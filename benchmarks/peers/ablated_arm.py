@@ -1,0 +1,49 @@
+"""nfold's step with a part of its gradient exchange taken away, to see what that part costs.
+
+``without=exchange``: every rank trains a copy of its own. ``without=sending``: gradients are
+gathered into buckets and stay there. ``without=bytes``: one number of each bucket is sent.
+``ctas=N`` lets NCCL use at most N thread blocks. The other fields are those of a plan.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import nfold_arm
+from job import Job, run
+
+PARTS = ("exchange", "sending", "bytes")
+
+
+def main(job: Job) -> None:
+    without, ctas = job.fields.pop("without", None), job.fields.pop("ctas", None)
+    if without not in (None, *PARTS):
+        raise ValueError(f"without={without!r}; allowed are {', '.join(PARTS)}")
+    if ctas is not None:
+        os.environ["NCCL_MAX_CTAS"] = ctas
+    if without is not None:
+        take_away(without)
+    nfold_arm.main(job)
+
+
+def take_away(part: str) -> None:
+    """Replace what the exchange calls, before a step is built."""
+    from nfold.frameworks.torch import exchange, parallel
+
+    if part == "exchange":
+        parallel._exchange = lambda *_: None
+        return
+    distributed = exchange.dist
+
+    def all_reduce(values: Any, **how: Any) -> Any:
+        if part == "sending":
+            return SimpleNamespace(wait=lambda: None)
+        return distributed.all_reduce(values[:1], **how)
+
+    exchange.dist = SimpleNamespace(ReduceOp=distributed.ReduceOp, all_reduce=all_reduce)
+
+
+if __name__ == "__main__":
+    run(main)
