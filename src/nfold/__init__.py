@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nfold.ablation import Ablation
     from nfold.api import Run, linear_scaling_rule
+    from nfold.images import Images
     from nfold.machine import Machine
     from nfold.measurement import Measurement
     from nfold.plan import Plan
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Ablation",
+    "Images",
     "Machine",
     "Measurement",
     "Plan",
@@ -32,6 +34,7 @@ __all__ = [
 
 _HOMES = {
     "Ablation": "nfold.ablation",
+    "Images": "nfold.images",
     "Machine": "nfold.machine",
     "Measurement": "nfold.measurement",
     "Plan": "nfold.plan",

@@ -15,8 +15,13 @@ from nfold.summary import epochs
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
-pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(300)]
 HOST = inspect_machine()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.integration,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not HOST.gpus, reason="needs a GPU"),
+]
 MODULE = """
 import numpy as np, torch, nfold
 from torch import nn

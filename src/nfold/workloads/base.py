@@ -31,8 +31,6 @@ PEAK = Parameter(
     minimum=0,
 )
 CUTOUT = Parameter(default=0, meaning="side of the square that covers part of an image", minimum=0)
-OPERATIONS = ("crop", "flip", "cutout")
-"""Every operation of augmentation."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nfold.errors import UnknownValue, UsageError, closest_first
+from nfold.images import check_operations
 from nfold.place import user_place
 from nfold.training import Training
 from nfold.workload import Workload
-from nfold.workloads.base import OPERATIONS
 from nfold.workloads.described import by_hand
 
 Array = npt.NDArray[Any]
@@ -178,13 +178,7 @@ def _check_parts(training: Training) -> None:
 
 
 def _check_augmentation(own: Own) -> None:
-    for entry in own.training.augmentation:
-        if not (isinstance(entry, tuple) and len(entry) == 2 and type(entry[1]) is int):
-            raise UsageError(f'augmentation {entry!r}: allowed are pairs such as ("crop", 4)')
-        if entry[0] not in OPERATIONS:
-            raise UnknownValue("augmentation", entry[0], OPERATIONS)
-        if entry[1] < 0:
-            raise UsageError(f"augmentation {entry!r}: allowed are whole numbers from 0")
+    check_operations(own.training.augmentation)
     if own.training.augmentation and not own.images:
         raise UsageError(
             f"augmentation of samples that are {_form(own.train[0])}; allowed are uint8 images "

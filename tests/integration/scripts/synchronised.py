@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import made
+from nfold import data
 from nfold.data.arrays import Arrays
 from nfold.frameworks.torch import loop, parallel
 from nfold.frameworks.torch.batch import Samples
@@ -164,7 +165,7 @@ def training(rank: int, world_size: int, **changes: Any) -> list[float]:
 
     In fp32 training amplifies the rounding of another order of sums beyond all comparison.
     """
-    loop.data.load = lambda _: images()  # type: ignore[attr-defined]
+    data.load = lambda _: images()  # type: ignore[assignment]
     torch.set_default_dtype(torch.float64)
     length = {"steps": 50, "warmup_steps": 0, "batch": 18, "cores_per_device": 1}
     asked = {**length, "input": "resident", **changes}

@@ -17,7 +17,7 @@ from nfold.frameworks.torch.definition import Definition, cross_entropy, definit
 from nfold.frameworks.torch.evaluate import evaluate
 from nfold.frameworks.torch.images import Normalizer, normalizer
 from nfold.frameworks.torch.precision import Precision
-from nfold.workloads.base import OPERATIONS
+from nfold.images import OPERATIONS
 
 CPU = torch.device("cpu")
 MODULE = """

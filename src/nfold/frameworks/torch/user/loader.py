@@ -13,10 +13,7 @@ from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    IterableDataset,
-    RandomSampler,
     Sampler,
-    SequentialSampler,
     default_collate,
 )
 
@@ -36,7 +33,12 @@ from nfold.frameworks.torch.user.source import (
 )
 from nfold.lifeline import PARENT, die_with_parent
 
-Augment = Callable[[Any], Any]
+Augment = Callable[[Any, Tensor, int], Any]
+"""A batch on the device, its samples' numbers [n] and its epoch to the batch that is trained on."""
+
+
+Fetched = tuple[Slice, Any, Tensor]
+"""A part of a step, its batch, and the numbers of its samples [n]."""
 
 
 @dataclass(kw_only=True)
@@ -106,15 +108,16 @@ class Loader:
         self._entered = True
         self._before()
         position = self.position
-        skip, parts = position.step, self._recipe.division.parts
-        for number, (part, batch) in enumerate(self._source.epoch(position.epoch, skip)):
+        epoch, skip, parts = position.epoch, position.step, self._recipe.division.parts
+        for number, (part, batch, ids) in enumerate(self._source.epoch(epoch, skip)):
             if part.padded and not self._recipe.train:
                 continue
             if self._recipe.train:
                 self._ledger.begin(part.share)
                 position.step = skip + number // parts + (number % parts == parts - 1)
             ready = moved(batch, self._recipe.device)
-            yield ready if self._recipe.augment is None else self._recipe.augment(ready)
+            augment = self._recipe.augment
+            yield ready if augment is None else augment(ready, ids, epoch)
         position.epoch, position.step = position.epoch + 1, 0
         self._entered = False
 
@@ -128,14 +131,15 @@ class Arrays:
         self._resident = _resident(arrays, recipe)
         self._arrays = moved(arrays, recipe.device) if self._resident else arrays
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[tuple[Slice, Any]]:
+    def epoch(self, epoch: int, skip: int) -> Iterator[Fetched]:
         """The batches of an epoch from step ``skip`` on."""
         recipe, samples = self._recipe, self.samples or 0
         ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
         if self._resident:
             ids = ids.to(recipe.device)
         for part in recipe.division.epoch(samples, skip):
-            yield part, self._take(ids[part.first : part.last])
+            own = ids[part.first : part.last]
+            yield part, self._take(own), own
 
     def _take(self, ids: Tensor) -> Any:
         return over_tensors(self._arrays, lambda tensor: tensor[ids])
@@ -160,13 +164,14 @@ class Samples:
             **recipe.options,
         )
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[tuple[Slice, Any]]:
+    def epoch(self, epoch: int, skip: int) -> Iterator[Fetched]:
         """The batches of an epoch from step ``skip`` on; skipped samples are not read."""
         recipe, samples = self._recipe, self.samples or 0
         ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
         parts = list(recipe.division.epoch(samples, skip))
-        self._keys.batches = [ids[part.first : part.last].tolist() for part in parts]
-        yield from zip(parts, self._loader, strict=True)
+        own = [ids[part.first : part.last] for part in parts]
+        self._keys.batches = [each.tolist() for each in own]
+        yield from zip(parts, self._loader, own, strict=True)
 
 
 class _Keys(Sampler[list[int]]):
@@ -190,16 +195,19 @@ class Stream:
         self._start = start
         self._recipe = recipe
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[tuple[Slice, Any]]:
+    def epoch(self, epoch: int, skip: int) -> Iterator[Fetched]:
         """The batches of one pass from step ``skip`` on; the data decide what an epoch is."""
         del epoch
         division = self._recipe.division
         samples = islice(self._start(), skip * division.batch, None)
+        before = skip * division.batch
         while whole := list(islice(samples, division.batch)):
             if len(whole) < division.batch and division.drop_last:
                 return
             for part in division.of(0, len(whole)):
-                yield part, self._recipe.collate(whole[part.first : part.last])
+                ids = torch.arange(before + part.first, before + part.last)
+                yield part, self._recipe.collate(whole[part.first : part.last]), ids
+            before += len(whole)
 
 
 def _resident(arrays: Any, recipe: Recipe) -> bool:
@@ -223,41 +231,6 @@ def _source(data: Any, recipe: Recipe) -> Arrays | Samples | Stream:
     if is_map_style(data):
         return Samples(data, recipe)
     return Stream(stream_of(data), recipe)
-
-
-def settings_of(data: Any, said: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The data and what is said about them; a DataLoader gives what nobody said.
-
-    Raises UsageError for a sampler of the user's own, whose draws may differ between ranks, and
-    for a batch that is not a whole number from 1.
-    """
-    if isinstance(data, DataLoader):
-        taken = _of_loader(data)
-        said = {name: taken[name] if value is None else value for name, value in said.items()}
-        data = data.dataset
-    batch = said["batch_size"]
-    if type(batch) is not int or batch < 1:
-        raise UsageError(
-            f"batch_size {batch}: allowed are whole numbers from 1, the samples of one step over "
-            "all devices"
-        )
-    return data, said
-
-
-def _of_loader(data: DataLoader[Any]) -> dict[str, Any]:
-    sampler = None if isinstance(data.dataset, IterableDataset) else data.sampler
-    if sampler is not None and type(sampler) not in (RandomSampler, SequentialSampler):
-        raise UsageError(
-            f"a DataLoader with a {type(sampler).__name__}: allowed are its own orders; next: "
-            "run.loader(dataset, batch_size=..., shuffle=True), which divides the batch itself"
-        )
-    return {
-        "batch_size": data.batch_size,
-        "shuffle": isinstance(sampler, RandomSampler),
-        "drop_last": data.drop_last,
-        "workers": data.num_workers,
-        "collate": data.collate_fn,
-    }
 
 
 def _start_worker(_: int) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import default_collate
 
 from nfold.errors import UsageError
 from nfold.frameworks.base import Observer, Phase
@@ -24,12 +23,13 @@ from nfold.frameworks.torch.parallel import WIRE, average_buffers
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user import registry
-from nfold.frameworks.torch.user.batches import Division
 from nfold.frameworks.torch.user.books import Books
+from nfold.frameworks.torch.user.images import Given, augment_of
 from nfold.frameworks.torch.user.job import Job
-from nfold.frameworks.torch.user.loader import Augment, Loader, Recipe, settings_of
+from nfold.frameworks.torch.user.loader import Loader
 from nfold.frameworks.torch.user.model import prepare, same_everywhere
 from nfold.frameworks.torch.user.scale import LossScale
+from nfold.frameworks.torch.user.settings import recipe_of, settings_of
 from nfold.frameworks.torch.user.step import captured, say_needs_gpu
 from nfold.frameworks.torch.user.totals import total, weighted_mean
 from nfold.plan import Plan
@@ -157,7 +157,7 @@ class UserRun:
         shuffle: bool | None = None,
         drop_last: bool | None = None,
         workers: int | None = None,
-        augment: Augment | None = None,
+        augment: Given | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         **options: Any,
     ) -> Loader:
@@ -168,53 +168,25 @@ class UserRun:
         settings are taken over. ``batch_size`` is the global batch: it is divided over the
         ranks, and over the parts of a step under accumulation. The samples of a step do not
         depend on the number of ranks. ``train=False`` gives every sample to exactly one rank,
-        in order. ``augment`` gets each batch on the device. ``options`` go to DataLoader.
+        in order. ``augment`` gets each batch on the device: a function of the batch, or
+        ``nfold.Images``, which draws for each sample alike on any number of devices. ``options``
+        go to DataLoader.
         """
-        said: dict[str, Any] = {
+        said = {
             "batch_size": batch_size,
             "shuffle": shuffle,
             "drop_last": drop_last,
+            "workers": workers,
+            "collate": collate,
         }
-        said |= {"workers": workers, "collate": collate}
         data, settings = settings_of(data, said)
-        recipe = self._recipe(train=train, augment=augment, options=options, **settings)
+        settings |= {"augment": augment_of(augment, self.plan, self.device), "options": options}
+        recipe = recipe_of(settings, self.plan, self._job, train=train)
         before = self._observe if train else self._begin_evaluation
         made = Loader(data, recipe, self._ledger, before)
         if train:
             self._prepared.loaders.append(made)
         return made
-
-    def _recipe(
-        self,
-        *,
-        batch_size: int,
-        train: bool,
-        shuffle: bool | None,
-        drop_last: bool | None,
-        workers: int | None,
-        augment: Augment | None,
-        collate: Callable[[list[Any]], Any] | None,
-        options: dict[str, Any],
-    ) -> Recipe:
-        division = Division(
-            batch=batch_size,
-            rank=self.rank,
-            ranks=self.world_size,
-            parts=self.plan.accumulate if train else 1,
-            drop_last=bool(drop_last),
-        )
-        return Recipe(
-            division=division,
-            device=self.device,
-            seed=self.plan.seed,
-            shuffle=train if shuffle is None else shuffle,
-            train=train,
-            input=self.plan.input,
-            workers=(self.plan.workers or 0) if workers is None else workers,
-            augment=augment,
-            collate=collate or default_collate,
-            options=options,
-        )
 
     def _observe(self) -> None:
         self._observer.beat(Phase.STEPPING if self.steps else Phase.FIRST_STEP, self.steps)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 
 from nfold.errors import OutOfMemory, UsageError
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division
-from nfold.frameworks.torch.user.loader import Loader, Position, Recipe, settings_of
+from nfold.frameworks.torch.user.loader import Loader, Position, Recipe
+from nfold.frameworks.torch.user.settings import settings_of
 
 ALONE = Recipe(
     division=Division(batch=4, rank=0, ranks=1),
@@ -96,9 +98,13 @@ def test_a_stream_has_no_length_and_may_be_collated_by_the_user() -> None:
     assert read(loader(lambda: iter(range(6)), dropping)) == [[0, 1, 2, 3]]
 
 
-def test_augmentation_gets_the_batch_on_its_device() -> None:
-    made = loader(torch.arange(4), replace(ALONE, augment=lambda batch: batch * 10, shuffle=False))
-    assert read(made) == [[0, 10, 20, 30]]
+def test_augmentation_gets_the_batch_its_samples_and_the_epoch() -> None:
+    def augment(batch: Any, ids: Tensor, epoch: int) -> Any:
+        return batch * 10 + ids * 100 + epoch
+
+    made = loader(torch.arange(4), replace(ALONE, augment=augment, shuffle=False))
+    assert read(made) == [[0, 110, 220, 330]]
+    assert read(made) == [[1, 111, 221, 331]]
 
 
 def test_workers_read_the_same_batches() -> None:

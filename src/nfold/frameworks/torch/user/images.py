@@ -1,0 +1,130 @@
+"""``nfold.Images`` on a device: augmentation and normalisation of a batch of a user's loader.
+
+The draws alone are 145 small kernels, so a plan that compiles has them compiled, and one that
+captures on a GPU has them replayed as a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nfold.data.arrays import Arrays
+from nfold.errors import UsageError
+from nfold.frameworks.torch.augment import augmentation
+from nfold.frameworks.torch.capture import Captured, CudaRecorder
+from nfold.frameworks.torch.images import Normalizer
+from nfold.frameworks.torch.user.loader import Augment
+from nfold.images import Images
+from nfold.plan import Plan
+
+MOST_CHANNELS = 4
+LEVELS = 255.0
+Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""uint8 images, the ids of their samples [n] and their epoch, int64 [], to float [n, c, h, w]."""
+
+
+Given = Callable[[Any], Any] | Images
+"""What a user gives as ``augment``: a function of a batch, or ``nfold.Images``."""
+
+
+def augment_of(given: Given | None, plan: Plan, device: torch.device) -> Augment | None:
+    """What a loader applies to its batches."""
+    if isinstance(given, Images):
+        return Augmented(given, plan, device)
+    return None if given is None else lambda batch, *_: given(batch)
+
+
+class Augmented:
+    """Applies ``Images`` to batches of any form; built when the first batch tells their size."""
+
+    def __init__(self, images: Images, plan: Plan, device: torch.device) -> None:
+        self._images, self._plan, self._device = images, plan, device
+        self._prepared: dict[tuple[int, ...], Prepared] = {}
+
+    def __call__(self, batch: Any, ids: Tensor, epoch: int) -> Any:
+        """The batch with its first tensor prepared; ``ids`` [n] are its samples'."""
+        first, rest = _split(batch)
+        form = _form(first)
+        if form not in self._prepared:
+            self._prepared[form] = self._made(form)
+        now = torch.full((), epoch, dtype=torch.int64, device=self._device)
+        return rest(self._prepared[form](first, ids.to(self._device), now))
+
+    def _made(self, form: tuple[int, int, int, int]) -> Prepared:
+        """For images of one form: height, width, channels, and the axis of these."""
+        height, width, channels, axis = form
+        arrays = self._arrays((0, height, width, channels))
+        augment = augmentation(self._images.operations, arrays, self._plan.seed, self._device)
+        layout = self._plan.layout or "channels_first"
+        normalise = Normalizer(arrays, layout, self._device)
+
+        def prepare(images: Tensor, ids: Tensor, epoch: Tensor) -> Tensor:
+            last = images if axis == 3 else images.permute(0, 2, 3, 1)
+            return normalise(augment(last, ids, epoch))
+
+        return self._sped_up(prepare)
+
+    def _sped_up(self, prepare: Prepared) -> Prepared:
+        step = self._plan.step or ""
+        if "compiled" in step:
+            prepare = torch.compile(prepare, dynamic=False)
+        if "captured" in step and self._device.type == "cuda":
+            captured = Captured(prepare, CudaRecorder(self._device))
+            return lambda *tensors: captured(tensors)
+        return prepare
+
+    def _arrays(self, shape: tuple[int, int, int, int]) -> Arrays:
+        """A data set without samples: its form, and its channels' mean and deviation in levels."""
+        channels = shape[3]
+        mean, std = self._images.mean or (0.0,) * channels, self._images.std or (1.0,) * channels
+        if len(mean) != channels:
+            raise UsageError(
+                f"a mean of {len(mean)} numbers for images of {channels} channels: "
+                "allowed is one a channel"
+            )
+        none, labels = np.empty(shape, dtype=np.uint8), np.empty(0, dtype=np.int64)
+        return Arrays(
+            name="images",
+            classes=0,
+            train_images=none,
+            train_labels=labels,
+            test_images=none,
+            test_labels=labels,
+            mean=tuple(LEVELS * value for value in mean),
+            std=tuple(LEVELS * value for value in std),
+        )
+
+
+def _split(batch: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """The first tensor of a batch, and the batch with another one in its place."""
+    if isinstance(batch, Tensor):
+        return batch, lambda images: images
+    if type(batch) in (list, tuple) and batch and isinstance(batch[0], Tensor):
+        return batch[0], lambda images: type(batch)((images, *batch[1:]))
+    if type(batch) is dict and batch:
+        name, first = next(iter(batch.items()))
+        if isinstance(first, Tensor):
+            return first, lambda images: {**batch, name: images}
+    raise UsageError(
+        f"a batch is {type(batch).__name__}: for nfold.Images it has to be a tensor, or a tuple, "
+        "list or dictionary that begins with one; next: a function of your own as augment="
+    )
+
+
+def _form(images: Tensor) -> tuple[int, int, int, int]:
+    """Height, width, channels, and which axis these are on: the last, or else the second."""
+    shape = tuple(images.shape)
+    if images.dtype == torch.uint8 and len(shape) == 4:
+        if shape[3] <= MOST_CHANNELS:
+            return shape[1], shape[2], shape[3], 3
+        if shape[1] <= MOST_CHANNELS:
+            return shape[2], shape[3], shape[1], 1
+    raise UsageError(
+        f"nfold.Images got {images.dtype} {list(shape)}: allowed are uint8 images [n, h, w, c] or "
+        f"[n, c, h, w] of 1 to {MOST_CHANNELS} channels; next: leave ToTensor and Normalize out"
+    )
