@@ -56,27 +56,26 @@ def test_a_fill_between_kernels_on_two_branches(dtype: torch.dtype) -> None:
         assert memory.tolist() == [9 + 2 + 8] * 500 + [5 + 2 + 8] * 500
 
 
-def test_what_is_large_stays() -> None:
-    memory = torch.zeros(MOST_BYTES + 1, dtype=torch.uint8, device="cuda")
+def replaced_in_a_graph_of(memory: torch.Tensor, value: int) -> int:
+    """How many fills of a graph of one are made kernels; the graph has run when it returns."""
     stream = new_stream()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph, stream=stream):
-        memset(memory, 3)
+        memset(memory, value)
     with torch.cuda.stream(stream):
-        assert fills_as_kernels(graph) == 0
+        replaced = fills_as_kernels(graph)
     graph.replay()
     torch.cuda.synchronize()
+    return replaced
+
+
+def test_what_is_large_stays() -> None:
+    memory = torch.zeros(MOST_BYTES + 1, dtype=torch.uint8, device="cuda")
+    assert replaced_in_a_graph_of(memory, 3) == 0
     assert bool((memory == 3).all())
 
 
 def test_all_bits_of_a_value_arrive() -> None:
     memory = torch.zeros(10, dtype=torch.int32, device="cuda")
-    stream = new_stream()
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(graph, stream=stream):
-        memset(memory, 0xFFFFFFFE)
-    with torch.cuda.stream(stream):
-        assert fills_as_kernels(graph) == 1
-    graph.replay()
-    torch.cuda.synchronize()
+    assert replaced_in_a_graph_of(memory, 0xFFFFFFFE) == 1
     assert memory.tolist() == [-2] * 10

@@ -95,8 +95,11 @@ def fills_as_kernels(graph: torch.cuda.CUDAGraph) -> int:
     """Replace the graph's small memset nodes; returns how many there were.
 
     The graph keeps its nodes (``keep_graph``) and is not instantiated yet. The current stream
-    must not be the default one: kernels are recorded on it.
+    must not be the default one: kernels are recorded on it. Builds for other than NVIDIA's
+    GPUs have none of these calls, and their graphs stay as they are.
     """
+    if torch.version.cuda is None:
+        return 0
     raw = graph.raw_cuda_graph()
     nodes = [node for node in _nodes("cuGraphGetNodes", raw) if _replaceable(node)]
     if nodes:
