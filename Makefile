@@ -15,8 +15,9 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(BIN)/nfold bench digits --devices cpu:1,cpu:2 --batch 480 --epochs 15 --repeat 3
 
+# Two test files at a time: most of their time is the start of processes that use one core.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff check
