@@ -8,6 +8,8 @@ from typing import Any
 from nfold.errors import UnknownValue, UsageError
 
 OPERATIONS = ("crop", "flip", "cutout")
+MOST_CHANNELS = 4
+"""Of stored images; what has more of them is no image."""
 
 
 class Images:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfold.errors import UnknownValue, UsageError, closest_first
-from nfold.images import check_operations
+from nfold.images import MOST_CHANNELS, check_operations
 from nfold.place import user_place
 from nfold.training import Training
 from nfold.workload import Workload
@@ -35,7 +35,6 @@ Part = tuple[Array, Array]
 STORED = {"f8": "f4", "f16": "f4", "u2": "i4", "u4": "i8", "u8": "i8"}
 """Kinds of numbers that are kept as another one: PyTorch computes with the others only."""
 SHAPE = "nfold.Training(model=..., train=(samples, targets), optimizer=lambda model: ...)"
-MOST_CHANNELS = 4
 
 
 @dataclass(frozen=True, kw_only=True)

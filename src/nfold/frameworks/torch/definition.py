@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nfold import data, workloads
 from nfold.data.arrays import Array, Arrays, channel_statistics
@@ -26,6 +25,7 @@ from nfold.errors import UsageError
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.source import Operations
 from nfold.workloads import own
+from nfold.workloads import torch as torch_workloads
 
 AT_ONCE = 500
 """Test samples in one forward pass of a built-in workload."""
@@ -131,7 +131,7 @@ def _optimizer(make: Callable[[Any], Any], model: nn.Module) -> torch.optim.Opti
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean cross entropy in float32: classes as whole numbers, or probabilities [n, classes]."""
     whole = not (targets.is_floating_point() or targets.is_complex())
-    return functional.cross_entropy(outputs.float(), targets.long() if whole else targets)
+    return torch_workloads.cross_entropy(outputs, targets.long() if whole else targets)
 
 
 def _mean_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Tensor) -> Tensor:

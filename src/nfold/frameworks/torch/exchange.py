@@ -74,11 +74,11 @@ class Exchange:
         self._world_size = world_size
         self._ledger = ledger
         parts = [[p for p in group if p.requires_grad] for group in groups]
-        first = min(FIRST_BUCKET_BYTES, bucket_bytes)
+        first = bucket_bytes if together else min(FIRST_BUCKET_BYTES, bucket_bytes)
         self.buckets = [
             Bucket(filled, wire)
             for part in reversed(parts)
-            for filled in in_buckets(part, bucket_bytes, bucket_bytes if together else first)
+            for filled in in_buckets(part, bucket_bytes, first)
         ]
         self._where = {
             parameter: (number, place)

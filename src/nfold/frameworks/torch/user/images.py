@@ -18,11 +18,11 @@ from nfold.errors import UsageError
 from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.capture import Captured, CudaRecorder
 from nfold.frameworks.torch.images import Normalizer
+from nfold.frameworks.torch.step import Now
 from nfold.frameworks.torch.user.loader import Augment
-from nfold.images import Images
+from nfold.images import MOST_CHANNELS, Images
 from nfold.plan import Plan
 
-MOST_CHANNELS = 4
 LEVELS = 255.0
 Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
 """uint8 images, the ids of their samples [n] and their epoch, int64 [], to float [n, c, h, w]."""
@@ -45,6 +45,7 @@ class Augmented:
     def __init__(self, images: Images, plan: Plan, device: torch.device) -> None:
         self._images, self._plan, self._device = images, plan, device
         self._prepared: dict[tuple[int, ...], Prepared] = {}
+        self._now = Now(device)
 
     def __call__(self, batch: Any, ids: Tensor, epoch: int) -> Any:
         """The batch with its first tensor prepared; ``ids`` [n] are its samples'."""
@@ -52,8 +53,7 @@ class Augmented:
         form = _form(first)
         if form not in self._prepared:
             self._prepared[form] = self._made(form)
-        now = torch.full((), epoch, dtype=torch.int64, device=self._device)
-        return rest(self._prepared[form](first, ids.to(self._device), now))
+        return rest(self._prepared[form](first, ids.to(self._device), self._now(epoch)))
 
     def _made(self, form: tuple[int, int, int, int]) -> Prepared:
         """For images of one form: height, width, channels, and the axis of these."""
