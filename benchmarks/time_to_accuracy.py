@@ -74,7 +74,7 @@ def train(
 
 
 def trained(asked: argparse.Namespace, devices: int, seed: int, gpus: Gpus) -> dict[str, Any]:
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+    visible = {"CUDA_VISIBLE_DEVICES": named(gpus)} if gpus else {}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "nfold", "train", asked.workload, "--json"]
         command += ["--devices", str(devices), "--seed", str(seed), "--results", folder]
@@ -96,6 +96,13 @@ def trained(asked: argparse.Namespace, devices: int, seed: int, gpus: Gpus) -> d
         "epochs": epochs,
         "seconds_to_target": reached(epochs, asked.target),
     }
+
+
+def named(gpus: Gpus) -> str:
+    """GPUs as CUDA_VISIBLE_DEVICES names them, out of those that are visible here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else None
+    return ",".join(names[gpu] if names else str(gpu) for gpu in gpus)
 
 
 def reached(epochs: list[dict[str, Any]], target: float) -> float | None:
