@@ -15,12 +15,14 @@ Tensors = tuple[Tensor, ...]
 class Samples(NamedTuple):
     """uint8 images [n, h, w, c], int64 labels [n], and the int64 ids [n] that draws are keyed by.
 
-    ``ids`` is empty where the images are augmented already.
+    ``ids`` is empty where the images are augmented already. ``places`` int64 [n, 2] is the height
+    and width of what lies in the upper left corner of each image; None where it fills it.
     """
 
     images: Tensor
     labels: Tensor
     ids: Tensor
+    places: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from nfold.frameworks.torch.augment import SHUFFLE, Augment
 from nfold.frameworks.torch.batch import Batch, Samples, Tensors
 from nfold.frameworks.torch.parts import pieces
 from nfold.frameworks.torch.philox import permutation
-from nfold.frameworks.torch.prefetch import on_device
+from nfold.frameworks.torch.prefetch import Land, copied, on_device
 from nfold.lifeline import die_with_parent
 
 Ids = npt.NDArray[np.int64]
@@ -158,15 +158,16 @@ class Loaded:
 
     def __init__(
         self,
-        arrays: Arrays,
+        batches: Dataset[Batch],
         task: Task,
         stream: Stream,
-        augment: Augment | None,
         device: torch.device,
+        land: Land = copied,
     ) -> None:
         self._stream = stream
-        self._loader = loader(Batches(arrays, augment), task, stream)
+        self._loader = loader(batches, task, stream)
         self._device = device
+        self._land = land
 
     @property
     def epoch(self) -> int:
@@ -191,14 +192,14 @@ class Loaded:
         return len(self._stream)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(on_device(self._loader, self._device))
+        return iter(on_device(self._loader, self._device, self._land))
 
     def unpack(self, tensors: Tensors) -> Samples:
         """The samples, which the tensors are."""
         return Samples(*tensors)
 
 
-def loader(batches: Batches, task: Task, stream: Stream) -> DataLoader[Batch]:
+def loader(batches: Dataset[Batch], task: Task, stream: Stream) -> DataLoader[Batch]:
     """A DataLoader over ``stream``: persistent workers, four batches ahead, pinned for GPUs.
 
     It seeds its workers from a generator of its own: how often it does depends on where a

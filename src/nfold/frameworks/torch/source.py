@@ -17,7 +17,7 @@ from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.batch import Batch, Samples, Tensors
 from nfold.frameworks.torch.devices import Devices, free_bytes
 from nfold.frameworks.torch.images import Normalize
-from nfold.frameworks.torch.input import Loaded, Stream
+from nfold.frameworks.torch.input import Batches, Loaded, Stream
 from nfold.frameworks.torch.parallel import smallest
 from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes, fits
 from nfold.frameworks.torch.sharded import Sharded
@@ -52,12 +52,12 @@ class Source(Protocol):
 
 def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices) -> Source:
     """The batches of the plan; raises OutOfMemory where resident data would not fit."""
-    stream = Stream(len(arrays.train_labels), task, limit=_limit(task))
+    stream = Stream(len(arrays.train_labels), task, limit=limit_of(task))
     if task.plan.input == "resident":
         return _resident(arrays, stream, task, devices)
     on_cpu = augmentation(operations, arrays, task.plan.seed, torch.device("cpu"))
     in_worker = on_cpu if task.plan.augment == "cpu" else None
-    return Loaded(arrays, task, stream, in_worker, devices.primary)
+    return Loaded(Batches(arrays, in_worker), task, stream, devices.primary)
 
 
 def preparation(
@@ -106,7 +106,7 @@ def _free(task: Task, devices: Devices) -> int:
     return min(free, said.get(devices.primary.index) or free)
 
 
-def _limit(task: Task) -> int | None:
+def limit_of(task: Task) -> int | None:
     """Steps of a run that is measured in steps, warm-up included; None where epochs decide."""
     if task.plan.steps is None:
         return None

@@ -59,6 +59,6 @@ INFO = Info(
         "samples": SAMPLES,
         "peak": PEAK,
     },
-    defaults=Defaults(batch=32, epochs=1),
+    defaults=Defaults(batch=32, epochs=1, encoded=True),
     flop_per_sample=flop_per_sample,
 )
