@@ -72,7 +72,8 @@ class Plan:
     each device's own samples of a part or, synchronised, over those of all devices. ``kernels``
     says whether a compiled step takes kernels as they come or searches for the fastest. ``decode``
     is where image files become pixels, None for a workload without any; ``cache`` may keep them
-    decoded on the host, and ``skip_bad`` leaves out those that are damaged. The length is either ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
+    decoded on the host, and ``skip_bad`` leaves out those that are damaged. The length is either
+    ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
     """
 
     framework: str = "torch"

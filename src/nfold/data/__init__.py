@@ -25,6 +25,10 @@ HOMES = {
 }
 
 
+PHOTOGRAPHS = "photographs"
+"""JPEGs of a user's own: what nobody else has the checksums of."""
+
+
 def prepare(name: str, folder: Path | None = None) -> None:
     """Find, verify and decode a data set, so that ranks only map it; checks the cache too.
 
@@ -47,7 +51,7 @@ def prepare(name: str, folder: Path | None = None) -> None:
 
 
 def prepare_photographs(
-    folder: Path | None, *, classes: int, skip_bad: bool, decoded: bool
+    folder: Path | None, *, samples: int, classes: int, skip_bad: bool, decoded: bool
 ) -> Photographs:
     """Find photographs, pack and check them, so that ranks only map them.
 
@@ -59,7 +63,7 @@ def prepare_photographs(
     if folder is not None:
         os.environ["NFOLD_DATA"] = str(folder.resolve())
     found = photographs.load(verify=True).usable(classes=classes, skip_bad=skip_bad)
-    return found.with_whole() if decoded else found
+    return found.decoded(samples) if decoded else found
 
 
 def load(name: str) -> Arrays:

@@ -11,6 +11,7 @@ bicubic has a = -0.75, as OpenCV's. Bytes lie between resizing and colour, and a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from nfold.data.arrays import Images
 from nfold.errors import ExtraMissing
 
+cv2: Any
 try:
     import cv2
 except ImportError:

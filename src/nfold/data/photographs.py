@@ -10,59 +10,21 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from nfold.data.arrays import Images, Labels
 from nfold.data.find import cache_root
 from nfold.data.packing import Pack, packed
+from nfold.data.part import Part
 from nfold.data.sources import Source, folders_of, shards_of
+from nfold.data.whole import kept_whole
 from nfold.errors import DataCorrupt, DataMissing
 
 NAME = "photographs"
 FOLDERS = (NAME, "imagenet", "imagenet-sample", "")
 NAMED = 3
 """Bad images whose names a message has."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
-    """JPEGs [n], their sizes as (height, width) int64 [n, 2] and labels int64 [n].
-
-    ``whole`` are all of them decoded, [h, w, 3] after [h, w, 3], where they are kept so.
-    """
-
-    encoded: Images
-    starts: Labels
-    sizes: Labels
-    labels: Labels
-    names: Path
-    whole: Images | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def jpeg(self, index: int) -> Images:
-        """The bytes of one file."""
-        return self.encoded[self.starts[index] : self.starts[index + 1]]
-
-    def name(self, index: int) -> str:
-        """The file, or the shard, row and path in it."""
-        return self.names.read_text().split("\n")[index]
-
-    def first(self, samples: int) -> Part:
-        """The first so many; 0: all."""
-        if not samples:
-            return self
-        kept = {name: getattr(self, name)[:samples] for name in ("sizes", "labels")}
-        return dataclasses.replace(self, **kept)
-
-    @cached_property
-    def pixels(self) -> Labels:
-        """Where each image begins in ``whole``, and the last one ends: int64 [n + 1]."""
-        return np.cumsum([0, *(3 * self.sizes.prod(axis=1))])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,6 +56,13 @@ class Photographs:
             if part is not None:
                 _check_labels(part, classes)
         return self
+
+    def decoded(self, samples: int) -> Photographs:
+        """The same with its first training images (0: all) decoded, beside the packed ones.
+
+        Raises MachineUnfit, with the sizes, where the host has not the memory to keep them.
+        """
+        return dataclasses.replace(self, train=kept_whole(self.train.first(samples)))
 
 
 def _check_labels(part: Part, classes: int) -> None:

@@ -136,7 +136,7 @@ class Batches(Dataset[Batch]):
         ids = torch.from_numpy(key.ids)
         images, ids = self._finish(torch.from_numpy(self._images[key.ids]), ids, key.epoch)
         return Batch(
-            tensors=Samples(images, torch.from_numpy(self._labels[key.ids]), ids),
+            tensors=(images, torch.from_numpy(self._labels[key.ids]), ids),
             epoch=key.epoch,
             count=key.count,
             global_count=key.global_count,
@@ -163,11 +163,13 @@ class Loaded:
         stream: Stream,
         device: torch.device,
         land: Land = copied,
+        notes: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._stream = stream
         self._loader = loader(batches, task, stream)
         self._device = device
         self._land = land
+        self._notes = notes
 
     @property
     def epoch(self) -> int:
@@ -185,8 +187,8 @@ class Loaded:
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """None."""
-        return ()
+        """What there is to say of the data set."""
+        return self._notes
 
     def __len__(self) -> int:
         return len(self._stream)

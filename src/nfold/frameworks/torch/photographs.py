@@ -7,6 +7,10 @@ decodes, and hands out the boxes' pixels, one after another, without any that no
 
 from __future__ import annotations
 
+import dataclasses
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import numpy as np
@@ -14,18 +18,65 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from nfold.data.arrays import Images
-from nfold.data.decode import decoded
-from nfold.data.distortion import Distorter, Look
-from nfold.data.photographs import Part
-from nfold.errors import DataCorrupt
+from nfold.data import photographs
+from nfold.data.arrays import Array, Arrays, Images
+from nfold.data.distortion import Distorter, Look, central
+from nfold.data.part import Part
+from nfold.data.photographs import Photographs
+from nfold.data.whole import mapped
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.batch import Batch, Tensors
 from nfold.frameworks.torch.boxes import boxes, reduced, reductions
 from nfold.frameworks.torch.distortion import looks
-from nfold.frameworks.torch.input import Ids, Key, sample_hash
+from nfold.frameworks.torch.input import Key, sample_hash
+from nfold.plan import Plan
 
 NO_IDS = torch.empty(0, dtype=torch.int64)
+
+
+LEVEL = 127.5
+"""Half of the levels: what is taken off and divided by, so that a model sees -1 to 1."""
+
+
+def photographs_of(plan: Plan, chosen: Mapping[str, int]) -> Photographs:
+    """The photographs of a workload's parameters, as the parent has packed and checked them."""
+    found = photographs.load().usable(classes=chosen["classes"], skip_bad=plan.skip_bad)
+    train = found.train.first(chosen["samples"])
+    return dataclasses.replace(found, train=mapped(train) if plan.cache == "decoded" else train)
+
+
+def arrays_of(found: Photographs, chosen: Mapping[str, int]) -> Arrays:
+    """Labels and what is evaluated on; training has every photograph ``repeat`` times."""
+    size, test = chosen["size"], found.test
+    none = np.empty((0, size, size, 3), np.uint8)
+    return Arrays(
+        name=photographs.NAME,
+        classes=chosen["classes"],
+        train_images=none,
+        train_labels=np.tile(found.train.labels, chosen["repeat"]),
+        test_images=none if test is None else cast(Array, Centres(test, size)),
+        test_labels=np.empty(0, np.int64) if test is None else test.labels,
+        mean=(LEVEL,) * 3,
+        std=(LEVEL,) * 3,
+    )
+
+
+class Centres:
+    """The middles of photographs, decoded when they are asked for: a slice is [n, size, size, 3].
+
+    Decoded by as many threads as this process has cores; both libraries let others run meanwhile.
+    """
+
+    def __init__(self, part: Part, size: int) -> None:
+        self._part, self._size = part, size
+
+    def __getitem__(self, chosen: slice) -> Images:
+        rows = range(*chosen.indices(len(self._part)))
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            return np.stack(list(threads.map(self._one, rows)))
+
+    def _one(self, row: int) -> Images:
+        return central(self._part.decoded(row), self._size)
 
 
 class Drawn:
@@ -81,19 +132,7 @@ class Photos(Dataset[Batch]):
         """The pixels [height, width, 3] of a sample's box."""
         file, by = int(drawn.files[row]), int(drawn.reductions[row])
         top, left, tall, wide = drawn.boxes[row].tolist()
-        return whole(self._part, file, by)[top : top + tall, left : left + wide]
-
-
-def whole(part: Part, file: int, reduction: int) -> Images:
-    """An image of a data set, reduced; DataCorrupt names the file that is not what it was."""
-    height, width = part.sizes[file].tolist()
-    try:
-        image = decoded(part.jpeg(file), height, width, reduction)
-    except (OSError, ValueError) as error:
-        raise DataCorrupt(f"{part.name(file)} cannot be decoded: {error}") from error
-    if image.shape[:2] != (-(-height // reduction), -(-width // reduction)):
-        raise DataCorrupt(f"{part.name(file)} decodes to {image.shape}, not {height} × {width}")
-    return image
+        return self._part.decoded(file, by)[top : top + tall, left : left + wide]
 
 
 def each_look(seed: int, epoch: int, ids: Tensor) -> list[Look]:
@@ -110,7 +149,7 @@ def batch_of(key: Key, tensors: Tensors) -> Batch:
         epoch=key.epoch,
         count=key.count,
         global_count=key.global_count,
-        sample_hash=sample_hash(cast(Ids, key.ids[: key.count])),
+        sample_hash=sample_hash(key.ids[: key.count]),
     )
 
 
@@ -119,5 +158,5 @@ def shared(*shape: int) -> Tensor:
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     count = int(np.prod(shape))
-    storage = torch.UntypedStorage._new_shared(count)
+    storage = torch.UntypedStorage._new_shared(count)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)

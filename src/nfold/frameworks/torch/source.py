@@ -12,13 +12,18 @@ import torch
 from torch import Tensor
 
 from nfold.data.arrays import Arrays
+from nfold.data.photographs import Photographs
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.batch import Batch, Samples, Tensors
 from nfold.frameworks.torch.devices import Devices, free_bytes
+from nfold.frameworks.torch.distortion import Distortion
 from nfold.frameworks.torch.images import Normalize
 from nfold.frameworks.torch.input import Batches, Loaded, Stream
+from nfold.frameworks.torch.landing import Canvases
 from nfold.frameworks.torch.parallel import smallest
+from nfold.frameworks.torch.photographs import Photos
+from nfold.frameworks.torch.prefetch import copied
 from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes, fits
 from nfold.frameworks.torch.sharded import Sharded
 
@@ -58,6 +63,26 @@ def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices)
     on_cpu = augmentation(operations, arrays, task.plan.seed, torch.device("cpu"))
     in_worker = on_cpu if task.plan.augment == "cpu" else None
     return Loaded(Batches(arrays, in_worker), task, stream, devices.primary)
+
+
+def photo_source(photographs: Photographs, arrays: Arrays, task: Task, devices: Devices) -> Source:
+    """The batches of photographs, decoded and distorted where the plan says."""
+    stream = Stream(len(arrays.train_labels), task, limit=limit_of(task))
+    size = arrays.train_images.shape[1]
+    batches = Photos(photographs.train, task, size)
+    land = Canvases(size) if task.plan.augment == "device" else copied
+    notes = (("bad_images", photographs.note),) if photographs.note else ()
+    return Loaded(batches, task, stream, devices.primary, land, notes)
+
+
+def photo_preparation(
+    arrays: Arrays, task: Task, normalize: Normalize, devices: Devices
+) -> Prepare:
+    """Distorts on the device, where the plan places it there, then normalises."""
+    if task.plan.augment == "cpu":
+        return lambda samples, _: normalize(samples.images)
+    distort = Distortion(arrays.train_images.shape[1], task.plan.seed, devices.primary)
+    return lambda samples, epoch: normalize(distort(samples, epoch))
 
 
 def preparation(
