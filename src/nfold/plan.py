@@ -22,6 +22,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "input": ("loader", "resident"),
     "decode": ("cpu", "device"),
     "cache": ("off", "decoded"),
+    "bad_images": ("refuse", "skip"),
     "augment": ("cpu", "device"),
     "step": ("eager", "compiled", "captured", "compiled+captured"),
     "kernels": ("default", "tuned"),
@@ -72,8 +73,8 @@ class Plan:
     each device's own samples of a part or, synchronised, over those of all devices. ``kernels``
     says whether a compiled step takes kernels as they come or searches for the fastest. ``decode``
     is where image files become pixels, None for a workload without any; ``cache`` may keep them
-    decoded on the host, and ``skip_bad`` leaves out those that are damaged. The length is either
-    ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
+    decoded on the host, and ``bad_images`` may leave out those that are damaged. The length is
+    either ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
     """
 
     framework: str = "torch"
@@ -88,7 +89,7 @@ class Plan:
     workers: int | None = None
     decode: str | None = None
     cache: str = "off"
-    skip_bad: bool = False
+    bad_images: str = "refuse"
     augment: str | None = None
     step: str | None = None
     kernels: str = "default"

@@ -86,7 +86,7 @@ class Request:
         """What holds in every cell."""
         return Plan(
             device=self.device,
-            skip_bad=self.skip_bad,
+            bad_images="skip" if self.skip_bad else "refuse",
             steps=self.steps,
             epochs=self.epochs,
             warmup_steps=self.warmup_steps,
@@ -169,7 +169,7 @@ def _prepare(request: Request, asked: Grid) -> None:
     Cells that do not run, and the simulated framework, read none.
     """
     reading = [c for c in asked.cells if c.reason is None and not _in_parent(c.plan)]
-    kept = {(c.workload, c.plan.cache, c.plan.skip_bad): c for c in reading}
+    kept = {(c.workload, c.plan.cache, c.plan.bad_images): c for c in reading}
     for cell in kept.values():
         prepare(cell.workload, cell.plan, request.data)
 

@@ -18,7 +18,7 @@ def prepare(workload: Workload, plan: Plan, folder: Path | None) -> None:
             folder,
             samples=chosen["samples"],
             classes=chosen["classes"],
-            skip_bad=plan.skip_bad,
+            skip_bad=plan.bad_images == "skip",
             decoded=plan.cache == "decoded",
         )
     elif known.dataset is not None:

@@ -115,7 +115,7 @@ def plan_of(request: Request, workload: Workload, file: Path = PLAN_FILE) -> Pla
     axes = read_axes(str(workload), request.fields, common=Plan(device=request.device))
     changes: dict[str, Any] = {"device": request.device} if request.device else {}
     if request.skip_bad:
-        changes["skip_bad"] = True
+        changes["bad_images"] = "skip"
     for name, entries in axes.changes.items():
         if len(entries) != 1:
             text = request.fields[name]

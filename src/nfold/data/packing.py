@@ -103,10 +103,7 @@ def _make(parts: dict[str, Source], folder: Path) -> None:
         }
         text = json.dumps({"files": files, "bad": bad}, indent=1)
         (aside / "manifest.json").write_text(text)
-        if _manifest(folder, verify=False) is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        with suppress(FileExistsError):
-            os.rename(aside, folder)
+        _put(aside, folder)
     except OSError as error:
         raise MachineUnfit(
             f"the cache {folder} cannot be written: {error}; next: make room there, or "
@@ -114,6 +111,22 @@ def _make(parts: dict[str, Source], folder: Path) -> None:
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _put(aside: Path, folder: Path) -> None:
+    """Rename ``aside`` to ``folder``; a damaged one is moved off, for some may have it mapped."""
+    if _manifest(folder, verify=True) is not None:
+        return
+    old = aside.with_name(f"{aside.name}.old")
+    with suppress(FileNotFoundError):
+        os.rename(folder, old)
+    try:
+        os.rename(aside, folder)
+    except OSError:
+        if _manifest(folder, verify=False) is None:
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(source: Source, folder: Path, part: str) -> list[tuple[str, str]]:

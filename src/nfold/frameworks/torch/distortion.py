@@ -72,23 +72,15 @@ class Distortion:
             return coloured(resized, look)
 
     def _resized(self, canvases: Tensor, places: Tensor, look: Looks) -> Tensor:
-        """Whole levels as float [n, size, size, 3]: first the columns, then the rows."""
-        each = torch.arange(len(canvases), device=canvases.device)[:, None]
-        rows, of_rows = self._weights(places[:, 0], look.method, None)
-        columns, of_columns = self._weights(places[:, 1], look.method, look.mirrored)
-        tall = sum(
-            canvases[each, rows[..., tap]].float() * of_rows[..., tap, None, None]
-            for tap in range(TAPS)
-        )
-        assert isinstance(tall, Tensor)
-        lines = self._pixels[None, :, None]
-        image = sum(
-            tall[each[..., None], lines, columns[:, None, :, tap]]
-            * of_columns[:, None, :, tap, None]
-            for tap in range(TAPS)
-        )
-        assert isinstance(image, Tensor)
-        return (image + 0.5).clamp(0, 255).floor()
+        """Whole levels as float [n, size, size, 3].
+
+        Rows are picked, then columns, as the rows of what is turned over between: a row is one
+        piece of memory.
+        """
+        tall = picked(canvases, *self._weights(places[:, 0], look.method, None))
+        over = tall.transpose(1, 2).contiguous()
+        image = picked(over, *self._weights(places[:, 1], look.method, look.mirrored))
+        return (image.transpose(1, 2) + 0.5).clamp(0, 255).floor()
 
     def _weights(
         self, sides: Tensor, method: Tensor, mirrored: Tensor | None
@@ -124,6 +116,22 @@ class Distortion:
         weights = torch.where(method == BICUBIC, cubic(distance), (1 - distance).clamp(min=0))
         weights = torch.where(method == AREA, covered.clamp(min=0) / scale[..., None], weights)
         return torch.where(method == NEAREST, (self._taps == 0).float(), weights)
+
+
+def picked(images: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Rows of images [n, h, w, c] weighed together: float [n, size, w, c].
+
+    ``rows`` int64 [n, size, taps] are their places, ``weights`` what each counts.
+    """
+    count, height = images.shape[:2]
+    first = torch.arange(count, device=images.device)[:, None] * height
+    flat = images.flatten(0, 1)
+    shape = (*rows.shape[:2], *images.shape[2:])
+    made = torch.zeros(shape, device=images.device)
+    for tap in range(rows.shape[2]):
+        row = flat.index_select(0, (first + rows[..., tap]).flatten()).view(shape)
+        made += row * weights[..., tap, None, None]
+    return made
 
 
 def cubic(distance: Tensor) -> Tensor:

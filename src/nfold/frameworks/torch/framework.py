@@ -92,8 +92,9 @@ def _not_of_files(known: Info, plan: Plan) -> str | None:
             return "image files are decoded for every step; next: --input loader"
         missing = plan.decode == "device" and not gpu_decoder()
         return f"{GPU_DECODER} is not installed; next: --decode cpu" if missing else None
-    asked = {"decode": plan.decode, "cache": plan.cache, "skip_bad": plan.skip_bad}
-    said = [name for name, value in asked.items() if value not in (None, "off", False)]
+    plain = Plan()
+    asked = ("decode", "cache", "bad_images")
+    said = [name for name in asked if getattr(plan, name) != getattr(plain, name)]
     return f"{said[0]}: {known.name} has no image files to decode" if said else None
 
 

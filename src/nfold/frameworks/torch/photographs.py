@@ -40,7 +40,7 @@ LEVEL = 127.5
 
 def photographs_of(plan: Plan, chosen: Mapping[str, int]) -> Photographs:
     """The photographs of a workload's parameters, as the parent has packed and checked them."""
-    found = photographs.load().usable(classes=chosen["classes"], skip_bad=plan.skip_bad)
+    found = photographs.load().usable(classes=chosen["classes"], skip_bad=plan.bad_images == "skip")
     train = found.train.first(chosen["samples"])
     return dataclasses.replace(found, train=mapped(train) if plan.cache == "decoded" else train)
 
