@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from nfold.data.photographs import Part, Photographs, load
-
 SIZES = ((60, 90), (110, 40), (75, 75), (33, 200), (220, 300), (20, 24), (640, 480), (90, 61))
 """Heights and widths: wide, high, smaller and much larger than the size that tests train at."""
 
@@ -37,9 +35,3 @@ def folders(place: Path, classes: int = 2, sizes: tuple[tuple[int, int], ...] = 
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}.jpg").write_bytes(jpeg(height, width, number))
     return place
-
-
-def packed_part() -> Part:
-    """What ``load`` finds in NFOLD_DATA to train on."""
-    found: Photographs = load()
-    return found.train

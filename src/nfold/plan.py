@@ -72,9 +72,8 @@ class Plan:
     of a batch in ``accumulate`` parts; gradients are sent as ``exchange``; ``batch_norm`` is over
     each device's own samples of a part or, synchronised, over those of all devices. ``kernels``
     says whether a compiled step takes kernels as they come or searches for the fastest. ``decode``
-    is where image files become pixels, None for a workload without any; ``cache`` may keep them
-    decoded on the host, and ``bad_images`` may leave out those that are damaged. The length is
-    either ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
+    is where image files become pixels, None where there are none; ``cache`` may keep them decoded,
+    ``bad_images`` leave out damaged ones. Length: ``steps`` (after ``warmup_steps``) or ``epochs``.
     """
 
     framework: str = "torch"
@@ -291,8 +290,8 @@ def _workers(asked: Plan, device: str, cores: int, input_: str, defaults: Defaul
     """Loader processes per rank: none on CPU devices, whose cores compute; else half the share.
 
     Half, because one process per core starved every rank on a 64-core host with 4 GPUs: 14
-    workers a GPU took 16.2 ms a step, 7 took 13.3. Resident data needs none. Decoding needs all
-    cores but the rank's own: one decodes some 500 photographs a second, a GPU trains on thousands.
+    workers a GPU took 16.2 ms a step, 7 took 13.3. Resident data needs none. Decoding
+    needs all cores but the rank's own: a core decodes hundreds a second, a GPU trains on thousands.
     """
     if asked.workers is not None:
         return asked.workers

@@ -15,14 +15,28 @@ Tensors = tuple[Tensor, ...]
 class Samples(NamedTuple):
     """uint8 images [n, h, w, c], int64 labels [n], and the int64 ids [n] that draws are keyed by.
 
-    ``ids`` is empty where the images are augmented already. ``places`` int64 [n, 2] is the height
-    and width of what lies in the upper left corner of each image; None where it fills it.
+    ``ids`` is empty where the images are augmented already.
     """
 
     images: Tensor
     labels: Tensor
     ids: Tensor
-    places: Tensor | None = None
+
+
+class Boxed(NamedTuple):
+    """Samples whose images do not fill their canvases [n, s, s, 3].
+
+    ``places`` int64 [n, 2] are the height and width of what lies in the upper left corner.
+    """
+
+    images: Tensor
+    labels: Tensor
+    ids: Tensor
+    places: Tensor
+
+
+Given = Samples | Boxed
+"""What is prepared for a model."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nfold.data.distortion import AREA, BICUBIC, METHODS, NEAREST
-from nfold.frameworks.torch.batch import Samples
+from nfold.frameworks.torch.batch import Boxed
 from nfold.frameworks.torch.boxes import uniform
 from nfold.frameworks.torch.philox import below, draws
 
@@ -63,9 +63,8 @@ class Distortion:
         self._pixels = torch.arange(size, device=device)
         self._taps = torch.arange(TAPS, device=device)
 
-    def __call__(self, samples: Samples, epoch: Tensor) -> Tensor:
+    def __call__(self, samples: Boxed, epoch: Tensor) -> Tensor:
         """uint8 images [n, size, size, 3] of canvases [n, s, s, 3] and their ``places`` [n, 2]."""
-        assert samples.places is not None
         with torch.autocast(samples.images.device.type, enabled=False):
             look = looks(self._seed, epoch, samples.ids)
             resized = self._resized(samples.images, samples.places, look)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.augment import SHUFFLE, Augment
-from nfold.frameworks.torch.batch import Batch, Samples, Tensors
+from nfold.frameworks.torch.batch import Batch, Boxed, Given, Samples, Tensors
 from nfold.frameworks.torch.parts import pieces
 from nfold.frameworks.torch.philox import permutation
 from nfold.frameworks.torch.prefetch import Land, copied, on_device
@@ -196,9 +196,9 @@ class Loaded:
     def __iter__(self) -> Iterator[Batch]:
         return iter(on_device(self._loader, self._device, self._land))
 
-    def unpack(self, tensors: Tensors) -> Samples:
+    def unpack(self, tensors: Tensors) -> Given:
         """The samples, which the tensors are."""
-        return Samples(*tensors)
+        return Samples(*tensors) if len(tensors) == len(Samples._fields) else Boxed(*tensors)
 
 
 def loader(batches: Dataset[Batch], task: Task, stream: Stream) -> DataLoader[Batch]:

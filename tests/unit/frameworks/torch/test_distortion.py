@@ -20,7 +20,7 @@ from nfold.data.distortion import (
     resized,
 )
 from nfold.frameworks.torch import distortion
-from nfold.frameworks.torch.batch import Samples
+from nfold.frameworks.torch.batch import Boxed
 from nfold.frameworks.torch.distortion import Distortion, coloured, cubic, looks
 from nfold.frameworks.torch.landing import laid_out
 from nfold.frameworks.torch.photographs import each_look
@@ -32,11 +32,11 @@ MEAN_LEVELS, MOST_LEVELS = 0.5, 4
 """Of 255: how far the placements may be apart, in the mean and in one pixel of 10,000."""
 
 
-def stacked(regions: list[npt.NDArray[np.uint8]], ids: torch.Tensor) -> Samples:
+def stacked(regions: list[npt.NDArray[np.uint8]], ids: torch.Tensor) -> Boxed:
     places = torch.tensor([region.shape[:2] for region in regions])
     pixels = torch.from_numpy(np.concatenate([region.ravel() for region in regions]))
     images = laid_out(pixels, places, 128)
-    return Samples(images, torch.zeros(len(ids)), ids, places)
+    return Boxed(images, torch.zeros(len(ids)), ids, places)
 
 
 def fixed(monkeypatch: pytest.MonkeyPatch, look: Look, n: int) -> None:
@@ -81,7 +81,8 @@ def by_hand(image: npt.NDArray[np.uint8], look: Look) -> npt.NDArray[np.float64]
 
     def contrast(colours: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         mean = colours.mean((0, 1))
-        return (colours - mean) * look.contrast + mean
+        changed: npt.NDArray[np.float64] = (colours - mean) * look.contrast + mean
+        return changed
 
     def changed(colour: npt.NDArray[np.float64]) -> tuple[float, float, float]:
         hue, saturation, value = colorsys.rgb_to_hsv(*np.maximum(colour, 0))
@@ -93,7 +94,8 @@ def by_hand(image: npt.NDArray[np.uint8], look: Look) -> npt.NDArray[np.float64]
     colours = contrast(colours) if look.contrast_second else colours
     colours = np.apply_along_axis(changed, 2, colours)
     colours = colours if look.contrast_second else contrast(colours)
-    return np.clip(colours * 255, 0, 255)
+    clipped: npt.NDArray[np.float64] = np.clip(colours * 255, 0, 255)
+    return clipped
 
 
 def test_the_whole_distortion_agrees() -> None:
