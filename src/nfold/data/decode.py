@@ -87,5 +87,6 @@ def _decoded(encoded: Images, height: int, width: int, reduction: int) -> Images
 def with_pillow(encoded: Images, height: int, width: int, reduction: int) -> Images:
     """The same by Pillow, which also knows CMYK."""
     with pillow().open(io.BytesIO(encoded.tobytes()), formats=("JPEG",)) as image:
-        image.draft(None, (width // reduction, height // reduction))
+        if reduction > 1:
+            image.draft(None, (width // reduction, height // reduction))
         return np.asarray(image.convert("RGB"))

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from nfold import data, workloads
 from nfold.data.arrays import Array, Arrays, channel_statistics
+from nfold.data.centres import arrays_of
 from nfold.data.photographs import Photographs
 from nfold.errors import UsageError
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.photographs import arrays_of, photographs_of
+from nfold.frameworks.torch.photographs import photographs_of
 from nfold.frameworks.torch.source import Operations
 from nfold.workloads import own
 from nfold.workloads import torch as torch_workloads

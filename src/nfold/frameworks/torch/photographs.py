@@ -8,10 +8,7 @@ decodes, and hands out the boxes' pixels, one after another, without any that no
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import cast
 
 import numpy as np
 import torch
@@ -19,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from nfold.data import photographs
-from nfold.data.arrays import Array, Arrays, Images
-from nfold.data.distortion import Distorter, Look, central
+from nfold.data.arrays import Images
+from nfold.data.distortion import Distorter, Look
 from nfold.data.part import Part
 from nfold.data.photographs import Photographs
 from nfold.data.whole import mapped
@@ -34,49 +31,11 @@ from nfold.plan import Plan
 NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
-LEVEL = 127.5
-"""Half of the levels: what is taken off and divided by, so that a model sees -1 to 1."""
-
-
 def photographs_of(plan: Plan, chosen: Mapping[str, int]) -> Photographs:
     """The photographs of a workload's parameters, as the parent has packed and checked them."""
     found = photographs.load().usable(classes=chosen["classes"], skip_bad=plan.bad_images == "skip")
     train = found.train.first(chosen["samples"])
     return dataclasses.replace(found, train=mapped(train) if plan.cache == "decoded" else train)
-
-
-def arrays_of(found: Photographs, chosen: Mapping[str, int]) -> Arrays:
-    """Labels and what is evaluated on; training has every photograph ``repeat`` times."""
-    size, test = chosen["size"], found.test
-    none = np.empty((0, size, size, 3), np.uint8)
-    return Arrays(
-        name=photographs.NAME,
-        classes=chosen["classes"],
-        train_images=none,
-        train_labels=np.tile(found.train.labels, chosen["repeat"]),
-        test_images=none if test is None else cast(Array, Centres(test, size)),
-        test_labels=np.empty(0, np.int64) if test is None else test.labels,
-        mean=(LEVEL,) * 3,
-        std=(LEVEL,) * 3,
-    )
-
-
-class Centres:
-    """The middles of photographs, decoded when they are asked for: a slice is [n, size, size, 3].
-
-    Decoded by as many threads as this process has cores; both libraries let others run meanwhile.
-    """
-
-    def __init__(self, part: Part, size: int) -> None:
-        self._part, self._size = part, size
-
-    def __getitem__(self, chosen: slice) -> Images:
-        rows = range(*chosen.indices(len(self._part)))
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            return np.stack(list(threads.map(self._one, rows)))
-
-    def _one(self, row: int) -> Images:
-        return central(self._part.decoded(row), self._size)
 
 
 class Drawn:
