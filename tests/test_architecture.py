@@ -59,6 +59,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "sklearn": ("data/*",),
     "pyarrow": ("data/*",),
     "PIL": ("data/*",),
+    "simplejpeg": ("data/decode.py",),
+    "cv2": ("data/distortion.py",),
+    "torchvision": ("frameworks/torch/nvjpeg.py",),
     "scipy": ("workloads/conv2d/*",),
     "safetensors": ("frameworks/torch/checkpoint.py",),
     "psutil": ("telemetry/*", "run/*"),
@@ -81,6 +84,7 @@ LONGER: dict[str, str] = {
         "a class whose base only torch has; torch is imported after the agent's lifeline is tied"
     ),
     "cli/bench.py:command": "its signature is the list of options; its body is one call",
+    "cli/train.py:command": "its signature is the list of options; its body is one call",
 }
 """``file`` or ``file:function`` that may be longer than the rule, with the reason."""
 

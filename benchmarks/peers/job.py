@@ -14,7 +14,9 @@ from typing import NoReturn, cast
 from turns import Channel, Stop
 
 from nfold import data, workloads
+from nfold.data import photographs
 from nfold.data.arrays import Arrays
+from nfold.data.part import Part
 from nfold.lifeline import die_with_parent
 from nfold.workload import Workload
 from nfold.workloads.base import Info
@@ -65,8 +67,9 @@ class Job:
 
     def arrays(self) -> Arrays:
         """The training data, as many samples as the workload says; at least one batch of it."""
-        whole = data.load(cast(str, self.info.dataset))
-        samples = self.parameters["samples"] or len(whole.train_labels)
+        whole = self._whole()
+        asked = 0 if self.info.defaults.encoded else self.parameters["samples"]
+        samples = asked or len(whole.train_labels)
         if samples < self.batch:
             raise ValueError(f"{samples} samples hold no batch of {self.batch}")
         return dataclasses.replace(
@@ -74,6 +77,19 @@ class Job:
             train_images=whole.train_images[:samples],
             train_labels=whole.train_labels[:samples],
         )
+
+    def _whole(self) -> Arrays:
+        if not self.info.defaults.encoded:
+            return data.load(cast(str, self.info.dataset))
+        from nfold.data.centres import arrays_of
+
+        return arrays_of(photographs.load(), self.parameters)
+
+    def photographs(self) -> Part | None:
+        """The files of a workload whose images are files."""
+        if not self.info.defaults.encoded:
+            return None
+        return photographs.load().train.first(self.parameters["samples"])
 
 
 def run(main: Callable[[Job], None]) -> NoReturn:

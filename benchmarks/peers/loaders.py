@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from job import Job
+from photographs import Photographs
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -95,9 +96,17 @@ class Handmade:
         return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))
 
 
+def samples_of(job: Job) -> Dataset[Sample]:
+    """The workload's samples, one by one."""
+    files = job.photographs()
+    if files is None:
+        return Samples(job.arrays(), job.info.augmentation)
+    return Photographs(files, job.parameters["size"], job.parameters["repeat"])
+
+
 def plain_loader(job: Job, workers: int) -> DataLoader[Sample]:
     """What a tutorial shows."""
-    samples = Samples(job.arrays(), job.info.augmentation)
+    samples = samples_of(job)
     return DataLoader(
         samples, batch_size=job.share, shuffle=True, num_workers=workers, drop_last=True
     )
@@ -105,7 +114,7 @@ def plain_loader(job: Job, workers: int) -> DataLoader[Sample]:
 
 def careful_loader(job: Job, workers: int, *, sharded: bool = True) -> DataLoader[Sample]:
     """Pinned memory, persistent workers, batches ahead; this rank's part unless not ``sharded``."""
-    samples = Samples(job.arrays(), job.info.augmentation)
+    samples = samples_of(job)
     ranks, rank = (job.world_size, job.rank) if sharded else (1, 0)
     return DataLoader(
         samples,

@@ -6,6 +6,7 @@ The workload is cut to whole batches, so that like its peers it has no incomplet
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 from job import Job, run
@@ -42,11 +43,13 @@ def drive(job: Job, task: Task) -> None:
 
 def task_of(job: Job) -> Task:
     """This rank's task; what the fields do not say, nfold chooses on this machine."""
-    samples = len(job.arrays().train_labels)
+    repeat = job.parameters.get("repeat", 1)
+    samples = len(job.arrays().train_labels) // repeat
+    whole = job.batch // math.gcd(job.batch, repeat)
     machine = inspect_machine()
     plan = asked(job).resolve(machine, job.info.defaults)
     return Task(
-        workload=job.workload.with_parameters(samples=samples - samples % job.batch),
+        workload=job.workload.with_parameters(samples=samples - samples % whole),
         plan=plan,
         machine=machine,
         rank=job.rank,

@@ -20,14 +20,15 @@ import sys
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fleet import Arm, Spec, Work, stop_all
 from results import efficiencies, summary, table
 from rounds import Pace, Window, measure, started
 
-from nfold import data, workloads
+from nfold.cli.preparing import prepare
 from nfold.plain import to_plain
+from nfold.plan import Plan
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> None:
     """Measure on every number of devices, one after the other, and print what was found."""
     asked = parsed(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    data.prepare(cast(str, workloads.info(Workload.parse(asked.workload).name).dataset))
+    prepare(Workload.parse(asked.workload), Plan(), None)
     said = {key: str(value) for key, value in vars(asked).items() if key not in PLACES}
     record = Record(asked.out, said, inspect_machine())
     try:

@@ -20,6 +20,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "precision": ("fp32", "tf32", "bf16", "fp16"),
     "layout": ("channels_first", "channels_last"),
     "input": ("loader", "resident"),
+    "decode": ("cpu", "device"),
+    "cache": ("off", "decoded"),
+    "bad_images": ("refuse", "skip"),
     "augment": ("cpu", "device"),
     "step": ("eager", "compiled", "captured", "compiled+captured"),
     "kernels": ("default", "tuned"),
@@ -56,6 +59,8 @@ class Defaults:
     steps: int | None = None
     data_bytes: int | None = None
     """Of its training set as it lies on a device; None where it has none or nobody knows."""
+    encoded: bool = False
+    """Whether its images are files that have to be decoded for every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +71,9 @@ class Plan:
     the cores of one CPU device, ``workers`` loader processes per rank. A rank computes its share
     of a batch in ``accumulate`` parts; gradients are sent as ``exchange``; ``batch_norm`` is over
     each device's own samples of a part or, synchronised, over those of all devices. ``kernels``
-    says whether a compiled step takes kernels as they come or searches for the fastest. The length
-    is either ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
+    says whether a compiled step takes kernels as they come or searches for the fastest. ``decode``
+    is where image files become pixels, None where there are none; ``cache`` may keep them decoded,
+    ``bad_images`` leave out damaged ones. Length: ``steps`` (after ``warmup_steps``) or ``epochs``.
     """
 
     framework: str = "torch"
@@ -80,6 +86,9 @@ class Plan:
     layout: str | None = None
     input: str | None = None
     workers: int | None = None
+    decode: str | None = None
+    cache: str = "off"
+    bad_images: str = "refuse"
     augment: str | None = None
     step: str | None = None
     kernels: str = "default"
@@ -114,9 +123,12 @@ class Plan:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to resolve (``steps`` or ``epochs`` is None, not both)."""
+        """Whether nothing is left to resolve (``steps`` or ``epochs`` is None, not both).
+
+        ``decode`` may be None: many workloads have nothing to decode.
+        """
         open_fields = {f.name for f in fields(self) if getattr(self, f.name) is None}
-        return open_fields in ({"steps"}, {"epochs"})
+        return open_fields - {"decode"} in ({"steps"}, {"epochs"})
 
     def edit(self, **changes: Any) -> Plan:
         """The same plan with some fields changed; the other length is cleared when one is set."""
@@ -158,8 +170,9 @@ class Plan:
             precision=precision,
             layout=self.layout or _layout(device, precision),
             input=input_,
-            workers=_workers(self, device, cores, input_),
-            augment=self.augment or _augment(input_),
+            workers=_workers(self, device, cores, input_, defaults),
+            decode=self.decode or ("cpu" if defaults.encoded else None),
+            augment=self.augment or _augment(input_, device, defaults),
             step=step,
             steps=(self.steps or defaults.steps) if timed else None,
             epochs=None if timed else self.epochs or defaults.epochs,
@@ -264,18 +277,24 @@ def _step(asked: Plan, device: str, input_: str) -> str:
     return "captured" if graph and not eager else "eager"
 
 
-def _augment(input_: str) -> str:
-    """Where the images are: resident ones are on the device, and no worker touches them."""
-    return "device" if input_ == "resident" else "cpu"
+def _augment(input_: str, device: str, defaults: Defaults) -> str:
+    """Where the images are: resident ones are on the device, and no worker touches them.
+
+    Image files keep the workers busy with decoding: a GPU takes the rest (docs/decisions/0018).
+    """
+    busy = defaults.encoded and device == "cuda"
+    return "device" if input_ == "resident" or busy else "cpu"
 
 
-def _workers(asked: Plan, device: str, cores: int, input_: str) -> int:
+def _workers(asked: Plan, device: str, cores: int, input_: str, defaults: Defaults) -> int:
     """Loader processes per rank: none on CPU devices, whose cores compute; else half the share.
 
     Half, because one process per core starved every rank on a 64-core host with 4 GPUs: 14
-    workers a GPU took 16.2 ms a step, 7 took 13.3. Resident data needs none.
+    workers a GPU took 16.2 ms a step, 7 took 13.3. Resident data needs none. Decoding
+    needs all cores but the rank's own: a core decodes hundreds a second, a GPU trains on thousands.
     """
     if asked.workers is not None:
         return asked.workers
-    idle = device == "cpu" or input_ == "resident"
-    return 0 if idle else max(1, min(8, cores // 2))
+    if device == "cpu" or input_ == "resident":
+        return 0
+    return max(1, cores - 1) if defaults.encoded else max(1, min(8, cores // 2))

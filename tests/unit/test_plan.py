@@ -210,7 +210,7 @@ def test_complete_means_nothing_is_left_open() -> None:
     assert whole.complete
     assert not Plan().complete
     for name in FIELDS:
-        if name not in ("framework", "seed", "steps"):
+        if name not in ("framework", "seed", "steps", "decode"):
             assert not whole.edit(**{name: None}).complete, name
 
 
@@ -239,6 +239,8 @@ def test_toml_says_only_what_is_set() -> None:
         'framework = "torch"',
         "devices = 2",
         'precision = "bf16"',
+        'cache = "off"',
+        'bad_images = "refuse"',
         'kernels = "default"',
         "accumulate = 1",
         'exchange = "fp32"',
@@ -294,4 +296,4 @@ def test_edit_refuses_what_a_plan_has_not() -> None:
 def test_few_fields_have_a_value_from_the_start() -> None:
     set_from_the_start = {f.name for f in fields(Plan) if f.default is not None}
     free = {"framework", "seed", "accumulate", "exchange", "kernels", "batch_norm"}
-    assert set_from_the_start == free
+    assert set_from_the_start == free | {"cache", "bad_images"}

@@ -21,6 +21,8 @@ NAMED = (
     "exchange",
     "batch_norm",
     "input",
+    "decode",
+    "cache",
     "augment",
     "step",
     "kernels",

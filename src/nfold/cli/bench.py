@@ -21,8 +21,8 @@ Axis = str | None
 WorkloadText = Annotated[
     str,
     typer.Argument(
-        help="digits, mnist, cnn10, wide_resnet, conv2d, or your own, MODULE:FUNCTION; "
-        "then :KEY=N,..."
+        help="digits, mnist, cnn10, wide_resnet, inception_v3, conv2d, or your own, "
+        "MODULE:FUNCTION; then :KEY=N,..."
     ),
 ]
 Devices = Annotated[Axis, _axis("devices", "Counts, 1,2,4 or cpu:1,cpu:2; all GPUs or 1.")]
@@ -40,6 +40,9 @@ Layout = Annotated[Axis, _axis("layout", "channels_first, channels_last.")]
 Precision = Annotated[Axis, _axis("precision", "fp32, tf32, bf16, fp16.")]
 FrameworkName = Annotated[Axis, _axis("framework", "torch, simulated.")]
 Input = Annotated[Axis, _axis("input", "loader, resident.")]
+Decode = Annotated[Axis, _axis("decode", "Image files: cpu, device (nvJPEG).")]
+Cache = Annotated[Axis, _axis("cache", "Of image files: off, decoded (in the host's memory).")]
+SkipBad = Annotated[bool, _flag("skip-bad", "Leave out damaged image files; count them.")]
 Augment = Annotated[Axis, _axis("augment", "cpu, device.")]
 Step = Annotated[
     Axis, _axis("step", "eager, compiled, captured (a CUDA graph), compiled+captured.")
@@ -81,6 +84,9 @@ def command(
     precision: Precision = None,
     framework: FrameworkName = None,
     input_: Input = None,
+    decode: Decode = None,
+    cache: Cache = None,
+    skip_bad: SkipBad = False,
     augment: Augment = None,
     step: Step = None,
     kernels: Kernels = None,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nfold import data
 from nfold.bench.axes import LISTS, read_axes
 from nfold.bench.estimate import Estimate, estimate
 from nfold.bench.grid import Grid, build_grid
 from nfold.bench.sweep import Events, Records, Schedule, in_grid_order, schedule, sweep
 from nfold.cli import output
+from nfold.cli.preparing import prepare
 from nfold.cli.progress import CellLines, TimeLeft
 from nfold.cli.screen import screen
 from nfold.cli.signals import stop_on_signals
@@ -28,7 +28,6 @@ from nfold.run.run import run
 from nfold.store.store import Store
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
-from nfold.workloads import info
 
 FAILED = ("crashed", "hung", "killed", "diverged")
 
@@ -49,6 +48,9 @@ class Request:
     precision: str | None
     framework: str | None
     input_: str | None
+    decode: str | None
+    cache: str | None
+    skip_bad: bool
     augment: str | None
     step: str | None
     kernels: str | None
@@ -84,6 +86,7 @@ class Request:
         """What holds in every cell."""
         return Plan(
             device=self.device,
+            bad_images="skip" if self.skip_bad else "refuse",
             steps=self.steps,
             epochs=self.epochs,
             warmup_steps=self.warmup_steps,
@@ -166,9 +169,9 @@ def _prepare(request: Request, asked: Grid) -> None:
     Cells that do not run, and the simulated framework, read none.
     """
     reading = [c for c in asked.cells if c.reason is None and not _in_parent(c.plan)]
-    for name in dict.fromkeys(info(cell.workload.name).dataset for cell in reading):
-        if name is not None:
-            data.prepare(name, request.data)
+    kept = {(c.workload, c.plan.cache, c.plan.bad_images): c for c in reading}
+    for cell in kept.values():
+        prepare(cell.workload, cell.plan, request.data)
 
 
 def _in_parent(plan: Plan) -> bool:

@@ -13,6 +13,7 @@ from nfold.cli.bench import (
     Device,
     HangTimeout,
     Plain,
+    SkipBad,
     TelemetryInterval,
 )
 
@@ -26,7 +27,8 @@ Field = str | None
 WorkloadText = Annotated[
     str,
     typer.Argument(
-        help="digits, mnist, cnn10, wide_resnet, or your own, MODULE:FUNCTION; then :KEY=N,..."
+        help="digits, mnist, cnn10, wide_resnet, inception_v3, or your own, MODULE:FUNCTION; "
+        "then :KEY=N,..."
     ),
 ]
 Devices = Annotated[Field, _field("devices", "A count, 2 or cpu:2; all GPUs or 1.")]
@@ -42,6 +44,8 @@ BatchNorm = Annotated[
 Layout = Annotated[Field, _field("layout", "channels_first, channels_last.")]
 Precision = Annotated[Field, _field("precision", "fp32, tf32, bf16, fp16.")]
 Input = Annotated[Field, _field("input", "loader, resident.")]
+Decode = Annotated[Field, _field("decode", "Image files: cpu, device (nvJPEG).")]
+Cache = Annotated[Field, _field("cache", "Of image files: off, decoded (in the host's memory).")]
 Augment = Annotated[Field, _field("augment", "cpu, device.")]
 Step = Annotated[
     Field, _field("step", "eager, compiled, captured (a CUDA graph), compiled+captured.")
@@ -70,6 +74,9 @@ def command(
     layout: Layout = None,
     precision: Precision = None,
     input_: Input = None,
+    decode: Decode = None,
+    cache: Cache = None,
+    skip_bad: SkipBad = False,
     augment: Augment = None,
     step: Step = None,
     kernels: Kernels = None,

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from nfold import data, workloads
 from nfold.cli import output
 from nfold.cli.epochs import EpochLines
+from nfold.cli.preparing import prepare
 from nfold.cli.screen import screen
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.training_plan import Asked, Request, asked_of
@@ -37,9 +37,7 @@ def train(request: Request) -> int:
             _note("trained before; --again starts over")
             _show(request, asked, stored)
             return 0
-        data_set = workloads.info(asked.workload.name).dataset
-        if data_set is not None:
-            data.prepare(data_set, request.data)
+        prepare(asked.workload, asked.plan, request.data)
         with nullcontext() if asked.folder is None else held(asked.folder.parent):
             return _train(request, asked, kept, store)
 

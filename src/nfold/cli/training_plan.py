@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nfold import workloads
 from nfold.bench.axes import LISTS, read_axes
@@ -38,6 +39,9 @@ class Request:
     layout: str | None
     precision: str | None
     input_: str | None
+    decode: str | None
+    cache: str | None
+    skip_bad: bool
     augment: str | None
     step: str | None
     kernels: str | None
@@ -109,7 +113,9 @@ class Asked:
 def plan_of(request: Request, workload: Workload, file: Path = PLAN_FILE) -> Plan:
     """The plan that ``file`` and the flags ask for; flags win, and its length is in epochs."""
     axes = read_axes(str(workload), request.fields, common=Plan(device=request.device))
-    changes = {"device": request.device} if request.device else {}
+    changes: dict[str, Any] = {"device": request.device} if request.device else {}
+    if request.skip_bad:
+        changes["bad_images"] = "skip"
     for name, entries in axes.changes.items():
         if len(entries) != 1:
             text = request.fields[name]

@@ -16,12 +16,17 @@ from nfold.errors import DataMissing, UnknownValue
 if TYPE_CHECKING:
     from nfold.data.arrays import Arrays
     from nfold.data.forms import DataSet
+    from nfold.data.photographs import Photographs
 
 HOMES = {
     "digits": "nfold.data.digits",
     "mnist": "nfold.data.mnist",
     "cifar10": "nfold.data.cifar10",
 }
+
+
+PHOTOGRAPHS = "photographs"
+"""JPEGs of a user's own: what nobody else has the checksums of."""
 
 
 def prepare(name: str, folder: Path | None = None) -> None:
@@ -43,6 +48,22 @@ def prepare(name: str, folder: Path | None = None) -> None:
             raise
         fetch.fetch(data_set)
         cache.load(data_set, verify=True)
+
+
+def prepare_photographs(
+    folder: Path | None, *, samples: int, classes: int, skip_bad: bool, decoded: bool
+) -> Photographs:
+    """Find photographs, pack and check them, so that ranks only map them.
+
+    With ``decoded`` they are decoded as well. Raises DataMissing, DataCorrupt, ExtraMissing or
+    MachineUnfit.
+    """
+    from nfold.data import photographs
+
+    if folder is not None:
+        os.environ["NFOLD_DATA"] = str(folder.resolve())
+    found = photographs.load(verify=True).usable(classes=classes, skip_bad=skip_bad)
+    return found.decoded(samples) if decoded else found
 
 
 def load(name: str) -> Arrays:

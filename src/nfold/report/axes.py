@@ -18,6 +18,9 @@ AXES = (
     "precision",
     "layout",
     "input",
+    "decode",
+    "cache",
+    "bad_images",
     "augment",
     "step",
     "kernels",
@@ -38,6 +41,7 @@ AXES = (
 
 NAMES = {
     "batch_norm": "batch norm",
+    "bad_images": "bad images",
     "device": "device type",
     "cores_per_device": "cores per device",
     "workers": "loader workers",
@@ -96,10 +100,10 @@ def shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 def _matters(axis: str, plan: Plan) -> bool:
     """A GPU is not a share of cores; resident data needs no loader; one length is set.
 
-    Kernels are not searched for, gradients go as they are, batch norm is a device's own and a
-    step has one part, unless somebody wanted it otherwise.
+    Kernels are not searched for, gradients go as they are, batch norm is a device's own, a step
+    has one part and image files are neither cached nor bad, unless somebody wanted it otherwise.
     """
-    if axis in ("kernels", "exchange", "batch_norm", "accumulate"):
+    if axis in ("kernels", "exchange", "batch_norm", "accumulate", "cache", "bad_images"):
         return bool(getattr(plan, axis) != getattr(Plan(), axis))
     if axis == "cores_per_device":
         return plan.device == "cpu"

@@ -10,7 +10,7 @@ from nfold.workload import Workload
 from nfold.workloads.base import Info
 from nfold.workloads.described import description
 
-NAMES = ("digits", "mnist", "cnn10", "wide_resnet", "conv2d")
+NAMES = ("digits", "mnist", "cnn10", "wide_resnet", "inception_v3", "conv2d")
 
 
 def info(name: str) -> Info:

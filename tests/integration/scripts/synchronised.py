@@ -20,7 +20,7 @@ import made
 from nfold import data
 from nfold.data.arrays import Arrays
 from nfold.frameworks.torch import loop, parallel
-from nfold.frameworks.torch.batch import Samples
+from nfold.frameworks.torch.batch import Given
 from nfold.frameworks.torch.batch_norm import synchronise
 from nfold.frameworks.torch.devices import open_devices
 from nfold.frameworks.torch.share import Ledger, Share, weighted
@@ -154,7 +154,7 @@ def in_double(*options: Any) -> Prepare:
     """What the model gets, in fp64."""
     prepare = preparation(*options)
 
-    def prepared(samples: Samples, epoch: Tensor) -> Tensor:
+    def prepared(samples: Given, epoch: Tensor) -> Tensor:
         return prepare(samples, epoch).double()
 
     return prepared

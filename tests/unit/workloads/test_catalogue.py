@@ -23,7 +23,7 @@ def test_every_name_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", TRAINING)
 def test_a_training_workload_has_real_data_and_a_limit_on_it(name: str) -> None:
     known = workloads.info(name)
-    assert known.dataset in data.HOMES
+    assert known.dataset in {*data.HOMES, data.PHOTOGRAPHS}
     assert workloads.parameters(Workload.parse(name))["samples"] == 0
     assert workloads.parameters(Workload.parse(f"{name}:samples=2000"))["samples"] == 2000
 

@@ -23,6 +23,22 @@ class Samples(NamedTuple):
     ids: Tensor
 
 
+class Boxed(NamedTuple):
+    """Samples whose images do not fill their canvases [n, s, s, 3].
+
+    ``places`` int64 [n, 2] are the height and width of what lies in the upper left corner.
+    """
+
+    images: Tensor
+    labels: Tensor
+    ids: Tensor
+    places: Tensor
+
+
+Given = Samples | Boxed
+"""What is prepared for a model."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """A rank's part of a global batch.

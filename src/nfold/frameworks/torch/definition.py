@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import importlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -21,11 +21,15 @@ from torch import Tensor, nn
 
 from nfold import data, workloads
 from nfold.data.arrays import Array, Arrays, channel_statistics
+from nfold.data.centres import arrays_of
+from nfold.data.photographs import Photographs
 from nfold.errors import UsageError
 from nfold.frameworks.base import Task
+from nfold.frameworks.torch.photographs import photographs_of
 from nfold.frameworks.torch.source import Operations
 from nfold.workloads import own
 from nfold.workloads import torch as torch_workloads
+from nfold.workloads.base import Info
 
 AT_ONCE = 500
 """Test samples in one forward pass of a built-in workload."""
@@ -38,7 +42,8 @@ class Definition:
     """A workload in PyTorch. ``model`` has the weights that every rank begins with.
 
     ``optimizer`` is called with the model on its device. ``peak`` is the learning rate's in one
-    cycle, 0: fixed. An evaluation takes ``at_once`` samples in a forward pass.
+    cycle, 0: fixed. An evaluation takes ``at_once`` samples in a forward pass. ``photographs``
+    are the samples where these are files; ``arrays`` then has their labels and no image.
     """
 
     arrays: Arrays
@@ -48,6 +53,7 @@ class Definition:
     loss: Callable[[Any, Tensor], Tensor]
     peak: float = 0.0
     at_once: int = AT_ONCE
+    photographs: Photographs | None = None
 
 
 def definition(task: Task) -> Definition:
@@ -58,7 +64,8 @@ def definition(task: Task) -> Definition:
 def _built_in(task: Task) -> Definition:
     info = workloads.info(task.workload.name)
     chosen = workloads.parameters(task.workload)
-    arrays = limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
+    found = photographs_of(task.plan, chosen) if info.defaults.encoded else None
+    arrays = _built_in_arrays(info, chosen) if found is None else arrays_of(found, chosen)
     module = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
     torch.manual_seed(task.plan.seed)
     return Definition(
@@ -68,7 +75,12 @@ def _built_in(task: Task) -> Definition:
         optimizer=lambda model: module.optimizer(model, chosen),
         loss=module.loss,
         peak=chosen.get("peak", 0) / 1000,
+        photographs=found,
     )
+
+
+def _built_in_arrays(info: Info, chosen: Mapping[str, int]) -> Arrays:
+    return limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
 
 
 def limited(arrays: Arrays, samples: int) -> Arrays:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import resource
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from nfold import memory
 from nfold.frameworks.base import Task
 
 
@@ -51,13 +51,7 @@ def free_bytes(device: torch.device) -> int:
     """Memory of a GPU that nobody holds; of a CPU device, what the host has available."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return available_bytes(Path("/proc/meminfo").read_text())
-
-
-def available_bytes(meminfo: str) -> int:
-    """What a new process may take without swapping, as the kernel estimates it (proc(5))."""
-    fields = dict(line.split(":", 1) for line in meminfo.splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    return memory.free_bytes()
 
 
 def devices_of(task: Task) -> Devices:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.batch import Samples, Tensors
+from nfold.frameworks.torch.batch import Given, Tensors
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.source import Prepare
 
@@ -36,7 +36,7 @@ exchange of the first piece is not hidden, that of the second one by the first o
 class Way:
     """What lies between a batch and its loss."""
 
-    unpack: Callable[[Tensors], Samples]
+    unpack: Callable[[Tensors], Given]
     prepare: Prepare
     loss: Callable[[Tensor, Tensor], Tensor]
     precision: Precision

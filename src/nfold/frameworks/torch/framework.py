@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import ClassVar
 
 from nfold.frameworks.base import Framework, Observer, Task
@@ -12,7 +13,9 @@ from nfold.measurement import RankSamples
 from nfold.plan import Plan
 from nfold.workload import Workload
 from nfold.workloads import info
+from nfold.workloads.base import Info
 
+GPU_DECODER = "torchvision, which brings nvJPEG,"
 Rule = tuple[Callable[[Plan], bool], str]
 
 RULES: tuple[Rule, ...] = (
@@ -36,6 +39,18 @@ RULES: tuple[Rule, ...] = (
         lambda plan: plan.input == "resident" and plan.augment == "cpu",
         "input 'resident' has no loader whose workers could augment on the CPU; next: "
         "--augment device",
+    ),
+    (
+        lambda plan: plan.decode == "device" and plan.augment == "cpu",
+        "images that are decoded on the device are augmented there; next: --augment device",
+    ),
+    (
+        lambda plan: plan.decode == "device" and plan.device == "cpu",
+        "decoding on the device is nvJPEG's work: it needs a GPU; next: --decode cpu",
+    ),
+    (
+        lambda plan: plan.decode == "device" and plan.cache == "decoded",
+        "a cache of decoded images leaves nothing to decode on the device; next: --decode cpu",
     ),
     (
         lambda plan: plan.strategy == "dp" and plan.exchange != "fp32",
@@ -70,6 +85,24 @@ RULES: tuple[Rule, ...] = (
 """What this framework cannot do, each with the reason that a user reads."""
 
 
+def _not_of_files(known: Info, plan: Plan) -> str | None:
+    """Why a plan asks for what needs image files, or what files do not allow, or None."""
+    if known.defaults.encoded:
+        if plan.input == "resident":
+            return "image files are decoded for every step; next: --input loader"
+        missing = plan.decode == "device" and not gpu_decoder()
+        return f"{GPU_DECODER} is not installed; next: --decode cpu" if missing else None
+    plain = Plan()
+    asked = ("decode", "cache", "bad_images")
+    said = [name for name in asked if getattr(plan, name) != getattr(plain, name)]
+    return f"{said[0]}: {known.name} has no image files to decode" if said else None
+
+
+def gpu_decoder() -> bool:
+    """Whether torchvision is there; whether it was built with nvJPEG is seen in the rank."""
+    return find_spec("torchvision") is not None
+
+
 class Torch(Framework):
     """PyTorch on CUDA and CPU devices: one process a device, or one for all (nn.DataParallel)."""
 
@@ -78,7 +111,8 @@ class Torch(Framework):
     def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         """The first rule that the plan breaks, or what the workload has against it, or None."""
         broken = next((reason for breaks, reason in RULES if breaks(plan)), None)
-        return broken or info(workload.name).unsupported(plan)
+        known = info(workload.name)
+        return broken or _not_of_files(known, plan) or known.unsupported(plan)
 
     def processes(self, plan: Plan) -> int:
         """One process a device, except under nn.DataParallel."""

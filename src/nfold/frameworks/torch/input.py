@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.augment import SHUFFLE, Augment
-from nfold.frameworks.torch.batch import Batch, Samples, Tensors
+from nfold.frameworks.torch.batch import Batch, Boxed, Given, Samples, Tensors
 from nfold.frameworks.torch.parts import pieces
 from nfold.frameworks.torch.philox import permutation
-from nfold.frameworks.torch.prefetch import on_device
+from nfold.frameworks.torch.prefetch import Land, copied, on_device
 from nfold.lifeline import die_with_parent
 
 Ids = npt.NDArray[np.int64]
@@ -136,7 +136,7 @@ class Batches(Dataset[Batch]):
         ids = torch.from_numpy(key.ids)
         images, ids = self._finish(torch.from_numpy(self._images[key.ids]), ids, key.epoch)
         return Batch(
-            tensors=Samples(images, torch.from_numpy(self._labels[key.ids]), ids),
+            tensors=(images, torch.from_numpy(self._labels[key.ids]), ids),
             epoch=key.epoch,
             count=key.count,
             global_count=key.global_count,
@@ -158,15 +158,18 @@ class Loaded:
 
     def __init__(
         self,
-        arrays: Arrays,
+        batches: Dataset[Batch],
         task: Task,
         stream: Stream,
-        augment: Augment | None,
         device: torch.device,
+        land: Land = copied,
+        notes: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._stream = stream
-        self._loader = loader(Batches(arrays, augment), task, stream)
+        self._loader = loader(batches, task, stream)
         self._device = device
+        self._land = land
+        self._notes = notes
 
     @property
     def epoch(self) -> int:
@@ -184,21 +187,21 @@ class Loaded:
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """None."""
-        return ()
+        """What there is to say of the data set."""
+        return self._notes
 
     def __len__(self) -> int:
         return len(self._stream)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(on_device(self._loader, self._device))
+        return iter(on_device(self._loader, self._device, self._land))
 
-    def unpack(self, tensors: Tensors) -> Samples:
+    def unpack(self, tensors: Tensors) -> Given:
         """The samples, which the tensors are."""
-        return Samples(*tensors)
+        return Samples(*tensors) if len(tensors) == len(Samples._fields) else Boxed(*tensors)
 
 
-def loader(batches: Batches, task: Task, stream: Stream) -> DataLoader[Batch]:
+def loader(batches: Dataset[Batch], task: Task, stream: Stream) -> DataLoader[Batch]:
     """A DataLoader over ``stream``: persistent workers, four batches ahead, pinned for GPUs.
 
     It seeds its workers from a generator of its own: how often it does depends on where a

@@ -29,7 +29,13 @@ from nfold.frameworks.torch.parts import Parts, cut
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.rate import Fixed, OneCycle
 from nfold.frameworks.torch.share import Ledger
-from nfold.frameworks.torch.source import preparation, source
+from nfold.frameworks.torch.source import (
+    Source,
+    photo_preparation,
+    photo_source,
+    preparation,
+    source,
+)
 from nfold.frameworks.torch.step import Now, Update, step
 from nfold.frameworks.torch.translate import translated
 from nfold.measurement import Epoch, RankSamples
@@ -56,13 +62,23 @@ class Trainer:
         self.devices = devices
         self.made = definition(task)
         check_alike(self.made, task, devices.primary)
-        arrays, operations = self.made.arrays, self.made.operations
-        self.source = source(arrays, task, operations, devices)
+        arrays = self.made.arrays
         self.precision = Precision(cast(str, task.plan.precision), devices.primary)
         self.normalize = normalizer(arrays, cast(str, task.plan.layout), devices.primary)
-        self.prepare = preparation(arrays, task, operations, self.normalize, devices)
+        self._place_input()
         self._now = Now(devices.primary)
         self._build()
+
+    def _place_input(self) -> None:
+        """Where batches come from, and what the device still does to them."""
+        made, task, devices = self.made, self.task, self.devices
+        self.source: Source
+        if made.photographs is not None:
+            self.source = photo_source(made.photographs, made.arrays, task, devices)
+            self.prepare = photo_preparation(made.arrays, task, self.normalize, devices)
+        else:
+            self.source = source(made.arrays, task, made.operations, devices)
+            self.prepare = preparation(made.arrays, task, made.operations, self.normalize, devices)
 
     def _build(self) -> None:
         """The same weights on every rank; after them, draws of its own (dropout) on each."""

@@ -14,13 +14,24 @@ Item = TypeVar("Item")
 Begun = TypeVar("Begun")
 Copying = tuple[Batch, torch.cuda.Event]
 """A batch on the device whose copies may be under way, and the event after them."""
+Land = Callable[[Batch, torch.device], Batch]
+"""What queues everything that brings a batch to the device, on the current stream."""
 
 
-def on_device(batches: Iterable[Batch], device: torch.device) -> Iterable[Batch]:
-    """The batches on ``device``; on a CPU device they are there already."""
+def copied(batch: Batch, device: torch.device) -> Batch:
+    """The same batch on ``device``; on a CPU device it is there already."""
     if device.type != "cuda":
-        return batches
-    copies = Copies(device)
+        return batch
+    return batch.moved(lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def on_device(
+    batches: Iterable[Batch], device: torch.device, land: Land = copied
+) -> Iterable[Batch]:
+    """The batches as ``land`` brings them to ``device``."""
+    if device.type != "cuda":
+        return (land(batch, device) for batch in batches)
+    copies = Copies(device, land)
     return one_ahead(batches, copies.begin, copies.finish)
 
 
@@ -40,15 +51,15 @@ def one_ahead(
 class Copies:
     """Copies from page-locked memory on a side stream; the step's stream waits, not the host."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, land: Land = copied) -> None:
         self._device = device
+        self._land = land
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def begin(self, batch: Batch) -> Copying:
         """Start copying; the host's memory stays taken until the copies are done (by PyTorch)."""
         with torch.cuda.stream(self._stream):
-            moved = batch.moved(lambda tensor: tensor.to(self._device, non_blocking=True))
-            return moved, self._stream.record_event()
+            return self._land(batch, self._device), self._stream.record_event()
 
     def finish(self, copying: Copying) -> Batch:
         """Let the current stream wait for the copies, and keep their memory until it is through.

@@ -127,9 +127,7 @@ class Sharded(Placed[Routes]):
             chosen, place = sends[first:last], places[start:stop]
             images = exchanged(self._images.index_select(0, chosen), *split)
             labels = exchanged(self._labels.index_select(0, chosen), *split)
-            yield Samples(
-                images.index_select(0, place), labels.index_select(0, place), ids[start:stop]
-            )
+            yield images.index_select(0, place), labels.index_select(0, place), ids[start:stop]
 
     def unpack(self, tensors: Tensors) -> Samples:
         """The samples, which the tensors are."""

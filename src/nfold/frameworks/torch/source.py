@@ -10,20 +10,27 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from nfold.data.arrays import Arrays
+from nfold.data.photographs import Photographs
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.augment import augmentation
-from nfold.frameworks.torch.batch import Batch, Samples, Tensors
+from nfold.frameworks.torch.batch import Batch, Boxed, Given, Tensors
 from nfold.frameworks.torch.devices import Devices, free_bytes
+from nfold.frameworks.torch.distortion import Distortion
 from nfold.frameworks.torch.images import Normalize
-from nfold.frameworks.torch.input import Loaded, Stream
+from nfold.frameworks.torch.input import Batches, Loaded, Stream
+from nfold.frameworks.torch.landing import Canvases
+from nfold.frameworks.torch.nvjpeg import Decoded, Files, torchvision_decode
 from nfold.frameworks.torch.parallel import smallest
+from nfold.frameworks.torch.photographs import Photos
+from nfold.frameworks.torch.prefetch import Land, copied
 from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes, fits
 from nfold.frameworks.torch.sharded import Sharded
 
 Operations = tuple[tuple[str, int], ...]
-Prepare = Callable[[Samples, Tensor], Tensor]
+Prepare = Callable[[Given, Tensor], Tensor]
 """Samples on the device and their epoch, int64 [], to the model's input."""
 
 
@@ -46,18 +53,48 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Batch]:
         """The batches of ``epoch``, or of a run in steps all of them."""
 
-    def unpack(self, tensors: Tensors) -> Samples:
+    def unpack(self, tensors: Tensors) -> Given:
         """The samples that a batch's tensors are, or stand for; may be captured in a graph."""
 
 
 def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices) -> Source:
     """The batches of the plan; raises OutOfMemory where resident data would not fit."""
-    stream = Stream(len(arrays.train_labels), task, limit=_limit(task))
+    stream = Stream(len(arrays.train_labels), task, limit=limit_of(task))
     if task.plan.input == "resident":
         return _resident(arrays, stream, task, devices)
     on_cpu = augmentation(operations, arrays, task.plan.seed, torch.device("cpu"))
     in_worker = on_cpu if task.plan.augment == "cpu" else None
-    return Loaded(arrays, task, stream, in_worker, devices.primary)
+    return Loaded(Batches(arrays, in_worker), task, stream, devices.primary)
+
+
+def photo_source(photographs: Photographs, arrays: Arrays, task: Task, devices: Devices) -> Source:
+    """The batches of photographs, decoded and distorted where the plan says."""
+    stream = Stream(len(arrays.train_labels), task, limit=limit_of(task))
+    size = arrays.train_images.shape[1]
+    batches: Dataset[Batch]
+    land: Land
+    if task.plan.decode == "device":
+        batches, land = Files(photographs.train, task, size), Decoded(size, torchvision_decode())
+    else:
+        batches = Photos(photographs.train, task, size)
+        land = Canvases(size) if task.plan.augment == "device" else copied
+    notes = (("bad_images", photographs.note),) if photographs.note else ()
+    return Loaded(batches, task, stream, devices.primary, land, notes)
+
+
+def photo_preparation(
+    arrays: Arrays, task: Task, normalize: Normalize, devices: Devices
+) -> Prepare:
+    """Distorts on the device, where the plan places it there, then normalises."""
+    if task.plan.augment == "cpu":
+        return lambda samples, _: normalize(samples.images)
+    distort = Distortion(arrays.train_images.shape[1], task.plan.seed, devices.primary)
+
+    def prepare(samples: Given, epoch: Tensor) -> Tensor:
+        assert isinstance(samples, Boxed)
+        return normalize(distort(samples, epoch))
+
+    return prepare
 
 
 def preparation(
@@ -67,7 +104,7 @@ def preparation(
     left = operations if task.plan.augment == "device" else ()
     augment = augmentation(left, arrays, task.plan.seed, devices.primary)
 
-    def prepare(samples: Samples, epoch: Tensor) -> Tensor:
+    def prepare(samples: Given, epoch: Tensor) -> Tensor:
         return normalize(augment(samples.images, samples.ids, epoch))
 
     return prepare
@@ -106,7 +143,7 @@ def _free(task: Task, devices: Devices) -> int:
     return min(free, said.get(devices.primary.index) or free)
 
 
-def _limit(task: Task) -> int | None:
+def limit_of(task: Task) -> int | None:
     """Steps of a run that is measured in steps, warm-up included; None where epochs decide."""
     if task.plan.steps is None:
         return None

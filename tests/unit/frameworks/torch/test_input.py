@@ -94,7 +94,7 @@ def test_a_worker_that_augments_sends_no_ids() -> None:
 
 def test_a_loaded_epoch_is_the_one_that_was_set() -> None:
     data, asked = arrays(40), task(batch=16)
-    loaded = Loaded(data, asked, Stream(40, asked), None, torch.device("cpu"))
+    loaded = Loaded(Batches(data, None), asked, Stream(40, asked), torch.device("cpu"))
     loaded.epoch = 3
     assert (loaded.epoch, len(loaded)) == (3, 3)
     expected = Stream(40, asked).order(3)

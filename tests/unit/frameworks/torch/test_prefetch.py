@@ -51,5 +51,7 @@ def test_an_error_of_the_loader_comes_through() -> None:
 
 
 def test_on_a_cpu_device_nothing_is_between() -> None:
-    batches: list[Batch] = []
-    assert on_device(batches, torch.device("cpu")) is batches
+    tensors = (torch.zeros(1),)
+    batch = Batch(tensors=tensors, epoch=0, count=1, global_count=1, sample_hash=0)
+    (given,) = on_device([batch], torch.device("cpu"))
+    assert given is batch

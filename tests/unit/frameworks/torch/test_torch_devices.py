@@ -2,7 +2,8 @@
 
 import torch
 
-from nfold.frameworks.torch.devices import available_bytes, free_bytes
+from nfold.frameworks.torch.devices import free_bytes
+from nfold.memory import available_bytes
 
 MEMINFO = """MemTotal:       24606624 kB
 MemFree:         1024000 kB

@@ -1,0 +1,194 @@
+"""Packs photographs into a few flat files of the cache, each checked once by decoding it whole.
+
+A folder ``photographs-<digest>`` holds per part ``encoded`` (all JPEGs, one after another),
+``starts``, ``sizes`` and ``labels`` as ``.npy``, ``names`` as text, and a ``manifest.json`` with
+every file's size and SHA-256 and the images that were left out. The digest is of the sources'
+names, sizes and times: reading a hundred gigabytes at every start would take too long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nfold.data.decode import checked_size
+from nfold.data.find import cache_root
+from nfold.data.sources import Photograph, Source
+from nfold.data.verify import file_sha256
+from nfold.errors import DataCorrupt, MachineUnfit
+from nfold.inert import inert
+
+PACKING = 1
+"""Part of every folder's name; one more whenever packing changes."""
+AT_ONCE = 256
+"""Images that are checked at a time, by as many threads as there are cores."""
+LARGEST_VERIFIED = 2**32
+"""Bytes of the largest file whose SHA-256 is tested before a grid."""
+Bad = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A packed folder."""
+
+    folder: Path
+    bad: Bad
+
+    def array(self, part: str, name: str) -> Any:
+        """One of its arrays, memory-mapped."""
+        return np.load(self.folder / f"{part}-{name}.npy", mmap_mode="r", allow_pickle=False)
+
+    def names(self, part: str) -> Path:
+        """The file with the images' names, one a line."""
+        return self.folder / f"{part}-names.txt"
+
+
+def packed(name: str, train: Source, test: Source | None, *, verify: bool) -> Pack:
+    """The pack of these sources, made first where there is none or it is damaged."""
+    parts = {"train": train} | ({"test": test} if test else {})
+    folder = cache_root() / f"{name}-{_key(parts)}"
+    manifest = _manifest(folder, verify=verify)
+    if manifest is None:
+        _make(parts, folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+    return Pack(folder, tuple((name, reason) for name, reason in manifest["bad"]))
+
+
+def _key(parts: dict[str, Source]) -> str:
+    said: list[Any] = [PACKING]
+    for name, source in parts.items():
+        states = [(str(file.absolute()), file.stat()) for file in source.files]
+        said.append([name, [(path, state.st_size, state.st_mtime_ns) for path, state in states]])
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+
+def _manifest(folder: Path, *, verify: bool) -> dict[str, Any] | None:
+    """What a whole folder says of itself; None where it is missing or damaged."""
+    try:
+        said: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        for name, facts in said["files"].items():
+            file = folder / name
+            if file.stat().st_size != facts["bytes"]:
+                return None
+            small = facts["bytes"] <= LARGEST_VERIFIED
+            if verify and small and file_sha256(file) != facts["sha256"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return said
+
+
+def _make(parts: dict[str, Source], folder: Path) -> None:
+    """Write beside, then rename; where another process was first, its folder stands."""
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        aside.mkdir(parents=True)
+        bad = [entry for name, source in parts.items() for entry in _write(source, aside, name)]
+        files = {
+            file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+            for file in sorted(aside.iterdir())
+        }
+        text = json.dumps({"files": files, "bad": bad}, indent=1)
+        (aside / "manifest.json").write_text(text)
+        _put(aside, folder)
+    except OSError as error:
+        raise MachineUnfit(
+            f"the cache {folder} cannot be written: {error}; next: make room there, or "
+            "NFOLD_CACHE=FOLDER"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _put(aside: Path, folder: Path) -> None:
+    """Rename ``aside`` to ``folder``; a damaged one is moved off, for some may have it mapped."""
+    if _manifest(folder, verify=True) is not None:
+        return
+    old = aside.with_name(f"{aside.name}.old")
+    with suppress(FileNotFoundError):
+        os.rename(folder, old)
+    try:
+        os.rename(aside, folder)
+    except OSError:
+        if _manifest(folder, verify=False) is None:
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(source: Source, folder: Path, part: str) -> list[tuple[str, str]]:
+    """Write one part; returns the bad ones. DataCorrupt where no image is left."""
+    bad: list[tuple[str, str]] = []
+    sizes, labels, lengths, names = [], [], [0], []
+    raw = folder / f"{part}-encoded.raw"
+    with raw.open("wb") as file:
+        for photograph, found in _checked(source):
+            if isinstance(found, str):
+                bad.append((inert(photograph.name), inert(found)))
+                continue
+            assert isinstance(photograph.encoded, bytes)
+            file.write(photograph.encoded)
+            sizes.append(found)
+            labels.append(photograph.label)
+            lengths.append(len(photograph.encoded))
+            names.append(inert(photograph.name))
+    if not names:
+        raise DataCorrupt(f"no image can be used: {bad[0][0]} {bad[0][1]}" if bad else "no image")
+    _as_npy(raw, folder / f"{part}-encoded.npy")
+    _save(folder / f"{part}-sizes.npy", np.array(sizes, np.int64))
+    _save(folder / f"{part}-labels.npy", np.array(labels, np.int64))
+    _save(folder / f"{part}-starts.npy", np.cumsum(lengths))
+    (folder / f"{part}-names.txt").write_text("\n".join(names))
+    return bad
+
+
+def _save(file: Path, array: npt.NDArray[np.int64]) -> None:
+    np.save(file, array, allow_pickle=False)
+
+
+def _as_npy(raw: Path, file: Path) -> None:
+    """Bytes as an array that can be mapped: their number is known only after the last one."""
+    array = np.lib.format.open_memmap(file, "w+", np.uint8, (raw.stat().st_size,))
+    source = np.memmap(raw, np.uint8, "r")
+    step = 2**26
+    for start in range(0, len(source), step):
+        array[start : start + step] = source[start : start + step]
+    array.flush()
+    raw.unlink()
+
+
+def _checked(source: Source) -> Iterator[tuple[Photograph, tuple[int, int] | str]]:
+    """Every photograph with its height and width, or with what is wrong with it."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        for group in _groups(source):
+            yield from zip(group, threads.map(_size_or_reason, group), strict=True)
+
+
+def _groups(source: Iterable[Photograph]) -> Iterator[list[Photograph]]:
+    remaining = iter(source)
+    while group := list(islice(remaining, AT_ONCE)):
+        yield group
+
+
+def _size_or_reason(photograph: Photograph) -> tuple[int, int] | str:
+    if not isinstance(photograph.encoded, bytes):
+        return f"has no image bytes but {photograph.encoded!r:.40}"
+    if type(photograph.label) is not int:
+        raise DataCorrupt(f"{photograph.name} has the label {photograph.label!r:.40}")
+    try:
+        return checked_size(photograph.encoded)
+    except ValueError as error:
+        return str(error)

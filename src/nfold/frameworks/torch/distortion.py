@@ -1,0 +1,175 @@
+"""Inception's distortion of a batch on a device, each sample by its own draws.
+
+The same arithmetic as ``nfold.data.distortion`` has for one image on the CPU, so that where it
+runs changes a pixel by rounding only (docs/decisions/0018). Nothing waits for the host and no
+shape depends on a draw: it can be captured in a CUDA graph, and compiles to a few kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nfold.data.distortion import AREA, BICUBIC, METHODS, NEAREST
+from nfold.frameworks.torch.batch import Boxed
+from nfold.frameworks.torch.boxes import uniform
+from nfold.frameworks.torch.philox import below, draws
+
+LOOK = 5
+COLOUR = 6
+"""Keys of operations, beside those of ``augment``; they never change: results depend on them."""
+TAPS = 4
+"""Pixels that one pixel of a resized image may see of each side: four for bicubic."""
+CUBIC = -0.75
+BRIGHTNESS = 32 / 255
+HUE = 0.2
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What samples drew besides their boxes, each [n]; ``nfold.data.distortion.Look`` of many."""
+
+    method: Tensor
+    mirrored: Tensor
+    contrast_second: Tensor
+    brightness: Tensor
+    saturation: Tensor
+    hue: Tensor
+    contrast: Tensor
+
+
+def looks(seed: int, epoch: int | Tensor, ids: Tensor) -> Looks:
+    """The looks of samples ``ids`` [n] in an epoch."""
+    method, mirrored, order, brightness = draws(seed, epoch, ids, LOOK)
+    saturation, hue, contrast, _ = draws(seed, epoch, ids, COLOUR)
+    return Looks(
+        method=below(method, len(METHODS)),
+        mirrored=mirrored >> 31,
+        contrast_second=order >> 31,
+        brightness=uniform(brightness, -BRIGHTNESS, BRIGHTNESS).float(),
+        saturation=uniform(saturation, 0.5, 1.5).float(),
+        hue=uniform(hue, -HUE, HUE).float(),
+        contrast=uniform(contrast, 0.5, 1.5).float(),
+    )
+
+
+class Distortion:
+    """Distorts what lies in canvases, in one go."""
+
+    def __init__(self, size: int, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._pixels = torch.arange(size, device=device)
+        self._taps = torch.arange(TAPS, device=device)
+
+    def __call__(self, samples: Boxed, epoch: Tensor) -> Tensor:
+        """uint8 images [n, size, size, 3] of canvases [n, s, s, 3] and their ``places`` [n, 2]."""
+        with torch.autocast(samples.images.device.type, enabled=False):
+            look = looks(self._seed, epoch, samples.ids)
+            resized = self._resized(samples.images, samples.places, look)
+            return coloured(resized, look)
+
+    def _resized(self, canvases: Tensor, places: Tensor, look: Looks) -> Tensor:
+        """Whole levels as float [n, size, size, 3].
+
+        Rows are picked, then columns, as the rows of what is turned over between: a row is one
+        piece of memory.
+        """
+        tall = picked(canvases, *self._weights(places[:, 0], look.method, None))
+        over = tall.transpose(1, 2).contiguous()
+        image = picked(over, *self._weights(places[:, 1], look.method, look.mirrored))
+        return (image.transpose(1, 2) + 0.5).clamp(0, 255).floor()
+
+    def _weights(
+        self, sides: Tensor, method: Tensor, mirrored: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Which pixels of ``sides`` [n] each pixel sees, int64 [n, size, 4], and their weights."""
+        size = len(self._pixels)
+        pixels = self._pixels.expand(len(sides), size)
+        if mirrored is not None:
+            pixels = torch.where(mirrored[:, None] > 0, size - 1 - pixels, pixels)
+        sides, method = sides[:, None], method[:, None]
+        scale = sides.float() / size
+        middle = (pixels + 0.5) * scale - 0.5
+        below_middle = middle.floor()
+        start = pixels * scale
+        nearest = (2 * pixels + 1) * sides // (2 * size)
+        first = torch.where(method == AREA, start.floor().long(), below_middle.long() - 1)
+        first = torch.where(method == NEAREST, nearest, first)
+        found = first[..., None] + self._taps
+        weights = self._chosen(found, middle - below_middle, start, scale, method)
+        return found.clamp(min=0).minimum(sides[..., None] - 1), weights
+
+    def _chosen(
+        self, found: Tensor, past: Tensor, start: Tensor, scale: Tensor, method: Tensor
+    ) -> Tensor:
+        """The weights [n, size, 4] of each sample's own method.
+
+        ``past`` is how far a pixel's middle lies beyond the second tap's, 0 to 1.
+        """
+        distance = (self._taps - 1 - past[..., None]).abs()
+        end = (start + scale)[..., None]
+        covered = (found + 1).minimum(end) - found.maximum(start[..., None])
+        method = method[..., None]
+        weights = torch.where(method == BICUBIC, cubic(distance), (1 - distance).clamp(min=0))
+        weights = torch.where(method == AREA, covered.clamp(min=0) / scale[..., None], weights)
+        return torch.where(method == NEAREST, (self._taps == 0).float(), weights)
+
+
+def picked(images: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Rows of images [n, h, w, c] weighed together: float [n, size, w, c].
+
+    ``rows`` int64 [n, size, taps] are their places, ``weights`` what each counts.
+    """
+    count, height = images.shape[:2]
+    first = torch.arange(count, device=images.device)[:, None] * height
+    flat = images.flatten(0, 1)
+    shape = (*rows.shape[:2], *images.shape[2:])
+    made = torch.zeros(shape, device=images.device)
+    for tap in range(rows.shape[2]):
+        row = flat.index_select(0, (first + rows[..., tap]).flatten()).view(shape)
+        made += row * weights[..., tap, None, None]
+    return made
+
+
+def cubic(distance: Tensor) -> Tensor:
+    """The weight of a pixel at a distance of 0 to 2 (R. Keys, Cubic convolution, 1981)."""
+    near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance * distance + 1
+    far = ((CUBIC * distance - 5 * CUBIC) * distance + 8 * CUBIC) * distance - 4 * CUBIC
+    return torch.where(distance <= 1, near, torch.where(distance < 2, far, 0))
+
+
+def coloured(levels: Tensor, look: Looks) -> Tensor:
+    """Levels [n, h, w, 3] with their colours changed, as uint8."""
+    image = levels / 255 + look.brightness[:, None, None, None]
+    second = look.contrast_second[:, None, None, None] > 0
+    factor = look.contrast[:, None, None, None]
+    image = contrasted(image, torch.where(second, factor, 1))
+    image = turned(image.clamp(min=0), look.saturation[:, None, None], look.hue[:, None, None])
+    image = contrasted(image, torch.where(second, 1, factor))
+    return (image * 255 + 0.5).clamp(0, 255).to(torch.uint8)
+
+
+def contrasted(image: Tensor, factor: Tensor) -> Tensor:
+    """Every value further from its colour's mean over the image, or nearer to it."""
+    mean = image.mean(dim=(1, 2), keepdim=True)
+    return (image - mean) * factor + mean
+
+
+def turned(image: Tensor, saturation: Tensor, turn: Tensor) -> Tensor:
+    """Saturation changed, then hue by ``turn`` of a whole, in HSV, of images [n, h, w, 3].
+
+    The chroma grows with the saturation, at most to the value, which stays; a hue is a place on a
+    circle of 6: red at 0, green at 2, blue at 4 (A. Smith, Color gamut transform pairs, 1978).
+    """
+    red, green, blue = image.unbind(-1)
+    value = image.amax(-1)
+    chroma = value - image.amin(-1)
+    inverse = 1 / chroma.clamp(min=1e-12)
+    place = torch.where(green == value, (blue - red) * inverse + 2, (red - green) * inverse + 4)
+    place = torch.where(red == value, (green - blue) * inverse, place)
+    place = (place + 6 * turn).remainder(6)
+    chroma = (chroma * saturation).minimum(value)
+    shares = ((place - 3).abs() - 1, 2 - (place - 2).abs(), 2 - (place - 4).abs())
+    return torch.stack([value - chroma * (1 - part.clamp(0, 1)) for part in shares], dim=-1)

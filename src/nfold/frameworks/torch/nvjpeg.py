@@ -1,0 +1,122 @@
+"""JPEGs decoded on the GPU: nvJPEG, through torchvision where it was built with CUDA.
+
+A worker hands out files as they are; the device decodes them, cuts out the boxes and lays them in
+canvases, on the stream beside the step. What nvJPEG does not know (CMYK) the host decodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from nfold.data.decode import with_pillow
+from nfold.data.part import Part
+from nfold.errors import Unsupported
+from nfold.frameworks.base import Task
+from nfold.frameworks.torch.batch import Batch
+from nfold.frameworks.torch.boxes import canvas_side
+from nfold.frameworks.torch.input import Key
+from nfold.frameworks.torch.landing import laid_out
+from nfold.frameworks.torch.photographs import Drawn, batch_of, shared
+
+Decode = Callable[[Sequence[Tensor], torch.device], list[Tensor]]
+"""JPEGs, uint8 [bytes] on the host, to images uint8 [3, h, w] on the device."""
+
+
+class Files(Dataset[Batch]):
+    """Whole batches of JPEGs as they are; a worker only draws their boxes and reads them."""
+
+    def __init__(self, part: Part, task: Task, size: int) -> None:
+        self._part, self._seed, self._size = part, task.plan.seed, size
+
+    def __getitem__(self, key: Key) -> Batch:
+        drawn = Drawn(self._part, self._seed, self._size, key)
+        files = [self._part.jpeg(int(file)) for file in drawn.files]
+        lengths = torch.tensor([len(file) for file in files])
+        content = shared(int(lengths.sum()))
+        np.concatenate(files, out=content.numpy())
+        labels = torch.from_numpy(self._part.labels[drawn.files])
+        boxes = torch.cat([drawn.boxes, drawn.reductions[:, None], lengths[:, None]], dim=1)
+        return batch_of(key, (content, labels, drawn.ids, boxes))
+
+
+class Decoded:
+    """Brings a batch of files to the device, as ``Canvases`` brings one of pixels."""
+
+    def __init__(self, size: int, decode: Decode) -> None:
+        self._side = canvas_side(size)
+        self._decode = decode
+
+    def __call__(self, batch: Batch, device: torch.device) -> Batch:
+        """Tensors (images, labels, ids, places) of a batch (files, labels, ids, boxes).
+
+        One call decodes all files; the boxes are cut out one by one, since sizes differ.
+        """
+        content, labels, ids, boxes = batch.tensors
+        rows = boxes.tolist()
+        files = torch.split(content, [row[-1] for row in rows])
+        images = self._decode(files, device)
+        pixels = [box_of(image, *row[:5]) for image, row in zip(images, rows, strict=True)]
+        labels, ids, places = (
+            tensor.to(device, non_blocking=True) for tensor in (labels, ids, boxes[:, 2:4])
+        )
+        laid = laid_out(torch.cat(pixels), places, self._side)
+        return dataclasses.replace(batch, tensors=(laid, labels, ids, places))
+
+
+def box_of(image: Tensor, top: int, left: int, height: int, width: int, reduction: int) -> Tensor:
+    """A box's pixels, uint8 [height * width * 3], of an image [3, h, w] reduced by means.
+
+    A decoder on the CPU leaves detail out in the transform instead: nearly the same.
+    """
+    if reduction > 1:
+        image = _means(image, reduction)
+    return image[:, top : top + height, left : left + width].permute(1, 2, 0).flatten()
+
+
+def _means(image: Tensor, side: int) -> Tensor:
+    """Means over squares, those at the border over what there is of them."""
+    pooled = functional.avg_pool2d(
+        image[None].float(), side, ceil_mode=True, count_include_pad=False
+    )
+    return (pooled[0] + 0.5).to(torch.uint8)
+
+
+def torchvision_decode() -> Decode:
+    """torchvision's decoder; Unsupported where it is missing or was built without nvJPEG."""
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except (ImportError, RuntimeError) as error:
+        raise Unsupported(f"torchvision cannot be imported: {error}; next: --decode cpu") from error
+
+    def decode(files: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        try:
+            return cast(
+                list[Tensor], decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device)
+            )
+        except RuntimeError as error:
+            if "nvjpeg" in str(error).lower() and "compiled" in str(error).lower():
+                raise Unsupported(
+                    "torchvision was built without nvJPEG; next: --decode cpu"
+                ) from error
+            return [_decoded_alone(decode_jpeg, ImageReadMode.RGB, one, device) for one in files]
+
+    return decode
+
+
+def _decoded_alone(
+    decode_jpeg: Callable[..., Tensor], mode: object, file: Tensor, device: torch.device
+) -> Tensor:
+    """One file of a batch that could not be decoded together, by the host if need be."""
+    try:
+        return decode_jpeg(file, mode=mode, device=device)
+    except RuntimeError:
+        image = with_pillow(file.numpy(), 1, 1, 1)
+        return torch.from_numpy(image.copy()).permute(2, 0, 1).to(device)

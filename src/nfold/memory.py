@@ -1,0 +1,16 @@
+"""The host's memory as the kernel sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def free_bytes() -> int:
+    """What a new process may take without swapping."""
+    return available_bytes(Path("/proc/meminfo").read_text())
+
+
+def available_bytes(meminfo: str) -> int:
+    """What ``meminfo`` estimates to be available (proc(5))."""
+    fields = dict(line.split(":", 1) for line in meminfo.splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,64 @@
+"""Inception-v3 on photographs, with the distortions that it was published with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nfold.plan import Defaults
+from nfold.workloads.base import PEAK, SAMPLES, Info, Parameter
+from nfold.workloads.inception_v3.architecture import (
+    AUXILIARY,
+    BODY,
+    SIDE_OF_17,
+    TOP,
+    after,
+    multiplications,
+)
+
+CLASSES = 1000
+AUXILIARY_WEIGHT = 0.4
+"""Of the auxiliary head in the loss, as in Google's training code of 2016 (inception_model.py)."""
+SMOOTHING = 0.1
+"""Of the labels (section 7 of the paper)."""
+LEARNING_RATE = 0.045
+"""The paper's (section 8)."""
+WEIGHT_DECAY = 4e-5
+"""As in Google's published training code."""
+SMALLEST = 75
+"""Pixels of the smallest image that leaves a grid for the last blocks."""
+
+
+def flop_per_sample(parameters: Mapping[str, int]) -> float:
+    """All convolutions and dense layers, forward and twice that backward."""
+    given = (3, parameters["size"], parameters["size"])
+    grid = after(BODY, given)
+    total = sum(multiplications(BODY, given)) + sum(multiplications(TOP, grid))
+    total += after(TOP, grid)[0] * parameters["classes"]
+    if parameters["aux"]:
+        pooled = (grid[0], SIDE_OF_17, SIDE_OF_17)
+        total += sum(multiplications(AUXILIARY, pooled))
+        total += after(AUXILIARY, pooled)[0] * parameters["classes"]
+    return 3 * 2 * total
+
+
+INFO = Info(
+    name="inception_v3",
+    summary="Inception-v3 on JPEG photographs with its published distortions: 27.2 M parameters",
+    source=(
+        "C. Szegedy and others, Rethinking the Inception Architecture for Computer Vision "
+        "(arXiv:1512.00567, 2015); distortions as in Google's training code of 2016 "
+        "(image_processing.py); data: a folder per class, or Parquet with JPEGs"
+    ),
+    dataset="photographs",
+    training_samples=1_281_167,
+    parameters={
+        "size": Parameter(default=299, meaning="pixels of an image's side", minimum=SMALLEST),
+        "classes": Parameter(default=CLASSES, meaning="classes that the labels are of", minimum=2),
+        "aux": Parameter(default=1, meaning="1: with the auxiliary head", minimum=0, maximum=1),
+        "repeat": Parameter(default=1, meaning="times that an epoch has every photograph"),
+        "samples": SAMPLES,
+        "peak": PEAK,
+    },
+    defaults=Defaults(batch=32, epochs=1, encoded=True),
+    flop_per_sample=flop_per_sample,
+)

@@ -1,0 +1,154 @@
+"""Inception-v3 in PyTorch: 27,161,264 parameters with the auxiliary head, 23,834,568 without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nfold.workloads.inception_v3 import (
+    AUXILIARY_WEIGHT,
+    LEARNING_RATE,
+    SMOOTHING,
+    WEIGHT_DECAY,
+)
+from nfold.workloads.inception_v3.architecture import (
+    AUXILIARY,
+    BODY,
+    SIDE_OF_17,
+    TOP,
+    Branches,
+    Convolution,
+    Layer,
+    Pooling,
+    Shape,
+    after,
+)
+from nfold.workloads.torch import sgd
+
+Outputs = Tensor | tuple[Tensor, Tensor]
+"""Logits [n, classes]; while training with the auxiliary head its logits as well."""
+
+
+class Joined(nn.Module):
+    """Branches over the same input, joined along the channels."""
+
+    def __init__(self, layer: Branches, inputs: int) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(built(branch, inputs) for branch in layer.branches)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [n, inputs, h, w] to [n, outputs, h, w], or less of h and w."""
+        return torch.cat([branch(images) for branch in self.branches], dim=1)
+
+
+class Auxiliary(nn.Module):
+    """The head over the 17 × 17 grid: a 5 × 5 mean at stride 3, two convolutions, a dense layer.
+
+    Smaller images have a smaller grid: its mean is then taken over 5 × 5 equal parts.
+    """
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        inputs, side, _ = shape
+        self.pool = nn.AvgPool2d(5, stride=3) if side >= 17 else nn.AdaptiveAvgPool2d(SIDE_OF_17)
+        self.convolutions = built(AUXILIARY, inputs)
+        self.dense = nn.Linear(after(AUXILIARY, (inputs, SIDE_OF_17, SIDE_OF_17))[0], classes)
+
+    def forward(self, grid: Tensor) -> Tensor:
+        """The grid [n, 768, 17, 17] to logits [n, classes]."""
+        logits: Tensor = self.dense(self.convolutions(self.pool(grid)).mean((2, 3)))
+        return logits
+
+
+class Inception(nn.Module):
+    """The network; while training it returns its logits and the auxiliary head's."""
+
+    def __init__(self, size: int, classes: int, *, auxiliary: bool) -> None:
+        super().__init__()
+        grid = after(BODY, (3, size, size))
+        self.body = built(BODY, 3)
+        self.auxiliary = Auxiliary(grid, classes) if auxiliary else None
+        self.top = built(TOP, grid[0])
+        self.dense = nn.Linear(after(TOP, grid)[0], classes)
+
+    def forward(self, images: Tensor) -> Outputs:
+        """Images [n, 3, size, size] to logits [n, classes], once or twice."""
+        grid = self.body(images)
+        logits: Tensor = self.dense(self.top(grid).mean((2, 3)))
+        if self.training and self.auxiliary is not None:
+            return logits, self.auxiliary(grid)
+        return logits
+
+
+def built(layers: Iterable[Layer], inputs: int) -> nn.Sequential:
+    """The layers as modules, one after the other."""
+    modules: list[nn.Module] = []
+    for layer in layers:
+        modules += _modules(layer, inputs)
+        inputs = after((layer,), (inputs, 99, 99))[0]
+    return nn.Sequential(*modules)
+
+
+def _modules(layer: Layer, inputs: int) -> list[nn.Module]:
+    if isinstance(layer, Branches):
+        return [Joined(layer, inputs)]
+    if isinstance(layer, Pooling):
+        return [nn.MaxPool2d(3, 2) if layer.largest else nn.AvgPool2d(3, 1, padding=1)]
+    return _convolution(layer, inputs)
+
+
+def _convolution(layer: Convolution, inputs: int) -> list[nn.Module]:
+    """Without a bias, which the batch norm after it has."""
+    kernel = layer.height, layer.width
+    padding = (layer.height // 2, layer.width // 2) if layer.padded else 0
+    convolution = nn.Conv2d(
+        inputs, layer.channels, kernel, stride=layer.stride, padding=padding, bias=False
+    )
+    norm = nn.BatchNorm2d(layer.channels, eps=1e-3, momentum=3e-4)
+    return [convolution, norm, nn.ReLU(inplace=True)]
+
+
+def model(parameters: Mapping[str, int], classes: int) -> nn.Module:
+    """Images [n, 3, size, size] to logits; weights as Google's published training code has them.
+
+    Normal, cut off at two deviations of 0.1; in the auxiliary head's last layers 0.01 and 0.001.
+    """
+    module = Inception(parameters["size"], classes, auxiliary=bool(parameters["aux"]))
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            _draw(part, 0.1)
+    if module.auxiliary is not None:
+        _draw(module.auxiliary.convolutions[3], 0.01)
+        _draw(module.auxiliary.dense, 0.001)
+    return module
+
+
+def _draw(layer: nn.Module, deviation: float) -> None:
+    assert isinstance(layer, nn.Conv2d | nn.Linear)
+    weight = layer.weight.data.normal_(std=deviation)
+    outside = weight.abs() > 2 * deviation
+    while not weight.is_meta and outside.any():  # several times as fast as nn.init.trunc_normal_
+        weight[outside] = torch.empty(int(outside.sum())).normal_(std=deviation)
+        outside = weight.abs() > 2 * deviation
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def loss(outputs: Outputs, labels: Tensor) -> Tensor:
+    """Mean cross entropy with smoothed labels, and AUXILIARY_WEIGHT times the other head's."""
+    if isinstance(outputs, Tensor):
+        return _smoothed(outputs, labels)
+    logits, auxiliary = outputs
+    return _smoothed(logits, labels) + AUXILIARY_WEIGHT * _smoothed(auxiliary, labels)
+
+
+def _smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.float(), labels, label_smoothing=SMOOTHING)
+
+
+def optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
+    """SGD with Nesterov momentum (docs/decisions/0018 says why not RMSProp)."""
+    return sgd(module, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
