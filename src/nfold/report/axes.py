@@ -21,6 +21,8 @@ AXES = (
     "augment",
     "step",
     "kernels",
+    "steps_per_execution",
+    "allocation",
     "epochs",
     "steps",
     "warmup_steps",
@@ -38,6 +40,7 @@ AXES = (
 
 NAMES = {
     "batch_norm": "batch norm",
+    "steps_per_execution": "steps per execution",
     "device": "device type",
     "cores_per_device": "cores per device",
     "workers": "loader workers",
@@ -47,6 +50,16 @@ NAMES = {
 
 FOLLOWS_DEVICES = ("strategy", "workers", "cores_per_device")
 """Fields that may be other ones on another number of devices: alone that is no difference."""
+
+UNSAID = (
+    "kernels",
+    "exchange",
+    "batch_norm",
+    "accumulate",
+    "steps_per_execution",
+    "allocation",
+)
+"""Fields that are not worth a word at their default."""
 
 TEXTUAL = ("framework", "layout", "precision", "input", "augment", "step", "device")
 """Fields whose values say what they are; a number needs its name beside it."""
@@ -96,10 +109,11 @@ def shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 def _matters(axis: str, plan: Plan) -> bool:
     """A GPU is not a share of cores; resident data needs no loader; one length is set.
 
-    Kernels are not searched for, gradients go as they are, batch norm is a device's own and a
-    step has one part, unless somebody wanted it otherwise.
+    Kernels are not searched for, gradients go as they are, batch norm is a device's own, a step
+    has one part and a call one step, and memory is taken as ever, unless somebody wanted it
+    otherwise.
     """
-    if axis in ("kernels", "exchange", "batch_norm", "accumulate"):
+    if axis in UNSAID:
         return bool(getattr(plan, axis) != getattr(Plan(), axis))
     if axis == "cores_per_device":
         return plan.device == "cpu"

@@ -5,7 +5,6 @@ Of a built-in workload its folder says it; of a user's own, the function that it
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib
 import random
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nfold import data, workloads
-from nfold.data.arrays import Array, Arrays, channel_statistics
+from nfold.data.arrays import Array, Arrays, channel_statistics, limited
 from nfold.errors import UsageError
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.source import Operations
@@ -68,17 +67,6 @@ def _built_in(task: Task) -> Definition:
         optimizer=lambda model: module.optimizer(model, chosen),
         loss=module.loss,
         peak=chosen.get("peak", 0) / 1000,
-    )
-
-
-def limited(arrays: Arrays, samples: int) -> Arrays:
-    """The data set with only its first ``samples`` training samples; 0 keeps all."""
-    if not samples:
-        return arrays
-    return dataclasses.replace(
-        arrays,
-        train_images=arrays.train_images[:samples],
-        train_labels=arrays.train_labels[:samples],
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Task
+from nfold.frameworks.stream import step_limit
 from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.batch import Batch, Samples, Tensors
 from nfold.frameworks.torch.devices import Devices, free_bytes
@@ -52,7 +53,7 @@ class Source(Protocol):
 
 def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices) -> Source:
     """The batches of the plan; raises OutOfMemory where resident data would not fit."""
-    stream = Stream(len(arrays.train_labels), task, limit=_limit(task))
+    stream = Stream(len(arrays.train_labels), task, limit=step_limit(task.plan))
     if task.plan.input == "resident":
         return _resident(arrays, stream, task, devices)
     on_cpu = augmentation(operations, arrays, task.plan.seed, torch.device("cpu"))
@@ -104,10 +105,3 @@ def _free(task: Task, devices: Devices) -> int:
         return min(free, task.machine.memory_bytes)
     said = {gpu.index: gpu.memory_bytes for gpu in task.machine.gpus}
     return min(free, said.get(devices.primary.index) or free)
-
-
-def _limit(task: Task) -> int | None:
-    """Steps of a run that is measured in steps, warm-up included; None where epochs decide."""
-    if task.plan.steps is None:
-        return None
-    return task.plan.steps + (task.plan.warmup_steps or 0)

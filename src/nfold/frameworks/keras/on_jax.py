@@ -1,0 +1,224 @@
+"""Keras on JAX: the whole call is one jitted program over all devices, with donated state.
+
+Selection from resident data, augmentation, forward, backward and update are inside it. Under
+``keras.distribution.DataParallel`` weights are on every device and a batch is split over them; XLA
+adds the exchange of gradients, and computes batch norm over the whole batch.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from nfold.data.arrays import Images, Labels
+from nfold.errors import Unsupported
+from nfold.frameworks.base import Task
+from nfold.frameworks.keras.calls import Group
+from nfold.frameworks.keras.engine import Definition, Engine, Host, Loss, Placed
+from nfold.frameworks.keras.model import Built, built
+from nfold.frameworks.keras.prepare import preparation
+from nfold.frameworks.stream import Ids
+from nfold.workloads.keras import cross_entropy
+
+Array = Any
+State = tuple[list[Array], list[Array], list[Array]]
+"""Trainable variables, others (statistics, seeds), the optimizer's."""
+Samples = tuple[Array, Array, Array]
+"""Images, labels and ids of one step."""
+
+PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
+"""How float32 products are computed; by itself JAX takes tf32 on GPUs that have it."""
+
+
+def engine(task: Task, made: Definition) -> Engine:
+    """JAX on the plan's devices; raises Unsupported where JAX does not see them."""
+    plan = task.plan
+    if plan.device == "cpu":
+        jax.config.update("jax_num_cpu_devices", plan.devices)
+    if plan.precision in PRODUCTS:
+        jax.config.update("jax_default_matmul_precision", PRODUCTS[plan.precision])
+    names = keras.distribution.list_devices("gpu" if plan.device == "cuda" else "cpu")
+    if len(names) < (plan.devices or 1):
+        raise Unsupported(f"JAX {jax.__version__} sees {len(names)} {plan.device} devices: {names}")
+    distribution = keras.distribution.DataParallel(devices=names[: plan.devices])
+    keras.distribution.set_distribution(distribution)
+    return Jax(task, made, distribution.device_mesh.backend_mesh)
+
+
+class Jax(Engine):
+    """The jitted programs of one model, and the state that they hand on."""
+
+    def __init__(self, task: Task, made: Definition, mesh: Any) -> None:
+        self._mesh = mesh
+        self._everywhere = NamedSharding(mesh, P())
+        self._built = built(task, made)
+        self._one = OneStep(self._built, preparation(made.arrays, task, made.operations))
+        self._state: State = jax.device_put(self._built.state(), self._everywhere)
+        self._data: tuple[Array, ...] = ()
+        self._programs: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._score = jax.jit(self._one.right)
+
+    def describe(self) -> str:
+        """The devices and their kind."""
+        devices = list(self._mesh.devices.flat)
+        names = sorted({str(device.device_kind) for device in devices})
+        kind = "cuda" if devices[0].platform == "gpu" else "cpu"
+        named = ", ".join(f"{kind}:{device.id}" for device in devices)
+        return named if kind == "cpu" else f"{named} {' / '.join(names)}"
+
+    def _split(self, samples: int, axis: int) -> NamedSharding:
+        """Over the devices along one axis; whole on each where it does not divide."""
+        if samples % self._mesh.devices.size:
+            return self._everywhere
+        return NamedSharding(self._mesh, P(*[None] * axis, *self._mesh.axis_names))
+
+    def keep(self, images: Images, labels: Labels) -> None:
+        """Whole on every device."""
+        whole = (np.asarray(images), labels.astype(np.int32))
+        self._data = jax.device_put(whole, self._everywhere)
+
+    def route(self, group: Group) -> Placed:
+        """uint32 [calls, steps, batch]."""
+        return jax.device_put(group.ids.astype(np.uint32), self._split(group.count, 2))
+
+    def place(self, host: Host) -> Placed:
+        """Images, labels and ids, [steps, batch, ...] each."""
+        values = (host.images, host.labels, host.ids)
+        return jax.device_put(values, self._split(host.ids.shape[1], 1))
+
+    def follow(self, route: Placed, call: int, epoch: int) -> Loss:
+        """Select by the ids of the call, then step."""
+        place = (np.int32(call), np.uint32(epoch))
+        return self._run(self._one.follow, route.shape, self._data, route, *place)
+
+    def step(self, placed: Placed, epoch: int) -> Loss:
+        """Step on what is placed."""
+        return self._run(self._one.steps, placed[0].shape, placed, np.uint32(epoch))
+
+    def _run(self, function: Callable[..., Any], shape: tuple[int, ...], *inputs: Any) -> Loss:
+        """Run the program for a shape; the first time, it is compiled."""
+        key = (function.__name__, shape)
+        if key not in self._programs:
+            jitted = jax.jit(function, donate_argnums=0, out_shardings=self._everywhere)
+            self._programs[key] = jitted.lower(self._state, *inputs).compile()
+        self._state, losses = self._programs[key](self._state, *inputs)
+        return losses
+
+    def fence(self) -> None:
+        """Wait for the newest state."""
+        jax.block_until_ready(self._state)
+
+    def wait(self, loss: Loss) -> None:
+        """Wait for a call's losses."""
+        loss.block_until_ready()
+
+    @property
+    def queues(self) -> bool:
+        """JAX does, on CPUs too."""
+        return True
+
+    def read(self, losses: Sequence[Loss]) -> list[float]:
+        """Copied to the host at once."""
+        found: list[float] = np.concatenate(jax.device_get(list(losses))).tolist()
+        return found
+
+    def right(self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]) -> int:
+        """Counted on the devices, read once."""
+        counts = []
+        for images, labels in chunks:
+            place = self._split(len(labels), 0)
+            inputs = jax.device_put((np.asarray(images), labels.astype(np.int32)), place)
+            counts.append(self._score(self._state, *inputs))
+            beat()
+        return sum(int(count) for count in jax.device_get(counts))
+
+    def parameters(self) -> list[npt.NDArray[Any]]:
+        """From the first device."""
+        return [np.asarray(value) for value in jax.device_get(self._state[0])]
+
+    def memory(self) -> dict[str, int | None]:
+        """Of the fullest device what was in use, and what JAX took; on CPUs the peak RSS."""
+        stats = [device.memory_stats() or {} for device in self._mesh.devices.flat]
+        if not any("peak_bytes_in_use" in found for found in stats):
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return {"peak_memory_bytes": used, "reserved_memory_bytes": None}
+        return {
+            "peak_memory_bytes": max(found.get("peak_bytes_in_use", 0) for found in stats),
+            "reserved_memory_bytes": max(map(reserved, stats)),
+        }
+
+    def dataset(self, groups: Sequence[Group], make: Callable[[Ids], Host]) -> Iterable[Placed]:
+        """TensorFlow's."""
+        raise Unsupported("input 'tf.data' is TensorFlow's; next: --input loader")
+
+
+def reserved(stats: dict[str, int]) -> int:
+    """What JAX took from a device: its pool, as far as it says, else the limit it set itself."""
+    pool = stats.get("peak_pool_bytes") or stats.get("pool_bytes")
+    return pool or stats.get("bytes_limit") or stats.get("bytes_reserved", 0)
+
+
+class OneStep:
+    """The functions that are jitted, of one model."""
+
+    def __init__(self, made: Built, prepare: Callable[[Array, Array, Array], Array]) -> None:
+        self._made = made
+        self._prepare = prepare
+
+    def follow(
+        self, state: State, data: tuple[Array, Array], route: Array, call: Array, epoch: Array
+    ) -> tuple[State, Array]:
+        """The steps of call number ``call`` of a route [calls, steps, n]."""
+        images, labels = data
+        all_ids = lax.dynamic_index_in_dim(route, call, keepdims=False)
+
+        def one(state: State, ids: Array) -> tuple[State, Array]:
+            return self._step(state, (images[ids], labels[ids], ids), epoch)
+
+        return scanned(one, state, all_ids)
+
+    def steps(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
+        """The steps on images, labels and ids [steps, n, ...]."""
+        return scanned(lambda state, one: self._step(state, one, epoch), state, samples)
+
+    def _step(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
+        trained, others, optimizer = state
+        images, labels, ids = samples
+        inputs = self._prepare(images, ids, epoch)
+
+        def loss_of(trained: list[Array]) -> tuple[Array, tuple[Array, list[Array]]]:
+            model = self._made.model
+            logits, changed = model.stateless_call(trained, others, inputs, training=True)
+            loss = cross_entropy(logits, labels)
+            return self._made.scaled(loss, optimizer), (loss, changed)
+
+        gradients, (loss, changed) = jax.grad(loss_of, has_aux=True)(trained)
+        update = self._made.optimizer.stateless_apply
+        trained, optimizer = update(optimizer, gradients, trained)
+        return (trained, changed, optimizer), loss
+
+    def right(self, state: State, images: Array, labels: Array) -> Array:
+        """How many of the samples are classified right: int32 []."""
+        inputs = self._made.normalize(images)
+        logits, _ = self._made.model.stateless_call(state[0], state[1], inputs, training=False)
+        return (jnp.argmax(logits, axis=1) == labels).sum()
+
+
+def scanned(
+    one: Callable[[State, Any], tuple[State, Array]], state: State, inputs: Any
+) -> tuple[State, Array]:
+    """Scan over the steps of a call; a single one needs no loop. Losses are float32 [steps]."""
+    if len(jax.tree.leaves(inputs)[0]) > 1:
+        return lax.scan(one, state, inputs)
+    state, loss = one(state, jax.tree.map(lambda values: values[0], inputs))
+    return state, loss[None]
