@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 HOMES: dict[str, tuple[str, ...]] = {
     "torch": (
         "frameworks/torch/*",
+        "frameworks/keras/on_torch.py",
         "workloads/torch.py",
         "workloads/*/torch.py",
         "workloads/conv2d/cpu.py",

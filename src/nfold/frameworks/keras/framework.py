@@ -59,3 +59,10 @@ class KerasTorch(Keras):
     """Keras on PyTorch."""
 
     name: ClassVar[str] = "keras-torch"
+
+    def run_rank(self, task: Task, observer: Observer) -> RankSamples:
+        """Claim the device's cores, then run PyTorch's loop on Keras's model."""
+        with claimed_cores(task.plan, 0):
+            from nfold.frameworks.keras.on_torch import train
+
+            return train(task, observer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import cast
 
@@ -19,7 +20,7 @@ from nfold.frameworks.torch import batch_norm, layout, parallel
 from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.capturable import make_capturable
 from nfold.frameworks.torch.clock import clock
-from nfold.frameworks.torch.definition import check_alike, definition
+from nfold.frameworks.torch.definition import Definition, check_alike, definition
 from nfold.frameworks.torch.devices import Devices, open_devices
 from nfold.frameworks.torch.evaluate import evaluate
 from nfold.frameworks.torch.forward import Way, compiled, pieces_of, written
@@ -36,7 +37,11 @@ from nfold.frameworks.torch.translate import translated
 from nfold.measurement import Epoch, RankSamples
 
 
-def train(task: Task, observer: Observer) -> RankSamples:
+Define = Callable[[Task], Definition]
+"""What a task trains."""
+
+
+def train(task: Task, observer: Observer, define: Define = definition) -> RankSamples:
     """Run one rank to its end; raises OutOfMemory, Diverged or Collateral, or what the user's
     own code raises.
     """
@@ -44,7 +49,7 @@ def train(task: Task, observer: Observer) -> RankSamples:
     with (
         translated(devices.peak_memory_bytes),
         parallel.joined(task, devices),
-        closing(Trainer(task, devices)) as trainer,
+        closing(Trainer(task, devices, define)) as trainer,
     ):
         return trainer.run(observer)
 
@@ -52,10 +57,10 @@ def train(task: Task, observer: Observer) -> RankSamples:
 class Trainer:
     """A model, its data and its step on this rank's devices."""
 
-    def __init__(self, task: Task, devices: Devices) -> None:
+    def __init__(self, task: Task, devices: Devices, define: Define = definition) -> None:
         self.task = task
         self.devices = devices
-        self.made = definition(task)
+        self.made = define(task)
         check_alike(self.made, task, devices.primary)
         arrays, operations = self.made.arrays, self.made.operations
         self.source = source(arrays, task, operations, devices)
