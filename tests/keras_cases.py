@@ -34,6 +34,7 @@ class Case:
     side: int
     channels: int
     training: bool = True
+    layouts: tuple[str, ...] = LAYOUTS[:1]
     steps: tuple[str, ...] = ()
 
     def task(self, framework: str, **changes: Any) -> Task:
@@ -58,9 +59,9 @@ class Case:
 
 
 CASES = (
-    Case("digits:samples=72", 8, 1, steps=LAYOUTS),
+    Case("digits:samples=72", 8, 1, layouts=LAYOUTS, steps=LAYOUTS),
     Case("mnist", 28, 1, training=False),
-    Case("cnn10", 32, 3),
+    Case("cnn10", 32, 3, layouts=LAYOUTS),
     Case("wide_resnet:depth=10,samples=72,width=1", 32, 3, steps=LAYOUTS[:1]),
 )
 

@@ -82,6 +82,7 @@ LONGER: dict[str, str] = {
         "a class whose base only torch has; torch is imported after the agent's lifeline is tied"
     ),
     "cli/bench.py:command": "its signature is the list of options; its body is one call",
+    "cli/train.py:command": "its signature is the list of options; its body is one call",
 }
 """``file`` or ``file:function`` that may be longer than the rule, with the reason."""
 

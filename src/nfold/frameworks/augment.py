@@ -42,7 +42,8 @@ def crop(images: Images, drawn: Drawn, padding: int, _arrays: Arrays) -> Images:
     padded = np.pad(images, ((0, 0), edge, edge, (0, 0)))
     rows = below(drawn[0], places)[:, None] + np.arange(height)
     columns = below(drawn[1], places)[:, None] + np.arange(width)
-    return padded[np.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    cut: Images = padded[np.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return cut
 
 
 def flip(images: Images, drawn: Drawn, _argument: int, _arrays: Arrays) -> Images:

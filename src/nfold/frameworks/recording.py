@@ -230,7 +230,7 @@ class Recorder(Generic[Loss]):
         count = sum(call.steps * call.count for call in self._pending)
         if self.steps == steps and self._first_step_ms is None:
             self._first_step_ms = 1e3 * seconds
-        if self.steps > self._length.warmup:
+        if self.steps - steps >= self._length.warmup:
             window = Window(start_s=self._window_start, seconds=seconds, steps=steps, samples=count)
             self._windows.append(window)
             pairs = zip(call_ms, self._pending, strict=True)

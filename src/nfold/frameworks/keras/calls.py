@@ -23,12 +23,12 @@ class Group:
     @property
     def steps(self) -> int:
         """Steps of one call."""
-        return self.ids.shape[1]
+        return int(self.ids.shape[1])
 
     @property
     def count(self) -> int:
         """Samples of one step."""
-        return self.ids.shape[2]
+        return int(self.ids.shape[2])
 
     def hashes(self) -> list[int]:
         """The sample hash of every call, as ``stream.sample_hash`` has it."""

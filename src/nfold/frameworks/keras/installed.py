@@ -10,7 +10,7 @@ from nfold.errors import ExtraMissing
 EXTRAS: dict[str, tuple[str, str]] = {
     "tensorflow": ("tensorflow", "tensorflow"),
     "jax": ("jax", "jax"),
-    "keras-torch": ("keras", "jax"),
+    "keras-torch": ("keras", "keras"),
 }
 """The library that a framework needs besides Keras, and the extra that brings both."""
 

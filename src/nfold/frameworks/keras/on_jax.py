@@ -217,8 +217,15 @@ class OneStep:
 def scanned(
     one: Callable[[State, Any], tuple[State, Array]], state: State, inputs: Any
 ) -> tuple[State, Array]:
-    """Scan over the steps of a call; a single one needs no loop. Losses are float32 [steps]."""
-    if len(jax.tree.leaves(inputs)[0]) > 1:
-        return lax.scan(one, state, inputs)
+    """Scan over the steps of a call; a single one needs no loop. Losses are float32 [steps].
+
+    On CPUs the loop is unrolled: XLA runs a convolution inside of one on a single slow path, some
+    fifty times slower (docs/decisions/0016).
+    """
+    steps = len(jax.tree.leaves(inputs)[0])
+    if steps > 1:
+        unroll = steps if jax.default_backend() == "cpu" else 1
+        state, losses = lax.scan(one, state, inputs, unroll=unroll)
+        return state, losses
     state, loss = one(state, jax.tree.map(lambda values: values[0], inputs))
     return state, loss[None]

@@ -41,16 +41,19 @@ class TensorFlow(Engine):
     def __init__(self, task: Task, made: Definition, over: Replicas) -> None:
         self._over = over
         self._cuda = task.plan.device == "cuda"
-        self._usual = task.plan.batch
         self._how = str(task.plan.step)
         with over.strategy.scope():
             self._one = OneStep(task, made, over)
-        graph = (lambda f: f) if self._how == "eager" else tf.function
-        self._follow, self._step = graph(self._one.follow), graph(self._one.steps)
-        self._score = tf.function(self._one.right, jit_compile=self._how == "compiled")
-        if self._how == "eager":
-            self._score = self._one.right
+        self._follow, self._step = self._graph(self._one.follow), self._graph(self._one.steps)
+        self._score = self._graph(self._one.right, jit_compile=self._how == "compiled")
         self._data: tuple[Placed, ...] = ()
+
+    def _graph(self, function: Callable[..., Tensor], **how: bool) -> Callable[..., Tensor]:
+        """A function as TensorFlow runs it usually, or as it is written where that was asked."""
+        if self._how == "eager":
+            return function
+        graph: Callable[..., Tensor] = tf.function(function, autograph=False, **how)
+        return graph
 
     def describe(self) -> str:
         """The devices."""
@@ -143,6 +146,12 @@ def now(epoch: int) -> Tensor:
     return tf.constant(epoch, tf.uint32)
 
 
+def xla(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, compiled by XLA."""
+    compiled: Callable[..., Tensor] = tf.function(function, jit_compile=True, autograph=False)
+    return compiled
+
+
 class OneStep:
     """The functions of a step; made in the strategy's scope."""
 
@@ -194,9 +203,10 @@ class OneStep:
         largest = self._over.cuts(self._usual)[0][1]
         if not self._compiled or (rows < largest - 1 and not self._rare_too):
             return partial(self._replica, self._gradients)
+        whole = partial(self._replica, self._gradients)
         if self._over.count == 1:
-            return tf.function(partial(self._replica, self._gradients), jit_compile=True)
-        return partial(self._replica, tf.function(self._gradients, jit_compile=True))
+            return xla(whole)
+        return partial(self._replica, xla(self._gradients))
 
     def _replica(self, gradients: Any, samples: Samples, epoch: Tensor, counts: Tensor) -> Tensor:
         loss, found = gradients(samples, epoch, counts)

@@ -19,8 +19,8 @@ Normalize = Callable[[Tensor], Tensor]
 
 def normalizer(arrays: Arrays, layout: str) -> Normalize:
     """uint8 images [n, h, w, c] to float32 ones in the layout, each channel shifted and scaled."""
-    mean = np.float32(arrays.mean)
-    inverse_std = np.float32(1) / np.float32(arrays.std)
+    mean = np.array(arrays.mean, np.float32)
+    inverse_std = np.float32(1) / np.array(arrays.std, np.float32)
 
     def normalize(images: Tensor) -> Tensor:
         normal = (ops.cast(images, "float32") - mean) * inverse_std

@@ -36,7 +36,6 @@ from nfold.frameworks.torch.step import Now, Update, step
 from nfold.frameworks.torch.translate import translated
 from nfold.measurement import Epoch, RankSamples
 
-
 Define = Callable[[Task], Definition]
 """What a task trains."""
 
