@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from nfold.frameworks.keras.feed import one_ahead
 from nfold.frameworks.stream import Stream, sample_hash, step_limit
 
 
-def _stream(samples: int, **changes: object) -> Stream:
+def _stream(samples: int, **changes: Any) -> Stream:
     plan = made.plan(**changes)
     return Stream(samples, plan, rank=0, ranks=1, limit=step_limit(plan))
 
