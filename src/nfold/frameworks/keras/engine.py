@@ -55,6 +55,14 @@ class Engine(ABC):
         """Loaded input: a call's samples on the devices. May run in another thread."""
 
     @abstractmethod
+    def ready_to_follow(self, route: Placed) -> None:
+        """Make the program of a group's calls, so that none is made in a timed window."""
+
+    @abstractmethod
+    def ready_to_step(self, placed: Placed) -> None:
+        """The same for calls on samples of these shapes."""
+
+    @abstractmethod
     def follow(self, route: Placed, call: int, epoch: int) -> Loss:
         """Make the steps of a group's call number ``call``."""
 

@@ -88,6 +88,8 @@ class Resident(Feed):
         self._begin(epoch, cuts)
         routes = self._begun.pop((epoch, len(cuts))).result()
         self._begin(epoch + 1, self.stream.cuts)
+        for _, route, _ in routes:
+            self.engine.ready_to_follow(route)
         for group, route, hashes in routes:
             for number, hashed in enumerate(hashes):
                 run = partial(self.engine.follow, route, number, epoch)
@@ -111,6 +113,7 @@ class FromHost(Feed):
         on_host = made.operations if task.plan.augment == "cpu" else ()
         self._arrays = made.arrays
         self._augment = augmentation(on_host, made.arrays, task.plan.seed)
+        self._ready: set[tuple[int, ...]] = set()
 
     def host(self, epoch: int, ids: Ids) -> Host:
         """The samples ``ids`` [steps, n]."""
@@ -126,10 +129,20 @@ class FromHost(Feed):
         """Each gets its batches as the way of this feed places them."""
         found = self.groups(epoch, cuts)
         shapes = [(group, hashed) for group in found for hashed in group.hashes()]
+        self._make_ready(found)
         placed = self.placed(epoch, found)
         for (group, hashed), batch in zip(shapes, placed, strict=True):
             run = partial(self.engine.step, batch, epoch)
             yield Call(run, group.steps, group.count, hashed)
+
+    def _make_ready(self, found: list[Group]) -> None:
+        """Let the programs of new shapes be made, before the first call of all."""
+        for shape in {group.ids.shape[1:] for group in found} - self._ready:
+            self._ready.add(shape)
+            images = np.zeros((*shape, *self._arrays.train_images.shape[1:]), np.uint8)
+            labels, ids = np.zeros(shape, np.int32), np.zeros(shape, np.uint32)
+            place = self.engine.place(Host(images=images, labels=labels, ids=ids))
+            self.engine.ready_to_step(place)
 
     @abstractmethod
     def placed(self, epoch: int, found: list[Group]) -> Iterable[Placed]:

@@ -7,6 +7,7 @@ adds the exchange of gradients, and computes batch norm over the whole batch.
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from nfold.frameworks.keras.engine import Definition, Engine, Host, Loss, Placed
 from nfold.frameworks.keras.model import Built, built
 from nfold.frameworks.keras.prepare import preparation
 from nfold.frameworks.stream import Ids
+from nfold.measurement import RankSamples
 from nfold.workloads.keras import cross_entropy
 
 Array = Any
@@ -65,8 +67,9 @@ class Jax(Engine):
         self._one = OneStep(self._built, preparation(made.arrays, task, made.operations))
         self._state: State = jax.device_put(self._built.state(), self._everywhere)
         self._data: tuple[Array, ...] = ()
-        self._programs: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._programs: dict[tuple[int, ...], Any] = {}
         self._score = jax.jit(self._one.right)
+        self._plan = task.plan
 
     def describe(self) -> str:
         """The devices and their kind."""
@@ -96,22 +99,33 @@ class Jax(Engine):
         values = (host.images, host.labels, host.ids)
         return jax.device_put(values, self._split(host.ids.shape[1], 1))
 
+    def ready_to_follow(self, route: Placed) -> None:
+        """Compile for a route of this shape."""
+        if route.shape not in self._programs:
+            inputs = (self._data, route, np.int32(0), np.uint32(0))
+            self._programs[route.shape] = self._compiled(self._one.follow, *inputs)
+
+    def ready_to_step(self, placed: Placed) -> None:
+        """Compile for samples of these shapes."""
+        if placed[0].shape not in self._programs:
+            inputs = (placed, np.uint32(0))
+            self._programs[placed[0].shape] = self._compiled(self._one.steps, *inputs)
+
+    def _compiled(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        jitted = jax.jit(function, donate_argnums=0, out_shardings=self._everywhere)
+        return jitted.lower(self._state, *inputs).compile()
+
     def follow(self, route: Placed, call: int, epoch: int) -> Loss:
         """Select by the ids of the call, then step."""
+        program = self._programs[route.shape]
         place = (np.int32(call), np.uint32(epoch))
-        return self._run(self._one.follow, route.shape, self._data, route, *place)
+        self._state, losses = program(self._state, self._data, route, *place)
+        return losses
 
     def step(self, placed: Placed, epoch: int) -> Loss:
         """Step on what is placed."""
-        return self._run(self._one.steps, placed[0].shape, placed, np.uint32(epoch))
-
-    def _run(self, function: Callable[..., Any], shape: tuple[int, ...], *inputs: Any) -> Loss:
-        """Run the program for a shape; the first time, it is compiled."""
-        key = (function.__name__, shape)
-        if key not in self._programs:
-            jitted = jax.jit(function, donate_argnums=0, out_shardings=self._everywhere)
-            self._programs[key] = jitted.lower(self._state, *inputs).compile()
-        self._state, losses = self._programs[key](self._state, *inputs)
+        program = self._programs[placed[0].shape]
+        self._state, losses = program(self._state, placed, np.uint32(epoch))
         return losses
 
     def fence(self) -> None:
@@ -156,6 +170,14 @@ class Jax(Engine):
             "peak_memory_bytes": max(found.get("peak_bytes_in_use", 0) for found in stats),
             "reserved_memory_bytes": max(map(reserved, stats)),
         }
+
+    def finished(self, samples: RankSamples) -> RankSamples:
+        """Says so where batch norm was over more samples than the plan has it."""
+        norms = [type(one).__name__ == "BatchNormalization" for one in self._built.model.layers]
+        if not any(norms) or self._mesh.devices.size == 1 or self._plan.batch_norm != "device":
+            return samples
+        text = "batch norm on JAX is over the samples of all devices, as --batch-norm synchronised"
+        return dataclasses.replace(samples, notes=(*samples.notes, ("batch_norm", text)))
 
     def dataset(self, groups: Sequence[Group], make: Callable[[Ids], Host]) -> Iterable[Placed]:
         """TensorFlow's."""

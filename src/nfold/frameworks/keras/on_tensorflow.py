@@ -48,12 +48,11 @@ class TensorFlow(Engine):
         self._score = self._graph(self._one.right, jit_compile=self._how == "compiled")
         self._data: tuple[Placed, ...] = ()
 
-    def _graph(self, function: Callable[..., Tensor], **how: bool) -> Callable[..., Tensor]:
+    def _graph(self, function: Callable[..., Tensor], **how: bool) -> Any:
         """A function as TensorFlow runs it usually, or as it is written where that was asked."""
         if self._how == "eager":
             return function
-        graph: Callable[..., Tensor] = tf.function(function, autograph=False, **how)
-        return graph
+        return tf.function(function, autograph=False, **how)
 
     def describe(self) -> str:
         """The devices."""
@@ -74,6 +73,19 @@ class TensorFlow(Engine):
         cuts = self._over.cuts(host.ids.shape[1])
         values = (host.images, host.labels, host.ids)
         return tuple(self._over.split(v, cuts, axis=1) for v in values), self._over.counts(cuts)
+
+    def ready_to_follow(self, route: Placed) -> None:
+        """Trace for a route of this shape."""
+        if self._how != "eager":
+            ids, counts = route
+            inputs = (self._data, ids, tf.constant(0), now(0), counts)
+            self._follow.get_concrete_function(*inputs)
+
+    def ready_to_step(self, placed: Placed) -> None:
+        """Trace for samples of these shapes."""
+        if self._how != "eager":
+            samples, counts = placed
+            self._step.get_concrete_function(samples, now(0), counts)
 
     def follow(self, route: Placed, call: int, epoch: int) -> Loss:
         """Select by the ids of the call, then step."""
