@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 HOMES: dict[str, tuple[str, ...]] = {
     "torch": (
         "frameworks/torch/*",
+        "frameworks/keras/on_torch.py",
         "workloads/torch.py",
         "workloads/*/torch.py",
         "workloads/conv2d/cpu.py",
@@ -52,9 +53,9 @@ HOMES: dict[str, tuple[str, ...]] = {
         "run/agent.py",
     ),
     "triton": ("workloads/conv2d/kernel.py",),
-    "keras": ("frameworks/keras/*", "workloads/*/keras.py"),
-    "tensorflow": ("frameworks/keras/*", "workloads/*/keras.py"),
-    "jax": ("frameworks/keras/*", "workloads/*/keras.py"),
+    "keras": ("frameworks/keras/*", "workloads/keras.py", "workloads/*/keras.py"),
+    "tensorflow": ("frameworks/keras/on_tensorflow.py", "frameworks/keras/replicas.py"),
+    "jax": ("frameworks/keras/on_jax.py",),
     "numpy": ("data/*", "workloads/*", "frameworks/*"),
     "sklearn": ("data/*",),
     "pyarrow": ("data/*",),

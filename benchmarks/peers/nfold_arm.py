@@ -10,9 +10,9 @@ import math
 from typing import Any
 
 from job import Job, run
+from nfold.frameworks.torch.cores import claimed_cores
 
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.cores import claimed_cores
 from nfold.plan import MINIMUM, Plan
 from nfold.telemetry.inspection import inspect_machine
 

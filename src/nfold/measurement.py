@@ -74,6 +74,8 @@ class RankSamples:
     ``losses`` holds (step, mean loss over the steps since the one before) points.
     Of ``peak_memory_bytes``, ``data_bytes`` are the part of the training set that stays on the
     device and ``graph_bytes`` what the allocator reserves for CUDA graphs.
+    ``reserved_memory_bytes`` is what the framework took from the fullest device, used or not;
+    where the peak is what tensors really used, the two differ.
     """
 
     rank: int
@@ -88,6 +90,7 @@ class RankSamples:
     peak_memory_bytes: int | None = None
     data_bytes: int | None = None
     graph_bytes: int | None = None
+    reserved_memory_bytes: int | None = None
     sample_hashes: tuple[tuple[int, str], ...] = ()
     parameter_checksum: str | None = None
     parameter_count: int | None = None

@@ -9,25 +9,27 @@ import tomllib
 from dataclasses import dataclass, fields
 from typing import Any
 
+from nfold import choices
 from nfold.errors import DevicesMissing, UnknownValue, UsageError
 from nfold.machine import Machine
 from nfold.plain import from_plain, to_plain
 
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "framework": ("torch", "simulated"),
+    "framework": ("torch", "tensorflow", "jax", "keras-torch", "simulated"),
     "device": ("cuda", "cpu"),
-    "strategy": ("single", "ddp", "nfold", "dp"),
+    "strategy": ("single", "ddp", "nfold", "dp", "mirrored", "data_parallel"),
     "precision": ("fp32", "tf32", "bf16", "fp16"),
     "layout": ("channels_first", "channels_last"),
-    "input": ("loader", "resident"),
+    "input": ("loader", "resident", "generator", "tf.data"),
     "decode": ("cpu", "device"),
     "cache": ("off", "decoded"),
     "bad_images": ("refuse", "skip"),
     "augment": ("cpu", "device"),
-    "step": ("eager", "compiled", "captured", "compiled+captured"),
+    "step": ("eager", "graph", "compiled", "captured", "compiled+captured"),
     "kernels": ("default", "tuned"),
     "exchange": ("fp32", "bf16"),
     "batch_norm": ("device", "synchronised"),
+    "allocation": ("default", "growth"),
 }
 """The values of every named axis. What a framework cannot do of them, it says with a reason."""
 
@@ -36,6 +38,7 @@ MINIMUM: dict[str, int] = {
     "cores_per_device": 1,
     "batch": 1,
     "accumulate": 1,
+    "steps_per_execution": 1,
     "workers": 0,
     "seed": 0,
     "steps": 1,
@@ -45,8 +48,6 @@ MINIMUM: dict[str, int] = {
 """The smallest value of every numeric axis."""
 
 WARMUP_STEPS = 10
-MOST_RESIDENT = 0.25
-"""The part of a GPU's memory that a data set may take unasked; a model has to fit beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +72,11 @@ class Plan:
     the cores of one CPU device, ``workers`` loader processes per rank. A rank computes its share
     of a batch in ``accumulate`` parts; gradients are sent as ``exchange``; ``batch_norm`` is over
     each device's own samples of a part or, synchronised, over those of all devices. ``kernels``
-    says whether a compiled step takes kernels as they come or searches for the fastest. ``decode``
-    is where image files become pixels, None where there are none; ``cache`` may keep them decoded,
-    ``bad_images`` leave out damaged ones. Length: ``steps`` (after ``warmup_steps``) or ``epochs``.
+    says whether a compiled step takes kernels as they come or searches for the fastest. One call
+    makes ``steps_per_execution`` steps. ``allocation`` says whether a framework takes memory of a
+    GPU as it does by default or as it needs it. ``decode`` is where image files become pixels, None
+    where there are none; ``cache`` may keep them decoded, ``bad_images`` leave out damaged ones.
+    The length is either ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
     """
 
     framework: str = "torch"
@@ -95,6 +98,8 @@ class Plan:
     accumulate: int = 1
     exchange: str = "fp32"
     batch_norm: str = "device"
+    steps_per_execution: int = 1
+    allocation: str = "default"
     seed: int = 0
     steps: int | None = None
     epochs: int | None = None
@@ -157,22 +162,22 @@ class Plan:
             _check_devices(machine, device, devices, self.cores_per_device)
         cores = self.cores_per_device or max(1, machine.cores // devices)
         precision = self.precision or "fp32"
-        input_ = self.input or _input(self, machine, device, defaults)
-        step = self.step or _step(self, device, input_)
+        input_ = self.input or choices.chosen_input(self, machine, device, defaults)
+        step = self.step or choices.chosen_step(self, device, input_)
         timed = self.epochs is None and (self.steps is not None or defaults.epochs is None)
         return dataclasses.replace(
             self,
             device=device,
             devices=devices,
             cores_per_device=cores,
-            strategy=_strategy(self.strategy, devices, step),
+            strategy=choices.chosen_strategy(self, devices, step),
             batch=self.batch or defaults.batch,
             precision=precision,
-            layout=self.layout or _layout(device, precision),
+            layout=self.layout or choices.chosen_layout(self, device, precision),
             input=input_,
-            workers=_workers(self, device, cores, input_, defaults),
+            workers=choices.chosen_workers(self, device, cores, input_, defaults),
             decode=self.decode or ("cpu" if defaults.encoded else None),
-            augment=self.augment or _augment(input_, device, defaults),
+            augment=self.augment or choices.chosen_augment(input_, device, defaults),
             step=step,
             steps=(self.steps or defaults.steps) if timed else None,
             epochs=None if timed else self.epochs or defaults.epochs,
@@ -238,63 +243,3 @@ def _check_devices(machine: Machine, device: str, devices: int, cores: int | Non
 
 def _powers_of_two(limit: int) -> list[int]:
     return [2**k for k in range(limit.bit_length()) if 2**k <= limit]
-
-
-def _strategy(strategy: str | None, devices: int, step: str) -> str:
-    """One device has nothing to exchange: whatever was asked for, it runs ``single``.
-
-    DistributedDataParallel runs eager steps only here; our own exchange runs in all of them.
-    """
-    if devices == 1:
-        return "single"
-    if strategy == "single":
-        raise UsageError(f"strategy 'single' with {devices} devices: allowed are ddp, nfold, dp")
-    return strategy or ("ddp" if step == "eager" else "nfold")
-
-
-def _layout(device: str, precision: str) -> str:
-    """cuDNN's tensor-core convolutions want channels_last; fp32 ones and CPUs do not."""
-    tensor_cores = device == "cuda" and precision != "fp32"
-    return "channels_last" if tensor_cores else "channels_first"
-
-
-def _input(asked: Plan, machine: Machine, device: str, defaults: Defaults) -> str:
-    """On GPUs resident data where they fit, unless the host was asked to work on them."""
-    on_host = asked.framework != "torch" or device != "cuda" or asked.augment == "cpu"
-    if on_host or asked.workers or defaults.data_bytes is None:
-        return "loader"
-    smallest = min(gpu.memory_bytes or 0 for gpu in machine.gpus)
-    return "resident" if defaults.data_bytes <= MOST_RESIDENT * smallest else "loader"
-
-
-def _step(asked: Plan, device: str, input_: str) -> str:
-    """Over resident data a graph always runs as the eager step does, and is never slower.
-
-    Compiling is faster still for most models, but takes its time first: it is asked for.
-    """
-    graph = device == "cuda" and input_ == "resident" and asked.framework == "torch"
-    eager = asked.strategy in ("ddp", "dp") or asked.precision == "fp16"
-    return "captured" if graph and not eager else "eager"
-
-
-def _augment(input_: str, device: str, defaults: Defaults) -> str:
-    """Where the images are: resident ones are on the device, and no worker touches them.
-
-    Image files keep the workers busy with decoding: a GPU takes the rest (docs/decisions/0018).
-    """
-    busy = defaults.encoded and device == "cuda"
-    return "device" if input_ == "resident" or busy else "cpu"
-
-
-def _workers(asked: Plan, device: str, cores: int, input_: str, defaults: Defaults) -> int:
-    """Loader processes per rank: none on CPU devices, whose cores compute; else half the share.
-
-    Half, because one process per core starved every rank on a 64-core host with 4 GPUs: 14
-    workers a GPU took 16.2 ms a step, 7 took 13.3. Resident data needs none. Decoding
-    needs all cores but the rank's own: a core decodes hundreds a second, a GPU trains on thousands.
-    """
-    if asked.workers is not None:
-        return asked.workers
-    if device == "cpu" or input_ == "resident":
-        return 0
-    return max(1, cores - 1) if defaults.encoded else max(1, min(8, cores // 2))

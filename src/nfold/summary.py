@@ -126,6 +126,11 @@ def data_bytes(cell: Cell) -> int | None:
     return _most(cell, lambda rank: rank.data_bytes)
 
 
+def reserved_memory_bytes(cell: Cell) -> int | None:
+    """The most memory that the framework took from any device, used or not."""
+    return _most(cell, lambda rank: rank.reserved_memory_bytes)
+
+
 def graph_bytes(cell: Cell) -> int | None:
     """Of the peak, what recorded graphs keep for themselves: the most of any rank."""
     return _most(cell, lambda rank: rank.graph_bytes)
@@ -165,6 +170,7 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
         "peak_memory_bytes": [rank.peak_memory_bytes for rank in measurement.ranks],
         "data_bytes": [rank.data_bytes for rank in measurement.ranks],
         "graph_bytes": [rank.graph_bytes for rank in measurement.ranks],
+        "reserved_memory_bytes": [rank.reserved_memory_bytes for rank in measurement.ranks],
         "energy_joules": measurement.energy_joules,
         "telemetry": f"{measurement.folder}/telemetry.csv" if measurement.folder else None,
         "warnings": [to_plain(doubt) for doubt in measurement.warnings],

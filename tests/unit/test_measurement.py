@@ -54,6 +54,7 @@ RANK = RankSamples(
     ),
     peak_memory_bytes=2**20,
     data_bytes=2**10,
+    reserved_memory_bytes=2**31,
     graph_bytes=2**12,
     sample_hashes=((80, "00ff"),),
     parameter_checksum="abcd",

@@ -245,6 +245,8 @@ def test_toml_says_only_what_is_set() -> None:
         "accumulate = 1",
         'exchange = "fp32"',
         'batch_norm = "device"',
+        "steps_per_execution = 1",
+        'allocation = "default"',
         "seed = 0",
     ]
 
@@ -296,4 +298,5 @@ def test_edit_refuses_what_a_plan_has_not() -> None:
 def test_few_fields_have_a_value_from_the_start() -> None:
     set_from_the_start = {f.name for f in fields(Plan) if f.default is not None}
     free = {"framework", "seed", "accumulate", "exchange", "kernels", "batch_norm"}
-    assert set_from_the_start == free | {"cache", "bad_images"}
+    images = {"cache", "bad_images"}
+    assert set_from_the_start == free | images | {"steps_per_execution", "allocation"}

@@ -26,8 +26,9 @@ NAMED = (
     "augment",
     "step",
     "kernels",
+    "allocation",
 )
-NUMBERED = ("batch", "accumulate", "workers", "seed")
+NUMBERED = ("batch", "accumulate", "steps_per_execution", "workers", "seed")
 LISTS = ("devices", *NAMED, *NUMBERED)
 """Every plan field that takes a comma list."""
 

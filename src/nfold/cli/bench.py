@@ -31,23 +31,31 @@ Batch = Annotated[Axis, _axis("batch", "Global batches, in samples.")]
 Accumulate = Annotated[
     Axis, _axis("accumulate", "Parts that a device computes its share of a batch in.")
 ]
-Strategy = Annotated[Axis, _axis("strategy", "ddp, nfold (its own exchange), dp.")]
+Strategy = Annotated[
+    Axis, _axis("strategy", "ddp, nfold (its own exchange), dp, mirrored, data_parallel.")
+]
 Exchange = Annotated[Axis, _axis("exchange", "What gradients are sent as: fp32, bf16.")]
 BatchNorm = Annotated[
     Axis, _axis("batch-norm", "Over one device's samples or all: device, synchronised.")
 ]
 Layout = Annotated[Axis, _axis("layout", "channels_first, channels_last.")]
 Precision = Annotated[Axis, _axis("precision", "fp32, tf32, bf16, fp16.")]
-FrameworkName = Annotated[Axis, _axis("framework", "torch, simulated.")]
-Input = Annotated[Axis, _axis("input", "loader, resident.")]
+FrameworkName = Annotated[
+    Axis, _axis("framework", "torch, tensorflow, jax, keras-torch, simulated.")
+]
+Input = Annotated[Axis, _axis("input", "loader, resident, generator, tf.data.")]
 Decode = Annotated[Axis, _axis("decode", "Image files: cpu, device (nvJPEG).")]
 Cache = Annotated[Axis, _axis("cache", "Of image files: off, decoded (in the host's memory).")]
 SkipBad = Annotated[bool, _flag("skip-bad", "Leave out damaged image files; count them.")]
 Augment = Annotated[Axis, _axis("augment", "cpu, device.")]
 Step = Annotated[
-    Axis, _axis("step", "eager, compiled, captured (a CUDA graph), compiled+captured.")
+    Axis, _axis("step", "eager, graph, compiled, captured (a CUDA graph), compiled+captured.")
 ]
 Kernels = Annotated[Axis, _axis("kernels", "Of a compiled step: default, tuned.")]
+StepsPerExecution = Annotated[
+    Axis, _axis("steps-per-execution", "Steps of one call, on TensorFlow and JAX.")
+]
+Allocation = Annotated[Axis, _axis("allocation", "Of GPU memory: default, growth (as needed).")]
 Workers = Annotated[Axis, _axis("workers", "Loader processes per rank.")]
 Seed = Annotated[Axis, _axis("seed", "Seeds.")]
 Parameter = Annotated[
@@ -90,6 +98,8 @@ def command(
     augment: Augment = None,
     step: Step = None,
     kernels: Kernels = None,
+    steps_per_execution: StepsPerExecution = None,
+    allocation: Allocation = None,
     workers: Workers = None,
     seed: Seed = None,
     parameter: Parameter = None,

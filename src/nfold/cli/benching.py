@@ -54,6 +54,8 @@ class Request:
     augment: str | None
     step: str | None
     kernels: str | None
+    steps_per_execution: str | None
+    allocation: str | None
     workers: str | None
     seed: str | None
     parameter: Sequence[str] | None

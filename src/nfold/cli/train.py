@@ -36,21 +36,28 @@ Batch = Annotated[Field, _field("batch", "The global batch, in samples.")]
 Accumulate = Annotated[
     Field, _field("accumulate", "Parts that a device computes its share of a batch in.")
 ]
-Strategy = Annotated[Field, _field("strategy", "ddp, nfold (its own exchange), dp.")]
+Strategy = Annotated[
+    Field, _field("strategy", "ddp, nfold (its own exchange), dp, mirrored, data_parallel.")
+]
 Exchange = Annotated[Field, _field("exchange", "What gradients are sent as: fp32, bf16.")]
 BatchNorm = Annotated[
     Field, _field("batch-norm", "Over one device's samples or all: device, synchronised.")
 ]
 Layout = Annotated[Field, _field("layout", "channels_first, channels_last.")]
 Precision = Annotated[Field, _field("precision", "fp32, tf32, bf16, fp16.")]
-Input = Annotated[Field, _field("input", "loader, resident.")]
 Decode = Annotated[Field, _field("decode", "Image files: cpu, device (nvJPEG).")]
 Cache = Annotated[Field, _field("cache", "Of image files: off, decoded (in the host's memory).")]
+FrameworkName = Annotated[Field, _field("framework", "torch, tensorflow, jax, keras-torch.")]
+Input = Annotated[Field, _field("input", "loader, resident, generator, tf.data.")]
 Augment = Annotated[Field, _field("augment", "cpu, device.")]
 Step = Annotated[
-    Field, _field("step", "eager, compiled, captured (a CUDA graph), compiled+captured.")
+    Field, _field("step", "eager, graph, compiled, captured (a CUDA graph), compiled+captured.")
 ]
 Kernels = Annotated[Field, _field("kernels", "Of a compiled step: default, tuned.")]
+StepsPerExecution = Annotated[
+    Field, _field("steps-per-execution", "Steps of one call, on TensorFlow and JAX.")
+]
+Allocation = Annotated[Field, _field("allocation", "Of GPU memory: default, growth (as needed).")]
 Workers = Annotated[Field, _field("workers", "Loader processes per rank.")]
 Seed = Annotated[Field, _field("seed", "Of the weights and the order of samples.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data; else the workload's own.")]
@@ -73,6 +80,7 @@ def command(
     batch_norm: BatchNorm = None,
     layout: Layout = None,
     precision: Precision = None,
+    framework: FrameworkName = None,
     input_: Input = None,
     decode: Decode = None,
     cache: Cache = None,
@@ -80,6 +88,8 @@ def command(
     augment: Augment = None,
     step: Step = None,
     kernels: Kernels = None,
+    steps_per_execution: StepsPerExecution = None,
+    allocation: Allocation = None,
     workers: Workers = None,
     seed: Seed = None,
     epochs: Epochs = None,

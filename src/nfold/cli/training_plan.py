@@ -38,6 +38,7 @@ class Request:
     batch_norm: str | None
     layout: str | None
     precision: str | None
+    framework: str | None
     input_: str | None
     decode: str | None
     cache: str | None
@@ -45,6 +46,8 @@ class Request:
     augment: str | None
     step: str | None
     kernels: str | None
+    steps_per_execution: str | None
+    allocation: str | None
     workers: str | None
     seed: str | None
     epochs: int | None
@@ -64,8 +67,7 @@ class Request:
     @property
     def fields(self) -> dict[str, str | None]:
         """The plan fields that a flag may set, as text."""
-        names = [name for name in LISTS if name != "framework"]
-        return {name: self.input_ if name == "input" else getattr(self, name) for name in names}
+        return {name: self.input_ if name == "input" else getattr(self, name) for name in LISTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,19 @@ def asked_of(request: Request) -> Asked:
     if reason is not None:
         raise UsageError(reason)
     asked = Asked(workload=workload, plan=plan, machine=machine, folder=None, every=1)
+    if not chosen.keeps:
+        _check_not_kept(request, plan)
+        return asked
     return _with_folder(request, asked)
+
+
+def _check_not_kept(request: Request, plan: Plan) -> None:
+    """UsageError where a training was asked to be kept that its framework cannot keep."""
+    if request.checkpoint is not None:
+        raise UsageError(
+            f"--checkpoint {request.checkpoint}: framework {plan.framework!r} keeps no "
+            "checkpoints; next: leave it out, or --framework torch"
+        )
 
 
 def _with_folder(request: Request, asked: Asked) -> Asked:

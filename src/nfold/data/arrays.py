@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,17 @@ def assembled(name: str, classes: int, *, train: Part, test: Part) -> Arrays:
         test_labels=test[1],
         mean=mean,
         std=std,
+    )
+
+
+def limited(arrays: Arrays, samples: int) -> Arrays:
+    """The data set with only its first ``samples`` training samples; 0 keeps all."""
+    if not samples:
+        return arrays
+    return dataclasses.replace(
+        arrays,
+        train_images=arrays.train_images[:samples],
+        train_labels=arrays.train_labels[:samples],
     )
 
 

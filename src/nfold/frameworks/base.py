@@ -65,6 +65,8 @@ class Framework(ABC):
     name: ClassVar[str]
     in_parent: ClassVar[bool] = False
     """Whether every rank runs in the parent's own process (the simulated framework)."""
+    keeps: ClassVar[bool] = True
+    """Whether ``nfold train`` can keep a training in checkpoints, and go on from one."""
 
     @abstractmethod
     def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:

@@ -10,6 +10,9 @@ from nfold.frameworks.base import Framework
 HOMES: dict[str, str] = {
     "simulated": "nfold.frameworks.simulated:Simulated",
     "torch": "nfold.frameworks.torch.framework:Torch",
+    "tensorflow": "nfold.frameworks.keras.framework:TensorFlow",
+    "jax": "nfold.frameworks.keras.framework:Jax",
+    "keras-torch": "nfold.frameworks.keras.framework:KerasTorch",
 }
 
 

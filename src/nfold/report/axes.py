@@ -24,6 +24,8 @@ AXES = (
     "augment",
     "step",
     "kernels",
+    "steps_per_execution",
+    "allocation",
     "epochs",
     "steps",
     "warmup_steps",
@@ -42,6 +44,7 @@ AXES = (
 NAMES = {
     "batch_norm": "batch norm",
     "bad_images": "bad images",
+    "steps_per_execution": "steps per execution",
     "device": "device type",
     "cores_per_device": "cores per device",
     "workers": "loader workers",
@@ -51,6 +54,18 @@ NAMES = {
 
 FOLLOWS_DEVICES = ("strategy", "workers", "cores_per_device")
 """Fields that may be other ones on another number of devices: alone that is no difference."""
+
+UNSAID = (
+    "kernels",
+    "exchange",
+    "batch_norm",
+    "accumulate",
+    "steps_per_execution",
+    "allocation",
+    "cache",
+    "bad_images",
+)
+"""Fields that are not worth a word at their default."""
 
 TEXTUAL = ("framework", "layout", "precision", "input", "augment", "step", "device")
 """Fields whose values say what they are; a number needs its name beside it."""
@@ -101,9 +116,10 @@ def _matters(axis: str, plan: Plan) -> bool:
     """A GPU is not a share of cores; resident data needs no loader; one length is set.
 
     Kernels are not searched for, gradients go as they are, batch norm is a device's own, a step
-    has one part and image files are neither cached nor bad, unless somebody wanted it otherwise.
+    has one part and a call one step, memory is taken as ever, image files are neither cached nor
+    bad, unless somebody wanted it otherwise.
     """
-    if axis in ("kernels", "exchange", "batch_norm", "accumulate", "cache", "bad_images"):
+    if axis in UNSAID:
         return bool(getattr(plan, axis) != getattr(Plan(), axis))
     if axis == "cores_per_device":
         return plan.device == "cpu"

@@ -70,6 +70,7 @@ def _cell(section: Section, result: Result) -> Row:
         "peak_memory_bytes": result.peak_memory_bytes,
         "data_bytes": summary.data_bytes(cell),
         "graph_bytes": summary.graph_bytes(cell),
+        "reserved_memory_bytes": summary.reserved_memory_bytes(cell),
         "joules_per_1000_samples": result.joules_per_1000,
         "warnings": "; ".join(dict.fromkeys(d.text for m in cell.measurements for d in m.warnings)),
     }

@@ -21,7 +21,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from nfold.frameworks.base import Phase
-from nfold.frameworks.torch.cores import core_share
+from nfold.frameworks.cores import core_share
 from nfold.lifeline import die_with_parent
 from nfold.place import user_place
 from nfold.run.handoff import Failure, Folder, Heart

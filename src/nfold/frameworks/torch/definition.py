@@ -5,7 +5,6 @@ Of a built-in workload its folder says it; of a user's own, the function that it
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib
 import random
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nfold import data, workloads
-from nfold.data.arrays import Array, Arrays, channel_statistics
+from nfold.data.arrays import Array, Arrays, channel_statistics, limited
 from nfold.data.centres import arrays_of
 from nfold.data.photographs import Photographs
 from nfold.errors import UsageError
@@ -81,17 +80,6 @@ def _built_in(task: Task) -> Definition:
 
 def _built_in_arrays(info: Info, chosen: Mapping[str, int]) -> Arrays:
     return limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
-
-
-def limited(arrays: Arrays, samples: int) -> Arrays:
-    """The data set with only its first ``samples`` training samples; 0 keeps all."""
-    if not samples:
-        return arrays
-    return dataclasses.replace(
-        arrays,
-        train_images=arrays.train_images[:samples],
-        train_labels=arrays.train_labels[:samples],
-    )
 
 
 def _own(task: Task) -> Definition:

@@ -39,6 +39,10 @@ class Devices:
             return max(torch.cuda.max_memory_reserved(device) for device in self.all)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
+    def reserved_memory_bytes(self) -> int | None:
+        """The most that PyTorch's allocator took from the fullest GPU; None on CPU devices."""
+        return self.peak_memory_bytes() if self.cuda else None
+
     def describe(self) -> str:
         """For example ``cuda:1 NVIDIA H200`` or ``cpu:0``."""
         if not self.cuda:

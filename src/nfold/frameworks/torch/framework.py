@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from nfold.frameworks.base import Framework, Observer, Task
-from nfold.frameworks.torch.cores import claimed_cores
+from nfold.frameworks.cores import claimed_cores
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
@@ -19,6 +19,27 @@ GPU_DECODER = "torchvision, which brings nvJPEG,"
 Rule = tuple[Callable[[Plan], bool], str]
 
 RULES: tuple[Rule, ...] = (
+    (
+        lambda plan: plan.step == "graph",
+        "step 'graph' is TensorFlow's tf.function; torch's are eager, compiled and captured",
+    ),
+    (
+        lambda plan: plan.input in ("generator", "tf.data"),
+        "input 'generator' and 'tf.data' are Keras's; next: --input loader or resident",
+    ),
+    (
+        lambda plan: plan.strategy in ("mirrored", "data_parallel"),
+        "strategy 'mirrored' is TensorFlow's, 'data_parallel' JAX's; next: --strategy ddp or nfold",
+    ),
+    (
+        lambda plan: plan.steps_per_execution > 1,
+        "torch makes one step a call; next: --step captured, which makes the call cheap, or "
+        "--framework tensorflow or jax",
+    ),
+    (
+        lambda plan: plan.allocation != "default",
+        "torch takes memory as it needs it already: next: leave out --allocation",
+    ),
     (
         lambda plan: "captured" in str(plan.step) and plan.device == "cpu",
         "a captured step is a CUDA graph: it needs a GPU; next: --step compiled or eager",

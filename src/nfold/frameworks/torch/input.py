@@ -1,34 +1,24 @@
-"""Input from the host: which samples a rank gets in each step, loaded by worker processes.
-
-The order of samples depends on (seed, epoch) alone. Every global batch is cut into one
-contiguous slice per rank, or one per rank and part of a step, the slices differing by at most
-one sample, so that a batch that does not divide and an incomplete last batch are used whole.
-"""
+"""Input from the host: the samples of a rank in each step, loaded by worker processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from nfold.data.arrays import Arrays
+from nfold.frameworks import stream
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.augment import SHUFFLE, Augment
+from nfold.frameworks.stream import Ids, sample_hash
+from nfold.frameworks.torch.augment import Augment
 from nfold.frameworks.torch.batch import Batch, Boxed, Given, Samples, Tensors
-from nfold.frameworks.torch.parts import pieces
-from nfold.frameworks.torch.philox import permutation
 from nfold.frameworks.torch.prefetch import Land, copied, on_device
 from nfold.lifeline import die_with_parent
-
-Ids = npt.NDArray[np.int64]
-Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -41,83 +31,19 @@ class Key:
     global_count: int
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Where one rank's share of one global batch lies in the order of an epoch, the same in each.
-
-    ``places`` is never empty: a rank without a sample gets the batch's first, of which 0 count.
-    """
-
-    places: Ids
-    count: int
-    global_count: int
-
-
-class Stream(Sampler[Key]):
+class Stream(stream.Stream, Sampler[Key]):
     """The keys of one rank, epoch by epoch, or without end across epochs."""
 
     def __init__(self, samples: int, task: Task, *, limit: int | None = None) -> None:
-        batch = cast(int, task.plan.batch)
-        starts = range(0, samples, batch)
-        self._wholes = [range(start, min(start + batch, samples)) for start in starts]
-        self._task = task
-        self.cuts = self.cuts_of(task.rank)
-        self._samples = samples
-        self._seed = task.plan.seed
-        self._limit = limit
-        self.epoch = 0
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in one epoch, the incomplete last batch counted."""
-        return len(self.cuts)
-
-    def cuts_of(self, rank: int) -> list[Cut]:
-        """A rank's part of every global batch."""
-        ranks, parts = self._task.world_size, self._task.plan.accumulate
-        return [_cut(whole, rank, ranks, parts) for whole in self._wholes]
-
-    def __len__(self) -> int:
-        return self._limit or self.steps_per_epoch
+        stream.Stream.__init__(
+            self, samples, task.plan, rank=task.rank, ranks=task.world_size, limit=limit
+        )
 
     def __iter__(self) -> Iterator[Key]:
         for epoch, cuts in self.passes():
             order = self.order(epoch)
             for cut in cuts:
                 yield Key(epoch, order[cut.places], cut.count, cut.global_count)
-
-    def passes(self) -> Iterator[tuple[int, list[Cut]]]:
-        """The epochs that one iteration goes through, the last perhaps not to its end."""
-        if self._limit is None:
-            yield self.epoch, self.cuts
-            return
-        for epoch, done in enumerate(range(0, self._limit, self.steps_per_epoch)):
-            yield epoch, self.cuts[: self._limit - done]
-
-    def order(self, epoch: int) -> Ids:
-        """All ranks' samples in the order of an epoch: int64 [samples]."""
-        order: Ids = permutation(self._seed, epoch, self._samples, SHUFFLE).numpy()
-        return order
-
-
-def _cut(whole: range, rank: int, ranks: int, accumulate: int) -> Cut:
-    own = pieces(len(whole), rank, ranks, accumulate)
-    count = sum(map(len, own))
-    places = np.concatenate([np.asarray(piece) for piece in own]) if count else np.zeros(1)
-    return Cut(whole.start + places.astype(np.int64), count, len(whole))
-
-
-def mixed(ids: Ids) -> Hashes:
-    """A 64-bit hash of each sample id (splitmix64)."""
-    bits = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
-
-
-def sample_hash(ids: Ids) -> int:
-    """A 64-bit hash of a set of sample ids that does not depend on their order: their sum."""
-    return int(mixed(ids).sum(dtype=np.uint64))
 
 
 class Batches(Dataset[Batch]):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import cast
 
@@ -14,17 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.recording import Length, Recorder
 from nfold.frameworks.torch import batch_norm, layout, parallel
 from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.capturable import make_capturable
 from nfold.frameworks.torch.clock import clock
-from nfold.frameworks.torch.definition import check_alike, definition
+from nfold.frameworks.torch.definition import Definition, check_alike, definition
 from nfold.frameworks.torch.devices import Devices, open_devices
 from nfold.frameworks.torch.evaluate import evaluate
 from nfold.frameworks.torch.forward import Way, compiled, pieces_of, written
 from nfold.frameworks.torch.images import normalizer
 from nfold.frameworks.torch.keeping import State, keeper
-from nfold.frameworks.torch.observe import Length, Recorder
+from nfold.frameworks.torch.observe import losses_of
 from nfold.frameworks.torch.parts import Parts, cut
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.rate import Fixed, OneCycle
@@ -40,8 +42,11 @@ from nfold.frameworks.torch.step import Now, Update, step
 from nfold.frameworks.torch.translate import translated
 from nfold.measurement import Epoch, RankSamples
 
+Define = Callable[[Task], Definition]
+"""What a task trains."""
 
-def train(task: Task, observer: Observer) -> RankSamples:
+
+def train(task: Task, observer: Observer, define: Define = definition) -> RankSamples:
     """Run one rank to its end; raises OutOfMemory, Diverged or Collateral, or what the user's
     own code raises.
     """
@@ -49,7 +54,7 @@ def train(task: Task, observer: Observer) -> RankSamples:
     with (
         translated(devices.peak_memory_bytes),
         parallel.joined(task, devices),
-        closing(Trainer(task, devices)) as trainer,
+        closing(Trainer(task, devices, define)) as trainer,
     ):
         return trainer.run(observer)
 
@@ -57,10 +62,10 @@ def train(task: Task, observer: Observer) -> RankSamples:
 class Trainer:
     """A model, its data and its step on this rank's devices."""
 
-    def __init__(self, task: Task, devices: Devices) -> None:
+    def __init__(self, task: Task, devices: Devices, define: Define = definition) -> None:
         self.task = task
         self.devices = devices
-        self.made = definition(task)
+        self.made = define(task)
         check_alike(self.made, task, devices.primary)
         arrays = self.made.arrays
         self.precision = Precision(cast(str, task.plan.precision), devices.primary)
@@ -135,14 +140,14 @@ class Trainer:
         epochs = range(done, self.task.plan.epochs or 1)
         warmup = self.task.plan.warmup_steps or 0
         length = Length.of(len(epochs) * steps, warmup, before=done * steps)
-        recorder = Recorder(
-            self.task.rank, self.devices.describe(), clock(self.devices), observer, length
-        )
+        timer, device = clock(self.devices), self.devices.describe()
+        recorder = Recorder(self.task.rank, device, timer, observer, length, losses_of)
         recorder.go_on(earlier)
         for epoch in epochs:
             self._epoch(epoch, recorder)
         return recorder.samples(
             peak_memory_bytes=self.devices.peak_memory_bytes(),
+            reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=self.source.data_bytes,
             graph_bytes=self._step.graph_bytes(),
             notes=self.source.notes,
@@ -150,7 +155,7 @@ class Trainer:
             parameter_count=sum(p.numel() for p in self.module.parameters()),
         )
 
-    def _epoch(self, epoch: int, recorder: Recorder) -> None:
+    def _epoch(self, epoch: int, recorder: Recorder[Tensor]) -> None:
         self.model.train()
         self.source.epoch = epoch
         started = time.monotonic()
@@ -165,7 +170,9 @@ class Trainer:
             self.keeper.keep(recorder.samples(), (epoch + 1) * len(self.source))
             recorder.tell()
 
-    def _finish_epoch(self, seconds: float, loss: float, count: int, recorder: Recorder) -> Epoch:
+    def _finish_epoch(
+        self, seconds: float, loss: float, count: int, recorder: Recorder[Tensor]
+    ) -> Epoch:
         sums = torch.tensor([loss, count], dtype=torch.float64, device=self.devices.primary)
         total, samples = parallel.summed(sums, self.task.world_size).tolist()
         parallel.average_buffers(self.module, self.task.world_size)

@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
+from nfold.frameworks.stream import pieces
 from nfold.frameworks.torch.batch import Tensors
 from nfold.frameworks.torch.share import Share, weighted
 
@@ -42,19 +43,6 @@ class Part:
 
 
 Parts = tuple[Part, ...]
-
-
-def pieces(samples: int, rank: int, ranks: int, accumulate: int) -> list[range]:
-    """The places in a batch of ``samples`` that are this rank's, part after part.
-
-    A batch is cut into parts and each part into ranks, so that a part of all ranks together has
-    the same samples on any number of ranks: batch norm may be over it. Ranks wait for each other
-    in every part then, so all have as many: ``accumulate``, but none that no rank has a sample of.
-    """
-    parts = min(accumulate, samples)
-    whole = parts * ranks
-    own = range(rank, whole, ranks)
-    return [range(piece * samples // whole, (piece + 1) * samples // whole) for piece in own]
 
 
 @lru_cache(maxsize=64)

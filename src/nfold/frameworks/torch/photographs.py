@@ -22,10 +22,11 @@ from nfold.data.part import Part
 from nfold.data.photographs import Photographs
 from nfold.data.whole import mapped
 from nfold.frameworks.base import Task
+from nfold.frameworks.stream import sample_hash
 from nfold.frameworks.torch.batch import Batch, Tensors
 from nfold.frameworks.torch.boxes import boxes, reduced, reductions
 from nfold.frameworks.torch.distortion import looks
-from nfold.frameworks.torch.input import Key, sample_hash
+from nfold.frameworks.torch.input import Key
 from nfold.plan import Plan
 
 NO_IDS = torch.empty(0, dtype=torch.int64)

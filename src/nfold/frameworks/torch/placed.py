@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nfold.frameworks.stream import Cut, Ids, mixed
 from nfold.frameworks.torch.batch import Batch, Samples, Tensors
-from nfold.frameworks.torch.input import Cut, Ids, Stream, mixed
+from nfold.frameworks.torch.input import Stream
 
 CHUNK_BYTES = 2**26
 """Copied at a time: a data set that is a memory map need not fit into the host's memory."""

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from nfold.frameworks.rate import one_cycle
 from nfold.frameworks.torch.capturable import make_capturable
-
-RISE = 0.2
-"""The part of the steps in which the rate rises to its peak."""
-
-
-def one_cycle(progress: float) -> float:
-    """The part of the peak at a place between 0, the first step, and 1, the end.
-
-    L. Smith and N. Topin, Super-Convergence (arXiv:1708.07120, 2017): linearly up, then down to
-    nothing.
-    """
-    return progress / RISE if progress < RISE else (1 - progress) / (1 - RISE)
 
 
 class Fixed:

@@ -13,8 +13,9 @@ import torch
 
 from nfold.data.arrays import Arrays
 from nfold.errors import OutOfMemory
+from nfold.frameworks.stream import Ids
 from nfold.frameworks.torch.batch import Samples, Tensors
-from nfold.frameworks.torch.input import Ids, Stream
+from nfold.frameworks.torch.input import Stream
 from nfold.frameworks.torch.placed import Placed, uploaded
 
 MOST_OF_FREE = 0.8

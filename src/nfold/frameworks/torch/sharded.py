@@ -18,8 +18,9 @@ from torch import Tensor
 
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Task
+from nfold.frameworks.stream import Ids
 from nfold.frameworks.torch.batch import Samples, Tensors
-from nfold.frameworks.torch.input import Ids, Stream
+from nfold.frameworks.torch.input import Stream
 from nfold.frameworks.torch.placed import Placed, positions, uploaded
 
 Counts = list[list[int]]

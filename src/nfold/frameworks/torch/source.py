@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from nfold.data.arrays import Arrays
 from nfold.data.photographs import Photographs
 from nfold.frameworks.base import Task
+from nfold.frameworks.stream import step_limit
 from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.batch import Batch, Boxed, Given, Tensors
 from nfold.frameworks.torch.devices import Devices, free_bytes
@@ -59,7 +60,7 @@ class Source(Protocol):
 
 def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices) -> Source:
     """The batches of the plan; raises OutOfMemory where resident data would not fit."""
-    stream = Stream(len(arrays.train_labels), task, limit=limit_of(task))
+    stream = Stream(len(arrays.train_labels), task, limit=step_limit(task.plan))
     if task.plan.input == "resident":
         return _resident(arrays, stream, task, devices)
     on_cpu = augmentation(operations, arrays, task.plan.seed, torch.device("cpu"))
@@ -69,7 +70,7 @@ def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices)
 
 def photo_source(photographs: Photographs, arrays: Arrays, task: Task, devices: Devices) -> Source:
     """The batches of photographs, decoded and distorted where the plan says."""
-    stream = Stream(len(arrays.train_labels), task, limit=limit_of(task))
+    stream = Stream(len(arrays.train_labels), task, limit=step_limit(task.plan))
     size = arrays.train_images.shape[1]
     batches: Dataset[Batch]
     land: Land
@@ -141,10 +142,3 @@ def _free(task: Task, devices: Devices) -> int:
         return min(free, task.machine.memory_bytes)
     said = {gpu.index: gpu.memory_bytes for gpu in task.machine.gpus}
     return min(free, said.get(devices.primary.index) or free)
-
-
-def limit_of(task: Task) -> int | None:
-    """Steps of a run that is measured in steps, warm-up included; None where epochs decide."""
-    if task.plan.steps is None:
-        return None
-    return task.plan.steps + (task.plan.warmup_steps or 0)

@@ -7,6 +7,9 @@ from nfold.workloads.base import CUTOUT, PEAK, SAMPLES, Info
 
 STAGES = (64, 128, 256)
 """Channels of the three stages of three 3 × 3 convolutions."""
+RATE = 0.05
+"""The learning rate where no peak is asked for."""
+WEIGHT_DECAY = 5e-4
 
 
 def flop_per_sample(_: object) -> float:

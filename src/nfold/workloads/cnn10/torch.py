@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from nfold.workloads.cnn10 import STAGES
+from nfold.workloads.cnn10 import RATE, STAGES, WEIGHT_DECAY
 from nfold.workloads.torch import cross_entropy, sgd
 
 loss = cross_entropy
@@ -35,4 +35,4 @@ def _convolution(inputs: int, outputs: int) -> list[nn.Module]:
 
 def optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
     """SGD at a fixed rate, with weight decay."""
-    return sgd(module, 0.05, weight_decay=5e-4)
+    return sgd(module, RATE, weight_decay=WEIGHT_DECAY)

@@ -7,6 +7,8 @@ from nfold.workloads.base import SAMPLES, Info
 
 CHANNELS = 48
 SIDE = 8
+RATE = 0.05
+"""The learning rate where no peak is asked for."""
 
 
 def flop_per_sample(_: object) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from nfold.workloads.digits import CHANNELS, SIDE
+from nfold.workloads.digits import CHANNELS, RATE, SIDE
 from nfold.workloads.torch import cross_entropy, sgd
 
 loss = cross_entropy
@@ -30,4 +30,4 @@ def model(_: Mapping[str, int], classes: int) -> nn.Module:
 
 def optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
     """SGD at a fixed rate."""
-    return sgd(module, 0.05)
+    return sgd(module, RATE)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from nfold.plan import Defaults
 from nfold.workloads.base import SAMPLES, Info
 
+RATE = 0.02
+"""The learning rate where no peak is asked for."""
+
 
 def flop_per_sample(_: object) -> float:
     """Two 5 × 5 convolutions at 28 and 14 pixels and two dense layers, times three."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from nfold.workloads.mnist import RATE
 from nfold.workloads.torch import cross_entropy, sgd
 
 loss = cross_entropy
@@ -31,4 +32,4 @@ def model(_: Mapping[str, int], classes: int) -> nn.Module:
 
 def optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
     """SGD at a fixed rate."""
-    return sgd(module, 0.02)
+    return sgd(module, RATE)

@@ -9,6 +9,9 @@ from nfold.workloads.base import CUTOUT, PEAK, SAMPLES, Info, Parameter
 
 STAGES = (16, 32, 64)
 """Channels of the three stages before widening; the first convolution has 16."""
+RATE = 0.1
+"""The paper's first learning rate, where no peak is asked for."""
+WEIGHT_DECAY = 5e-4
 
 
 def blocks_per_stage(depth: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nfold.workloads.torch import cross_entropy, sgd
-from nfold.workloads.wide_resnet import STAGES, blocks_per_stage
+from nfold.workloads.wide_resnet import RATE, STAGES, WEIGHT_DECAY, blocks_per_stage
 
 loss = cross_entropy
 
@@ -61,4 +61,4 @@ def model(parameters: Mapping[str, int], classes: int) -> nn.Module:
 
 def optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
     """The paper's SGD with weight decay 5e-4 and its first learning rate, 0.1."""
-    return sgd(module, 0.1, weight_decay=5e-4)
+    return sgd(module, RATE, weight_decay=WEIGHT_DECAY)

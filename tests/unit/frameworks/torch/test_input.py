@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from made import arrays, task
+from nfold.frameworks.stream import sample_hash
 from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.batch import Samples
-from nfold.frameworks.torch.input import Batches, Loaded, Stream, loader, sample_hash
+from nfold.frameworks.torch.input import Batches, Loaded, Stream, loader
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from made import arrays
-from nfold.frameworks.torch.definition import limited
+from nfold.data.arrays import limited
 from nfold.frameworks.torch.loop import checksum
 
 

@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from nfold.frameworks.torch.rate import Fixed, OneCycle, one_cycle
+from nfold.frameworks.rate import one_cycle
+from nfold.frameworks.torch.rate import Fixed, OneCycle
 
 CPU = torch.device("cpu")
 

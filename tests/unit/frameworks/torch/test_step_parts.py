@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nfold.frameworks.torch.parts import cut, pieces
+from nfold.frameworks.stream import pieces
+from nfold.frameworks.torch.parts import cut
 
 CASES = [(10, 4, 1), (64, 2, 2), (61, 2, 3), (61, 3, 2), (5, 2, 3), (3, 4, 2), (1, 2, 4)]
 """Samples of a global batch, ranks, and the parts asked for."""

@@ -1,4 +1,4 @@
-"""CPU devices: equal, disjoint shares of the host's cores. Imports no torch."""
+"""CPU devices: equal, disjoint shares of the host's cores. Imports no framework."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from nfold.plan import Plan
 
 
 @contextmanager
-def claimed_cores(plan: Plan, local_rank: int) -> Iterator[None]:
-    """Pin this process to its CPU device's cores; on GPUs, leave it free.
+def claimed_cores(plan: Plan, local_rank: int, devices: int = 1) -> Iterator[None]:
+    """Pin this process to the cores of its CPU device, or ``devices`` of them; on GPUs, do not.
 
     The share is the same in every cell of a grid, so one CPU device next to two is one share
-    next to two shares, not all cores next to all cores. Enter before importing torch, whose
-    thread pools take their size from OMP_NUM_THREADS and from the cores they may use.
+    next to two shares, not all cores next to all cores. Enter before importing the framework,
+    whose thread pools take their size from OMP_NUM_THREADS and from the cores they may use.
     """
     if plan.device != "cpu" or not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
-    share = plan.cores_per_device or 1
+    share = devices * (plan.cores_per_device or 1)
     os.environ["OMP_NUM_THREADS"] = str(share)
     os.sched_setaffinity(0, core_share(sorted(before), share, local_rank))
     try:

@@ -1,0 +1,92 @@
+"""What a plan does where nobody says it: the automatic choice of every axis that has one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nfold.errors import UsageError
+from nfold.machine import Machine
+
+if TYPE_CHECKING:
+    from nfold.plan import Defaults, Plan
+
+MOST_RESIDENT = 0.25
+"""The part of a GPU's memory that a data set may take unasked; a model has to fit beside it."""
+
+KERAS = ("tensorflow", "jax", "keras-torch")
+OWN_STRATEGY = {"tensorflow": "mirrored", "jax": "data_parallel"}
+"""What a framework other than PyTorch does over several devices."""
+OWN_STEP = {"tensorflow": "graph", "jax": "compiled"}
+"""How it runs a step: as a function of its graph, or compiled by XLA as a whole."""
+
+
+def chosen_strategy(asked: Plan, devices: int, step: str) -> str:
+    """One device has nothing to exchange: whatever was asked for, it runs ``single``.
+
+    DistributedDataParallel runs eager steps only here; our own exchange runs in all of them.
+    """
+    if devices == 1:
+        return "single"
+    own = OWN_STRATEGY.get(asked.framework)
+    if asked.strategy == "single":
+        allowed = own or "ddp, nfold, dp"
+        raise UsageError(f"strategy 'single' with {devices} devices: allowed are {allowed}")
+    return asked.strategy or own or ("ddp" if step == "eager" else "nfold")
+
+
+def chosen_layout(asked: Plan, device: str, precision: str) -> str:
+    """cuDNN's tensor-core convolutions want channels_last; fp32 ones and CPUs do not.
+
+    It is Keras's own default, and TensorFlow's only one on CPUs.
+    """
+    if asked.framework in KERAS:
+        return "channels_last"
+    tensor_cores = device == "cuda" and precision != "fp32"
+    return "channels_last" if tensor_cores else "channels_first"
+
+
+def chosen_input(asked: Plan, machine: Machine, device: str, defaults: Defaults) -> str:
+    """On GPUs resident data where they fit, unless the host was asked to work on them."""
+    simulated = asked.framework == "simulated"
+    on_host = simulated or device != "cuda" or asked.augment == "cpu"
+    if on_host or asked.workers or defaults.data_bytes is None:
+        return "loader"
+    smallest = min(gpu.memory_bytes or 0 for gpu in machine.gpus)
+    return "resident" if defaults.data_bytes <= MOST_RESIDENT * smallest else "loader"
+
+
+def chosen_step(asked: Plan, device: str, input_: str) -> str:
+    """Over resident data a graph always runs as the eager step does, and is never slower.
+
+    Compiling is faster still for most models, but takes its time first: it is asked for.
+    """
+    if asked.framework in OWN_STEP:
+        return OWN_STEP[asked.framework]
+    graph = device == "cuda" and input_ == "resident" and asked.framework == "torch"
+    eager = asked.strategy in ("ddp", "dp") or asked.precision == "fp16"
+    return "captured" if graph and not eager else "eager"
+
+
+def chosen_augment(input_: str, device: str, defaults: Defaults) -> str:
+    """Where the images are: resident ones are on the device, and no worker touches them.
+
+    Image files keep the workers busy with decoding: a GPU takes the rest (docs/decisions/0018).
+    """
+    busy = defaults.encoded and device == "cuda"
+    return "device" if input_ == "resident" or busy else "cpu"
+
+
+def chosen_workers(asked: Plan, device: str, cores: int, input_: str, defaults: Defaults) -> int:
+    """Loader processes per rank: none on CPU devices, whose cores compute; else half the share.
+
+    Half, because one process per core starved every rank on a 64-core host with 4 GPUs: 14
+    workers a GPU took 16.2 ms a step, 7 took 13.3. Resident data needs none, and
+    Keras's input is made by a thread. Decoding needs all cores but the rank's own: a core decodes
+    hundreds a second, a GPU trains on thousands.
+    """
+    if asked.workers is not None:
+        return asked.workers
+    idle = device == "cpu" or input_ == "resident" or asked.framework in KERAS
+    if idle:
+        return 0
+    return max(1, cores - 1) if defaults.encoded else max(1, min(8, cores // 2))

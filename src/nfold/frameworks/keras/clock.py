@@ -1,0 +1,73 @@
+"""Step times of a back end that queues its steps: a thread notes when each of them is done.
+
+The thread waits for a step's loss, which is all that it touches; the thread that queues steps
+never waits inside a window.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from typing import Any
+
+from nfold.frameworks.keras.engine import Engine
+from nfold.frameworks.recording import HostClock
+
+
+class QueueClock(HostClock):
+    """``watch`` each call's loss; the window's marks are the times at which they were there."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+        self._started = 0.0
+        self._done: list[float] = []
+        self._losses: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._note, daemon=True).start()
+
+    def watch(self, loss: Any) -> None:
+        """Note when this loss is there."""
+        self._losses.put(loss)
+
+    def _note(self) -> None:
+        while True:
+            loss = self._losses.get()
+            if isinstance(loss, threading.Event):
+                loss.set()
+                continue
+            self._engine.wait(loss)
+            self._done.append(time.monotonic())
+
+    def start(self) -> float:
+        """Fence, then begin."""
+        self._engine.fence()
+        self._done.clear()
+        self._started = time.monotonic()
+        return self._started
+
+    def mark(self) -> None:
+        """The thread does it."""
+
+    def stop(self) -> tuple[float, list[float]]:
+        """Fence, then ask the thread for what it noted."""
+        self._engine.fence()
+        seconds = time.monotonic() - self._started
+        everything = threading.Event()
+        self._losses.put(everything)
+        everything.wait()
+        pairs = itertools.pairwise([self._started, *self._done])
+        return seconds, [1e3 * (after - before) for before, after in pairs]
+
+
+class CallClock(HostClock):
+    """For a back end whose calls return when they are done."""
+
+    def watch(self, _loss: Any) -> None:
+        """The call is done."""
+
+
+def clock(engine: Engine) -> QueueClock | CallClock:
+    """The clock that suits the back end."""
+    return QueueClock(engine) if engine.queues else CallClock()

@@ -1,0 +1,253 @@
+"""Keras on JAX: the whole call is one jitted program over all devices, with donated state.
+
+Selection from resident data, augmentation, forward, backward and update are inside it. Under
+``keras.distribution.DataParallel`` weights are on every device and a batch is split over them; XLA
+adds the exchange of gradients, and computes batch norm over the whole batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from nfold.data.arrays import Images, Labels
+from nfold.errors import Unsupported
+from nfold.frameworks.base import Task
+from nfold.frameworks.keras.calls import Group
+from nfold.frameworks.keras.engine import Definition, Engine, Host, Loss, Placed
+from nfold.frameworks.keras.model import Built, built
+from nfold.frameworks.keras.prepare import preparation
+from nfold.frameworks.stream import Ids
+from nfold.measurement import RankSamples
+from nfold.workloads.keras import cross_entropy
+
+Array = Any
+State = tuple[list[Array], list[Array], list[Array]]
+"""Trainable variables, others (statistics, seeds), the optimizer's."""
+Samples = tuple[Array, Array, Array]
+"""Images, labels and ids of one step."""
+
+PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
+"""How float32 products are computed; by itself JAX takes tf32 on GPUs that have it."""
+
+
+def engine(task: Task, made: Definition) -> Engine:
+    """JAX on the plan's devices; raises Unsupported where JAX does not see them."""
+    plan = task.plan
+    if plan.device == "cpu":
+        jax.config.update("jax_num_cpu_devices", plan.devices)
+    if plan.precision in PRODUCTS:
+        jax.config.update("jax_default_matmul_precision", PRODUCTS[plan.precision])
+    names = keras.distribution.list_devices("gpu" if plan.device == "cuda" else "cpu")
+    if len(names) < (plan.devices or 1):
+        raise Unsupported(f"JAX {jax.__version__} sees {len(names)} {plan.device} devices: {names}")
+    distribution = keras.distribution.DataParallel(devices=names[: plan.devices])
+    keras.distribution.set_distribution(distribution)
+    return Jax(task, made, distribution.device_mesh.backend_mesh)
+
+
+class Jax(Engine):
+    """The jitted programs of one model, and the state that they hand on."""
+
+    def __init__(self, task: Task, made: Definition, mesh: Any) -> None:
+        self._mesh = mesh
+        self._everywhere = NamedSharding(mesh, P())
+        self._built = built(task, made)
+        self._one = OneStep(self._built, preparation(made.arrays, task, made.operations))
+        self._state: State = jax.device_put(self._built.state(), self._everywhere)
+        self._data: tuple[Array, ...] = ()
+        self._programs: dict[tuple[int, ...], Any] = {}
+        self._score = jax.jit(self._one.right)
+        self._plan = task.plan
+
+    def describe(self) -> str:
+        """The devices and their kind."""
+        devices = list(self._mesh.devices.flat)
+        names = sorted({str(device.device_kind) for device in devices})
+        kind = "cuda" if devices[0].platform == "gpu" else "cpu"
+        named = ", ".join(f"{kind}:{device.id}" for device in devices)
+        return named if kind == "cpu" else f"{named} {' / '.join(names)}"
+
+    def _split(self, samples: int, axis: int) -> NamedSharding:
+        """Over the devices along one axis; whole on each where it does not divide."""
+        if samples % self._mesh.devices.size:
+            return self._everywhere
+        return NamedSharding(self._mesh, P(*[None] * axis, *self._mesh.axis_names))
+
+    def keep(self, images: Images, labels: Labels) -> None:
+        """Whole on every device."""
+        whole = (np.asarray(images), labels.astype(np.int32))
+        self._data = jax.device_put(whole, self._everywhere)
+
+    def route(self, group: Group) -> Placed:
+        """uint32 [calls, steps, batch]."""
+        return jax.device_put(group.ids.astype(np.uint32), self._split(group.count, 2))
+
+    def place(self, host: Host) -> Placed:
+        """Images, labels and ids, [steps, batch, ...] each."""
+        values = (host.images, host.labels, host.ids)
+        return jax.device_put(values, self._split(host.ids.shape[1], 1))
+
+    def ready_to_follow(self, route: Placed) -> None:
+        """Compile for a route of this shape."""
+        if route.shape not in self._programs:
+            inputs = (self._data, route, np.int32(0), np.uint32(0))
+            self._programs[route.shape] = self._compiled(self._one.follow, *inputs)
+
+    def ready_to_step(self, placed: Placed) -> None:
+        """Compile for samples of these shapes."""
+        if placed[0].shape not in self._programs:
+            inputs = (placed, np.uint32(0))
+            self._programs[placed[0].shape] = self._compiled(self._one.steps, *inputs)
+
+    def _compiled(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        jitted = jax.jit(function, donate_argnums=0, out_shardings=self._everywhere)
+        return jitted.lower(self._state, *inputs).compile()
+
+    def follow(self, route: Placed, call: int, epoch: int) -> Loss:
+        """Select by the ids of the call, then step."""
+        program = self._programs[route.shape]
+        place = (np.int32(call), np.uint32(epoch))
+        self._state, losses = program(self._state, self._data, route, *place)
+        return losses
+
+    def step(self, placed: Placed, epoch: int) -> Loss:
+        """Step on what is placed."""
+        program = self._programs[placed[0].shape]
+        self._state, losses = program(self._state, placed, np.uint32(epoch))
+        return losses
+
+    def fence(self) -> None:
+        """Wait for the newest state."""
+        jax.block_until_ready(self._state)
+
+    def wait(self, loss: Loss) -> None:
+        """Wait for a call's losses."""
+        loss.block_until_ready()
+
+    @property
+    def queues(self) -> bool:
+        """JAX does, on CPUs too."""
+        return True
+
+    def read(self, losses: Sequence[Loss]) -> list[float]:
+        """Copied to the host at once."""
+        found: list[float] = np.concatenate(jax.device_get(list(losses))).tolist()
+        return found
+
+    def right(self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]) -> int:
+        """Counted on the devices, read once."""
+        counts = []
+        for images, labels in chunks:
+            place = self._split(len(labels), 0)
+            inputs = jax.device_put((np.asarray(images), labels.astype(np.int32)), place)
+            counts.append(self._score(self._state, *inputs))
+            beat()
+        return sum(int(count) for count in jax.device_get(counts))
+
+    def parameters(self) -> list[npt.NDArray[Any]]:
+        """From the first device."""
+        return [np.asarray(value) for value in jax.device_get(self._state[0])]
+
+    def memory(self) -> dict[str, int | None]:
+        """Of the fullest device what was in use, and what JAX took; on CPUs the peak RSS."""
+        stats = [device.memory_stats() or {} for device in self._mesh.devices.flat]
+        if not any("peak_bytes_in_use" in found for found in stats):
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return {"peak_memory_bytes": used, "reserved_memory_bytes": None}
+        return {
+            "peak_memory_bytes": max(found.get("peak_bytes_in_use", 0) for found in stats),
+            "reserved_memory_bytes": max(map(reserved, stats)),
+        }
+
+    def finished(self, samples: RankSamples) -> RankSamples:
+        """Says so where batch norm was over more samples than the plan has it."""
+        norms = [type(one).__name__ == "BatchNormalization" for one in self._built.model.layers]
+        if not any(norms) or self._mesh.devices.size == 1 or self._plan.batch_norm != "device":
+            return samples
+        text = "batch norm on JAX is over the samples of all devices, as --batch-norm synchronised"
+        return dataclasses.replace(samples, notes=(*samples.notes, ("batch_norm", text)))
+
+    def dataset(self, groups: Sequence[Group], make: Callable[[Ids], Host]) -> Iterable[Placed]:
+        """TensorFlow's."""
+        raise Unsupported("input 'tf.data' is TensorFlow's; next: --input loader")
+
+
+def reserved(stats: dict[str, int]) -> int:
+    """What JAX took from a device: its pool, as far as it says, else the limit it set itself."""
+    pool = stats.get("peak_pool_bytes") or stats.get("pool_bytes")
+    return pool or stats.get("bytes_limit") or stats.get("bytes_reserved", 0)
+
+
+class OneStep:
+    """The functions that are jitted, of one model."""
+
+    def __init__(self, made: Built, prepare: Callable[[Array, Array, Array], Array]) -> None:
+        self._made = made
+        self._prepare = prepare
+
+    def follow(
+        self, state: State, data: tuple[Array, Array], route: Array, call: Array, epoch: Array
+    ) -> tuple[State, Array]:
+        """The steps of call number ``call`` of a route [calls, steps, n]."""
+        images, labels = data
+        all_ids = lax.dynamic_index_in_dim(route, call, keepdims=False)
+
+        def one(state: State, ids: Array) -> tuple[State, Array]:
+            return self._step(state, (images[ids], labels[ids], ids), epoch)
+
+        return scanned(one, state, all_ids)
+
+    def steps(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
+        """The steps on images, labels and ids [steps, n, ...]."""
+        return scanned(lambda state, one: self._step(state, one, epoch), state, samples)
+
+    def _step(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
+        trained, others, optimizer = state
+        images, labels, ids = samples
+        inputs = self._prepare(images, ids, epoch)
+
+        def loss_of(trained: list[Array]) -> tuple[Array, tuple[Array, list[Array]]]:
+            model = self._made.model
+            logits, changed = model.stateless_call(trained, others, inputs, training=True)
+            loss = cross_entropy(logits, labels)
+            return self._made.scaled(loss, optimizer), (loss, changed)
+
+        gradients, (loss, changed) = jax.grad(loss_of, has_aux=True)(trained)
+        update = self._made.optimizer.stateless_apply
+        trained, optimizer = update(optimizer, gradients, trained)
+        return (trained, changed, optimizer), loss
+
+    def right(self, state: State, images: Array, labels: Array) -> Array:
+        """How many of the samples are classified right: int32 []."""
+        inputs = self._made.normalize(images)
+        logits, _ = self._made.model.stateless_call(state[0], state[1], inputs, training=False)
+        return (jnp.argmax(logits, axis=1) == labels).sum()
+
+
+def scanned(
+    one: Callable[[State, Any], tuple[State, Array]], state: State, inputs: Any
+) -> tuple[State, Array]:
+    """Scan over the steps of a call; a single one needs no loop. Losses are float32 [steps].
+
+    On CPUs the loop is unrolled: XLA runs a convolution inside of one on a single slow path, some
+    fifty times slower (docs/decisions/0016).
+    """
+    steps = len(jax.tree.leaves(inputs)[0])
+    if steps > 1:
+        unroll = steps if jax.default_backend() == "cpu" else 1
+        state, losses = lax.scan(one, state, inputs, unroll=unroll)
+        return state, losses
+    state, loss = one(state, jax.tree.map(lambda values: values[0], inputs))
+    return state, loss[None]

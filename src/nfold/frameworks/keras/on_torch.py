@@ -1,0 +1,63 @@
+"""Keras on PyTorch: a Keras model is a PyTorch module, trained by PyTorch's own loop.
+
+The layers, their first weights and their mixed precision are Keras's; input, augmentation,
+optimizer and timing are those of ``frameworks/torch``, on one device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from typing import Any
+
+from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.keras.opened import environment
+from nfold.measurement import RankSamples
+
+
+def train(task: Task, observer: Observer) -> RankSamples:
+    """Choose the back end, then run PyTorch's loop on Keras's model."""
+    os.environ.update(environment(task.plan, dict(os.environ)))
+    from nfold.frameworks.torch import loop
+
+    return loop.train(task, observer, define)
+
+
+def define(task: Task) -> Any:
+    """PyTorch's definition of the workload, with the model that Keras builds."""
+    import keras
+
+    from nfold import workloads
+    from nfold.frameworks.keras.model import POLICIES
+    from nfold.frameworks.torch.definition import definition
+
+    made = definition(task)
+    keras.config.set_dtype_policy(POLICIES.get(str(task.plan.precision), "float32"))
+    keras.utils.set_random_seed(task.plan.seed)
+    module = importlib.import_module(f"nfold.workloads.{task.workload.name}.keras")
+    layout, chosen = str(task.plan.layout), workloads.parameters(task.workload)
+    model = module.model(chosen, made.arrays.classes, layout)
+    return dataclasses.replace(made, model=wrapped(model, layout))
+
+
+def wrapped(model: Any, layout: str) -> Any:
+    """A module that takes images [n, c, h, w] in the layout's memory, as PyTorch's loop has them.
+
+    Its parameters are the trained weights alone: Keras counts its statistics among them.
+    """
+    import torch
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            trained = [variable.value for variable in model.trainable_variables]
+            self.trained = torch.nn.ParameterList(trained)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            """Images to logits."""
+            inputs = images.permute(0, 2, 3, 1) if layout == "channels_last" else images
+            logits: torch.Tensor = model(inputs, training=self.training)
+            return logits
+
+    return Wrapped()

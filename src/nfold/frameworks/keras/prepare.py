@@ -1,0 +1,41 @@
+"""From stored images on the device to a model's input: augmented, normalised, in the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from keras import ops
+
+from nfold.data.arrays import Arrays
+from nfold.frameworks.augment import Operations
+from nfold.frameworks.base import Task
+from nfold.frameworks.keras.augment import Tensor, augmentation
+
+Prepare = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""uint8 images [n, h, w, c], uint32 ids [n], a uint32 epoch [] to the model's input."""
+Normalize = Callable[[Tensor], Tensor]
+
+
+def normalizer(arrays: Arrays, layout: str) -> Normalize:
+    """uint8 images [n, h, w, c] to float32 ones in the layout, each channel shifted and scaled."""
+    mean = np.array(arrays.mean, np.float32)
+    inverse_std = np.float32(1) / np.array(arrays.std, np.float32)
+
+    def normalize(images: Tensor) -> Tensor:
+        normal = (ops.cast(images, "float32") - mean) * inverse_std
+        return ops.transpose(normal, (0, 3, 1, 2)) if layout == "channels_first" else normal
+
+    return normalize
+
+
+def preparation(arrays: Arrays, task: Task, operations: Operations) -> Prepare:
+    """Augments on the device, where the plan places it there, then normalises."""
+    normalize = normalizer(arrays, str(task.plan.layout))
+    left = operations if task.plan.augment == "device" else ()
+    augment = augmentation(left, arrays, task.plan.seed)
+
+    def prepare(images: Tensor, ids: Tensor, epoch: Tensor) -> Tensor:
+        return normalize(augment(images, ids, epoch))
+
+    return prepare

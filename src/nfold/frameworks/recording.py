@@ -1,0 +1,253 @@
+"""What one rank notes while it trains: windows, steps, losses, sample hashes, heartbeats.
+
+The same for every framework. Inside a window nothing here touches the device except the clock's
+mark: losses are kept as the framework's own tensors and read after the window's closing fence.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from nfold.errors import Diverged
+from nfold.frameworks.base import Observer, Phase
+from nfold.measurement import Epoch, RankSamples, Window
+
+WINDOWS = 10
+LONGEST_WINDOW = 500
+HASH_BITS = 64
+
+Loss = TypeVar("Loss")
+Read = Callable[[Sequence[Loss]], Sequence[float]]
+"""The losses of all steps, in order, from what the framework returned for them."""
+
+
+class Clock(Protocol):
+    """Marks the ends of steps inside a window; reads them only after the window."""
+
+    def start(self) -> float:
+        """Fence the devices and begin a window; host monotonic seconds."""
+
+    def mark(self) -> None:
+        """The end of a call of one or more steps. Never synchronises."""
+
+    def stop(self) -> tuple[float, list[float]]:
+        """Fence the devices and end the window: its seconds, and milliseconds of each call."""
+
+
+class HostClock:
+    """For CPU devices, where an operation is done when its call returns."""
+
+    def __init__(self) -> None:
+        self._marks: list[float] = []
+
+    def start(self) -> float:
+        """Begin a window now."""
+        self._marks = [time.monotonic()]
+        return self._marks[0]
+
+    def mark(self) -> None:
+        """Note the time."""
+        self._marks.append(time.monotonic())
+
+    def stop(self) -> tuple[float, list[float]]:
+        """The window ends with its last step."""
+        seconds = time.monotonic() - self._marks[0]
+        pairs = itertools.pairwise(self._marks)
+        return seconds, [1e3 * (after - before) for before, after in pairs]
+
+
+class Counted(Protocol):
+    """What is noted of a batch: its samples that count, and their hash."""
+
+    @property
+    def count(self) -> int:
+        """Samples of this rank."""
+
+    @property
+    def sample_hash(self) -> int:
+        """A hash of them that does not depend on their order."""
+
+
+@dataclass(frozen=True)
+class _Call(Generic[Loss]):
+    """One call of ``steps`` steps with ``count`` samples each, whose losses are not yet read."""
+
+    loss: Loss
+    steps: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Length:
+    """How many steps a run has, how many of them warm up, how many make a window.
+
+    ``before`` steps were made by an earlier process, and are not counted in the others.
+    """
+
+    total: int
+    warmup: int
+    window: int
+    before: int = 0
+
+    @classmethod
+    def of(cls, total: int, warmup: int, before: int = 0) -> Length:
+        """Between one step and half of them warm up; the rest is cut into about ten windows."""
+        warmup = min(max(1, warmup), total // 2)
+        window = min(max(1, math.ceil((total - warmup) / WINDOWS)), LONGEST_WINDOW)
+        return cls(total, warmup, window, before)
+
+
+class Recorder(Generic[Loss]):
+    """One rank's notes. Call ``begin``, then ``step`` or ``made`` after each call, then ``end``."""
+
+    def __init__(
+        self,
+        rank: int,
+        device: str,
+        clock: Clock,
+        observer: Observer,
+        length: Length,
+        read: Read[Loss],
+    ) -> None:
+        self._rank = rank
+        self._device = device
+        self._clock = clock
+        self._observer = observer
+        self._length = length
+        self._read = read
+        self._pending: list[_Call[Loss]] = []
+        self._window_start = 0.0
+        self._windows: list[Window] = []
+        self._step_ms: list[float] = []
+        self._losses: list[tuple[int, float]] = []
+        self._epochs: list[Epoch] = []
+        self._hashes: list[tuple[int, str]] = []
+        self._epoch_hash = (0, 0)
+        self._epoch_losses: list[float] = []
+        self._first_step_ms: float | None = None
+        self.steps = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all planned steps were made."""
+        return self.steps >= self._length.total
+
+    def begin(self) -> None:
+        """Begin an epoch: fence, and start a window."""
+        self._epoch_hash = (0, 0)
+        self._epoch_losses = []
+        self._beat()
+        self._window_start = self._clock.start()
+
+    def step(self, batch: Counted, loss: Loss) -> None:
+        """Note one step; close the window where it is full, warm-up ends, or it was the first."""
+        self.made(1, batch.count, batch.sample_hash, loss)
+
+    def made(self, steps: int, count: int, sample_hash: int, loss: Loss) -> None:
+        """Note one call that made ``steps`` steps of ``count`` samples each, as ``step`` does.
+
+        ``sample_hash`` is of all their samples, ``loss`` holds one loss for each step.
+        """
+        self._clock.mark()
+        before, self.steps = self.steps, self.steps + steps
+        self._pending.append(_Call(loss, steps, count))
+        counted, total = self._epoch_hash
+        self._epoch_hash = (counted + steps * count, (total + sample_hash) % 2**HASH_BITS)
+        self._beat()
+        if self._window_is_full(before):
+            self._close_window()
+            self._window_start = self._clock.start()
+
+    def end(self) -> tuple[float, int]:
+        """End an epoch; returns this rank's sum of losses over its samples, and their number.
+
+        The sum does not depend on how the epoch was cut into windows.
+        """
+        self._close_window()
+        count, total = self._epoch_hash
+        self._hashes.append((count, f"{total:016x}"))
+        return math.fsum(self._epoch_losses), count
+
+    def epoch(self, epoch: Epoch) -> None:
+        """Add a finished epoch, as all ranks together saw it."""
+        self._epochs.append(epoch)
+
+    def go_on(self, earlier: RankSamples) -> None:
+        """Begin with the epochs of an earlier process; its times stay its own."""
+        self._epochs = list(earlier.epochs)
+        self._losses = list(earlier.losses)
+        self._hashes = list(earlier.sample_hashes)
+
+    def tell(self) -> None:
+        """Let the finished epoch be seen from outside."""
+        self._observer.save(self.samples(), epoch_ended=True)
+
+    def evaluating(self) -> None:
+        """Beat during an evaluation."""
+        self._tell_phase(Phase.EVALUATING)
+
+    def samples(self, **more: Any) -> RankSamples:
+        """Everything noted so far; ``more`` are fields of RankSamples that others know."""
+        return RankSamples(
+            rank=self._rank,
+            device=self._device,
+            first_step_ms=self._first_step_ms,
+            warmup_steps=self._length.warmup,
+            windows=tuple(self._windows),
+            step_ms=tuple(self._step_ms),
+            epochs=tuple(self._epochs),
+            losses=tuple(self._losses),
+            sample_hashes=tuple(self._hashes),
+            **more,
+        )
+
+    def _beat(self) -> None:
+        self._tell_phase(Phase.FIRST_STEP if self.steps == 0 else Phase.STEPPING)
+
+    def _tell_phase(self, phase: Phase) -> None:
+        before = self._length.before
+        self._observer.beat(phase, before + self.steps, before + self._length.total)
+
+    def _window_is_full(self, before: int) -> bool:
+        """Whether the last call, before which there were so many steps, fills the window."""
+        return (
+            before == 0
+            or before < self._length.warmup <= self.steps
+            or sum(call.steps for call in self._pending) >= self._length.window
+        )
+
+    def _close_window(self) -> None:
+        """Fence, then read times and losses; windows of the warm-up are not kept."""
+        if not self._pending:
+            return
+        seconds, call_ms = self._clock.stop()
+        steps = sum(call.steps for call in self._pending)
+        count = sum(call.steps * call.count for call in self._pending)
+        if self.steps == steps and self._first_step_ms is None:
+            self._first_step_ms = 1e3 * seconds
+        if self.steps - steps >= self._length.warmup:
+            window = Window(start_s=self._window_start, seconds=seconds, steps=steps, samples=count)
+            self._windows.append(window)
+            pairs = zip(call_ms, self._pending, strict=True)
+            self._step_ms += [ms / call.steps for ms, call in pairs for _ in range(call.steps)]
+        self._read_losses(count)
+        self._observer.save(self.samples())
+
+    def _read_losses(self, count: int) -> None:
+        losses = self._read([call.loss for call in self._pending])
+        last = self._length.before + self.steps
+        first = last - len(losses) + 1
+        for step, loss in enumerate(losses, start=first):
+            if not math.isfinite(loss):
+                raise Diverged(f"the loss is {loss} in step {step}", step=step)
+        counts = [call.count for call in self._pending for _ in range(call.steps)]
+        terms = [loss * samples for loss, samples in zip(losses, counts, strict=True)]
+        self._epoch_losses += terms
+        if count:
+            self._losses.append((last, sum(terms) / count))
+        self._pending.clear()

@@ -1,0 +1,116 @@
+"""Which samples a step computes: the order of an epoch, cut into batches and into ranks' shares.
+
+The order depends on (seed, epoch) alone. Every global batch is cut into one contiguous slice per
+rank, or one per rank and part of a step, the slices differing by at most one sample, so that a
+batch that does not divide and an incomplete last batch are used whole. The same for every
+framework; imports NumPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from nfold.frameworks.philox import permutation
+from nfold.plan import Plan
+
+Ids = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+SHUFFLE = 0
+"""The operation that the order of an epoch is drawn by."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where one rank's share of one global batch lies in the order of an epoch, the same in each.
+
+    ``places`` is never empty: a rank without a sample gets the batch's first, of which 0 count.
+    """
+
+    places: Ids
+    count: int
+    global_count: int
+
+
+class Stream:
+    """One rank's cuts of every global batch, epoch by epoch, or without end across epochs."""
+
+    def __init__(
+        self, samples: int, plan: Plan, *, rank: int, ranks: int, limit: int | None = None
+    ) -> None:
+        batch = cast(int, plan.batch)
+        starts = range(0, samples, batch)
+        self._wholes = [range(start, min(start + batch, samples)) for start in starts]
+        self._ranks = ranks
+        self._parts = plan.accumulate
+        self.cuts = self.cuts_of(rank)
+        self._samples = samples
+        self._seed = plan.seed
+        self._limit = limit
+        self.epoch = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in one epoch, the incomplete last batch counted."""
+        return len(self.cuts)
+
+    def cuts_of(self, rank: int) -> list[Cut]:
+        """A rank's part of every global batch."""
+        return [_cut(whole, rank, self._ranks, self._parts) for whole in self._wholes]
+
+    def __len__(self) -> int:
+        return self._limit or self.steps_per_epoch
+
+    def passes(self) -> Iterator[tuple[int, list[Cut]]]:
+        """The epochs that one iteration goes through, the last perhaps not to its end."""
+        if self._limit is None:
+            yield self.epoch, self.cuts
+            return
+        for epoch, done in enumerate(range(0, self._limit, self.steps_per_epoch)):
+            yield epoch, self.cuts[: self._limit - done]
+
+    def order(self, epoch: int) -> Ids:
+        """All ranks' samples in the order of an epoch: int64 [samples]."""
+        return permutation(self._seed, epoch, self._samples, SHUFFLE)
+
+
+def step_limit(plan: Plan) -> int | None:
+    """Steps of a run that is measured in steps, warm-up included; None where epochs decide."""
+    return None if plan.steps is None else plan.steps + (plan.warmup_steps or 0)
+
+
+def _cut(whole: range, rank: int, ranks: int, accumulate: int) -> Cut:
+    own = pieces(len(whole), rank, ranks, accumulate)
+    count = sum(map(len, own))
+    places = np.concatenate([np.asarray(piece) for piece in own]) if count else np.zeros(1)
+    return Cut(whole.start + places.astype(np.int64), count, len(whole))
+
+
+def pieces(samples: int, rank: int, ranks: int, accumulate: int) -> list[range]:
+    """The places in a batch of ``samples`` that are this rank's, part after part.
+
+    A batch is cut into parts and each part into ranks, so that a part of all ranks together has
+    the same samples on any number of ranks: batch norm may be over it. Ranks wait for each other
+    in every part then, so all have as many: ``accumulate``, but none that no rank has a sample of.
+    """
+    parts = min(accumulate, samples)
+    whole = parts * ranks
+    own = range(rank, whole, ranks)
+    return [range(piece * samples // whole, (piece + 1) * samples // whole) for piece in own]
+
+
+def mixed(ids: Ids) -> Hashes:
+    """A 64-bit hash of each sample id (splitmix64)."""
+    bits = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def sample_hash(ids: Ids) -> int:
+    """A 64-bit hash of a set of sample ids that does not depend on their order: their sum."""
+    return int(mixed(ids).sum(dtype=np.uint64))

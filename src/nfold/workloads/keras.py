@@ -1,0 +1,153 @@
+"""What the image classification workloads share in Keras: PyTorch's conventions.
+
+A layer has the name of its counterpart in ``torch.py`` (``1.norm1``), so that weights convert by
+name. docs/frameworks.md lists the conventions in which the two libraries differ.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+KerasTensor = Any
+Rate = Any
+"""A learning rate: a number, or a schedule over steps."""
+
+
+def from_fan_in(inputs: int) -> Any:
+    """Uniform up to 1 / √inputs, as PyTorch draws weights and biases of its layers."""
+    limit = 1 / math.sqrt(inputs)
+    return keras.initializers.RandomUniform(-limit, limit)
+
+
+def from_fan_out() -> Any:
+    """Normal with the variance 2 / fan-out, as ``kaiming_normal_(mode="fan_out")`` draws."""
+    return keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Builds a model layer by layer in one layout: channels_first or channels_last."""
+
+    layout: str
+
+    @property
+    def axis(self) -> int:
+        """Of the channels, in images [n, c, h, w] or [n, h, w, c]."""
+        return 1 if self.layout == "channels_first" else -1
+
+    def images(self, side: int, channels: int) -> KerasTensor:
+        """The model's input: square images."""
+        first = self.layout == "channels_first"
+        return keras.Input((channels, side, side) if first else (side, side, channels))
+
+    def convolution(
+        self,
+        name: str,
+        x: KerasTensor,
+        outputs: int,
+        side: int,
+        *,
+        stride: int = 1,
+        bias: bool = True,
+        kernel: Any = None,
+    ) -> KerasTensor:
+        """A convolution padded by side // 2 on every side; ``kernel`` draws its first weights.
+
+        Padding ``same`` would add one pixel less at the top and left where the stride is 2.
+        """
+        inputs = x.shape[self.axis] * side**2
+        if stride > 1 and side > 1:
+            x = layers.ZeroPadding2D(side // 2, data_format=self.layout)(x)
+        return layers.Conv2D(
+            outputs,
+            side,
+            strides=stride,
+            padding="same" if stride == 1 else "valid",
+            data_format=self.layout,
+            use_bias=bias,
+            kernel_initializer=kernel or from_fan_in(inputs),
+            bias_initializer=from_fan_in(inputs),
+            name=name,
+        )(x)
+
+    def norm(self, name: str, x: KerasTensor) -> KerasTensor:
+        """Batch norm; PyTorch's momentum 0.1 is the part of the new, Keras's 0.9 of the old."""
+        norm = layers.BatchNormalization(axis=self.axis, momentum=0.9, epsilon=1e-5, name=name)
+        return norm(x)
+
+    def relu(self, x: KerasTensor) -> KerasTensor:
+        """The positive part."""
+        return layers.ReLU()(x)
+
+    def largest(self, x: KerasTensor) -> KerasTensor:
+        """Maximum pooling over squares of 2 × 2."""
+        return layers.MaxPooling2D(2, data_format=self.layout)(x)
+
+    def mean(self, x: KerasTensor) -> KerasTensor:
+        """Average pooling over squares of 2 × 2."""
+        return layers.AveragePooling2D(2, data_format=self.layout)(x)
+
+    def global_mean(self, x: KerasTensor) -> KerasTensor:
+        """Average pooling over the whole image: [n, channels]."""
+        return layers.GlobalAveragePooling2D(data_format=self.layout)(x)
+
+    def flat(self, x: KerasTensor) -> KerasTensor:
+        """Everything of a sample in one row, in the order that the layout has in memory."""
+        return layers.Flatten()(x)
+
+    def dense(self, name: str, x: KerasTensor, outputs: int) -> KerasTensor:
+        """A dense layer."""
+        draw = from_fan_in(x.shape[-1])
+        return layers.Dense(outputs, kernel_initializer=draw, bias_initializer=draw, name=name)(x)
+
+
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    """Mean cross entropy of logits [n, classes] and labels [n], computed in float32."""
+    wide = ops.cast(logits, "float32")
+    return ops.mean(keras.losses.sparse_categorical_crossentropy(labels, wide, from_logits=True))
+
+
+class SGD(keras.optimizers.Optimizer):
+    """SGD with Nesterov momentum as PyTorch defines it.
+
+    Weight decay is added to the gradient and so goes through the momentum (Keras's own is apart
+    from it), and the rate multiplies the momentum when it is used (in Keras's own SGD when it is
+    added, which differs as soon as the rate changes).
+    """
+
+    def __init__(self, learning_rate: Rate, *, momentum: float = 0.9, decay: float = 0.0) -> None:
+        super().__init__(learning_rate=learning_rate, name="sgd")
+        self.momentum = momentum
+        self.decay = decay
+        self.momentums: list[Any] = []
+
+    def build(self, variables: list[Any]) -> None:
+        """One momentum for every variable, zero at first."""
+        if self.built:
+            return
+        super().build(variables)
+        self.momentums = self.add_optimizer_variables(variables, "momentum")
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """One variable's update."""
+        momentum = self.momentums[self._get_variable_index(variable)]
+        rate = ops.cast(learning_rate, variable.dtype)
+        full = ops.cast(gradient, variable.dtype)
+        if self.decay:
+            full = ops.add(full, ops.multiply(ops.convert_to_tensor(variable), self.decay))
+        moved = ops.add(ops.multiply(ops.convert_to_tensor(momentum), self.momentum), full)
+        self.assign(momentum, moved)
+        step = ops.add(full, ops.multiply(moved, self.momentum))
+        self.assign_sub(variable, ops.multiply(step, rate))
+
+
+class MixedSGD(keras.optimizers.LossScaleOptimizer):
+    """The same under fp16: the loss is scaled, and a step that overflows is skipped."""
+
+    def __init__(self, inner: SGD) -> None:
+        super().__init__(inner, initial_scale=2.0**16, dynamic_growth_steps=2000)

@@ -1,0 +1,161 @@
+"""One back end of Keras answers what PyTorch was asked too: python keras_child.py FRAMEWORK FOLDER.
+
+Reads ``asked.npz`` of the folder, writes ``FRAMEWORK.npz``: logits, losses and gradients of every
+model in every layout that the back end has, losses of the first steps, augmented images, rates.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from keras_cases import (
+    AUGMENTED,
+    CASES,
+    OPERATIONS,
+    PEAK,
+    RATED,
+    STEPS,
+    Case,
+    augmented_arrays,
+)
+from keras_weights import give, layers, names_of, to_torch
+from nfold.frameworks.base import Task
+from nfold.frameworks.keras import opened
+from nfold.frameworks.keras.engine import Definition, definition
+from nfold.frameworks.keras.feed import feed
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+
+
+class Given(Definition):
+    """A definition whose model has PyTorch's first weights."""
+
+    def model(self, layout: str) -> Any:
+        made = super().model(layout)
+        give(made, STATES[str(self.workload)])
+        return made
+
+
+def main(framework: str, folder: Path) -> None:
+    os.environ.update(opened.environment(CASES[0].task(framework).plan, dict(os.environ)))
+    asked = dict(np.load(folder / "asked.npz"))
+    for name, value in asked.items():
+        workload, _, weight = name.partition("|")
+        STATES.setdefault(workload, {})[weight] = value
+    found: Arrays = {}
+    for case in CASES:
+        for layout in case.steps:
+            task = case.task(framework, layout=layout)
+            found[f"{case.workload}|{layout}|losses"] = losses(task)
+    found |= augmented() | rates()
+    for case in CASES:
+        for layout in case.layouts:
+            found |= gradients(case, framework, layout)
+    np.savez(folder / f"{framework}.npz", allow_pickle=False, **found)
+
+
+STATES: dict[str, Arrays] = {}
+
+
+def given(task: Task) -> Given:
+    made = definition(task)
+    return Given(
+        workload=made.workload,
+        parameters=made.parameters,
+        arrays=made.arrays,
+        operations=made.operations,
+    )
+
+
+def gradients(case: Case, framework: str, layout: str) -> Arrays:
+    """Logits, and the gradients of the loss by PyTorch's names; statistics after one batch."""
+    from nfold.workloads.keras import cross_entropy
+
+    made = given(case.task(framework, layout=layout))
+    model = made.model(layout)
+    images, labels = case.batch()
+    inputs = images if layout == "channels_first" else images.transpose(0, 2, 3, 1)
+    differentiate = on_tensorflow if framework == "tensorflow" else on_jax
+    values = differentiate(model, cross_entropy, inputs, labels, case.training)
+    kept = {"logits": values.pop(0)}
+    trained = [weight.path for weight in model.trainable_variables]
+    by_path = dict(zip(trained, values, strict=True))
+    for layer in layers(model):
+        for name, weight in zip(names_of(layer), layer.weights, strict=True):
+            if weight.path in by_path:
+                kept[name] = to_torch(model, layer, by_path[weight.path])
+    kept["count"] = np.array(model.count_params() - sum(w.shape[0] for w in statistics(model)))
+    return {f"{case.workload}|{layout}|{name}": value for name, value in kept.items()}
+
+
+def statistics(model: Any) -> list[Any]:
+    return [weight for weight in model.non_trainable_variables if "moving" in weight.path]
+
+
+def on_tensorflow(
+    model: Any, loss: Any, inputs: Array, labels: Array, training: bool
+) -> list[Array]:
+    import tensorflow as tf
+
+    def run() -> Any:
+        with tf.GradientTape() as tape:
+            logits = model(tf.constant(inputs), training=training)
+            value = loss(logits, labels)
+        return [logits, *tape.gradient(value, model.trainable_variables)]
+
+    channels_first = inputs.shape[1] < inputs.shape[3]  # only XLA can, on a CPU
+    return [value.numpy() for value in tf.function(run, jit_compile=channels_first)()]
+
+
+def on_jax(model: Any, loss: Any, inputs: Array, labels: Array, training: bool) -> list[Array]:
+    import jax
+
+    trained = [v.value for v in model.trainable_variables]
+    others = [v.value for v in model.non_trainable_variables]
+
+    def value(trained: Any) -> Any:
+        logits, _ = model.stateless_call(trained, others, inputs, training=training)
+        return loss(logits, labels), logits
+
+    found, logits = jax.jit(jax.grad(value, has_aux=True))(trained)
+    return [np.asarray(one) for one in (logits, *found)]
+
+
+def losses(task: Task) -> Array:
+    """Of the first steps, from PyTorch's first weights, by the product's own engine."""
+    made = given(task)
+    engine = opened.opened(task, made)
+    source = feed(made, task, engine)
+    kept = [call.run() for call, _ in zip(source, range(STEPS), strict=False)]
+    return np.array(engine.read(kept)[:STEPS])
+
+
+def augmented() -> Arrays:
+    """Images augmented by a jitted function on the device."""
+    from keras import ops
+
+    from nfold.frameworks.keras.augment import augmentation
+
+    arrays, ids = augmented_arrays()
+    augment = augmentation(OPERATIONS, arrays, seed=2**33 + 5)
+    inputs = ops.convert_to_tensor(arrays.train_images), ops.convert_to_tensor(ids, "uint32")
+    return {AUGMENTED: np.asarray(augment(*inputs, ops.convert_to_tensor(3, "uint32")))}
+
+
+def rates() -> Arrays:
+    """One cycle of the learning rate."""
+    from nfold.frameworks.keras.rate import OneCycle
+
+    schedule = OneCycle(PEAK, 10)
+    return {RATED: np.array([float(np.asarray(schedule(step))) for step in range(10)])}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

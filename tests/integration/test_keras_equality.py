@@ -1,0 +1,127 @@
+"""The same workload is the same work: Keras's back ends give what PyTorch gives.
+
+Every back end runs in a process of its own and leaves its answers in a file.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from keras_cases import (
+    AUGMENTED,
+    CASES,
+    OPERATIONS,
+    PEAK,
+    RATED,
+    STEPS,
+    Case,
+    augmented_arrays,
+)
+from nfold.data import prepare
+from nfold.frameworks import augment
+from nfold.frameworks.base import Observer
+from nfold.frameworks.rate import one_cycle
+from nfold.frameworks.torch.definition import definition
+from nfold.frameworks.torch.devices import open_devices
+from nfold.frameworks.torch.loop import Trainer
+from nfold.workloads.torch import cross_entropy
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+CHILD = Path(__file__).parent / "scripts" / "keras_child.py"
+TESTS = Path(__file__).parents[1]
+FRAMEWORKS = ("tensorflow", "jax")
+
+Answers = dict[str, npt.NDArray[Any]]
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with PyTorch's first weights of every case."""
+    for name in ("mnist", "cifar10"):
+        prepare(name, None)
+    folder = tmp_path_factory.mktemp("keras")
+    found: Answers = {}
+    for case in CASES:
+        model = definition(case.task("torch")).model
+        found |= {f"{case.workload}|{name}": v.numpy() for name, v in model.state_dict().items()}
+    np.savez(folder / "asked.npz", allow_pickle=False, **found)
+    return folder
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS)
+def answers(request: pytest.FixtureRequest, states: Path) -> Answers:
+    """What one back end answers."""
+    pytest.importorskip(request.param)
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(CHILD), request.param, str(states)],
+        env={**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(np.load(states / f"{request.param}.npz"))
+
+
+def close(got: npt.NDArray[Any], expected: npt.NDArray[Any], tolerance: float) -> bool:
+    """Within a part of the largest expected value."""
+    scale = float(np.abs(expected).max())
+    return got.shape == expected.shape and float(np.abs(got - expected).max()) <= tolerance * scale
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.workload.partition(":")[0])
+def test_logits_gradients_and_counts_agree(answers: Answers, case: Case) -> None:
+    model = definition(case.task("torch")).model.train(case.training)
+    images, labels = case.batch()
+    logits = model(torch.from_numpy(images))
+    cross_entropy(logits, torch.from_numpy(labels)).backward()  # type: ignore[no-untyped-call]
+    for layout in case.layouts:
+        part = f"{case.workload}|{layout}|"
+        assert close(answers[part + "logits"], logits.detach().numpy(), 1e-4), layout
+        assert int(answers[part + "count"]) == sum(p.numel() for p in model.parameters())
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            assert close(answers[part + name], parameter.grad.numpy(), 1e-3), (layout, name)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.steps],
+    ids=lambda case: case.workload.partition(":")[0],
+)
+def test_losses_of_the_first_steps_agree(answers: Answers, case: Case) -> None:
+    """From equal weights: the last of them is of the incomplete batch of an epoch."""
+    task = case.task("torch")
+    trainer = Trainer(task, open_devices(task))
+    seen = trainer.run(Observer())
+    expected = losses(seen.losses)
+    assert len(expected) == STEPS
+    for layout in case.steps:
+        got = answers[f"{case.workload}|{layout}|losses"]
+        assert np.allclose(got, expected, rtol=2e-3), (layout, got, expected)
+
+
+def losses(points: tuple[tuple[int, float], ...]) -> list[float]:
+    return [loss for _, loss in points]
+
+
+def test_the_device_augments_to_the_same_pixels(answers: Answers) -> None:
+    arrays, ids = augmented_arrays()
+    augmented = augment.augmentation(OPERATIONS, arrays, 2**33 + 5)
+    expected = augmented(arrays.train_images, ids.astype(np.int64), 3)
+    assert np.array_equal(answers[AUGMENTED], expected)
+
+
+def test_the_rate_goes_the_same_way(answers: Answers) -> None:
+    expected = [PEAK * one_cycle((step + 0.5) / 10) for step in range(10)]
+    assert np.allclose(answers[RATED], expected, rtol=1e-5)

@@ -1,0 +1,74 @@
+"""What PyTorch and Keras's back ends are both asked, so that their answers can be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from made import arrays, machine
+from nfold.data.arrays import Arrays
+from nfold.frameworks.base import Task
+from nfold.plan import Defaults, Plan
+from nfold.workload import Workload
+
+STEPS = 5
+LAYOUTS = ("channels_last", "channels_first")
+AUGMENTED, RATED = "augmented", "rates"
+PEAK = 0.4
+OPERATIONS = (("crop", 4), ("flip", 0), ("cutout", 3))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload, and whether its layers run as in training. ``steps``: the layouts in which
+    losses of the first steps are compared as well.
+
+    Dropout draws from every library's own generator, so a network with it is compared without.
+    """
+
+    workload: str
+    side: int
+    channels: int
+    training: bool = True
+    layouts: tuple[str, ...] = LAYOUTS[:1]
+    steps: tuple[str, ...] = ()
+
+    def task(self, framework: str, **changes: Any) -> Task:
+        """A short run on one CPU device, in float32."""
+        asked = Plan(
+            framework=framework,
+            device="cpu",
+            devices=1,
+            batch=16,
+            steps=STEPS,
+            warmup_steps=0,
+            step="eager" if framework == "torch" else "compiled",
+        )
+        plan = asked.edit(**changes).resolve(machine(), Defaults(batch=16, epochs=1))
+        return Task(workload=Workload.parse(self.workload), plan=plan, machine=machine())
+
+    def batch(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Images [n, c, h, w] and labels [n]."""
+        draw = np.random.default_rng(0)
+        shape = (8, self.channels, self.side, self.side)
+        return draw.standard_normal(shape, dtype=np.float32), draw.integers(0, 10, 8)
+
+
+CASES = (
+    Case("digits:samples=72", 8, 1, layouts=LAYOUTS, steps=LAYOUTS),
+    Case("mnist", 28, 1, training=False),
+    Case("cnn10", 32, 3, layouts=LAYOUTS),
+    Case("wide_resnet:depth=10,samples=72,width=1", 32, 3, steps=LAYOUTS[:1]),
+)
+
+
+def augmented_arrays() -> tuple[Arrays, npt.NDArray[np.uint32]]:
+    """Images of three channels that are not square, and the ids of their samples."""
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (50, 9, 8, 3), dtype=np.uint8)
+    made = dataclasses.replace(arrays(4), train_images=images, mean=(10.4, 120.5, 255.0))
+    return made, draw.integers(0, 60_000, 50).astype(np.uint32)

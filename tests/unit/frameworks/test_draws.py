@@ -1,0 +1,52 @@
+"""The host's draws and augmentation in NumPy are those of PyTorch, bit for bit."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from made import arrays
+from nfold.frameworks import augment, philox
+from nfold.frameworks.torch import augment as torch_augment
+from nfold.frameworks.torch import philox as torch_philox
+from philox_answers import KNOWN_ANSWERS
+
+
+def test_published_vectors() -> None:
+    for counter, key, expected in KNOWN_ANSWERS:
+        words = [np.array([word], dtype=np.uint64) for word in counter]
+        got = philox.philox((words[0], words[1], words[2], words[3]), key)
+        assert tuple(int(word[0]) for word in got) == expected
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (2**40 + 7, 3)])
+def test_draws_are_those_of_pytorch(seed: int, epoch: int) -> None:
+    ids = np.arange(2**33, 2**33 + 500)
+    own = philox.draws(seed, epoch, ids, 2)
+    theirs = torch_philox.draws(seed, epoch, torch.from_numpy(ids), 2)
+    for word, other in zip(own, theirs, strict=True):
+        assert np.array_equal(word.astype(np.int64), other.numpy())
+        assert np.array_equal(philox.below(word, 9), torch_philox.below(other, 9).numpy())
+
+
+@pytest.mark.parametrize("n", [1, 10, 1437])
+def test_the_order_of_an_epoch_is_that_of_pytorch(n: int) -> None:
+    for seed, epoch in ((0, 0), (0, 1), (5, 2)):
+        own = philox.permutation(seed, epoch, n, 0)
+        assert np.array_equal(own, torch_philox.permutation(seed, epoch, n, 0).numpy())
+
+
+def test_every_operation_changes_the_pixels_that_pytorch_changes() -> None:
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (50, 9, 8, 3), dtype=np.uint8)
+    made = dataclasses.replace(arrays(4), train_images=images, mean=(10.4, 120.5, 255.0))
+    ids = draw.integers(0, 60_000, 50)
+    for operations in ((("crop", 4), ("flip", 0), ("cutout", 3)), (("flip", 0),), ()):
+        cpu = torch.device("cpu")
+        theirs = torch_augment.augmentation(operations, made, 5, cpu)
+        expected = theirs(torch.from_numpy(images), torch.from_numpy(ids), 2).numpy()
+        assert np.array_equal(
+            augment.augmentation(operations, made, 5)(images, ids, 2), expected
+        ), operations
+    assert augment.KEYS == torch_augment.KEYS
