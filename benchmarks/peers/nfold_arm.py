@@ -13,6 +13,7 @@ from job import Job, run
 from nfold.frameworks.torch.cores import claimed_cores
 
 from nfold.frameworks.base import Task
+from nfold.frameworks.cores import claimed_cores
 from nfold.plan import MINIMUM, Plan
 from nfold.telemetry.inspection import inspect_machine
 
@@ -27,6 +28,8 @@ def drive(job: Job, task: Task) -> None:
     """Train without end; torch is imported only here, inside the claimed cores."""
     from common import joined, turns_of
 
+    from nfold.frameworks.torch.capture import WARM_UP
+    from nfold.frameworks.torch.chain import chains
     from nfold.frameworks.torch.devices import open_devices
     from nfold.frameworks.torch.loop import Trainer
 
@@ -37,8 +40,9 @@ def drive(job: Job, task: Task) -> None:
         trainer.model.train()
         for epoch in itertools.count():
             trainer.source.epoch = epoch
-            for batch in trainer.source:
-                turns.step(trainer.step(batch))
+            apart = 0 if epoch else WARM_UP
+            for batches in chains(trainer.source, task.plan.steps_per_execution, apart=apart):
+                turns.step(trainer.steps(batches, 0).reshape(-1)[-1], len(batches))
 
 
 def task_of(job: Job) -> Task:

@@ -140,23 +140,28 @@ class Captured:
     living graph that holds a collective keeps it from ending.
     """
 
-    def __init__(self, function: Function, recorder: Recorder) -> None:
+    def __init__(self, function: Function, recorder: Recorder, warm_up: int = WARM_UP) -> None:
         self._function = function
         self._recorder = recorder
+        self._warm_up = warm_up
         self._calls: dict[Hashable, int] = {}
         self._replays: dict[Hashable, Replay] = {}
 
     def __call__(self, tensors: Tensors, *constants: Hashable) -> Any:
         """The function of ``(*tensors, *constants)``."""
-        key = (*(_form(tensor) for tensor in tensors), constants)
+        key = _key(tensors, constants)
         found = self._replays.get(key)
         if found is not None:
             return found(tensors)
         calls = self._calls[key] = self._calls.get(key, 0) + 1
-        if calls <= WARM_UP or len(self._replays) >= MOST_GRAPHS:
+        if calls <= self._warm_up or len(self._replays) >= MOST_GRAPHS:
             return self._recorder.aside(lambda: self._function(*tensors, *constants))
         made = self._replays[key] = Replay(self._function, tensors, constants, self._recorder)
         return made(tensors)
+
+    def warm(self, tensors: Tensors, *constants: Hashable) -> bool:
+        """Whether calls of this form have been made so often that the next one is recorded."""
+        return self._calls.get(_key(tensors, constants), 0) >= self._warm_up
 
     def close(self) -> None:
         """Reset every graph."""
@@ -170,6 +175,10 @@ def _copied(tensor: Tensor) -> Tensor:
     copy = torch.empty_like(tensor)
     torch._foreach_copy_([copy], [tensor])
     return copy
+
+
+def _key(tensors: Tensors, constants: tuple[Hashable, ...]) -> Hashable:
+    return (*(_form(tensor) for tensor in tensors), constants)
 
 
 def _form(tensor: Tensor) -> Hashable:

@@ -32,9 +32,12 @@ RULES: tuple[Rule, ...] = (
         "strategy 'mirrored' is TensorFlow's, 'data_parallel' JAX's; next: --strategy ddp or nfold",
     ),
     (
-        lambda plan: plan.steps_per_execution > 1,
-        "torch makes one step a call; next: --step captured, which makes the call cheap, or "
-        "--framework tensorflow or jax",
+        lambda plan: (
+            plan.steps_per_execution > 1
+            and ("captured" not in str(plan.step) or plan.input != "resident")
+        ),
+        "torch makes several steps a call as one CUDA graph over resident data; next: --step "
+        "captured --input resident",
     ),
     (
         lambda plan: plan.allocation != "default",

@@ -19,6 +19,8 @@ from nfold.frameworks.recording import Length, Recorder
 from nfold.frameworks.torch import batch_norm, layout, parallel
 from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.capturable import make_capturable
+from nfold.frameworks.torch.capture import WARM_UP
+from nfold.frameworks.torch.chain import Chain, chains
 from nfold.frameworks.torch.clock import clock
 from nfold.frameworks.torch.definition import Definition, check_alike, definition
 from nfold.frameworks.torch.devices import Devices, open_devices
@@ -105,9 +107,9 @@ class Trainer:
         largest = min(cast(int, plan.batch), len(self.made.arrays.train_labels))
         usual_sizes = {part.rows for part in self._parts(largest)}
         turn = parallel.turns(self.model, ledger)
-        update = Update(usual, rare, usual_sizes, self.precision, self.optimizer, turn)
-        self._step = step(cast(str, plan.step), update, self.devices.primary)
         self.rate = self._rate(self.made.peak)
+        update = Update(usual, rare, usual_sizes, self.precision, self.optimizer, turn, self.rate)
+        self._step = step(cast(str, plan.step), update, self.rate, self.devices.primary)
         self.keeper = keeper(self.task, State(self.module, self.optimizer, self.precision.scaler))
 
     def _fit_for_graphs(self) -> None:
@@ -122,6 +124,16 @@ class Trainer:
     def step(self, batch: Batch) -> Tensor:
         """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
         return self._step(batch.tensors, self._now(batch.epoch), self._parts(batch.global_count))
+
+    def steps(self, batches: Chain, first: int) -> Tensor:
+        """One update for each batch, which are alike, from step number ``first`` on; losses."""
+        if len(batches) == 1:
+            self.rate.at(first)
+            return self.step(batches[0])
+        head, rates = batches[0], self.rate.of(first, len(batches))
+        parts = self._parts(head.global_count)
+        tensors = [batch.tensors for batch in batches]
+        return self._step.several(tensors, self._now(head.epoch), parts, rates)
 
     def _parts(self, samples: int) -> Parts:
         """This rank's parts of a global batch."""
@@ -160,9 +172,13 @@ class Trainer:
         self.source.epoch = epoch
         started = time.monotonic()
         recorder.begin()
-        for number, batch in enumerate(self.source, start=epoch * len(self.source)):
-            self.rate.at(number)
-            recorder.step(batch, self.step(batch))
+        number = epoch * len(self.source)
+        apart = max(0, WARM_UP - recorder.steps)
+        for batches in chains(self.source, self.task.plan.steps_per_execution, apart=apart):
+            losses = self.steps(batches, number)
+            hashes = sum(batch.sample_hash for batch in batches)
+            recorder.made(len(batches), batches[0].count, hashes, losses)
+            number += len(batches)
         loss, count = recorder.end()
         seconds = time.monotonic() - started
         if self.task.plan.epochs is not None:

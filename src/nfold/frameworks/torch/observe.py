@@ -9,6 +9,6 @@ from torch import Tensor
 
 
 def losses_of(kept: Sequence[Tensor]) -> list[float]:
-    """One loss a step, copied to the host at once."""
-    found: list[float] = torch.stack(list(kept)).tolist()
+    """One loss a step, [] of a call of one step and [n] of one of n, copied to the host at once."""
+    found: list[float] = torch.cat([losses.reshape(-1) for losses in kept]).tolist()
     return found

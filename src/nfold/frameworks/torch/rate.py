@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from nfold.frameworks.rate import one_cycle
 from nfold.frameworks.torch.capturable import make_capturable
@@ -12,6 +13,13 @@ class Fixed:
     """The rate that the optimizer has."""
 
     def at(self, step: int) -> None:
+        """Nothing changes."""
+
+    def of(self, _first: int, _steps: int) -> Tensor:
+        """What ``take`` needs in so many steps: nothing."""
+        return torch.empty(0)
+
+    def take(self, rates: Tensor, step: int) -> None:
         """Nothing changes."""
 
 
@@ -26,11 +34,27 @@ class OneCycle(Fixed):
     ) -> None:
         self._optimizer, self._device = optimizer, device
         self._peak, self._steps = peak, steps
+        self._all: Tensor | None = None
 
     def at(self, step: int) -> None:
         """Set the rate of step number ``step``, counted from 0."""
-        rate = self._peak * one_cycle((step + 0.5) / self._steps)
+        rate = self._rate(step)
         for group in self._optimizer.param_groups:
             if getattr(group["lr"], "device", None) != self._device:
                 make_capturable(self._optimizer, self._device)
             group["lr"].fill_(rate)
+
+    def of(self, first: int, steps: int) -> Tensor:
+        """The rates of ``steps`` steps from number ``first`` on: float64 [steps] on the device."""
+        if self._all is None:
+            rates = [self._rate(step) for step in range(self._steps)]
+            self._all = torch.tensor(rates, dtype=torch.float64, device=self._device)
+        return self._all[first : first + steps]
+
+    def take(self, rates: Tensor, step: int) -> None:
+        """Set the rate to one of ``rates``, on the device: a graph may hold it."""
+        for group in self._optimizer.param_groups:
+            group["lr"].copy_(rates[step])
+
+    def _rate(self, step: int) -> float:
+        return self._peak * one_cycle((step + 0.5) / self._steps)

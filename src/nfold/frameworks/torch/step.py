@@ -8,7 +8,7 @@ update goes through the parts of its batch, and a graph holds all of them.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Hashable, Sequence
 from typing import Protocol
 
 import torch
@@ -21,6 +21,7 @@ from nfold.frameworks.torch.forward import Forward
 from nfold.frameworks.torch.parallel import Turn
 from nfold.frameworks.torch.parts import Part, Parts
 from nfold.frameworks.torch.precision import Precision
+from nfold.frameworks.torch.rate import Fixed
 from nfold.place import user_place
 
 
@@ -29,6 +30,11 @@ class Step(Protocol):
 
     def __call__(self, tensors: Tensors, epoch: Tensor, parts: Parts) -> Tensor:
         """``tensors`` of a batch, its epoch, int64 [], and the parts to compute it in."""
+
+    def several(
+        self, tensors: Sequence[Tensors], epoch: Tensor, parts: Parts, rates: Tensor
+    ) -> Tensor:
+        """One update for each batch, which are alike; ``rates`` are ``Fixed.of``; losses [n]."""
 
     def graph_bytes(self) -> int:
         """Memory of the device that recorded graphs keep for themselves."""
@@ -52,17 +58,25 @@ class Update:
         precision: Precision,
         optimizer: torch.optim.Optimizer,
         turn: Turn,
+        rate: Fixed,
     ) -> None:
         self._usual, self._rare, self._usual_sizes = usual, rare, usual_sizes
         self._precision = precision
         self._optimizer = optimizer
         self._turn = turn
+        self._rate = rate
 
     def __call__(self, tensors: Tensors, epoch: Tensor, parts: Parts) -> Tensor:
         """Make the update."""
         first, *others = [self._add(tensors, epoch, part) for part in parts]
         self._precision.step(self._optimizer)
         return sum(others, first)
+
+    def several(
+        self, tensors: Sequence[Tensors], epoch: Tensor, parts: Parts, rates: Tensor
+    ) -> Tensor:
+        """Make the updates one after the other."""
+        return one_by_one(self, self._rate, tensors, epoch, parts, rates)
 
     def _add(self, tensors: Tensors, epoch: Tensor, part: Part) -> Tensor:
         """Add a part's gradients; returns what it adds to the mean loss."""
@@ -80,6 +94,22 @@ class Update:
         """Nothing is kept."""
 
 
+def one_by_one(
+    update: Callable[[Tensors, Tensor, Parts], Tensor],
+    rate: Fixed,
+    tensors: Sequence[Tensors],
+    epoch: Tensor,
+    parts: Parts,
+    rates: Tensor,
+) -> Tensor:
+    """An update for each batch, at its own rate; their losses [n]."""
+    losses = []
+    for number, one in enumerate(tensors):
+        rate.take(rates, number)
+        losses.append(update(one, epoch, parts))
+    return torch.stack(losses)
+
+
 def _times(loss: Tensor, weight: float) -> Tensor:
     return loss if weight == 1 else loss * weight
 
@@ -87,21 +117,34 @@ def _times(loss: Tensor, weight: float) -> Tensor:
 class CapturedUpdate:
     """An update that is replayed: a graph for every number of samples and their parts."""
 
-    def __init__(self, update: Update, device: torch.device) -> None:
+    def __init__(self, update: Update, rate: Fixed, device: torch.device) -> None:
         def flat(*given: Tensor | Parts) -> Tensor:
             *tensors, epoch, parts = given
             return update(tuple(tensors), epoch, parts)  # type: ignore[arg-type]  # as packed below
 
+        def chained(*given: Tensor | Parts | int) -> Tensor:
+            *flat, epoch, rates, parts, n = given
+            each = len(flat) // n  # type: ignore[operator]  # as packed below
+            tensors = [tuple(flat[k : k + each]) for k in range(0, len(flat), each)]
+            return update.several(tensors, epoch, parts, rates)  # type: ignore[arg-type]
+
+        self._rate = rate
         self._recorder = CudaRecorder(device)
         self._captured = Captured(flat, self._recorder)
+        self._chained = Captured(chained, self._recorder, warm_up=0)
 
     def __call__(self, tensors: Tensors, epoch: Tensor, parts: Parts) -> Tensor:
         """Make the update, or record it first."""
-        try:
-            loss: Tensor = self._captured((*tensors, epoch), parts)
-        except NotCaptured as failed:
-            raise _not_captured(failed.__cause__) from failed
-        return loss
+        return _recorded(self._captured, (*tensors, epoch), parts)
+
+    def several(
+        self, tensors: Sequence[Tensors], epoch: Tensor, parts: Parts, rates: Tensor
+    ) -> Tensor:
+        """Make the updates in one graph, or one by one until single ones have warmed up."""
+        if not self._captured.warm((*tensors[0], epoch), parts):
+            return one_by_one(self, self._rate, tensors, epoch, parts, rates)
+        flat = [tensor for one in tensors for tensor in one]
+        return _recorded(self._chained, (*flat, epoch, rates), parts, len(tensors))
 
     def graph_bytes(self) -> int:
         """What the graphs' pool holds."""
@@ -110,6 +153,15 @@ class CapturedUpdate:
     def close(self) -> None:
         """Reset the graphs."""
         self._captured.close()
+        self._chained.close()
+
+
+def _recorded(captured: Captured, tensors: Tensors, *constants: Hashable) -> Tensor:
+    try:
+        losses: Tensor = captured(tensors, *constants)
+    except NotCaptured as failed:
+        raise _not_captured(failed.__cause__) from failed
+    return losses
 
 
 def _not_captured(cause: BaseException | None) -> UsageError:
@@ -121,9 +173,9 @@ def _not_captured(cause: BaseException | None) -> UsageError:
     )
 
 
-def step(plan_step: str, update: Update, device: torch.device) -> Step:
+def step(plan_step: str, update: Update, rate: Fixed, device: torch.device) -> Step:
     """The update as the plan's ``step`` runs it."""
-    return CapturedUpdate(update, device) if "captured" in plan_step else update
+    return CapturedUpdate(update, rate, device) if "captured" in plan_step else update
 
 
 class Now:

@@ -112,3 +112,20 @@ def test_a_pool_s_bytes_are_those_of_its_own_segments(monkeypatch: pytest.Monkey
     recorder = object.__new__(CudaRecorder)
     recorder._pool = torch.cuda._POOL_HANDLE((0, 1))
     assert recorder.pool_bytes() == 12
+
+
+def test_a_function_may_be_recorded_in_its_first_call() -> None:
+    notes = Notes()
+    captured = Captured(weighted, notes, warm_up=0)
+    assert captured((torch.ones(3),), 2.0)[0] == 6.0
+    assert (notes.aside_calls, len(notes.graphs)) == (0, 1)
+
+
+def test_a_form_is_warm_after_its_first_calls() -> None:
+    captured = Captured(weighted, Notes())
+    values = (torch.ones(3),)
+    for _ in range(WARM_UP):
+        assert not captured.warm(values, 1.0)
+        captured(values, 1.0)
+    assert captured.warm(values, 1.0)
+    assert not captured.warm((torch.ones(4),), 1.0)

@@ -16,6 +16,7 @@ from nfold.frameworks.torch.forward import Forward
 from nfold.frameworks.torch.parallel import turns
 from nfold.frameworks.torch.parts import cut
 from nfold.frameworks.torch.precision import Precision
+from nfold.frameworks.torch.rate import Fixed, OneCycle
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.step import Now, Update
 from nfold.workloads.torch import sgd
@@ -35,7 +36,8 @@ def _update(weight: nn.Parameter, taken: list[str]) -> Update:
 
     optimizer = torch.optim.SGD([weight], lr=0.1)
     turn = turns(nn.Identity(), Ledger(1))
-    return Update(way("usual"), way("rare"), {4}, Precision("fp32", CPU), optimizer, turn)
+    precision = Precision("fp32", CPU)
+    return Update(way("usual"), way("rare"), {4}, precision, optimizer, turn, Fixed())
 
 
 def test_an_update_follows_the_weighted_gradient_and_returns_the_plain_loss() -> None:
@@ -69,7 +71,7 @@ def _trained(precision: str, accumulate: int, batches: list[Tensor]) -> tuple[li
         return loss
 
     turn = turns(model, Ledger(1))
-    update = Update(forward, forward, (), arithmetic, sgd(model, 0.05), turn)
+    update = Update(forward, forward, (), arithmetic, sgd(model, 0.05), turn, Fixed())
     losses = list[float]()
     for batch in batches:
         parts = cut(len(batch), 0, 1, accumulate)
@@ -124,3 +126,34 @@ def test_an_epoch_is_made_into_a_tensor_once() -> None:
     assert now(3) is first
     assert int(now(4)) == 4
     assert now(first) is first
+
+
+def _cycled(chain: int) -> tuple[list[float], Tensor]:
+    """The losses of six steps of a linear layer under one cycle, so many steps in a call."""
+    torch.manual_seed(0)
+    model, arithmetic = nn.Linear(3, 1), Precision("fp32", CPU)
+    optimizer = sgd(model, 0.05)
+    rate = OneCycle(optimizer, 0.5, 6, CPU)
+
+    def forward(tensors: Tensors, _: Tensor) -> Tensor:
+        loss: Tensor = model(tensors[0]).square().mean()
+        return loss
+
+    turn = turns(model, Ledger(1))
+    update = Update(forward, forward, (), arithmetic, optimizer, turn, rate)
+    batches = [torch.full((4, 3), 0.1 * (number + 1)) for number in range(6)]
+    losses = list[float]()
+    for first in range(0, 6, chain):
+        rate.at(first)
+        tensors = [(batch,) for batch in batches[first : first + chain]]
+        rates = rate.of(first, chain)
+        losses += update.several(tensors, NOW, cut(4, 0, 1, 1), rates).tolist()
+    return losses, model.weight.detach()
+
+
+@pytest.mark.parametrize("chain", [2, 3])
+def test_several_steps_in_a_call_each_have_their_own_rate(chain: int) -> None:
+    losses, weight = _cycled(chain)
+    alone, other = _cycled(1)
+    assert losses == pytest.approx(alone, rel=1e-6)
+    assert torch.equal(weight, other)
