@@ -107,20 +107,20 @@ REPORTS: dict[str, Report] = {
                 Part(
                     workload=TUTORIAL,
                     lists=EVERY_FRAMEWORK,
-                    epochs=4,
+                    epochs=3,
                 ),
                 Part(
                     workload=TUTORIAL,
                     lists=EVERY_FRAMEWORK,
                     scaling="weak",
-                    epochs=4,
+                    epochs=3,
                     epochs_per_device=True,
                     least=2,
                 ),
                 Part(
                     workload=TUTORIAL,
                     lists=OTHER_INPUTS,
-                    epochs=4,
+                    epochs=3,
                     least=2,
                 ),
             ),

@@ -1,0 +1,191 @@
+"""Field report 4: CIFAR-10 by batch, devices, strategy and framework, in epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nfold.report import axes
+from nfold.report.field import then
+from nfold.report.field.base import (
+    BLANK,
+    NONE,
+    Entry,
+    FieldReport,
+    Rows,
+    Sheet,
+    device_counts,
+    of_workload,
+    told,
+)
+from nfold.report.results import Result
+from nfold.report.words import NOTHING, count, duration, number, times
+
+MODELS = ("cnn10", "wide_resnet")
+NUMBERS = "epoch 1 [s] / median of epochs 2+ [s] / total / accuracy"
+
+
+def report(found: Sequence[Result]) -> FieldReport:
+    """The table of epochs by model, batch and what trains it, with devices across."""
+    mine = of_workload(found, *MODELS)
+    return FieldReport(
+        name="cifar-scaling",
+        title="CIFAR-10 by batch, devices, strategy and framework",
+        then=then.CIFAR,
+        sentences=(*_lengths(mine), *_sentences(mine)),
+        sheets=(_table(mine),),
+    )
+
+
+def _lengths(mine: Sequence[Result]) -> list[str]:
+    """How many epochs the totals are of, where they are of other ones than then."""
+    lengths = sorted({r.plan.epochs for r in mine if r.plan.epochs} - {then.CIFAR_EPOCHS})
+    if not lengths:
+        return []
+    said = ", ".join(map(str, lengths))
+    return [f"Totals and accuracies are after {said} epochs now, after {then.CIFAR_EPOCHS} then."]
+
+
+def _table(mine: Sequence[Result]) -> Sheet:
+    counts = sorted({1, 2, *device_counts(mine)})
+    rows = Rows(NUMBERS, ["model", "batch", "", *(count(n, "device") for n in counts)])
+    batches = {name: _batches(mine, name) for name in MODELS}
+    for name, model_batches in batches.items():
+        for batch in model_batches:
+            if (name, batch, 1) in then.CIFAR_CELLS:
+                reported = [_reported(name, batch, n) for n in counts]
+                rows.add(told(name), told(batch), told("then: PyTorch, dp"), *reported)
+            for who, cells in _rows(mine, name, batch).items():
+                entries = [_now(rows, cells.get(n)) for n in counts]
+                rows.add(told(who[0]), told(batch), told(f"now: {who[1]}"), *entries)
+    return rows.sheet()
+
+
+def _batches(mine: Sequence[Result], name: str) -> list[int]:
+    measured = {r.batch for r in of_workload(mine, name)}
+    reported = {batch for model, batch, _ in then.CIFAR_CELLS if model == name}
+    return sorted(measured | reported)
+
+
+def _rows(
+    mine: Sequence[Result], name: str, batch: int
+) -> dict[tuple[str, str], dict[int, Result]]:
+    """By workload and what trains it: the cells by devices; one device's belong to every way."""
+    cells = [r for r in of_workload(mine, name) if r.batch == batch]
+    found: dict[tuple[str, str], dict[int, Result]] = {}
+    for result in sorted(cells, key=_strategy_of):
+        for way in _ways(result, cells):
+            found.setdefault((str(result.cell.first.workload), way), {})[result.devices] = result
+    return found
+
+
+def _strategy_of(result: Result) -> tuple[str, str, int]:
+    plan = result.plan
+    return (plan.framework, plan.strategy or "", result.devices)
+
+
+def _ways(result: Result, cells: Sequence[Result]) -> list[str]:
+    """A cell's own way to train, or all ways on several devices that it is the one device of."""
+    if result.devices > 1:
+        return [_way(result, result.plan.strategy)]
+    fits = [other for other in cells if other.devices > 1 and _same(result, other)]
+    ways = dict.fromkeys(_way(result, other.plan.strategy) for other in fits)
+    return list(ways) or [_way(result, result.plan.strategy)]
+
+
+def _same(one: Result, other: Result) -> bool:
+    free = {"devices", "strategy", "workers", "cores_per_device", *STEP}
+    alike = one.cell.first.workload == other.cell.first.workload
+    return alike and set(one.plan.diff(other.plan)) <= free
+
+
+STEP = ("step", "input", "augment")
+"""Follow the strategy where nobody chose them: DataParallel runs no graphs."""
+
+
+def _way(result: Result, strategy: str | None) -> str:
+    plan = result.plan
+    shown = [plan.framework, "" if strategy == "single" else strategy]
+    shown += [plan.precision if plan.precision != "fp32" else ""]
+    return ", ".join(filter(None, shown))
+
+
+def _reported(name: str, batch: int, devices: int) -> Entry:
+    if (name, batch, devices) not in then.CIFAR_CELLS:
+        return BLANK
+    cell = then.CIFAR_CELLS[name, batch, devices]
+    if cell is None:
+        return Entry(text="out of memory", value={"status": "oom"})
+    return _numbers(cell.first_s, cell.later_s, cell.total_s, cell.accuracy)
+
+
+def _now(rows: Rows, result: Result | None) -> Entry:
+    if result is None:
+        return BLANK
+    if not result.ok:
+        return rows.failed(result)
+    accuracy = result.accuracy.value if result.accuracy else None
+    return _numbers(result.first_epoch_s, result.later_epochs_s, result.training_s, accuracy)
+
+
+def _numbers(
+    first: float | None, later: float | None, total: float | None, accuracy: float | None
+) -> Entry:
+    """``15.86 / 13.90 / 0:23:15 / 0.8915``."""
+    if first is None and accuracy is None:
+        return NONE
+    said = [NOTHING if s is None else number(s) for s in (first, later)]
+    said.append(NOTHING if total is None else duration(total))
+    said.append(NOTHING if accuracy is None else f"{accuracy:.4f}")
+    value = {
+        "epoch_1_s": first,
+        "later_epochs_s": later,
+        "total_s": total,
+        "accuracy": accuracy,
+    }
+    return Entry(text=" / ".join(said), value=value)
+
+
+def _sentences(mine: Sequence[Result]) -> list[str]:
+    """For every model and way, of its most devices: the speedup over batches."""
+    found: list[str] = []
+    for workload in dict.fromkeys(str(r.cell.first.workload) for r in mine):
+        own = [r for r in mine if str(r.cell.first.workload) == workload and r.comparison]
+        most = max((r.devices for r in own), default=0)
+        top = [r for r in own if r.devices == most]
+        for way in dict.fromkeys(_way(r, r.plan.strategy) for r in sorted(top, key=_strategy_of)):
+            line = sorted(
+                (r for r in top if _way(r, r.plan.strategy) == way), key=lambda r: r.batch
+            )
+            found.append(_over_batches(axes.value(line[0].cell.first, "workload"), way, line))
+    return found
+
+
+def _over_batches(workload: str, way: str, line: Sequence[Result]) -> str:
+    """``cnn10, torch, ddp: 2 devices are 0.76× one at batch 128; from batch 512 on they win.``"""
+    ends = [line[0]] if len(line) == 1 else [line[0], line[-1]]
+    said = " and ".join(f"{times(_speedup(r))} one at batch {r.batch:,}" for r in ends)
+    text = f"{workload}, {way}: {count(line[0].devices, 'device')} are {said}"
+    winning = _winning_from(line)
+    if winning is None:
+        return f"{text}; at no batch do they win."
+    return (
+        f"{text}." if winning == line[0].batch else f"{text}; from batch {winning:,} on they win."
+    )
+
+
+def _winning_from(line: Sequence[Result]) -> int | None:
+    """The smallest batch from which on every speedup is above one, its interval as well."""
+    winning = None
+    for result in reversed(line):
+        comparison = result.comparison
+        assert comparison is not None
+        low = comparison.speedup.low
+        if (comparison.speedup.value if low is None else low) <= 1:
+            break
+        winning = result.batch
+    return winning
+
+
+def _speedup(result: Result) -> float:
+    assert result.comparison is not None
+    return result.comparison.speedup.value
