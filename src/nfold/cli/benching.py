@@ -258,11 +258,14 @@ def _exit_code(found: Sequence[Measurement]) -> int:
 
 def _show(request: Request, asked: Grid, planned: Schedule, found: Sequence[Measurement]) -> None:
     """The tables, or one JSON object; then the report of the whole results folder."""
+    field = request.report
     if request.as_json:
-        output.print_json(document(found))
+        more = output.report_document(found, field) if field and found else {}
+        output.print_json(document(found) | more)
     else:
         output.print_scope(asked, planned)
         if found:
-            output.print_table(found, plain=request.plain)
+            output.print_table(found, plain=request.plain, field=field)
     if found and not request.no_report:
-        output.write_report(request.results, quiet=request.as_json)
+        only = {cell.id for cell in asked.cells} if field else None
+        output.write_report(request.results, quiet=request.as_json, field=field, only=only)

@@ -32,7 +32,7 @@ def report(found: Sequence[Result]) -> FieldReport:
         title="CIFAR-10 by batch, devices, strategy and framework",
         then=then.CIFAR,
         sentences=(*_lengths(mine), *_sentences(mine)),
-        sheets=(_table(mine),),
+        sheets=tuple(_tables(mine)),
     )
 
 
@@ -45,36 +45,41 @@ def _lengths(mine: Sequence[Result]) -> list[str]:
     return [f"Totals and accuracies are after {said} epochs now, after {then.CIFAR_EPOCHS} then."]
 
 
-def _table(mine: Sequence[Result]) -> Sheet:
-    counts = sorted({1, 2, *device_counts(mine)})
-    rows = Rows(NUMBERS, ["model", "batch", "", *(count(n, "device") for n in counts)])
-    batches = {name: _batches(mine, name) for name in MODELS}
-    for name, model_batches in batches.items():
-        for batch in model_batches:
-            if (name, batch, 1) in then.CIFAR_CELLS:
-                reported = [_reported(name, batch, n) for n in counts]
-                rows.add(told(name), told(batch), told("then: PyTorch, dp"), *reported)
-            for who, cells in _rows(mine, name, batch).items():
-                entries = [_now(rows, cells.get(n)) for n in counts]
-                rows.add(told(who[0]), told(batch), told(f"now: {who[1]}"), *entries)
+def _tables(mine: Sequence[Result]) -> list[Sheet]:
+    """One for each workload; the numbers of then stand with the first of their model."""
+    named: dict[str, list[Result]] = {name: [] for name in MODELS}
+    for result in mine:
+        named[result.cell.first.workload.name].append(result)
+    made = []
+    for name, results in named.items():
+        workloads = dict.fromkeys(str(r.cell.first.workload) for r in results)
+        for place, workload in enumerate(workloads or {name: None}):
+            own = [r for r in results if str(r.cell.first.workload) == workload]
+            made.append(_table(workload, own, name if place == 0 else None))
+    return made
+
+
+def _table(workload: str, own: Sequence[Result], reported: str | None) -> Sheet:
+    """By batch and what trains it; ``reported`` is the model of the field report."""
+    counts = sorted({1, 2, *device_counts(own)})
+    rows = Rows(f"{workload}: {NUMBERS}", ["batch", "", *(count(n, "device") for n in counts)])
+    before = {batch for model, batch, _ in then.CIFAR_CELLS if model == reported}
+    for batch in sorted(before | {r.batch for r in own}):
+        if reported and batch in before:
+            entries = [_reported(reported, batch, n) for n in counts]
+            rows.add(told(batch), told("then: PyTorch, dp"), *entries)
+        for way, cells in _rows([r for r in own if r.batch == batch]).items():
+            entries = [_now(rows, cells.get(n)) for n in counts]
+            rows.add(told(batch), told(f"now: {way}"), *entries)
     return rows.sheet()
 
 
-def _batches(mine: Sequence[Result], name: str) -> list[int]:
-    measured = {r.batch for r in of_workload(mine, name)}
-    reported = {batch for model, batch, _ in then.CIFAR_CELLS if model == name}
-    return sorted(measured | reported)
-
-
-def _rows(
-    mine: Sequence[Result], name: str, batch: int
-) -> dict[tuple[str, str], dict[int, Result]]:
-    """By workload and what trains it: the cells by devices; one device's belong to every way."""
-    cells = [r for r in of_workload(mine, name) if r.batch == batch]
-    found: dict[tuple[str, str], dict[int, Result]] = {}
+def _rows(cells: Sequence[Result]) -> dict[str, dict[int, Result]]:
+    """By what trains it: the cells by devices; the one on one device belongs to every way."""
+    found: dict[str, dict[int, Result]] = {}
     for result in sorted(cells, key=_strategy_of):
         for way in _ways(result, cells):
-            found.setdefault((str(result.cell.first.workload), way), {})[result.devices] = result
+            found.setdefault(way, {})[result.devices] = result
     return found
 
 
@@ -93,13 +98,8 @@ def _ways(result: Result, cells: Sequence[Result]) -> list[str]:
 
 
 def _same(one: Result, other: Result) -> bool:
-    free = {"devices", "strategy", "workers", "cores_per_device", *STEP}
-    alike = one.cell.first.workload == other.cell.first.workload
-    return alike and set(one.plan.diff(other.plan)) <= free
-
-
-STEP = ("step", "input", "augment")
-"""Follow the strategy where nobody chose them: DataParallel runs no graphs."""
+    free = {"devices", "strategy", "workers", "cores_per_device"}
+    return set(one.plan.diff(other.plan)) <= free
 
 
 def _way(result: Result, strategy: str | None) -> str:
@@ -161,7 +161,7 @@ def _sentences(mine: Sequence[Result]) -> list[str]:
 
 
 def _over_batches(workload: str, way: str, line: Sequence[Result]) -> str:
-    """``cnn10, torch, ddp: 2 devices are 0.76× one at batch 128; from batch 512 on they win.``"""
+    """Like ``cnn10, torch, ddp: 2 devices are 0.76× one at batch 128; from 512 on they win``."""
     ends = [line[0]] if len(line) == 1 else [line[0], line[-1]]
     said = " and ".join(f"{times(_speedup(r))} one at batch {r.batch:,}" for r in ends)
     text = f"{workload}, {way}: {count(line[0].devices, 'device')} are {said}"

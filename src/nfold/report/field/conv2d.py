@@ -33,7 +33,8 @@ AT_LEAST = 2.0
 def report(found: Sequence[Result]) -> FieldReport:
     """The table of the field report, each part apart, the CPU's, and the larger filters."""
     mine = of_workload(found, "conv2d")
-    plain = _by_devices([r for r in mine if _problem(r) == tuple(DEFAULTS.values())])
+    alike = [r for r in mine if _problem(r) == tuple(DEFAULTS.values())]
+    plain = _by_devices([r for r in alike if r.batch == max(one.batch for one in alike)])
     timed = {devices: _timed(result) for devices, result in plain.items()}
     sentences = [_first(timed), _scaling(timed), _copies(timed), _peer(timed), _larger(mine)]
     return FieldReport(
@@ -49,6 +50,11 @@ def _problem(result: Result) -> tuple[int, ...]:
     """Filter, channels, and whether it is only copied."""
     chosen = parameters(result)
     return tuple(chosen.get(name, default) for name, default in DEFAULTS.items())
+
+
+def _posed(result: Result) -> tuple[int, ...]:
+    """The problem, and on how many images."""
+    return (*_problem(result), result.batch)
 
 
 def _by_devices(found: Sequence[Result]) -> dict[int, Result]:
@@ -79,7 +85,7 @@ def _parts(plain: dict[int, Result], timed: dict[int, dict[str, Timing]]) -> She
     """Milliseconds down by part, then and now, across by devices."""
     reported = range(1, 1 + len(then.CONV2D_MS["V100"]))
     counts = sorted({*reported, *plain})
-    rows = Rows("The batch on N devices [ms]", ["", *(count(n, "device") for n in counts)])
+    rows = Rows("The whole batch by number of devices [ms]", ["devices", *map(str, counts)])
     for card, values in then.CONV2D_MS.items():
         known = dict(zip(reported, values, strict=True))
         rows.add(told(f"then: {card}, one call"), *(amount(known.get(n)) for n in counts))
@@ -118,14 +124,20 @@ def _baselines(timed: dict[int, dict[str, Timing]]) -> dict[str, Timing]:
 def _problems(mine: Sequence[Result]) -> Sheet:
     """The guesses of the report: larger filters, more channels, the copy alone."""
     counts = device_counts(mine)
-    heads = ["filter", "channels", "what", *(f"{count(n, 'device')} [ms]" for n in counts)]
+    heads = [
+        "filter",
+        "channels",
+        "images",
+        "what",
+        *(f"{count(n, 'device')} [ms]" for n in counts),
+    ]
     rows = Rows("Larger filters, more channels, and the copy alone", [*heads, "most / 1 device"])
-    for problem in dict.fromkeys(map(_problem, mine)):
-        at = _by_devices([r for r in mine if _problem(r) == problem])
+    for width, channels, copied, images in dict.fromkeys(map(_posed, mine)):
+        at = _by_devices([r for r in mine if _posed(r) == (width, channels, copied, images)])
         whole = {n: _whole(_timed(result)) for n, result in at.items()}
-        what = "copy there and back" if problem[2] else "end to end"
+        what = "copy there and back" if copied else "end to end"
         entries = [_time(rows, at.get(n), whole.get(n)) for n in counts]
-        rows.add(*map(told, (problem[0], problem[1], what)), *entries, _gain(whole))
+        rows.add(*map(told, (width, channels, images, what)), *entries, _gain(whole))
     return rows.sheet()
 
 
@@ -158,11 +170,8 @@ def _first(timed: dict[int, dict[str, Timing]]) -> str:
     ratio = first / later
     verdict = ": one timed call measures the start" if ratio >= AT_LEAST else ""
     return (
-        f"On {count(n, 'device')} the first call takes {number(first)} ms, a later one "
-        f"{number(later)} ms, {number(ratio)}× less{verdict}."
-        if ratio >= 1
-        else f"On {count(n, 'device')} the first call takes {number(first)} ms, a later one "
-        f"{number(later)} ms."
+        f"On {count(n, 'device')} the first call takes {number(first)} ms, {number(ratio)}× a "
+        f"later one ({number(later)} ms){verdict}."
     )
 
 
@@ -202,10 +211,10 @@ def _peer(timed: dict[int, dict[str, Timing]]) -> str:
 def _larger(mine: Sequence[Result]) -> str:
     """Whether more work a byte helps: the gain of the smallest problem and of the others."""
     gains = []
-    for problem in dict.fromkeys(map(_problem, mine)):
-        at = _by_devices([r for r in mine if _problem(r) == problem])
+    for posed in dict.fromkeys(map(_posed, mine)):
+        width, channels, copied, _ = posed
+        at = _by_devices([r for r in mine if _posed(r) == posed])
         ratio = _ratio({n: _whole(_timed(result)) for n, result in at.items()})
-        if ratio and not problem[2] and problem[:2] != (3, 1):
-            work = f"filter {problem[0]} and {count(problem[1], 'channel')}"
-            gains.append(f"{times(ratio[1])} at {work}")
+        if ratio and not copied and (width, channels) != (3, 1):
+            gains.append(f"{times(ratio[1])} at filter {width} and {count(channels, 'channel')}")
     return f"With more work per image the same ratio is {listed(gains)}." if gains else ""
