@@ -142,7 +142,7 @@ def side_by_side(loads: Loads, span: tuple[float, float] | None) -> Any:
     panels = (loads.devices, loads.host)
     last = max(point.seconds for panel in panels for point in panel.points) or 1
     drawn = [_load(panel, span, last, below=panel is loads.host) for panel in panels]
-    return styled(alt.vconcat(*drawn, spacing=10))
+    return styled(alt.vconcat(*drawn, spacing=10).resolve_scale(color="independent"))
 
 
 def _load(panel: Panel, span: tuple[float, float] | None, last: float, *, below: bool) -> Any:

@@ -14,6 +14,7 @@ from nfold.report.words import NOTHING, STATUS, half_width, number, superscript
 from nfold.stats import Interval
 
 Parameters = dict[str, int]
+_NUMBER = (int, float, Interval)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,12 @@ class Sheet:
     def texts(self) -> list[list[str]]:
         """The rows as text."""
         return [[entry.text for entry in row] for row in self.rows]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold one number an entry: they stand on the right."""
+        columns = zip(*self.rows, strict=True)
+        return [any(isinstance(e.value, _NUMBER) for e in column) for column in columns]
 
 
 @dataclass(frozen=True, kw_only=True)

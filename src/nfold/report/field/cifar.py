@@ -68,17 +68,18 @@ def _table(workload: str, own: Sequence[Result], reported: str | None) -> Sheet:
         if reported and batch in before:
             entries = [_reported(reported, batch, n) for n in counts]
             rows.add(told(batch), told("then: PyTorch, dp"), *entries)
-        for way, cells in _rows([r for r in own if r.batch == batch]).items():
+        now = [r for r in own if r.batch == batch]
+        for way, cells in _rows(now, _differing(own) if own else ()).items():
             entries = [_now(rows, cells.get(n)) for n in counts]
             rows.add(told(batch), told(f"now: {way}"), *entries)
     return rows.sheet()
 
 
-def _rows(cells: Sequence[Result]) -> dict[str, dict[int, Result]]:
+def _rows(cells: Sequence[Result], differing: Sequence[str]) -> dict[str, dict[int, Result]]:
     """By what trains it: the cells by devices; the one on one device belongs to every way."""
     found: dict[str, dict[int, Result]] = {}
     for result in sorted(cells, key=_strategy_of):
-        for way in _ways(result, cells):
+        for way in _ways(result, cells, differing):
             found.setdefault(way, {})[result.devices] = result
     return found
 
@@ -88,13 +89,13 @@ def _strategy_of(result: Result) -> tuple[str, str, int]:
     return (plan.framework, plan.strategy or "", result.devices)
 
 
-def _ways(result: Result, cells: Sequence[Result]) -> list[str]:
+def _ways(result: Result, cells: Sequence[Result], differing: Sequence[str]) -> list[str]:
     """A cell's own way to train, or all ways on several devices that it is the one device of."""
     if result.devices > 1:
-        return [_way(result, result.plan.strategy)]
+        return [_way(result, result.plan.strategy, differing)]
     fits = [other for other in cells if other.devices > 1 and _same(result, other)]
-    ways = dict.fromkeys(_way(result, other.plan.strategy) for other in fits)
-    return list(ways) or [_way(result, result.plan.strategy)]
+    ways = dict.fromkeys(_way(result, other.plan.strategy, differing) for other in fits)
+    return list(ways) or [_way(result, result.plan.strategy, differing)]
 
 
 def _same(one: Result, other: Result) -> bool:
@@ -102,11 +103,17 @@ def _same(one: Result, other: Result) -> bool:
     return set(one.plan.diff(other.plan)) <= free
 
 
-def _way(result: Result, strategy: str | None) -> str:
-    plan = result.plan
-    shown = [plan.framework, "" if strategy == "single" else strategy]
-    shown += [plan.precision if plan.precision != "fp32" else ""]
-    return ", ".join(filter(None, shown))
+def _way(result: Result, strategy: str | None, differing: Sequence[str]) -> str:
+    """The framework and strategy, and whatever else differs: how a step is run, its layout."""
+    shown = axes.label(result.cell.first, differing)
+    named = [result.plan.framework, "" if strategy == "single" else strategy, shown]
+    return ", ".join(filter(None, named))
+
+
+def _differing(results: Sequence[Result]) -> list[str]:
+    """The axes in words of their own that differ."""
+    found = axes.varying([result.cell for result in results])
+    return [axis for axis in found if axis in axes.TEXTUAL and axis not in ("framework", "device")]
 
 
 def _reported(name: str, batch: int, devices: int) -> Entry:
@@ -149,14 +156,15 @@ def _sentences(mine: Sequence[Result]) -> list[str]:
     """For every model and way, of its most devices: the speedup over batches."""
     found: list[str] = []
     for workload in dict.fromkeys(str(r.cell.first.workload) for r in mine):
-        own = [r for r in mine if str(r.cell.first.workload) == workload and r.comparison]
-        most = max((r.devices for r in own), default=0)
-        top = [r for r in own if r.devices == most]
-        for way in dict.fromkeys(_way(r, r.plan.strategy) for r in sorted(top, key=_strategy_of)):
-            line = sorted(
-                (r for r in top if _way(r, r.plan.strategy) == way), key=lambda r: r.batch
-            )
-            found.append(_over_batches(axes.value(line[0].cell.first, "workload"), way, line))
+        own = [r for r in mine if str(r.cell.first.workload) == workload]
+        differing = _differing(own)
+        most = max((r.devices for r in own if r.comparison), default=0)
+        lines: dict[str, list[Result]] = {}
+        for result in sorted(own, key=lambda r: (*_strategy_of(r), r.batch)):
+            if result.comparison is not None and result.devices == most:
+                way = _way(result, result.plan.strategy, differing)
+                lines.setdefault(way, []).append(result)
+        found += [_over_batches(workload, way, line) for way, line in lines.items()]
     return found
 
 
