@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nfold import data, workloads
-from nfold.data.arrays import Array, Arrays, channel_statistics
+from nfold.data.arrays import Array, Arrays, channel_statistics, evaluated_on
 from nfold.errors import UsageError
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.source import Operations
@@ -58,8 +58,8 @@ def definition(task: Task) -> Definition:
 def _built_in(task: Task) -> Definition:
     info = workloads.info(task.workload.name)
     chosen = workloads.parameters(task.workload)
-    whole = data.load(cast(str, info.dataset))
-    arrays = limited(whole, chosen.get("samples", 0), chosen.get("test_samples", 0))
+    arrays = limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
+    arrays = evaluated_on(arrays, chosen.get("test_samples", 0))
     module = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
     torch.manual_seed(task.plan.seed)
     return Definition(
@@ -72,19 +72,14 @@ def _built_in(task: Task) -> Definition:
     )
 
 
-def limited(arrays: Arrays, samples: int, test_samples: int = 0) -> Arrays:
-    """The data set with only its first ``samples`` training samples, and of its test set as well.
-
-    0 keeps all.
-    """
-    if not samples and not test_samples:
+def limited(arrays: Arrays, samples: int) -> Arrays:
+    """The data set with only its first ``samples`` training samples; 0 keeps all."""
+    if not samples:
         return arrays
     return dataclasses.replace(
         arrays,
-        train_images=arrays.train_images[: samples or None],
-        train_labels=arrays.train_labels[: samples or None],
-        test_images=arrays.test_images[: test_samples or None],
-        test_labels=arrays.test_labels[: test_samples or None],
+        train_images=arrays.train_images[:samples],
+        train_labels=arrays.train_labels[:samples],
     )
 
 
