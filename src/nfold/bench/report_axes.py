@@ -85,11 +85,15 @@ def _axes(part: Part, chosen: Chosen) -> list[Axes]:
         parameters=part.parameters,
         scaling=part.scaling,
     )
-    enough = tuple(c for c in whole.changes["devices"] if c["devices"] >= part.least)
-    if not enough:
+    fitting = tuple(c for c in whole.changes["devices"] if _fits(part, c["devices"]))
+    if not fitting:
         return []
-    kept = replace(whole, changes={**whole.changes, "devices": enough})
+    kept = replace(whole, changes={**whole.changes, "devices": fitting})
     return _per_devices(kept) if part.epochs_per_device else [kept]
+
+
+def _fits(part: Part, devices: int) -> bool:
+    return devices >= part.least and (part.most is None or devices <= part.most)
 
 
 def _kept(name: str, text: str, chosen: Chosen) -> str:

@@ -16,7 +16,7 @@ from nfold.errors import UnknownValue
 class Part:
     """One grid of a report: a workload, comma lists by axis, and a length.
 
-    ``least`` devices are asked of a machine for this grid; fewer are left out. Under
+    Fewer devices than ``least`` and more than ``most`` are left out of this grid. Under
     ``epochs_per_device`` N devices make N times the epochs: with a batch per device, as many
     steps as one device makes.
     """
@@ -29,6 +29,7 @@ class Part:
     epochs: int | None = None
     warmup_steps: int | None = None
     least: int = 1
+    most: int | None = None
     epochs_per_device: bool = False
 
 
@@ -59,10 +60,13 @@ TORCH_ON_CIFAR = {
 }
 OTHERS_ON_CIFAR = {"framework": "tensorflow,jax", "batch": CIFAR_BATCHES}
 
+BOTH = "channels_first,channels_last"
+
 EVERY_FRAMEWORK = {"framework": "torch,tensorflow,jax", "batch": "100"}
 OTHER_INPUTS = {"framework": "tensorflow", "batch": "100", "input": "generator,tf.data"}
 TUTORIAL = "mnist:samples=8000"
 """8,000 images are in either copy of MNIST and are 80 steps of 100: 125 epochs are 10,000 steps."""
+SHORT_TUTORIAL = "mnist:samples=6000"
 
 REPORTS: dict[str, Report] = {
     report.name: report
@@ -105,20 +109,19 @@ REPORTS: dict[str, Report] = {
             ),
             quick=(
                 Part(
-                    workload=TUTORIAL,
+                    workload=SHORT_TUTORIAL,
                     lists=EVERY_FRAMEWORK,
                     epochs=3,
                 ),
                 Part(
-                    workload=TUTORIAL,
+                    workload=SHORT_TUTORIAL,
                     lists=EVERY_FRAMEWORK,
                     scaling="weak",
                     epochs=3,
-                    epochs_per_device=True,
                     least=2,
                 ),
                 Part(
-                    workload=TUTORIAL,
+                    workload=SHORT_TUTORIAL,
                     lists=OTHER_INPUTS,
                     epochs=3,
                     least=2,
@@ -208,7 +211,7 @@ REPORTS: dict[str, Report] = {
                         "framework": "torch,tensorflow,jax",
                         "batch": "512",
                         "precision": "fp32,tf32,bf16",
-                        "layout": "channels_first,channels_last",
+                        "layout": BOTH,
                     },
                     steps=200,
                 ),
@@ -218,7 +221,7 @@ REPORTS: dict[str, Report] = {
                         "framework": "torch,tensorflow,jax",
                         "batch": "128",
                         "precision": "fp32,tf32,bf16",
-                        "layout": "channels_first,channels_last",
+                        "layout": BOTH,
                     },
                     steps=100,
                 ),
@@ -226,13 +229,23 @@ REPORTS: dict[str, Report] = {
             quick=(
                 Part(
                     workload="wide_resnet:depth=10,width=1",
-                    lists={
-                        "framework": "torch,tensorflow,jax",
-                        "batch": "64",
-                        "layout": "channels_first,channels_last",
-                    },
+                    lists={"framework": "torch", "batch": "64", "layout": BOTH},
                     steps=10,
                     warmup_steps=2,
+                ),
+                Part(
+                    workload="wide_resnet:depth=10,width=1",
+                    lists={"framework": "tensorflow,jax", "batch": "64", "layout": BOTH},
+                    steps=10,
+                    warmup_steps=2,
+                    most=1,
+                ),
+                Part(
+                    workload="cnn10",
+                    lists={"framework": "torch", "batch": "16", "layout": BOTH},
+                    steps=6,
+                    warmup_steps=1,
+                    most=1,
                 ),
             ),
             repeats=3,

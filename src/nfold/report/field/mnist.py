@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from math import ceil
 
@@ -39,12 +40,12 @@ HEADS = (
 def report(found: Sequence[Result]) -> FieldReport:
     """Accuracy and time by framework, kind of data set, devices and batch per device."""
     mine = sorted(of_workload(found, "mnist"), key=_order)
-    sentences = [*_frameworks(mine), _accuracies(mine)]
+    sentences = [*_frameworks(mine), *_accuracies(mine)]
     return FieldReport(
         name="mirrored-mnist",
         title="The MNIST tutorial on one device and on several",
         then=then.MNIST,
-        sentences=tuple(sentence for sentence in sentences if sentence),
+        sentences=tuple(sentences),
         sheets=(_table(mine),),
     )
 
@@ -136,11 +137,15 @@ def _scaling(name: str, own: Sequence[Result]) -> str:
     return f"{name}: {count(most, 'device')} do the images of one {listed(said)}."
 
 
-def _accuracies(mine: Sequence[Result]) -> str:
-    """How far apart all accuracies lie, in points."""
-    known = [result.accuracy.value for result in mine if result.accuracy is not None]
-    if len(known) < 2:
-        return ""
-    points = 100 * (max(known) - min(known))
-    ends = f"{min(known):.4f} to {max(known):.4f}"
-    return f"All {len(known)} accuracies lie within {points:.1f} points ({ends})."
+def _accuracies(mine: Sequence[Result]) -> list[str]:
+    """How far apart, in points, the accuracies of the same batch and length lie."""
+    alike: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for result in mine:
+        if result.accuracy is not None:
+            alike[result.batch, _steps(result)].append(result.accuracy.value)
+    return [
+        f"The {len(known)} accuracies after {steps:,} steps of {batch:,} lie within "
+        f"{100 * (max(known) - min(known)):.1f} points ({min(known):.4f} to {max(known):.4f})."
+        for (batch, steps), known in sorted(alike.items())
+        if len(known) > 1
+    ]
