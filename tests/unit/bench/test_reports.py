@@ -122,6 +122,6 @@ def test_an_unknown_value_is_refused_as_a_users_is() -> None:
     with pytest.raises(UnknownValue, match="theano"):
         _grid((Part(workload="mnist", lists={"framework": "theano"}),), machine())
     with pytest.raises(UnknownValue, match="int3"):
-        _grid((TRAINED,), machine(), kept={"batch": "100", "precision": "int3"})
+        _grid((TRAINED,), machine(), kept={"framework": "int3"})
     with pytest.raises(UnknownValue, match="mirrored-mnist"):
         report("mirrored")
