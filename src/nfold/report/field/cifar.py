@@ -175,7 +175,7 @@ def _over_batches(workload: str, way: str, line: Sequence[Result]) -> str:
     text = f"{workload}, {way}: {count(line[0].devices, 'device')} are {said}"
     winning = _winning_from(line)
     if winning is None:
-        return f"{text}; at no batch do they win."
+        return f"{text}; at no batch are they faster beyond doubt."
     return (
         f"{text}." if winning == line[0].batch else f"{text}; from batch {winning:,} on they win."
     )

@@ -70,7 +70,9 @@ def _order(pair: Pair) -> tuple[str, str, str, int, int]:
 
 def _name(result: Result) -> tuple[str, str, str]:
     plan = result.plan
-    return (str(result.cell.first.workload), plan.framework, plan.precision or "")
+    strategy = "" if plan.strategy == "single" else f", {plan.strategy}"
+    named = f"{plan.framework}{strategy}"
+    return (str(result.cell.first.workload), named, plan.precision or "")
 
 
 def _table(pairs: Sequence[Pair]) -> Sheet:
