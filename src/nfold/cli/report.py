@@ -23,28 +23,34 @@ PIPED_WIDTH = 1000
 """No table is wider: piped, nothing wraps."""
 
 
+WorkloadName = Annotated[str | None, typer.Argument(help="Only this workload, for example cnn10.")]
+Results = Annotated[Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")]
+Html = Annotated[Path | None, typer.Option(help="Write one self-contained page.")]
+Csv = Annotated[Path | None, typer.Option(help="Write unrounded numbers.")]
+Md = Annotated[Path | None, typer.Option(help="Write Markdown.")]
+CellId = Annotated[
+    str | None, typer.Option(metavar="ID", help="The cell whose telemetry the page draws.")
+]
+FieldName = Annotated[
+    str | None,
+    typer.Option(
+        "--report",
+        metavar="NAME",
+        help="As one of the field reports that nfold bench --report measures.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
 def command(
-    workload: Annotated[
-        str | None, typer.Argument(help="Only this workload, for example cnn10.")
-    ] = None,
-    results: Annotated[
-        Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")
-    ] = Path("nfold-results"),
-    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write unrounded numbers.")] = None,
-    md: Annotated[Path | None, typer.Option(help="Write Markdown.")] = None,
-    cell: Annotated[
-        str | None, typer.Option(metavar="ID", help="The cell whose telemetry the page draws.")
-    ] = None,
-    field: Annotated[
-        str | None,
-        typer.Option(
-            "--report",
-            metavar="NAME",
-            help="As one of the field reports that nfold bench --report measures.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    workload: WorkloadName = None,
+    results: Results = Path("nfold-results"),
+    html: Html = None,
+    csv: Csv = None,
+    md: Md = None,
+    cell: CellId = None,
+    field: FieldName = None,
+    as_json: AsJson = False,
 ) -> None:
     """Report what was measured; without a file named, print the table and write the page."""
     from nfold.report.query import check_cell, load, sections

@@ -184,7 +184,7 @@ def test_layouts_are_compared_repeat_by_repeat_so_that_drift_cancels() -> None:
 
 def test_a_layout_that_cannot_run_is_a_row_with_its_reason() -> None:
     cause = Cause(text="NHWC alone on a CPU")
-    refused = {"status": "unsupported", "cause": cause, "ranks": ()}
+    refused: dict[str, Any] = {"status": "unsupported", "cause": cause, "ranks": ()}
     found = [
         _steady(100.0, batch=64, steps=40, layout="channels_last"),
         _steady(1.0, batch=64, steps=40, layout="channels_first", **refused),
