@@ -8,6 +8,7 @@ from typing import Any
 
 from nfold.inert import inert
 from nfold.plain import to_plain
+from nfold.report import axes
 from nfold.report.results import Result
 from nfold.report.tables import Notes, where
 from nfold.report.words import NOTHING, STATUS, half_width, number, superscript
@@ -152,3 +153,19 @@ def parameters(result: Result) -> Parameters:
 def device_counts(found: Iterable[Result]) -> list[int]:
     """How many devices there are cells of."""
     return sorted({result.devices for result in found})
+
+
+def differing(found: Sequence[Result]) -> list[str]:
+    """The axes that differ between cells of the same framework.
+
+    What a framework alone decides (its own layout, its own way to run a step) needs no word.
+    """
+    frameworks = dict.fromkeys(result.plan.framework for result in found)
+    groups = [[r.cell for r in found if r.plan.framework == name] for name in frameworks]
+    named = {axis for group in groups if len(group) > 1 for axis in axes.varying(group)}
+    return [axis for axis in axes.AXES if axis in named]
+
+
+def differing_words(found: Sequence[Result]) -> list[str]:
+    """Those of them whose values say what they are."""
+    return [a for a in differing(found) if a in axes.TEXTUAL and a not in ("framework", "device")]

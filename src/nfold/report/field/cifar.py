@@ -14,6 +14,7 @@ from nfold.report.field.base import (
     Rows,
     Sheet,
     device_counts,
+    differing_words,
     of_workload,
     told,
 )
@@ -69,7 +70,7 @@ def _table(workload: str, own: Sequence[Result], reported: str | None) -> Sheet:
             entries = [_reported(reported, batch, n) for n in counts]
             rows.add(told(batch), told("then: PyTorch, dp"), *entries)
         now = [r for r in own if r.batch == batch]
-        for way, cells in _rows(now, _differing(own) if own else ()).items():
+        for way, cells in _rows(now, differing_words(own) if own else ()).items():
             entries = [_now(rows, cells.get(n)) for n in counts]
             rows.add(told(batch), told(f"now: {way}"), *entries)
     return rows.sheet()
@@ -108,12 +109,6 @@ def _way(result: Result, strategy: str | None, differing: Sequence[str]) -> str:
     shown = axes.label(result.cell.first, differing)
     named = [result.plan.framework, "" if strategy == "single" else strategy, shown]
     return ", ".join(filter(None, named))
-
-
-def _differing(results: Sequence[Result]) -> list[str]:
-    """The axes in words of their own that differ."""
-    found = axes.varying([result.cell for result in results])
-    return [axis for axis in found if axis in axes.TEXTUAL and axis not in ("framework", "device")]
 
 
 def _reported(name: str, batch: int, devices: int) -> Entry:
@@ -157,12 +152,12 @@ def _sentences(mine: Sequence[Result]) -> list[str]:
     found: list[str] = []
     for workload in dict.fromkeys(str(r.cell.first.workload) for r in mine):
         own = [r for r in mine if str(r.cell.first.workload) == workload]
-        differing = _differing(own)
+        words = differing_words(own)
         most = max((r.devices for r in own if r.comparison), default=0)
         lines: dict[str, list[Result]] = {}
         for result in sorted(own, key=lambda r: (*_strategy_of(r), r.batch)):
             if result.comparison is not None and result.devices == most:
-                way = _way(result, result.plan.strategy, differing)
+                way = _way(result, result.plan.strategy, words)
                 lines.setdefault(way, []).append(result)
         found += [_over_batches(workload, way, line) for way, line in lines.items()]
     return found

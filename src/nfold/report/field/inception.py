@@ -16,15 +16,13 @@ from nfold.report.field.base import (
     Rows,
     Sheet,
     device_counts,
+    differing,
     of_workload,
     told,
 )
-from nfold.report.field.groups import Group, batch_groups
+from nfold.report.field.groups import FREE, Group, batch_groups
 from nfold.report.results import Result
 from nfold.report.words import bounds, count, number, times
-
-PLACES = ("augment", "decode", "cache")
-"""Where the work on images is done: what the rows of the report are."""
 
 
 def report(found: Sequence[Result]) -> FieldReport:
@@ -83,9 +81,7 @@ def _now(rows: Rows, result: Result | None) -> Entry:
 def _who(group: Group, mine: Sequence[Result]) -> str:
     """Where the distortion is, and whatever else differs between the cells."""
     first = group.first.cell.first
-    differing = axes.varying([result.cell for result in mine])
-    left_out = ("augment", "devices", "batch", "strategy", "workers", "cores_per_device")
-    others = [axis for axis in differing if axis not in left_out]
+    others = [axis for axis in differing(mine) if axis not in ("augment", *FREE)]
     named = " · ".join(_named(first.plan, axis, axes.label(first, [axis])) for axis in others)
     where = f"distortion on {first.plan.augment}"
     return f"{where} · {named}" if named else where

@@ -18,6 +18,7 @@ from nfold.report.field.base import (
     Sheet,
     about,
     amount,
+    differing_words,
     of_workload,
     told,
 )
@@ -27,7 +28,7 @@ from nfold.report.words import count, duration, listed, times
 HEADS = (
     "",
     "devices",
-    "batch (per device)",
+    "batch (each)",
     "accuracy",
     "time",
     "steps",
@@ -108,9 +109,7 @@ def _steps(result: Result) -> int:
 
 def _who(result: Result, mine: Sequence[Result]) -> str:
     """The framework, and what else differs: the kind of data set, how a step is run."""
-    differing = axes.varying([one.cell for one in mine])
-    said = [axis for axis in differing if axis in ("input", "precision", "layout", "step")]
-    return axes.label(result.cell.first, ("framework", *said))
+    return axes.label(result.cell.first, ("framework", *differing_words(mine)))
 
 
 def _frameworks(mine: Sequence[Result]) -> list[str]:
