@@ -11,6 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from nfold.bench.reports import REPORTS
+
 ROOT = Path(__file__).resolve().parents[1]
 TREES = ("docs", "benchmarks", "examples", "tests", "src")
 DOCUMENTS = sorted(
@@ -120,6 +122,15 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     assert (tmp_path / "report.html").stat().st_size > 0
     assert (tmp_path / "nfold-results" / "nfold.db").exists()
+
+
+def test_every_field_report_has_its_command_in_its_document() -> None:
+    text = (ROOT / "docs" / "field-reports.md").read_text()
+    commands = "\n".join(FENCED_TEXT.findall(text))
+    named = re.findall(r"^nfold (?:bench|report) --report ([\w-]+)", commands, re.MULTILINE)
+    assert set(named) == set(REPORTS)
+    sections = re.findall(r"^## \d.*\n\n```sh\nnfold bench --report ([\w-]+)$", text, re.MULTILINE)
+    assert sections == list(REPORTS)
 
 
 def test_a_run_mark_is_understood() -> None:

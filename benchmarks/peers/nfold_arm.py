@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 from job import Job, run
-from nfold.frameworks.torch.cores import claimed_cores
 
 from nfold.frameworks.base import Task
 from nfold.frameworks.cores import claimed_cores

@@ -68,6 +68,13 @@ def compare(cell: Cell, among: Sequence[Cell]) -> Comparison | None:
     return None
 
 
+def throughput_ratio(cell: Cell, other: Cell) -> Interval | None:
+    """The throughput of ``cell`` over that of ``other``, by repeat where three are in both."""
+    if not rate_groups(cell) or not rate_groups(other):
+        return None
+    return ratio_groups(*_paired(cell, other))
+
+
 def _paired(cell: Cell, other: Cell) -> tuple[list[list[float]], list[list[float]]]:
     """The window rates of both, by repeat: only the repeats that both have, where three do.
 

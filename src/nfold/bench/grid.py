@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nfold import workloads
-from nfold.bench.axes import Axes
+from nfold.bench.axes import LISTS, Axes
 from nfold.errors import UsageError
 from nfold.machine import Machine
 from nfold.measurement import cell_id
@@ -48,20 +49,60 @@ def build_grid(axes: Axes, machine: Machine, unsupported: Unsupported) -> Grid:
     UsageError where none can, or a workload's parameter never can, and DevicesMissing where
     the machine has too few devices.
     """
-    builder = _Builder(axes, machine, unsupported)
-    found = list(builder.cells())
-    if len(builder.refusals) == len(found):
-        raise builder.refusals[0]
+    return build_grids([axes], machine, unsupported)
+
+
+def build_grids(several: Sequence[Axes], machine: Machine, unsupported: Unsupported) -> Grid:
+    """Several grids as one, as ``build_grid`` makes each: a CPU device has one share in all."""
+    cores = _cores_per_device(several, machine)
+    builders = [_Builder(axes, machine, unsupported, cores) for axes in several]
+    found = [cell for builder in builders for cell in builder.cells()]
+    refusals = [error for builder in builders for error in builder.refusals]
+    if len(refusals) == len(found):
+        raise refusals[0]
     unique: dict[str, GridCell] = {}
     for cell in found:
         unique.setdefault(cell.id, cell)
-    return Grid(cells=tuple(unique.values()), merged=len(found) - len(unique))
+    cells = tuple(unique.values())
+    named = cells if len(several) == 1 else _named_together(cells, several)
+    return Grid(cells=named, merged=len(found) - len(unique))
+
+
+def _named_together(cells: Sequence[GridCell], several: Sequence[Axes]) -> tuple[GridCell, ...]:
+    """The cells of several grids, each called by whatever differs between any of them."""
+    asked = {name for axes in several for name in axes.changes} | {"batch"}
+    said = [name for name in LISTS if name in asked]
+    varying = [n for n in said if len({getattr(cell.plan, n) for cell in cells}) > 1]
+    kinds = len({cell.plan.device for cell in cells}) > 1
+    return tuple(
+        dataclasses.replace(
+            cell,
+            label=" · ".join(filter(None, (_said(name, cell.plan, kinds) for name in varying)))
+            or str(cell.workload),
+        )
+        for cell in cells
+    )
+
+
+def _cores_per_device(several: Sequence[Axes], machine: Machine) -> int:
+    """The same share of the cores for every CPU device of all grids, so that cells compare."""
+    asked = [
+        axes.common.edit(**_merge(changes))
+        for axes in several
+        for changes in _products(axes.changes)
+    ]
+    counts = [plan.devices or 1 for plan in asked if _device(plan, machine) == "cpu"]
+    return max(1, machine.cores // max(counts, default=1))
+
+
+def _device(asked: Plan, machine: Machine) -> str:
+    return asked.device or ("cuda" if machine.gpus else "cpu")
 
 
 class _Builder:
     """Builds one grid; ``refusals`` are the usage errors that became cells with a reason."""
 
-    def __init__(self, axes: Axes, machine: Machine, unsupported: Unsupported) -> None:
+    def __init__(self, axes: Axes, machine: Machine, unsupported: Unsupported, cores: int) -> None:
         self._axes = axes
         self._workload = workloads.identified(axes.workload)
         self._machine = machine
@@ -69,7 +110,7 @@ class _Builder:
         self._defaults = workloads.info(axes.workload.name).defaults
         self._varying = tuple(name for name, values in axes.changes.items() if len(values) > 1)
         self._kinds = any("device" in change for change in axes.changes.get("devices", ()))
-        self._cores = self._cores_per_device()
+        self._cores = cores
         self.refusals: list[UsageError] = []
 
     def cells(self) -> Iterator[GridCell]:
@@ -112,7 +153,7 @@ class _Builder:
 
     def _plan(self, asked: Plan) -> tuple[Plan, str | None]:
         """The complete plan, and why it cannot be where its strategy and devices disagree."""
-        if self._device(asked) == "cpu":
+        if _device(asked, self._machine) == "cpu":
             asked = asked.edit(cores_per_device=self._cores)
         try:
             return self._scaled(asked.resolve(self._machine, self._defaults)), None
@@ -125,15 +166,6 @@ class _Builder:
         if self._axes.scaling == "strong":
             return plan
         return plan.edit(batch=(plan.batch or 1) * (plan.devices or 1))
-
-    def _cores_per_device(self) -> int:
-        """The same share of the cores for every CPU device of the grid, so that cells compare."""
-        asked = [self._axes.common.edit(**_merge(c)) for c in _products(self._axes.changes)]
-        counts = [plan.devices or 1 for plan in asked if self._device(plan) == "cpu"]
-        return max(1, self._machine.cores // max(counts, default=1))
-
-    def _device(self, asked: Plan) -> str:
-        return asked.device or ("cuda" if self._machine.gpus else "cpu")
 
     def _label(self, workload: Workload, plan: Plan) -> str:
         """What tells the cell from the others of its grid: ``2 devices · ddp · batch 128``."""

@@ -19,7 +19,7 @@ def _flag(name: str, meaning: str) -> Any:
 
 Axis = str | None
 WorkloadText = Annotated[
-    str,
+    str | None,
     typer.Argument(
         help="digits, mnist, cnn10, wide_resnet, inception_v3, conv2d, or your own, "
         "MODULE:FUNCTION; then :KEY=N,..."
@@ -66,7 +66,19 @@ Scaling = Annotated[str, typer.Option(help="strong: batch is global; weak: a dev
 Steps = Annotated[int | None, typer.Option(help="Length: timed steps, for throughput.")]
 Epochs = Annotated[int | None, typer.Option(help="Length: epochs, with accuracy.")]
 WarmupSteps = Annotated[int | None, typer.Option(help="Steps before timing begins.")]
-Repeat = Annotated[int, typer.Option(min=1, help="Fresh processes per cell, interleaved.")]
+Repeat = Annotated[
+    int | None, typer.Option(min=1, help="Fresh processes per cell, interleaved; else 1.")
+]
+ReportName = Annotated[
+    str | None,
+    typer.Option(
+        "--report",
+        metavar="NAME",
+        help="Instead of a workload, a field report's fixed grid: conv2d-devices, "
+        "mirrored-mnist, inception-input, cifar-scaling, layout.",
+    ),
+]
+Quick = Annotated[bool, _flag("quick", "Of a field report: small, for a machine of two cores.")]
 Again = Annotated[bool, _flag("again", "Measure what the store has anew.")]
 DryRun = Annotated[bool, _flag("dry-run", "Print the grid and its time.")]
 Results = Annotated[Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")]
@@ -80,7 +92,9 @@ NoReport = Annotated[bool, _flag("no-report", "Write no report.")]
 
 
 def command(
-    workload: WorkloadText,
+    workload: WorkloadText = None,
+    report: ReportName = None,
+    quick: Quick = False,
     devices: Devices = None,
     device: Device = None,
     batch: Batch = None,
@@ -107,7 +121,7 @@ def command(
     steps: Steps = None,
     epochs: Epochs = None,
     warmup_steps: WarmupSteps = None,
-    repeat: Repeat = 1,
+    repeat: Repeat = None,
     again: Again = False,
     dry_run: DryRun = False,
     results: Results = Path("nfold-results"),
@@ -122,8 +136,9 @@ def command(
     """Measure a grid of plans; print a table and write a report.
 
     Axes take comma lists; all combinations are measured, those that cannot be are rows with a
-    reason. What the store has is not measured again. Exits 1 where a run crashed, hung, was
-    killed or diverged; out of memory and unsupported are results.
+    reason. What the store has is not measured again. With --report, devices and lengths replace the
+    report's own, and an axis that it has keeps the values given. Exits 1 where a run crashed, hung,
+    was killed or diverged; out of memory and unsupported are results.
     """
     # The context's own parameters are not converted by every version of typer; these are.
     options = dict(locals())

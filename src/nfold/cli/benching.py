@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nfold.bench.axes import LISTS, read_axes
+from nfold.bench.axes import LISTS, Axes, read_axes
 from nfold.bench.estimate import Estimate, estimate
-from nfold.bench.grid import Grid, build_grid
+from nfold.bench.grid import Grid, build_grids
+from nfold.bench.report_axes import NARROWED, Chosen, axes_of, places
+from nfold.bench.reports import report
 from nfold.bench.sweep import Events, Records, Schedule, in_grid_order, schedule, sweep
 from nfold.cli import output
 from nfold.cli.preparing import prepare
@@ -18,6 +20,7 @@ from nfold.cli.progress import CellLines, TimeLeft
 from nfold.cli.screen import screen
 from nfold.cli.signals import stop_on_signals
 from nfold.document import document
+from nfold.errors import UsageError
 from nfold.frameworks.registry import framework
 from nfold.machine import Machine
 from nfold.measurement import Measurement
@@ -36,7 +39,9 @@ FAILED = ("crashed", "hung", "killed", "diverged")
 class Request:
     """The options of ``nfold bench`` as they were given, by the names of its parameters."""
 
-    workload: str
+    workload: str | None
+    report: str | None
+    quick: bool
     devices: str | None
     device: str | None
     batch: str | None
@@ -63,7 +68,7 @@ class Request:
     steps: int | None
     epochs: int | None
     warmup_steps: int | None
-    repeat: int
+    repeat: int | None
     again: bool
     dry_run: bool
     results: Path
@@ -76,6 +81,14 @@ class Request:
     no_report: bool
 
     def __post_init__(self) -> None:
+        if (self.workload is None) == (self.report is None):
+            told = "neither" if self.workload is None else "both"
+            raise UsageError(
+                f"{told} of WORKLOAD and --report NAME: give one of them; next: nfold bench "
+                "digits, or nfold bench --report conv2d-devices --quick"
+            )
+        if self.quick and self.report is None:
+            raise UsageError("--quick is of a field report; next: --report NAME --quick")
         check_seconds(telemetry_interval=self.telemetry_interval, hang_timeout=self.hang_timeout)
 
     @property
@@ -93,6 +106,11 @@ class Request:
             epochs=self.epochs,
             warmup_steps=self.warmup_steps,
         )
+
+    @property
+    def repeats(self) -> int:
+        """Runs of every cell."""
+        return self.repeat or (report(self.report).repeats if self.report else 1)
 
 
 class Follower(Records):
@@ -115,7 +133,7 @@ def bench(request: Request) -> int:
         return _follow(request, asked, machine)
     with Store.open(request.results) as store:
         again = request.again or attach.attached()
-        planned = schedule(asked, store, repeats=request.repeat, again=again)
+        planned = schedule(asked, store, repeats=request.repeats, again=again)
         earlier = [m for m in store.measurements() if m.machine.id == machine.id]
         expected = [estimate(turn.cell, earlier) for turn in planned.todo]
         if request.dry_run:
@@ -151,14 +169,44 @@ def _measure(
 
 
 def _grid(request: Request, machine: Machine) -> Grid:
+    return build_grids(_axes(request, machine), machine, _unsupported)
+
+
+def _axes(request: Request, machine: Machine) -> list[Axes]:
+    if request.report is not None:
+        return report_axes(request, machine)
     axes = read_axes(
-        request.workload,
+        str(request.workload),
         request.lists,
         common=request.common,
         parameters=tuple(request.parameter or ()),
         scaling=request.scaling,
     )
-    return build_grid(axes, machine, _unsupported)
+    return [axes]
+
+
+def report_axes(request: Request, machine: Machine) -> list[Axes]:
+    """The grids of a field report on this machine, narrowed as asked; UsageError for the rest."""
+    asked = report(str(request.report))
+    said = {name: text for name, text in request.lists.items() if text is not None}
+    devices = said.pop("devices", None)
+    refused = [name for name in said if name not in NARROWED]
+    refused += [name for name in ("parameter", "warmup_steps") if getattr(request, name)]
+    refused += ["scaling"] if request.scaling != "strong" else []
+    if refused:
+        option = refused[0].replace("_", "-")
+        raise UsageError(
+            f"--{option} does not go with --report: the grid of {asked.name} is fixed; next: leave "
+            "it out, or measure a grid of your own with nfold bench WORKLOAD"
+        )
+    chosen = Chosen(
+        devices=devices or places(machine, request.device),
+        device=request.device,
+        steps=request.steps,
+        epochs=request.epochs,
+        kept=said,
+    )
+    return axes_of(asked.parts(quick=request.quick), chosen)
 
 
 def _unsupported(workload: Workload, plan: Plan, machine: Machine) -> str | None:
@@ -195,7 +243,7 @@ def _follow(request: Request, asked: Grid, machine: Machine) -> int:
     if request.dry_run:
         return 0
     store = Follower()
-    planned = schedule(asked, store, repeats=request.repeat, again=True)
+    planned = schedule(asked, store, repeats=request.repeats, again=True)
     _prepare(request, asked)
     with stop_on_signals() as stop:
         done = sweep(
@@ -215,11 +263,14 @@ def _exit_code(found: Sequence[Measurement]) -> int:
 
 def _show(request: Request, asked: Grid, planned: Schedule, found: Sequence[Measurement]) -> None:
     """The tables, or one JSON object; then the report of the whole results folder."""
+    field = request.report
     if request.as_json:
-        output.print_json(document(found))
+        more = output.report_document(found, field) if field and found else {}
+        output.print_json(document(found) | more)
     else:
         output.print_scope(asked, planned)
         if found:
-            output.print_table(found, plain=request.plain)
+            output.print_table(found, plain=request.plain, field=field)
     if found and not request.no_report:
-        output.write_report(request.results, quiet=request.as_json)
+        only = {cell.id for cell in asked.cells} if field else None
+        output.write_report(request.results, quiet=request.as_json, field=field, only=only)

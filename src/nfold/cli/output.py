@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,23 +77,45 @@ def _plan_document(asked: Grid, todo: Schedule, expected: Sequence[Estimate]) ->
     }
 
 
-def print_table(found: Sequence[Measurement], *, plain: bool = False) -> None:
+def print_table(
+    found: Sequence[Measurement], *, plain: bool = False, field: str | None = None
+) -> None:
     """The tables that ``nfold report`` prints, of these measurements alone."""
     from nfold.cli.report import show
+    from nfold.report.field.catalogue import field_report
     from nfold.report.query import sections
 
-    show(sections(found), terminal.console(plain=plain))
+    made = None if field is None else field_report(field, found)
+    show(sections(found), terminal.console(plain=plain), made)
 
 
-def write_report(results: Path, *, quiet: bool = False) -> None:
-    """Write the report of the results folder and say where; HTML where the extra is installed."""
+def report_document(found: Sequence[Measurement], field: str) -> dict[str, Any]:
+    """What a field report adds to the JSON of its measurements."""
+    from nfold.report.field.catalogue import field_report
+
+    return {"report": field_report(field, found).to_json()}
+
+
+def write_report(
+    results: Path,
+    *,
+    quiet: bool = False,
+    field: str | None = None,
+    only: Collection[str] | None = None,
+) -> None:
+    """Write the report of the results folder and say where; HTML where the extra is installed.
+
+    A field report has files of its own name, with these cells alone.
+    """
     from nfold.report.report import write
 
-    page, text = results / "report.html", results / "report.md"
+    name = field or "report"
+    page, text, table = (results / f"{name}.{kind}" for kind in ("html", "md", "csv"))
+    chosen: dict[str, Any] = {"csv": table, "markdown": text, "field": field, "only": only}
     try:
-        written = write(results, html=page, csv=results / "report.csv", markdown=text)
+        written = write(results, html=page, **chosen)
     except ExtraMissing as error:
-        written = write(results, csv=results / "report.csv", markdown=text)
+        written = write(results, **chosen)
         written = [text, *written]
         sys.stderr.write(inert(f"no HTML report: {error}") + "\n")
     if not quiet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,8 @@ from nfold.cli import terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from nfold.measurement import Measurement
+    from nfold.report.field.base import FieldReport
     from nfold.report.query import Section
 
 PAGE = "report.html"
@@ -21,59 +23,91 @@ PIPED_WIDTH = 1000
 """No table is wider: piped, nothing wraps."""
 
 
+WorkloadName = Annotated[str | None, typer.Argument(help="Only this workload, for example cnn10.")]
+Results = Annotated[Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")]
+Html = Annotated[Path | None, typer.Option(help="Write one self-contained page.")]
+Csv = Annotated[Path | None, typer.Option(help="Write unrounded numbers.")]
+Md = Annotated[Path | None, typer.Option(help="Write Markdown.")]
+CellId = Annotated[
+    str | None, typer.Option(metavar="ID", help="The cell whose telemetry the page draws.")
+]
+FieldName = Annotated[
+    str | None,
+    typer.Option(
+        "--report",
+        metavar="NAME",
+        help="As one of the field reports that nfold bench --report measures.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
 def command(
-    workload: Annotated[
-        str | None, typer.Argument(help="Only this workload, for example cnn10.")
-    ] = None,
-    results: Annotated[
-        Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")
-    ] = Path("nfold-results"),
-    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write unrounded numbers.")] = None,
-    md: Annotated[Path | None, typer.Option(help="Write Markdown.")] = None,
-    cell: Annotated[
-        str | None, typer.Option(metavar="ID", help="The cell whose telemetry the page draws.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    workload: WorkloadName = None,
+    results: Results = Path("nfold-results"),
+    html: Html = None,
+    csv: Csv = None,
+    md: Md = None,
+    cell: CellId = None,
+    field: FieldName = None,
+    as_json: AsJson = False,
 ) -> None:
     """Report what was measured; without a file named, print the table and write the page."""
     from nfold.report.query import check_cell, load, sections
 
     measured = load(results, workload)
     found = sections(measured)
+    made = None if field is None else _field(field, measured)
     if cell is not None:
         check_cell(found, cell)
     named = html or csv or md
     if as_json:
         from nfold.document import document
 
-        typer.echo(json.dumps(document(measured), indent=2))
+        more = {} if made is None else {"report": made.to_json()}
+        typer.echo(json.dumps(document(measured) | more, indent=2))
     elif not named:
-        show(found, terminal.console())
-        html = results / PAGE
+        show(found, terminal.console(), made)
+        html = results / (f"{field}.html" if field else PAGE)
     if html or csv or md:
-        _write(results, html, csv, md, workload, cell, quiet=as_json)
+        from nfold.report.report import write
+
+        chosen: dict[str, Any] = {"workload": workload, "cell": cell, "field": field}
+        written = write(results, html=html, csv=csv, markdown=md, **chosen)
+        for path in written if not as_json else ():
+            typer.echo(f"Wrote {path}")
 
 
-def _write(
-    results: Path,
-    html: Path | None,
-    csv: Path | None,
-    md: Path | None,
-    workload: str | None,
-    cell: str | None,
-    *,
-    quiet: bool,
-) -> None:
-    from nfold.report.report import write
+def _field(name: str, measured: Sequence[Measurement]) -> FieldReport:
+    from nfold.report.field.catalogue import field_report
 
-    written = write(results, html=html, csv=csv, markdown=md, workload=workload, cell=cell)
-    for path in written if not quiet else ():
-        typer.echo(f"Wrote {path}")
+    return field_report(name, measured)
 
 
-def show(found: Sequence[Section], console: Console) -> None:
-    """Print every section: what it says at a glance, its tables, and their notes."""
+def show_field(made: FieldReport, console: Console) -> None:
+    """Print a field report: its tables with the numbers of then, and what those of now say."""
+    from nfold.inert import inert
+
+    _line(console, inert(made.title), style="bold")
+    _line(console, f"Then: {inert(made.then)}", style="dim")
+    for sheet in made.sheets:
+        _line(console, f"{inert(sheet.title)}:")
+        _table(console, sheet.heads, sheet.texts)
+        for note in sheet.notes:
+            _line(console, note, style="dim")
+    for sentence in made.sentences:
+        _line(console, inert(sentence))
+    console.print()
+
+
+def show(found: Sequence[Section], console: Console, field: FieldReport | None = None) -> None:
+    """Print every section: what it says at a glance, its tables, and their notes.
+
+    A field report takes their place: its tables have what matters of them.
+    """
+    if field is not None:
+        show_field(field, console)
+        return
     from nfold.inert import inert
     from nfold.report import parts, tables
     from nfold.report.headline import headline

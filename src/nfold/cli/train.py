@@ -65,6 +65,9 @@ Checkpoint = Annotated[
     Path | None, typer.Option(help="Folder of the checkpoints; else in the results folder.")
 ]
 CheckpointEvery = Annotated[int, typer.Option(min=0, help="Epochs per checkpoint; 0: none.")]
+LogEvery = Annotated[
+    int, typer.Option(min=0, help="Print loss, images/s, s/batch every so many steps; 0: never.")
+]
 Again = Annotated[bool, typer.Option("--again", help="Start over; do not go on.")]
 Results = Annotated[Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")]
 
@@ -95,6 +98,7 @@ def command(
     epochs: Epochs = None,
     checkpoint: Checkpoint = None,
     checkpoint_every: CheckpointEvery = 1,
+    log_every: LogEvery = 0,
     again: Again = False,
     results: Results = Path("nfold-results"),
     data: Data = None,

@@ -14,13 +14,14 @@ from nfold.cli.epochs import EpochLines
 from nfold.cli.preparing import prepare
 from nfold.cli.screen import screen
 from nfold.cli.signals import stop_on_signals
+from nfold.cli.steps import StepLines
 from nfold.cli.training_plan import Asked, Request, asked_of
 from nfold.errors import RunFailure
 from nfold.frameworks.checkpoints import attempts, held
 from nfold.inert import inert
 from nfold.measurement import Epoch, Measurement
 from nfold.run.launch import shown_path
-from nfold.run.options import Options, Stop
+from nfold.run.options import Options, Progress, Stop
 from nfold.run.run import run
 from nfold.store.store import Store
 from nfold.summary import SCHEMA, epochs
@@ -49,8 +50,10 @@ def _train(request: Request, asked: Asked, kept: Sequence[Epoch], store: Store) 
             lines = EpochLines(shown, asked.total, len(kept))
             if kept:
                 shown.say(f"resuming after epoch {len(kept)}")
-            options = _options(request, asked, lines, stop)
+            steps = StepLines(shown, request.log_every)
+            options = _options(request, asked, (steps, lines), stop)
             measurement = run(asked.workload, asked.plan, machine=asked.machine, options=options)
+            steps.finished(measurement.ranks)
             lines.finished(epochs(measurement))
         store.append(measurement)
         _remove_older(asked)
@@ -58,14 +61,24 @@ def _train(request: Request, asked: Asked, kept: Sequence[Epoch], store: Store) 
     return 128 + stop.signum if stop.signum is not None else _judge(request, asked, measurement)
 
 
-def _options(request: Request, asked: Asked, lines: EpochLines, stop: Stop) -> Options:
+def _options(
+    request: Request, asked: Asked, told: tuple[StepLines, EpochLines], stop: Stop
+) -> Options:
+    def watch(progress: Progress) -> None:
+        for lines in told:
+            lines.progress(progress)
+
+    def started(folder: Path) -> None:
+        for lines in told:
+            lines.started(folder)
+
     return Options(
         results=request.results,
         telemetry_interval_s=request.telemetry_interval,
         hang_timeout_s=request.hang_timeout,
         stop=stop,
-        watch=lines.progress,
-        started=lines.started,
+        watch=watch,
+        started=started,
         checkpoint=asked.folder,
         checkpoint_every=asked.every,
     )

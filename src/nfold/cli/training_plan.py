@@ -53,6 +53,7 @@ class Request:
     epochs: int | None
     checkpoint: Path | None
     checkpoint_every: int
+    log_every: int
     again: bool
     results: Path
     data: Path | None

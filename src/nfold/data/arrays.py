@@ -80,3 +80,14 @@ def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, 
     squares = [float((levels**2 * n).sum() / n.sum()) for n in counts]
     pairs = zip(squares, means, strict=True)
     return tuple(means), tuple(float(np.sqrt(s - m * m)) for s, m in pairs)
+
+
+def evaluated_on(arrays: Arrays, test_samples: int) -> Arrays:
+    """The data set with only its first ``test_samples`` test samples; 0 keeps all."""
+    if not test_samples:
+        return arrays
+    return dataclasses.replace(
+        arrays,
+        test_images=arrays.test_images[:test_samples],
+        test_labels=arrays.test_labels[:test_samples],
+    )

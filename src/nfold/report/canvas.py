@@ -40,12 +40,18 @@ def chart_of(rows: Sequence[Row]) -> Any:
 def finished(chart: Any, height: int = HEIGHT) -> Any:
     """The chart at the size and in the type of all figures."""
     fitted = alt.AutoSizeParams(type="fit", contains="padding")
-    sized = chart.properties(width=WIDTH, height=height, autosize=fitted, background="transparent")
+    return styled(chart.properties(width=WIDTH, height=height, autosize=fitted))
+
+
+def styled(chart: Any) -> Any:
+    """The chart in the type and the greys of all figures."""
     return (
-        sized.configure(
-            font=FONT, aria=False, padding={"left": 2, "right": 4, "top": 6, "bottom": 2}
-        )
+        chart.properties(background="transparent")
+        .configure(font=FONT, aria=False, padding={"left": 2, "right": 4, "top": 6, "bottom": 2})
         .configure_view(stroke=None)
+        .configure_title(
+            anchor="start", color=MUTED, fontSize=FONT_SIZE, fontWeight="normal", offset=6
+        )
         .configure_axis(
             labelColor=MUTED,
             titleColor=MUTED,

@@ -15,16 +15,18 @@ from nfold.report.canvas import (
     colour_of,
     finished,
     lines,
+    styled,
     with_room,
 )
 from nfold.report.ink import BAND, MUTED, SERIES, TEXT, cycle
 from nfold.report.legend import named_directly
 from nfold.report.parts import Timing
 from nfold.report.points import Data, Row
-from nfold.report.series import Panel
+from nfold.report.series import Loads, Panel
 from nfold.report.words import number
 
 ROW_HEIGHT = 34
+LOAD_WIDTH, LOAD_HEIGHT = 350, 90
 
 
 def over_batch(data: Data) -> Any:
@@ -129,6 +131,32 @@ def over_time(panel: Panel, span: tuple[float, float] | None) -> Any:
         .encode(x=x, y=amount(top), color=colour_of("line", names, time_colours(names)))
     )
     return finished(alt.layer(*_band(span, x, top), drawn), height=190)
+
+
+def side_by_side(loads: Loads, span: tuple[float, float] | None) -> Any:
+    """The load of the devices above that of the host, over the same seconds.
+
+    Both panels have one axis of time and one of 0 to 100 %: a device that waits while the host is
+    busy shows as a gap above a plateau.
+    """
+    panels = (loads.devices, loads.host)
+    last = max(point.seconds for panel in panels for point in panel.points) or 1
+    drawn = [_load(panel, span, last, below=panel is loads.host) for panel in panels]
+    return styled(alt.vconcat(*drawn, spacing=10).resolve_scale(color="independent"))
+
+
+def _load(panel: Panel, span: tuple[float, float] | None, last: float, *, below: bool) -> Any:
+    names = panel.lines
+    top = max(100.0, *(point.value for point in panel.points))
+    axis = alt.Axis(tickCount=5, grid=False, labels=below, ticks=below)
+    scale = alt.Scale(domain=[0, last], nice=False)
+    x = alt.X("x:Q", title="seconds" if below else None, axis=axis, scale=scale)
+    colours = [MUTED] if below else time_colours(names)
+    rows: list[Row] = [{"x": p.seconds, "y": p.value, "line": p.line} for p in panel.points]
+    line = chart_of(rows).mark_line(strokeWidth=1.4)
+    drawn = line.encode(x=x, y=amount(top), color=colour_of("line", names, colours))
+    layered = alt.layer(*_band(span, x, top), drawn)
+    return layered.properties(width=LOAD_WIDTH, height=LOAD_HEIGHT, title=panel.kind.title)
 
 
 def _band(span: tuple[float, float] | None, x: Any, top: float) -> list[Any]:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from nfold.inert import inert
+from nfold.measurement import Measurement
 from nfold.report import axes, charts, points, series, svg
 from nfold.report.ink import SERIES, cycle
 from nfold.report.legend import Entry, of_lines, of_marks, of_strokes
 from nfold.report.parts import Timing
-from nfold.report.query import Section, Watched
+from nfold.report.query import Section, Watched, watched_of
 from nfold.report.results import Result
-from nfold.report.series import Panel
+from nfold.report.series import Loads, Panel
 from nfold.stats import Interval
 
 CROSSES = "A cross on the axis is a cell without a result."
@@ -116,13 +117,60 @@ def _losses(drawing: Drawing, found: Sequence[Result]) -> Figure | None:
 
 
 def over_time(section: Section, watched: Watched, prefix: str) -> tuple[str, list[Figure]]:
-    """What the devices did during one run: its name, and a figure for each quantity."""
+    """What the devices did during one run: its name, and a figure for each quantity.
+
+    The load of the devices and that of the host are one figure, where there are both.
+    """
     drawing = Drawing(prefix)
-    measurement = watched.measurement
+    csv, measurement = Path(watched.csv), watched.measurement
+    span = series.timed_span(csv, measurement)
+    loads = series.loads(csv, _share(measurement))
+    told = {loads.devices.kind.columns, loads.host.kind.columns} if loads else set()
+    made = [_loads(drawing, loads, span, LOAD_TITLE)] if loads else []
+    others = [panel for panel in series.panels(csv) if panel.kind.columns not in told]
+    made += [_panel(drawing, panel, span) for panel in others]
+    return _name(section, measurement), made
+
+
+LOAD_TITLE = "load of the devices and of the host"
+
+
+def loads_of(sections: Sequence[Section], results_folder: Path, prefix: str) -> list[Figure]:
+    """The loads during the latest run of every cell that kept any, the first ``MOST_LOADS``."""
+    drawing, made = Drawing(prefix), list[Figure]()
+    for section in sections:
+        for result in section.results:
+            watched = watched_of(result.cell, results_folder)
+            if watched is None or len(made) == MOST_LOADS:
+                continue
+            measurement, csv = watched.measurement, Path(watched.csv)
+            loads = series.loads(csv, _share(measurement))
+            if loads is not None:
+                title = f"{section.workload}: {_name(section, measurement)}"
+                span = series.timed_span(csv, measurement)
+                made.append(_loads(drawing, loads, span, inert(title)))
+    return made
+
+
+MOST_LOADS = 24
+"""Figures of loads on one page."""
+
+
+def _name(section: Section, measurement: Measurement) -> str:
+    """A run among those of its section."""
     differing = dict.fromkeys(["devices", "batch", *axes.varying(section.cells)])
-    name = inert(axes.label(measurement, tuple(differing)))
-    span = series.timed_span(watched.csv, measurement)
-    return name, [_panel(drawing, panel, span) for panel in series.panels(Path(watched.csv))]
+    return inert(axes.label(measurement, tuple(differing)))
+
+
+def _share(measurement: Measurement) -> int | None:
+    plan = measurement.plan
+    return plan.cores_per_device if plan.device == "cpu" else None
+
+
+def _loads(drawing: Drawing, loads: Loads, span: tuple[float, float] | None, title: str) -> Figure:
+    names = loads.devices.lines
+    legend = of_strokes(names, charts.time_colours(names))
+    return drawing.figure(charts.side_by_side(loads, span), title, "", legend)
 
 
 def _panel(drawing: Drawing, panel: Panel, span: tuple[float, float] | None) -> Figure:

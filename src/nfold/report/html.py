@@ -17,6 +17,7 @@ from nfold import __version__
 from nfold.inert import inert
 from nfold.machine import Machine
 from nfold.report import axes, figures, headline, ink, parts, query, tables
+from nfold.report.field.base import FieldReport
 from nfold.report.figures import Figure
 from nfold.report.query import Section
 from nfold.report.words import memory
@@ -32,6 +33,11 @@ NUMERIC = (
     "seed",
 )
 """Axes whose values stand on the right of their column."""
+ABOUT_LOADS = (
+    "The band is what was timed. A device that waits while the host's cores are busy is starved; "
+    "waiting with idle cores has another cause. Of a CPU device, the load is that of its rank with "
+    "the loader workers, in % of the device's own cores: telemetry does not tell the two apart."
+)
 TEMPLATES = resources.files("nfold.report").joinpath("templates")
 
 
@@ -51,8 +57,13 @@ class View:
     over_time: tuple[Figure, ...]
 
 
-def page(sections: Sequence[Section], results_folder: Path, cell: str | None = None) -> str:
-    """The report of all sections as one HTML document."""
+def page(
+    sections: Sequence[Section],
+    results_folder: Path,
+    cell: str | None = None,
+    field: FieldReport | None = None,
+) -> str:
+    """The report of all sections as one HTML document, a field report before them."""
     views = [
         _view(section, results_folder, f"s{number}", cell)
         for number, section in enumerate(sections, start=1)
@@ -61,6 +72,9 @@ def page(sections: Sequence[Section], results_folder: Path, cell: str | None = N
     style = TEMPLATES.joinpath("style.css").read_text(encoding="utf-8") + _dark_figures()
     return _template().render(
         views=views,
+        field=field,
+        loads=figures.loads_of(sections, results_folder, "f") if field else [],
+        about_loads=ABOUT_LOADS,
         machines=[(machine.summary, machine_facts(machine)) for machine in machines.values()],
         style=Markup(style),  # noqa: S704  # our own file and colours
         policy=_policy(style),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from nfold.inert import inert
 from nfold.report import parts, tables
+from nfold.report.field.base import FieldReport
 from nfold.report.headline import headline
 from nfold.report.query import Section
 from nfold.report.words import superscript
@@ -14,9 +15,24 @@ from nfold.report.words import superscript
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!])")
 
 
-def document(sections: Sequence[Section]) -> str:
-    """All sections: headline, what is shared, tables and their notes."""
-    return "\n\n".join(block for section in sections for block in _blocks(section)) + "\n"
+def document(sections: Sequence[Section], field: FieldReport | None = None) -> str:
+    """The field report, if there is one, and all sections: headline, tables and their notes."""
+    blocks = [] if field is None else _field_blocks(field)
+    blocks += [block for section in sections for block in _blocks(section)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _field_blocks(field: FieldReport) -> list[str]:
+    said = " ".join(field.sentences)
+    blocks = [
+        f"# {escaped(field.title)}",
+        f"**{escaped(said)}**" if said else "",
+        f"Then: {escaped(field.then)}.",
+    ]
+    for sheet in field.sheets:
+        notes = "  \n".join(map(escaped, sheet.notes))
+        blocks += [f"{escaped(sheet.title)}:", pipe_table(sheet.heads, sheet.texts), notes]
+    return [block for block in blocks if block]
 
 
 def _blocks(section: Section) -> list[str]:

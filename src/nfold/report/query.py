@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +39,10 @@ class Watched:
     csv: Path
 
 
-def load(results_folder: Path, workload: str | None = None) -> list[Measurement]:
-    """The measurements to report, oldest first; at least one.
+def load(
+    results_folder: Path, workload: str | None = None, only: Collection[str] | None = None
+) -> list[Measurement]:
+    """The measurements to report, oldest first; at least one. ``only`` keeps some cells, by id.
 
     Raises StoreUnusable where there is no store or nothing in it, and UnknownValue with the
     workloads that were measured.
@@ -52,7 +54,7 @@ def load(results_folder: Path, workload: str | None = None) -> list[Measurement]
         raise StoreUnusable(f"{store.path} holds no measurements; next: nfold bench digits")
     if not measured:
         raise UnknownValue("workload", workload, dict.fromkeys(str(m.workload) for m in known))
-    return measured
+    return [m for m in measured if only is None or m.cell in only]
 
 
 def sections(measurements: Sequence[Measurement]) -> list[Section]:
@@ -101,11 +103,16 @@ def watched(section: Section, results_folder: Path, cell: str | None = None) -> 
     """
     ordered = sorted(section.results, key=_interest, reverse=True)
     chosen = [r for r in ordered if cell is not None and _is(r.cell, cell)]
-    for result in chosen or ordered:
-        for measurement in _latest_first(result.cell, cell):
-            csv = _telemetry(measurement, results_folder)
-            if csv is not None:
-                return Watched(measurement=measurement, csv=csv)
+    found = (watched_of(result.cell, results_folder, cell) for result in chosen or ordered)
+    return next((one for one in found if one is not None), None)
+
+
+def watched_of(cell: Cell, results_folder: Path, name: str | None = None) -> Watched | None:
+    """The run of a cell whose telemetry is drawn: the one of this very id, else the latest."""
+    for measurement in _latest_first(cell, name):
+        csv = _telemetry(measurement, results_folder)
+        if csv is not None:
+            return Watched(measurement=measurement, csv=csv)
     return None
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nfold.errors import ExtraMissing, UsageError
 from nfold.report import csv as csv_form
 from nfold.report import markdown as markdown_form
 from nfold.report import query
+from nfold.report.field.base import FieldReport
+from nfold.report.field.catalogue import field_report
 from nfold.report.query import Section
 
 
@@ -20,36 +22,43 @@ def write(
     markdown: Path | None = None,
     workload: str | None = None,
     cell: str | None = None,
+    field: str | None = None,
+    only: Collection[str] | None = None,
 ) -> list[Path]:
     """Write what is in the store of ``results``; the paths that were written.
 
-    ``workload`` keeps one workload; ``cell`` chooses the run whose telemetry is drawn. Parts of
+    ``workload`` keeps one workload, ``only`` some cells by their ids; ``cell`` chooses the run
+    whose telemetry is drawn; ``field`` names a field report that comes first. Parts of
     operations go into a CSV file of their own beside ``csv``. Raises StoreUnusable without
     measurements, UnknownValue for a workload or cell that was not measured, ExtraMissing where
     HTML needs a library that is not installed, UsageError where a file cannot be written.
     """
-    sections = query.sections(query.load(results, workload))
+    measured = query.load(results, workload, only)
+    made = None if field is None else field_report(field, measured)
+    sections = query.sections(measured)
     if cell is not None:
         query.check_cell(sections, cell)
     texts: list[tuple[Path, str]] = []
     if html is not None:
-        texts.append((html, _html(sections, results, cell)))
+        texts.append((html, _html(sections, results, cell, made)))
     if csv is not None:
         texts.append((csv, csv_form.cells(sections)))
         parts = csv_form.part_timings(sections)
         texts += [(csv.with_name(f"{csv.stem}-parts{csv.suffix}"), parts)] if parts else []
     if markdown is not None:
-        texts.append((markdown, markdown_form.document(sections)))
+        texts.append((markdown, markdown_form.document(sections, made)))
     return [_write(path, text) for path, text in texts]
 
 
-def _html(sections: Sequence[Section], results: Path, cell: str | None) -> str:
+def _html(
+    sections: Sequence[Section], results: Path, cell: str | None, made: FieldReport | None
+) -> str:
     """The libraries that draw are an extra: imported only where they are needed."""
     try:
         from nfold.report import html as html_form
     except ModuleNotFoundError as error:
         raise ExtraMissing(error.name or "altair", "report") from None
-    return html_form.page(sections, results, cell)
+    return html_form.page(sections, results, cell, made)
 
 
 def _write(path: Path, text: str) -> Path:

@@ -9,7 +9,7 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -65,6 +65,7 @@ GPU = (
     Kind(title="GPU power [W]", columns=r"gpu(\d+)_power_w", line="GPU"),
 )
 HOST = (Kind(title="host CPU [%]", columns=r"(host)_cpu_percent", line="", top=100),)
+SHARE = "CPU device, its rank and loader workers [% of its cores]"
 RANKS = (
     Kind(title="CPU of each rank [% of a core]", columns=r"rank(\d+)_cpu_percent", line="rank"),
     Kind(
@@ -84,6 +85,29 @@ def panels(path: Path) -> list[Panel]:
     gpus = [panel for kind in GPU if (panel := _panel(kind, rows, start)).points]
     others = HOST if gpus else (*HOST, *RANKS)
     return [*gpus, *(panel for kind in others if (panel := _panel(kind, rows, start)).points)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loads:
+    """How busy devices and the host's cores were, both in % of what they have."""
+
+    devices: Panel
+    host: Panel
+
+
+def loads(path: Path, cores_per_device: int | None = None) -> Loads | None:
+    """The load of the devices beside that of the host, None where the file lacks one of them.
+
+    Of CPU devices the load is a rank's with its loader workers, in % of the device's own cores,
+    ``cores_per_device``.
+    """
+    rows = _rows(path)
+    times = [row.get("monotonic_s") for row in rows]
+    start = min((time for time in times if time is not None), default=0.0)
+    ranks = replace(RANKS[0], title=SHARE, factor=1 / (cores_per_device or 1))
+    devices = next((p for kind in (GPU[0], ranks) if (p := _panel(kind, rows, start)).points), None)
+    host = _panel(HOST[0], rows, start)
+    return Loads(devices=devices, host=host) if devices and host.points else None
 
 
 def timed_span(path: Path, measurement: Measurement) -> tuple[float, float] | None:

@@ -25,6 +25,9 @@ class Parameter:
 
 SAMPLES = Parameter(default=0, meaning="use only so many training samples; 0: all", minimum=0)
 """The parameter that every workload with a data set has."""
+TEST_SAMPLES = Parameter(
+    default=0, meaning="evaluate on only so many test samples; 0: all", minimum=0
+)
 PEAK = Parameter(
     default=0,
     meaning="the learning rate's peak in thousandths, reached and left in one cycle; 0: fixed",

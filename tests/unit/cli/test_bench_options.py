@@ -14,6 +14,8 @@ import pytest
 
 from made import machine
 from nfold import cli
+from nfold.bench import reports
+from nfold.bench.reports import Part, Report
 from nfold.cli import bench, benching
 from nfold.store.store import Store
 
@@ -229,6 +231,95 @@ def test_a_further_rank_of_a_job_says_and_stores_nothing(
     done = command.bench(*SHORT, "--devices", "1,2")
     assert (done.code, done.out, done.err) == (0, "", "")
     assert not command.results.exists()
+
+
+LONG = {"batch": "100,200", "framework": "simulated"}
+PLANTED = Report(
+    name="cifar-scaling",
+    full=(Part(workload="cnn10", lists=LONG, epochs=2),),
+    quick=(
+        Part(workload="cnn10", lists=LONG, epochs=2),
+        Part(workload="wide_resnet", lists={"framework": "simulated"}, epochs=2),
+    ),
+    repeats=2,
+)
+
+
+@pytest.fixture
+def planted(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """A field report on the virtual clock: 100 ms a step of 100, the exchange takes 20."""
+    monkeypatch.setitem(reports.REPORTS, "cifar-scaling", PLANTED)
+    command.plant(compute_ms_per_sample=1.0, exchange_ms=20.0, samples_per_epoch=1000)
+    return command
+
+
+def _report(command: Command, *arguments: str, name: str = "cifar-scaling") -> Done:
+    where = ("--results", str(command.results))
+    return command.nfold("bench", "--report", name, *arguments, *where)
+
+
+def test_a_field_report_is_one_sweep_and_its_own_table(planted: Command) -> None:
+    done = _report(planted, "--quick")
+    assert done.code == 0
+    assert done.err.count("\n") == 2 * (4 + 2)
+    assert "then: PyTorch, dp" in done.out
+    assert "now: simulated, ddp   1.00 / 1.00 / 2.00 s / 0.6750" in done.out
+    assert "simulated, ddp: 2 devices are 1.43× one at batch 100 and 1.67× one" in done.out
+    for kind in ("html", "md", "csv"):
+        assert (planted.results / f"cifar-scaling.{kind}").exists()
+
+
+def test_what_a_field_report_has_measured_is_not_measured_again(planted: Command) -> None:
+    _report(planted, "--quick")
+    done = _report(planted, "--repeat", "1", "--json")
+    assert done.err == ""
+    assert len(done.document["measurements"]) == 4
+    (table, _) = done.document["report"]["tables"]
+    (row,) = [r for r in table["rows"] if r["batch"] == 100 and r[""].startswith("now")]
+    assert row["1 device"]["epoch_1_s"] == pytest.approx(1.0)
+    assert row["2 devices"]["epoch_1_s"] == pytest.approx(0.7)
+
+
+def test_the_store_gives_the_field_report_again(planted: Command) -> None:
+    _report(planted, "--quick", "--no-report")
+    where = ("--results", str(planted.results))
+    done = planted.nfold("report", "--report", "cifar-scaling", *where)
+    assert "now: simulated, ddp" in done.out
+    assert (planted.results / "cifar-scaling.html").exists()
+    told = planted.nfold("report", "--report", "cifar-scaling", "--json", *where).document
+    assert told["report"]["name"] == "cifar-scaling"
+
+
+def test_a_field_report_is_narrowed_by_devices_and_values(planted: Command) -> None:
+    done = _report(planted, "--devices", "cpu:1", "--batch", "200", "--epochs", "1", "--json")
+    measured = done.document["measurements"]
+    assert [m["plan"]["batch"] for m in measured] == [200, 200]
+    assert {m["plan"]["epochs"] for m in measured} == {1}
+    assert {m["repeat"] for m in measured} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["bench"], "neither of WORKLOAD and --report NAME"),
+        (["bench", "digits", "--report", "layout"], "both of WORKLOAD and --report NAME"),
+        (["bench", "digits", "--quick"], "--quick is of a field report"),
+        (["bench", "--report", "layuot"], "allowed are layout, "),
+        (["bench", "--report", "layout", "--workers", "2"], "--workers does not go with --report"),
+        (["bench", "--report", "layout", "-p", "depth=10"], "--parameter does not go with"),
+        (["bench", "--report", "layout", "--scaling", "weak"], "--scaling does not go with"),
+        (["bench", "--report", "conv2d-devices", "--layout", "x"], "no axis 'layout'"),
+        (["bench", "--report", "conv2d-devices", "--epochs", "2"], "as long in epochs"),
+        (["bench", "--report", "conv2d-devices", "--devices", "two"], "devices 'two'"),
+    ],
+)
+def test_what_does_not_go_with_a_field_report_is_said(
+    command: Command, arguments: list[str], text: str
+) -> None:
+    done = command.nfold(*arguments)
+    assert done.code == 2
+    assert text in done.err
+    assert done.err.count("\n") == 1
 
 
 WITHOUT_EXTRA = """

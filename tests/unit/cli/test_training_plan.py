@@ -40,9 +40,9 @@ def _request(workload: str = "digits", **said: object) -> training_plan.Request:
         "data",
     )
     nothing = dict.fromkeys(names + more)
-    rest = {"checkpoint_every": 1, "again": False, "skip_bad": False, "results": Path("results")}
+    rest = {"checkpoint_every": 1, "log_every": 0, "again": False, "skip_bad": False}
     how = {"telemetry_interval": 1.0, "hang_timeout": 60.0, "as_json": False, "plain": False}
-    options = {"workload": workload, **nothing, **rest, **how, **said}
+    options = {"workload": workload, "results": Path("results"), **nothing, **rest, **how, **said}
     return training_plan.Request(**options)  # type: ignore[arg-type]
 
 

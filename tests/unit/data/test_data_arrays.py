@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nfold.data.arrays import assembled, channel_statistics, check_labels
+from made import arrays
+from nfold.data.arrays import assembled, channel_statistics, check_labels, evaluated_on
 from nfold.errors import DataCorrupt
 
 
@@ -30,3 +31,11 @@ def test_a_label_out_of_range_is_named_by_file_and_row(wrong: int) -> None:
 
 def test_labels_in_range_pass() -> None:
     check_labels(Path("a.bin"), np.array([0, 9], np.uint8), 10)
+
+
+def test_fewer_test_samples_leave_the_training_set_as_it_is() -> None:
+    whole = arrays(40)
+    part = evaluated_on(whole, 5)
+    assert len(part.test_images) == len(part.test_labels) == 5
+    assert part.train_images is whole.train_images
+    assert evaluated_on(whole, 0) is whole

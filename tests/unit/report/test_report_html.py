@@ -54,13 +54,15 @@ def rendered(tmp_path: Path, *made: Measurement) -> str:
 
 def test_a_training_report_has_its_table_its_figures_and_its_telemetry(trained: str) -> None:
     elements = Elements(trained)
-    assert len(elements.of("figure")) == 4 + 4
+    assert len(elements.of("figure")) == 4 + 3
     for title in (
         "images/s over the global batch",
         "training time of 3 epochs [s] over the global batch",
         "speedup over devices",
         "training loss over samples seen",
+        "load of the devices and of the host",
         "GPU utilisation [%]",
+        "host CPU [%]",
         "GPU power [W]",
     ):
         assert title in elements.text
@@ -78,7 +80,7 @@ def test_every_workload_has_a_section_and_the_contents_lead_to_it(several: str) 
     assert {"#s1", "#s2", "#s3"} <= {link["href"] for link in elements.of("a")}
     assert "End to end, pinned on 4 devices" in elements.text
     assert "scipy.ndimage.convolve, 1 core" in elements.text
-    assert "CPU of each rank [% of a core]" in elements.text
+    assert "CPU device, its rank and loader workers [% of its cores]" in elements.text
 
 
 @pytest.mark.parametrize("name", ["trained", "several"])

@@ -40,6 +40,23 @@ def test_a_machine_without_a_gpu_gives_the_host_and_its_ranks(tmp_path: Path) ->
     assert panels[1].lines == ["rank 0", "rank 1"]
 
 
+def test_loads_are_the_devices_and_the_host_over_the_same_seconds(tmp_path: Path) -> None:
+    made = measured.measurement(devices=2)
+    found = series.loads(write(tmp_path, measured_grids.telemetry_csv(made)))
+    assert found is not None
+    assert found.devices.lines == ["GPU 0", "GPU 1"]
+    assert found.host.lines == ["host"]
+    assert {p.seconds for p in found.devices.points} == {p.seconds for p in found.host.points}
+
+
+def test_the_load_of_a_cpu_device_is_in_percent_of_its_own_cores(tmp_path: Path) -> None:
+    text = "monotonic_s,utc,host_cpu_percent,rank0_cpu_percent\n5.0,x,80,300\n6.0,x,90,400\n"
+    found = series.loads(write(tmp_path, text), cores_per_device=4)
+    assert found is not None
+    assert [point.value for point in found.devices.points] == [75, 100]
+    assert series.loads(write(tmp_path, "monotonic_s,utc,host_cpu_percent\n5.0,x,80\n")) is None
+
+
 def test_what_the_device_does_not_say_is_left_out(tmp_path: Path) -> None:
     text = (
         "monotonic_s,utc,host_cpu_percent,gpu0_utilisation_percent,gpu0_power_w\n"

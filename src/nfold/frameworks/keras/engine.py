@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfold import data, workloads
-from nfold.data.arrays import Arrays, Images, Labels, limited
+from nfold.data.arrays import Arrays, Images, Labels, evaluated_on, limited
 from nfold.frameworks.augment import Operations
 from nfold.frameworks.base import Task
 from nfold.frameworks.keras.calls import Group
@@ -138,9 +138,10 @@ def definition(task: Task) -> Definition:
     """What the task trains."""
     known = workloads.info(task.workload.name)
     chosen = workloads.parameters(task.workload)
+    arrays = limited(data.load(str(known.dataset)), chosen.get("samples", 0))
     return Definition(
         workload=task.workload,
         parameters=chosen,
-        arrays=limited(data.load(str(known.dataset)), chosen.get("samples", 0)),
+        arrays=evaluated_on(arrays, chosen.get("test_samples", 0)),
         operations=known.operations(chosen),
     )

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nfold import data, workloads
-from nfold.data.arrays import Array, Arrays, channel_statistics, limited
+from nfold.data.arrays import Array, Arrays, channel_statistics, evaluated_on, limited
 from nfold.data.centres import arrays_of
 from nfold.data.photographs import Photographs
 from nfold.errors import UsageError
@@ -79,7 +79,8 @@ def _built_in(task: Task) -> Definition:
 
 
 def _built_in_arrays(info: Info, chosen: Mapping[str, int]) -> Arrays:
-    return limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
+    arrays = limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
+    return evaluated_on(arrays, chosen.get("test_samples", 0))
 
 
 def _own(task: Task) -> Definition:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nfold.plan import Defaults
-from nfold.workloads.base import CUTOUT, PEAK, SAMPLES, Info
+from nfold.workloads.base import CUTOUT, PEAK, SAMPLES, TEST_SAMPLES, Info
 
 STAGES = (64, 128, 256)
 """Channels of the three stages of three 3 × 3 convolutions."""
@@ -32,7 +32,7 @@ INFO = Info(
     ),
     dataset="cifar10",
     training_samples=50_000,
-    parameters={"samples": SAMPLES, "peak": PEAK, "cutout": CUTOUT},
+    parameters={"samples": SAMPLES, "test_samples": TEST_SAMPLES, "peak": PEAK, "cutout": CUTOUT},
     defaults=Defaults(batch=128, epochs=1, data_bytes=50_000 * 32 * 32 * 3),
     augmentation=(("crop", 4), ("flip", 0)),
     flop_per_sample=flop_per_sample,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nfold.plan import Defaults
-from nfold.workloads.base import CUTOUT, PEAK, SAMPLES, Info, Parameter
+from nfold.workloads.base import CUTOUT, PEAK, SAMPLES, TEST_SAMPLES, Info, Parameter
 
 STAGES = (16, 32, 64)
 """Channels of the three stages before widening; the first convolution has 16."""
@@ -53,6 +53,7 @@ INFO = Info(
         "depth": Parameter(default=28, meaning="layers, 6n + 4", minimum=10),
         "width": Parameter(default=10, meaning="factor on the channels of every stage"),
         "samples": SAMPLES,
+        "test_samples": TEST_SAMPLES,
         "peak": PEAK,
         "cutout": CUTOUT,
     },
