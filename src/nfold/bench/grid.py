@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,21 @@ def build_grids(several: Sequence[Axes], machine: Machine, unsupported: Unsuppor
         unique.setdefault(cell.id, cell)
     cells = tuple(unique.values())
     named = cells if len(several) == 1 else _named_together(cells, several)
-    return Grid(cells=named, merged=len(found) - len(unique))
+    return Grid(cells=_told_apart(named), merged=len(found) - len(unique))
+
+
+def _told_apart(cells: Sequence[GridCell]) -> tuple[GridCell, ...]:
+    """Cells of one name with their steps behind it.
+
+    A strategy decides how a step runs where nobody says it, also on one device, which has none.
+    """
+    names = Counter((str(cell.workload), cell.label) for cell in cells)
+    return tuple(
+        dataclasses.replace(cell, label=f"{cell.label} · {cell.plan.step}")
+        if names[str(cell.workload), cell.label] > 1
+        else cell
+        for cell in cells
+    )
 
 
 def _named_together(cells: Sequence[GridCell], several: Sequence[Axes]) -> tuple[GridCell, ...]:

@@ -53,7 +53,8 @@ Step = Annotated[
 ]
 Kernels = Annotated[Axis, _axis("kernels", "Of a compiled step: default, tuned.")]
 StepsPerExecution = Annotated[
-    Axis, _axis("steps-per-execution", "Steps of one call, on TensorFlow and JAX.")
+    Axis,
+    _axis("steps-per-execution", "Steps of one call: of one CUDA graph, on TensorFlow, on JAX."),
 ]
 Allocation = Annotated[Axis, _axis("allocation", "Of GPU memory: default, growth (as needed).")]
 Workers = Annotated[Axis, _axis("workers", "Loader processes per rank.")]

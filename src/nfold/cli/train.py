@@ -55,7 +55,8 @@ Step = Annotated[
 ]
 Kernels = Annotated[Field, _field("kernels", "Of a compiled step: default, tuned.")]
 StepsPerExecution = Annotated[
-    Field, _field("steps-per-execution", "Steps of one call, on TensorFlow and JAX.")
+    Field,
+    _field("steps-per-execution", "Steps of one call: of one CUDA graph, on TensorFlow, on JAX."),
 ]
 Allocation = Annotated[Field, _field("allocation", "Of GPU memory: default, growth (as needed).")]
 Workers = Annotated[Field, _field("workers", "Loader processes per rank.")]

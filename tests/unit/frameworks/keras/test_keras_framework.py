@@ -91,7 +91,7 @@ def test_compiled_tensorflow_has_both_layouts_on_a_cpu() -> None:
         ({"input": "tf.data"}, "Keras's"),
         ({"input": "generator"}, "Keras's"),
         ({"devices": 2, "strategy": "mirrored"}, "TensorFlow's"),
-        ({"steps_per_execution": 4}, "one step a call"),
+        ({"steps_per_execution": 4}, "as one CUDA graph"),
         ({"allocation": "growth"}, "as it needs it"),
     ],
 )
