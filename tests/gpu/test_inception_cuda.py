@@ -69,15 +69,39 @@ def test_a_gpu_distorts_as_the_cpu_does(compiled: bool) -> None:
     assert (apart > 4).mean() < 1e-4
 
 
+def test_a_captured_distortion_draws_the_next_epoch_as_an_eager_one() -> None:
+    ids = torch.arange(8, device=CUDA)
+    canvases = torch.randint(256, (8, 128, 128, 3), dtype=torch.uint8, device=CUDA)
+    batch = Boxed(canvases, ids, ids, torch.full((8, 2), 97, device=CUDA))
+    distort = Distortion(SIZE, 3, CUDA)
+    epoch = torch.zeros((), dtype=torch.int64, device=CUDA)
+    stream = torch.cuda.Stream(CUDA)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        distort(batch, epoch)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = distort(batch, epoch)
+    images = []
+    for number in range(2):
+        epoch.fill_(number)
+        graph.replay()
+        images.append(made.clone())
+        assert torch.equal(images[-1], distort(batch, torch.tensor(number, device=CUDA)))
+    assert not torch.equal(*images)
+
+
+@pytest.mark.parametrize("step", ["captured", "compiled+captured"])
 @pytest.mark.parametrize("augment", ["cpu", "device"])
-def test_a_captured_step_loses_as_an_eager_one(augment: str) -> None:
-    losses = [
-        train(asked(step=step, augment=augment, steps=8, warmup_steps=1), Observer()).losses
-        for step in ("eager", "captured")
-    ]
-    first, second = ([loss for _, loss in points] for points in losses)
-    np.testing.assert_allclose(second[0], first[0], rtol=1e-3)
-    np.testing.assert_allclose(second, first, rtol=0.2)
+def test_a_captured_step_trains_on_the_samples_of_an_eager_one(augment: str, step: str) -> None:
+    """Not to the same losses: batch norm of 8 samples makes much of a last bit."""
+    eager, captured = (
+        train(asked(step=way, augment=augment, steps=8, warmup_steps=1), Observer())
+        for way in ("eager", step)
+    )
+    assert captured.sample_hashes == eager.sample_hashes
+    assert captured.losses[0][1] == pytest.approx(eager.losses[0][1], rel=0.1)
+    assert all(np.isfinite(loss) for _, loss in captured.losses)
 
 
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
