@@ -19,6 +19,12 @@ from nfold.frameworks.torch.augment import Augment
 from nfold.frameworks.torch.batch import Batch, Boxed, Given, Samples, Tensors
 from nfold.frameworks.torch.prefetch import Land, copied, on_device
 from nfold.lifeline import die_with_parent
+from nfold.plan import Plan
+
+AHEAD = 4
+"""Batches that a worker makes ahead of the step."""
+MOST_READY = 0.1
+"""The part of the timed steps whose input may lie ready before they begin."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Loaded:
         self._loader = loader(batches, task, stream)
         self._device = device
         self._land = land
-        self._notes = notes
+        self._notes = (*notes, *ready_before(task.plan))
 
     @property
     def epoch(self) -> int:
@@ -127,8 +133,24 @@ class Loaded:
         return Samples(*tensors) if len(tensors) == len(Samples._fields) else Boxed(*tensors)
 
 
+def ready_before(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """A doubt where a run is too short to show how fast its workers are.
+
+    While the first steps are compiled and warm up, workers fill their queues; timed steps that
+    take from there wait for nobody.
+    """
+    ready, steps = AHEAD * (plan.workers or 0), plan.steps
+    if steps is None or ready <= MOST_READY * steps:
+        return ()
+    text = (
+        f"the workers may have had {ready} batches ready when the {steps} timed steps began: they "
+        f"show what the devices can take; next: --steps {round(ready / MOST_READY)} for the workers"
+    )
+    return (("queued_input", text),)
+
+
 def loader(batches: Dataset[Batch], task: Task, stream: Stream) -> DataLoader[Batch]:
-    """A DataLoader over ``stream``: persistent workers, four batches ahead, pinned for GPUs.
+    """A DataLoader over ``stream``: persistent workers, ``AHEAD`` batches each, pinned for GPUs.
 
     It seeds its workers from a generator of its own: how often it does depends on where a
     resumed run began, and dropout draws from the default one.
@@ -142,7 +164,7 @@ def loader(batches: Dataset[Batch], task: Task, stream: Stream) -> DataLoader[Ba
         num_workers=workers,
         pin_memory=task.plan.device == "cuda",
         persistent_workers=workers > 0,
-        prefetch_factor=4 if workers else None,
+        prefetch_factor=AHEAD if workers else None,
         worker_init_fn=_start_worker,
         generator=torch.Generator(),
     )

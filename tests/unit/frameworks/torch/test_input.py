@@ -10,7 +10,7 @@ from made import arrays, task
 from nfold.frameworks.stream import sample_hash
 from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.batch import Samples
-from nfold.frameworks.torch.input import Batches, Loaded, Stream, loader
+from nfold.frameworks.torch.input import Batches, Loaded, Stream, loader, ready_before
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -102,3 +102,19 @@ def test_a_loaded_epoch_is_the_one_that_was_set() -> None:
     assert np.array_equal(
         torch.cat([loaded.unpack(b.tensors).ids for b in loaded]).numpy(), expected
     )
+
+
+@pytest.mark.parametrize(
+    ("steps", "workers", "asked"), [(10, 15, "--steps 600"), (100, 3, "--steps 120")]
+)
+def test_steps_that_workers_had_ready_are_a_doubt(steps: int, workers: int, asked: str) -> None:
+    ((kind, text),) = ready_before(task(steps=steps, workers=workers).plan)
+    assert kind == "queued_input"
+    assert asked in text
+
+
+@pytest.mark.parametrize(
+    "changes", [{"steps": 600, "workers": 15}, {"steps": 10, "workers": 0}, {"workers": 15}]
+)
+def test_a_long_run_raises_none(changes: dict[str, int]) -> None:
+    assert ready_before(task(**changes).plan) == ()
