@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.torch.cores import claimed_cores
+from nfold.frameworks.cores import claimed_cores
 from nfold.plain import to_plain
 from nfold.plan import Plan
 from nfold.run.handoff import Folder

@@ -11,7 +11,7 @@ from typing import Any
 from job import Job, run
 
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.cores import claimed_cores
+from nfold.frameworks.cores import claimed_cores
 from nfold.plan import MINIMUM, Plan
 from nfold.telemetry.inspection import inspect_machine
 
