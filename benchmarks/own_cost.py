@@ -58,17 +58,18 @@ def main() -> None:
 
 def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
     """Alternate observed and bare blocks; the first of each warms up and is thrown away."""
+    from nfold.frameworks.recording import Length, Recorder
     from nfold.frameworks.torch.clock import clock
     from nfold.frameworks.torch.devices import open_devices
     from nfold.frameworks.torch.loop import Trainer
-    from nfold.frameworks.torch.observe import Length, Recorder
+    from nfold.frameworks.torch.observe import losses_of
 
     devices = open_devices(task)
     trainer = Trainer(task, devices)
     trainer.model.train()
     batches = itertools.cycle(list(itertools.islice(trainer.source, BLOCK_STEPS)))
     length = Length(total=2 * BLOCK_STEPS * (blocks + 1), warmup=1, window=WINDOW_STEPS)
-    recorder = Recorder(0, devices.describe(), clock(devices), observer, length)
+    recorder = Recorder(0, devices.describe(), clock(devices), observer, length, losses_of)
 
     def observed() -> float:
         started = time.perf_counter()

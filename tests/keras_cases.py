@@ -43,26 +43,26 @@ class Case:
             framework=framework,
             device="cpu",
             devices=1,
-            batch=16,
+            batch=8,
             steps=STEPS,
             warmup_steps=0,
             step="eager" if framework == "torch" else "compiled",
         )
-        plan = asked.edit(**changes).resolve(machine(), Defaults(batch=16, epochs=1))
+        plan = asked.edit(**changes).resolve(machine(), Defaults(batch=8, epochs=1))
         return Task(workload=Workload.parse(self.workload), plan=plan, machine=machine())
 
     def batch(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Images [n, c, h, w] and labels [n]."""
         draw = np.random.default_rng(0)
-        shape = (8, self.channels, self.side, self.side)
-        return draw.standard_normal(shape, dtype=np.float32), draw.integers(0, 10, 8)
+        shape = (4, self.channels, self.side, self.side)
+        return draw.standard_normal(shape, dtype=np.float32), draw.integers(0, 10, 4)
 
 
 CASES = (
-    Case("digits:samples=72", 8, 1, layouts=LAYOUTS, steps=LAYOUTS),
+    Case("digits:samples=36", 8, 1, layouts=LAYOUTS, steps=LAYOUTS),
     Case("mnist", 28, 1, training=False),
     Case("cnn10", 32, 3, layouts=LAYOUTS),
-    Case("wide_resnet:depth=10,samples=72,width=1", 32, 3, steps=LAYOUTS[:1]),
+    Case("wide_resnet:depth=10,samples=36,width=1", 32, 3, steps=LAYOUTS[:1]),
 )
 
 

@@ -1,8 +1,8 @@
 """Weights by PyTorch's names and shapes, into a Keras model and out of it again.
 
-A Keras layer has the name of its counterpart in PyTorch. Convolutions are [outputs, inputs, h, w]
-there and [h, w, inputs, outputs] in Keras, dense layers are transposed, and after a flattening of
-channels_last images their rows are in another order.
+A Keras layer has the name of its counterpart in PyTorch, with _ for a dot. Convolutions are
+[outputs, inputs, h, w] there and [h, w, inputs, outputs] in Keras, dense layers are transposed, and
+after a flattening of channels_last images their rows are in another order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def layers(model: Any) -> list[Any]:
 def names_of(layer: Any) -> list[str]:
     """PyTorch's names of a layer's weights, in Keras's order."""
     kinds = NAMES[type(layer).__name__][: len(layer.weights)]
-    return [f"{layer.name}.{kind}" for kind in kinds]
+    path = layer.name.replace("_", ".")
+    return [f"{path}.{kind}" for kind in kinds]
 
 
 def to_keras(model: Any, layer: Any, value: Array) -> Array:

@@ -33,7 +33,6 @@ from nfold.frameworks.rate import one_cycle
 from nfold.frameworks.torch.definition import definition
 from nfold.frameworks.torch.devices import open_devices
 from nfold.frameworks.torch.loop import Trainer
-from nfold.workloads.torch import cross_entropy
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 CHILD = Path(__file__).parent / "scripts" / "keras_child.py"
@@ -73,25 +72,39 @@ def answers(request: pytest.FixtureRequest, states: Path) -> Answers:
     return dict(np.load(states / f"{request.param}.npz"))
 
 
-def close(got: npt.NDArray[Any], expected: npt.NDArray[Any], tolerance: float) -> bool:
-    """Within a part of the largest expected value."""
-    scale = float(np.abs(expected).max())
-    return got.shape == expected.shape and float(np.abs(got - expected).max()) <= tolerance * scale
+def distance(got: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
+    """The length of the difference, as a part of what was expected."""
+    assert got.shape == expected.shape
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+def differentiated(case: Case, dtype: torch.dtype) -> Answers:
+    """PyTorch's logits and the gradients of all its parameters."""
+    model = definition(case.task("torch")).model.train(case.training).to(dtype)
+    images, labels = case.batch()
+    logits = model(torch.from_numpy(images).to(dtype))
+    loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels))
+    loss.backward()  # type: ignore[no-untyped-call]
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: value.detach().numpy() for name, value in (found | {"logits": logits}).items()}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.workload.partition(":")[0])
 def test_logits_gradients_and_counts_agree(answers: Answers, case: Case) -> None:
-    model = definition(case.task("torch")).model.train(case.training)
-    images, labels = case.batch()
-    logits = model(torch.from_numpy(images))
-    cross_entropy(logits, torch.from_numpy(labels)).backward()  # type: ignore[no-untyped-call]
+    """As near to PyTorch in float64 as PyTorch in float32 is, times three.
+
+    A rounding that moves one value across a ReLU's zero moves every gradient before it.
+    """
+    exact, single = differentiated(case, torch.float64), differentiated(case, torch.float32)
+    rounding = max(distance(single[name], exact[name]) for name in exact)
+    assert rounding < 0.01
     for layout in case.layouts:
         part = f"{case.workload}|{layout}|"
-        assert close(answers[part + "logits"], logits.detach().numpy(), 1e-4), layout
-        assert int(answers[part + "count"]) == sum(p.numel() for p in model.parameters())
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None
-            assert close(answers[part + name], parameter.grad.numpy(), 1e-3), (layout, name)
+        assert distance(answers[part + "logits"], exact["logits"]) < 1e-4, layout
+        sizes = [value.size for name, value in exact.items() if name != "logits"]
+        assert int(answers[part + "count"]) == sum(sizes)
+        for name, expected in exact.items():
+            assert distance(answers[part + name], expected) < 1e-4 + 3 * rounding, (layout, name)
 
 
 @pytest.mark.parametrize(

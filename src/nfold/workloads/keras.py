@@ -1,7 +1,7 @@
 """What the image classification workloads share in Keras: PyTorch's conventions.
 
-A layer has the name of its counterpart in ``torch.py`` (``1.norm1``), so that weights convert by
-name. docs/frameworks.md lists the conventions in which the two libraries differ.
+A layer has the name of its counterpart in ``torch.py``, ``1_norm1`` for ``1.norm1``, so that
+weights convert by name. docs/frameworks.md lists the conventions in which the two libraries differ.
 """
 
 from __future__ import annotations

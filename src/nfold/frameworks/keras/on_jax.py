@@ -241,8 +241,8 @@ def scanned(
 ) -> tuple[State, Array]:
     """Scan over the steps of a call; a single one needs no loop. Losses are float32 [steps].
 
-    On CPUs the loop is unrolled: XLA runs a convolution inside of one on a single slow path, some
-    fifty times slower (docs/decisions/0016).
+    On CPUs the loop is unrolled: XLA runs a convolution inside of one on a slow path
+    (docs/decisions/0016).
     """
     steps = len(jax.tree.leaves(inputs)[0])
     if steps > 1:

@@ -30,12 +30,12 @@ def model(parameters: Mapping[str, int], classes: int, layout: str) -> keras.Mod
 def _block(build: Layers, name: str, x: KerasTensor, outputs: int, stride: int) -> KerasTensor:
     """Batch norm, ReLU, 3 × 3 convolution, twice, added to its input."""
     convolution = partial(build.convolution, bias=False, kernel=from_fan_out())
-    active = build.relu(build.norm(f"{name}.norm1", x))
-    inner = convolution(f"{name}.convolution1", active, outputs, 3, stride=stride)
+    active = build.relu(build.norm(f"{name}_norm1", x))
+    inner = convolution(f"{name}_convolution1", active, outputs, 3, stride=stride)
     changes = x.shape[build.axis] != outputs
-    kept = convolution(f"{name}.shortcut", active, outputs, 1, stride=stride) if changes else x
-    inner = build.relu(build.norm(f"{name}.norm2", inner))
-    return layers.Add()([kept, convolution(f"{name}.convolution2", inner, outputs, 3)])
+    kept = convolution(f"{name}_shortcut", active, outputs, 1, stride=stride) if changes else x
+    inner = build.relu(build.norm(f"{name}_norm2", inner))
+    return layers.Add()([kept, convolution(f"{name}_convolution2", inner, outputs, 3)])
 
 
 def optimizer(_: Mapping[str, int], schedule: Rate = None) -> SGD:
