@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from nfold.errors import UsageError
 from nfold.machine import Machine
-
-if TYPE_CHECKING:
-    from nfold.plan import Defaults, Plan
 
 MOST_RESIDENT = 0.25
 """The part of a GPU's memory that a data set may take unasked; a model has to fit beside it."""
@@ -20,7 +17,31 @@ OWN_STEP = {"tensorflow": "graph", "jax": "compiled"}
 """How it runs a step: as a function of its graph, or compiled by XLA as a whole."""
 
 
-def chosen_strategy(asked: Plan, devices: int, step: str) -> str:
+class Asked(Protocol):
+    """What choices depend on of what a plan says itself."""
+
+    @property
+    def framework(self) -> str:
+        """Always said."""
+
+    @property
+    def strategy(self) -> str | None:
+        """None: nothing said, here and below."""
+
+    @property
+    def precision(self) -> str | None:
+        """Of the arithmetic."""
+
+    @property
+    def augment(self) -> str | None:
+        """Where images are augmented."""
+
+    @property
+    def workers(self) -> int | None:
+        """Loader processes per rank."""
+
+
+def chosen_strategy(asked: Asked, devices: int, step: str) -> str:
     """One device has nothing to exchange: whatever was asked for, it runs ``single``.
 
     DistributedDataParallel runs eager steps only here; our own exchange runs in all of them.
@@ -34,7 +55,7 @@ def chosen_strategy(asked: Plan, devices: int, step: str) -> str:
     return asked.strategy or own or ("ddp" if step == "eager" else "nfold")
 
 
-def chosen_layout(asked: Plan, device: str, precision: str) -> str:
+def chosen_layout(asked: Asked, device: str, precision: str) -> str:
     """cuDNN's tensor-core convolutions want channels_last; fp32 ones and CPUs do not.
 
     It is Keras's own default, and TensorFlow's only one on CPUs.
@@ -45,17 +66,17 @@ def chosen_layout(asked: Plan, device: str, precision: str) -> str:
     return "channels_last" if tensor_cores else "channels_first"
 
 
-def chosen_input(asked: Plan, machine: Machine, device: str, defaults: Defaults) -> str:
+def chosen_input(asked: Asked, machine: Machine, device: str, data_bytes: int | None) -> str:
     """On GPUs resident data where they fit, unless the host was asked to work on them."""
     simulated = asked.framework == "simulated"
     on_host = simulated or device != "cuda" or asked.augment == "cpu"
-    if on_host or asked.workers or defaults.data_bytes is None:
+    if on_host or asked.workers or data_bytes is None:
         return "loader"
     smallest = min(gpu.memory_bytes or 0 for gpu in machine.gpus)
-    return "resident" if defaults.data_bytes <= MOST_RESIDENT * smallest else "loader"
+    return "resident" if data_bytes <= MOST_RESIDENT * smallest else "loader"
 
 
-def chosen_step(asked: Plan, device: str, input_: str) -> str:
+def chosen_step(asked: Asked, device: str, input_: str) -> str:
     """Over resident data a graph always runs as the eager step does, and is never slower.
 
     Compiling is faster still for most models, but takes its time first: it is asked for.
@@ -67,16 +88,16 @@ def chosen_step(asked: Plan, device: str, input_: str) -> str:
     return "captured" if graph and not eager else "eager"
 
 
-def chosen_augment(input_: str, device: str, defaults: Defaults) -> str:
+def chosen_augment(input_: str, device: str, *, encoded: bool) -> str:
     """Where the images are: resident ones are on the device, and no worker touches them.
 
     Image files keep the workers busy with decoding: a GPU takes the rest (docs/decisions/0018).
     """
-    busy = defaults.encoded and device == "cuda"
+    busy = encoded and device == "cuda"
     return "device" if input_ == "resident" or busy else "cpu"
 
 
-def chosen_workers(asked: Plan, device: str, cores: int, input_: str, defaults: Defaults) -> int:
+def chosen_workers(asked: Asked, device: str, cores: int, input_: str, *, encoded: bool) -> int:
     """Loader processes per rank: none on CPU devices, whose cores compute; else half the share.
 
     Half, because one process per core starved every rank on a 64-core host with 4 GPUs: 14
@@ -89,4 +110,4 @@ def chosen_workers(asked: Plan, device: str, cores: int, input_: str, defaults: 
     idle = device == "cpu" or input_ == "resident" or asked.framework in KERAS
     if idle:
         return 0
-    return max(1, cores - 1) if defaults.encoded else max(1, min(8, cores // 2))
+    return max(1, cores - 1) if encoded else max(1, min(8, cores // 2))

@@ -162,7 +162,7 @@ class Plan:
             _check_devices(machine, device, devices, self.cores_per_device)
         cores = self.cores_per_device or max(1, machine.cores // devices)
         precision = self.precision or "fp32"
-        input_ = self.input or choices.chosen_input(self, machine, device, defaults)
+        input_ = self.input or choices.chosen_input(self, machine, device, defaults.data_bytes)
         step = self.step or choices.chosen_step(self, device, input_)
         timed = self.epochs is None and (self.steps is not None or defaults.epochs is None)
         return dataclasses.replace(
@@ -175,9 +175,10 @@ class Plan:
             precision=precision,
             layout=self.layout or choices.chosen_layout(self, device, precision),
             input=input_,
-            workers=choices.chosen_workers(self, device, cores, input_, defaults),
+            workers=choices.chosen_workers(self, device, cores, input_, encoded=defaults.encoded),
             decode=self.decode or ("cpu" if defaults.encoded else None),
-            augment=self.augment or choices.chosen_augment(input_, device, defaults),
+            augment=self.augment
+            or choices.chosen_augment(input_, device, encoded=defaults.encoded),
             step=step,
             steps=(self.steps or defaults.steps) if timed else None,
             epochs=None if timed else self.epochs or defaults.epochs,

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +18,8 @@ import numpy as np
 from nfold.data.arrays import Arrays
 from nfold.data.find import cache_root, find
 from nfold.data.forms import DataSet
+from nfold.data.place import place
 from nfold.data.verify import file_sha256, verified
-from nfold.errors import MachineUnfit
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 MANIFEST = "manifest.json"
@@ -70,40 +66,18 @@ def read_manifest(folder: Path, *, checksums: bool) -> dict[str, Any] | None:
 
 
 def _write(arrays: Arrays, sources: Mapping[str, str], folder: Path) -> None:
-    """Write beside, then rename; where another process was first, its folder stands."""
-    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    try:
-        aside.mkdir(parents=True)
+    """Put the arrays and what they were made of into the cache."""
+
+    def fill(aside: Path) -> None:
         for name in ARRAYS:
             np.save(aside / f"{name}.npy", getattr(arrays, name), allow_pickle=False)
         (aside / MANIFEST).write_text(json.dumps(_manifest(arrays, sources, aside), indent=1))
-        _put(aside, folder)
-    except OSError as error:
-        raise MachineUnfit(
-            f"the cache {folder} cannot be written: {error}; next: make room there, or "
-            "NFOLD_CACHE=FOLDER"
-        ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+
+    place(folder, fill, _whole)
 
 
-def _put(aside: Path, folder: Path) -> None:
-    """Rename ``aside`` to ``folder``; a damaged one that is in the way is moved off first.
-
-    Moved, not emptied in place: a process that has it mapped keeps its files.
-    """
-    if read_manifest(folder, checksums=True) is not None:
-        return
-    old = aside.with_name(f"{aside.name}.old")
-    with suppress(FileNotFoundError):
-        os.rename(folder, old)
-    try:
-        os.rename(aside, folder)
-    except OSError:
-        if read_manifest(folder, checksums=False) is None:
-            raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+def _whole(folder: Path, checksums: bool) -> bool:
+    return read_manifest(folder, checksums=checksums) is not None
 
 
 def _manifest(arrays: Arrays, sources: Mapping[str, str], folder: Path) -> dict[str, Any]:

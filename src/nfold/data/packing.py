@@ -11,11 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,9 +23,10 @@ import numpy.typing as npt
 
 from nfold.data.decode import checked_size
 from nfold.data.find import cache_root
+from nfold.data.place import place
 from nfold.data.sources import Photograph, Source
 from nfold.data.verify import file_sha256
-from nfold.errors import DataCorrupt, MachineUnfit
+from nfold.errors import DataCorrupt
 from nfold.inert import inert
 
 PACKING = 1
@@ -92,10 +90,9 @@ def _manifest(folder: Path, *, verify: bool) -> dict[str, Any] | None:
 
 
 def _make(parts: dict[str, Source], folder: Path) -> None:
-    """Write beside, then rename; where another process was first, its folder stands."""
-    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    try:
-        aside.mkdir(parents=True)
+    """Pack the sources into the cache."""
+
+    def fill(aside: Path) -> None:
         bad = [entry for name, source in parts.items() for entry in _write(source, aside, name)]
         files = {
             file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
@@ -103,30 +100,8 @@ def _make(parts: dict[str, Source], folder: Path) -> None:
         }
         text = json.dumps({"files": files, "bad": bad}, indent=1)
         (aside / "manifest.json").write_text(text)
-        _put(aside, folder)
-    except OSError as error:
-        raise MachineUnfit(
-            f"the cache {folder} cannot be written: {error}; next: make room there, or "
-            "NFOLD_CACHE=FOLDER"
-        ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
-
-def _put(aside: Path, folder: Path) -> None:
-    """Rename ``aside`` to ``folder``; a damaged one is moved off, for some may have it mapped."""
-    if _manifest(folder, verify=True) is not None:
-        return
-    old = aside.with_name(f"{aside.name}.old")
-    with suppress(FileNotFoundError):
-        os.rename(folder, old)
-    try:
-        os.rename(aside, folder)
-    except OSError:
-        if _manifest(folder, verify=False) is None:
-            raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    place(folder, fill, lambda there, verify: _manifest(there, verify=verify) is not None)
 
 
 def _write(source: Source, folder: Path, part: str) -> list[tuple[str, str]]:

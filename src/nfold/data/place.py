@@ -1,0 +1,53 @@
+"""Folders of the cache: filled beside, then renamed, so that one that is there is whole."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from nfold.errors import MachineUnfit
+
+Whole = Callable[[Path, bool], bool]
+"""Whether a folder is there and whole; checksums are tested too where the second says so."""
+
+
+def place(folder: Path, fill: Callable[[Path], None], whole: Whole) -> None:
+    """Let ``fill`` write a folder's files; where another process was first, its folder stands.
+
+    Raises MachineUnfit where the cache cannot be written.
+    """
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        aside.mkdir(parents=True)
+        fill(aside)
+        _put(aside, folder, whole)
+    except OSError as error:
+        raise MachineUnfit(
+            f"the cache {folder} cannot be written: {error}; next: make room there, or "
+            "NFOLD_CACHE=FOLDER"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _put(aside: Path, folder: Path, whole: Whole) -> None:
+    """Rename ``aside`` to ``folder``; a damaged one that is in the way is moved off first.
+
+    Moved, not emptied in place: a process that has it mapped keeps its files.
+    """
+    if whole(folder, True):
+        return
+    old = aside.with_name(f"{aside.name}.old")
+    with suppress(FileNotFoundError):
+        os.rename(folder, old)
+    try:
+        os.rename(aside, folder)
+    except OSError:
+        if not whole(folder, False):
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
