@@ -35,7 +35,7 @@ class Task:
     """Everything one rank needs to know. ``plan`` is complete.
 
     ``checkpoint`` is the folder that training is kept in, every ``checkpoint_every`` epochs, and
-    gone on from; None: it is not.
+    gone on from; None: it is not. ``repeat`` tells the simulated framework which noise to draw.
     """
 
     workload: Workload
@@ -47,6 +47,12 @@ class Task:
     world_size: int = 1
     checkpoint: str | None = None
     checkpoint_every: int = 1
+    repeat: int = 0
+
+    @property
+    def left_out(self) -> Ablation:
+        """What an experiment takes away; usually nothing."""
+        return self.ablation or Ablation()
 
 
 class Observer:
@@ -69,6 +75,11 @@ class Framework(ABC):
     @abstractmethod
     def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         """Why this framework cannot run the complete plan, or None where it can."""
+
+    def refuses(self, ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
+        """Why the ablation cannot be applied to the complete plan, or None where it can."""
+        del workload, plan
+        return f"framework {self.name!r} applies no ablations" if ablation else None
 
     @abstractmethod
     def processes(self, plan: Plan) -> int:
