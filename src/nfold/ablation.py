@@ -53,7 +53,7 @@ class Ablation:
 
     def __bool__(self) -> bool:
         """Whether anything is left out."""
-        return self != Ablation()
+        return self != NOTHING
 
     @property
     def coupled(self) -> bool:
@@ -103,6 +103,10 @@ class Ablation:
     def __str__(self) -> str:
         words = [f"{name} {value}" for name, value in _said(self).items()]
         return ", ".join(words) or "nothing left out"
+
+
+NOTHING = Ablation()
+"""The empty one."""
 
 
 def _said(ablation: Ablation) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
-from nfold.ablation import Ablation
+from nfold.ablation import NOTHING, Ablation
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
@@ -52,7 +52,7 @@ class Task:
     @property
     def left_out(self) -> Ablation:
         """What an experiment takes away; usually nothing."""
-        return self.ablation or Ablation()
+        return self.ablation or NOTHING
 
 
 class Observer:

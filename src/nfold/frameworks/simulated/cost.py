@@ -16,11 +16,19 @@ class Costs:
     script: Script
     task: Task
 
-    def of(self, samples: int, step: int) -> float:
+    def late(self, step: int) -> bool:
+        """Whether this rank is the random straggler of a step.
+
+        A multiplicative walk: every rank is as often late as the others, in no order of time.
+        """
+        world_size = self.task.world_size
+        return (step * 7919 + step // world_size) % world_size == self.task.rank
+
+    def of(self, samples: int, *, late: bool) -> float:
         """Milliseconds of a step over ``samples`` on the rank's device."""
         compute = self.script.compute_ms_per_sample * samples
         busy = self._launched(compute) + self.script.host_ms + self._beside(samples)
-        busy += self._straggling(step)
+        busy += self._straggling(late)
         if self._exchanging:
             busy += self._exchange(compute)
         return self._fed(busy, samples)
@@ -55,16 +63,14 @@ class Costs:
             cost += script.contention_ms * (self._devices - 1)
         return cost
 
-    def _straggling(self, step: int) -> float:
-        script, left_out, world_size = self.script, self.task.left_out, self.task.world_size
+    def _straggling(self, late: bool) -> float:
+        script, left_out = self.script, self.task.left_out
         if self.task.plan.strategy == "dp":
             slow = script.straggler_rank < self._devices
         else:
             order = left_out.devices if script.straggler_of == "device" else left_out.shares
             own = order[self.task.rank] if order else self.task.rank + left_out.device
             slow = script.straggler_rank == own
-        # A multiplicative walk: every rank is as often late as the others, in no order of time.
-        late = (step * 7919 + step // world_size) % world_size == self.task.rank
         random_ms = script.random_straggler_ms if late and self._devices > 1 else 0.0
         return (script.straggler_ms if slow else 0.0) + random_ms
 

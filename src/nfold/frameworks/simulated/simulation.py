@@ -83,8 +83,9 @@ class Simulation:
 
     def _noisy(self, rank: int) -> list[float]:
         costs = of_rank(self.script, self.task, rank)
-        batches = itertools.chain.from_iterable(self.epochs)
-        exact = [costs.of(self._on_device(batch, rank), step) for step, batch in enumerate(batches)]
+        cost = functools.cache(lambda samples, late: costs.of(samples, late=late))
+        batches = enumerate(itertools.chain.from_iterable(self.epochs))
+        exact = [cost(self._on_device(b, rank), costs.late(step)) for step, b in batches]
         exact[0] += self.script.first_step_ms
         draw = random.Random(f"{self._noise_name()}-{rank}")
         whole = random.Random(self._noise_name()).lognormvariate(0, self.script.process_noise)
