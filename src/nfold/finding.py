@@ -9,6 +9,7 @@ from nfold.measurement import Doubt
 from nfold.plain import to_plain
 from nfold.plan import Plan
 from nfold.stats import Interval
+from nfold.summary import SCHEMA
 
 FLOOR = 0.02
 """The part of a step below which no row is named a cause, whatever its interval says."""
@@ -35,7 +36,7 @@ CAUSES: dict[str, str] = {
 class Finding:
     """One row: what a cause costs in milliseconds a step, what proves it, what would remove it.
 
-    ``evidence`` are ids of measurements. ``named``: the interval lies above 0 and the value
+    ``evidence`` are ids of measurements. ``named``: the interval lies well above 0 and the value
     above ``FLOOR`` of the step. ``predicted_speedup`` is after the fix, None without one;
     ``proven``: the fix itself was measured. ``parts`` are what the cost is made of.
     """
@@ -62,9 +63,6 @@ class Finding:
             "predicted_speedup": to_plain(self.predicted_speedup),
             "fix": self.fix,
             "evidence": list(self.evidence),
-            "named": self.named,
-            "proven": self.proven,
-            "parts": {name: to_plain(cost) for name, cost in self.parts},
         }
 
 
@@ -140,25 +138,29 @@ class Budget:
         return tuple(row for row in (*self.rows, *self.single) if row.named)
 
     def to_json(self) -> dict[str, Any]:
-        """The object that ``nfold explain --json`` prints, without its schema number."""
+        """The versioned object that ``nfold explain --json`` prints."""
         return {
+            "schema": SCHEMA,
             "target": self.target,
             "plan": self.plan.to_dict(),
             "devices": self.devices,
-            "scaling": self.scaling,
             "one_device": to_plain(self.one_device),
             "n_devices": to_plain(self.n_devices),
-            "ideal_ms": to_plain(self.ideal_ms),
             "speedup": to_plain(self.speedup),
             "budget": [row.to_json() for row in self.rows],
             "single_device_budget": [row.to_json() for row in self.single],
             "interactions": [one.to_json() for one in self.interactions],
             "unexplained_ms": to_plain(self.unexplained_ms),
-            "helps_from_batch": to_plain(self.limit),
-            "untested": dict(self.untested),
             "wrong": list(self.wrong),
-            "warnings": [to_plain(doubt) for doubt in self.warnings],
+            "warnings": [to_plain(doubt) for doubt in self._told()],
         }
+
+    def _told(self) -> list[Doubt]:
+        """The warnings, with what was not tested and whether the devices can help at all."""
+        limit = () if self.limit is None else (("cannot_help", " ".join(sentences(self))),)
+        untested = ((f"untested_{cause}", reason) for cause, reason in self.untested)
+        told = [Doubt(kind=kind, text=text) for kind, text in (*limit, *untested)]
+        return [*self.warnings, *told]
 
 
 def sentences(budget: Budget) -> list[str]:

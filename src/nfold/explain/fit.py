@@ -51,7 +51,7 @@ class View:
         """Of the reference ranks by themselves."""
         found = [self.values.get((rung, f"rank {k}")) for k in self.reference]
         known = [value for value in found if value is not None]
-        return fmean(known) if known else self.step(rung)
+        return sum(known) / len(known) if known else self.step(rung)
 
     def slowest(self, rung: Rung) -> float:
         """What a step would take if ranks waited for each other."""
@@ -109,7 +109,7 @@ class Fit:
             return fmean(draws.choices(gaps, k=len(gaps)) if draws is not None else gaps)
         effect, count = self._effects[key], self._counts[key]
         if draws is not None:
-            effect += fmean(self._draw(draws) for _ in range(count)) * _wider(count)
+            effect += sum(self._draw(draws) for _ in range(count)) / count * _wider(count)
         return math.exp(effect)
 
     def _scale(self) -> float:

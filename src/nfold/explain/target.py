@@ -47,7 +47,9 @@ class Run(Protocol):
 class Target(Protocol):
     """Something that can be explained: a workload, or a script."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As a person wrote it."""
 
     def refuses(self, rung: Rung) -> str | None:
         """Why the rung cannot be run, without running it, or None."""

@@ -31,8 +31,9 @@ class EpochBoundary(Cause):
         return (whole_epochs(ladder.one),)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
-        """What one device loses, for a step of its own."""
-        return view.gap(whole_epochs(ladder.one))
+        """What one device loses in a step over its share."""
+        times = ladder.devices if ladder.scaling == "strong" else 1
+        return view.gap(whole_epochs(ladder.one)) / times
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""

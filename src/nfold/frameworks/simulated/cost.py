@@ -21,8 +21,8 @@ class Costs:
 
         A multiplicative walk: every rank is as often late as the others, in no order of time.
         """
-        world_size = self.task.world_size
-        return (step * 7919 + step // world_size) % world_size == self.task.rank
+        every = self.script.random_straggler_every
+        return (step * 7919 + step // every) % every == self.task.rank % every
 
     def of(self, samples: int, *, late: bool) -> float:
         """Milliseconds of a step over ``samples`` on the rank's device."""
@@ -71,7 +71,7 @@ class Costs:
             order = left_out.devices if script.straggler_of == "device" else left_out.shares
             own = order[self.task.rank] if order else self.task.rank + left_out.device
             slow = script.straggler_rank == own
-        random_ms = script.random_straggler_ms if late and self._devices > 1 else 0.0
+        random_ms = script.random_straggler_ms if late else 0.0
         return (script.straggler_ms if slow else 0.0) + random_ms
 
     def _exchange(self, compute: float) -> float:

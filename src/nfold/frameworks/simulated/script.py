@@ -45,7 +45,8 @@ class Script:
     of synchronised batch norm, ``layout_ms`` of a layout. ``contention_ms`` is what every other
     process on the host costs one that computes with more threads than one.
     ``straggler_ms`` is added on one device, or on the rank with one share of the data,
-    ``random_straggler_ms`` on another rank in every step; ``first_step_ms`` to the first step,
+    ``random_straggler_ms`` in one of ``random_straggler_every`` steps of a rank, another rank's
+    in every step; ``first_step_ms`` to the first step,
     ``epoch_gap_ms`` between two epochs. ``noise`` is the standard deviation of a log-normal
     factor with median 1 on every step, ``process_noise`` of one on a whole process tree.
     ``unsupported`` maps a plan's field to the values that
@@ -75,6 +76,7 @@ class Script:
     straggler_rank: int = 0
     straggler_of: Literal["device", "data"] = "device"
     random_straggler_ms: float = 0.0
+    random_straggler_every: int = 2
     first_step_ms: float = 0.0
     epoch_gap_ms: float = 0.0
     noise: float = 0.0
