@@ -95,7 +95,8 @@ class Speed:
 class BatchLimit:
     """From which global batch on N devices beat one, by a line through measured step times.
 
-    ``batch`` is None where they never do: another sample costs N devices more than one.
+    ``batch`` is None where they never do, because another sample costs N devices more than one,
+    and without ``evidence``, where nobody has measured it.
     """
 
     helps: bool
@@ -200,7 +201,9 @@ def _expectation(budget: Budget, first: Finding, *, on_n: bool) -> str:
 
 def _cannot_help(budget: Budget, limit: BatchLimit) -> list[str]:
     n, batch = budget.devices, budget.plan.batch
-    found = f"By the measured steps no batch makes {n} devices faster."
+    found = "From which batch on they do was not measured; next: a larger --budget."
+    if limit.evidence:
+        found = f"By the measured steps no batch makes {n} devices faster."
     if limit.batch is not None:
         bounds = _bounds(limit.batch, "{:,.0f}")
         found = f"They do from a batch of about {limit.batch.value:,.0f} on{bounds}."

@@ -18,7 +18,7 @@ from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed
 from nfold.measurement import Doubt
 from nfold.stats import Interval
 
-SURE = 2.0
+SURE = 2.5
 WRONG = (SIGN, "parameters_differ")
 """Doubts that say the training itself is wrong."""
 NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")

@@ -10,6 +10,8 @@ from nfold.explain.ladder import Rung
 from nfold.explain.readings import readings, scatter
 from nfold.measurement import Doubt, Measurement
 
+NO_TIME = "no time was left; next: a larger --budget"
+
 
 @dataclass
 class Measured:
@@ -38,7 +40,7 @@ class Measured:
         """Why the first of these that has no run has none; None where all have."""
         for rung in rungs:
             if rung not in self.runs:
-                return self.reasons.get(rung, f"no time was left for: {rung}")
+                return self.reasons.get(rung, NO_TIME)
         return None
 
     def ids(self, rungs: Iterable[Rung]) -> tuple[str, ...]:
@@ -47,8 +49,9 @@ class Measured:
         return tuple(dict.fromkeys(found))
 
     def doubts(self) -> tuple[Doubt, ...]:
-        """Every doubt of every run, once."""
-        return tuple(dict.fromkeys(doubt for m in self._all() for doubt in m.warnings))
+        """The first doubt of every kind."""
+        found = [doubt for m in self._all() for doubt in m.warnings]
+        return tuple({doubt.kind: doubt for doubt in reversed(found)}.values())
 
     def seconds(self, rung: Rung) -> float | None:
         """How long the longest run of a rung took, or of all rungs."""

@@ -15,14 +15,20 @@ Readings = dict[str, float]
 
 
 def readings(measurement: Measurement, *, coupled: bool) -> Readings:
-    """The numbers of one measurement; empty where nothing was timed."""
+    """The numbers of one measurement; empty where nothing was timed.
+
+    Steps are counted by their samples, as whole batches: the last batch of an epoch is smaller,
+    and another part of an epoch's steps where a batch is.
+    """
     ranks = [rank for rank in measurement.ranks if rank.windows]
     if not ranks or measurement.status != "ok":
         return {}
-    own = {f"rank {rank.rank}": median(_window_ms(rank)) for rank in ranks}
-    found: Readings = {"step": median([max(window) for window in _per_window(ranks)])}
+    batch = measurement.plan.batch or 1
+    found: Readings = {"step": median(_together(ranks, batch))}
     if not coupled:
-        found = {"step": fmean(own.values()), "slowest": _slowest(ranks), **own}
+        own = {f"rank {r.rank}": median(_window_ms(r, batch / len(ranks))) for r in ranks}
+        mean = fmean(own.values())
+        found = {"step": mean, "slowest": mean * _slowest(ranks), **own}
     gaps = _gaps(measurement)
     return {**found, "gap": median(gaps)} if gaps else found
 
@@ -30,28 +36,35 @@ def readings(measurement: Measurement, *, coupled: bool) -> Readings:
 def scatter(measurement: Measurement) -> float:
     """The relative standard error of a median over this measurement's windows."""
     ranks = [rank for rank in measurement.ranks if rank.windows]
-    times = [max(window) for window in _per_window(ranks)] if ranks else []
+    times = _together(ranks, 1) if ranks else []
     if len(times) < 2:
         return 0.0
     return float(1.25 * stdev(times) / fmean(times) / len(times) ** 0.5)
 
 
-def _window_ms(rank: RankSamples) -> list[float]:
-    return [1e3 * window.seconds / window.steps for window in rank.windows]
+def _window_ms(rank: RankSamples, share: float) -> list[float]:
+    """Milliseconds for ``share`` samples of one rank, window by window."""
+    return [1e3 * w.seconds * share / w.samples for w in rank.windows if w.samples]
 
 
-def _per_window(ranks: Sequence[RankSamples]) -> list[tuple[float, ...]]:
-    return list(zip(*map(_window_ms, ranks), strict=False))
+def _together(ranks: Sequence[RankSamples], batch: int) -> list[float]:
+    """Milliseconds for ``batch`` samples of all ranks, window by window."""
+    windows = zip(*(rank.windows for rank in ranks), strict=False)
+    return [
+        1e3 * max(w.seconds for w in same) * batch / max(1, sum(w.samples for w in same))
+        for same in windows
+    ]
 
 
 def _slowest(ranks: Sequence[RankSamples]) -> float:
-    """Of ranks that do not wait: the slowest of every step, as if they did.
+    """Of ranks that do not wait: the slowest of every step, over what a step takes them.
 
     A median over chunks of steps, so that one disturbance counts no more than in a window.
     """
-    slowest = [max(step) for step in zip(*(rank.step_ms for rank in ranks), strict=False)]
-    size = max(1, -(-len(slowest) // CHUNKS))
-    return median([fmean(slowest[k : k + size]) for k in range(0, len(slowest), size)])
+    steps = list(zip(*(rank.step_ms for rank in ranks), strict=False))
+    size = max(1, -(-len(steps) // CHUNKS))
+    chunks = [steps[k : k + size] for k in range(0, len(steps), size)]
+    return median([sum(map(max, chunk)) / sum(map(fmean, chunk)) for chunk in chunks])
 
 
 def _gaps(measurement: Measurement) -> list[float]:

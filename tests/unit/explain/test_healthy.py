@@ -22,7 +22,7 @@ def test_no_cause_is_named_on_healthy_runs() -> None:
         for number in range(ROUNDS):
             for rung in rungs:
                 measured.add(rung, number, runs.measure(rung, number))
-        account = Account(asked, measured, resamples=40)
+        account = Account(asked, measured, resamples=60)
         rows = (*account.rows(), *account.single())
         named += [(seed, row.cause, row.lost_ms) for row in rows if row.named]
     assert named == []

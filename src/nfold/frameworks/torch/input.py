@@ -187,6 +187,15 @@ class Loaded:
         """None."""
         return ()
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of one pass over the data."""
+        return self._stream.steps_per_epoch
+
+    def on_host(self) -> Iterator[Batch]:
+        """The batches as the loader gives them, not yet on the device."""
+        return iter(self._loader)
+
     def __len__(self) -> int:
         return len(self._stream)
 

@@ -5,6 +5,7 @@ Observation wraps the step and is left out by passing nothing to observe with.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from contextlib import closing
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.torch import batch_norm, layout, parallel
+from nfold.frameworks.torch import ablate, batch_norm, layout, parallel
+from nfold.frameworks.torch.ablation import Renamed, seen
 from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.capturable import make_capturable
 from nfold.frameworks.torch.clock import clock
@@ -39,13 +41,16 @@ def train(task: Task, observer: Observer) -> RankSamples:
     """Run one rank to its end; raises OutOfMemory, Diverged or Collateral, or what the user's
     own code raises.
     """
-    devices = open_devices(task)
+    own = seen(task)
+    devices = open_devices(own)
     with (
         translated(devices.peak_memory_bytes),
         parallel.joined(task, devices),
-        closing(Trainer(task, devices)) as trainer,
+        closing(Trainer(own, devices)) as trainer,
     ):
-        return trainer.run(observer)
+        ablate.begin_together(task)
+        samples = trainer.run(observer if own.rank == task.rank else Renamed(observer, task.rank))
+        return dataclasses.replace(samples, rank=task.rank)
 
 
 class Trainer:
@@ -56,8 +61,9 @@ class Trainer:
         self.devices = devices
         self.made = definition(task)
         check_alike(self.made, task, devices.primary)
-        arrays, operations = self.made.arrays, self.made.operations
-        self.source = source(arrays, task, operations, devices)
+        arrays = self.made.arrays
+        operations = self.made.operations if task.left_out.augmentation else ()
+        self.source = ablate.replayed(source(arrays, task, operations, devices), task, devices)
         self.precision = Precision(cast(str, task.plan.precision), devices.primary)
         self.normalize = normalizer(arrays, cast(str, task.plan.layout), devices.primary)
         self.prepare = preparation(arrays, task, operations, self.normalize, devices)
