@@ -13,6 +13,9 @@ from nfold.summary import SCHEMA
 
 FLOOR = 0.02
 """The part of a step below which no row is named a cause, whatever its interval says."""
+SURE = 2.5
+"""So many times as wide an interval must still exclude 0: a table has a dozen rows, and one in
+twenty healthy ones lies outside its own interval."""
 CAUSES: dict[str, str] = {
     "link": "gradient bytes that compute does not hide",
     "network": "gradient bytes between hosts",
@@ -162,6 +165,14 @@ class Budget:
         untested = ((f"untested_{cause}", reason) for cause, reason in self.untested)
         told = [Doubt(kind=kind, text=text) for kind, text in (*limit, *untested)]
         return [*self.warnings, *told]
+
+
+def beyond(cost: Interval, step_ms: float) -> bool:
+    """Whether a cost is other than 0, a loss or a gain, and worth a name."""
+    if cost.low is None or cost.high is None:
+        return False
+    side = cost.value - cost.low if cost.value > 0 else cost.high - cost.value
+    return abs(cost.value) > max(SURE * side, FLOOR * step_ms)
 
 
 def sentences(budget: Budget) -> list[str]:

@@ -14,11 +14,10 @@ from nfold.explain.causes.undivided_work import SIGN, UndividedWork
 from nfold.explain.fit import LEAST_FREE, RESAMPLES, Fit, Number, View
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
-from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed
+from nfold.finding import Budget, Finding, Interaction, Speed, beyond
 from nfold.measurement import Doubt
 from nfold.stats import Interval
 
-SURE = 2.5
 WRONG = (SIGN, "parameters_differ")
 """Doubts that say the training itself is wrong."""
 NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
@@ -119,7 +118,7 @@ class Account:
             predicted_speedup=self.fit.interval(lambda view: self.speedup(view, lost(view))),
             fix=cause.fix(self.ladder, self.fit.view),
             evidence=self.measured.ids(rungs),
-            named=_beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
+            named=beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
             parts=tuple((name, self._part(cause, name)) for name in parts),
         )
 
@@ -138,7 +137,7 @@ class Account:
         def gained(view: View) -> float:
             return view.step(full) - view.step(known[flag])
 
-        if not _beyond(self.fit.interval(gained), self.achieved_ms(self.fit.view)):
+        if not beyond(self.fit.interval(gained), self.achieved_ms(self.fit.view)):
             return found
         if gained(self.fit.view) <= 0:
             return found
@@ -167,7 +166,7 @@ class Account:
             predicted_speedup=self.fit.interval(gained),
             fix=cause.fix(self.ladder, self.fit.view),
             evidence=self.measured.ids(rungs),
-            named=_beyond(cost, self.fit.view.step(self.ladder.alone("real"))) and cost.value > 0,
+            named=beyond(cost, self.fit.view.step(self.ladder.alone("real"))) and cost.value > 0,
         )
 
     def interactions(self, findings: Sequence[Finding]) -> list[Interaction]:
@@ -184,7 +183,7 @@ class Account:
     def unexplained_ms(self, rows: Sequence[Finding]) -> Interval:
         """What is missing to N-fold less the rows that are beyond the noise, losses or gains."""
         achieved = self.achieved_ms(self.fit.view)
-        costs = [self._lost(row) for row in rows if _beyond(row.lost_ms, achieved)]
+        costs = [self._lost(row) for row in rows if beyond(row.lost_ms, achieved)]
 
         def rest(view: View) -> float:
             missing = self.achieved_ms(view) - self.ideal_ms(view)
@@ -249,18 +248,6 @@ def _warnings(account: Account, measured: Measured) -> tuple[Doubt, ...]:
         text = "too few repeats to see how runs differ: intervals are from inside single runs"
         found.append(Doubt(kind="few_repeats", text=text))
     return tuple(found)
-
-
-def _beyond(cost: Interval, step_ms: float) -> bool:
-    """Whether a cost is other than 0, a loss or a gain, and worth a name.
-
-    The interval must exclude 0 even if it were ``SURE`` times as wide: a table has a dozen rows,
-    and one in twenty healthy ones lies outside its own.
-    """
-    assert cost.low is not None
-    assert cost.high is not None
-    side = cost.value - cost.low if cost.value > 0 else cost.high - cost.value
-    return abs(cost.value) > max(SURE * side, FLOOR * step_ms)
 
 
 def _ordered(findings: Iterable[Finding]) -> list[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed
+from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed, beyond
 from nfold.stats import Interval
 
 SPEED_HEADS = ("", "samples/s", "ms a step", "of one device")
@@ -73,22 +73,17 @@ def _gain(gained: Interval | None) -> str:
 
 def ending(budget: Budget) -> list[tuple[str, ...]]:
     """Interactions beyond the noise, and what nobody explains."""
-    both = [_interaction(one) for one in budget.interactions if _clear(one, budget)]
+    step = budget.n_devices.step_ms.value
+    both = [_interaction(one) for one in budget.interactions if beyond(one.lost_ms, step)]
     rest = ("unexplained", "no row above the noise", between(budget.unexplained_ms), "", "")
     return [*both, rest]
 
 
 def _interaction(one: Interaction) -> tuple[str, ...]:
     """Above 0, each hides the other."""
-    hides = (one.lost_ms.value or 0) > 0
+    hides = one.lost_ms.value > 0
     what = "each hides the other: only without both is it won" if hides else "counted by both"
     return (" × ".join(one.causes), what, between(one.lost_ms), "", "")
-
-
-def _clear(one: Interaction, budget: Budget) -> bool:
-    low, high = one.lost_ms.low or 0.0, one.lost_ms.high or 0.0
-    big = abs(one.lost_ms.value) > FLOOR * budget.n_devices.step_ms.value
-    return big and (low > 0 or high < 0)
 
 
 def notes(budget: Budget) -> list[str]:
