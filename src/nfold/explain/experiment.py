@@ -28,6 +28,8 @@ from nfold.run.options import Stop
 
 PILOT_STEPS = 30
 LEAST_STEPS, MOST_STEPS = 20, 2000
+TIMED_S = 2.0
+"""What a run is to time: about as long as it takes to start one."""
 MOST_ROUNDS = 6
 NARROW = 0.01
 """Of a step: once every interval is as narrow, nothing is repeated."""
@@ -90,16 +92,15 @@ class Experiment:
         return ladder
 
     def _long_enough(self, ladder: Ladder) -> Ladder:
-        """Steps for all rungs, by a short run: as long as a part of the time, in round numbers.
+        """Steps for all rungs, by a short run, in round numbers.
 
-        Round, so that the same command finds its earlier runs although the pilot's time differs.
+        The same for every time budget, so that with a larger one the earlier runs are found.
         """
         plan = ladder.plan
         pilot = Rung(plan=plan.edit(steps=PILOT_STEPS, epochs=None))
         step_s = readings(self._need(pilot), coupled=True)["step"] / 1e3
         del self.measured.runs[pilot]
-        timed_s = min(5.0, max(0.5, self.clock.budget_s / 60))
-        steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(timed_s / max(1e-6, step_s))))
+        steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(TIMED_S / max(1e-6, step_s))))
         return Ladder(plan=plan.edit(steps=steps, epochs=None), scaling=ladder.scaling)
 
     def _round(self, rungs: Iterable[Rung], number: int) -> bool:
