@@ -14,7 +14,7 @@ from nfold.cli import explained, output
 from nfold.cli.progress import duration
 from nfold.cli.screen import Screen, screen
 from nfold.cli.signals import stop_on_signals
-from nfold.errors import UsageError
+from nfold.errors import RunFailure, UsageError
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Rung
@@ -117,9 +117,20 @@ def explain(request: Request) -> int:
         target = _target(request, workload, machine, store, stop)
         with screen(sys.stderr, plain=request.plain) as shown:
             experiment = Experiment(target, Clock(budget_s), RunLines(shown), stop)
-            measured = experiment.run(ladder)
-        _show(request, budget(target.name, measured, experiment.measured))
+            measured = _run(experiment, ladder)
+        if measured is not None:
+            _show(request, budget(target.name, measured, experiment.measured))
     return 128 + stop.signum if stop.signum is not None else 0
+
+
+def _run(experiment: Experiment, ladder: Ladder) -> Ladder | None:
+    """The ladder that was measured; None where a request to stop came before any result."""
+    try:
+        return experiment.run(ladder)
+    except RunFailure:
+        if experiment.stop:
+            return None
+        raise
 
 
 def seconds(text: str) -> float:

@@ -127,27 +127,34 @@ class Account:
 
     def _fixed(self, cause: Cause, found: Finding) -> Finding:
         """The finding with the best measured fix, where one is better than the noise."""
-        tried = {flag: rung for flag, rung in cause.fixes(self.ladder).items() if flag}
-        known = {flag: rung for flag, rung in tried.items() if self.measured.has([rung])}
-        if not known:
+        best = self._best(cause)
+        if best is None:
             return found
-        flag = min(known, key=lambda flag: self.fit.view.step(known[flag]))
-        full = self.ladder.full()
-
-        def gained(view: View) -> float:
-            return view.step(full) - view.step(known[flag])
-
-        if not beyond(self.fit.interval(gained), self.achieved_ms(self.fit.view)):
-            return found
-        if gained(self.fit.view) <= 0:
-            return found
+        flag, rung = best
         return dataclasses.replace(
             found,
             fix=flag,
-            predicted_speedup=self.fit.interval(lambda view: self.speedup(view, gained(view))),
-            evidence=(*found.evidence, *self.measured.ids([known[flag]])),
+            predicted_speedup=self.fit.interval(
+                lambda view: self.speedup(view, self._gained(rung, view))
+            ),
+            evidence=(*found.evidence, *self.measured.ids([rung])),
             proven=True,
         )
+
+    def _best(self, cause: Cause) -> tuple[str, Rung] | None:
+        """The measured fix with the fastest step on N devices, if it gains beyond the noise."""
+        tried = {flag: rung for flag, rung in cause.fixes(self.ladder).items() if flag}
+        known = {flag: rung for flag, rung in tried.items() if self.measured.has([rung])}
+        if not known:
+            return None
+        flag = min(known, key=lambda flag: self.fit.view.step(known[flag]))
+        gain = self.fit.interval(lambda view: self._gained(known[flag], view))
+        if gain.value <= 0 or not beyond(gain, self.achieved_ms(self.fit.view)):
+            return None
+        return flag, known[flag]
+
+    def _gained(self, rung: Rung, view: View) -> float:
+        return view.step(self.ladder.full()) - view.step(rung)
 
     def _own(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
         times = self.ladder.devices if self.ladder.scaling == "strong" else 1
@@ -160,13 +167,15 @@ class Account:
             return alone / max(1e-9, alone - max(0.0, lost(view)))
 
         cost = self.fit.interval(lost)
+        named = beyond(cost, self.fit.view.step(self.ladder.alone("real"))) and cost.value > 0
+        best = self._best(cause) if named else None
         return Finding(
             cause=cause.id,
             lost_ms=cost,
             predicted_speedup=self.fit.interval(gained),
-            fix=cause.fix(self.ladder, self.fit.view),
-            evidence=self.measured.ids(rungs),
-            named=beyond(cost, self.fit.view.step(self.ladder.alone("real"))) and cost.value > 0,
+            fix=best[0] if best else cause.fix(self.ladder, self.fit.view),
+            evidence=self.measured.ids([*rungs, *([best[1]] if best else [])]),
+            named=named,
         )
 
     def interactions(self, findings: Sequence[Finding]) -> list[Interaction]:

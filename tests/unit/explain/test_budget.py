@@ -120,6 +120,7 @@ def test_an_exchange_that_slow_input_hides_costs_nothing_and_the_pair_is_told() 
     assert row(found, "imbalance").lost_ms.value == pytest.approx(0)
     assert row(found, "input").lost_ms.value == pytest.approx(0)
     assert row(found, "input", single=True).lost_ms.value > 3
+    assert row(found, "input", single=True).fix == "--input resident"
     (pair,) = found.interactions
     assert pair.causes == ("input", "link")
     # Without the input 14 ms are left, without the exchange 15, without both 11.
