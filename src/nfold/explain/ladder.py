@@ -54,6 +54,7 @@ class Rung:
     def __str__(self) -> str:
         devices = self.plan.devices or 1
         words = f"{devices} device{'s' * (devices != 1)}, batch {self.plan.batch}"
+        words += ", whole epochs" if self.plan.epochs else ""
         return f"{words}, {self.ablation}" if self.ablation else words
 
 
