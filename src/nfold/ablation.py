@@ -1,25 +1,115 @@
 """What an experiment takes away from a plan to learn its cost.
 
-A type of its own on purpose: a plan can ship, an ablation never can. No ablation is defined
-yet; a measurement already has the field, so that a store written today stays readable.
+A type of its own on purpose: a plan can ship, an ablation never can. What is trained under one
+is thrown away.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from nfold.errors import UsageError
+from nfold.plain import from_plain, to_plain
+from nfold.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """The parts of a run that an experiment leaves out. The empty one leaves out nothing."""
+    """The parts of a run that an experiment leaves out. The empty one leaves out nothing.
+
+    ``input``: the first batches again, kept on the host or on the device. ``exchange`` of
+    gradients: none, or a barrier (one element a bucket, in the same order). ``independent``:
+    every device trains by itself, all at the same time. ``device`` is which device a plan for
+    one is run on. ``augmentation`` and ``synchronised_batch_norm`` can be left out, ``captured``
+    replays the step as a CUDA graph, ``threads`` is what a rank computes with on the host and
+    ``pinned`` whether it keeps to its own cores. Rank k drives device ``devices[k]`` and has the
+    share of the data of rank ``shares[k]``; empty: k.
+    """
+
+    input: Literal["real", "replayed", "resident"] = "real"
+    exchange: Literal["real", "none", "barrier"] = "real"
+    independent: bool = False
+    device: int = 0
+    augmentation: bool = True
+    synchronised_batch_norm: bool = True
+    captured: bool = False
+    threads: int | None = None
+    pinned: bool = True
+    devices: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "shares"):
+            order = getattr(self, name)
+            if sorted(order) != list(range(len(order))):
+                raise UsageError(f"{name} {order}: allowed is an order of 0 to N-1")
+        if self.device < 0 or (self.threads is not None and self.threads < 1):
+            raise UsageError(
+                f"device {self.device}, threads {self.threads}: allowed are whole numbers from "
+                "0 and from 1"
+            )
+
+    def __bool__(self) -> bool:
+        """Whether anything is left out."""
+        return self != NOTHING
+
+    @property
+    def coupled(self) -> bool:
+        """Whether ranks still wait for each other in every step."""
+        return self.exchange != "none" and not self.independent
+
+    def merged(self, other: Ablation) -> Ablation:
+        """What both leave out; where both say something, ``other`` counts."""
+        return dataclasses.replace(self, **_said(other))
+
+    def refusal(self, plan: Plan) -> str | None:
+        """Why this cannot be taken away from the complete plan, whatever the framework, or None."""
+        devices = plan.devices or 1
+        one = devices == 1
+        rules = (
+            (self.exchange != "real" and one, "one device exchanges no gradients"),
+            (
+                self.exchange != "real" and plan.strategy == "dp",
+                "nn.DataParallel adds gradients up inside its one process",
+            ),
+            (self.independent and one, "one device has no other to be independent of"),
+            (self.independent and plan.strategy == "dp", "nn.DataParallel has one process"),
+            (self.device > 0 and not one, "a single device is chosen for a plan on one device"),
+            (self.input != "real" and plan.input == "resident", "the data are on the device"),
+            (
+                not self.synchronised_batch_norm and plan.batch_norm != "synchronised",
+                "batch norm is not synchronised",
+            ),
+            (self.captured and "captured" in str(plan.step), "the step is captured already"),
+            *(
+                (len(o) not in (0, devices), f"{o} is no order of {devices} devices")
+                for o in (self.devices, self.shares)
+            ),
+        )
+        return next((reason for refused, reason in rules if refused), None)
 
     def to_dict(self) -> dict[str, object]:
-        """The ablation as plain JSON values."""
-        return {}
+        """What is left out, as plain JSON values; a default is not written: ids stay."""
+        values: dict[str, object] = to_plain(_said(self))
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> Ablation:
         """The ablation that ``to_dict`` wrote; an unknown entry is refused, never ignored."""
-        if values:
-            raise ValueError(f"unknown ablation entries {sorted(values)}; this nfold knows none")
-        return cls()
+        return from_plain(cls, values)
+
+    def __str__(self) -> str:
+        words = [f"{name} {value}" for name, value in _said(self).items()]
+        return ", ".join(words) or "nothing left out"
+
+
+NOTHING = Ablation()
+"""The empty one."""
+
+
+def _said(ablation: Ablation) -> dict[str, Any]:
+    """The fields that are not at their default."""
+    values = {f.name: (getattr(ablation, f.name), f.default) for f in fields(ablation)}
+    return {name: value for name, (value, default) in values.items() if value != default}

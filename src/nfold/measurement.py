@@ -164,5 +164,5 @@ class Measurement:
 def cell_id(workload: Workload, plan: Plan, ablation: Ablation | None, machine: Machine) -> str:
     """Ten hex digits of what was run where; the same question on the same machine has one."""
     name = f"{workload} {workload.code}" if workload.code else str(workload)
-    asked = [name, plan.id, to_plain(ablation or Ablation()), machine.id]
+    asked = [name, plan.id, (ablation or Ablation()).to_dict(), machine.id]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import nfold
-from nfold.cli import bench, env, report, run, train
+from nfold.cli import bench, env, explain, report, run, train
 
 app = typer.Typer(
     name="nfold",
@@ -23,6 +23,7 @@ app.command("env")(env.command)
 app.command("bench")(bench.command)
 app.command("train")(train.command)
 app.command("run", context_settings=run.SETTINGS)(run.command)
+app.command("explain")(explain.command)
 app.command("report")(report.command)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
-from nfold.ablation import Ablation
+from nfold.ablation import NOTHING, Ablation
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
@@ -35,7 +35,7 @@ class Task:
     """Everything one rank needs to know. ``plan`` is complete.
 
     ``checkpoint`` is the folder that training is kept in, every ``checkpoint_every`` epochs, and
-    gone on from; None: it is not.
+    gone on from; None: it is not. ``repeat`` tells the simulated framework which noise to draw.
     """
 
     workload: Workload
@@ -47,6 +47,12 @@ class Task:
     world_size: int = 1
     checkpoint: str | None = None
     checkpoint_every: int = 1
+    repeat: int = 0
+
+    @property
+    def left_out(self) -> Ablation:
+        """What an experiment takes away; usually nothing."""
+        return self.ablation or NOTHING
 
 
 class Observer:
@@ -71,6 +77,11 @@ class Framework(ABC):
     @abstractmethod
     def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         """Why this framework cannot run the complete plan, or None where it can."""
+
+    def refuses(self, ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
+        """Why the ablation cannot be applied to the complete plan, or None where it can."""
+        del workload, plan
+        return f"framework {self.name!r} applies no ablations" if ablation else None
 
     @abstractmethod
     def processes(self, plan: Plan) -> int:

@@ -69,15 +69,15 @@ def page(
         for number, section in enumerate(sections, start=1)
     ]
     machines = {section.machine.id: section.machine for section in sections}
-    style = TEMPLATES.joinpath("style.css").read_text(encoding="utf-8") + _dark_figures()
-    return _template().render(
+    style = style_sheet()
+    return template("report.html.j2").render(
         views=views,
         field=field,
         loads=figures.loads_of(sections, results_folder, "f") if field else [],
         about_loads=ABOUT_LOADS,
         machines=[(machine.summary, machine_facts(machine)) for machine in machines.values()],
         style=Markup(style),  # noqa: S704  # our own file and colours
-        policy=_policy(style),
+        policy=policy(style),
         version=__version__,
         made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         runs=sum(len(c.measurements) for section in sections for c in section.cells),
@@ -103,7 +103,13 @@ def _view(section: Section, results_folder: Path, anchor: str, cell: str | None)
     )
 
 
-def _template() -> jinja2.Template:
+def style_sheet() -> str:
+    """The one style sheet of a page."""
+    return TEMPLATES.joinpath("style.css").read_text(encoding="utf-8") + _dark_figures()
+
+
+def template(name: str) -> jinja2.Template:
+    """A page's template: everything that it shows is escaped, but for drawings."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("nfold.report"),
         autoescape=True,
@@ -115,7 +121,7 @@ def _template() -> jinja2.Template:
     environment.filters["inert"] = inert
     environment.filters["drawn"] = _drawn
     environment.filters["axis_name"] = axes.name
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 def _drawn(figure: Figure) -> Markup:
@@ -123,7 +129,7 @@ def _drawn(figure: Figure) -> Markup:
     return Markup(figure.svg)  # noqa: S704
 
 
-def _policy(style: str) -> str:
+def policy(style: str) -> str:
     """Nothing may run or be fetched; the one style sheet is named by its hash (CSP level 2)."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

@@ -48,13 +48,18 @@ def load(
     workloads that were measured.
     """
     with Store.read(results_folder) as store:
-        measured = store.measurements(workload)
-        known = measured or store.measurements()
+        measured = _plans(store.measurements(workload))
+        known = measured or _plans(store.measurements())
     if not known:
         raise StoreUnusable(f"{store.path} holds no measurements; next: nfold bench digits")
     if not measured:
         raise UnknownValue("workload", workload, dict.fromkeys(str(m.workload) for m in known))
     return [m for m in measured if only is None or m.cell in only]
+
+
+def _plans(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Those of plans: what an experiment left something out of is ``nfold explain``'s to show."""
+    return [measurement for measurement in measurements if not measurement.ablation]
 
 
 def sections(measurements: Sequence[Measurement]) -> list[Section]:

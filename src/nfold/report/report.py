@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from nfold.errors import ExtraMissing, UsageError
+from nfold.finding import Budget
 from nfold.report import csv as csv_form
 from nfold.report import markdown as markdown_form
 from nfold.report import query
@@ -47,6 +48,24 @@ def write(
         texts += [(csv.with_name(f"{csv.stem}-parts{csv.suffix}"), parts)] if parts else []
     if markdown is not None:
         texts.append((markdown, markdown_form.document(sections, made)))
+    return [_write(path, text) for path, text in texts]
+
+
+def write_explanation(
+    budget: Budget, *, html: Path | None = None, markdown: Path | None = None
+) -> list[Path]:
+    """Write one explanation; the paths that were written. Raises as ``write`` does."""
+    texts: list[tuple[Path, str]] = []
+    if html is not None:
+        try:
+            from nfold.report import explained
+        except ModuleNotFoundError as error:
+            raise ExtraMissing(error.name or "altair", "report") from None
+        texts.append((html, explained.page(budget)))
+    if markdown is not None:
+        from nfold.report import explained_text
+
+        texts.append((markdown, explained_text.document(budget)))
     return [_write(path, text) for path, text in texts]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from nfold.ablation import Ablation
 from nfold.measurement import Doubt, RankSamples
 from nfold.stats import change_point, median
 
@@ -13,12 +14,15 @@ SLOW_RANK = 1.10
 DRIFT = 0.05
 
 
-def doubts(ranks: Sequence[RankSamples]) -> list[Doubt]:
-    """Every doubt that the ranks' own samples raise about their numbers."""
+def doubts(ranks: Sequence[RankSamples], ablation: Ablation | None = None) -> list[Doubt]:
+    """Every doubt that the ranks' own samples raise about their numbers.
+
+    Under an ablation nobody minds what is trained: only the times are doubted.
+    """
     noted = [Doubt(kind=kind, text=text) for rank in ranks for kind, text in rank.notes]
     found = [
-        same_samples(ranks),
-        parameters_differ(ranks),
+        None if ablation else same_samples(ranks),
+        None if ablation else parameters_differ(ranks),
         few_windows(ranks),
         drift(ranks),
         slow_rank(ranks),

@@ -109,7 +109,7 @@ class Folder:
         asked = {
             "workload": to_plain(task.workload),
             "plan": task.plan.to_dict(),
-            "ablation": to_plain(task.ablation),
+            "ablation": None if task.ablation is None else task.ablation.to_dict(),
             "machine": to_plain(task.machine),
             "checkpoint": task.checkpoint,
             "checkpoint_every": task.checkpoint_every,

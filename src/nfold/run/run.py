@@ -56,13 +56,13 @@ def run(
     """
     if not plan.complete:
         raise ValueError("the plan is not resolved on this machine; next: plan.resolve(...)")
-    task = _task(workload, plan, ablation, machine, options)
+    task = dataclasses.replace(_task(workload, plan, ablation, machine, options), repeat=repeat)
     name = _measurement_id(task, repeat)
     folder = Folder(options.results / FOLDER / name)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     start = time.monotonic()
     outcome = _outcome(framework(plan.framework), task, folder, options)
-    found = checks.doubts(outcome.ranks) if outcome.status == "ok" else []
+    found = checks.doubts(outcome.ranks, ablation) if outcome.status == "ok" else []
     return Measurement(
         id=name,
         workload=workload,
@@ -84,7 +84,7 @@ def run(
 def _task(
     workload: Workload, plan: Plan, ablation: Ablation | None, machine: Machine, options: Options
 ) -> Task:
-    folder = options.checkpoint
+    folder = None if ablation else options.checkpoint
     return Task(
         workload=workload,
         plan=plan,
@@ -103,7 +103,9 @@ def _measurement_id(task: Task, repeat: int) -> str:
 
 
 def _outcome(chosen: Framework, task: Task, folder: Folder, options: Options) -> Outcome:
-    reason = chosen.unsupported(task.workload, task.plan, task.machine)
+    reason = chosen.unsupported(task.workload, task.plan, task.machine) or chosen.refuses(
+        task.left_out, task.workload, task.plan
+    )
     if reason is not None:
         return Outcome(status="unsupported", cause=Cause(text=reason))
     if chosen.in_parent:
@@ -122,15 +124,7 @@ def _in_parent(chosen: Framework, task: Task) -> Outcome:
     world_size = chosen.processes(task.plan)
     ranks: list[RankSamples] = []
     for rank in range(world_size):
-        seen = Task(
-            workload=task.workload,
-            plan=task.plan,
-            machine=task.machine,
-            ablation=task.ablation,
-            rank=rank,
-            local_rank=rank,
-            world_size=world_size,
-        )
+        seen = dataclasses.replace(task, rank=rank, local_rank=rank, world_size=world_size)
         try:
             ranks.append(chosen.run_rank(seen, Observer()))
         except RunFailure as error:

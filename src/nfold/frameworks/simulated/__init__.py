@@ -5,13 +5,16 @@ batch B and no noise, one step takes
 
     ceil(B / N) · (compute + input + copy) + host + exchange (where N > 1) + straggler
 
-milliseconds, and every rank's windows hold that time, because ranks wait for each other.
+milliseconds, and every rank's windows hold that time, because ranks wait for each other. Other
+costs of a script hide behind a step or act on some ranks (``script.py``), and ablations take
+them away exactly (``cost.py``).
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from nfold.ablation import Ablation
 from nfold.frameworks.base import Framework, Observer, Task
 from nfold.frameworks.simulated.script import Planted, Script
 from nfold.frameworks.simulated.simulation import Simulation
@@ -40,6 +43,10 @@ class Simulated(Framework):
             if value in values:
                 return f"{axis} {value!r} is planted as unsupported"
         return info(workload.name).unsupported(plan)
+
+    def refuses(self, ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
+        """Every ablation that makes sense for the plan is honoured, exactly."""
+        return ablation.refusal(plan)
 
     def processes(self, plan: Plan) -> int:
         """One process a device, except under ``dp``."""

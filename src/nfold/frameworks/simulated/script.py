@@ -34,11 +34,22 @@ class Planted:
 class Script:
     """What every step costs, in milliseconds, and what goes wrong.
 
-    None of the costs hides another one. ``exchange_ms`` is per step on several devices,
-    ``dp_exchange_ms`` on top of it where one process drives them all (``dp``).
-    ``straggler_ms`` is added on one rank, ``first_step_ms`` to the first step,
+    These hide behind something: ``load_ms_per_sample`` (and ``augment_ms_per_sample``, of the
+    plan's CPU augmentation) is the work of a rank's W loaders and hides behind the step; W above
+    the share of ``host_cores`` make each other slower; without workers nothing hides it. Of
+    ``transfer_ms``, the gradients' way, as much hides as the part ``overlap`` of compute.
+    ``launch_ms`` of the host is shorter than compute or hides it, unless the step is captured.
+    All others add up. ``exchange_ms`` is per step on several devices,
+    ``dp_exchange_ms`` on top of it where one process drives them all (``dp``), ``wrapper_ms`` the
+    host's part and ``latency_ms`` the part that does not depend on bytes; ``batch_norm_ms`` is
+    of synchronised batch norm, ``layout_ms`` of a layout. ``contention_ms`` is what every other
+    process on the host costs one that computes with more threads than one.
+    ``straggler_ms`` is added on one device, or on the rank with one share of the data,
+    ``random_straggler_ms`` in one of ``random_straggler_every`` steps of a rank, another rank's
+    in every step; ``first_step_ms`` to the first step,
     ``epoch_gap_ms`` between two epochs. ``noise`` is the standard deviation of a log-normal
-    factor with median 1 on every step. ``unsupported`` maps a plan's field to the values that
+    factor with median 1 on every step, ``process_noise`` of one on a whole process tree.
+    ``unsupported`` maps a plan's field to the values that
     are refused. ``same_samples`` and ``no_exchange`` plant two mistakes in data-parallel
     training: no division of the data, no exchange of gradients.
     """
@@ -46,14 +57,30 @@ class Script:
     compute_ms_per_sample: float = 0.01
     input_ms_per_sample: float = 0.0
     copy_ms_per_sample: float = 0.0
+    load_ms_per_sample: float = 0.0
+    augment_ms_per_sample: float = 0.0
+    host_cores: int = 0
+    """0: as many as there are loaders."""
     host_ms: float = 0.0
+    launch_ms: float = 0.0
+    contention_ms: float = 0.0
+    wrapper_ms: float = 0.0
+    latency_ms: float = 0.0
+    transfer_ms: float = 0.0
+    overlap: float = 0.5
+    batch_norm_ms: float = 0.0
+    layout_ms: dict[str, float] = field(default_factory=dict)
     exchange_ms: float = 0.0
     dp_exchange_ms: float = 0.0
     straggler_ms: float = 0.0
     straggler_rank: int = 0
+    straggler_of: Literal["device", "data"] = "device"
+    random_straggler_ms: float = 0.0
+    random_straggler_every: int = 2
     first_step_ms: float = 0.0
     epoch_gap_ms: float = 0.0
     noise: float = 0.0
+    process_noise: float = 0.0
     noise_seed: int = 0
     samples_per_epoch: int = 50_000
     final_accuracy: float = 0.9

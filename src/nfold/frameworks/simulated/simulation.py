@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from math import ceil
@@ -11,6 +12,7 @@ from statistics import fmean
 
 from nfold.errors import Diverged, Hung, Killed, OutOfMemory, RunFailure
 from nfold.frameworks.base import Observer, Phase, Task
+from nfold.frameworks.simulated.cost import of_rank
 from nfold.frameworks.simulated.script import Planted, Script
 from nfold.measurement import Epoch, RankSamples, Window
 from nfold.plan import Plan
@@ -53,7 +55,7 @@ class Simulation:
         return RankSamples(
             rank=self.task.rank,
             device=f"{self.plan.device}:{self.task.local_rank}",
-            first_step_ms=self.lockstep_ms[0] if end else None,
+            first_step_ms=self.wall_ms[0] if end else None,
             warmup_steps=self.warmup,
             windows=windows,
             step_ms=tuple(self.rank_ms[self.task.rank][self.warmup : end]),
@@ -74,26 +76,26 @@ class Simulation:
         """Milliseconds of every step as all ranks live it: the slowest decides."""
         return [max(step) for step in zip(*self.rank_ms, strict=True)]
 
-    def _noisy(self, rank: int) -> list[float]:
-        exact = [self._cost_ms(batch, rank) for epoch in self.epochs for batch in epoch]
-        exact[0] += self.script.first_step_ms
-        if not self.script.noise:
-            return exact
-        draw = random.Random(f"{self.script.noise_seed}-{self.plan.id}-{rank}")
-        return [ms * draw.lognormvariate(0, self.script.noise) for ms in exact]
+    @property
+    def wall_ms(self) -> list[float]:
+        """Milliseconds of every step on this rank's own clock; it may wait for nobody."""
+        return self.lockstep_ms if self.task.left_out.coupled else self.rank_ms[self.task.rank]
 
-    def _cost_ms(self, batch: int, rank: int) -> float:
-        script = self.script
-        per_sample = (
-            script.compute_ms_per_sample + script.input_ms_per_sample + script.copy_ms_per_sample
-        )
-        cost = per_sample * self._on_device(batch, rank) + script.host_ms
-        if self.devices > 1:
-            cost += script.exchange_ms
-        if self.per_process > 1:
-            cost += script.dp_exchange_ms
-        slow = script.straggler_rank in range(rank, rank + self.per_process)
-        return cost + script.straggler_ms if slow else cost
+    def _noisy(self, rank: int) -> list[float]:
+        costs = of_rank(self.script, self.task, rank)
+        cost = functools.cache(lambda samples, late: costs.of(samples, late=late))
+        batches = enumerate(itertools.chain.from_iterable(self.epochs))
+        exact = [cost(self._on_device(b, rank), costs.late(step)) for step, b in batches]
+        exact[0] += self.script.first_step_ms
+        draw = random.Random(f"{self._noise_name()}-{rank}")
+        whole = random.Random(self._noise_name()).lognormvariate(0, self.script.process_noise)
+        return [ms * whole * draw.lognormvariate(0, self.script.noise) for ms in exact]
+
+    def _noise_name(self) -> str:
+        """Every run of every question has draws of its own."""
+        task = self.task
+        name = f"{self.script.noise_seed}-{self.plan.id}"
+        return f"{name}-{task.left_out}-{task.repeat}" if task.left_out or task.repeat else name
 
     def _on_device(self, batch: int, rank: int) -> int:
         """The samples of a step on this rank's device, or on the fullest of several."""
@@ -111,7 +113,7 @@ class Simulation:
             steps = range(first, last)
             window = Window(
                 start_s=start_s,
-                seconds=sum(self.lockstep_ms[first:last]) / 1e3,
+                seconds=sum(self.wall_ms[first:last]) / 1e3,
                 steps=len(steps),
                 samples=sum(self._share(self._batch(step), self.task.rank) for step in steps),
             )
@@ -126,11 +128,11 @@ class Simulation:
             clock_ms += self.script.epoch_gap_ms if number else 0.0
             stop = min(first + len(epoch), end)
             timed = min(max(first, self.warmup), stop)
-            clock_ms += sum(self.lockstep_ms[first:timed])
+            clock_ms += sum(self.wall_ms[first:timed])
             for start in range(timed, stop, size):
                 last = min(start + size, stop)
                 yield start, last, clock_ms / 1e3
-                clock_ms += sum(self.lockstep_ms[start:last])
+                clock_ms += sum(self.wall_ms[start:last])
             first += len(epoch)
 
     def _epochs_until(self, end: int) -> tuple[Epoch, ...]:
@@ -143,7 +145,7 @@ class Simulation:
                 break
             gap_ms = self.script.epoch_gap_ms if number else 0.0
             finished = Epoch(
-                seconds=(sum(self.lockstep_ms[first:last]) + gap_ms) / 1e3,
+                seconds=(sum(self.wall_ms[first:last]) + gap_ms) / 1e3,
                 samples=sum(epoch),
                 train_loss=fmean(map(self._loss, range(first, last))),
                 accuracy=self.script.final_accuracy * (1 - 0.5 ** (number + 1)),

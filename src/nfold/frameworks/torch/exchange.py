@@ -70,7 +70,9 @@ class Exchange:
         wire: torch.dtype | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         together: bool = False,
+        all_reduce: Callable[..., Any] = dist.all_reduce,
     ) -> None:
+        self._all_reduce = all_reduce
         self._world_size = world_size
         self._ledger = ledger
         parts = [[p for p in group if p.requires_grad] for group in groups]
@@ -181,7 +183,7 @@ class Exchange:
             bucket.wire.copy_(bucket.flat)
         if self._world_size > 1:
             how = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-            self._works.append(dist.all_reduce(bucket.wire, op=how, async_op=True))
+            self._works.append(self._all_reduce(bucket.wire, op=how, async_op=True))
 
     def _averages(self, bucket: Bucket) -> bool:
         """Whether NCCL divides on its way, at no cost; gloo cannot, nor can uneven shares."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import ClassVar
 
+from nfold.ablation import Ablation
 from nfold.frameworks.base import Framework, Observer, Task
 from nfold.frameworks.cores import claimed_cores
+from nfold.frameworks.torch.ablation import refusal, seen
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
@@ -138,13 +141,18 @@ class Torch(Framework):
         known = info(workload.name)
         return broken or _not_of_files(known, plan) or known.unsupported(plan)
 
+    def refuses(self, ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
+        """What an experiment cannot take away here."""
+        return refusal(ablation, workload, plan) if ablation else None
+
     def processes(self, plan: Plan) -> int:
         """One process a device, except under nn.DataParallel."""
         return 1 if plan.strategy == "dp" else plan.devices or 1
 
     def run_rank(self, task: Task, observer: Observer) -> RankSamples:
         """Claim this rank's cores before torch sizes its thread pools, then run."""
-        with claimed_cores(task.plan, task.local_rank):
+        pinned = task.left_out.pinned
+        with claimed_cores(task.plan, seen(task).local_rank) if pinned else nullcontext():
             built_in = task.workload.reference is None
             if built_in and info(task.workload.name).kind == "operation":
                 from nfold.frameworks.torch.operation import operate

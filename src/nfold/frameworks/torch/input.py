@@ -100,7 +100,7 @@ class Loaded:
         self._stream = stream
         self._loader = loader(batches, task, stream)
         self._device = device
-        self._land = land
+        self.land = land
         self._notes = (*notes, *ready_before(task.plan))
 
     @property
@@ -122,11 +122,20 @@ class Loaded:
         """What there is to say of the data set."""
         return self._notes
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of one pass over the data."""
+        return self._stream.steps_per_epoch
+
+    def on_host(self) -> Iterator[Batch]:
+        """The batches as the loader gives them, not yet on the device."""
+        return iter(self._loader)
+
     def __len__(self) -> int:
         return len(self._stream)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(on_device(self._loader, self._device, self._land))
+        return iter(on_device(self._loader, self._device, self.land))
 
     def unpack(self, tensors: Tensors) -> Given:
         """The samples, which the tensors are."""

@@ -5,6 +5,7 @@ Observation wraps the step and is left out by passing nothing to observe with.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.recording import Length, Recorder
-from nfold.frameworks.torch import batch_norm, layout, parallel
+from nfold.frameworks.torch import ablate, batch_norm, layout, parallel
+from nfold.frameworks.torch.ablation import Renamed, seen
 from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.capturable import make_capturable
 from nfold.frameworks.torch.capture import WARM_UP
@@ -52,13 +54,16 @@ def train(task: Task, observer: Observer, define: Define = definition) -> RankSa
     """Run one rank to its end; raises OutOfMemory, Diverged or Collateral, or what the user's
     own code raises.
     """
-    devices = open_devices(task)
+    own = seen(task)
+    devices = open_devices(own)
     with (
         translated(devices.peak_memory_bytes),
         parallel.joined(task, devices),
-        closing(Trainer(task, devices, define)) as trainer,
+        closing(Trainer(own, devices, define)) as trainer,
     ):
-        return trainer.run(observer)
+        ablate.begin_together(task)
+        samples = trainer.run(observer if own.rank == task.rank else Renamed(observer, task.rank))
+        return dataclasses.replace(samples, rank=task.rank)
 
 
 class Trainer:
@@ -79,13 +84,15 @@ class Trainer:
     def _place_input(self) -> None:
         """Where batches come from, and what the device still does to them."""
         made, task, devices = self.made, self.task, self.devices
-        self.source: Source
+        batches: Source
         if made.photographs is not None:
-            self.source = photo_source(made.photographs, made.arrays, task, devices)
+            batches = photo_source(made.photographs, made.arrays, task, devices)
             self.prepare = photo_preparation(made.arrays, task, self.normalize, devices)
         else:
-            self.source = source(made.arrays, task, made.operations, devices)
-            self.prepare = preparation(made.arrays, task, made.operations, self.normalize, devices)
+            operations = made.operations if task.left_out.augmentation else ()
+            batches = source(made.arrays, task, operations, devices)
+            self.prepare = preparation(made.arrays, task, operations, self.normalize, devices)
+        self.source = ablate.replayed(batches, task, devices)
 
     def _build(self) -> None:
         """The same weights on every rank; after them, draws of its own (dropout) on each."""

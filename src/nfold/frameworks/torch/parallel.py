@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nfold.frameworks.base import Task
+from nfold.frameworks.torch import ablate_exchange
 from nfold.frameworks.torch.bucket_size import LARGEST, measured_bucket_bytes
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.exchange import Exchange
@@ -75,8 +76,9 @@ def wrapped(
         gradient_as_bucket_view=True,
         **WITHOUT_BUFFERS,
     )
-    if wire is not None:
-        model.register_comm_hook(None, bf16_compress_hook)
+    hook = ablate_exchange.ddp_hook(task, None if wire is None else bf16_compress_hook)
+    if hook is not None:
+        model.register_comm_hook(None, hook)
     return model
 
 
@@ -101,6 +103,7 @@ def _exchange(
         wire=WIRE[task.plan.exchange],
         bucket_bytes=LARGEST if compiled else measured_bucket_bytes(devices.primary, world_size),
         together=compiled,
+        all_reduce=ablate_exchange.all_reduce(task),
     )
     torchs = type(optimizer).__module__.startswith("torch.optim.")
     if "captured" in step and task.plan.precision != "fp16" and torchs:

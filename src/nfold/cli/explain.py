@@ -1,0 +1,82 @@
+"""``nfold explain``: where the rest of N-fold went, by experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nfold.cli.bench import (
+    AsJson,
+    Data,
+    Device,
+    FrameworkName,
+    HangTimeout,
+    Plain,
+    Results,
+    Scaling,
+    TelemetryInterval,
+)
+from nfold.cli.train import (
+    Accumulate,
+    Augment,
+    Batch,
+    BatchNorm,
+    Devices,
+    Exchange,
+    Input,
+    Kernels,
+    Layout,
+    Precision,
+    Seed,
+    Step,
+    Strategy,
+    Workers,
+    WorkloadText,
+)
+
+Budget = Annotated[str, typer.Option(metavar="TIME", help="Time for all runs: 90s, 3m, 1h.")]
+Again = Annotated[bool, typer.Option("--again", help="Measure what the store has anew.")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
+
+
+def command(
+    target: WorkloadText,
+    devices: Devices = None,
+    device: Device = None,
+    batch: Batch = None,
+    scaling: Scaling = "strong",
+    budget: Budget = "3m",
+    accumulate: Accumulate = None,
+    strategy: Strategy = None,
+    exchange: Exchange = None,
+    batch_norm: BatchNorm = None,
+    layout: Layout = None,
+    precision: Precision = None,
+    framework: FrameworkName = None,
+    input_: Input = None,
+    augment: Augment = None,
+    step: Step = None,
+    kernels: Kernels = None,
+    workers: Workers = None,
+    seed: Seed = None,
+    again: Again = False,
+    results: Results = Path("nfold-results"),
+    data: Data = None,
+    telemetry_interval: TelemetryInterval = 1.0,
+    hang_timeout: HangTimeout = 60.0,
+    as_json: AsJson = False,
+    plain: Plain = False,
+    no_report: NoReport = False,
+) -> None:
+    """Explain where the rest of N-fold went: what costs most, what to change, what to expect.
+
+    The plan is run again and again with one thing left out, in fresh processes, in a random
+    order, until the time budget is spent. What the store has is not measured again, so that the
+    same command with a larger --budget goes on.
+    """
+    options = dict(locals())
+    from nfold.cli.explaining import Request, explain
+
+    raise typer.Exit(explain(Request(**options)))

@@ -1,0 +1,80 @@
+"""The N-fold budget as a person reads it in a terminal, and the report of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nfold.cli import output, terminal
+from nfold.errors import ExtraMissing
+from nfold.finding import Budget, sentences
+from nfold.inert import inert
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PAGE, TEXT = "explain.html", "explain.md"
+
+
+def show(budget: Budget, *, plain: bool = False) -> None:
+    """Print everything, at most 100 columns wide."""
+    from nfold.report import explanation
+
+    console = terminal.console(plain=plain)
+    _line(console, explanation.title(budget), "bold")
+    for text in budget.wrong:
+        _line(console, f"WRONG TRAINING: {text}", "bold red")
+    console.print()
+    _table(console, explanation.SPEED_HEADS, explanation.speeds(budget))
+    _line(console, explanation.lost_head(budget))
+    rows = [*explanation.lines(budget.rows, budget), *explanation.ending(budget)]
+    _table(console, explanation.HEADS, rows)
+    single = explanation.lines(budget.single, budget)
+    if single:
+        _line(console, explanation.SINGLE_HEAD)
+        _table(console, explanation.HEADS, single)
+    for note in explanation.notes(budget):
+        _line(console, note, "dim")
+    console.print()
+    for sentence in sentences(budget):
+        _line(console, sentence)
+
+
+def write_report(budget: Budget, results: Path, *, quiet: bool) -> None:
+    """Write the page and the Markdown and say where; without the extra, Markdown alone."""
+    from nfold.report.report import write_explanation
+
+    page, text = results / PAGE, results / TEXT
+    try:
+        written = write_explanation(budget, html=page, markdown=text)
+    except ExtraMissing as error:
+        written = write_explanation(budget, markdown=text)
+        sys.stderr.write(inert(f"no HTML report: {error}") + "\n")
+    if not quiet:
+        output.say(f"report: {written[0]}")
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    console.print(Text(inert(text), style=style))
+
+
+def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from nfold.report.explanation import NUMBERS
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for place, head in enumerate(heads):
+        numbers = head in NUMBERS
+        keep = numbers or place == 0
+        table.add_column(Text(head), justify="right" if numbers else "left", no_wrap=keep)
+    for row in rows:
+        table.add_row(*(Text(inert(cell)) for cell in row))
+    console.print(table)
+    console.print()

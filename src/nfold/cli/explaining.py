@@ -1,0 +1,223 @@
+"""What ``nfold explain`` does once its options are read."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nfold import data, workloads
+from nfold.ablation import Ablation
+from nfold.bench.axes import LISTS, read_axes
+from nfold.cli import explained, output
+from nfold.cli.progress import duration
+from nfold.cli.screen import Screen, screen
+from nfold.cli.signals import stop_on_signals
+from nfold.errors import RunFailure, UsageError
+from nfold.explain.budget import budget
+from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.readings import readings
+from nfold.explain.target import WorkloadTarget
+from nfold.finding import Budget
+from nfold.frameworks.registry import framework
+from nfold.inert import inert
+from nfold.machine import Machine
+from nfold.measurement import Measurement
+from nfold.plan import WARMUP_STEPS, Plan
+from nfold.run import attach
+from nfold.run.options import Options, Stop, check_seconds
+from nfold.run.run import run
+from nfold.store.store import Store
+from nfold.telemetry.inspection import inspect_machine
+from nfold.workload import Workload
+
+TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
+SECONDS = {"s": 1, "": 1, "m": 60, "h": 3600}
+AHEAD = 8
+"""Batches of each loader worker that warm-up lets pass: what was loaded before the first step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The options of ``nfold explain`` as they were given, by the names of its parameters."""
+
+    target: str
+    devices: str | None
+    device: str | None
+    batch: str | None
+    scaling: str
+    budget: str
+    accumulate: str | None
+    strategy: str | None
+    exchange: str | None
+    batch_norm: str | None
+    layout: str | None
+    precision: str | None
+    framework: str | None
+    input_: str | None
+    augment: str | None
+    step: str | None
+    kernels: str | None
+    workers: str | None
+    seed: str | None
+    again: bool
+    results: Path
+    data: Path | None
+    telemetry_interval: float
+    hang_timeout: float
+    as_json: bool
+    plain: bool
+    no_report: bool
+
+    def __post_init__(self) -> None:
+        check_seconds(telemetry_interval=self.telemetry_interval, hang_timeout=self.hang_timeout)
+
+    @property
+    def fields(self) -> dict[str, str | None]:
+        """The plan fields that a flag may set, as text."""
+        return {name: self.input_ if name == "input" else getattr(self, name) for name in LISTS}
+
+
+class RunLines(Events):
+    """One line a finished run, and a live one with the time that is left."""
+
+    def __init__(self, shown: Screen) -> None:
+        self._shown = shown
+        self._runs = 0
+
+    def started(self, rung: Rung, number: int, left_s: float) -> None:
+        """Show what runs now."""
+        self._shown.show(inert(f"{duration(left_s)} left · {rung} · round {number + 1}"))
+
+    def finished(self, rung: Rung, number: int, measurement: Measurement, left_s: float) -> None:
+        """Print the line."""
+        self._runs += 1
+        step = readings(measurement, coupled=rung.coupled).get("step")
+        cause = measurement.cause.text if measurement.cause else ""
+        outcome = f"{measurement.status}: {cause}" if step is None else f"{step:.2f} ms a step"
+        took = duration(measurement.wall_seconds)
+        line = f"[{self._runs}] {rung} · round {number + 1}: {outcome}"
+        self._shown.say(inert(f"{line} ({took}, {duration(left_s)} left)"))
+
+
+def explain(request: Request) -> int:
+    """Measure, print, report; the exit code. Raises RunFailure where nothing can be said."""
+    if attach.attached():
+        raise UsageError("nfold explain starts its own ranks; next: unset RANK and WORLD_SIZE")
+    budget_s = seconds(request.budget)
+    workload = _workload(request.target)
+    machine = inspect_machine()
+    ladder = ladder_of(request, workload, machine)
+    data_set = workloads.info(workload.name).dataset
+    if data_set is not None and not framework(ladder.plan.framework).in_parent:
+        data.prepare(data_set, request.data)
+    with stop_on_signals() as stop, Store.open(request.results) as store:
+        target = _target(request, workload, machine, store, stop)
+        with screen(sys.stderr, plain=request.plain) as shown:
+            experiment = Experiment(target, Clock(budget_s), RunLines(shown), stop)
+            measured = _run(experiment, ladder)
+        if measured is not None:
+            _show(request, budget(target.name, measured, experiment.measured))
+    return 128 + stop.signum if stop.signum is not None else 0
+
+
+def _run(experiment: Experiment, ladder: Ladder) -> Ladder | None:
+    """The ladder that was measured; None where a request to stop came before any result."""
+    try:
+        return experiment.run(ladder)
+    except RunFailure:
+        if experiment.stop:
+            return None
+        raise
+
+
+def seconds(text: str) -> float:
+    """``90s``, ``3m`` or ``90`` as seconds; UsageError for anything else."""
+    found = TIME.fullmatch(text.strip())
+    if found is None or float(found[1]) == 0:
+        raise UsageError(f"--budget {text!r}: allowed are times above 0 such as 90s, 3m, 1h")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def _workload(text: str) -> Workload:
+    workload = workloads.identified(Workload.parse(text))
+    workloads.parameters(workload)
+    if workloads.info(workload.name).kind == "operation":
+        raise UsageError(
+            f"{workload.name} has parts, not steps, and no gradients; next: nfold bench "
+            f"{workload.name} shows what each part takes"
+        )
+    return workload
+
+
+def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
+    """The complete plan on N devices, and how it scales; UsageError where it cannot be."""
+    axes = read_axes(
+        str(workload), request.fields, common=Plan(device=request.device), scaling=request.scaling
+    )
+    changes = {"device": request.device} if request.device else {}
+    for name, entries in axes.changes.items():
+        if len(entries) != 1:
+            flag = f"--{name.replace('_', '-')} {request.fields[name]}"
+            raise UsageError(f"{flag}: explain takes one value; next: nfold bench")
+        changes |= entries[0]
+    # The length is set by the experiment; any will do until then.
+    asked = Plan().edit(**changes).edit(steps=1)
+    plan = asked.resolve(machine, workloads.info(workload.name).defaults)
+    if (plan.devices or 1) < 2:
+        kind = "" if plan.device == "cuda" else "cpu:"
+        raise UsageError(
+            f"devices {plan.devices}: explain compares several with one; next: --devices {kind}2"
+        )
+    ahead = AHEAD * (plan.workers or 0)
+    batch = (plan.batch or 1) * ((plan.devices or 1) if axes.scaling == "weak" else 1)
+    ladder = Ladder(
+        plan=plan.edit(warmup_steps=WARMUP_STEPS + ahead, batch=batch), scaling=axes.scaling
+    )
+    reason = framework(plan.framework).unsupported(workload, ladder.plan, machine)
+    if reason is not None:
+        raise UsageError(reason)
+    return ladder
+
+
+def _target(
+    request: Request, workload: Workload, machine: Machine, store: Store, stop: Stop
+) -> WorkloadTarget:
+    def refusal(asked: Workload, plan: Plan, ablation: Ablation) -> str | None:
+        chosen = framework(plan.framework)
+        return chosen.unsupported(asked, plan, machine) or chosen.refuses(ablation, asked, plan)
+
+    options = Options(
+        results=request.results,
+        telemetry_interval_s=request.telemetry_interval,
+        hang_timeout_s=request.hang_timeout,
+        stop=stop,
+    )
+    return WorkloadTarget(
+        workload=workload,
+        machine=machine,
+        options=options,
+        store=store,
+        run=run,
+        refusal=refusal,
+        samples=_samples(workload),
+        again=request.again,
+    )
+
+
+def _samples(workload: Workload) -> int | None:
+    """The training samples of an epoch, as far as the catalogue knows."""
+    limit = workloads.parameters(workload).get("samples", 0)
+    return limit or workloads.info(workload.name).training_samples or None
+
+
+def _show(request: Request, found: Budget) -> None:
+    """The table and the sentences, or one JSON object; then the report."""
+    if request.as_json:
+        output.print_json(found.to_json())
+    else:
+        explained.show(found, plain=request.plain)
+    if not request.no_report:
+        explained.write_report(found, request.results, quiet=request.as_json)

@@ -1,0 +1,1 @@
+"""Explaining: one plan under ablations, and where the rest of N-fold went."""

@@ -1,0 +1,264 @@
+"""From the runs of a ladder to the N-fold budget. Pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from nfold.explain import batch
+from nfold.explain.causes import CAUSES, Cause
+from nfold.explain.causes.epoch_boundary import whole_epochs
+from nfold.explain.causes.undivided_work import SIGN, UndividedWork
+from nfold.explain.fit import LEAST_FREE, RESAMPLES, Fit, Number, View
+from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.measured import Measured
+from nfold.finding import Budget, Finding, Interaction, Speed, beyond
+from nfold.measurement import Doubt
+from nfold.stats import Interval
+
+WRONG = (SIGN, "parameters_differ")
+"""Doubts that say the training itself is wrong."""
+NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
+"""Doubts that are said elsewhere: runs are short on purpose, and slow ranks have a row."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two causes that can both be taken away from the real run, each alone and together."""
+
+    first: Cause
+    second: Cause
+    ladder: Ladder
+
+    @property
+    def rungs(self) -> tuple[Rung, Rung, Rung, Rung]:
+        """The real run; without the first, the second, and both."""
+        left_out = (self.first.removal, self.second.removal)
+        both = left_out[0].merged(left_out[1])
+        without = (Rung(plan=self.ladder.plan, ablation=one) for one in (*left_out, both))
+        first, second, neither = without
+        return (self.ladder.full(), first, second, neither)
+
+    def lost_ms(self, view: View) -> float:
+        """What both cost together beyond the sum of each alone."""
+        real, first, second, neither = map(view.step, self.rungs)
+        return first + second - real - neither
+
+
+def pairs(ladder: Ladder, findings: Sequence[Finding]) -> Iterator[Pair]:
+    """Pairs of the three largest of these findings that can be taken away from the real run."""
+    names = [row.cause for row in sorted(findings, key=lambda row: -row.lost_ms.value)]
+    removable = [c for c in CAUSES if c.removal and c.removal.refusal(ladder.plan) is None]
+    by_name = {cause.id: cause for cause in removable}
+    largest = [by_name[name] for name in dict.fromkeys(names) if name in by_name][:3]
+    for first, second in combinations(largest, 2):
+        yield Pair(first, second, ladder)
+
+
+class Account:
+    """One budget while it is made: the ladder, its runs, their fitted values."""
+
+    def __init__(self, ladder: Ladder, measured: Measured, resamples: int = RESAMPLES) -> None:
+        self.ladder = ladder
+        self.measured = measured
+        self.fit: Fit = measured.fit(resamples)
+        full = measured.runs[ladder.full()].values()
+        self.kinds = {doubt.kind: doubt.text for m in full for doubt in m.warnings}
+        self._gaps = measured.has((whole_epochs(ladder.full()), whole_epochs(ladder.one)))
+
+    @property
+    def undivided(self) -> bool:
+        """Whether every rank was fed the same samples."""
+        return SIGN in self.kinds
+
+    def ideal_ms(self, view: View) -> float:
+        """A step at N-fold speed."""
+        one = view.step(self.ladder.one) + self._gap(self.ladder.one, view)
+        return one / (self.ladder.devices if self.ladder.scaling == "strong" else 1)
+
+    def achieved_ms(self, view: View) -> float:
+        """A step's worth of distinct samples on N devices."""
+        full = self.ladder.full()
+        step = view.step(full) + self._gap(full, view)
+        return step * (self.ladder.devices if self.undivided else 1)
+
+    def _gap(self, rung: Rung, view: View) -> float:
+        """A step's part of the time between epochs, where that was measured."""
+        return view.gap(whole_epochs(rung)) if self._gaps else 0.0
+
+    def speedup(self, view: View, gained_ms: float = 0.0) -> float:
+        """Throughput of N devices over that of one, after so much is gained."""
+        achieved = max(1e-9, self.achieved_ms(view) - max(0.0, gained_ms))
+        return self.ladder.devices * self.ideal_ms(view) / achieved
+
+    def rows(self) -> list[Finding]:
+        """What N devices lose, the largest first."""
+        asked = ((c, c.rungs(self.ladder)) for c in CAUSES if not c.silent(self.ladder))
+        return _ordered(self._row(c, r) for c, r in asked if r and self.measured.has(r))
+
+    def single(self) -> list[Finding]:
+        """What one device loses by itself, the largest first."""
+        asked = ((c, c.single_rungs(self.ladder)) for c in CAUSES if not c.silent(self.ladder))
+        return _ordered(self._own(c, r) for c, r in asked if r and self.measured.has(r))
+
+    def _row(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
+        if isinstance(cause, UndividedWork) and not self.undivided:
+            return self._finding(cause, rungs, lambda view: 0.0)
+        found = self._finding(cause, rungs, lambda view: cause.lost_ms(self.ladder, view))
+        return self._fixed(cause, found) if found.named else found
+
+    def _finding(self, cause: Cause, rungs: Sequence[Rung], lost: Number) -> Finding:
+        cost = self.fit.interval(lost)
+        parts = cause.parts(self.ladder, self.fit.view)
+        return Finding(
+            cause=cause.id,
+            lost_ms=cost,
+            predicted_speedup=self.fit.interval(lambda view: self.speedup(view, lost(view))),
+            fix=cause.fix(self.ladder, self.fit.view),
+            evidence=self.measured.ids(rungs),
+            named=beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
+            parts=tuple((name, self._part(cause, name)) for name in parts),
+        )
+
+    def _part(self, cause: Cause, name: str) -> Interval:
+        return self.fit.interval(lambda view: cause.parts(self.ladder, view)[name])
+
+    def _fixed(self, cause: Cause, found: Finding) -> Finding:
+        """The finding with the best measured fix, where one is better than the noise."""
+        best = self._best(cause)
+        if best is None:
+            return found
+        flag, rung = best
+        return dataclasses.replace(
+            found,
+            fix=flag,
+            predicted_speedup=self.fit.interval(
+                lambda view: self.speedup(view, self._gained(rung, view))
+            ),
+            evidence=(*found.evidence, *self.measured.ids([rung])),
+            proven=True,
+        )
+
+    def _best(self, cause: Cause) -> tuple[str, Rung] | None:
+        """The measured fix with the fastest step on N devices, if it gains beyond the noise."""
+        tried = {flag: rung for flag, rung in cause.fixes(self.ladder).items() if flag}
+        known = {flag: rung for flag, rung in tried.items() if self.measured.has([rung])}
+        if not known:
+            return None
+        flag = min(known, key=lambda flag: self.fit.view.step(known[flag]))
+        gain = self.fit.interval(lambda view: self._gained(known[flag], view))
+        if gain.value <= 0 or not beyond(gain, self.achieved_ms(self.fit.view)):
+            return None
+        return flag, known[flag]
+
+    def _gained(self, rung: Rung, view: View) -> float:
+        return view.step(self.ladder.full()) - view.step(rung)
+
+    def _own(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
+        times = self.ladder.devices if self.ladder.scaling == "strong" else 1
+
+        def lost(view: View) -> float:
+            return cause.single_ms(self.ladder, view)
+
+        def gained(view: View) -> float:
+            alone = view.step(self.ladder.alone("real")) + self._gap(self.ladder.one, view) / times
+            return alone / max(1e-9, alone - max(0.0, lost(view)))
+
+        cost = self.fit.interval(lost)
+        named = beyond(cost, self.fit.view.step(self.ladder.alone("real"))) and cost.value > 0
+        best = self._best(cause) if named else None
+        return Finding(
+            cause=cause.id,
+            lost_ms=cost,
+            predicted_speedup=self.fit.interval(gained),
+            fix=best[0] if best else cause.fix(self.ladder, self.fit.view),
+            evidence=self.measured.ids([*rungs, *([best[1]] if best else [])]),
+            named=named,
+        )
+
+    def interactions(self, findings: Sequence[Finding]) -> list[Interaction]:
+        """What pairs of causes cost beyond their sum, where all four runs are there."""
+        made = []
+        for pair in pairs(self.ladder, findings):
+            if self.measured.has(pair.rungs):
+                cost = self.fit.interval(pair.lost_ms)
+                ids = (pair.first.id, pair.second.id)
+                evidence = self.measured.ids(pair.rungs)
+                made.append(Interaction(causes=ids, lost_ms=cost, evidence=evidence))
+        return made
+
+    def unexplained_ms(self, rows: Sequence[Finding]) -> Interval:
+        """What is missing to N-fold less the rows that are beyond the noise, losses or gains."""
+        achieved = self.achieved_ms(self.fit.view)
+        costs = [self._lost(row) for row in rows if beyond(row.lost_ms, achieved)]
+
+        def rest(view: View) -> float:
+            missing = self.achieved_ms(view) - self.ideal_ms(view)
+            return missing - sum(cost(view) for cost in costs)
+
+        return self.fit.interval(rest)
+
+    def _lost(self, row: Finding) -> Number:
+        (cause,) = (cause for cause in CAUSES if cause.id == row.cause)
+        return lambda view: cause.lost_ms(self.ladder, view)
+
+    def speed(self, rung: Rung, times: int = 1) -> Speed:
+        """Rate and step, time between epochs included; of ``times`` equal batches one counts."""
+        samples = rung.plan.batch or 1
+
+        def step(view: View) -> float:
+            return view.step(rung) + self._gap(rung, view)
+
+        rate = self.fit.interval(lambda view: 1e3 * samples / (times * step(view)))
+        return Speed(samples_per_s=rate, step_ms=self.fit.interval(step))
+
+    def untested(self) -> list[tuple[str, str]]:
+        """Causes with the reason why nothing is known of them."""
+        found = []
+        for cause in CAUSES:
+            asked = {*cause.rungs(self.ladder), *cause.single_rungs(self.ladder)}
+            reason = cause.silent(self.ladder) or self.measured.missing(asked)
+            if reason is not None:
+                found.append((cause.id, reason))
+        return found
+
+
+def budget(
+    target: str, ladder: Ladder, measured: Measured, *, resamples: int = RESAMPLES
+) -> Budget:
+    """Where the rest of N-fold went, as far as was measured; ``one`` and ``full`` were."""
+    account = Account(ladder, measured, resamples)
+    rows, single = account.rows(), account.single()
+    speedup = account.fit.interval(account.speedup)
+    return Budget(
+        target=target,
+        plan=ladder.plan,
+        scaling=ladder.scaling,
+        one_device=account.speed(ladder.one),
+        n_devices=account.speed(ladder.full(), ladder.devices if account.undivided else 1),
+        ideal_ms=account.fit.interval(account.ideal_ms),
+        speedup=speedup,
+        rows=tuple(rows),
+        single=tuple(single),
+        interactions=tuple(account.interactions([*rows, *single])),
+        unexplained_ms=account.unexplained_ms(rows),
+        wrong=tuple(text for kind, text in account.kinds.items() if kind in WRONG),
+        warnings=_warnings(account, measured),
+        untested=tuple(account.untested()),
+        limit=batch.limit(ladder, measured, account.fit, speedup),
+    )
+
+
+def _warnings(account: Account, measured: Measured) -> tuple[Doubt, ...]:
+    found = [doubt for doubt in measured.doubts() if doubt.kind not in NOT_DOUBTS]
+    if account.fit.free < LEAST_FREE:
+        text = "too few repeats to see how runs differ: intervals are from inside single runs"
+        found.append(Doubt(kind="few_repeats", text=text))
+    return tuple(found)
+
+
+def _ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Named ones first, then by cost."""
+    return sorted(findings, key=lambda row: (not row.named, -row.lost_ms.value))

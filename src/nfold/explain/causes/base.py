@@ -1,0 +1,69 @@
+"""What every cause can be asked. The base says nothing is lost, at no cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from nfold.ablation import Ablation
+from nfold.explain.fit import View
+from nfold.explain.ladder import Input, Ladder, Rung
+
+
+class Cause:
+    """One cause of ``nfold.finding.CAUSES``: which runs prove it, and what it costs by them.
+
+    Costs are in milliseconds a step. Those on N devices are of the step's difference to N-fold:
+    what one device loses in the same way is not in them, but in ``single_ms``.
+    """
+
+    id: ClassVar[str]
+    removal: ClassVar[Ablation] = Ablation()
+    """What takes the cause away from the real run, for interactions; nothing: nothing can."""
+
+    def silent(self, ladder: Ladder) -> str | None:
+        """Why this plan cannot have the cause or nothing can show it, or None."""
+        del ladder
+        return None
+
+    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """The runs that ``lost_ms`` compares."""
+        del ladder
+        return ()
+
+    def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """What a step on N devices loses to it."""
+        raise NotImplementedError
+
+    def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
+        """What the cost is made of, where that can be told."""
+        del ladder, view
+        return {}
+
+    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """The runs that ``single_ms`` compares."""
+        del ladder
+        return ()
+
+    def single_ms(self, ladder: Ladder, view: View) -> float:
+        """What a step of one device alone loses to it."""
+        raise NotImplementedError
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """What to change, in words."""
+        raise NotImplementedError
+
+    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+        """Plan edits to try on N devices where the cause was found, by the flags that say them."""
+        del ladder
+        return {}
+
+
+def exposed(ladder: Ladder, view: View, cost: Callable[[Input], float], *real: Rung) -> float:
+    """A cost on the ladder without the real input, or with it where that shows less.
+
+    Beside input that is slower, another cost hides and taking it away gains nothing. What the
+    real input adds to it is the input's own. ``real`` are the rungs that tell.
+    """
+    bare = cost(ladder.bare)
+    return min(bare, max(0.0, cost("real"))) if view.has(*real) else bare

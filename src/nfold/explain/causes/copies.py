@@ -1,0 +1,48 @@
+"""C13: copies from host to device. Batches replayed from the host against resident ones."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nfold.explain.causes.base import Cause
+from nfold.explain.fit import View
+from nfold.explain.ladder import Ladder, Rung
+
+
+class Copies(Cause):
+    """Copies that compute does not hide."""
+
+    id: ClassVar[str] = "copies"
+
+    def silent(self, ladder: Ladder) -> str | None:
+        """Only a GPU has a memory of its own."""
+        if ladder.plan.device != "cuda":
+            return "CPU devices work in the host's memory"
+        return "the data are on the device" if ladder.plan.input == "resident" else None
+
+    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """Both ends of the ladder, replayed and resident."""
+        on_n = (ladder.full("replayed"), ladder.full("resident"))
+        return (*on_n, *self.single_rungs(ladder))
+
+    def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """What copies cost N devices more than one."""
+        on_n = view.step(ladder.full("replayed")) - view.step(ladder.full("resident"))
+        return on_n - self.single_ms(ladder, view)
+
+    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """One device alone."""
+        return (ladder.alone("replayed"), ladder.alone("resident"))
+
+    def single_ms(self, ladder: Ladder, view: View) -> float:
+        """What copies cost one device alone."""
+        return view.step(ladder.alone("replayed")) - view.step(ladder.alone("resident"))
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """Words."""
+        return "keep the data on the device: --input resident"
+
+    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+        """Data on the device."""
+        plan = {"input": "resident", "augment": "device", "workers": 0}
+        return {"--input resident": ladder.edited(**plan)}

@@ -1,0 +1,75 @@
+"""C9: waiting for the slowest rank. What ranks would wait, by their own steps without an exchange.
+
+A kernel's time in a collective holds the waiting for late ranks too; the steps of ranks that do
+not wait tell both apart.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nfold.explain.causes.base import Cause, exposed
+from nfold.explain.fit import View
+from nfold.explain.ladder import Ladder, Rung
+
+APART = 1.02
+
+
+class Imbalance(Cause):
+    """A slow device, uneven work, or steps that vary from rank to rank."""
+
+    id: ClassVar[str] = "imbalance"
+
+    def silent(self, ladder: Ladder) -> str | None:
+        """The devices of one process have no steps of their own."""
+        return "one process drives all devices" if ladder.one_process else None
+
+    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """Data parallel without an exchange."""
+        return (ladder.unexchanged(ladder.bare),)
+
+    def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """The slowest rank of every step, over what one device needs."""
+        return exposed(
+            ladder,
+            view,
+            lambda input_: (
+                view.slowest(ladder.unexchanged(input_)) - view.own(ladder.unexchanged(input_))
+            ),
+            ladder.unexchanged("real"),
+        )
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """Who is slow, and whether the device or its data are, where ranks changed devices."""
+        slow = _slow(view, ladder.unexchanged(ladder.bare))
+        if slow is None:
+            return "steps vary from rank to rank: look for work that only some steps have"
+        moved = _slow(view, ladder.unexchanged(ladder.bare, turned(ladder)))
+        if moved is None:
+            return f"rank {slow} is slow: compare its device and its share of the data"
+        if moved == slow:
+            return f"rank {slow}'s share of the work is larger or slower: divide it evenly"
+        return f"device {slow} is slow: look at its clock and temperature, or leave it out"
+
+    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+        """No edit of the plan, but a run that tells a slow device from slow data."""
+        return {"": ladder.unexchanged(ladder.bare, turned(ladder))}
+
+
+def turned(ladder: Ladder) -> tuple[int, ...]:
+    """Every rank on its neighbour's device."""
+    return (*range(1, ladder.devices), 0)
+
+
+def _slow(view: View, rung: Rung) -> int | None:
+    """The rank that is slower than the others by itself, if one is."""
+    own = {
+        int(name.removeprefix("rank ")): value
+        for (one, name), value in view.values.items()
+        if one == rung and name.startswith("rank ")
+    }
+    if len(own) < 2:
+        return None
+    slow = max(own, key=lambda rank: own[rank])
+    second = max(value for rank, value in own.items() if rank != slow)
+    return slow if own[slow] > APART * second else None

@@ -1,0 +1,93 @@
+"""C5: waiting for samples that the host makes. Real input against the same batches replayed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nfold.ablation import Ablation
+from nfold.explain.causes.base import Cause
+from nfold.explain.causes.copies import Copies
+from nfold.explain.causes.imbalance import Imbalance
+from nfold.explain.causes.link import Link
+from nfold.explain.causes.synchronization import Synchronization
+from nfold.explain.causes.threads import Threads
+from nfold.explain.fit import View
+from nfold.explain.ladder import Ladder, Rung
+
+
+class Input(Cause):
+    """Loading, decoding and augmenting on the host; also loaders that crowd each other out."""
+
+    id: ClassVar[str] = "input"
+    removal: ClassVar[Ablation] = Ablation(input="replayed")
+
+    def silent(self, ladder: Ladder) -> str | None:
+        """Data on the device need no host."""
+        return "the data are on the device" if ladder.plan.input == "resident" else None
+
+    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """Both ends of the ladder, with real and with replayed input."""
+        return (ladder.full(), ladder.full("replayed"), *self.single_rungs(ladder))
+
+    def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """What N devices wait more than one; with the real ladder, all that it adds to the bare.
+
+        What other causes lose is then less where the input hides it.
+        """
+        if ladder.one_process or not view.has(*real_ladder(ladder)):
+            on_n = view.step(ladder.full()) - view.step(ladder.full("replayed"))
+            return on_n - self.single_ms(ladder, view)
+        rest = view.step(ladder.full()) - view.step(ladder.alone("real"))
+        return rest - sum(cause.lost_ms(ladder, view) for cause in _others(ladder))
+
+    def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
+        """How much of it independent copies lose too: loaders in each other's way."""
+        copies = ladder.copies("real")
+        if not view.has(copies):
+            return {}
+        crowd = view.own(copies) - view.step(ladder.alone("real"))
+        crowd -= Threads().lost_ms(ladder, view)
+        return {
+            "loaders of all ranks share the host": crowd,
+            "waiting for whichever loader is late": self.lost_ms(ladder, view) - crowd,
+        }
+
+    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """One device alone."""
+        return (ladder.alone("real"), ladder.alone("replayed"))
+
+    def single_ms(self, ladder: Ladder, view: View) -> float:
+        """What one device alone waits."""
+        return view.step(ladder.alone("real")) - view.step(ladder.alone("replayed"))
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """Words where no plan edit was measured to help."""
+        if not ladder.plan.workers:
+            return "let worker processes load (--workers 2), or --input resident"
+        return "--input resident, --augment device, or fewer or more --workers (measure both)"
+
+    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+        """Fewer and more workers, augmentation on the device, no host at all."""
+        plan = ladder.plan
+        workers = plan.workers or 0
+        found = {"--input resident": ladder.edited(input="resident", augment="device", workers=0)}
+        if plan.augment == "cpu":
+            found["--augment device"] = ladder.edited(augment="device")
+        for other in {workers // 2, 2 * workers} - {0}:
+            found[f"--workers {other}"] = ladder.edited(workers=other)
+        if not workers:
+            found["--workers 1"] = ladder.edited(workers=1)
+        return found
+
+
+def real_ladder(ladder: Ladder) -> tuple[Rung, ...]:
+    """The rungs between both ends with real input: asked for where input was found."""
+    if ladder.one_process:
+        return ()
+    return (ladder.copies("real"), ladder.unexchanged("real"), ladder.barrier("real"))
+
+
+def _others(ladder: Ladder) -> list[Cause]:
+    """The causes between one device alone and the real run that are not the input."""
+    found: list[Cause] = [Threads(), Imbalance(), Synchronization(), Link(), Copies()]
+    return [cause for cause in found if cause.silent(ladder) is None]

@@ -1,0 +1,72 @@
+"""C11: work per step that does not shrink with the batch: launches, and kernels left half empty."""
+
+from __future__ import annotations
+
+import functools
+from typing import ClassVar
+
+from nfold.ablation import Ablation
+from nfold.explain.causes.base import Cause
+from nfold.explain.fit import View
+from nfold.explain.ladder import Ladder, Rung
+
+
+class LaunchBound(Cause):
+    """A device with its share of the batch, against an N-th of the whole batch on one."""
+
+    id: ClassVar[str] = "launch-bound"
+
+    def silent(self, ladder: Ladder) -> str | None:
+        """Weak scaling leaves every device its batch; a step can be captured on a GPU only."""
+        if ladder.scaling == "weak" and not _captures(ladder):
+            return "the batch of a device does not shrink with their number"
+        return None
+
+    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """One device at the whole batch and at its share."""
+        return () if ladder.scaling == "weak" else (ladder.alone("real"), ladder.one)
+
+    def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """The share's step over its part of the whole batch's."""
+        share = view.step(ladder.alone("real"))
+        return share - view.step(ladder.one) / ladder.devices
+
+    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """Eager launches against one graph, where there are graphs; else two batches."""
+        if _captures(ladder):
+            return (ladder.alone(ladder.bare), _captured(ladder))
+        return self.rungs(ladder)
+
+    def single_ms(self, ladder: Ladder, view: View) -> float:
+        """What a graph saves; else the part of the step that a line gives batch 0."""
+        if _captures(ladder):
+            return view.step(ladder.alone(ladder.bare)) - view.step(_captured(ladder))
+        n, share, whole = ladder.devices, view.step(ladder.alone("real")), view.step(ladder.one)
+        return (n * share - whole) / (n - 1)
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """Words."""
+        captured = " or --step captured" if _captures(ladder) else ""
+        return f"more work a step: a larger --batch{captured}"
+
+    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+        """The step as one graph."""
+        if not _captures(ladder):
+            return {}
+        strategy = "dp" if ladder.one_process else "nfold"
+        changes = {"step": "captured", "strategy": strategy}
+        return {"--step captured --strategy nfold": ladder.edited(**changes)}
+
+
+def _captures(ladder: Ladder) -> bool:
+    eager = "captured" not in str(ladder.plan.step) and ladder.plan.precision != "fp16"
+    return ladder.plan.device == "cuda" and eager
+
+
+def _captured(ladder: Ladder) -> Rung:
+    return _replayed_as_graph(ladder.alone(ladder.bare))
+
+
+@functools.cache
+def _replayed_as_graph(alone: Rung) -> Rung:
+    return Rung(plan=alone.plan, ablation=alone.ablation.merged(Ablation(captured=True)))

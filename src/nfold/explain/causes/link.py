@@ -1,0 +1,49 @@
+"""C1: gradient bytes that compute does not hide. The real exchange against a barrier alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nfold.ablation import Ablation
+from nfold.explain.causes.base import Cause, exposed
+from nfold.explain.fit import View
+from nfold.explain.ladder import Ladder, Rung
+
+
+class Link(Cause):
+    """Bytes on the way between devices of one host."""
+
+    id: ClassVar[str] = "link"
+    removal: ClassVar[Ablation] = Ablation(exchange="barrier")
+
+    def silent(self, ladder: Ladder) -> str | None:
+        """nn.DataParallel's copies of weights and gradients cannot be taken away."""
+        return "one process drives all devices" if ladder.one_process else None
+
+    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """The last two rungs."""
+        return (ladder.full(ladder.bare, batch_norm=False), ladder.barrier(ladder.bare))
+
+    def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """What goes with the bytes."""
+        return exposed(
+            ladder,
+            view,
+            lambda input_: (
+                view.step(ladder.full(input_, batch_norm=False)) - view.step(ladder.barrier(input_))
+            ),
+            ladder.barrier("real"),
+        )
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """Words."""
+        return "send less or hide more: --exchange bf16, a larger --batch, --accumulate"
+
+    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+        """Half of the bytes."""
+        if ladder.plan.exchange != "fp32":
+            return {}
+        found = {"--exchange bf16": ladder.edited(exchange="bf16")}
+        if ladder.plan.strategy == "ddp":
+            found["--strategy nfold"] = ladder.edited(strategy="nfold")
+        return found

@@ -1,0 +1,35 @@
+"""C4: one process for all devices. The same plan with a process a device."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nfold.explain.causes.base import Cause
+from nfold.explain.fit import View
+from nfold.explain.ladder import Ladder, Rung
+
+
+class SingleProcess(Cause):
+    """nn.DataParallel: threads of one interpreter, weights copied to all devices in every step."""
+
+    id: ClassVar[str] = "single-process"
+
+    def silent(self, ladder: Ladder) -> str | None:
+        """A process a device is what is wanted."""
+        return None if ladder.one_process else "every device has a process of its own"
+
+    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """The plan as it is, and with DistributedDataParallel."""
+        return (ladder.full(), ladder.edited(strategy="ddp"))
+
+    def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """What goes when every device has its process."""
+        return view.step(ladder.full()) - view.step(ladder.edited(strategy="ddp"))
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """The strategy."""
+        return "--strategy ddp"
+
+    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+        """Both ways to have a process a device."""
+        return {f"--strategy {name}": ladder.edited(strategy=name) for name in ("ddp", "nfold")}

@@ -1,0 +1,41 @@
+"""C7: processes in each other's way on the host. Independent copies against one device alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nfold.explain.causes.base import Cause, exposed
+from nfold.explain.fit import View
+from nfold.explain.ladder import Ladder, Rung
+
+
+class Threads(Cause):
+    """Cores, caches and memory bandwidth that N processes share, without any real input."""
+
+    id: ClassVar[str] = "threads"
+
+    def silent(self, ladder: Ladder) -> str | None:
+        """One process has no other beside it."""
+        return "one process drives all devices" if ladder.one_process else None
+
+    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """The first two rungs."""
+        return (ladder.copies(ladder.bare), ladder.alone(ladder.bare))
+
+    def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """What a device loses by others at work, though it exchanges nothing with them."""
+        return exposed(
+            ladder,
+            view,
+            lambda input_: view.own(ladder.copies(input_)) - view.step(ladder.alone(input_)),
+            ladder.copies("real"),
+        )
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """Words."""
+        if ladder.plan.device == "cpu":
+            return (
+                "the devices share caches and memory bandwidth: give each fewer cores, or use "
+                "fewer devices"
+            )
+        return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"

@@ -1,0 +1,30 @@
+"""C10: every device trains on the same samples. Seen by the hashes of what each rank was fed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from nfold.explain.causes.base import Cause
+from nfold.explain.fit import View
+from nfold.explain.ladder import Ladder, Rung
+
+SIGN = "same_samples"
+"""The doubt that a measurement carries where it is so."""
+
+
+class UndividedWork(Cause):
+    """N devices make the same step N times: exactly N times the work."""
+
+    id: ClassVar[str] = "undivided-work"
+
+    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """The real run, whose doubts tell."""
+        return (ladder.full(),)
+
+    def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """All steps but one that distinct samples would need."""
+        return (ladder.devices - 1) * view.step(ladder.full())
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """Words."""
+        return "give every rank its own samples: DistributedSampler, or run.loader"

@@ -1,0 +1,184 @@
+"""From readings to values with intervals: rungs and rounds told apart, residuals resampled.
+
+The logarithm of a reading is taken as a sum: its rung's, its round's (the machine drifts, and a
+round is short) and a rest. Both are fitted by medians in turn (J. W. Tukey, Exploratory Data
+Analysis, 1977, chapter 11). Intervals come from a bootstrap of the rests, pooled over all rungs,
+because no rung has many runs (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
+chapter 9), widened by Student's t for the few that there are.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from nfold.explain.ladder import Rung
+from nfold.stats import LEVEL, Interval, quantile
+
+RESAMPLES = 500
+SWEEPS = 10
+LEAST_FREE = 3
+"""From so many degrees of freedom on, rests between runs are used, not the scatter inside one."""
+T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+"""Student's t for a 95 % interval, by degrees of freedom from 1."""
+NORMAL = 1.96
+OF_MEDIAN = 1.2
+"""A median of a few normal values scatters by so much more than their mean."""
+
+Key = tuple[Rung, str]
+Rounds = Mapping[int, float]
+Number = Callable[["View"], float]
+
+
+@dataclass(frozen=True)
+class View:
+    """One value for every reading of every rung: the fitted ones, or one resample of them.
+
+    ``reference`` are the ranks that stand for one device where ranks do not wait.
+    """
+
+    values: Mapping[Key, float]
+    reference: tuple[int, ...] = ()
+
+    def step(self, rung: Rung) -> float:
+        """Milliseconds of a step."""
+        return self.values[rung, "step"]
+
+    def own(self, rung: Rung) -> float:
+        """Of the reference ranks by themselves."""
+        found = [self.values.get((rung, f"rank {k}")) for k in self.reference]
+        known = [value for value in found if value is not None]
+        return sum(known) / len(known) if known else self.step(rung)
+
+    def slowest(self, rung: Rung) -> float:
+        """What a step would take if ranks waited for each other."""
+        return self.values[rung, "slowest"]
+
+    def gap(self, rung: Rung) -> float:
+        """Milliseconds a step between epochs."""
+        return self.values[rung, "gap"]
+
+    def has(self, *rungs: Rung) -> bool:
+        """Whether all of these were measured."""
+        return all((rung, "step") in self.values for rung in rungs)
+
+
+class Fit:
+    """The fitted values of all readings, and resamples of them."""
+
+    def __init__(
+        self, table: Mapping[Key, Rounds], scatters: Sequence[float], resamples: int = RESAMPLES
+    ) -> None:
+        self._counts = {key: len(rounds) for key, rounds in table.items()}
+        logs = {key: _logs(rounds) for key, rounds in table.items()}
+        self._effects, rests = _polished(logs)
+        self._gaps = {key: [*r.values()] for key, r in table.items() if key[1] == "gap"}
+        self._resamples = resamples
+        steps = {key: rounds for key, rounds in rests.items() if key[1] == "step"}
+        self.free = _free(steps)
+        self._draw = _drawing(list(_flat(steps)), self.free, scatters)
+        self.view = View(self._values(None), _reference(self._values(None), self._scale()))
+        self._drawn: list[View] | None = None
+
+    def interval(self, number: Number) -> Interval:
+        """A number of a view with its 95 % interval."""
+        drawn = sorted(number(view) for view in self._views())
+        point, tail = number(self.view), (1 - LEVEL) / 2
+        low, high = quantile(drawn, tail), quantile(drawn, 1 - tail)
+        return Interval(point, min(low, point), max(high, point))
+
+    def _views(self) -> list[View]:
+        if self._drawn is None:
+            draws = random.Random(0)
+            self._drawn = [
+                View(self._values(draws), self.view.reference) for _ in range(self._resamples)
+            ]
+        return self._drawn
+
+    def _values(self, draws: random.Random | None) -> dict[Key, float]:
+        """Every reading's value, or one resample of it."""
+        return {key: self._value(key, draws) for key in self._counts}
+
+    def _value(self, key: Key, draws: random.Random | None) -> float:
+        """A gap may be 0 or less and is no logarithm: its runs' mean."""
+        if key in self._gaps:
+            gaps = self._gaps[key]
+            return fmean(draws.choices(gaps, k=len(gaps)) if draws is not None else gaps)
+        effect, count = self._effects[key], self._counts[key]
+        if draws is not None:
+            effect += sum(self._draw(draws) for _ in range(count)) / count * _wider(count)
+        return math.exp(effect)
+
+    def _scale(self) -> float:
+        """The relative scatter of one run."""
+        draws = random.Random(1)
+        return math.sqrt(fmean(self._draw(draws) ** 2 for _ in range(200)))
+
+
+def _wider(count: int) -> float:
+    return OF_MEDIAN if count > 2 else 1.0
+
+
+def _logs(rounds: Rounds) -> dict[int, float]:
+    return {number: math.log(max(value, 1e-9)) for number, value in rounds.items()}
+
+
+def _polished(
+    logs: Mapping[Key, Mapping[int, float]],
+) -> tuple[dict[Key, float], dict[Key, dict[int, float]]]:
+    """Every rung's part, and what is left when the round's is taken away too."""
+    numbers = sorted({number for rounds in logs.values() for number in rounds})
+    of_round = dict.fromkeys(numbers, 0.0)
+    of_key: dict[Key, float] = {}
+    fitted = {key: rounds for key, rounds in logs.items() if key[1] == "step"}
+    for _ in range(SWEEPS if len(numbers) > 1 else 1):
+        of_key = {k: median(v - of_round[n] for n, v in r.items()) for k, r in fitted.items()}
+        rests = {k: {n: v - of_key[k] for n, v in r.items()} for k, r in fitted.items()}
+        moved = {n: median([r[n] for r in rests.values() if n in r] or [0.0]) for n in numbers}
+        centre = fmean(moved.values())
+        of_round = {n: value - centre for n, value in moved.items()}
+    of_key = {k: median(v - of_round[n] for n, v in r.items()) for k, r in logs.items()}
+    left = {k: {n: v - of_key[k] - of_round[n] for n, v in r.items()} for k, r in logs.items()}
+    return of_key, left
+
+
+def _flat(rests: Mapping[Key, Mapping[int, float]]) -> Iterator[float]:
+    for rounds in rests.values():
+        if len(rounds) > 1:
+            yield from rounds.values()
+
+
+def _free(rests: Mapping[Key, Mapping[int, float]]) -> int:
+    """Degrees of freedom of the rests: runs, less rungs, less rounds but one."""
+    repeated = [rounds for rounds in rests.values() if len(rounds) > 1]
+    rounds = {number for one in repeated for number in one}
+    return sum(map(len, repeated)) - len(repeated) - max(0, len(rounds) - 1)
+
+
+def _drawing(
+    rests: Sequence[float], free: int, scatters: Sequence[float]
+) -> Callable[[random.Random], float]:
+    """One run's relative error: a rest, or normal with the scatter inside runs."""
+    if free < LEAST_FREE:
+        inside = math.sqrt(fmean(s * s for s in scatters)) if scatters else 0.0
+        return lambda draws: draws.gauss(0, inside)
+    wider = math.sqrt(len(rests) / free) * (T[free - 1] if free <= len(T) else NORMAL) / NORMAL
+    pool = [rest * wider for rest in rests]
+    return lambda draws: draws.choice(pool)
+
+
+def _reference(values: Mapping[Key, float], scale: float) -> tuple[int, ...]:
+    """All ranks, or the fastest where ranks without an exchange differ by more than noise."""
+    own = {
+        int(name.removeprefix("rank ")): value
+        for (rung, name), value in values.items()
+        if rung.ablation.exchange == "none" and not rung.ablation.devices and name[:4] == "rank"
+    }
+    if not own:
+        return ()
+    fastest = min(own, key=lambda rank: own[rank])
+    apart = max(own.values()) / own[fastest] - 1
+    return (fastest,) if apart > max(0.02, 3 * scale) else tuple(sorted(own))

@@ -1,0 +1,72 @@
+"""What has been measured so far: every rung with its runs, and why others have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from nfold.explain.fit import RESAMPLES, Fit, Key
+from nfold.explain.ladder import Rung
+from nfold.explain.readings import readings, scatter
+from nfold.measurement import Doubt, Measurement
+
+NO_TIME = "no time was left; next: a larger --budget"
+
+
+@dataclass
+class Measured:
+    """Runs by rung and round; ``reasons`` of rungs that cannot be run, or could not."""
+
+    runs: dict[Rung, dict[int, Measurement]] = field(default_factory=dict)
+    reasons: dict[Rung, str] = field(default_factory=dict)
+
+    def add(self, rung: Rung, number: int, measurement: Measurement) -> None:
+        """Keep a run; one that failed is the reason why its rung is not asked again."""
+        if measurement.status == "ok":
+            self.runs.setdefault(rung, {})[number] = measurement
+            return
+        cause = measurement.cause.text if measurement.cause else "it ended without a word"
+        self.reasons[rung] = f"{measurement.status}: {cause}"
+
+    def rounds(self, rung: Rung) -> int:
+        """How often a rung was run."""
+        return len(self.runs.get(rung, {}))
+
+    def has(self, rungs: Iterable[Rung]) -> bool:
+        """Whether every one of these was run."""
+        return all(rung in self.runs for rung in rungs)
+
+    def missing(self, rungs: Iterable[Rung]) -> str | None:
+        """Why the first of these that has no run has none; None where all have."""
+        for rung in rungs:
+            if rung not in self.runs:
+                return self.reasons.get(rung, NO_TIME)
+        return None
+
+    def ids(self, rungs: Iterable[Rung]) -> tuple[str, ...]:
+        """The runs of these rungs."""
+        found = [m.id for rung in rungs for m in self.runs.get(rung, {}).values()]
+        return tuple(dict.fromkeys(found))
+
+    def doubts(self) -> tuple[Doubt, ...]:
+        """The first doubt of every kind."""
+        found = [doubt for m in self._all() for doubt in m.warnings]
+        return tuple({doubt.kind: doubt for doubt in reversed(found)}.values())
+
+    def seconds(self, rung: Rung) -> float | None:
+        """How long the longest run of a rung took, or of all rungs."""
+        own = [m.wall_seconds for m in self.runs.get(rung, {}).values()]
+        return max(own or [m.wall_seconds for m in self._all()], default=None)
+
+    def fit(self, resamples: int = RESAMPLES) -> Fit:
+        """The values of all readings."""
+        table: dict[Key, dict[int, float]] = {}
+        for rung, runs in self.runs.items():
+            for number, measurement in runs.items():
+                for name, value in readings(measurement, coupled=rung.coupled).items():
+                    table.setdefault((rung, name), {})[number] = value
+        return Fit(table, [scatter(m) for m in self._all()], resamples)
+
+    def _all(self) -> Iterator[Measurement]:
+        for runs in self.runs.values():
+            yield from runs.values()

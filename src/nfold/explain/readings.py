@@ -1,0 +1,86 @@
+"""From one measurement to the few numbers that the ladder compares. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from nfold.measurement import Measurement, RankSamples
+from nfold.stats import median
+
+CHUNKS = 10
+Readings = dict[str, float]
+"""``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
+``slowest``: what a step would take if they did; ``gap``: ms a step between epochs."""
+
+
+def readings(measurement: Measurement, *, coupled: bool) -> Readings:
+    """The numbers of one measurement; empty where nothing was timed.
+
+    Steps are counted by their samples, as whole batches: the last batch of an epoch is smaller,
+    and another part of an epoch's steps where a batch is.
+    """
+    ranks = [rank for rank in measurement.ranks if rank.windows]
+    if not ranks or measurement.status != "ok":
+        return {}
+    batch = measurement.plan.batch or 1
+    found: Readings = {"step": median(_together(ranks, batch))}
+    if not coupled:
+        own = {f"rank {r.rank}": median(_window_ms(r, batch / len(ranks))) for r in ranks}
+        mean = fmean(own.values())
+        found = {"step": mean, "slowest": mean * _slowest(ranks), **own}
+    gaps = _gaps(measurement)
+    return {**found, "gap": median(gaps)} if gaps else found
+
+
+def scatter(measurement: Measurement) -> float:
+    """The relative standard error of a median over this measurement's windows."""
+    ranks = [rank for rank in measurement.ranks if rank.windows]
+    times = _together(ranks, 1) if ranks else []
+    if len(times) < 2:
+        return 0.0
+    return float(1.25 * stdev(times) / fmean(times) / len(times) ** 0.5)
+
+
+def _window_ms(rank: RankSamples, share: float) -> list[float]:
+    """Milliseconds for ``share`` samples of one rank, window by window."""
+    return [1e3 * w.seconds * share / w.samples for w in rank.windows if w.samples]
+
+
+def _together(ranks: Sequence[RankSamples], batch: int) -> list[float]:
+    """Milliseconds for ``batch`` samples of all ranks, window by window."""
+    windows = zip(*(rank.windows for rank in ranks), strict=False)
+    return [
+        1e3 * max(w.seconds for w in same) * batch / max(1, sum(w.samples for w in same))
+        for same in windows
+    ]
+
+
+def _slowest(ranks: Sequence[RankSamples]) -> float:
+    """Of ranks that do not wait: the slowest of every step, over what a step takes them.
+
+    A median over chunks of steps, so that one disturbance counts no more than in a window.
+    """
+    steps = list(zip(*(rank.step_ms for rank in ranks), strict=False))
+    size = max(1, -(-len(steps) // CHUNKS))
+    chunks = [steps[k : k + size] for k in range(0, len(steps), size)]
+    return median([sum(map(max, chunk)) / sum(map(fmean, chunk)) for chunk in chunks])
+
+
+def _gaps(measurement: Measurement) -> list[float]:
+    """Of every epoch that was timed whole: ms a step that no window holds."""
+    rank = measurement.ranks[0]
+    batch = measurement.plan.batch or 1
+    found, step, windows = [], rank.warmup_steps, list(rank.windows)
+    first = 0
+    for epoch in rank.epochs:
+        steps = -(-epoch.samples // batch)
+        inside = []
+        while windows and step < first + steps:
+            step += windows[0].steps
+            inside.append(windows.pop(0))
+        if sum(window.steps for window in inside) == steps:
+            timed = sum(window.seconds for window in inside)
+            found.append(1e3 * (epoch.seconds - timed) / steps)
+        first += steps
+    return found

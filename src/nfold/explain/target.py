@@ -1,0 +1,110 @@
+"""The seam between the method and what is explained: run a rung, give back its measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from nfold.ablation import Ablation
+from nfold.explain.ladder import Rung
+from nfold.machine import Machine
+from nfold.measurement import Measurement, cell_id
+from nfold.plan import Plan
+from nfold.run.options import Options
+from nfold.workload import Workload
+
+Refuses = Callable[[Workload, Plan, Ablation], str | None]
+"""Why a plan or its ablation cannot be run, or None: what the plan's framework says."""
+
+
+class Records(Protocol):
+    """Where measurements are kept: ``nfold.store.store.Store``, or what stands in for it."""
+
+    def find(self, cell: str, repeat: int) -> Measurement | None:
+        """The latest measurement of a cell's repeat, or None."""
+
+    def append(self, measurement: Measurement) -> None:
+        """Keep a measurement; it is durable when this returns."""
+
+
+class Run(Protocol):
+    """The one verb, ``nfold.run.run.run``."""
+
+    def __call__(
+        self,
+        workload: Workload,
+        plan: Plan,
+        ablation: Ablation | None = None,
+        *,
+        machine: Machine,
+        options: Options,
+        repeat: int,
+    ) -> Measurement:
+        """Run one complete plan under an ablation; a failure is a measurement too."""
+
+
+class Target(Protocol):
+    """Something that can be explained: a workload, or a script."""
+
+    @property
+    def name(self) -> str:
+        """As a person wrote it."""
+
+    def refuses(self, rung: Rung) -> str | None:
+        """Why the rung cannot be run, without running it, or None."""
+
+    def known(self, rung: Rung, number: int) -> Measurement | None:
+        """What an earlier explanation measured of this rung in this round, or None."""
+
+    def measure(self, rung: Rung, number: int) -> Measurement:
+        """Run the rung in a fresh process tree; what happened is kept when this returns."""
+
+    def epoch_steps(self, plan: Plan) -> int | None:
+        """Steps of an epoch, None where nobody knows before it was run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadTarget:
+    """A workload, built-in or by reference, whose measurements are in a store."""
+
+    workload: Workload
+    machine: Machine
+    options: Options
+    store: Records
+    run: Run
+    refusal: Refuses
+    samples: int | None = None
+    again: bool = False
+
+    @property
+    def name(self) -> str:
+        """As it was written."""
+        return str(self.workload)
+
+    def refuses(self, rung: Rung) -> str | None:
+        """What the framework says."""
+        return self.refusal(self.workload, rung.plan, rung.ablation)
+
+    def known(self, rung: Rung, number: int) -> Measurement | None:
+        """The stored result, unless it was cut short or all is to be measured anew."""
+        cell = cell_id(self.workload, rung.plan, rung.ablation, self.machine)
+        found = None if self.again else self.store.find(cell, number)
+        return found if found is not None and found.finished else None
+
+    def measure(self, rung: Rung, number: int) -> Measurement:
+        """Run, and keep it."""
+        measurement = self.run(
+            self.workload,
+            rung.plan,
+            rung.ablation or None,
+            machine=self.machine,
+            options=self.options,
+            repeat=number,
+        )
+        self.store.append(measurement)
+        return measurement
+
+    def epoch_steps(self, plan: Plan) -> int | None:
+        """By the number of training samples."""
+        return None if not self.samples else -(-self.samples // (plan.batch or 1))

@@ -1,0 +1,89 @@
+"""How an ablation changes what a rank is told: its plan, its devices, its share. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+from nfold import workloads
+from nfold.ablation import Ablation
+from nfold.frameworks.base import Observer, Phase, Task
+from nfold.measurement import RankSamples
+from nfold.plan import Plan
+from nfold.workload import Workload
+
+
+def refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
+    """Why PyTorch cannot apply the ablation to the complete plan, or None."""
+    cpu = plan.device == "cpu"
+    rules = (
+        (ablation.captured and cpu, "a captured step is a CUDA graph: it needs a GPU"),
+        (
+            ablation.captured and plan.strategy in ("ddp", "dp"),
+            "a captured step exchanges gradients itself: strategy nfold or one device",
+        ),
+        (
+            ablation.captured and plan.precision == "fp16" and bool(workload.reference),
+            "fp16 of a user's own workload is not captured",
+        ),
+        (not ablation.pinned and not cpu, "only CPU devices are bound to cores"),
+        (not ablation.augmentation and not _augments(workload), "nothing is augmented"),
+        (
+            bool(ablation) and plan.strategy == "dp" and bool(ablation.devices or ablation.shares),
+            "nn.DataParallel has one rank",
+        ),
+    )
+    return ablation.refusal(plan) or next((reason for no, reason in rules if no), None)
+
+
+def _augments(workload: Workload) -> bool:
+    if workload.reference is not None:
+        return True
+    return bool(workloads.info(workload.name).operations(workloads.parameters(workload)))
+
+
+def seen(task: Task) -> Task:
+    """The task as a rank carries it out. Without an ablation it is the same.
+
+    An independent rank is alone in its world, with a batch of the size of its share.
+    """
+    left_out, rank = task.left_out, task.rank
+    if not left_out:
+        return task
+    local = left_out.devices[rank] if left_out.devices else task.local_rank + left_out.device
+    own = dataclasses.replace(
+        task,
+        plan=_edited(task.plan, left_out),
+        rank=left_out.shares[rank] if left_out.shares else rank,
+        local_rank=local,
+    )
+    return _independent(own) if left_out.independent else own
+
+
+def _edited(plan: Plan, left_out: Ablation) -> Plan:
+    step = "captured" if left_out.captured else plan.step
+    batch_norm = plan.batch_norm if left_out.synchronised_batch_norm else "device"
+    return plan.edit(step=step, batch_norm=batch_norm)
+
+
+def _independent(task: Task) -> Task:
+    share = -(-cast(int, task.plan.batch) // task.world_size)
+    plan = task.plan.edit(devices=1, strategy="single", batch=share)
+    return dataclasses.replace(task, plan=plan, rank=0, world_size=1)
+
+
+class Renamed(Observer):
+    """An observer of a rank that carries out another one's task."""
+
+    def __init__(self, observer: Observer, rank: int) -> None:
+        self._observer = observer
+        self._rank = rank
+
+    def beat(self, phase: Phase, step: int, total: int = 0) -> None:
+        """Pass it on."""
+        self._observer.beat(phase, step, total)
+
+    def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
+        """Under the rank's own number."""
+        own = dataclasses.replace(samples, rank=self._rank)
+        self._observer.save(own, epoch_ended=epoch_ended)

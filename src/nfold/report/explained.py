@@ -1,0 +1,39 @@
+"""One explanation as a self-contained HTML page."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from nfold import __version__
+from nfold.finding import Budget, sentences
+from nfold.report import explanation, waterfall
+from nfold.report.html import policy, style_sheet, template
+
+
+def page(budget: Budget) -> str:
+    """The picture, the same tables as in the terminal, and the ids of all runs behind them."""
+    style = style_sheet()
+    return template("explain.html.j2").render(
+        budget=budget,
+        title=explanation.title(budget),
+        sentences=sentences(budget),
+        tables=[
+            ("", explanation.SPEED_HEADS, explanation.speeds(budget)),
+            (
+                explanation.lost_head(budget),
+                explanation.HEADS,
+                [*explanation.lines(budget.rows, budget), *explanation.ending(budget)],
+            ),
+            (
+                explanation.SINGLE_HEAD,
+                explanation.HEADS,
+                explanation.lines(budget.single, budget),
+            ),
+        ],
+        numbers=explanation.NUMBERS,
+        notes=explanation.notes(budget),
+        picture=waterfall.figure(budget),
+        style=Markup(style),  # noqa: S704  # our own file and colours
+        policy=policy(style),
+        version=__version__,
+    )

@@ -1,0 +1,113 @@
+"""The rows of an explanation as words, the same in the terminal, in HTML and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed, beyond
+from nfold.stats import Interval
+
+SPEED_HEADS = ("", "samples/s", "ms a step", "of one device")
+HEADS = ("cause", "what it is", "ms a step", "without it", "change")
+NUMBERS = ("samples/s", "ms a step", "of one device", "without it")
+"""Columns whose entries stand on the right."""
+
+
+def lost_head(budget: Budget) -> str:
+    """The head of the first block."""
+    lost = budget.ideal_ms.value * (budget.devices / budget.speedup.value - 1)
+    return f"Where {max(0.0, lost):.2f} ms of a step on {budget.devices} devices went"
+
+
+SINGLE_HEAD = "What a step of one device alone spends besides its compute"
+
+
+def title(budget: Budget) -> str:
+    """``digits · 2 cpu devices · ddp · batch 128 · strong scaling``."""
+    plan = budget.plan
+    words = [
+        budget.target,
+        f"{budget.devices} {plan.device} devices",
+        str(plan.strategy),
+        f"batch {plan.batch}",
+        f"{plan.precision}, {plan.step}",
+        f"input {plan.input}, {plan.workers} workers",
+        f"{budget.scaling} scaling",
+    ]
+    return " · ".join(words)
+
+
+def speeds(budget: Budget) -> list[tuple[str, ...]]:
+    """One device, N devices, and N devices at N-fold speed."""
+    n = budget.devices
+    ideal = 1e3 * (budget.plan.batch or 1) / budget.ideal_ms.value
+    return [
+        ("1 device", *_speed(budget.one_device), ""),
+        (f"{n} devices", *_speed(budget.n_devices), f"{between(budget.speedup)} ×"),
+        (f"{n}-fold would be", f"{ideal:,.0f}", f"{budget.ideal_ms.value:.2f}", f"{n} ×"),
+    ]
+
+
+def _speed(speed: Speed) -> tuple[str, str]:
+    rate = speed.samples_per_s
+    bounds = "" if rate.low is None else f" ({rate.low:,.0f} to {rate.high:,.0f})"
+    return f"{rate.value:,.0f}{bounds}", between(speed.step_ms)
+
+
+def lines(rows: Iterable[Finding], budget: Budget) -> list[tuple[str, ...]]:
+    """The rows that are named, with what they are made of."""
+    found: list[tuple[str, ...]] = []
+    for row in (row for row in rows if row.named):
+        gained = row.predicted_speedup
+        without = f"{gained.value:.2f} ×" if gained and row in budget.rows else _gain(gained)
+        change = f"{row.fix} (measured)" if row.proven else row.fix
+        found.append((row.cause, row.what, between(row.lost_ms), without, change))
+        found += [("", f"· {name}", between(cost), "", "") for name, cost in row.parts]
+    return found
+
+
+def _gain(gained: Interval | None) -> str:
+    """What one device alone would win, on its own rate."""
+    return "" if gained is None else f"+{100 * (gained.value - 1):.0f} %"
+
+
+def ending(budget: Budget) -> list[tuple[str, ...]]:
+    """Interactions beyond the noise, and what nobody explains."""
+    step = budget.n_devices.step_ms.value
+    both = [_interaction(one) for one in budget.interactions if beyond(one.lost_ms, step)]
+    rest = ("unexplained", "no row above the noise", between(budget.unexplained_ms), "", "")
+    return [*both, rest]
+
+
+def _interaction(one: Interaction) -> tuple[str, ...]:
+    """Above 0, each hides the other."""
+    hides = one.lost_ms.value > 0
+    what = "each hides the other: only without both is it won" if hides else "counted by both"
+    return (" × ".join(one.causes), what, between(one.lost_ms), "", "")
+
+
+def notes(budget: Budget) -> list[str]:
+    """What is within the noise, what was not tested, and doubts."""
+    quiet = [row.cause for row in budget.rows if not row.named]
+    alone = [row.cause for row in budget.single if not row.named]
+    found = []
+    if quiet:
+        text = f"Nothing beyond the noise or {FLOOR:.0%} of a step: {', '.join(quiet)}"
+        found.append(f"{text}; on one device {', '.join(alone)}." if alone else f"{text}.")
+    found += [f"Not tested: {cause} ({reason})." for cause, reason in _by_reason(budget.untested)]
+    return [*found, *(f"Doubt: {doubt.text}." for doubt in budget.warnings)]
+
+
+def _by_reason(untested: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Causes with the same reason together."""
+    groups: dict[str, list[str]] = {}
+    for cause, reason in untested:
+        groups.setdefault(reason, []).append(cause)
+    return [(", ".join(causes), reason) for reason, causes in groups.items()]
+
+
+def between(value: Interval) -> str:
+    """``1.25 (1.10 to 1.40)``."""
+    if value.low is None or value.high is None:
+        return f"{value.value:.2f}"
+    return f"{value.value:.2f} ({value.low:.2f} to {value.high:.2f})"

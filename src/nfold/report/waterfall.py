@@ -1,0 +1,80 @@
+"""The N-fold budget as a picture: from a step at N-fold speed to the one achieved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from nfold.finding import Budget
+from nfold.report.canvas import PLAIN, chart_of, finished
+from nfold.report.figures import Drawing, Figure
+from nfold.report.ink import MUTED, SERIES, TEXT
+
+BAR_HEIGHT = 30
+ENDS, LOSS, REST = SERIES[0], SERIES[2], SERIES[6]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One bar: where it begins and ends, in milliseconds, and its colour."""
+
+    name: str
+    start: float
+    end: float
+    colour: str
+    text: str
+
+
+def bars(budget: Budget) -> list[Bar]:
+    """N-fold, then what is added to it: named causes, the rest; then what was achieved."""
+    at = budget.ideal_ms.value
+    made = [Bar(name=f"{budget.devices}-fold", start=0, end=at, colour=ENDS, text=f"{at:.2f}")]
+    for row in (row for row in budget.rows if row.named):
+        cost = row.lost_ms.value
+        made.append(Bar(name=row.cause, start=at, end=at + cost, colour=LOSS, text=f"+{cost:.2f}"))
+        at += cost
+    rest = budget.unexplained_ms.value
+    made.append(Bar(name="unexplained", start=at, end=at + rest, colour=REST, text=f"{rest:+.2f}"))
+    at += rest
+    achieved = Bar(name="achieved", start=0, end=at, colour=ENDS, text=f"{at:.2f}")
+    return [*made, achieved]
+
+
+def chart(budget: Budget) -> Any:
+    """The bars one below the other, each beginning where the one before ends."""
+    rows = [
+        {
+            "name": b.name,
+            "start": b.start,
+            "end": b.end,
+            "text": b.text,
+            "colour": b.colour,
+            "right": max(b.start, b.end),
+        }
+        for b in bars(budget)
+    ]
+    names = [bar.name for bar in bars(budget)]
+    top = 1.18 * max(float(str(row["right"])) for row in rows)
+    axis = alt.Axis(ticks=False, domain=False, labelLimit=170, labelColor=TEXT)
+    milliseconds = alt.Axis(labelExpr=PLAIN, tickCount=5, domain=False, ticks=False)
+    scale = alt.Scale(domain=[0, top], nice=False)
+    base = chart_of(rows).encode(y=alt.Y("name:N", title=None, sort=names, axis=axis))
+    colour = alt.Color("colour:N", scale=None, legend=None)
+    drawn = base.mark_bar(height={"band": 0.7}).encode(
+        x=alt.X("start:Q", title=None, axis=milliseconds, scale=scale), x2="end:Q", color=colour
+    )
+    texts = base.mark_text(align="left", dx=6, color=TEXT).encode(
+        x=alt.X("right:Q", scale=scale), text="text:N"
+    )
+    ideal = chart_of([{"x": budget.ideal_ms.value}])
+    line = ideal.mark_rule(strokeDash=[3, 3], color=MUTED).encode(x=alt.X("x:Q", scale=scale))
+    return finished(alt.layer(drawn, line, texts), height=40 + BAR_HEIGHT * len(rows))
+
+
+def figure(budget: Budget) -> Figure:
+    """The picture, drawn."""
+    n = budget.devices
+    note = f"From a step at {n}-fold speed to the one achieved; what is lost lies between."
+    return Drawing("budget").figure(chart(budget), f"a step on {n} devices [ms]", note)

@@ -1,0 +1,139 @@
+"""nfold explain on the simulated framework: the table, the JSON, the report, wrong requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from nfold.cli.app import app
+from nfold.cli.explaining import seconds
+from nfold.errors import NfoldError, RunFailure, UsageError
+from nfold.store.store import Store
+
+SCRIPT = {"compute_ms_per_sample": 0.1, "exchange_ms": 3.0, "samples_per_epoch": 1000}
+SIMULATED = ["--framework", "simulated", "--device", "cuda", "--devices", "2", "--batch", "200"]
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NFOLD_SIMULATED", json.dumps(SCRIPT))
+    return monkeypatch
+
+
+def _explain(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["explain", *arguments])
+
+
+def _refused(*arguments: str) -> NfoldError:
+    error = _explain(*arguments).exception
+    assert isinstance(error, NfoldError)
+    return error
+
+
+def test_the_table_says_what_costs_what_to_change_and_what_to_expect(tmp_path: Path) -> None:
+    found = _explain("digits", *SIMULATED, "--plain")
+    assert found.exit_code == 0, found.exception
+    assert max(map(len, found.stdout.splitlines())) <= 100
+    for text in ("1 device", "2-fold would be", "unexplained", "Where 3.00 ms"):
+        assert text in found.stdout
+    said = " ".join(found.stdout.split())
+    assert "Most is lost to link" in said
+    assert "23 % of a step on 2 devices. Change: send less" in said
+    assert "Expect 2.00 × (2.00 to 2.00) of one device instead of 1.54 ×" in said
+    assert "left)" in found.stderr
+    page = (tmp_path / "nfold-results" / "explain.html").read_text()
+    assert "<svg" in page
+    assert "<script" not in page
+    assert "+3.00" in page
+    assert "link" in (tmp_path / "nfold-results" / "explain.md").read_text()
+
+
+def _intervals(rows: list[dict[str, Any]]) -> bool:
+    return all({"value", "low", "high"} == set(row["lost_ms"]) for row in rows)
+
+
+def test_json_has_the_versioned_form_and_a_rerun_measures_nothing_anew() -> None:
+    found = _explain("digits", *SIMULATED, "--json", "--no-report")
+    said = json.loads(found.stdout)
+    assert list(said) == [
+        "schema",
+        "target",
+        "plan",
+        "devices",
+        "one_device",
+        "n_devices",
+        "speedup",
+        "budget",
+        "single_device_budget",
+        "interactions",
+        "unexplained_ms",
+        "wrong",
+        "warnings",
+    ]
+    assert (said["schema"], said["target"], said["devices"]) == (1, "digits", 2)
+    assert said["one_device"]["samples_per_s"]["value"] == pytest.approx(10_000)
+    assert said["speedup"]["value"] == pytest.approx(20 / 13)
+    row = said["budget"][0]
+    assert set(row) == {"cause", "lost_ms", "predicted_speedup", "fix", "evidence"}
+    assert row["cause"] == "link"
+    assert row["lost_ms"]["value"] == pytest.approx(3)
+    assert row["predicted_speedup"]["value"] == pytest.approx(2)
+    assert _intervals([*said["budget"], *said["single_device_budget"]])
+    assert not Path("nfold-results/explain.html").exists()
+    with Store.read(Path("nfold-results")) as store:
+        before = {measurement.id for measurement in store.measurements()}
+    assert set(row["evidence"]) <= before
+    again = json.loads(_explain("digits", *SIMULATED, "--json", "--no-report").stdout)
+    assert again["budget"] == said["budget"]
+    with Store.read(Path("nfold-results")) as store:
+        assert {measurement.id for measurement in store.measurements()} == before
+
+
+def test_a_report_of_the_results_shows_plans_only() -> None:
+    _explain("digits", *SIMULATED, "--no-report")
+    found = CliRunner().invoke(app, ["report", "--json"])
+    kept = json.loads(found.stdout)["measurements"]
+    with Store.read(Path("nfold-results")) as store:
+        everything = store.measurements()
+    assert 0 < len(kept) < len(everything)
+    assert {m["id"] for m in kept} == {m.id for m in everything if not m.ablation}
+
+
+def test_a_failing_plan_is_one_sentence(planted: pytest.MonkeyPatch) -> None:
+    planted.setenv("NFOLD_SIMULATED", '{"failures": [{"kind": "crash", "step": 3}]}')
+    error = _refused("digits", *SIMULATED)
+    assert isinstance(error, RunFailure)
+    assert "planted crash in step 3" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["digits", "--framework", "simulated", "--devices", "cuda:1"], "--devices 2"),
+        (["digits", "--devices", "cpu:1"], "next: --devices cpu:2"),
+        (["digts", "--devices", "cpu:2"], "workload 'digts'"),
+        (["conv2d", "--devices", "cpu:2"], "nfold bench conv2d"),
+        (["digits", *SIMULATED, "--budget", "soon"], "allowed are times above 0"),
+        (["digits", *SIMULATED, "--budget", "0s"], "allowed are times above 0"),
+        (["digits", "--framework", "simulated", "--devices", "cuda:2,cuda:4"], "one value"),
+        (["digits", *SIMULATED, "--scaling", "sideways"], "weak, strong"),
+    ],
+)
+def test_a_wrong_request_says_what_is_allowed(arguments: list[str], said: str) -> None:
+    error = _refused(*arguments)
+    assert isinstance(error, UsageError)
+    assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90s", 90), ("3m", 180), ("1h", 3600), ("45", 45), ("1.5m", 90)]
+)
+def test_times_are_read(text: str, value: float) -> None:
+    assert seconds(text) == value

@@ -1,0 +1,201 @@
+"""Planted costs against the budget that finds them: exact without noise, in intervals with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from explaining import explained
+from nfold.finding import Budget, Finding
+from nfold.frameworks.simulated import Script
+from nfold.stats import Interval
+
+BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
+
+
+def row(budget: Budget, cause: str, *, single: bool = False) -> Finding:
+    (found,) = (r for r in (budget.single if single else budget.rows) if r.cause == cause)
+    return found
+
+
+def named(budget: Budget) -> list[str]:
+    return [row.cause for row in budget.named]
+
+
+def holds(interval: Interval, value: float, slack: float = 1e-9) -> bool:
+    assert interval.low is not None
+    assert interval.high is not None
+    return interval.low - slack <= value <= interval.high + slack
+
+
+PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
+    ("link", 4.0, {"transfer_ms": 9.0, "overlap": 0.5}, {}),
+    ("link", 3.0, {"exchange_ms": 3.0}, {}),
+    ("threads", 2.5, {"contention_ms": 2.5}, {}),
+    ("synchronization", 1.1, {"wrapper_ms": 0.4, "latency_ms": 0.7}, {}),
+    ("synchronization", 2.0, {"batch_norm_ms": 2.0}, {"batch_norm": "synchronised"}),
+    ("imbalance", 3.0, {"straggler_ms": 3.0, "straggler_rank": 1}, {}),
+    ("launch-bound", 2.0, {"host_ms": 4.0}, {}),
+    ("single-process", 6.0, {"dp_exchange_ms": 6.0}, {"strategy": "dp"}),
+    ("epoch-boundary", 1.5, {"epoch_gap_ms": 30.0}, {}),
+    ("input", 7.5, {"load_ms_per_sample": 0.35, "host_cores": 4}, {"workers": 4}),
+]
+
+
+@pytest.mark.parametrize(("cause", "lost_ms", "planted", "changes"), PLANTED)
+def test_a_planted_cost_is_found_exactly(
+    cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    found = explained(Script(**BASE, **planted), **changes)
+    assert row(found, cause).lost_ms.value == pytest.approx(lost_ms)
+    assert named(found)[0] == cause
+    assert {r.cause for r in found.rows if r.named} == {cause}
+    assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+    assert row(found, cause).evidence
+
+
+@pytest.mark.parametrize(("cause", "lost_ms", "planted", "changes"), PLANTED)
+def test_under_noise_the_interval_holds_the_planted_cost(
+    cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    noisy = Script(**BASE, **planted, noise=0.01, process_noise=0.01)
+    found = explained(noisy, **changes)
+    # Steps that vary are an imbalance of their own: with this noise 0.6 % of a step.
+    slack = 0.12 if cause == "imbalance" else 0.0
+    assert holds(row(found, cause).lost_ms, lost_ms, slack)
+    assert named(found)[0] == cause
+
+
+def test_ranks_that_are_late_in_turn_cost_the_latest_over_the_mean() -> None:
+    found = explained(Script(**BASE, random_straggler_ms=3.0), scaling="weak")
+    assert row(found, "imbalance").lost_ms.value == pytest.approx(1.5)
+    assert row(found, "imbalance").fix.startswith("steps vary")
+    assert [r.cause for r in found.rows if r.named] == ["imbalance"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "lost_ms", "planted", "changes"),
+    [
+        ("input", 5.0, {"load_ms_per_sample": 0.6}, {"workers": 4}),
+        ("input", 2.0, {"input_ms_per_sample": 0.02}, {}),
+        ("copies", 2.0, {"copy_ms_per_sample": 0.02}, {}),
+        ("launch-bound", 3.0, {"launch_ms": 13.0}, {}),
+        ("layout", 2.5, {"layout_ms": {"channels_first": 2.5}}, {}),
+    ],
+)
+def test_what_one_device_loses_by_itself_is_in_the_second_block(
+    cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    found = explained(Script(**BASE, **planted), scaling="weak", **changes)
+    assert found.speedup.value == pytest.approx(2)
+    assert row(found, cause, single=True).lost_ms.value == pytest.approx(lost_ms)
+    assert named(found)[0] == cause
+    assert not any(r.named for r in found.rows)
+    assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("planted", "changes"),
+    [
+        ({"load_ms_per_sample": 0.39}, {"workers": 4}),
+        ({"transfer_ms": 4.9, "overlap": 0.5}, {}),
+        ({"launch_ms": 9.9}, {}),
+    ],
+)
+def test_a_dose_below_the_hiding_threshold_costs_nothing(
+    planted: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    found = explained(Script(**BASE, **planted), **changes)
+    assert named(found) == []
+    assert {round(r.lost_ms.value, 9) for r in (*found.rows, *found.single)} == {0.0}
+
+
+def test_an_exchange_that_slow_input_hides_costs_nothing_and_the_pair_is_told() -> None:
+    script = Script(
+        **BASE, load_ms_per_sample=0.6, transfer_ms=8.0, straggler_ms=1.0, straggler_rank=1
+    )
+    found = explained(script, workers=4)
+    assert row(found, "link").lost_ms.value == pytest.approx(0)
+    assert row(found, "imbalance").lost_ms.value == pytest.approx(0)
+    assert row(found, "input").lost_ms.value == pytest.approx(0)
+    assert row(found, "input", single=True).lost_ms.value > 3
+    assert row(found, "input", single=True).fix == "--input resident"
+    (pair,) = found.interactions
+    assert pair.causes == ("input", "link")
+    # Without the input 14 ms are left, without the exchange 15, without both 11.
+    assert pair.lost_ms.value == pytest.approx(14 + 15 - 15 - 11)
+    assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+
+
+def test_costs_that_add_up_do_not_interact() -> None:
+    script = Script(**BASE, input_ms_per_sample=0.03, exchange_ms=2.0)
+    found = explained(script)
+    assert [one.causes for one in found.interactions] == [("input", "link")]
+    assert found.interactions[0].lost_ms.value == pytest.approx(0)
+
+
+def test_loaders_that_crowd_each_other_out_are_the_input_s_and_fewer_are_the_cure() -> None:
+    """The worked case: one device alone shows no input loss at all."""
+    crowded = Script(
+        compute_ms_per_sample=0.06765,
+        load_ms_per_sample=0.9,
+        host_cores=28,
+        transfer_ms=7.0,
+    )
+    found = explained(crowded, devices=4, batch=400, workers=14)
+    assert named(found)[0] == "input"
+    alone = row(found, "input", single=True)
+    assert not alone.named
+    parts = dict(row(found, "input").parts)
+    assert parts["loaders of all ranks share the host"].value > 0
+    assert row(found, "input").proven
+
+
+def test_everything_at_once_adds_up_to_what_is_missing() -> None:
+    script = Script(
+        **BASE,
+        transfer_ms=9.0,
+        contention_ms=1.0,
+        wrapper_ms=0.5,
+        latency_ms=0.3,
+        straggler_ms=2.0,
+        straggler_rank=1,
+        host_ms=2.0,
+    )
+    found = explained(script, devices=4)
+    missing = found.n_devices.step_ms.value - found.ideal_ms.value
+    assert sum(r.lost_ms.value for r in found.rows) == pytest.approx(missing)
+    # The straggler's row holds all of it: the reference is a rank that is not slow.
+    assert row(found, "imbalance").lost_ms.value == pytest.approx(2.0)
+
+
+def test_a_slow_device_is_told_from_slow_data() -> None:
+    device = explained(Script(**BASE, straggler_ms=3.0, straggler_rank=1))
+    assert row(device, "imbalance").fix.startswith("device 1 is slow")
+    shared = explained(Script(**BASE, straggler_ms=3.0, straggler_rank=1, straggler_of="data"))
+    assert row(shared, "imbalance").fix.startswith("rank 1's share")
+
+
+def test_wrong_training_stands_above_everything() -> None:
+    same = explained(Script(**BASE, same_samples=True))
+    assert "the same samples" in same.wrong[0]
+    assert named(same)[0] == "undivided-work"
+    assert same.speedup.value == pytest.approx(1)
+    assert row(same, "undivided-work").lost_ms.value == pytest.approx(10)
+    lonely = explained(Script(**BASE, no_exchange=True))
+    assert "gradients were not exchanged" in lonely.wrong[0]
+
+
+def test_devices_that_cannot_help_are_told_with_the_batch_from_which_they_do() -> None:
+    found = explained(Script(**BASE, exchange_ms=25.0))
+    assert found.limit is not None
+    assert not found.limit.helps
+    assert found.limit.batch is not None
+    # One device needs 0.1 ms a sample, two 0.05 and 25 ms: as fast at 500.
+    assert found.limit.batch.value == pytest.approx(500)
+    never = explained(Script(**BASE, copy_ms_per_sample=0, contention_ms=15.0), scaling="weak")
+    assert never.limit is not None
+    assert never.limit.batch is not None
+    assert never.limit.batch.value == pytest.approx(300)
+    assert explained(Script(**BASE)).limit is None

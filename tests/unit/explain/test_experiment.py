@@ -1,0 +1,133 @@
+"""The experiment: time, failures, what was measured before, what is asked for next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from explaining import Memory, failed, ladder, runner, target
+from nfold.ablation import Ablation
+from nfold.errors import RunFailure
+from nfold.explain.budget import budget
+from nfold.explain.experiment import Clock, Events, Experiment, rounded
+from nfold.explain.ladder import Rung
+from nfold.explain.measured import NO_TIME
+from nfold.frameworks.simulated import Script
+from nfold.measurement import Measurement
+from nfold.run.options import Stop
+
+SCRIPT = Script(compute_ms_per_sample=0.1, exchange_ms=2.0, samples_per_epoch=2000)
+
+
+class Ticking:
+    """A clock on which every run takes a second."""
+
+    def __init__(self, run: Any) -> None:
+        self.now, self._run = 0.0, run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Measurement:
+        self.now += 1
+        measurement: Measurement = self._run(*args, **kwargs)
+        return measurement
+
+
+class Noting(Events):
+    def __init__(self) -> None:
+        self.runs: list[tuple[Rung, int]] = []
+
+    def finished(self, rung: Rung, number: int, measurement: Measurement, left_s: float) -> None:
+        self.runs.append((rung, number))
+
+
+def _experiment(
+    seconds: float, store: Memory | None = None, stop: Stop | None = None
+) -> tuple[Experiment, Ticking, Noting]:
+    ticking, noting = Ticking(runner(SCRIPT)), Noting()
+    clock = Clock(seconds, now=lambda: ticking.now)
+    made = Experiment(target(SCRIPT, store, ticking), clock, noting, stop or Stop())
+    return made, ticking, noting
+
+
+@pytest.mark.parametrize(("steps", "found"), [(0.2, 1), (3, 5), (11, 20), (200, 200), (201, 500)])
+def test_lengths_are_round(steps: float, found: int) -> None:
+    assert rounded(steps) == found
+
+
+def test_a_budget_that_is_too_short_gives_a_partial_answer_and_says_so() -> None:
+    experiment, ticking, _ = _experiment(6.0)
+    found = budget("digits", experiment.run(ladder()), experiment.measured)
+    assert ticking.now <= 6.0
+    assert found.speedup.value == pytest.approx(20 / 12)
+    assert NO_TIME in dict(found.untested).values()
+
+
+def test_even_without_time_the_speedup_is_measured() -> None:
+    experiment, ticking, _ = _experiment(0.5)
+    found = budget("digits", experiment.run(ladder()), experiment.measured)
+    assert ticking.now == 3.0
+    assert found.speedup.value == pytest.approx(20 / 12)
+    assert [doubt.kind for doubt in found.warnings] == ["few_repeats"]
+
+
+def test_rungs_are_repeated_in_rounds_of_another_order() -> None:
+    experiment, _, noting = _experiment(1000.0)
+    experiment.run(ladder())
+    rounds = {n: [rung for rung, number in noting.runs if number == n] for n in (1, 2)}
+    assert set(rounds[1]) == set(rounds[2])
+    assert rounds[1] != rounds[2]
+    assert all(len(set(rungs)) == len(rungs) for rungs in rounds.values())
+
+
+def test_what_was_measured_before_is_not_run_again() -> None:
+    store = Memory()
+    first, _, noting = _experiment(14.0, store)
+    first.run(ladder())
+    done = len(store.kept)
+    second, ticking, again = _experiment(1000.0, store)
+    second.run(ladder())
+    assert ticking.now == len(store.kept) - done
+    assert again.runs[:2] == noting.runs[:2]
+
+
+def test_a_request_to_stop_ends_it_with_what_there_is() -> None:
+    stop = Stop(signum=2)
+    experiment, ticking, _ = _experiment(1000.0, stop=stop)
+    found = budget("digits", experiment.run(ladder()), experiment.measured)
+    assert ticking.now == 3.0
+    assert found.untested
+
+
+def test_a_rung_that_fails_is_left_out_with_its_reason_and_not_tried_again() -> None:
+    asked: list[Ablation | None] = []
+    usual = runner(SCRIPT)
+
+    def run(workload: Any, plan: Any, ablation: Any = None, **more: Any) -> Measurement:
+        asked.append(ablation)
+        if ablation and ablation.exchange == "barrier":
+            return failed(Rung(plan=plan, ablation=ablation), "no room")
+        measurement: Measurement = usual(workload, plan, ablation, **more)
+        return measurement
+
+    experiment = Experiment(target(SCRIPT, run=run), Clock(1000.0), Events())
+    found = budget("digits", experiment.run(ladder()), experiment.measured)
+    reasons = dict(found.untested)
+    assert reasons["link"] == reasons["synchronization"] == "crashed: no room"
+    assert found.speedup.value == pytest.approx(20 / 12)
+    assert found.unexplained_ms.value == pytest.approx(2)
+    assert sum(bool(a and a.exchange == "barrier") for a in asked) == 1
+
+
+def test_a_plan_that_fails_cannot_be_explained() -> None:
+    def run(workload: Any, plan: Any, ablation: Any = None, **_: Any) -> Measurement:
+        return failed(Rung(plan=plan), "no room")
+
+    experiment = Experiment(target(SCRIPT, run=run), Clock(1000.0), Events())
+    with pytest.raises(RunFailure, match="2 devices, batch 200: crashed: no room"):
+        experiment.run(ladder())
+
+
+def test_a_named_cause_asks_for_its_fixes() -> None:
+    experiment, _, noting = _experiment(1000.0)
+    asked = experiment.run(ladder())
+    assert asked.edited(exchange="bf16") in {rung for rung, _ in noting.runs}

@@ -1,0 +1,99 @@
+"""Values and intervals of rungs: rounds cancel, few runs are wide, ranks that differ are told."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from explaining import ladder
+from nfold.ablation import Ablation
+from nfold.explain.fit import Fit, Key, View
+from nfold.explain.ladder import Rung
+
+LADDER = ladder(batch=200)
+FULL, BARRIER, NONE = LADDER.full(), LADDER.barrier("resident"), LADDER.unexchanged("resident")
+
+
+def _difference(view: View) -> float:
+    return view.step(FULL) - view.step(BARRIER)
+
+
+def test_what_a_round_does_to_all_rungs_cancels() -> None:
+    slow = {0: 1.0, 1: 1.3, 2: 0.8}
+    table = {
+        (FULL, "step"): {n: 12 * by for n, by in slow.items()},
+        (BARRIER, "step"): {n: 10 * by for n, by in slow.items()},
+        (LADDER.one, "step"): {n: 20 * by for n, by in slow.items()},
+    }
+    found = Fit(table, [0.5]).interval(_difference)
+    middle = (1.0 * 1.3 * 0.8) ** (1 / 3)
+    assert found.value == pytest.approx(2 * middle)
+    assert (found.low, found.high) == pytest.approx((found.value, found.value))
+
+
+def test_a_rung_of_later_rounds_only_is_compared_fairly() -> None:
+    table: dict[Key, dict[int, float]] = {
+        (FULL, "step"): {0: 12.0, 1: 24.0},
+        (LADDER.one, "step"): {0: 20.0, 1: 40.0},
+        (BARRIER, "step"): {1: 20.0},
+    }
+    assert Fit(table, []).view.step(FULL) / Fit(table, []).view.step(BARRIER) == pytest.approx(1.2)
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    draws, held, times = random.Random(3), 0, 60
+    for _ in range(times):
+        steps = {FULL: 12.0, BARRIER: 10.0, LADDER.one: 20.0, NONE: 10.0}
+        table: dict[Key, dict[int, float]] = {
+            (rung, "step"): {n: ms * draws.lognormvariate(0, 0.02) for n in range(3)}
+            for rung, ms in steps.items()
+        }
+        found = Fit(table, [], resamples=150).interval(_difference)
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 2 <= found.high
+    assert held >= 0.9 * times
+
+
+def test_one_run_a_rung_has_the_scatter_inside_runs() -> None:
+    table: dict[Key, dict[int, float]] = {(FULL, "step"): {0: 12.0}, (BARRIER, "step"): {0: 10.0}}
+    exact = Fit(table, [0.0]).interval(_difference)
+    assert (exact.low, exact.high) == pytest.approx((2.0, 2.0))
+    wide = Fit(table, [0.05]).interval(_difference)
+    assert wide.low is not None
+    assert wide.low < 1
+    assert Fit(table, [0.05]).free < 3
+
+
+@pytest.mark.parametrize(("slow", "reference"), [(1.0, (0, 1)), (1.01, (0, 1)), (1.2, (0,))])
+def test_ranks_that_differ_are_not_averaged(slow: float, reference: tuple[int, ...]) -> None:
+    table: dict[Key, dict[int, float]] = {
+        (NONE, "step"): {0: 10.0},
+        (NONE, "rank 0"): {0: 10.0},
+        (NONE, "rank 1"): {0: 10.0 * slow},
+    }
+    view = Fit(table, [0.001]).view
+    assert view.reference == reference
+    assert view.own(NONE) == pytest.approx(10 * (1 + slow) / 2 if len(reference) > 1 else 10)
+
+
+def test_a_gap_may_be_below_zero() -> None:
+    table: dict[Key, dict[int, float]] = {
+        (FULL, "step"): {0: 10.0, 1: 10.0},
+        (FULL, "gap"): {0: -0.1, 1: 0.3},
+    }
+    found = Fit(table, []).interval(lambda view: view.gap(FULL))
+    assert found.value == pytest.approx(0.1)
+    assert (found.low, found.high) == pytest.approx((-0.1, 0.3))
+
+
+def test_rungs_are_one_object_each_and_equal_where_they_ask_the_same() -> None:
+    assert LADDER.full() is LADDER.full()
+    assert LADDER.full() == Rung(plan=LADDER.plan, ablation=Ablation())
+    assert LADDER.barrier("real") == Rung(plan=LADDER.plan, ablation=Ablation(exchange="barrier"))
+    weak = ladder("weak", batch=200)
+    assert weak.one == weak.alone("real")
+    assert weak.one.plan.batch == 100
+    assert str(weak.one) == "1 device, batch 100"
+    assert str(NONE) == "2 devices, batch 200, input resident, exchange none"

@@ -1,0 +1,70 @@
+"""From measurements to the numbers that rungs compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from made import machine, plan
+from nfold.explain.readings import readings, scatter
+from nfold.measurement import Epoch, Measurement, RankSamples, Status, Window
+from nfold.workload import Workload
+
+HOST = machine()
+
+
+def _rank(rank: int, seconds: list[float], samples: int = 80, **more: Any) -> RankSamples:
+    windows = tuple(Window(start_s=0, seconds=s, steps=10, samples=samples) for s in seconds)
+    steps = tuple(1e2 * s for s in seconds for _ in range(10))
+    return RankSamples(rank=rank, device="cpu", windows=windows, step_ms=steps, **more)
+
+
+def _of(*ranks: RankSamples, status: Status = "ok") -> Measurement:
+    asked = plan(HOST, devices=len(ranks), batch=8 * len(ranks))
+    return Measurement(
+        id="m",
+        workload=Workload(name="digits"),
+        plan=asked,
+        machine=HOST,
+        status=status,
+        ranks=ranks,
+    )
+
+
+def test_of_ranks_that_wait_the_slowest_window_counts() -> None:
+    found = readings(_of(_rank(0, [0.1, 0.1, 0.1]), _rank(1, [0.2, 0.3, 0.2])), coupled=True)
+    assert found == {"step": pytest.approx(20)}
+
+
+def test_of_ranks_that_do_not_wait_each_counts() -> None:
+    found = readings(_of(_rank(0, [0.1, 0.1]), _rank(1, [0.3, 0.3])), coupled=False)
+    assert found == {
+        "step": pytest.approx(20),
+        "slowest": pytest.approx(30),
+        "rank 0": pytest.approx(10),
+        "rank 1": pytest.approx(30),
+    }
+
+
+def test_steps_are_counted_by_their_samples() -> None:
+    """A tenth step over a smaller batch does not make steps look faster."""
+    found = readings(_of(_rank(0, [0.076] * 3, samples=76)), coupled=True)
+    assert found["step"] == pytest.approx(8.0)
+
+
+def test_what_no_window_holds_is_between_epochs() -> None:
+    epochs = tuple(Epoch(seconds=0.25, samples=160, train_loss=1.0) for _ in range(3))
+    rank = _rank(0, [0.1] * 5, warmup_steps=10, epochs=epochs)
+    assert readings(_of(rank), coupled=True)["gap"] == pytest.approx(2.5)
+
+
+def test_a_failure_has_no_readings() -> None:
+    assert readings(_of(_rank(0, [0.1]), status="oom"), coupled=True) == {}
+    assert readings(_of(RankSamples(rank=0, device="cpu")), coupled=True) == {}
+
+
+def test_the_scatter_inside_a_run() -> None:
+    assert scatter(_of(_rank(0, [0.1]))) == 0
+    assert scatter(_of(_rank(0, [0.1] * 4))) == 0
+    assert scatter(_of(_rank(0, [0.1, 0.12, 0.1, 0.12]))) == pytest.approx(0.066, rel=0.02)

@@ -1,0 +1,76 @@
+"""The budget as a picture and in words: bars that follow each other, nothing that acts."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+import pytest
+
+from explaining import explained
+from nfold.finding import sentences
+from nfold.frameworks.simulated import Script
+from nfold.report import explained as explained_page
+from nfold.report import explained_text, explanation, waterfall
+from nfold.stats import Interval
+
+SICK = Script(
+    compute_ms_per_sample=0.1, exchange_ms=3.0, straggler_ms=2.0, straggler_rank=1, latency_ms=1.0
+)
+BUDGET = explained(SICK)
+
+
+def test_every_bar_begins_where_the_one_before_ends() -> None:
+    found = waterfall.bars(BUDGET)
+    names = ["2-fold", "link", "imbalance", "synchronization", "unexplained", "achieved"]
+    assert [bar.name for bar in found] == names
+    for before, after in pairwise(found[:-1]):
+        assert after.start == before.end
+    assert found[-1].end == pytest.approx(16)
+    assert found[0].end == pytest.approx(10)
+
+
+def test_the_picture_has_the_numbers_and_no_script() -> None:
+    page = explained_page.page(BUDGET)
+    assert "+3.00" in page
+    assert "16.00" in page
+    assert "<script" not in page
+    assert page.count("<svg") == 1
+
+
+def test_hostile_names_are_inert() -> None:
+    hostile = dataclasses.replace(BUDGET, target="</title><script>alert(1)</script>\x1b[31m")
+    page = explained_page.page(hostile)
+    assert "<script" not in page
+    assert "\x1b" not in page
+    assert "<script" not in explained_text.document(hostile).replace("\\<script", "")
+
+
+def test_the_three_sentences_stand_in_the_page_and_in_markdown() -> None:
+    said = sentences(BUDGET)
+    assert len(said) == 3
+    assert said[0].startswith("Most is lost to link")
+    assert "1.54 ×" in said[2]
+    assert said[0] in explained_page.page(BUDGET)
+    assert "link" in explained_text.document(BUDGET)
+
+
+def test_healthy_runs_need_no_change() -> None:
+    healthy = explained(Script(compute_ms_per_sample=0.1))
+    assert sentences(healthy)[1] == "There is nothing to change."
+    assert explanation.lines(healthy.rows, healthy) == []
+
+
+def test_what_nobody_explains_is_not_called_healthy() -> None:
+    dark = dataclasses.replace(BUDGET, rows=(), single=(), unexplained_ms=Interval(6.0, 5.5, 6.5))
+    said = sentences(dark)
+    assert said[0].startswith("6.00 ms (5.50 to 6.50), 38 % of a step, is missing to 2-fold")
+    assert "a larger --budget" in said[1]
+
+
+def test_devices_that_cannot_help_are_told_so() -> None:
+    slow = explained(Script(compute_ms_per_sample=0.1, exchange_ms=25.0))
+    said = sentences(slow)
+    assert said[0].startswith("2 devices cannot help at batch 200: they are 0.57 ×")
+    assert said[1].startswith("They do from a batch of about 500 on")
+    assert "10,000 samples/s" in said[2]
