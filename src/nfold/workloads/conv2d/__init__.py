@@ -48,8 +48,8 @@ def unsupported(plan: Plan) -> str | None:
         return f"step {plan.step!r}: conv2d runs 'eager' only"
     if plan.framework in KERAS and plan.precision not in ("fp32", "tf32"):
         return (
-            f"precision {plan.precision!r}: conv2d on {plan.framework} is allowed fp32 and, on "
-            "GPUs, tf32; next: --framework torch"
+            f"precision {plan.precision!r}: on {plan.framework} conv2d's arrays are NumPy's; "
+            "allowed are fp32 and, on GPUs, tf32; next: --framework torch"
         )
     if plan.steps_per_execution > 1:
         return f"steps_per_execution {plan.steps_per_execution}: conv2d times every call; use 1"
