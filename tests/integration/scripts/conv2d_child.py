@@ -50,7 +50,7 @@ def main() -> None:
     """``NAME`` and cases as JSON: [workload, changes of the plan] each; then a planted mistake."""
     name, cases = sys.argv[1], json.loads(sys.argv[2])
     found = [run(name, workload, changes) for workload, changes in cases]
-    values.to_correlation = unturned
+    vars(values)["to_correlation"] = unturned
     try:
         found.append(run(name, "conv2d:size=9", {}))
     except Mismatch as error:

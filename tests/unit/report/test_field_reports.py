@@ -81,6 +81,25 @@ def test_conv2d_says_nothing_of_the_start_where_it_takes_no_time() -> None:
     assert "10 % on 1 device" in said
 
 
+def test_conv2d_keeps_other_frameworks_in_a_table_of_their_own() -> None:
+    torch = measured_grids.operation_grid([1, 2])
+    (other,) = (one.to_dict() for one in measured_grids.operation_grid([1]))
+    other["plan"]["framework"] = "jax"
+    other["ranks"][0]["parts"] = [to_plain(measured.part("end to end, pageable", 0.01))]
+    failed = torch[1].to_dict() | {"status": "crashed", "cause": {"text": "no GPU"}, "ranks": []}
+    failed["plan"] = {**failed["plan"], "framework": "tensorflow"}
+    others = [Measurement.from_dict(one) for one in (other, failed)]
+    alone = field_report("conv2d-devices", torch)
+    made = field_report("conv2d-devices", [*torch, *others])
+    assert [sheet.texts for sheet in made.sheets[:3]] == [s.texts for s in alone.sheets]
+    *_, sheet = made.sheets
+    assert sheet.heads == ("framework", "part", "1 device [ms]", "2 devices [ms]")
+    assert float(_row(sheet, "jax", "end to end, pageable")[0]) == pytest.approx(0.01, rel=0.2)
+    assert "crashed" in _row(sheet, "tensorflow")[-1]
+    assert "ms in jax" in made.sentences[-1]
+    assert made.sentences[:-1] == alone.sentences
+
+
 def test_mnist_compares_frameworks_by_batch_and_counts_steps() -> None:
     found = [
         _steady(100.0, workload="mnist", batch=100, epochs=2),

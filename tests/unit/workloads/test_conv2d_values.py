@@ -142,7 +142,7 @@ def test_a_kernel_is_timed_from_idle_to_idle() -> None:
     )
     ones = np.ones((1, 1, 3, 3), np.float32)
     host = NumpyHost.of(np.ones((1, 1, 6, 6), np.float32), "channels_last")
-    Logged(0, place, host, ones, ones / 9).warm()
+    Logged(0, place, host, ones, ones / np.float32(9)).warm()
     assert log == ["wait", "compute", "wait", "compute", "wait"]
 
 
