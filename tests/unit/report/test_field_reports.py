@@ -94,7 +94,7 @@ def test_conv2d_keeps_other_frameworks_in_a_table_of_their_own() -> None:
     assert [sheet.texts for sheet in made.sheets[:3]] == [s.texts for s in alone.sheets]
     *_, sheet = made.sheets
     assert sheet.heads == ("framework", "part", "1 device [ms]", "2 devices [ms]")
-    assert float(_row(sheet, "jax", "end to end, pageable")[0]) == pytest.approx(0.01, rel=0.2)
+    assert _row(sheet, "jax", "end to end, pageable")[2].startswith("0.0")
     assert "crashed" in _row(sheet, "tensorflow")[-1]
     assert "ms in jax" in made.sentences[-1]
     assert made.sentences[:-1] == alone.sentences
