@@ -38,7 +38,7 @@ def report(found: Sequence[Result]) -> FieldReport:
     everyone = of_workload(found, "conv2d")
     mine = _of(everyone, TORCH)
     plain = _plain(mine)
-    others = {name: _plain(_of(everyone, name)) for name in OTHERS}
+    others = {name: _plain(_alike(_of(everyone, name), plain)) for name in OTHERS}
     timed = {devices: _timed(result) for devices, result in plain.items()}
     sentences = [_first(timed), _scaling(timed), _copies(timed), _peer(timed), _larger(mine)]
     compared = {name: cells for name, cells in {TORCH: plain, **others}.items() if cells}
@@ -165,6 +165,12 @@ def _problems(mine: Sequence[Result]) -> Sheet:
     return rows.sheet()
 
 
+def _alike(found: Sequence[Result], plain: dict[int, Result]) -> list[Result]:
+    """The cells that do the work of PyTorch's; all, where it has none."""
+    known = {(result.cell.first.workload, result.batch) for result in plain.values()}
+    return [r for r in found if not known or (r.cell.first.workload, r.batch) in known]
+
+
 def _frameworks(compared: dict[str, dict[int, Result]]) -> Sheet:
     """The report's guess that another library is faster: the same parts in each."""
     counts = device_counts([result for cells in compared.values() for result in cells.values()])
@@ -183,10 +189,14 @@ def _frameworks(compared: dict[str, dict[int, Result]]) -> Sheet:
 
 
 def _libraries(compared: dict[str, dict[int, Result]]) -> str:
-    """The way end to end on the fewest devices, in every framework that has one."""
-    whole = {name: _whole(_timed(cells[min(cells)])) for name, cells in compared.items()}
+    """The way end to end on the fewest devices that all frameworks have."""
+    common = set[int].intersection(*map(set, compared.values()))
+    if not common:
+        return ""
+    whole = {name: _whole(_timed(cells[min(common)])) for name, cells in compared.items()}
     said = [f"{number(way.ms.value)} ms in {name}" for name, way in whole.items() if way]
-    return f"End to end on the fewest devices takes {listed(said)}." if len(said) > 1 else ""
+    fewest = count(min(common), "device")
+    return f"End to end on {fewest} takes {listed(said)}." if len(said) > 1 else ""
 
 
 def _time(rows: Rows, result: Result | None, whole: Timing | None) -> Entry:
