@@ -54,8 +54,16 @@ HOMES: dict[str, tuple[str, ...]] = {
     ),
     "triton": ("workloads/conv2d/kernel.py",),
     "keras": ("frameworks/keras/*", "workloads/keras.py", "workloads/*/keras.py"),
-    "tensorflow": ("frameworks/keras/on_tensorflow.py", "frameworks/keras/replicas.py"),
-    "jax": ("frameworks/keras/on_jax.py",),
+    "tensorflow": (
+        "frameworks/keras/on_tensorflow.py",
+        "frameworks/keras/replicas.py",
+        "workloads/*/tensorflow.py",
+    ),
+    "jax": (
+        "frameworks/keras/on_jax.py",
+        "frameworks/keras/jax_devices.py",
+        "workloads/*/jax.py",
+    ),
     "numpy": ("data/*", "workloads/*", "frameworks/*"),
     "sklearn": ("data/*",),
     "pyarrow": ("data/*",),

@@ -11,7 +11,7 @@ from typing import Any
 
 from nfold import workloads
 from nfold.bench.axes import LISTS, Axes
-from nfold.errors import UsageError
+from nfold.errors import ExtraMissing, NfoldError, UsageError
 from nfold.machine import Machine
 from nfold.measurement import cell_id
 from nfold.plan import Plan
@@ -115,7 +115,7 @@ def _device(asked: Plan, machine: Machine) -> str:
 
 
 class _Builder:
-    """Builds one grid; ``refusals`` are the usage errors that became cells with a reason."""
+    """Builds one grid; ``refusals`` are the errors that became cells with a reason."""
 
     def __init__(self, axes: Axes, machine: Machine, unsupported: Unsupported, cores: int) -> None:
         self._axes = axes
@@ -126,7 +126,7 @@ class _Builder:
         self._varying = tuple(name for name, values in axes.changes.items() if len(values) > 1)
         self._kinds = any("device" in change for change in axes.changes.get("devices", ()))
         self._cores = cores
-        self.refusals: list[UsageError] = []
+        self.refusals: list[NfoldError] = []
 
     def cells(self) -> Iterator[GridCell]:
         """One cell for every combination."""
@@ -157,7 +157,7 @@ class _Builder:
 
     def _cell(self, workload: Workload, changes: dict[str, Any], reason: str | None) -> GridCell:
         plan, refused = self._plan(self._axes.common.edit(**changes))
-        reason = reason or refused or self._unsupported(workload, plan, self._machine)
+        reason = reason or refused or self._refused_by_framework(workload, plan)
         return GridCell(
             id=cell_id(workload, plan, None, self._machine),
             workload=workload,
@@ -165,6 +165,14 @@ class _Builder:
             label=self._label(workload, plan),
             reason=reason,
         )
+
+    def _refused_by_framework(self, workload: Workload, plan: Plan) -> str | None:
+        """Why the plan's framework cannot run it, which may be that it is not installed."""
+        try:
+            return self._unsupported(workload, plan, self._machine)
+        except ExtraMissing as missing:
+            self.refusals.append(missing)
+            return str(missing)
 
     def _plan(self, asked: Plan) -> tuple[Plan, str | None]:
         """The complete plan, and why it cannot be where its strategy and devices disagree."""

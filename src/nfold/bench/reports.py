@@ -47,6 +47,7 @@ class Report:
         return self.quick if quick else self.full
 
 
+TORCH = {"framework": "torch"}
 FEW_IMAGES = {"batch": "42"}
 """Of a convolution that other libraries on a CPU take seconds for."""
 
@@ -74,9 +75,15 @@ REPORTS: dict[str, Report] = {
         Report(
             name="conv2d-devices",
             full=(
-                Part(workload="conv2d", steps=30),
-                Part(workload="conv2d", parameters=("filter=3,10", "channels=1,10"), steps=30),
-                Part(workload="conv2d:copy_only=1", steps=30),
+                Part(workload="conv2d", lists=TORCH, steps=30),
+                Part(
+                    workload="conv2d",
+                    lists=TORCH,
+                    parameters=("filter=3,10", "channels=1,10"),
+                    steps=30,
+                ),
+                Part(workload="conv2d:copy_only=1", lists=TORCH, steps=30),
+                Part(workload="conv2d", lists={"framework": "tensorflow,jax"}, steps=30),
             ),
             quick=(
                 Part(workload="conv2d", steps=10, warmup_steps=2),

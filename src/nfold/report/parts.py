@@ -107,8 +107,7 @@ def timings(found: Sequence[Result]) -> list[Timing]:
 def _labels(found: Sequence[Result]) -> dict[str, str]:
     """What the columns are called, by cell."""
     cells = [result.cell for result in found]
-    differing = axes.varying(cells) or ("devices",)
-    shown = ("devices",) if "devices" not in differing or len(cells) == 1 else differing
+    shown = ("devices",) if len(cells) == 1 else axes.varying(cells)
     return {cell.first.cell: axes.label(cell.first, shown) for cell in cells}
 
 

@@ -7,7 +7,7 @@ import pytest
 from made import machine
 from nfold.bench.axes import read_axes
 from nfold.bench.grid import Grid, build_grid
-from nfold.errors import DevicesMissing, UnknownValue, UsageError
+from nfold.errors import DevicesMissing, ExtraMissing, UnknownValue, UsageError
 from nfold.machine import Machine
 from nfold.plan import Plan
 from nfold.workload import Workload
@@ -150,3 +150,21 @@ def test_a_length_holds_in_every_cell() -> None:
 def test_the_grid_of_another_machine_has_other_ids() -> None:
     here, there = (_grid(devices="1", host=machine(gpus=1, cores=cores)) for cores in (4, 8))
     assert here.cells[0].id != there.cells[0].id
+
+
+def _without_jax(_: Workload, plan: Plan, __: Machine) -> str | None:
+    if plan.framework == "jax":
+        raise ExtraMissing("jax", "jax")
+    return None
+
+
+def test_a_framework_that_is_not_installed_is_a_cell_beside_others_and_an_error_alone() -> None:
+    def grid(frameworks: str) -> Grid:
+        asked = read_axes("digits", {"framework": frameworks}, common=Plan())
+        return build_grid(asked, machine(), _without_jax)
+
+    here, missing = grid("torch,jax").cells
+    assert here.reason is None
+    assert str(missing.reason).endswith("pip install 'nfold[jax]'")
+    with pytest.raises(ExtraMissing, match="jax is not installed"):
+        grid("jax")

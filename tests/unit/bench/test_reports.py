@@ -107,3 +107,13 @@ def test_an_unknown_value_is_refused_as_a_users_is() -> None:
         _grid((TRAINED,), machine(), kept={"framework": "int3"})
     with pytest.raises(UnknownValue, match="mirrored-mnist"):
         report("mirrored")
+
+
+def test_other_frameworks_convolve_in_the_full_grid_only() -> None:
+    host = machine(cores=16)
+    known = {
+        quick: _grid(report("conv2d-devices").parts(quick=quick), host) for quick in (False, True)
+    }
+    frameworks = {q: {cell.plan.framework for cell in grid.cells} for q, grid in known.items()}
+    assert frameworks == {False: {"torch", "tensorflow", "jax"}, True: {"torch"}}
+    assert len([c for c in known[False].cells if c.plan.framework != "torch"]) == 4

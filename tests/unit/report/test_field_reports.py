@@ -81,6 +81,27 @@ def test_conv2d_says_nothing_of_the_start_where_it_takes_no_time() -> None:
     assert "10 % on 1 device" in said
 
 
+def test_conv2d_keeps_other_frameworks_in_a_table_of_their_own() -> None:
+    torch = measured_grids.operation_grid([1, 2])
+    (other,) = (one.to_dict() for one in measured_grids.operation_grid([1]))
+    other["plan"]["framework"] = "jax"
+    other["ranks"][0]["parts"] = [to_plain(measured.part("end to end, pageable", 0.01))]
+    smaller = {**other, "plan": {**other["plan"], "framework": "tensorflow", "batch": 84}}
+    failed = torch[0].to_dict() | {"status": "crashed", "cause": {"text": "no GPU"}, "ranks": []}
+    failed["plan"] = {**failed["plan"], "framework": "tensorflow"}
+    others = [Measurement.from_dict(one) for one in (other, failed, smaller)]
+    alone = field_report("conv2d-devices", torch)
+    made = field_report("conv2d-devices", [*torch, *others])
+    assert [sheet.texts for sheet in made.sheets[:3]] == [s.texts for s in alone.sheets]
+    *_, sheet = made.sheets
+    assert sheet.heads == ("framework", "part", "1 device [ms]", "2 devices [ms]")
+    assert _row(sheet, "jax", "end to end, pageable")[2].startswith("0.0")
+    (row,) = (row for row in sheet.texts if row[0] == "tensorflow")
+    assert "crashed" in row[2]
+    assert "ms in jax" in made.sentences[-1]
+    assert made.sentences[:-1] == alone.sentences
+
+
 def test_mnist_compares_frameworks_by_batch_and_counts_steps() -> None:
     found = [
         _steady(100.0, workload="mnist", batch=100, epochs=2),

@@ -82,3 +82,20 @@ def test_a_part_that_a_cell_does_not_have_is_a_dash() -> None:
 
 def test_training_has_no_parts() -> None:
     assert parts.table(timings(measured.measurement())) is None
+
+
+def test_cells_on_as_many_devices_are_not_mixed() -> None:
+    made = [
+        measured.measurement(
+            workload="conv2d",
+            devices=1,
+            batch=840,
+            steps=30,
+            framework=framework,
+            ranks=(RankSamples(rank=0, device="0", parts=(exact("copy only", ms, ms),)),),
+        )
+        for framework, ms in (("tensorflow", 2.0), ("jax", 6.0))
+    ]
+    found = {timing.column: timing.ms.value for timing in timings(*made)}
+    assert sorted(found.values()) == pytest.approx([2.0, 6.0])
+    assert all(any(name in column for column in found) for name in ("tensorflow", "jax"))

@@ -62,3 +62,23 @@ def test_what_makes_no_sense_has_a_reason(said: dict[str, object], word: str) ->
     reason = unsupported(resolved(**said))
     assert reason is not None
     assert word in reason
+
+
+@pytest.mark.parametrize(
+    ("framework", "step"), [("tensorflow", "graph"), ("tensorflow", "eager"), ("jax", "compiled")]
+)
+def test_other_frameworks_have_steps_of_their_own(framework: str, step: str) -> None:
+    assert unsupported(resolved(framework=framework, step=step)) is None
+    assert "graph" in str(unsupported(resolved(step="graph")))
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        ({"precision": "bf16"}, "allowed are fp32"),
+        ({"steps_per_execution": 2}, "times every call"),
+        ({"input": "generator"}, "generator"),
+    ],
+)
+def test_other_frameworks_refuse_what_makes_no_sense(said: dict[str, object], word: str) -> None:
+    assert word in str(unsupported(resolved(framework="jax", **said)))

@@ -18,8 +18,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1", allow_module_level=True)
 
 from nfold.workloads.conv2d.check import TOLERANCE, check, reference
-from nfold.workloads.conv2d.cpu import DTYPES, to_correlation
+from nfold.workloads.conv2d.cpu import DTYPES
 from nfold.workloads.conv2d.kernel import WIDEST, Variant, launcher, supports, variants
+from nfold.workloads.conv2d.problem import to_correlation
 
 ODD = (11, 13)
 """Height and width that no tile divides."""

@@ -13,9 +13,9 @@ from nfold.errors import Mismatch, Unsupported
 from nfold.plan import Plan
 from nfold.workloads.conv2d import cpu
 from nfold.workloads.conv2d.check import reference
-from nfold.workloads.conv2d.cpu import CpuLane, Form, convolve, to_correlation
+from nfold.workloads.conv2d.cpu import CpuLane, Form, convolve
 from nfold.workloads.conv2d.lane import Lane
-from nfold.workloads.conv2d.problem import Array
+from nfold.workloads.conv2d.problem import Array, to_correlation
 from nfold.workloads.conv2d.rank import ConvResult, ConvTask
 from nfold.workloads.conv2d.torch import run_parts
 

@@ -19,6 +19,8 @@ class Keras(Framework):
     """One process drives all devices, because Keras chooses its back end once, at import."""
 
     keeps: ClassVar[bool] = False
+    operates: ClassVar[bool] = True
+    """Whether operations are written for it."""
 
     def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         """The first rule that the plan breaks, or None; ExtraMissing where it is not installed."""
@@ -26,10 +28,11 @@ class Keras(Framework):
             return f"{workload.name} is written in PyTorch; next: --framework torch"
         check_installed(self.name)
         known = info(workload.name)
-        if known.kind == "operation":
-            return f"{workload.name} is written for torch only; next: --framework torch"
+        operation = known.kind == "operation"
+        if operation and not self.operates:
+            return f"{workload.name} is not written for {self.name}; next: --framework torch"
         blind = without_cuda(self.name) if plan.device == "cuda" else None
-        return blind or broken(plan) or known.unsupported(plan)
+        return blind or broken(plan, operation=operation) or known.unsupported(plan)
 
     def processes(self, plan: Plan) -> int:
         """One, whatever the plan."""
@@ -38,6 +41,10 @@ class Keras(Framework):
     def run_rank(self, task: Task, observer: Observer) -> RankSamples:
         """Claim the cores of all CPU devices, then choose the back end and import it."""
         with claimed_cores(task.plan, 0, task.plan.devices or 1):
+            if info(task.workload.name).kind == "operation":
+                from nfold.frameworks.keras.operation import operate
+
+                return operate(task, observer)
             from nfold.frameworks.keras.loop import train
 
             return train(task, observer)
@@ -59,6 +66,7 @@ class KerasTorch(Keras):
     """Keras on PyTorch."""
 
     name: ClassVar[str] = "keras-torch"
+    operates: ClassVar[bool] = False
 
     def run_rank(self, task: Task, observer: Observer) -> RankSamples:
         """Claim the device's cores, then run PyTorch's loop on Keras's model."""

@@ -8,7 +8,6 @@ adds the exchange of gradients, and computes batch norm over the whole batch.
 from __future__ import annotations
 
 import dataclasses
-import resource
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
 from nfold.frameworks.keras.calls import Group
 from nfold.frameworks.keras.engine import Definition, Engine, Host, Loss, Placed
+from nfold.frameworks.keras.jax_devices import JaxDevices, jax_devices
 from nfold.frameworks.keras.model import Built, built
 from nfold.frameworks.keras.prepare import preparation
 from nfold.frameworks.stream import Ids
@@ -38,29 +38,21 @@ State = tuple[list[Array], list[Array], list[Array]]
 Samples = tuple[Array, Array, Array]
 """Images, labels and ids of one step."""
 
-PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
-"""How float32 products are computed; by itself JAX takes tf32 on GPUs that have it."""
-
 
 def engine(task: Task, made: Definition) -> Engine:
     """JAX on the plan's devices; raises Unsupported where JAX does not see them."""
-    plan = task.plan
-    if plan.device == "cpu":
-        jax.config.update("jax_num_cpu_devices", plan.devices)
-    if plan.precision in PRODUCTS:
-        jax.config.update("jax_default_matmul_precision", PRODUCTS[plan.precision])
-    names = keras.distribution.list_devices("gpu" if plan.device == "cuda" else "cpu")
-    if len(names) < (plan.devices or 1):
-        raise Unsupported(f"JAX {jax.__version__} sees {len(names)} {plan.device} devices: {names}")
-    distribution = keras.distribution.DataParallel(devices=names[: plan.devices])
+    opened = jax_devices(task.plan)
+    names = [f"{device.platform}:{device.id}" for device in opened.devices]
+    distribution = keras.distribution.DataParallel(devices=names)
     keras.distribution.set_distribution(distribution)
-    return Jax(task, made, distribution.device_mesh.backend_mesh)
+    return Jax(task, made, opened, distribution.device_mesh.backend_mesh)
 
 
 class Jax(Engine):
     """The jitted programs of one model, and the state that they hand on."""
 
-    def __init__(self, task: Task, made: Definition, mesh: Any) -> None:
+    def __init__(self, task: Task, made: Definition, opened: JaxDevices, mesh: Any) -> None:
+        self._opened = opened
         self._mesh = mesh
         self._everywhere = NamedSharding(mesh, P())
         self._built = built(task, made)
@@ -73,11 +65,7 @@ class Jax(Engine):
 
     def describe(self) -> str:
         """The devices and their kind."""
-        devices = list(self._mesh.devices.flat)
-        names = sorted({str(device.device_kind) for device in devices})
-        kind = "cuda" if devices[0].platform == "gpu" else "cpu"
-        named = ", ".join(f"{kind}:{device.id}" for device in devices)
-        return named if kind == "cpu" else f"{named} {' / '.join(names)}"
+        return self._opened.describe()
 
     def _split(self, samples: int, axis: int) -> NamedSharding:
         """Over the devices along one axis; whole on each where it does not divide."""
@@ -162,14 +150,7 @@ class Jax(Engine):
 
     def memory(self) -> dict[str, int | None]:
         """Of the fullest device what was in use, and what JAX took; on CPUs the peak RSS."""
-        stats = [device.memory_stats() or {} for device in self._mesh.devices.flat]
-        if not any("peak_bytes_in_use" in found for found in stats):
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            return {"peak_memory_bytes": used, "reserved_memory_bytes": None}
-        return {
-            "peak_memory_bytes": max(found.get("peak_bytes_in_use", 0) for found in stats),
-            "reserved_memory_bytes": max(map(reserved, stats)),
-        }
+        return self._opened.memory()
 
     def finished(self, samples: RankSamples) -> RankSamples:
         """Says so where batch norm was over more samples than the plan has it."""
@@ -182,12 +163,6 @@ class Jax(Engine):
     def dataset(self, groups: Sequence[Group], make: Callable[[Ids], Host]) -> Iterable[Placed]:
         """TensorFlow's."""
         raise Unsupported("input 'tf.data' is TensorFlow's; next: --input loader")
-
-
-def reserved(stats: dict[str, int]) -> int:
-    """What JAX took from a device: its pool, as far as it says, else the limit it set itself."""
-    pool = stats.get("peak_pool_bytes") or stats.get("pool_bytes")
-    return pool or stats.get("bytes_limit") or stats.get("bytes_reserved", 0)
 
 
 class OneStep:

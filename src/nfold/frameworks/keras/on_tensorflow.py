@@ -7,7 +7,6 @@ and each counts by its own, so that the update is that of the whole batch.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -128,14 +127,7 @@ class TensorFlow(Engine):
         return [np.asarray(v) for v in self._one.model.trainable_variables]
 
     def memory(self) -> dict[str, int | None]:
-        """Of the fullest GPU what tensors used; on CPUs the peak RSS.
-
-        By default TensorFlow takes a GPU's memory up to its limit when it starts; under growth it
-        does not say what it has taken.
-        """
-        if not self._cuda:
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            return {"peak_memory_bytes": used, "reserved_memory_bytes": None}
+        """Of the fullest device."""
         return self._over.memory()
 
     def dataset(self, groups: Sequence[Group], make: Callable[[Ids], Host]) -> Iterator[Placed]:

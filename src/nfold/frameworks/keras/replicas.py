@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,10 +88,17 @@ class Replicas:
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, returned, axis=None)
 
     def memory(self) -> dict[str, int | None]:
-        """Of the fullest GPU what tensors used at most."""
+        """Of the fullest GPU what tensors used at most; on CPUs the peak RSS.
+
+        By default TensorFlow takes a GPU's memory up to its limit when it starts; under growth it
+        does not say what it has taken.
+        """
         names = [name.rpartition("device:")[2] for name in self.devices]
-        used = [tf.config.experimental.get_memory_info(name)["peak"] for name in names]
-        return {"peak_memory_bytes": max(used), "reserved_memory_bytes": None}
+        if names[0].startswith("CPU"):
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return {"peak_memory_bytes": used, "reserved_memory_bytes": None}
+        found = [tf.config.experimental.get_memory_info(name)["peak"] for name in names]
+        return {"peak_memory_bytes": max(found), "reserved_memory_bytes": None}
 
 
 def replicas(plan: Plan) -> Replicas:

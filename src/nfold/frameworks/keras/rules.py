@@ -70,11 +70,14 @@ TENSORFLOW: tuple[Rule, ...] = (
     ),
 )
 
+EVEN: Rule = (
+    lambda plan: (plan.batch or 0) % (plan.devices or 1) != 0,
+    "JAX cuts a batch into equal parts: it must divide by the number of devices",
+)
+"""Of a program over all devices; an operation's devices have a program each."""
+
 JAX: tuple[Rule, ...] = (
-    (
-        lambda plan: (plan.batch or 0) % (plan.devices or 1) != 0,
-        "JAX cuts a batch into equal parts: it must divide by the number of devices",
-    ),
+    EVEN,
     (
         lambda plan: plan.input == "tf.data",
         "input 'tf.data' is TensorFlow's; next: --input loader or generator",
@@ -104,9 +107,10 @@ OWN: dict[str, tuple[Rule, ...]] = {
 }
 
 
-def broken(plan: Plan) -> str | None:
-    """The first rule that the plan breaks, or None."""
-    rules = (*OWN[plan.framework], *COMMON)
+def broken(plan: Plan, *, operation: bool = False) -> str | None:
+    """The first rule that the plan of a training breaks, or of an operation; None: it runs."""
+    own = (rule for rule in OWN[plan.framework] if not operation or rule is not EVEN)
+    rules = (*own, *COMMON)
     return _names(plan) or next((reason for breaks, reason in rules if breaks(plan)), None)
 
 

@@ -26,24 +26,48 @@ from nfold.report.words import count, listed, number, percent, times
 END_TO_END, COPY_ONLY, FIRST = "end to end", "copy only", "first call"
 CONVOLVE2D = "scipy.signal.convolve2d, 1 core"
 DEFAULTS = {"filter": 3, "channels": 1, "copy_only": 0}
+TORCH, OTHERS = "torch", ("tensorflow", "jax")
+COMPARED = (FIRST, COPY_ONLY, END_TO_END, "convolution, warm cache", "resident loop")
+"""The parts, or how their names begin, in which frameworks are compared."""
 AT_LEAST = 2.0
 """From here on the first call is said to hide what the devices do."""
 
 
 def report(found: Sequence[Result]) -> FieldReport:
     """The table of the field report, each part apart, the CPU's, and the larger filters."""
-    mine = of_workload(found, "conv2d")
-    alike = [r for r in mine if _problem(r) == tuple(DEFAULTS.values())]
-    plain = _by_devices([r for r in alike if r.batch == max(one.batch for one in alike)])
+    everyone = of_workload(found, "conv2d")
+    mine = _of(everyone, TORCH)
+    plain = _plain(mine)
+    others = {name: _plain(_alike(_of(everyone, name), plain)) for name in OTHERS}
     timed = {devices: _timed(result) for devices, result in plain.items()}
     sentences = [_first(timed), _scaling(timed), _copies(timed), _peer(timed), _larger(mine)]
+    compared = {name: cells for name, cells in {TORCH: plain, **others}.items() if cells}
+    sheets = [_parts(plain, timed), _cpu(timed), _problems(mine)]
+    if compared.keys() - {TORCH}:
+        sentences.append(_libraries(compared))
+        sheets.append(_frameworks(compared))
     return FieldReport(
         name="conv2d-devices",
         title="One convolution over 1 to N devices, every part timed apart",
         then=then.CONV2D,
         sentences=tuple(sentence for sentence in sentences if sentence),
-        sheets=(_parts(plain, timed), _cpu(timed), _problems(mine)),
+        sheets=tuple(sheets),
     )
+
+
+def _of(found: Sequence[Result], framework: str) -> list[Result]:
+    """The cells of one framework; whatever is no other one counts as torch's."""
+
+    def known(result: Result) -> str:
+        return result.plan.framework if result.plan.framework in OTHERS else TORCH
+
+    return [result for result in found if known(result) == framework]
+
+
+def _plain(found: Sequence[Result]) -> dict[int, Result]:
+    """The field report's own problem on its most images, by devices."""
+    alike = [r for r in found if _problem(r) == tuple(DEFAULTS.values())]
+    return _by_devices([r for r in alike if r.batch == max(one.batch for one in alike)])
 
 
 def _problem(result: Result) -> tuple[int, ...]:
@@ -139,6 +163,40 @@ def _problems(mine: Sequence[Result]) -> Sheet:
         entries = [_time(rows, at.get(n), whole.get(n)) for n in counts]
         rows.add(*map(told, (width, channels, images, what)), *entries, _gain(whole))
     return rows.sheet()
+
+
+def _alike(found: Sequence[Result], plain: dict[int, Result]) -> list[Result]:
+    """The cells that do the work of PyTorch's; all, where it has none."""
+    known = {(result.cell.first.workload, result.batch) for result in plain.values()}
+    return [r for r in found if not known or (r.cell.first.workload, r.batch) in known]
+
+
+def _frameworks(compared: dict[str, dict[int, Result]]) -> Sheet:
+    """The report's guess that another library is faster: the same parts in each."""
+    counts = device_counts([result for cells in compared.values() for result in cells.values()])
+    heads = ["framework", "part", *(f"{count(n, 'device')} [ms]" for n in counts)]
+    rows = Rows("The same batch in other frameworks", heads)
+    for name, cells in compared.items():
+        timed = {n: _timed(result) for n, result in cells.items()}
+        parts = dict.fromkeys(part for one in timed.values() for part in one)
+        for part in (part for part in parts if part.startswith(COMPARED)):
+            found = {n: one.get(part) for n, one in timed.items()}
+            entries = [_time(rows, cells.get(n), found.get(n)) for n in counts]
+            rows.add(told(name), told(part), *entries)
+        if not parts:
+            rows.add(told(name), BLANK, *(_time(rows, cells.get(n), None) for n in counts))
+    return rows.sheet()
+
+
+def _libraries(compared: dict[str, dict[int, Result]]) -> str:
+    """The way end to end on the fewest devices that all frameworks have."""
+    common = set[int].intersection(*map(set, compared.values()))
+    if not common:
+        return ""
+    whole = {name: _whole(_timed(cells[min(common)])) for name, cells in compared.items()}
+    said = [f"{number(way.ms.value)} ms in {name}" for name, way in whole.items() if way]
+    fewest = count(min(common), "device")
+    return f"End to end on {fewest} takes {listed(said)}." if len(said) > 1 else ""
 
 
 def _time(rows: Rows, result: Result | None, whole: Timing | None) -> Entry:

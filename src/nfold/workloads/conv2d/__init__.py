@@ -3,6 +3,7 @@
 ``problem.py`` holds the arrays, ``check.py`` the reference and the comparison with it,
 ``sampling.py`` how calls are timed, ``baselines.py`` other libraries on the CPU, ``cpu.py`` and
 ``cuda.py`` the devices, ``kernel.py`` our own kernel for GPUs, ``torch.py`` a rank's run on them.
+``values.py`` is what the devices of ``tensorflow.py`` and ``jax.py`` share.
 This file imports none of them, so that the catalogue stays light.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from nfold.choices import KERAS
 from nfold.plan import Defaults, Plan
 from nfold.workloads.base import Info, Parameter
 
@@ -42,8 +44,15 @@ def unsupported(plan: Plan) -> str | None:
         return "conv2d has no gradients to exchange; allowed are strategies ddp, dp"
     if plan.batch_norm != "device":
         return f"batch_norm {plan.batch_norm!r}: conv2d has no batch norm; use 'device'"
-    if plan.step != "eager":
+    if plan.framework not in KERAS and plan.step != "eager":
         return f"step {plan.step!r}: conv2d runs 'eager' only"
+    if plan.framework in KERAS and plan.precision not in ("fp32", "tf32"):
+        return (
+            f"precision {plan.precision!r}: on {plan.framework} conv2d's arrays are NumPy's; "
+            "allowed are fp32 and, on GPUs, tf32; next: --framework torch"
+        )
+    if plan.steps_per_execution > 1:
+        return f"steps_per_execution {plan.steps_per_execution}: conv2d times every call; use 1"
     if plan.accumulate > 1:
         return f"accumulate {plan.accumulate}: conv2d has no gradients to add up; use 1"
     if plan.precision == "tf32" and plan.device == "cpu":

@@ -14,7 +14,7 @@ from torch.nn import functional
 from nfold.plan import Plan
 from nfold.workloads.conv2d.check import AnyFloat
 from nfold.workloads.conv2d.lane import Host, Lane
-from nfold.workloads.conv2d.problem import Array, Problem
+from nfold.workloads.conv2d.problem import Array, Problem, to_correlation
 
 DTYPES = {
     "fp32": torch.float32,
@@ -77,11 +77,6 @@ def float32(values: Tensor, places: Sequence[int]) -> Array:
     """Some of the values as float32."""
     found: Array = values[list(places)].float().contiguous().numpy()
     return found
-
-
-def to_correlation(filters: Array) -> Array:
-    """The filters whose correlation, which is what torch computes, is these's convolution."""
-    return filters[..., ::-1, ::-1].copy()
 
 
 def convolve(images: Tensor, filters: Tensor) -> Tensor:

@@ -49,6 +49,8 @@ class Lane(ABC, Generic[H]):
     """Convolutions in one call of the resident loop."""
     eviction_bytes = 128 * 2**20
     """What is written between calls to empty the cache: several times its size."""
+    copies = False
+    """Whether a CPU device too has memory of its own, to which images are copied."""
 
     @property
     def method(self) -> str:

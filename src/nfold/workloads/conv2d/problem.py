@@ -84,3 +84,8 @@ class Problem:
         """
         drawn = np.random.default_rng(RANDOM_FILTER_SEED).integers(-8, 9, self.ones().shape)
         return (drawn / 8).astype(np.float32)
+
+
+def to_correlation(filters: Array) -> Array:
+    """The filters whose correlation, which is what libraries compute, is these's convolution."""
+    return filters[..., ::-1, ::-1].copy()

@@ -76,12 +76,15 @@ class Process(Generic[H]):
     def probes(self, hosts: Mapping[str, H]) -> list[Probe]:
         """Everything to time, in order; the results that it leaves are the convolution's."""
         last = list(hosts)[-1]
-        found = [] if last == "" else self._one_way(hosts)
+        found = self._one_way(hosts) if self._copies(last) else []
         found += [self._copy_only(kind, hosts, kind == last) for kind in hosts]
         if self.problem.copy_only:
             return found
         found += [self._end_to_end(kind, hosts, kind == last) for kind in hosts]
         return found + self._kernels()
+
+    def _copies(self, kind: str) -> bool:
+        return bool(kind) or self.lanes[0].copies
 
     def _one_way(self, hosts: Mapping[str, H]) -> list[Probe]:
         there = [self._upload(kind, host) for kind, host in hosts.items()]
@@ -100,7 +103,7 @@ class Process(Generic[H]):
             name=_named("copy only", kind),
             call=partial(self.copy_only, hosts[kind]),
             bytes=2 * self.one_way_bytes,
-            note=self.lanes[0].overlap(hosts[kind]) if kind else COPY_ON_HOST,
+            note=self.lanes[0].overlap(hosts[kind]) if self._copies(kind) else COPY_ON_HOST,
             windowed=last and self.problem.copy_only,
         )
 
@@ -109,7 +112,7 @@ class Process(Generic[H]):
             name=_named("end to end", kind),
             call=partial(self.end_to_end, hosts[kind]),
             bytes=2 * self.one_way_bytes,
-            note=self.lanes[0].overlap(hosts[kind]) if kind else ON_HOST,
+            note=self.lanes[0].overlap(hosts[kind]) if self._copies(kind) else ON_HOST,
             windowed=last,
         )
 

@@ -24,9 +24,9 @@ from nfold.workloads.conv2d.cpu import (
     TorchHost,
     convolve,
     float32,
-    to_correlation,
 )
 from nfold.workloads.conv2d.cuda import CudaLane
+from nfold.workloads.conv2d.problem import to_correlation
 from nfold.workloads.conv2d.process import Process
 from nfold.workloads.conv2d.rank import ConvResult, ConvTask, first_call, measure_rank
 from nfold.workloads.conv2d.sampling import Clock

@@ -80,6 +80,14 @@ def test_what_cannot_be_is_said(name: str, changes: dict[str, Any], said: str) -
     assert said in reason
 
 
+def test_the_devices_of_an_operation_need_no_equal_parts() -> None:
+    plan = _plan("jax", devices=3)
+    assert "divide" in str(broken(plan))
+    assert broken(plan, operation=True) is None
+    first = _plan("tensorflow", layout="channels_first")
+    assert "only supports the NHWC" in str(broken(first, operation=True))
+
+
 def test_compiled_tensorflow_has_both_layouts_on_a_cpu() -> None:
     assert broken(_plan("tensorflow", layout="channels_first", step="compiled")) is None
 
@@ -122,7 +130,10 @@ def test_a_build_that_sees_no_gpu_is_known(monkeypatch: pytest.MonkeyPatch) -> N
 def test_work_of_other_frameworks_is_refused() -> None:
     plan = _plan("keras-torch")
     pytest.importorskip("keras")
-    for name, said in (("my.module:work", "written in PyTorch"), ("conv2d", "torch only")):
+    for name, said in (
+        ("my.module:work", "written in PyTorch"),
+        ("conv2d", "not written for keras-torch"),
+    ):
         reason = framework("keras-torch").unsupported(Workload(name=name), plan, made.machine())
         assert said in str(reason)
 

@@ -1,0 +1,60 @@
+"""JAX's devices of a plan: how they are opened, what they are called, what they hold."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from nfold.errors import Unsupported
+from nfold.plan import Plan
+
+PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
+"""How float32 products are computed; by itself JAX takes tf32 on GPUs that have it."""
+
+
+@dataclass(frozen=True)
+class JaxDevices:
+    """The plan's, in order."""
+
+    devices: tuple[Any, ...]
+
+    def describe(self) -> str:
+        """The devices and their kind."""
+        names = sorted({str(device.device_kind) for device in self.devices})
+        kind = "cuda" if self.devices[0].platform == "gpu" else "cpu"
+        named = ", ".join(f"{kind}:{device.id}" for device in self.devices)
+        return named if kind == "cpu" else f"{named} {' / '.join(names)}"
+
+    def memory(self) -> dict[str, int | None]:
+        """Of the fullest device what was in use, and what JAX took; on CPUs the peak RSS."""
+        stats = [device.memory_stats() or {} for device in self.devices]
+        if not any("peak_bytes_in_use" in found for found in stats):
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return {"peak_memory_bytes": used, "reserved_memory_bytes": None}
+        return {
+            "peak_memory_bytes": max(found.get("peak_bytes_in_use", 0) for found in stats),
+            "reserved_memory_bytes": max(map(reserved, stats)),
+        }
+
+
+def reserved(stats: dict[str, int]) -> int:
+    """What JAX took from a device: its pool, as far as it says, else the limit it set itself."""
+    pool = stats.get("peak_pool_bytes") or stats.get("pool_bytes")
+    return pool or stats.get("bytes_limit") or stats.get("bytes_reserved", 0)
+
+
+def jax_devices(plan: Plan) -> JaxDevices:
+    """The plan's devices, opened; raises Unsupported where JAX does not see them."""
+    if plan.device == "cpu":
+        jax.config.update("jax_num_cpu_devices", plan.devices)
+    if plan.precision in PRODUCTS:
+        jax.config.update("jax_default_matmul_precision", PRODUCTS[plan.precision])
+    seen = jax.devices("gpu" if plan.device == "cuda" else "cpu")
+    if len(seen) < (plan.devices or 1):
+        raise Unsupported(
+            f"JAX {jax.__version__} sees {len(seen)} {plan.device} devices: {list(map(str, seen))}"
+        )
+    return JaxDevices(tuple(seen[: plan.devices]))

@@ -1,0 +1,84 @@
+"""The convolution on TensorFlow's devices, each told what to do by one process.
+
+A device's program is its own: XLA compiles for one device, and one function of the graph over
+all of them could not be compiled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nfold.workloads.conv2d.problem import Array
+from nfold.workloads.conv2d.rank import ConvResult, ConvTask
+from nfold.workloads.conv2d.sampling import Clock
+from nfold.workloads.conv2d.values import NumpyHost, Place, ValueLane, padding, run_lanes
+
+Tensor = Any
+Task = ConvTask[str]
+"""Its devices are names, as ``/device:CPU:0``."""
+
+
+def run_parts(
+    task: Task, peak_memory_bytes: Callable[[], int], clock: Clock = time.monotonic
+) -> ConvResult:
+    """Time everything that the workload separates."""
+    return run_lanes(task, TensorFlowLane, peak_memory_bytes, clock)
+
+
+class TensorFlowLane(ValueLane):
+    """A device by name."""
+
+    def __init__(
+        self, device: str, place: Place, host: NumpyHost, ones: Array, mean: Array
+    ) -> None:
+        self.device = device
+        super().__init__(place, host, ones, mean)
+
+    @property
+    def method(self) -> str:
+        """The function, and how it runs."""
+        return f"tf.nn.conv2d, {self.place.step}, by the host's clock"
+
+    def work(self) -> AbstractContextManager[object]:
+        """Everything is made on this device."""
+        device: AbstractContextManager[object] = tf.device(self.device)
+        return device
+
+    def put(self, values: Array) -> Tensor:
+        """A copy, on CPU devices too."""
+        return tf.constant(values)
+
+    def take(self, value: Tensor) -> Array:
+        """On a CPU device a view, else a copy."""
+        return np.asarray(value)
+
+    def convolve(self, images: Tensor, filters: Tensor) -> Tensor:
+        """``tf.nn.conv2d``."""
+        pads, none = padding(filters.shape[0]), (0, 0)
+        last = self.place.layout == "channels_last"
+        return tf.nn.conv2d(
+            images,
+            filters,
+            strides=1,
+            padding=[none, pads, pads, none] if last else [none, none, pads, pads],
+            data_format="NHWC" if last else "NCHW",
+        )
+
+    def program(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """As it is, as a graph, or compiled by XLA."""
+        if self.place.step == "eager":
+            return function
+        compiled = self.place.step == "compiled"
+        made: Callable[..., Tensor] = tf.function(function, autograph=False, jit_compile=compiled)
+        return made
+
+    def wait(self, values: Sequence[Tensor]) -> None:
+        """For all devices: TensorFlow waits for no single tensor without copying it."""
+        del values
+        tf.test.experimental.sync_devices()
