@@ -177,7 +177,7 @@ class Plan:
             input=input_,
             workers=choices.chosen_workers(self, device, cores, input_, defaults),
             decode=self.decode or ("cpu" if defaults.encoded else None),
-            augment=self.augment or choices.chosen_augment(input_, device, defaults),
+            augment=self.augment or choices.chosen_augment(self, input_, device, defaults),
             step=step,
             steps=(self.steps or defaults.steps) if timed else None,
             epochs=None if timed else self.epochs or defaults.epochs,

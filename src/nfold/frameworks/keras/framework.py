@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from nfold.frameworks.base import Framework, Observer, Task
 from nfold.frameworks.cores import claimed_cores
+from nfold.frameworks.files import unsuited
 from nfold.frameworks.keras.installed import check_installed, without_cuda
 from nfold.frameworks.keras.rules import broken
 from nfold.machine import Machine
@@ -29,7 +30,7 @@ class Keras(Framework):
         if known.kind == "operation":
             return f"{workload.name} is written for torch only; next: --framework torch"
         blind = without_cuda(self.name) if plan.device == "cuda" else None
-        return blind or broken(plan) or known.unsupported(plan)
+        return blind or unsuited(known, plan) or broken(plan) or known.unsupported(plan)
 
     def processes(self, plan: Plan) -> int:
         """One, whatever the plan."""
