@@ -30,10 +30,8 @@ from nfold.data import prepare
 from nfold.frameworks import augment
 from nfold.frameworks.base import Observer
 from nfold.frameworks.rate import one_cycle
-from nfold.frameworks.torch.definition import definition
 from nfold.frameworks.torch.devices import open_devices
 from nfold.frameworks.torch.loop import Trainer
-from nfold.workloads.torch import cross_entropy
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 CHILD = Path(__file__).parent / "scripts" / "keras_child.py"
@@ -46,12 +44,13 @@ Answers = dict[str, npt.NDArray[Any]]
 @pytest.fixture(scope="module")
 def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with PyTorch's first weights of every case."""
+    folder = tmp_path_factory.mktemp("keras")
     for name in ("mnist", "cifar10"):
         prepare(name, None)
-    folder = tmp_path_factory.mktemp("keras")
     found: Answers = {}
     for case in CASES:
-        model = definition(case.task("torch")).model
+        torch.manual_seed(0)
+        model, _ = case.built("torch")
         found |= {f"{case.workload}|{name}": v.numpy() for name, v in model.state_dict().items()}
     np.savez(folder / "asked.npz", allow_pickle=False, **found)
     return folder
@@ -81,13 +80,18 @@ def close(got: npt.NDArray[Any], expected: npt.NDArray[Any], tolerance: float) -
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.workload.partition(":")[0])
 def test_logits_gradients_and_counts_agree(answers: Answers, case: Case) -> None:
-    model = definition(case.task("torch")).model.train(case.training)
+    torch.manual_seed(0)
+    model, loss = case.built("torch")
+    model.train(case.training)
+    model.training = True  # of Inception-v3 itself: it gives both heads' logits, its layers are not
     images, labels = case.batch()
-    logits = model(torch.from_numpy(images))
-    cross_entropy(logits, torch.from_numpy(labels)).backward()  # type: ignore[no-untyped-call]
+    outputs = model(torch.from_numpy(images))
+    loss(outputs, torch.from_numpy(labels)).backward()
+    heads = outputs if isinstance(outputs, tuple) else (outputs,)
     for layout in case.layouts:
         part = f"{case.workload}|{layout}|"
-        assert close(answers[part + "logits"], logits.detach().numpy(), 1e-4), layout
+        for head, logits in enumerate(heads):
+            assert close(answers[f"{part}logits{head}"], logits.detach().numpy(), 1e-4), layout
         assert int(answers[part + "count"]) == sum(p.numel() for p in model.parameters())
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
