@@ -32,13 +32,15 @@ class Case:
 
     Dropout draws from every library's own generator, so a network with it is compared without.
     Batch norm over the 8 values that the smallest grid of Inception-v3 has makes much of rounding:
-    it is compared with fixed statistics.
+    it is compared with fixed statistics, and ``exact``, in float64: in float32 some of its ReLUs
+    are open in one library and shut in the other, which was up to 4 % of a gradient.
     """
 
     workload: str
     side: int
     channels: int
     training: bool = True
+    exact: bool = False
     layouts: tuple[str, ...] = LAYOUTS[:1]
     steps: tuple[str, ...] = ()
 
@@ -73,7 +75,7 @@ CASES = (
     Case("digits:samples=72", 8, 1, layouts=LAYOUTS, steps=LAYOUTS),
     Case("mnist", 28, 1, training=False),
     Case("cnn10", 32, 3, layouts=LAYOUTS),
-    Case("inception_v3:size=75", 75, 3, training=False, layouts=LAYOUTS),
+    Case("inception_v3:size=75", 75, 3, training=False, exact=True),
     Case("wide_resnet:depth=10,samples=72,width=1", 32, 3, steps=LAYOUTS[:1]),
 )
 

@@ -85,7 +85,8 @@ def test_logits_gradients_and_counts_agree(answers: Answers, case: Case) -> None
     model.train(case.training)
     model.training = True  # of Inception-v3 itself: it gives both heads' logits, its layers are not
     images, labels = case.batch()
-    outputs = model(torch.from_numpy(images))
+    inputs = torch.from_numpy(images)
+    outputs = model.double()(inputs.double()) if case.exact else model(inputs)
     loss(outputs, torch.from_numpy(labels)).backward()
     heads = outputs if isinstance(outputs, tuple) else (outputs,)
     for layout in case.layouts:

@@ -71,9 +71,11 @@ def given(task: Task) -> Given:
 
 def gradients(case: Case, framework: str, layout: str) -> Arrays:
     """Logits, and the gradients of the loss by PyTorch's names; statistics after one batch."""
+    precise(framework, case.exact)
     model, loss = case.built("keras", layout)
     give(model, STATES[case.workload])
     images, labels = case.batch()
+    images = images.astype(np.float64) if case.exact else images
     inputs = images if layout == "channels_first" else images.transpose(0, 2, 3, 1)
     differentiate = on_tensorflow if framework == "tensorflow" else on_jax
     values = differentiate(model, loss, inputs, labels, case.training)
@@ -85,7 +87,19 @@ def gradients(case: Case, framework: str, layout: str) -> Arrays:
             if weight.path in by_path:
                 kept[name] = to_torch(model, layer, by_path[weight.path])
     kept["count"] = np.array(model.count_params() - sum(w.shape[0] for w in statistics(model)))
+    precise(framework, False)
     return {f"{case.workload}|{layout}|{name}": value for name, value in kept.items()}
+
+
+def precise(framework: str, wide: bool) -> None:
+    """Compute in float64 from here on, or in float32 again."""
+    import keras
+
+    keras.config.set_dtype_policy("float64" if wide else "float32")
+    if framework == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", wide)
 
 
 def statistics(model: Any) -> list[Any]:
