@@ -88,12 +88,13 @@ def chosen_step(asked: Asked, device: str, input_: str) -> str:
     return "captured" if graph and not eager else "eager"
 
 
-def chosen_augment(input_: str, device: str, *, encoded: bool) -> str:
+def chosen_augment(asked: Asked, input_: str, device: str, *, encoded: bool) -> str:
     """Where the images are: resident ones are on the device, and no worker touches them.
 
-    Image files keep the workers busy with decoding: a GPU takes the rest (docs/decisions/0018).
+    Image files keep the workers busy with decoding: a GPU takes the rest (docs/decisions/0018),
+    where its framework has the distortion.
     """
-    busy = encoded and device == "cuda"
+    busy = encoded and device == "cuda" and asked.framework not in OWN_STEP
     return "device" if input_ == "resident" or busy else "cpu"
 
 
@@ -102,12 +103,13 @@ def chosen_workers(asked: Asked, device: str, cores: int, input_: str, *, encode
 
     Half, because one process per core starved every rank on a 64-core host with 4 GPUs: 14
     workers a GPU took 16.2 ms a step, 7 took 13.3. Resident data needs none, and
-    Keras's input is made by a thread. Decoding needs all cores but the rank's own: a core decodes
-    hundreds a second, a GPU trains on thousands.
+    Keras's input is made by a thread, which hands photographs on to as many others as this says.
+    Decoding needs all cores but the rank's own: a core decodes hundreds a second, a GPU trains on
+    thousands.
     """
     if asked.workers is not None:
         return asked.workers
-    idle = device == "cpu" or input_ == "resident" or asked.framework in KERAS
-    if idle:
+    by_a_thread = asked.framework in KERAS and not encoded
+    if device == "cpu" or input_ == "resident" or by_a_thread:
         return 0
     return max(1, cores - 1) if encoded else max(1, min(8, cores // 2))

@@ -178,7 +178,7 @@ class Plan:
             workers=choices.chosen_workers(self, device, cores, input_, encoded=defaults.encoded),
             decode=self.decode or ("cpu" if defaults.encoded else None),
             augment=self.augment
-            or choices.chosen_augment(input_, device, encoded=defaults.encoded),
+            or choices.chosen_augment(self, input_, device, encoded=defaults.encoded),
             step=step,
             steps=(self.steps or defaults.steps) if timed else None,
             epochs=None if timed else self.epochs or defaults.epochs,

@@ -13,13 +13,14 @@ from nfold.data import photographs
 from nfold.data.distortion import Distorter
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.photographs import looks as each_look
 from nfold.frameworks.torch.batch import Boxed
 from nfold.frameworks.torch.distortion import Distortion
 from nfold.frameworks.torch.input import Stream
 from nfold.frameworks.torch.landing import Canvases, laid_out
 from nfold.frameworks.torch.loop import train
 from nfold.frameworks.torch.nvjpeg import Decoded, Files, torchvision_decode
-from nfold.frameworks.torch.photographs import Photos, each_look
+from nfold.frameworks.torch.photographs import Photos
 from nfold.plan import Plan
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
@@ -62,7 +63,7 @@ def test_a_gpu_distorts_as_the_cpu_does(compiled: bool) -> None:
     there = function(batch, torch.tensor(2, device=CUDA)).cpu().numpy()
     here = np.empty_like(there)
     on_cpu = Distorter(SIZE)
-    for row, look in enumerate(each_look(9, 2, ids)):
+    for row, look in enumerate(each_look(9, 2, ids.cpu().numpy())):
         on_cpu(regions[row], look, here[row])
     apart = np.abs(there.astype(int) - here)
     assert apart.mean() < 0.5

@@ -46,6 +46,22 @@ def test_placements_train_on_the_same_samples_and_a_skipped_file_is_told(tmp_pat
         assert "bad.jpg" in told["text"]
 
 
+def test_jax_trains_on_the_same_samples_and_tells_of_a_skipped_file(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    folders(tmp_path / "data")
+    (tmp_path / "data/train/class0/bad.jpg").write_bytes(b"no")
+    both = ("--framework", "jax,torch", "--workers", "2", "--augment", "cpu", "--skip-bad")
+    done = bench(tmp_path, "--devices", "cpu:1", *both)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["measurements"]
+    assert {each["status"] for each in found} == {"ok"}
+    with Store.open(tmp_path / "results") as store:
+        first, second = (measurement.ranks[0] for measurement in store.measurements())
+    assert first.sample_hashes == second.sample_hashes
+    for each in found:
+        assert "bad_images" in [warning["kind"] for warning in each["warnings"]]
+
+
 def test_a_bad_file_is_one_error_before_anything_runs(tmp_path: Path) -> None:
     folders(tmp_path / "data", sizes=SIZES[:2])
     (tmp_path / "data/train/class1/1.jpg").write_bytes(b"no")

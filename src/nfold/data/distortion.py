@@ -29,6 +29,9 @@ else:
 
 METHODS = ("bilinear", "nearest", "bicubic", "area")
 BILINEAR, NEAREST, BICUBIC, AREA = range(len(METHODS))
+BRIGHTNESS = 32 / 255
+HUE = 0.2
+"""How far brightness and hue go, up and down."""
 CENTRE = 0.875
 """The middle part of both sides that an evaluation sees."""
 

@@ -106,6 +106,11 @@ class Layers:
         return layers.Dense(outputs, kernel_initializer=draw, bias_initializer=draw, name=name)(x)
 
 
+def heads(outputs: Any) -> list[Any]:
+    """The logits of every head of a model, those that it is scored by first."""
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+
 def cross_entropy(logits: Any, labels: Any) -> Any:
     """Mean cross entropy of logits [n, classes] and labels [n], computed in float32."""
     wide = ops.cast(logits, "float32")

@@ -66,25 +66,20 @@ STATES: dict[str, Arrays] = {}
 
 def given(task: Task) -> Given:
     made = definition(task)
-    return Given(
-        workload=made.workload,
-        parameters=made.parameters,
-        arrays=made.arrays,
-        operations=made.operations,
-    )
+    return Given(**vars(made))
 
 
 def gradients(case: Case, framework: str, layout: str) -> Arrays:
     """Logits, and the gradients of the loss by PyTorch's names; statistics after one batch."""
-    from nfold.workloads.keras import cross_entropy
-
-    made = given(case.task(framework, layout=layout))
-    model = made.model(layout)
+    precise(framework, case.exact)
+    model, loss = case.built("keras", layout)
+    give(model, STATES[case.workload])
     images, labels = case.batch()
+    images = images.astype(np.float64) if case.exact else images
     inputs = images if layout == "channels_first" else images.transpose(0, 2, 3, 1)
     differentiate = on_tensorflow if framework == "tensorflow" else on_jax
-    values = differentiate(model, cross_entropy, inputs, labels, case.training)
-    kept = {"logits": values.pop(0)}
+    values = differentiate(model, loss, inputs, labels, case.training)
+    kept = {f"logits{head}": values.pop(0) for head in range(len(model.outputs))}
     trained = [weight.path for weight in model.trainable_variables]
     by_path = dict(zip(trained, values, strict=True))
     for layer in layers(model):
@@ -92,7 +87,19 @@ def gradients(case: Case, framework: str, layout: str) -> Arrays:
             if weight.path in by_path:
                 kept[name] = to_torch(model, layer, by_path[weight.path])
     kept["count"] = np.array(model.count_params() - sum(w.shape[0] for w in statistics(model)))
+    precise(framework, False)
     return {f"{case.workload}|{layout}|{name}": value for name, value in kept.items()}
+
+
+def precise(framework: str, wide: bool) -> None:
+    """Compute in float64 from here on, or in float32 again."""
+    import keras
+
+    keras.config.set_dtype_policy("float64" if wide else "float32")
+    if framework == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", wide)
 
 
 def statistics(model: Any) -> list[Any]:
@@ -104,11 +111,13 @@ def on_tensorflow(
 ) -> list[Array]:
     import tensorflow as tf
 
+    from nfold.workloads.keras import heads
+
     def run() -> Any:
         with tf.GradientTape() as tape:
-            logits = model(tf.constant(inputs), training=training)
-            value = loss(logits, labels)
-        return [logits, *tape.gradient(value, model.trainable_variables)]
+            outputs = model(tf.constant(inputs), training=training)
+            value = loss(outputs, labels)
+        return [*heads(outputs), *tape.gradient(value, model.trainable_variables)]
 
     channels_first = inputs.shape[1] < inputs.shape[3]  # only XLA can, on a CPU
     return [value.numpy() for value in tf.function(run, jit_compile=channels_first)()]
@@ -117,15 +126,17 @@ def on_tensorflow(
 def on_jax(model: Any, loss: Any, inputs: Array, labels: Array, training: bool) -> list[Array]:
     import jax
 
+    from nfold.workloads.keras import heads
+
     trained = [v.value for v in model.trainable_variables]
     others = [v.value for v in model.non_trainable_variables]
 
     def value(trained: Any) -> Any:
-        logits, _ = model.stateless_call(trained, others, inputs, training=training)
-        return loss(logits, labels), logits
+        outputs, _ = model.stateless_call(trained, others, inputs, training=training)
+        return loss(outputs, labels), heads(outputs)
 
     found, logits = jax.jit(jax.grad(value, has_aux=True))(trained)
-    return [np.asarray(one) for one in (logits, *found)]
+    return [np.asarray(one) for one in (*logits, *found)]
 
 
 def losses(task: Task) -> Array:

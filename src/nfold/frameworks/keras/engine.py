@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,12 @@ import numpy.typing as npt
 
 from nfold import data, workloads
 from nfold.data.arrays import Arrays, Images, Labels, evaluated_on, limited
+from nfold.data.centres import arrays_of
+from nfold.data.photographs import Photographs
 from nfold.frameworks.augment import Operations
 from nfold.frameworks.base import Task
 from nfold.frameworks.keras.calls import Group
+from nfold.frameworks.photographs import photographs_of
 from nfold.frameworks.stream import Ids
 from nfold.measurement import RankSamples
 from nfold.workload import Workload
@@ -110,12 +113,16 @@ class Engine(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Definition:
-    """What is trained: its data, its operations, and the file that builds it in Keras."""
+    """What is trained: its data, its operations, and the file that builds it in Keras.
+
+    ``photographs`` are the samples where these are files; ``arrays`` then has no image.
+    """
 
     workload: Workload
     parameters: dict[str, int]
     arrays: Arrays
     operations: Operations
+    photographs: Photographs | None = None
 
     @property
     def peak(self) -> float:
@@ -130,6 +137,18 @@ class Definition:
         """Its optimizer; ``schedule`` None: at a fixed rate."""
         return self._module().optimizer(self.parameters, schedule)
 
+    @property
+    def loss(self) -> Callable[[Any, Any], Any]:
+        """The mean loss of a model's outputs and labels [n]."""
+        found: Callable[[Any, Any], Any] = self._module().loss
+        return found
+
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """What a reader of the measurement has to know about the data, as (kind, text)."""
+        note = self.photographs.note if self.photographs else None
+        return (("bad_images", note),) if note else ()
+
     def _module(self) -> Any:
         return importlib.import_module(f"nfold.workloads.{self.workload.name}.keras")
 
@@ -138,10 +157,18 @@ def definition(task: Task) -> Definition:
     """What the task trains."""
     known = workloads.info(task.workload.name)
     chosen = workloads.parameters(task.workload)
-    arrays = limited(data.load(str(known.dataset)), chosen.get("samples", 0))
+    found = photographs_of(task.plan, chosen) if known.defaults.encoded else None
     return Definition(
         workload=task.workload,
         parameters=chosen,
-        arrays=evaluated_on(arrays, chosen.get("test_samples", 0)),
+        arrays=_in_memory(str(known.dataset), chosen)
+        if found is None
+        else arrays_of(found, chosen),
         operations=known.operations(chosen),
+        photographs=found,
     )
+
+
+def _in_memory(name: str, chosen: Mapping[str, int]) -> Arrays:
+    arrays = limited(data.load(name), chosen.get("samples", 0))
+    return evaluated_on(arrays, chosen.get("test_samples", 0))

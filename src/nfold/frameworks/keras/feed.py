@@ -17,10 +17,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from nfold.data.arrays import Images
 from nfold.frameworks.augment import augmentation
 from nfold.frameworks.base import Task
 from nfold.frameworks.keras.calls import Group, groups
 from nfold.frameworks.keras.engine import Definition, Engine, Host, Loss, Placed
+from nfold.frameworks.photographs import Darkroom
 from nfold.frameworks.stream import Cut, Ids, Stream, step_limit
 
 Item = TypeVar("Item")
@@ -110,15 +112,14 @@ class FromHost(Feed):
 
     def __init__(self, made: Definition, task: Task, engine: Engine) -> None:
         super().__init__(made, task, engine)
-        on_host = made.operations if task.plan.augment == "cpu" else ()
         self._arrays = made.arrays
-        self._augment = augmentation(on_host, made.arrays, task.plan.seed)
+        self._images = finished(made, task)
         self._ready: set[tuple[int, ...]] = set()
 
     def host(self, epoch: int, ids: Ids) -> Host:
         """The samples ``ids`` [steps, n]."""
         flat = ids.reshape(-1)
-        images = self._augment(self._arrays.train_images[flat], flat, epoch)
+        images = self._images(epoch, flat)
         return Host(
             images=images.reshape(*ids.shape, *images.shape[1:]),
             labels=self._arrays.train_labels[ids].astype(np.int32),
@@ -183,6 +184,17 @@ class Dataset(FromHost):
     def placed(self, epoch: int, found: list[Group]) -> Iterable[Placed]:
         """TensorFlow's own threads make them ahead."""
         return self.engine.dataset(found, partial(self.host, epoch))
+
+
+def finished(made: Definition, task: Task) -> Callable[[int, Ids], Images]:
+    """Makes images [n, h, w, c] of an epoch and ids [n]: all that the plan has the host do."""
+    arrays, plan = made.arrays, task.plan
+    if made.photographs is not None:
+        size = arrays.train_images.shape[1]
+        return Darkroom(made.photographs.train, plan.seed, size, plan.workers or 0)
+    on_host = made.operations if plan.augment == "cpu" else ()
+    augment = augmentation(on_host, arrays, plan.seed)
+    return lambda epoch, ids: augment(arrays.train_images[ids], ids, epoch)
 
 
 def one_ahead(jobs: Iterable[Callable[[], Item]], thread: ThreadPoolExecutor) -> Iterator[Item]:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from nfold.frameworks.base import Framework, Observer, Task
 from nfold.frameworks.cores import claimed_cores
+from nfold.frameworks.files import unsuited
 from nfold.frameworks.keras.installed import check_installed, without_cuda
 from nfold.frameworks.keras.rules import broken
 from nfold.machine import Machine
@@ -32,7 +33,8 @@ class Keras(Framework):
         if operation and not self.operates:
             return f"{workload.name} is not written for {self.name}; next: --framework torch"
         blind = without_cuda(self.name) if plan.device == "cuda" else None
-        return blind or broken(plan, operation=operation) or known.unsupported(plan)
+        refused = unsuited(known, plan) or broken(plan, operation=operation)
+        return blind or refused or known.unsupported(plan)
 
     def processes(self, plan: Plan) -> int:
         """One, whatever the plan."""

@@ -55,6 +55,7 @@ class Trainer:
         weights = engine.parameters()
         return engine.finished(
             recorder.samples(
+                notes=self.made.notes,
                 data_bytes=self.feed.data_bytes,
                 parameter_checksum=checksum(weights),
                 parameter_count=sum(weight.size for weight in weights),

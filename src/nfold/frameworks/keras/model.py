@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,12 @@ POLICIES: dict[str, str] = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 @dataclass(frozen=True)
 class Built:
-    """``normalize`` makes the model's input of stored images."""
+    """``normalize`` makes the model's input of stored images; ``loss`` is of outputs and labels."""
 
     model: Any
     optimizer: Any
     normalize: Normalize
+    loss: Callable[[Any, Any], Any]
 
     def state(self) -> tuple[list[Any], list[Any], list[Any]]:
         """The first values of all variables: trained, others, the optimizer's."""
@@ -53,7 +55,7 @@ def built(task: Task, made: Definition) -> Built:
     if plan.precision == "fp16":
         optimizer = MixedSGD(optimizer)
     optimizer.build(model.trainable_variables)
-    return Built(model, optimizer, normalizer(made.arrays, str(plan.layout)))
+    return Built(model, optimizer, normalizer(made.arrays, str(plan.layout)), made.loss)
 
 
 def _schedule(task: Task, made: Definition) -> OneCycle | None:

@@ -30,7 +30,7 @@ from nfold.frameworks.keras.model import Built, built
 from nfold.frameworks.keras.prepare import preparation
 from nfold.frameworks.stream import Ids
 from nfold.measurement import RankSamples
-from nfold.workloads.keras import cross_entropy
+from nfold.workloads.keras import heads
 
 Array = Any
 State = tuple[list[Array], list[Array], list[Array]]
@@ -195,8 +195,8 @@ class OneStep:
 
         def loss_of(trained: list[Array]) -> tuple[Array, tuple[Array, list[Array]]]:
             model = self._made.model
-            logits, changed = model.stateless_call(trained, others, inputs, training=True)
-            loss = cross_entropy(logits, labels)
+            outputs, changed = model.stateless_call(trained, others, inputs, training=True)
+            loss = self._made.loss(outputs, labels)
             return self._made.scaled(loss, optimizer), (loss, changed)
 
         gradients, (loss, changed) = jax.grad(loss_of, has_aux=True)(trained)
@@ -207,8 +207,8 @@ class OneStep:
     def right(self, state: State, images: Array, labels: Array) -> Array:
         """How many of the samples are classified right: int32 []."""
         inputs = self._made.normalize(images)
-        logits, _ = self._made.model.stateless_call(state[0], state[1], inputs, training=False)
-        return (jnp.argmax(logits, axis=1) == labels).sum()
+        outputs, _ = self._made.model.stateless_call(state[0], state[1], inputs, training=False)
+        return (jnp.argmax(heads(outputs)[0], axis=1) == labels).sum()
 
 
 def scanned(

@@ -23,7 +23,7 @@ from nfold.frameworks.keras.model import built
 from nfold.frameworks.keras.prepare import preparation
 from nfold.frameworks.keras.replicas import Replicas, Tensor, replicas
 from nfold.frameworks.stream import Ids
-from nfold.workloads.keras import cross_entropy
+from nfold.workloads.keras import heads
 
 Samples = tuple[Tensor, Tensor, Tensor]
 """Images, labels and ids of one replica's part of a step."""
@@ -221,14 +221,14 @@ class OneStep:
         """What a replica adds to the batch's mean loss, and the gradients of that."""
         images, labels, ids = samples
         with tf.GradientTape() as tape:
-            logits = self.model(self._prepare(images, ids, epoch), training=True)
-            loss = cross_entropy(logits, labels) * counts
+            outputs = self.model(self._prepare(images, ids, epoch), training=True)
+            loss = self._built.loss(outputs, labels) * counts
             scaled = self._optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, self.model.trainable_variables)
 
     def right(self, images: Tensor, labels: Tensor) -> Tensor:
         """How many of the samples are classified right: int32 []."""
-        logits = self.model(self._built.normalize(images), training=False)
+        logits = heads(self.model(self._built.normalize(images), training=False))[0]
         hit = tf.equal(tf.argmax(logits, axis=1, output_type=tf.int32), labels)
         return tf.reduce_sum(tf.cast(hit, tf.int32))
 

@@ -48,16 +48,18 @@ def wrapped(model: Any, layout: str) -> Any:
     """
     import torch
 
+    from nfold.workloads.keras import heads
+
     class Wrapped(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             trained = [variable.value for variable in model.trainable_variables]
             self.trained = torch.nn.ParameterList(trained)
 
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            """Images to logits."""
+        def forward(self, images: torch.Tensor) -> Any:
+            """Images to logits; while training to those of all heads."""
             inputs = images.permute(0, 2, 3, 1) if layout == "channels_last" else images
-            logits: torch.Tensor = model(inputs, training=self.training)
-            return logits
+            logits = heads(model(inputs, training=self.training))
+            return tuple(logits) if self.training and len(logits) > 1 else logits[0]
 
     return Wrapped()

@@ -31,8 +31,19 @@ COMMON: tuple[Rule, ...] = (
         "kernels 'tuned' is a mode of torch.compile; next: --framework torch",
     ),
     (
-        lambda plan: bool(plan.workers),
+        lambda plan: bool(plan.workers) and plan.decode is None,
         "Keras's input is made by one thread of its process, not by workers; next: --workers 0",
+    ),
+    (
+        lambda plan: plan.decode == "device",
+        "decoding on the device is nvJPEG's work, through PyTorch; next: --decode cpu",
+    ),
+    (
+        lambda plan: (
+            plan.decode is not None and plan.augment == "device" and plan.framework in STRATEGIES
+        ),
+        "photographs are distorted by the host's threads here, not on the device; next: "
+        "--augment cpu, or --framework torch",
     ),
     (
         lambda plan: plan.precision == "tf32" and plan.device == "cpu",

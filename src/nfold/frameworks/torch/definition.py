@@ -24,7 +24,7 @@ from nfold.data.centres import arrays_of
 from nfold.data.photographs import Photographs
 from nfold.errors import UsageError
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.photographs import photographs_of
+from nfold.frameworks.photographs import photographs_of
 from nfold.frameworks.torch.source import Operations
 from nfold.workloads import own
 from nfold.workloads import torch as torch_workloads

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nfold.data.distortion import AREA, BICUBIC, METHODS, NEAREST
+from nfold.data.distortion import AREA, BICUBIC, BRIGHTNESS, HUE, METHODS, NEAREST
+from nfold.frameworks.photographs import COLOUR, LOOK
 from nfold.frameworks.torch.batch import Boxed
-from nfold.frameworks.torch.boxes import uniform
 from nfold.frameworks.torch.philox import below, draws
 
-LOOK = 5
-COLOUR = 6
-"""Keys of operations, beside those of ``augment``; they never change: results depend on them."""
 TAPS = 4
 """Pixels that one pixel of a resized image may see of each side: four for bicubic."""
 CUBIC = -0.75
-BRIGHTNESS = 32 / 255
-HUE = 0.2
+
+
+def uniform(draw: Tensor, low: float, high: float) -> Tensor:
+    """Map 32-bit draws to numbers from ``low`` to below ``high``, float64."""
+    return draw.double() * ((high - low) / 2**32) + low
 
 
 @dataclass(frozen=True)

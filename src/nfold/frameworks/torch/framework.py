@@ -10,6 +10,7 @@ from typing import ClassVar
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Framework, Observer, Task
 from nfold.frameworks.cores import claimed_cores
+from nfold.frameworks.files import unsuited
 from nfold.frameworks.torch.ablation import refusal, seen
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
@@ -114,15 +115,9 @@ RULES: tuple[Rule, ...] = (
 
 def _not_of_files(known: Info, plan: Plan) -> str | None:
     """Why a plan asks for what needs image files, or what files do not allow, or None."""
-    if known.defaults.encoded:
-        if plan.input == "resident":
-            return "image files are decoded for every step; next: --input loader"
-        missing = plan.decode == "device" and not gpu_decoder()
-        return f"{GPU_DECODER} is not installed; next: --decode cpu" if missing else None
-    plain = Plan()
-    asked = ("decode", "cache", "bad_images")
-    said = [name for name in asked if getattr(plan, name) != getattr(plain, name)]
-    return f"{said[0]}: {known.name} has no image files to decode" if said else None
+    missing = plan.decode == "device" and not gpu_decoder()
+    found = unsuited(known, plan)
+    return found or (f"{GPU_DECODER} is not installed; next: --decode cpu" if missing else None)
 
 
 def gpu_decoder() -> bool:

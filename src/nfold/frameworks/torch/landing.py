@@ -11,8 +11,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from nfold.frameworks.boxes import canvas_side
 from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.boxes import canvas_side
 from nfold.frameworks.torch.prefetch import copied
 
 

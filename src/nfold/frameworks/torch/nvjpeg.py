@@ -20,11 +20,12 @@ from nfold.data.decode import with_pillow
 from nfold.data.part import Part
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
+from nfold.frameworks.boxes import canvas_side
+from nfold.frameworks.photographs import Drawn
 from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.boxes import canvas_side
 from nfold.frameworks.torch.input import Key
 from nfold.frameworks.torch.landing import laid_out
-from nfold.frameworks.torch.photographs import Drawn, batch_of, shared
+from nfold.frameworks.torch.photographs import batch_of, shared
 
 Decode = Callable[[Sequence[Tensor], torch.device], list[Tensor]]
 """JPEGs, uint8 [bytes] on the host, to images uint8 [3, h, w] on the device."""
@@ -37,14 +38,15 @@ class Files(Dataset[Batch]):
         self._part, self._seed, self._size = part, task.plan.seed, size
 
     def __getitem__(self, key: Key) -> Batch:
-        drawn = Drawn(self._part, self._seed, self._size, key)
+        drawn = Drawn(self._part, self._seed, self._size, key.epoch, key.ids)
         files = [self._part.jpeg(int(file)) for file in drawn.files]
         lengths = torch.tensor([len(file) for file in files])
         content = shared(int(lengths.sum()))
         np.concatenate(files, out=content.numpy())
         labels = torch.from_numpy(self._part.labels[drawn.files])
-        boxes = torch.cat([drawn.boxes, drawn.reductions[:, None], lengths[:, None]], dim=1)
-        return batch_of(key, (content, labels, drawn.ids, boxes))
+        drew = np.column_stack([drawn.boxes, drawn.reductions])
+        boxes = torch.cat([torch.from_numpy(drew), lengths[:, None]], dim=1)
+        return batch_of(key, (content, labels, torch.from_numpy(key.ids), boxes))
 
 
 class Decoded:

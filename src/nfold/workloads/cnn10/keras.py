@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import keras
 
 from nfold.workloads.cnn10 import RATE, STAGES, WEIGHT_DECAY
-from nfold.workloads.keras import SGD, Layers, Rate
+from nfold.workloads.keras import SGD, Layers, Rate, cross_entropy
+
+loss = cross_entropy
 
 
 def model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:

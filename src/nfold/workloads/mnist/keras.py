@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import keras
 from keras import layers
 
-from nfold.workloads.keras import SGD, Layers, Rate
+from nfold.workloads.keras import SGD, Layers, Rate, cross_entropy
 from nfold.workloads.mnist import RATE
+
+loss = cross_entropy
 
 
 def model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:

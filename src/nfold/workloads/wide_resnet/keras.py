@@ -8,8 +8,10 @@ from functools import partial
 import keras
 from keras import layers
 
-from nfold.workloads.keras import SGD, KerasTensor, Layers, Rate, from_fan_out
+from nfold.workloads.keras import SGD, KerasTensor, Layers, Rate, cross_entropy, from_fan_out
 from nfold.workloads.wide_resnet import RATE, STAGES, WEIGHT_DECAY, blocks_per_stage
+
+loss = cross_entropy
 
 
 def model(parameters: Mapping[str, int], classes: int, layout: str) -> keras.Model:

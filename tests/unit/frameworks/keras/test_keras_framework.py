@@ -88,6 +88,44 @@ def test_the_devices_of_an_operation_need_no_equal_parts() -> None:
     assert "only supports the NHWC" in str(broken(first, operation=True))
 
 
+PHOTOGRAPHS = Defaults(batch=32, epochs=1, encoded=True)
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "jax"])
+def test_photographs_are_made_by_threads_of_the_host(name: str) -> None:
+    host = made.machine(gpus=1, cores=8)
+    plan = Plan(framework=name).resolve(host, PHOTOGRAPHS)
+    assert (plan.input, plan.decode, plan.augment, plan.workers) == ("loader", "cpu", "cpu", 7)
+    assert broken(plan) is None
+    assert Plan(framework="torch").resolve(host, PHOTOGRAPHS).augment == "device"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("jax", {"augment": "device"}, "host's threads"),
+        ("jax", {"decode": "device"}, "--decode cpu"),
+        ("keras-torch", {"decode": "device"}, "--decode cpu"),
+        ("tensorflow", {"input": "resident"}, "--input loader"),
+    ],
+)
+def test_what_cannot_be_of_photographs_is_said(
+    name: str, changes: dict[str, Any], said: str
+) -> None:
+    pytest.importorskip(name.removeprefix("keras-"))
+    host = made.machine(cores=2)
+    plan = Plan(framework=name, **changes).resolve(host, PHOTOGRAPHS)
+    inception = Workload(name="inception_v3")
+    assert said in str(framework(name).unsupported(inception, plan, host))
+
+
+def test_only_files_can_be_decoded() -> None:
+    pytest.importorskip("jax")
+    plan = _plan("jax", decode="cpu")
+    reason = framework("jax").unsupported(DIGITS, plan, made.machine())
+    assert "no image files" in str(reason)
+
+
 def test_compiled_tensorflow_has_both_layouts_on_a_cpu() -> None:
     assert broken(_plan("tensorflow", layout="channels_first", step="compiled")) is None
 

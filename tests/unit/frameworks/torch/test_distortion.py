@@ -19,11 +19,11 @@ from nfold.data.distortion import (
     Look,
     resized,
 )
+from nfold.frameworks.photographs import looks as each_look
 from nfold.frameworks.torch import distortion
 from nfold.frameworks.torch.batch import Boxed
 from nfold.frameworks.torch.distortion import Distortion, coloured, cubic, looks
 from nfold.frameworks.torch.landing import laid_out
-from nfold.frameworks.torch.photographs import each_look
 from photos import picture
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def test_colours_change_alike_and_as_hsv_says() -> None:
     found = looks(3, 1, ids)
     device = coloured(torch.from_numpy(image).float().expand(12, *image.shape), found).numpy()
     distort = Distorter(SIZE)
-    for made, look in zip(device, each_look(3, 1, ids), strict=True):
+    for made, look in zip(device, each_look(3, 1, ids.numpy()), strict=True):
         here = np.empty_like(image)
         distort.colour(image, look, here)
         assert np.abs(made.astype(int) - here).max() <= 2
@@ -104,7 +104,7 @@ def test_the_whole_distortion_agrees() -> None:
     device = Distortion(SIZE, 9, CPU)(stacked(regions, ids), torch.tensor(2)).numpy()
     distort = Distorter(SIZE)
     here = np.empty_like(device)
-    for row, look in enumerate(each_look(9, 2, ids)):
+    for row, look in enumerate(each_look(9, 2, ids.numpy())):
         distort(regions[row], look, here[row])
     apart = np.abs(device.astype(int) - here)
     assert apart.mean() < MEAN_LEVELS

@@ -16,10 +16,10 @@ from nfold.data.centres import arrays_of
 from nfold.data.photographs import Photographs
 from nfold.data.whole import kept_whole
 from nfold.frameworks.base import Task
+from nfold.frameworks.photographs import photographs_of
 from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.images import normalizer
-from nfold.frameworks.torch.photographs import photographs_of
 from nfold.frameworks.torch.source import photo_preparation, photo_source
 from nfold.plan import Defaults, Plan
 from nfold.workload import Workload

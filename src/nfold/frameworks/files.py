@@ -1,0 +1,17 @@
+"""Plans that ask for what needs image files, or for what files do not allow."""
+
+from __future__ import annotations
+
+from nfold.plan import Plan
+from nfold.workloads.base import Info
+
+
+def unsuited(known: Info, plan: Plan) -> str | None:
+    """Why the plan does not suit a workload of image files, or one of arrays; None: it does."""
+    if known.defaults.encoded:
+        resident = plan.input == "resident"
+        return "image files are decoded for every step; next: --input loader" if resident else None
+    plain = Plan()
+    asked = ("decode", "cache", "bad_images")
+    said = [name for name in asked if getattr(plan, name) != getattr(plain, name)]
+    return f"{said[0]}: {known.name} has no image files to decode" if said else None

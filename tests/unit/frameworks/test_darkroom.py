@@ -1,0 +1,60 @@
+"""Photographs finished on the host: the images of PyTorch's workers, on any number of threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from made import machine
+from nfold.data import photographs
+from nfold.errors import DataCorrupt
+from nfold.frameworks.base import Task
+from nfold.frameworks.photographs import Darkroom, looks
+from nfold.frameworks.torch.distortion import looks as on_device
+from nfold.frameworks.torch.input import Key
+from nfold.frameworks.torch.photographs import Photos
+from nfold.plan import Defaults, Plan
+from nfold.workload import Workload
+from photos import SIZES, folders
+
+SIZE = 75
+IDS = np.array([3, 0, 2 * len(SIZES) + 5, 7, 6])
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> photographs.Photographs:
+    monkeypatch.setenv("NFOLD_DATA", str(folders(tmp_path / "data")))
+    monkeypatch.setenv("NFOLD_CACHE", str(tmp_path / "cache"))
+    return photographs.load()
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_the_images_are_those_of_pytorchs_workers(
+    found: photographs.Photographs, threads: int
+) -> None:
+    asked = Plan(device="cpu", batch=4, seed=9, augment="cpu")
+    plan = asked.resolve(machine(), Defaults(batch=4, epochs=1, encoded=True))
+    task = Task(workload=Workload(name="inception_v3"), plan=plan, machine=machine())
+    key = Key(epoch=2, ids=IDS, count=len(IDS), global_count=len(IDS))
+    expected = Photos(found.train, task, SIZE)[key].tensors[0].numpy()
+    images = Darkroom(found.train, 9, SIZE, threads)(2, IDS)
+    np.testing.assert_array_equal(images, expected)
+    assert len({image.tobytes() for image in images}) == len(IDS)
+
+
+def test_looks_are_those_of_a_device() -> None:
+    ids = np.arange(200)
+    here, there = looks(2**40 + 1, 3, ids), on_device(2**40 + 1, 3, torch.from_numpy(ids))
+    for name, column in vars(there).items():
+        assert column.tolist() == [getattr(look, name) for look in here], name
+
+
+def test_an_error_of_a_thread_reaches_the_step(found: photographs.Photographs) -> None:
+    part = found.train
+    wrong = np.zeros_like(part.encoded)
+    spoilt = type(part)(**{**vars(part), "encoded": wrong})
+    with pytest.raises(DataCorrupt, match="cannot be decoded"):
+        Darkroom(spoilt, 0, SIZE, 2)(0, IDS)
