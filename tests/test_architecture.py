@@ -94,6 +94,7 @@ LONGER: dict[str, str] = {
     ),
     "cli/bench.py:command": "its signature is the list of options; its body is one call",
     "cli/train.py:command": "its signature is the list of options; its body is one call",
+    "cli/explain.py:command": "its signature is the list of options; its body is one call",
 }
 """``file`` or ``file:function`` that may be longer than the rule, with the reason."""
 

@@ -27,7 +27,10 @@ from nfold.workload import Workload
 from nfold.workloads import info
 from photos import folders, picture
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 CUDA = torch.device("cuda", 0)
 SIZE = 75
 

@@ -6,11 +6,13 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from nfold import data, workloads
+from nfold import workloads
 from nfold.ablation import Ablation
 from nfold.bench.axes import LISTS, read_axes
 from nfold.cli import explained, output
+from nfold.cli.preparing import prepare
 from nfold.cli.progress import duration
 from nfold.cli.screen import Screen, screen
 from nfold.cli.signals import stop_on_signals
@@ -57,9 +59,14 @@ class Request:
     precision: str | None
     framework: str | None
     input_: str | None
+    decode: str | None
+    cache: str | None
+    skip_bad: bool
     augment: str | None
     step: str | None
     kernels: str | None
+    steps_per_execution: str | None
+    allocation: str | None
     workers: str | None
     seed: str | None
     again: bool
@@ -110,9 +117,8 @@ def explain(request: Request) -> int:
     workload = _workload(request.target)
     machine = inspect_machine()
     ladder = ladder_of(request, workload, machine)
-    data_set = workloads.info(workload.name).dataset
-    if data_set is not None and not framework(ladder.plan.framework).in_parent:
-        data.prepare(data_set, request.data)
+    if not framework(ladder.plan.framework).in_parent:
+        prepare(workload, ladder.plan, request.data)
     with stop_on_signals() as stop, Store.open(request.results) as store:
         target = _target(request, workload, machine, store, stop)
         with screen(sys.stderr, plain=request.plain) as shown:
@@ -157,7 +163,9 @@ def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     axes = read_axes(
         str(workload), request.fields, common=Plan(device=request.device), scaling=request.scaling
     )
-    changes = {"device": request.device} if request.device else {}
+    changes: dict[str, Any] = {"device": request.device} if request.device else {}
+    if request.skip_bad:
+        changes["bad_images"] = "skip"
     for name, entries in axes.changes.items():
         if len(entries) != 1:
             flag = f"--{name.replace('_', '-')} {request.fields[name]}"
