@@ -20,6 +20,7 @@ SHORT = ("--batch", "4", "--steps", "2", "--warmup-steps", "1", "--json", "--no-
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NFOLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # most of two steps is compiling
 
 
 def bench(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -37,6 +37,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 CHILD = Path(__file__).parent / "scripts" / "keras_child.py"
 TESTS = Path(__file__).parents[1]
 FRAMEWORKS = ("tensorflow", "jax")
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+"""Compiling takes most of the time of a program that runs once."""
 
 Answers = dict[str, npt.NDArray[Any]]
 
@@ -63,7 +65,7 @@ def answers(request: pytest.FixtureRequest, states: Path) -> Answers:
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(CHILD), request.param, str(states)],
-        env={**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2", **QUICK},
         capture_output=True,
         text=True,
         check=False,
