@@ -14,6 +14,7 @@ from nfold.bench.grid import Grid, GridCell
 from nfold.machine import Machine
 from nfold.measurement import Cause, Measurement
 from nfold.plan import Plan
+from nfold.records import Records
 from nfold.run.options import Options, Progress
 from nfold.workload import Workload
 
@@ -32,16 +33,6 @@ class Schedule:
 
     todo: tuple[Turn, ...]
     done: tuple[tuple[Turn, Measurement], ...]
-
-
-class Records(Protocol):
-    """Where measurements are kept: ``nfold.store.store.Store``, or what stands in for it."""
-
-    def find(self, cell: str, repeat: int) -> Measurement | None:
-        """The latest measurement of a cell's repeat, or None."""
-
-    def append(self, measurement: Measurement) -> None:
-        """Keep a measurement; it is durable when this returns."""
 
 
 class Run(Protocol):

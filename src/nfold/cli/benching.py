@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from nfold.bench.axes import LISTS, Axes, read_axes
+from nfold.bench.axes import Axes, read_axes
 from nfold.bench.estimate import Estimate, estimate
 from nfold.bench.grid import Grid, build_grids
 from nfold.bench.report_axes import NARROWED, Chosen, axes_of, places
 from nfold.bench.reports import report
-from nfold.bench.sweep import Events, Records, Schedule, in_grid_order, schedule, sweep
+from nfold.bench.sweep import Events, Schedule, in_grid_order, schedule, sweep
 from nfold.cli import output
+from nfold.cli.flags import Flags
 from nfold.cli.preparing import prepare
 from nfold.cli.progress import CellLines, TimeLeft
 from nfold.cli.screen import screen
@@ -25,8 +24,8 @@ from nfold.frameworks.registry import framework
 from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import Plan
+from nfold.records import Records
 from nfold.run import attach
-from nfold.run.options import Options, check_seconds
 from nfold.run.run import run
 from nfold.store.store import Store
 from nfold.telemetry.inspection import inspect_machine
@@ -36,48 +35,20 @@ FAILED = ("crashed", "hung", "killed", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Flags):
     """The options of ``nfold bench`` as they were given, by the names of its parameters."""
 
     workload: str | None
     report: str | None
     quick: bool
-    devices: str | None
-    device: str | None
-    batch: str | None
-    accumulate: str | None
-    strategy: str | None
-    exchange: str | None
-    batch_norm: str | None
-    layout: str | None
-    precision: str | None
-    framework: str | None
-    input_: str | None
-    decode: str | None
-    cache: str | None
-    skip_bad: bool
-    augment: str | None
-    step: str | None
-    kernels: str | None
-    steps_per_execution: str | None
-    allocation: str | None
-    workers: str | None
-    seed: str | None
     parameter: Sequence[str] | None
     scaling: str
     steps: int | None
     epochs: int | None
     warmup_steps: int | None
     repeat: int | None
-    again: bool
     dry_run: bool
-    results: Path
-    data: Path | None
-    telemetry_interval: float
-    hang_timeout: float
     in_process: bool
-    as_json: bool
-    plain: bool
     no_report: bool
 
     def __post_init__(self) -> None:
@@ -89,19 +60,13 @@ class Request:
             )
         if self.quick and self.report is None:
             raise UsageError("--quick is of a field report; next: --report NAME --quick")
-        check_seconds(telemetry_interval=self.telemetry_interval, hang_timeout=self.hang_timeout)
-
-    @property
-    def lists(self) -> dict[str, str | None]:
-        """Every axis with its comma list."""
-        return {name: self.input_ if name == "input" else getattr(self, name) for name in LISTS}
+        super().__post_init__()
 
     @property
     def common(self) -> Plan:
         """What holds in every cell."""
         return Plan(
-            device=self.device,
-            bad_images="skip" if self.skip_bad else "refuse",
+            **self.switches,
             steps=self.steps,
             epochs=self.epochs,
             warmup_steps=self.warmup_steps,
@@ -159,7 +124,7 @@ def _measure(
                 planned,
                 store=store,
                 machine=machine,
-                options=_options(request, stop=stop),
+                options=request.options(in_process=request.in_process, stop=stop),
                 run=run,
                 events=CellLines(shown, left),
             )
@@ -177,7 +142,7 @@ def _axes(request: Request, machine: Machine) -> list[Axes]:
         return report_axes(request, machine)
     axes = read_axes(
         str(request.workload),
-        request.lists,
+        request.fields,
         common=request.common,
         parameters=tuple(request.parameter or ()),
         scaling=request.scaling,
@@ -188,7 +153,7 @@ def _axes(request: Request, machine: Machine) -> list[Axes]:
 def report_axes(request: Request, machine: Machine) -> list[Axes]:
     """The grids of a field report on this machine, narrowed as asked; UsageError for the rest."""
     asked = report(str(request.report))
-    said = {name: text for name, text in request.lists.items() if text is not None}
+    said = {name: text for name, text in request.fields.items() if text is not None}
     devices = said.pop("devices", None)
     refused = [name for name in said if name not in NARROWED]
     refused += [name for name in ("parameter", "warmup_steps") if getattr(request, name)]
@@ -228,16 +193,6 @@ def _in_parent(plan: Plan) -> bool:
     return framework(plan.framework).in_parent
 
 
-def _options(request: Request, **changes: Any) -> Options:
-    return Options(
-        results=request.results,
-        telemetry_interval_s=request.telemetry_interval,
-        hang_timeout_s=request.hang_timeout,
-        in_process=request.in_process,
-        **changes,
-    )
-
-
 def _follow(request: Request, asked: Grid, machine: Machine) -> int:
     """A further rank of an attached job: the same runs in the same order, without a word."""
     if request.dry_run:
@@ -250,7 +205,7 @@ def _follow(request: Request, asked: Grid, machine: Machine) -> int:
             planned,
             store=store,
             machine=machine,
-            options=_options(request, stop=stop),
+            options=request.options(in_process=request.in_process, stop=stop),
             run=run,
             events=Events(),
         )

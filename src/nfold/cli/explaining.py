@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from nfold import workloads
 from nfold.ablation import Ablation
-from nfold.bench.axes import LISTS, read_axes
+from nfold.bench.axes import read_axes
 from nfold.cli import explained, output
+from nfold.cli.flags import Flags
 from nfold.cli.preparing import prepare
 from nfold.cli.progress import duration
 from nfold.cli.screen import Screen, screen
@@ -29,7 +28,7 @@ from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import WARMUP_STEPS, Plan
 from nfold.run import attach
-from nfold.run.options import Options, Stop, check_seconds
+from nfold.run.options import Stop
 from nfold.run.run import run
 from nfold.store.store import Store
 from nfold.telemetry.inspection import inspect_machine
@@ -42,49 +41,13 @@ AHEAD = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Flags):
     """The options of ``nfold explain`` as they were given, by the names of its parameters."""
 
     target: str
-    devices: str | None
-    device: str | None
-    batch: str | None
     scaling: str
     budget: str
-    accumulate: str | None
-    strategy: str | None
-    exchange: str | None
-    batch_norm: str | None
-    layout: str | None
-    precision: str | None
-    framework: str | None
-    input_: str | None
-    decode: str | None
-    cache: str | None
-    skip_bad: bool
-    augment: str | None
-    step: str | None
-    kernels: str | None
-    steps_per_execution: str | None
-    allocation: str | None
-    workers: str | None
-    seed: str | None
-    again: bool
-    results: Path
-    data: Path | None
-    telemetry_interval: float
-    hang_timeout: float
-    as_json: bool
-    plain: bool
     no_report: bool
-
-    def __post_init__(self) -> None:
-        check_seconds(telemetry_interval=self.telemetry_interval, hang_timeout=self.hang_timeout)
-
-    @property
-    def fields(self) -> dict[str, str | None]:
-        """The plan fields that a flag may set, as text."""
-        return {name: self.input_ if name == "input" else getattr(self, name) for name in LISTS}
 
 
 class RunLines(Events):
@@ -163,14 +126,7 @@ def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     axes = read_axes(
         str(workload), request.fields, common=Plan(device=request.device), scaling=request.scaling
     )
-    changes: dict[str, Any] = {"device": request.device} if request.device else {}
-    if request.skip_bad:
-        changes["bad_images"] = "skip"
-    for name, entries in axes.changes.items():
-        if len(entries) != 1:
-            flag = f"--{name.replace('_', '-')} {request.fields[name]}"
-            raise UsageError(f"{flag}: explain takes one value; next: nfold bench")
-        changes |= entries[0]
+    changes = request.changes(axes, "explain")
     # The length is set by the experiment; any will do until then.
     asked = Plan().edit(**changes).edit(steps=1)
     plan = asked.resolve(machine, workloads.info(workload.name).defaults)
@@ -197,16 +153,10 @@ def _target(
         chosen = framework(plan.framework)
         return chosen.unsupported(asked, plan, machine) or chosen.refuses(ablation, asked, plan)
 
-    options = Options(
-        results=request.results,
-        telemetry_interval_s=request.telemetry_interval,
-        hang_timeout_s=request.hang_timeout,
-        stop=stop,
-    )
     return WorkloadTarget(
         workload=workload,
         machine=machine,
-        options=options,
+        options=request.options(stop=stop),
         store=store,
         run=run,
         refusal=refusal,

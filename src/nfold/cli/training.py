@@ -72,10 +72,7 @@ def _options(
         for lines in told:
             lines.started(folder)
 
-    return Options(
-        results=request.results,
-        telemetry_interval_s=request.telemetry_interval,
-        hang_timeout_s=request.hang_timeout,
+    return request.options(
         stop=stop,
         watch=watch,
         started=started,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nfold import workloads
-from nfold.bench.axes import LISTS, read_axes
+from nfold.bench.axes import read_axes
+from nfold.cli.flags import Flags
 from nfold.errors import UsageError
 from nfold.frameworks.checkpoints import Trained, attempt_of, newest, read_trained
 from nfold.frameworks.registry import framework
@@ -16,7 +16,6 @@ from nfold.machine import Machine
 from nfold.measurement import Epoch, cell_id
 from nfold.plan import Plan
 from nfold.run import attach
-from nfold.run.options import check_seconds
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
@@ -25,50 +24,14 @@ CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Flags):
     """The options of ``nfold train`` as they were given, by the names of its parameters."""
 
     workload: str
-    devices: str | None
-    device: str | None
-    batch: str | None
-    accumulate: str | None
-    strategy: str | None
-    exchange: str | None
-    batch_norm: str | None
-    layout: str | None
-    precision: str | None
-    framework: str | None
-    input_: str | None
-    decode: str | None
-    cache: str | None
-    skip_bad: bool
-    augment: str | None
-    step: str | None
-    kernels: str | None
-    steps_per_execution: str | None
-    allocation: str | None
-    workers: str | None
-    seed: str | None
     epochs: int | None
     checkpoint: Path | None
     checkpoint_every: int
     log_every: int
-    again: bool
-    results: Path
-    data: Path | None
-    telemetry_interval: float
-    hang_timeout: float
-    as_json: bool
-    plain: bool
-
-    def __post_init__(self) -> None:
-        check_seconds(telemetry_interval=self.telemetry_interval, hang_timeout=self.hang_timeout)
-
-    @property
-    def fields(self) -> dict[str, str | None]:
-        """The plan fields that a flag may set, as text."""
-        return {name: self.input_ if name == "input" else getattr(self, name) for name in LISTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +79,7 @@ class Asked:
 def plan_of(request: Request, workload: Workload, file: Path = PLAN_FILE) -> Plan:
     """The plan that ``file`` and the flags ask for; flags win, and its length is in epochs."""
     axes = read_axes(str(workload), request.fields, common=Plan(device=request.device))
-    changes: dict[str, Any] = {"device": request.device} if request.device else {}
-    if request.skip_bad:
-        changes["bad_images"] = "skip"
-    for name, entries in axes.changes.items():
-        if len(entries) != 1:
-            text = request.fields[name]
-            raise UsageError(
-                f"--{name.replace('_', '-')} {text}: train takes one value; next: nfold bench"
-            )
-        changes |= entries[0]
+    changes = request.changes(axes, "train")
     told = _plan_in(file)
     epochs = told.epochs if request.epochs is None else request.epochs
     return told.edit(**changes).edit(steps=None, epochs=epochs)

@@ -11,21 +11,12 @@ from nfold.explain.ladder import Rung
 from nfold.machine import Machine
 from nfold.measurement import Measurement, cell_id
 from nfold.plan import Plan
+from nfold.records import Records
 from nfold.run.options import Options
 from nfold.workload import Workload
 
 Refuses = Callable[[Workload, Plan, Ablation], str | None]
 """Why a plan or its ablation cannot be run, or None: what the plan's framework says."""
-
-
-class Records(Protocol):
-    """Where measurements are kept: ``nfold.store.store.Store``, or what stands in for it."""
-
-    def find(self, cell: str, repeat: int) -> Measurement | None:
-        """The latest measurement of a cell's repeat, or None."""
-
-    def append(self, measurement: Measurement) -> None:
-        """Keep a measurement; it is durable when this returns."""
 
 
 class Run(Protocol):
