@@ -103,8 +103,8 @@ def main() -> None:
                 arm(call)
             rates[name].append(calls * images / (time.perf_counter() - started))
     for name, found in rates.items():
-        low, high = bootstrap(found).low, bootstrap(found).high
-        print(f"{name:32} {np.median(found):7.0f} images/s ({low:.0f} to {high:.0f})")
+        rate = bootstrap(found)
+        print(f"{name:32} {rate.value:7.0f} images/s ({rate.low:.0f} to {rate.high:.0f})")
 
 
 if __name__ == "__main__":

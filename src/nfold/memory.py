@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 
 def free_bytes() -> int:
     """What a new process may take without swapping."""
     return available_bytes(Path("/proc/meminfo").read_text())
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def available_bytes(meminfo: str) -> int:

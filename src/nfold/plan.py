@@ -234,7 +234,7 @@ def _check_devices(machine: Machine, device: str, devices: int, cores: int | Non
         return
     unit = "cores (a CPU device is a share of them)" if device == "cpu" else "cuda devices"
     each = f" of {share} cores each" if share > 1 else ""
-    possible = ",".join(map(str, _powers_of_two(available // share)))
+    possible = ",".join(map(str, powers_of_two(available // share)))
     hint = f"--devices {possible}" if possible else f"at most {available} cores per device"
     raise DevicesMissing(
         f"{devices} {device} devices{each} were asked for, {available} {unit} exist here; "
@@ -242,5 +242,6 @@ def _check_devices(machine: Machine, device: str, devices: int, cores: int | Non
     )
 
 
-def _powers_of_two(limit: int) -> list[int]:
+def powers_of_two(limit: int) -> list[int]:
+    """1, 2, 4 and so on, up to ``limit``."""
     return [2**k for k in range(limit.bit_length()) if 2**k <= limit]

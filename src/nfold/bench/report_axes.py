@@ -9,7 +9,7 @@ from nfold.bench.axes import Axes, read_axes
 from nfold.bench.reports import Part
 from nfold.errors import UsageError
 from nfold.machine import Machine
-from nfold.plan import Plan
+from nfold.plan import Plan, powers_of_two
 
 MOST_CPU_DEVICES = 2
 NARROWED = ("framework", "batch", "strategy", "precision", "layout", "input", "augment", "decode")
@@ -23,7 +23,7 @@ def places(machine: Machine, device: str | None = None) -> str:
     """
     kind = device or ("cuda" if machine.gpus else "cpu")
     most = machine.count(kind) if kind == "cuda" else min(MOST_CPU_DEVICES, machine.cores)
-    counts = [2**k for k in range(max(1, most).bit_length()) if 2**k <= max(1, most)]
+    counts = powers_of_two(max(1, most))
     return ",".join(str(n) if kind == "cuda" else f"cpu:{n}" for n in counts)
 
 

@@ -48,6 +48,11 @@ class Photographs:
         more = ", ..." if len(self.bad) > NAMED else ""
         return f"{len(self.bad)} of the images in {self.place} left out: {named}{more}"
 
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """The same for a measurement, as (kind, text)."""
+        return (("bad_images", self.note),) if self.note else ()
+
     def usable(self, *, classes: int, skip_bad: bool) -> Photographs:
         """Itself; DataCorrupt where files are bad or labels are not 0 to ``classes`` - 1."""
         if self.note and not skip_bad:

@@ -6,10 +6,11 @@ mark: losses are kept as the framework's own tensors and read after the window's
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -251,3 +252,11 @@ class Recorder(Generic[Loss]):
         if count:
             self._losses.append((last, sum(terms) / count))
         self._pending.clear()
+
+
+def checksum(contents: Iterable[bytes]) -> str:
+    """SHA-256 of the bytes of all parameters, 16 hex digits: equal where parameters are."""
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()[:16]

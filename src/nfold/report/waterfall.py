@@ -44,6 +44,7 @@ def bars(budget: Budget) -> list[Bar]:
 
 def chart(budget: Budget) -> Any:
     """The bars one below the other, each beginning where the one before ends."""
+    made = bars(budget)
     rows = [
         {
             "name": b.name,
@@ -53,9 +54,9 @@ def chart(budget: Budget) -> Any:
             "colour": b.colour,
             "right": max(b.start, b.end),
         }
-        for b in bars(budget)
+        for b in made
     ]
-    names = [bar.name for bar in bars(budget)]
+    names = [bar.name for bar in made]
     top = 1.18 * max(float(str(row["right"])) for row in rows)
     axis = alt.Axis(ticks=False, domain=False, labelLimit=170, labelColor=TEXT)
     milliseconds = alt.Axis(labelExpr=PLAIN, tickCount=5, domain=False, ticks=False)

@@ -34,7 +34,9 @@ def test_draws_are_those_of_pytorch(seed: int, epoch: int) -> None:
 def test_the_order_of_an_epoch_is_that_of_pytorch(n: int) -> None:
     for seed, epoch in ((0, 0), (0, 1), (5, 2)):
         own = philox.permutation(seed, epoch, n, 0)
-        assert np.array_equal(own, torch_philox.permutation(seed, epoch, n, 0).numpy())
+        first, second, _, _ = torch_philox.draws(seed, epoch, torch.arange(n), 0)
+        expected = torch.argsort((first << 31) ^ second, stable=True)
+        assert np.array_equal(own, expected.numpy())
 
 
 def test_every_operation_changes_the_pixels_that_pytorch_changes() -> None:
@@ -49,4 +51,11 @@ def test_every_operation_changes_the_pixels_that_pytorch_changes() -> None:
         assert np.array_equal(
             augment.augmentation(operations, made, 5)(images, ids, 2), expected
         ), operations
-    assert augment.KEYS == torch_augment.KEYS
+    assert set(augment.KEYS) == set(augment.BUILT) == set(torch_augment.BUILT)
+
+
+def test_a_permutation_has_every_sample_once_and_differs_by_epoch() -> None:
+    first, second = philox.permutation(0, 0, 1000, 0), philox.permutation(0, 1, 1000, 0)
+    assert np.array_equal(np.sort(first), np.arange(1000))
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, philox.permutation(0, 0, 1000, 0))

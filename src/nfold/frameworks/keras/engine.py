@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nfold import data, workloads
-from nfold.data.arrays import Arrays, Images, Labels, evaluated_on, limited
-from nfold.data.centres import arrays_of
+from nfold import workloads
+from nfold.data.arrays import Arrays, Images, Labels
 from nfold.data.photographs import Photographs
 from nfold.frameworks.augment import Operations
 from nfold.frameworks.base import Task
+from nfold.frameworks.built_in import samples_of
 from nfold.frameworks.keras.calls import Group
-from nfold.frameworks.photographs import photographs_of
 from nfold.frameworks.stream import Ids
 from nfold.measurement import RankSamples
 from nfold.workload import Workload
@@ -146,8 +145,7 @@ class Definition:
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
         """What a reader of the measurement has to know about the data, as (kind, text)."""
-        note = self.photographs.note if self.photographs else None
-        return (("bad_images", note),) if note else ()
+        return self.photographs.notes if self.photographs else ()
 
     def _module(self) -> Any:
         return importlib.import_module(f"nfold.workloads.{self.workload.name}.keras")
@@ -157,18 +155,11 @@ def definition(task: Task) -> Definition:
     """What the task trains."""
     known = workloads.info(task.workload.name)
     chosen = workloads.parameters(task.workload)
-    found = photographs_of(task.plan, chosen) if known.defaults.encoded else None
+    arrays, photographs = samples_of(known, chosen, task.plan)
     return Definition(
         workload=task.workload,
         parameters=chosen,
-        arrays=_in_memory(str(known.dataset), chosen)
-        if found is None
-        else arrays_of(found, chosen),
+        arrays=arrays,
         operations=known.operations(chosen),
-        photographs=found,
+        photographs=photographs,
     )
-
-
-def _in_memory(name: str, chosen: Mapping[str, int]) -> Arrays:
-    arrays = limited(data.load(name), chosen.get("samples", 0))
-    return evaluated_on(arrays, chosen.get("test_samples", 0))

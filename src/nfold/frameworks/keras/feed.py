@@ -129,10 +129,10 @@ class FromHost(Feed):
     def calls(self, epoch: int, cuts: list[Cut]) -> Iterator[Call]:
         """Each gets its batches as the way of this feed places them."""
         found = self.groups(epoch, cuts)
-        shapes = [(group, hashed) for group in found for hashed in group.hashes()]
+        hashed_calls = [(group, hashed) for group in found for hashed in group.hashes()]
         self._make_ready(found)
         placed = self.placed(epoch, found)
-        for (group, hashed), batch in zip(shapes, placed, strict=True):
+        for (group, hashed), batch in zip(hashed_calls, placed, strict=True):
             run = partial(self.engine.step, batch, epoch)
             yield Call(run, group.steps, group.count, hashed)
 

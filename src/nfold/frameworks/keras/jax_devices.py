@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from nfold.errors import Unsupported
+from nfold.memory import peak_resident_bytes
 from nfold.plan import Plan
 
 PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
@@ -32,8 +32,7 @@ class JaxDevices:
         """Of the fullest device what was in use, and what JAX took; on CPUs the peak RSS."""
         stats = [device.memory_stats() or {} for device in self.devices]
         if not any("peak_bytes_in_use" in found for found in stats):
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            return {"peak_memory_bytes": used, "reserved_memory_bytes": None}
+            return {"peak_memory_bytes": peak_resident_bytes(), "reserved_memory_bytes": None}
         return {
             "peak_memory_bytes": max(found.get("peak_bytes_in_use", 0) for found in stats),
             "reserved_memory_bytes": max(map(reserved, stats)),

@@ -6,12 +6,9 @@ the first step is apart, and nothing in a window waits for the devices.
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
-
-import numpy.typing as npt
 
 from nfold.data.arrays import Images, Labels
 from nfold.frameworks.base import Observer, Task
@@ -19,7 +16,7 @@ from nfold.frameworks.keras.clock import clock
 from nfold.frameworks.keras.engine import Definition, Engine, definition
 from nfold.frameworks.keras.feed import feed
 from nfold.frameworks.keras.opened import opened, translated
-from nfold.frameworks.recording import Length, Recorder
+from nfold.frameworks.recording import Length, Recorder, checksum
 from nfold.measurement import Epoch, RankSamples
 
 AT_ONCE = 500
@@ -57,7 +54,7 @@ class Trainer:
             recorder.samples(
                 notes=self.made.notes,
                 data_bytes=self.feed.data_bytes,
-                parameter_checksum=checksum(weights),
+                parameter_checksum=checksum(weight.tobytes() for weight in weights),
                 parameter_count=sum(weight.size for weight in weights),
                 **engine.memory(),
             )
@@ -90,11 +87,3 @@ class Trainer:
         for start in range(0, n, AT_ONCE):
             chosen = slice(start, start + AT_ONCE)
             yield arrays.test_images[chosen], arrays.test_labels[chosen]
-
-
-def checksum(weights: Sequence[npt.NDArray[Any]]) -> str:
-    """SHA-256 of all weights' bytes, 16 hex digits."""
-    digest = hashlib.sha256()
-    for weight in weights:
-        digest.update(weight.tobytes())
-    return digest.hexdigest()[:16]

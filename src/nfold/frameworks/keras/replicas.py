@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from nfold.errors import Unsupported
 from nfold.frameworks.stream import pieces
+from nfold.memory import peak_resident_bytes
 from nfold.plan import Plan
 
 Tensor = Any
@@ -95,8 +95,7 @@ class Replicas:
         """
         names = [name.rpartition("device:")[2] for name in self.devices]
         if names[0].startswith("CPU"):
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            return {"peak_memory_bytes": used, "reserved_memory_bytes": None}
+            return {"peak_memory_bytes": peak_resident_bytes(), "reserved_memory_bytes": None}
         found = [tf.config.experimental.get_memory_info(name)["peak"] for name in names]
         return {"peak_memory_bytes": max(found), "reserved_memory_bytes": None}
 

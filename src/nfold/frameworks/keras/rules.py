@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from nfold.choices import OWN_STRATEGY
+from nfold.frameworks.rules import PRECISIONS, TOO_FEW, Rule, first_broken
 from nfold.plan import Plan
 
-Rule = tuple[Callable[[Plan], bool], str]
-
-STRATEGIES: dict[str, str] = {"tensorflow": "mirrored", "jax": "data_parallel"}
-"""What a framework calls its way over several devices."""
 STEPS: dict[str, tuple[str, ...]] = {
     "tensorflow": ("eager", "graph", "compiled"),
     "jax": ("compiled",),
@@ -40,28 +36,18 @@ COMMON: tuple[Rule, ...] = (
     ),
     (
         lambda plan: (
-            plan.decode is not None and plan.augment == "device" and plan.framework in STRATEGIES
+            plan.decode is not None and plan.augment == "device" and plan.framework in OWN_STRATEGY
         ),
         "photographs are distorted by the host's threads here, not on the device; next: "
         "--augment cpu, or --framework torch",
     ),
-    (
-        lambda plan: plan.precision == "tf32" and plan.device == "cpu",
-        "tf32 is a mode of NVIDIA's tensor cores; a CPU device has none",
-    ),
-    (
-        lambda plan: plan.precision == "fp16" and plan.device == "cpu",
-        "fp16 training needs a GPU; bf16 also runs on CPU devices",
-    ),
+    *PRECISIONS,
     (
         lambda plan: plan.input == "resident" and plan.augment == "cpu",
         "input 'resident' passes nothing through the host, which could augment it; next: "
         "--augment device",
     ),
-    (
-        lambda plan: (plan.batch or 0) < (plan.devices or 1),
-        "the global batch is smaller than the number of devices: some would have no sample",
-    ),
+    TOO_FEW,
 )
 
 TENSORFLOW: tuple[Rule, ...] = (
@@ -121,8 +107,7 @@ OWN: dict[str, tuple[Rule, ...]] = {
 def broken(plan: Plan, *, operation: bool = False) -> str | None:
     """The first rule that the plan of a training breaks, or of an operation; None: it runs."""
     own = (rule for rule in OWN[plan.framework] if not operation or rule is not EVEN)
-    rules = (*own, *COMMON)
-    return _names(plan) or next((reason for breaks, reason in rules if breaks(plan)), None)
+    return _names(plan) or first_broken((*own, *COMMON), plan)
 
 
 def _names(plan: Plan) -> str | None:
@@ -130,7 +115,7 @@ def _names(plan: Plan) -> str | None:
     steps = STEPS[plan.framework]
     if plan.step not in steps:
         return f"{plan.framework} has no step {plan.step!r}; allowed are {', '.join(steps)}"
-    own = STRATEGIES.get(plan.framework)
+    own = OWN_STRATEGY.get(plan.framework)
     if (plan.devices or 1) > 1 and own and plan.strategy != own:
         return f"{plan.framework} has no strategy {plan.strategy!r}; allowed is {own}"
     return None

@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 
 from nfold.data.arrays import Arrays
+from nfold.frameworks.augment import KEYS, fill_levels
 from nfold.frameworks.torch.philox import below, draws
-
-SHUFFLE = 0
-CROP = 1
-FLIP = 2
-CUTOUT = 3
 
 Drawn = list[Tensor]
 """Four int64 tensors [n] of 32-bit draws, one operation's."""
@@ -112,8 +108,7 @@ class Cutout:
         self._size = size
         self._rows = torch.arange(height, device=device)
         self._columns = torch.arange(width, device=device)
-        levels = [round(level) for level in arrays.mean]
-        self._fill = torch.tensor(levels, dtype=torch.uint8, device=device)
+        self._fill = torch.from_numpy(fill_levels(arrays)).to(device)
 
     def __call__(self, images: Tensor, drawn: Drawn) -> Tensor:
         """Images [n, h, w, c] by draws 0 (the centre's row) and 1 (its column)."""
@@ -129,7 +124,6 @@ class Cutout:
         return (distance >= 0) & (distance < self._size)
 
 
-KEYS: dict[str, int] = {"crop": CROP, "flip": FLIP, "cutout": CUTOUT}
 BUILT: dict[str, Callable[[int, Arrays, torch.device], Operation]] = {
     "crop": Crop,
     "flip": Flip,

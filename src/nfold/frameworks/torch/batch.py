@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,3 +61,8 @@ class Batch:
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory; DataLoader calls this."""
         return self.moved(lambda tensor: tensor.pin_memory())
+
+
+def form(tensor: Tensor) -> Hashable:
+    """What a graph depends on besides a tensor's values."""
+    return tensor.shape, tensor.stride(), tensor.dtype

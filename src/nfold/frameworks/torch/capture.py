@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nfold.frameworks.torch.batch import Tensors
+from nfold.frameworks.torch.batch import Tensors, form
 from nfold.frameworks.torch.graph_nodes import fills_as_kernels
 from nfold.frameworks.torch.nested import over_tensors
 
@@ -178,8 +178,4 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _key(tensors: Tensors, constants: tuple[Hashable, ...]) -> Hashable:
-    return (*(_form(tensor) for tensor in tensors), constants)
-
-
-def _form(tensor: Tensor) -> Hashable:
-    return tensor.shape, tensor.stride(), tensor.dtype
+    return (*(form(tensor) for tensor in tensors), constants)

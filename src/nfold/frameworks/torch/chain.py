@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator
 
 from torch import Tensor
 
-from nfold.frameworks.torch.batch import Batch
+from nfold.frameworks.torch.batch import Batch, form
 
 Chain = tuple[Batch, ...]
 
@@ -42,5 +42,4 @@ def _alone(held: list[Batch]) -> Iterator[Chain]:
 def _form(batch: Batch) -> Hashable:
     """What batches of one chain have in common."""
     epoch = id(batch.epoch) if isinstance(batch.epoch, Tensor) else batch.epoch
-    forms = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in batch.tensors)
-    return forms, epoch, batch.count, batch.global_count
+    return tuple(map(form, batch.tensors)), epoch, batch.count, batch.global_count

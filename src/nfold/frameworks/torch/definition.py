@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -18,17 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nfold import data, workloads
-from nfold.data.arrays import Array, Arrays, channel_statistics, evaluated_on, limited
-from nfold.data.centres import arrays_of
+from nfold import workloads
+from nfold.data.arrays import Array, Arrays, channel_statistics
 from nfold.data.photographs import Photographs
 from nfold.errors import UsageError
 from nfold.frameworks.base import Task
-from nfold.frameworks.photographs import photographs_of
+from nfold.frameworks.built_in import samples_of
 from nfold.frameworks.torch.source import Operations
 from nfold.workloads import own
 from nfold.workloads import torch as torch_workloads
-from nfold.workloads.base import Info
 
 AT_ONCE = 500
 """Test samples in one forward pass of a built-in workload."""
@@ -63,8 +61,7 @@ def definition(task: Task) -> Definition:
 def _built_in(task: Task) -> Definition:
     info = workloads.info(task.workload.name)
     chosen = workloads.parameters(task.workload)
-    found = photographs_of(task.plan, chosen) if info.defaults.encoded else None
-    arrays = _built_in_arrays(info, chosen) if found is None else arrays_of(found, chosen)
+    arrays, photographs = samples_of(info, chosen, task.plan)
     module = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
     torch.manual_seed(task.plan.seed)
     return Definition(
@@ -74,13 +71,8 @@ def _built_in(task: Task) -> Definition:
         optimizer=lambda model: module.optimizer(model, chosen),
         loss=module.loss,
         peak=chosen.get("peak", 0) / 1000,
-        photographs=found,
+        photographs=photographs,
     )
-
-
-def _built_in_arrays(info: Info, chosen: Mapping[str, int]) -> Arrays:
-    arrays = limited(data.load(cast(str, info.dataset)), chosen.get("samples", 0))
-    return evaluated_on(arrays, chosen.get("test_samples", 0))
 
 
 def _own(task: Task) -> Definition:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +36,7 @@ class Devices:
         """The most that PyTorch's allocator held on the fullest device; on CPU, peak RSS."""
         if self.cuda:
             return max(torch.cuda.max_memory_reserved(device) for device in self.all)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return memory.peak_resident_bytes()
 
     def reserved_memory_bytes(self) -> int | None:
         """The most that PyTorch's allocator took from the fullest GPU; None on CPU devices."""

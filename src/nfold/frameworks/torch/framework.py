@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import ClassVar
@@ -11,6 +10,7 @@ from nfold.ablation import Ablation
 from nfold.frameworks.base import Framework, Observer, Task
 from nfold.frameworks.cores import claimed_cores
 from nfold.frameworks.files import unsuited
+from nfold.frameworks.rules import PRECISIONS, TOO_FEW, Rule, first_broken
 from nfold.frameworks.torch.ablation import refusal, seen
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
@@ -20,8 +20,6 @@ from nfold.workloads import info
 from nfold.workloads.base import Info
 
 GPU_DECODER = "torchvision, which brings nvJPEG,"
-Rule = tuple[Callable[[Plan], bool], str]
-
 RULES: tuple[Rule, ...] = (
     (
         lambda plan: plan.step == "graph",
@@ -97,18 +95,8 @@ RULES: tuple[Rule, ...] = (
         lambda plan: plan.strategy == "ddp" and plan.exchange == "bf16" and plan.device == "cpu",
         "DistributedDataParallel compresses on GPUs only; --strategy nfold does on CPU devices too",
     ),
-    (
-        lambda plan: plan.precision == "tf32" and plan.device == "cpu",
-        "tf32 is a mode of NVIDIA's tensor cores; a CPU device has none",
-    ),
-    (
-        lambda plan: plan.precision == "fp16" and plan.device == "cpu",
-        "fp16 training needs a GPU; bf16 also runs on CPU devices",
-    ),
-    (
-        lambda plan: (plan.batch or 0) < (plan.devices or 1),
-        "the global batch is smaller than the number of devices: some would have no sample",
-    ),
+    *PRECISIONS,
+    TOO_FEW,
 )
 """What this framework cannot do, each with the reason that a user reads."""
 
@@ -132,7 +120,7 @@ class Torch(Framework):
 
     def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         """The first rule that the plan breaks, or what the workload has against it, or None."""
-        broken = next((reason for breaks, reason in RULES if breaks(plan)), None)
+        broken = first_broken(RULES, plan)
         known = info(workload.name)
         return broken or _not_of_files(known, plan) or known.unsupported(plan)
 

@@ -6,9 +6,8 @@ Observation wraps the step and is left out by passing nothing to observe with.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import cast
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.recording import Length, Recorder
+from nfold.frameworks.recording import Length, Recorder, checksum
 from nfold.frameworks.torch import ablate, batch_norm, layout, parallel
 from nfold.frameworks.torch.ablation import Renamed, seen
 from nfold.frameworks.torch.batch import Batch
@@ -170,7 +169,7 @@ class Trainer:
             data_bytes=self.source.data_bytes,
             graph_bytes=self._step.graph_bytes(),
             notes=self.source.notes,
-            parameter_checksum=checksum(self.module),
+            parameter_checksum=checksum(contents(self.module)),
             parameter_count=sum(p.numel() for p in self.module.parameters()),
         )
 
@@ -215,10 +214,8 @@ class Trainer:
         )
 
 
-def checksum(module: nn.Module) -> str:
-    """SHA-256 of all parameters' bytes, 16 hex digits: equal where parameters are."""
-    digest = hashlib.sha256()
+def contents(module: nn.Module) -> Iterator[bytes]:
+    """The bytes of every parameter, in their order."""
     for parameter in module.parameters():
         values = parameter.detach().cpu().contiguous().flatten()
-        digest.update(values.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+        yield values.view(torch.uint8).numpy().tobytes()

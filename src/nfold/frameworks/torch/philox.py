@@ -11,10 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)
-MASK = 0xFFFFFFFF
-ROUNDS = 10
+from nfold.frameworks.philox import MASK, MULTIPLIERS, ROUNDS, WEYL
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> list[Tensor]:
@@ -62,9 +59,3 @@ def _word(value: int | Tensor, device: torch.device) -> Tensor:
 def below(draw: Tensor, limit: int | Tensor) -> Tensor:
     """Map 32-bit draws to whole numbers 0 to ``limit`` - 1 (Lemire's multiplication, 2019)."""
     return (draw * limit) >> 32
-
-
-def permutation(seed: int, epoch: int, n: int, operation: int) -> Tensor:
-    """A shuffle of 0 to n - 1 that any number of devices agrees on: int64 [n]."""
-    first, second, _, _ = draws(seed, epoch, torch.arange(n), operation)
-    return torch.argsort((first << 31) ^ second, stable=True)

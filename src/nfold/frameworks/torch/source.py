@@ -79,8 +79,7 @@ def photo_source(photographs: Photographs, arrays: Arrays, task: Task, devices: 
     else:
         batches = Photos(photographs.train, task, size)
         land = Canvases(size) if task.plan.augment == "device" else copied
-    notes = (("bad_images", photographs.note),) if photographs.note else ()
-    return Loaded(batches, task, stream, devices.primary, land, notes)
+    return Loaded(batches, task, stream, devices.primary, land, photographs.notes)
 
 
 def photo_preparation(

@@ -39,11 +39,13 @@ HEADS = (
 
 Pair = dict[str, Result]
 """Two cells that differ in their layout alone, by layout."""
+Compared = tuple[Pair, Interval | None]
+"""Both, and their ratio where both were timed."""
 
 
 def report(found: Sequence[Result]) -> FieldReport:
     """Images/s of both layouts and their ratio, by model, framework, precision and devices."""
-    pairs = _pairs(of_workload(found, *MODELS))
+    pairs = [(pair, _ratio(pair)) for pair in _pairs(of_workload(found, *MODELS))]
     return FieldReport(
         name="layout",
         title="channels_first against channels_last",
@@ -75,17 +77,16 @@ def _name(result: Result) -> tuple[str, str, str]:
     return (str(result.cell.first.workload), named, plan.precision or "")
 
 
-def _table(pairs: Sequence[Pair]) -> Sheet:
+def _table(pairs: Sequence[Compared]) -> Sheet:
     rows = Rows("images/s of the two layouts and their ratio", HEADS)
     for model, gain in then.LAYOUT_GAINS.items():
         places = map(told, (model, "then: TensorFlow/Keras", "fp32", 1))
         rows.add(*places, BLANK, BLANK, BLANK, told(gain))
-    for pair in pairs:
+    for pair, ratio in pairs:
         first = pair[FIRST]
         model, framework, precision = _name(first)
         places = map(told, (model, f"now: {framework}", precision, first.devices, first.batch))
         rates = [_rate(rows, pair[layout]) for layout in (FIRST, LAST)]
-        ratio = _ratio(pair)
         rows.add(*places, *rates, about(ratio, 2, "×") if ratio else NONE)
     return rows.sheet()
 
@@ -99,9 +100,9 @@ def _ratio(pair: Pair) -> Interval | None:
     return throughput_ratio(pair[FIRST].cell, pair[LAST].cell)
 
 
-def _sentences(pairs: Sequence[Pair]) -> list[str]:
+def _sentences(pairs: Sequence[Compared]) -> list[str]:
     """Which layout wins how often, and the two ends."""
-    known = [(pair, ratio) for pair in pairs if (ratio := _ratio(pair)) is not None]
+    known = [(pair, ratio) for pair, ratio in pairs if ratio is not None]
     if not known:
         return ["No pair of cells was measured in both layouts."]
     known.sort(key=lambda one: one[1].value)

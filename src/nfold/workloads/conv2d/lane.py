@@ -7,7 +7,6 @@ queued, and is over when ``finish()`` returns.
 
 from __future__ import annotations
 
-import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Generic, TypeVar
 
+from nfold import memory
 from nfold.workloads.conv2d.problem import Array
 
 Reading = Callable[[], float]
@@ -77,7 +77,7 @@ class Lane(ABC, Generic[H]):
 
     def peak_memory_bytes(self) -> int:
         """The most that was held so far: the process's resident memory."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return memory.peak_resident_bytes()
 
     @abstractmethod
     def use(self, filters: Array) -> None:

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from made import arrays
 from nfold.data.arrays import Arrays
+from nfold.frameworks.augment import KEYS
+from nfold.frameworks.stream import SHUFFLE
 from nfold.frameworks.torch.augment import (
     BUILT,
-    KEYS,
-    SHUFFLE,
     Augment,
     Crop,
     Cutout,

@@ -12,7 +12,8 @@ from torch import nn
 
 from made import task
 from nfold.errors import UsageError
-from nfold.frameworks.torch.augment import BUILT, KEYS
+from nfold.frameworks.augment import KEYS
+from nfold.frameworks.torch.augment import BUILT
 from nfold.frameworks.torch.definition import Definition, cross_entropy, definition
 from nfold.frameworks.torch.evaluate import evaluate
 from nfold.frameworks.torch.images import Normalizer, normalizer

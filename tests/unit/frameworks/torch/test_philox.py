@@ -2,7 +2,7 @@
 
 import torch
 
-from nfold.frameworks.torch.philox import below, draws, permutation, philox
+from nfold.frameworks.torch.philox import below, draws, philox
 from philox_answers import KNOWN_ANSWERS
 
 
@@ -28,13 +28,6 @@ def test_below_covers_its_range_evenly() -> None:
     assert len(counts) == 9
     assert counts.min() > 9_600
     assert counts.max() < 10_400
-
-
-def test_a_permutation_has_every_sample_once_and_differs_by_epoch() -> None:
-    first, second = permutation(0, 0, 1000, 0), permutation(0, 1, 1000, 0)
-    assert torch.equal(first.sort().values, torch.arange(1000))
-    assert not torch.equal(first, second)
-    assert torch.equal(first, permutation(0, 0, 1000, 0))
 
 
 def test_an_epoch_and_operations_may_be_tensors() -> None:

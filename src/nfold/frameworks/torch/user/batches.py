@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nfold.frameworks.torch.augment import SHUFFLE
-from nfold.frameworks.torch.philox import permutation
+from nfold.frameworks.philox import permutation
+from nfold.frameworks.stream import SHUFFLE
 from nfold.frameworks.torch.share import Share
 
 
@@ -76,4 +76,4 @@ def order(samples: int, *, seed: int, epoch: int, shuffle: bool) -> Tensor:
     """The order of an epoch: int64 [samples], the same on every rank."""
     if not shuffle:
         return torch.arange(samples)
-    return permutation(seed, epoch, samples, SHUFFLE)
+    return torch.from_numpy(permutation(seed, epoch, samples, SHUFFLE))
