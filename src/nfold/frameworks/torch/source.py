@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from nfold.data.arrays import Arrays
 from nfold.data.photographs import Photographs
 from nfold.frameworks.base import Task
+from nfold.frameworks.rates import rate_notes
 from nfold.frameworks.stream import step_limit
 from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.batch import Batch, Boxed, Given, Tensors
@@ -79,7 +80,8 @@ def photo_source(photographs: Photographs, arrays: Arrays, task: Task, devices: 
     else:
         batches = Photos(photographs.train, task, size)
         land = Canvases(size) if task.plan.augment == "device" else copied
-    return Loaded(batches, task, stream, devices.primary, land, photographs.notes)
+    notes = (*photographs.notes, *rate_notes(task))
+    return Loaded(batches, task, stream, devices.primary, land, notes)
 
 
 def photo_preparation(
