@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from nfold.rates import InputRates, Rate
 from nfold.run import rated
 from nfold.run.rated import Completing, NotMeasured
 from nfold.workload import Workload
+from nfold.workloads import info
 
 HOST = machine(gpus=1, cores=16)
 PHOTOS = Workload.parse("inception_v3:size=75")
@@ -125,7 +127,7 @@ def test_missing_files_are_an_error_before_anything_is_measured(
 
 
 def test_a_process_that_says_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rated.sys, "executable", "false")
-    plan = Plan().resolve(HOST, rated.workloads.info("inception_v3").defaults)
+    monkeypatch.setattr(sys, "executable", "false")
+    plan = Plan().resolve(HOST, info("inception_v3").defaults)
     with pytest.raises(NotMeasured, match=r"ended with 1: it said nothing"):
         rated.ask(Task(workload=PHOTOS, plan=plan, machine=HOST))

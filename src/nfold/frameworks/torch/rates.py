@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from statistics import median
@@ -119,7 +120,7 @@ def decoder_rate(part: Part, task: Task, size: int, at_once: int) -> Rate | None
     given = [files[key].pin_memory() for key in keys_of(len(part), at_once)[: WINDOWS + 1]]
     try:
         land = Decoded(size, torchvision_decode())
-        seconds = [_timed(lambda batch=batch: land(batch, device)) for batch in given]
+        seconds = [_timed(partial(land, batch, device)) for batch in given]
     except (NfoldError, RuntimeError):
         return None
     return _rate([at_once / each for each in seconds[1:]])
