@@ -185,7 +185,7 @@ def _prepare(request: Request, asked: Grid) -> None:
     Cells that do not run, and the simulated framework, read none.
     """
     reading = [c for c in asked.cells if c.reason is None and not _in_parent(c.plan)]
-    kept = {(c.workload, c.plan.cache, c.plan.bad_images): c for c in reading}
+    kept = {(c.workload, c.plan.cache, c.plan.input, c.plan.bad_images): c for c in reading}
     for cell in kept.values():
         prepare(cell.workload, cell.plan, request.data)
 

@@ -27,7 +27,7 @@ def prepare(workload: Workload, plan: Plan, folder: Path | None) -> None:
             samples=chosen["samples"],
             classes=chosen["classes"],
             skip_bad=plan.bad_images == "skip",
-            decoded=plan.cache == "decoded",
+            decoded=plan.cache == "decoded" or plan.input == "resident",
         )
     elif known.dataset is not None:
         data.prepare(known.dataset, folder)

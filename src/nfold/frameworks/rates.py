@@ -16,7 +16,7 @@ from nfold.frameworks.base import Task
 from nfold.machine import Machine
 from nfold.plain import from_plain, to_plain
 from nfold.plan import Plan
-from nfold.rates import InputRates, fitted
+from nfold.rates import InputRates, fitted, measurable
 from nfold.workload import Workload
 
 FACTS = ("devices", "cores_per_device", "augment", "precision", "layout", "step")
@@ -54,8 +54,10 @@ def keep(file: Path, rates: InputRates) -> None:
 def rate_notes(task: Task) -> tuple[tuple[str, str], ...]:
     """The rates as (kind, text), where the task's plan is what they choose."""
     plan = task.plan
-    by_rule = plan.edit(decode="cpu")
+    open_, by_rule = plan.edit(decode=None, workers=None), plan.edit(decode="cpu")
+    if not measurable(open_, by_rule):
+        return ()
     rates = kept(file_of(task.workload, plan, task.machine))
-    if rates is None or fitted(plan.edit(decode=None, workers=None), by_rule, rates) != plan:
+    if rates is None or fitted(open_, by_rule, rates) != plan:
         return ()
     return ((KIND, rates.told(plan)),)

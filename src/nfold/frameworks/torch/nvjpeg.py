@@ -22,7 +22,7 @@ from nfold.frameworks.base import Task
 from nfold.frameworks.boxes import canvas_side
 from nfold.frameworks.photographs import Drawn
 from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.cutting import cut_out
+from nfold.frameworks.torch.cutting import Packed, cut_out
 from nfold.frameworks.torch.input import Key
 from nfold.frameworks.torch.photographs import batch_of, shared
 
@@ -62,7 +62,8 @@ class Decoded:
         """
         content, labels, ids, boxes = batch.tensors
         files = torch.split(content, boxes[:, -1].tolist())
-        laid = cut_out(self._decode(files, device), boxes[:, :5], self._side)
+        images = Packed.together(self._decode(files, device))
+        laid = cut_out(images, boxes[:, :5], self._side)
         labels, ids, places = (
             tensor.to(device, non_blocking=True) for tensor in (labels, ids, boxes[:, 2:4])
         )

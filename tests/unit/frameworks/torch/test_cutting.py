@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nfold.frameworks.torch import cutting
-from nfold.frameworks.torch.cutting import cut_out
+from nfold.frameworks.torch.cutting import Packed, cut_out
 from nfold.frameworks.torch.landing import laid_out
 from photos import picture
 
@@ -51,12 +51,17 @@ def test_boxes_are_those_of_one_image_after_the_other(
     reductions: tuple[int, ...], small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cutting, "SMALL", small)
-    boxes = boxes_of(reductions)
-    assert torch.equal(cut_out(images(), boxes, SIDE), one_by_one(images(), boxes))
+    boxes, given = boxes_of(reductions), images()
+    expected = one_by_one(given, boxes)
+    planes = Packed.together(given)
+    assert torch.equal(cut_out(planes, boxes, SIDE), expected)
+    mixed = torch.cat([image.permute(1, 2, 0).flatten() for image in given])
+    pixels = Packed(pixels=mixed, sizes=planes.sizes, starts=planes.starts, planes=False)
+    assert torch.equal(cut_out(pixels, boxes, SIDE), expected)
 
 
 def test_a_reduced_pixel_at_the_border_is_the_mean_of_what_there_is() -> None:
     image = torch.arange(3 * 5 * 3, dtype=torch.uint8).view(3, 5, 3)
-    canvas = cut_out([image], torch.tensor([[2, 1, 1, 1, 2]]), 32)
+    canvas = cut_out(Packed.together([image]), torch.tensor([[2, 1, 1, 1, 2]]), 32)
     assert np.array_equal(canvas[0, 0, 0], image[:, 4, 2])
     assert bool((canvas == canvas[:, :1, :1]).all())
