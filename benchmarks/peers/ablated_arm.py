@@ -1,7 +1,8 @@
-"""nfold's step with a part of its gradient exchange taken away, to see what that part costs.
+"""nfold's step with a part of its gradient exchange or input taken away, to see what it costs.
 
 ``without=exchange``: every rank trains a copy of its own. ``without=sending``: gradients are
 gathered into buckets and stay there. ``without=bytes``: one number of each bucket is sent.
+``without=loading``: the first batches again, from the host; ``without=input``: from the device.
 ``ctas=N`` lets NCCL use at most N thread blocks. The other fields are those of a plan.
 """
 
@@ -14,18 +15,21 @@ from typing import Any
 import nfold_arm
 from job import Job, run
 
+from nfold.ablation import Ablation
+
 PARTS = ("exchange", "sending", "bytes")
+INPUTS = {"loading": Ablation(input="replayed"), "input": Ablation(input="resident")}
 
 
 def main(job: Job) -> None:
     without, ctas = job.fields.pop("without", None), job.fields.pop("ctas", None)
-    if without not in (None, *PARTS):
-        raise ValueError(f"without={without!r}; allowed are {', '.join(PARTS)}")
+    if without not in (None, *PARTS, *INPUTS):
+        raise ValueError(f"without={without!r}; allowed are {', '.join((*PARTS, *INPUTS))}")
     if ctas is not None:
         os.environ["NCCL_MAX_CTAS"] = ctas
-    if without is not None:
+    if without in PARTS:
         take_away(without)
-    nfold_arm.main(job)
+    nfold_arm.main(job, INPUTS.get(without))
 
 
 def take_away(part: str) -> None:

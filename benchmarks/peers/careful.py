@@ -1,6 +1,6 @@
 """A careful person's DDP: bf16 autocast, channels_last, fused SGD, cuDNN's search, pinned memory.
 
-Samples are transformed one by one in a loader's persistent workers.
+Samples are transformed one by one in a loader's persistent workers, ``ahead`` batches each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import torch
 from common import bf16, built, in_parallel, joined, opened, turns_of
 from job import Job, run
-from loaders import careful_loader, queued, workers_of
+from loaders import PREFETCH, careful_loader, queued, workers_of
 
 from nfold.frameworks.torch.devices import Devices
 
@@ -24,10 +24,10 @@ def main(job: Job) -> None:
 
 def train(job: Job, devices: Devices) -> None:
     device = devices.primary
-    workers = job.numbers(workers=workers_of(job))["workers"]
+    chosen = job.numbers(workers=workers_of(job), ahead=PREFETCH)
     training = built(job, device)
     model = in_parallel(training.module, job, device, static_graph=True)
-    loader = careful_loader(job, workers)
+    loader = careful_loader(job, chosen["workers"], ahead=chosen["ahead"])
     turns = turns_of(job, devices, queued_steps=queued(loader))
     for epoch in itertools.count():
         loader.sampler.set_epoch(epoch)

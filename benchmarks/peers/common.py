@@ -87,8 +87,8 @@ def in_parallel_options() -> dict[str, Any]:
 
 
 def bf16(device: torch.device) -> AbstractContextManager[None]:
-    """A forward pass in bf16 where that is safe."""
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    """A forward pass in bf16 where that is safe, on GPUs: many CPUs would emulate it."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
 def turns_of(job: Job, devices: Devices, *, queued_steps: int = 0, warmup: int = 0) -> Turns:

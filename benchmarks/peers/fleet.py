@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,34 @@ class Work:
         return self.batch if self.whole else self.batch * spec.driven(self.devices)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The cores that an arm's ranks and their workers share, and the GPUs that they see."""
+
+    cores: frozenset[int]
+    gpus: tuple[int, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """CUDA_VISIBLE_DEVICES, of those that this process sees itself."""
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = seen.split(",") if seen else list(map(str, range(max(self.gpus, default=0) + 1)))
+        return {"CUDA_VISIBLE_DEVICES": ",".join(names[gpu] for gpu in self.gpus)}
+
+
+@contextlib.contextmanager
+def kept_to(place: Place | None) -> Iterator[None]:
+    """What this thread starts meanwhile runs on the place's cores."""
+    if place is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, place.cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @dataclass
 class Arm:
     """The running ranks of one arm; whatever ends one of them ends the arm."""
@@ -102,6 +131,7 @@ class Arm:
     spec: Spec
     work: Work
     logs: Path
+    place: Place | None = None
     ready: list[Answer] = field(default_factory=list)
     error: str | None = None
     ranks: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -110,11 +140,12 @@ class Arm:
     def start(self) -> None:
         """Start the ranks, from the main thread: they die with the thread that started them."""
         world, port = self.spec.processes(self.work.devices), free_port()
+        seen = self.place.environment() if self.place else {}
         for rank in range(world):
-            with self.log(rank).open("w") as log:
+            with self.log(rank).open("w") as log, kept_to(self.place):
                 process = subprocess.Popen(
                     self._command(),
-                    env=_environment(rank, world, port),
+                    env=_environment(rank, world, port) | seen,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

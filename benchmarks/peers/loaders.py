@@ -112,7 +112,9 @@ def plain_loader(job: Job, workers: int) -> DataLoader[Sample]:
     )
 
 
-def careful_loader(job: Job, workers: int, *, sharded: bool = True) -> DataLoader[Sample]:
+def careful_loader(
+    job: Job, workers: int, *, sharded: bool = True, ahead: int = PREFETCH
+) -> DataLoader[Sample]:
     """Pinned memory, persistent workers, batches ahead; this rank's part unless not ``sharded``."""
     samples = samples_of(job)
     ranks, rank = (job.world_size, job.rank) if sharded else (1, 0)
@@ -124,7 +126,7 @@ def careful_loader(job: Job, workers: int, *, sharded: bool = True) -> DataLoade
         num_workers=workers,
         pin_memory=job.device == "cuda",
         persistent_workers=workers > 0,
-        prefetch_factor=PREFETCH if workers else None,
+        prefetch_factor=ahead if workers else None,
         worker_init_fn=_start_worker,
     )
 

@@ -11,14 +11,15 @@ from typing import Any
 
 from job import Job, run
 
+from nfold.ablation import Ablation
 from nfold.frameworks.base import Task
 from nfold.frameworks.cores import claimed_cores
 from nfold.plan import MINIMUM, Plan
 from nfold.telemetry.inspection import inspect_machine
 
 
-def main(job: Job) -> None:
-    task = task_of(job)
+def main(job: Job, ablation: Ablation | None = None) -> None:
+    task = task_of(job, ablation)
     with claimed_cores(task.plan, task.local_rank):
         drive(job, task)
 
@@ -44,7 +45,7 @@ def drive(job: Job, task: Task) -> None:
                 turns.step(trainer.steps(batches, 0).reshape(-1)[-1], len(batches))
 
 
-def task_of(job: Job) -> Task:
+def task_of(job: Job, ablation: Ablation | None = None) -> Task:
     """This rank's task; what the fields do not say, nfold chooses on this machine."""
     repeat = job.parameters.get("repeat", 1)
     samples = len(job.arrays().train_labels) // repeat
@@ -55,6 +56,7 @@ def task_of(job: Job) -> Task:
         workload=job.workload.with_parameters(samples=samples - samples % whole),
         plan=plan,
         machine=machine,
+        ablation=ablation,
         rank=job.rank,
         local_rank=job.local_rank,
         world_size=job.world_size,

@@ -15,6 +15,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.photographs import looks as each_look
 from nfold.frameworks.torch.batch import Boxed
+from nfold.frameworks.torch.cutting import Packed, cut_out
 from nfold.frameworks.torch.distortion import Distortion
 from nfold.frameworks.torch.input import Stream
 from nfold.frameworks.torch.landing import Canvases, laid_out
@@ -22,6 +23,7 @@ from nfold.frameworks.torch.loop import train
 from nfold.frameworks.torch.nvjpeg import Decoded, Files, torchvision_decode
 from nfold.frameworks.torch.photographs import Photos
 from nfold.plan import Plan
+from nfold.run.rated import ask
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 from nfold.workloads import info
@@ -106,6 +108,35 @@ def test_a_captured_step_trains_on_the_samples_of_an_eager_one(augment: str, ste
     assert captured.sample_hashes == eager.sample_hashes
     assert captured.losses[0][1] == pytest.approx(eager.losses[0][1], rel=0.1)
     assert all(np.isfinite(loss) for _, loss in captured.losses)
+
+
+def test_a_process_measures_what_workers_decoder_and_device_make() -> None:
+    photographs.load()
+    found = ask(asked(decode="cpu"))
+    assert found.worker.low > 0
+    assert found.device is not None
+    assert found.device > 0
+    if find_spec("torchvision") is None:
+        assert found.decoder is None
+
+
+def test_boxes_are_cut_out_on_a_gpu_as_on_the_cpu() -> None:
+    sizes = [(60 + 7 * i, 200 - 5 * i) for i in range(16)]
+    images = [torch.from_numpy(picture(*size).transpose(2, 0, 1).copy()) for size in sizes]
+    boxes = torch.tensor([(2, 3, 15, 10, (1, 1, 2, 4)[i % 4]) for i in range(16)])
+    there = cut_out(Packed.together([image.to(CUDA) for image in images]), boxes, 32)
+    here = cut_out(Packed.together(images), boxes, 32)
+    assert (there.cpu().int() - here.int()).abs().max() <= 1
+
+
+def test_resident_photographs_train_in_a_graph_on_the_samples_of_a_loader() -> None:
+    fields = {"step": "captured", "steps": 8, "warmup_steps": 1}
+    loaded, resident = (
+        train(asked(input=input_, **fields), Observer()) for input_ in ("loader", "resident")
+    )
+    assert resident.sample_hashes == loaded.sample_hashes
+    assert resident.losses[0][1] == pytest.approx(loaded.losses[0][1], rel=0.1)
+    assert resident.data_bytes
 
 
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")

@@ -7,6 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nfold import workloads
@@ -19,6 +20,8 @@ from nfold.workload import Workload
 
 Unsupported = Callable[[Workload, Plan, Machine], str | None]
 """Why a complete plan cannot run, or None: what the plan's framework says."""
+Complete = Callable[[Workload, Plan], Plan]
+"""The complete plan of a workload, of one that leaves something open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +46,33 @@ class Grid:
     merged: int = 0
 
 
-def build_grid(axes: Axes, machine: Machine, unsupported: Unsupported) -> Grid:
+def build_grid(
+    axes: Axes, machine: Machine, unsupported: Unsupported, complete: Complete | None = None
+) -> Grid:
     """Every combination of the axes, resolved on ``machine``; the same cell twice is merged.
 
     A combination that cannot be is a cell with a reason, as long as another one can be. Raises
     UsageError where none can, or a workload's parameter never can, and DevicesMissing where
     the machine has too few devices.
     """
-    return build_grids([axes], machine, unsupported)
+    return build_grids([axes], machine, unsupported, complete)
 
 
-def build_grids(several: Sequence[Axes], machine: Machine, unsupported: Unsupported) -> Grid:
-    """Several grids as one, as ``build_grid`` makes each: a CPU device has one share in all."""
+def build_grids(
+    several: Sequence[Axes],
+    machine: Machine,
+    unsupported: Unsupported,
+    complete: Complete | None = None,
+) -> Grid:
+    """Several grids as one, as ``build_grid`` makes each: a CPU device has one share in all.
+
+    Without ``complete`` plans are resolved by rule.
+    """
     cores = _cores_per_device(several, machine)
-    builders = [_Builder(axes, machine, unsupported, cores) for axes in several]
+    by_rule = partial(_by_rule, machine)
+    builders = [
+        _Builder(axes, machine, unsupported, cores, complete or by_rule) for axes in several
+    ]
     found = [cell for builder in builders for cell in builder.cells()]
     refusals = [error for builder in builders for error in builder.refusals]
     if len(refusals) == len(found):
@@ -114,15 +130,26 @@ def _device(asked: Plan, machine: Machine) -> str:
     return asked.device or ("cuda" if machine.gpus else "cpu")
 
 
+def _by_rule(machine: Machine, workload: Workload, asked: Plan) -> Plan:
+    return asked.resolve(machine, workloads.info(workload.name).defaults)
+
+
 class _Builder:
     """Builds one grid; ``refusals`` are the errors that became cells with a reason."""
 
-    def __init__(self, axes: Axes, machine: Machine, unsupported: Unsupported, cores: int) -> None:
+    def __init__(
+        self,
+        axes: Axes,
+        machine: Machine,
+        unsupported: Unsupported,
+        cores: int,
+        complete: Complete,
+    ) -> None:
         self._axes = axes
         self._workload = workloads.identified(axes.workload)
         self._machine = machine
         self._unsupported = unsupported
-        self._defaults = workloads.info(axes.workload.name).defaults
+        self._complete = complete
         self._varying = tuple(name for name, values in axes.changes.items() if len(values) > 1)
         self._kinds = any("device" in change for change in axes.changes.get("devices", ()))
         self._cores = cores
@@ -156,7 +183,7 @@ class _Builder:
                     raise next(error for error in own if error is not None)
 
     def _cell(self, workload: Workload, changes: dict[str, Any], reason: str | None) -> GridCell:
-        plan, refused = self._plan(self._axes.common.edit(**changes))
+        plan, refused = self._plan(workload, self._axes.common.edit(**changes))
         reason = reason or refused or self._refused_by_framework(workload, plan)
         return GridCell(
             id=cell_id(workload, plan, None, self._machine),
@@ -174,15 +201,15 @@ class _Builder:
             self.refusals.append(missing)
             return str(missing)
 
-    def _plan(self, asked: Plan) -> tuple[Plan, str | None]:
+    def _plan(self, workload: Workload, asked: Plan) -> tuple[Plan, str | None]:
         """The complete plan, and why it cannot be where its strategy and devices disagree."""
         if _device(asked, self._machine) == "cpu":
             asked = asked.edit(cores_per_device=self._cores)
         try:
-            return self._scaled(asked.resolve(self._machine, self._defaults)), None
+            return self._scaled(self._complete(workload, asked)), None
         except UsageError as error:
             self.refusals.append(error)
-            automatic = asked.edit(strategy=None).resolve(self._machine, self._defaults)
+            automatic = self._complete(workload, asked.edit(strategy=None))
             return self._scaled(automatic).edit(strategy=asked.strategy), str(error)
 
     def _scaled(self, plan: Plan) -> Plan:

@@ -14,7 +14,7 @@ from nfold.bench.reports import report
 from nfold.bench.sweep import Events, Schedule, in_grid_order, schedule, sweep
 from nfold.cli import output
 from nfold.cli.flags import Flags
-from nfold.cli.preparing import prepare
+from nfold.cli.preparing import completing, prepare
 from nfold.cli.progress import CellLines, TimeLeft
 from nfold.cli.screen import screen
 from nfold.cli.signals import stop_on_signals
@@ -134,7 +134,8 @@ def _measure(
 
 
 def _grid(request: Request, machine: Machine) -> Grid:
-    return build_grids(_axes(request, machine), machine, _unsupported)
+    complete = completing(machine, request.data, measures=not request.dry_run)
+    return build_grids(_axes(request, machine), machine, _unsupported, complete)
 
 
 def _axes(request: Request, machine: Machine) -> list[Axes]:
@@ -184,7 +185,7 @@ def _prepare(request: Request, asked: Grid) -> None:
     Cells that do not run, and the simulated framework, read none.
     """
     reading = [c for c in asked.cells if c.reason is None and not _in_parent(c.plan)]
-    kept = {(c.workload, c.plan.cache, c.plan.bad_images): c for c in reading}
+    kept = {(c.workload, c.plan.cache, c.plan.input, c.plan.bad_images): c for c in reading}
     for cell in kept.values():
         prepare(cell.workload, cell.plan, request.data)
 

@@ -11,7 +11,7 @@ from nfold.ablation import Ablation
 from nfold.bench.axes import read_axes
 from nfold.cli import explained, output
 from nfold.cli.flags import Flags
-from nfold.cli.preparing import prepare
+from nfold.cli.preparing import completing, prepare
 from nfold.cli.progress import duration
 from nfold.cli.screen import Screen, screen
 from nfold.cli.signals import stop_on_signals
@@ -129,7 +129,7 @@ def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     changes = request.changes(axes, "explain")
     # The length is set by the experiment; any will do until then.
     asked = Plan().edit(**changes).edit(steps=1)
-    plan = asked.resolve(machine, workloads.info(workload.name).defaults)
+    plan = completing(machine, request.data)(workload, asked)
     if (plan.devices or 1) < 2:
         kind = "" if plan.device == "cuda" else "cpu:"
         raise UsageError(

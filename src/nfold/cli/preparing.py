@@ -1,11 +1,19 @@
-"""Data found, verified and decoded before anything runs: missing data is one error then."""
+"""Data found, verified and decoded before anything runs: missing data is one error then.
+
+And plans completed: what is measured of the machine for that is measured of these data.
+"""
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
 
 from nfold import data, workloads
+from nfold.inert import inert
+from nfold.machine import Machine
 from nfold.plan import Plan
+from nfold.run.rated import Completing
 from nfold.workload import Workload
 
 
@@ -19,7 +27,22 @@ def prepare(workload: Workload, plan: Plan, folder: Path | None) -> None:
             samples=chosen["samples"],
             classes=chosen["classes"],
             skip_bad=plan.bad_images == "skip",
-            decoded=plan.cache == "decoded",
+            decoded=plan.cache == "decoded" or plan.input == "resident",
         )
     elif known.dataset is not None:
         data.prepare(known.dataset, folder)
+
+
+def completing(machine: Machine, folder: Path | None, *, measures: bool = True) -> Completing:
+    """What completes plans; not ``measures``: by what was measured before, if anything was."""
+    return Completing(
+        machine=machine,
+        prepare=partial(prepare, folder=folder),
+        tell=_tell,
+        measures=measures,
+        folder=folder,
+    )
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"nfold: {inert(text)}\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 from nfold import workloads
 from nfold.bench.axes import read_axes
 from nfold.cli.flags import Flags
+from nfold.cli.preparing import completing
 from nfold.errors import UsageError
 from nfold.frameworks.checkpoints import Trained, attempt_of, newest, read_trained
 from nfold.frameworks.registry import framework
@@ -104,7 +105,7 @@ def asked_of(request: Request) -> Asked:
             f"next: nfold bench {workload.name}"
         )
     machine = inspect_machine()
-    plan = plan_of(request, workload).resolve(machine, workloads.info(workload.name).defaults)
+    plan = completing(machine, request.data)(workload, plan_of(request, workload))
     chosen = framework(plan.framework)
     reason = chosen.unsupported(workload, plan, machine)
     if chosen.in_parent:

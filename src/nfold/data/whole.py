@@ -47,8 +47,9 @@ def check_fits(needed_bytes: int, free: int) -> None:
     """Raise MachineUnfit, with the sizes, where decoded images would not stay in memory."""
     if needed_bytes > MOST_OF_FREE * free:
         raise MachineUnfit(
-            f"cache 'decoded' needs {needed_bytes / 2**30:.3g} GiB of the host's memory, of whose "
-            f"free {free / 2**30:.3g} GiB it may take {MOST_OF_FREE:.0%}; next: --cache off"
+            f"photographs kept decoded: needs {needed_bytes / 2**30:.3g} GiB of the host's memory, "
+            f"of whose free {free / 2**30:.3g} GiB they may take {MOST_OF_FREE:.0%}; next: "
+            "--cache off, --input loader"
         )
 
 

@@ -9,8 +9,9 @@ from nfold.workloads.base import Info
 def unsuited(known: Info, plan: Plan) -> str | None:
     """Why the plan does not suit a workload of image files, or one of arrays; None: it does."""
     if known.defaults.encoded:
-        resident = plan.input == "resident"
-        return "image files are decoded for every step; next: --input loader" if resident else None
+        resident = plan.input == "resident" and plan.framework != "torch"
+        reason = "only torch keeps photographs on a device, decoded; next: --input loader"
+        return reason if resident else None
     plain = Plan()
     asked = ("decode", "cache", "bad_images")
     said = [name for name in asked if getattr(plan, name) != getattr(plain, name)]

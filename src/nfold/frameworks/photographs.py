@@ -15,7 +15,7 @@ from nfold.data.arrays import Images
 from nfold.data.distortion import BRIGHTNESS, HUE, METHODS, Distorter, Look
 from nfold.data.part import Part
 from nfold.data.photographs import Photographs
-from nfold.data.whole import mapped
+from nfold.data.whole import kept_whole, mapped
 from nfold.frameworks.boxes import boxes, reduced, reductions, uniform
 from nfold.frameworks.philox import Ids, below, draws
 from nfold.plan import Plan
@@ -29,7 +29,11 @@ def photographs_of(plan: Plan, chosen: Mapping[str, int]) -> Photographs:
     """The photographs of a workload's parameters, as the parent has packed and checked them."""
     found = photographs.load().usable(classes=chosen["classes"], skip_bad=plan.bad_images == "skip")
     train = found.train.first(chosen["samples"])
-    return dataclasses.replace(found, train=mapped(train) if plan.cache == "decoded" else train)
+    if plan.input == "resident":
+        train = kept_whole(train)
+    elif plan.cache == "decoded":
+        train = mapped(train)
+    return dataclasses.replace(found, train=train)
 
 
 def looks(seed: int, epoch: int, ids: Ids) -> list[Look]:

@@ -79,6 +79,10 @@ RULES: tuple[Rule, ...] = (
         "a cache of decoded images leaves nothing to decode on the device; next: --decode cpu",
     ),
     (
+        lambda plan: plan.decode == "device" and plan.input == "resident",
+        "resident photographs are decoded once, by the host; next: --decode cpu",
+    ),
+    (
         lambda plan: plan.strategy == "dp" and plan.exchange != "fp32",
         "nn.DataParallel adds gradients up on one device: there is no exchange to compress",
     ),

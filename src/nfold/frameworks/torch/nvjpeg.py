@@ -13,7 +13,6 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import Dataset
 
 from nfold.data.decode import with_pillow
@@ -23,8 +22,8 @@ from nfold.frameworks.base import Task
 from nfold.frameworks.boxes import canvas_side
 from nfold.frameworks.photographs import Drawn
 from nfold.frameworks.torch.batch import Batch
+from nfold.frameworks.torch.cutting import Packed, cut_out
 from nfold.frameworks.torch.input import Key
-from nfold.frameworks.torch.landing import laid_out
 from nfold.frameworks.torch.photographs import batch_of, shared
 
 Decode = Callable[[Sequence[Tensor], torch.device], list[Tensor]]
@@ -59,36 +58,16 @@ class Decoded:
     def __call__(self, batch: Batch, device: torch.device) -> Batch:
         """Tensors (images, labels, ids, places) of a batch (files, labels, ids, boxes).
 
-        One call decodes all files; the boxes are cut out one by one, since sizes differ.
+        One call decodes all files, and the boxes of all images are cut out together.
         """
         content, labels, ids, boxes = batch.tensors
-        rows = boxes.tolist()
-        files = torch.split(content, [row[-1] for row in rows])
-        images = self._decode(files, device)
-        pixels = [box_of(image, *row[:5]) for image, row in zip(images, rows, strict=True)]
+        files = torch.split(content, boxes[:, -1].tolist())
+        images = Packed.together(self._decode(files, device))
+        laid = cut_out(images, boxes[:, :5], self._side)
         labels, ids, places = (
             tensor.to(device, non_blocking=True) for tensor in (labels, ids, boxes[:, 2:4])
         )
-        laid = laid_out(torch.cat(pixels), places, self._side)
         return dataclasses.replace(batch, tensors=(laid, labels, ids, places))
-
-
-def box_of(image: Tensor, top: int, left: int, height: int, width: int, reduction: int) -> Tensor:
-    """A box's pixels, uint8 [height * width * 3], of an image [3, h, w] reduced by means.
-
-    A decoder on the CPU leaves detail out in the transform instead: nearly the same.
-    """
-    if reduction > 1:
-        image = _means(image, reduction)
-    return image[:, top : top + height, left : left + width].permute(1, 2, 0).flatten()
-
-
-def _means(image: Tensor, side: int) -> Tensor:
-    """Means over squares, those at the border over what there is of them."""
-    pooled = functional.avg_pool2d(
-        image[None].float(), side, ceil_mode=True, count_include_pad=False
-    )
-    return (pooled[0] + 0.5).to(torch.uint8)
 
 
 def torchvision_decode() -> Decode:

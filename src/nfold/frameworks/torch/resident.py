@@ -13,8 +13,10 @@ import torch
 
 from nfold.data.arrays import Arrays
 from nfold.errors import OutOfMemory
+from nfold.frameworks.base import Task
 from nfold.frameworks.stream import Ids
 from nfold.frameworks.torch.batch import Samples, Tensors
+from nfold.frameworks.torch.devices import Devices, free_bytes
 from nfold.frameworks.torch.input import Stream
 from nfold.frameworks.torch.placed import Placed, uploaded
 
@@ -38,6 +40,15 @@ def check_fits(
         f"input 'resident' needs {_gib(needed_bytes)}{sharded} on {where}, of whose free "
         f"{_gib(free_bytes)} it may take {MOST_OF_FREE:.0%}; next: --input loader"
     )
+
+
+def free(task: Task, devices: Devices) -> int:
+    """What is free for this rank's device, at most what the machine was said to have."""
+    found = free_bytes(devices.primary)
+    if not devices.cuda:
+        return min(found, task.machine.memory_bytes)
+    said = {gpu.index: gpu.memory_bytes for gpu in task.machine.gpus}
+    return min(found, said.get(devices.primary.index) or found)
 
 
 def data_bytes(arrays: Arrays) -> int:

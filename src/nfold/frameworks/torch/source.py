@@ -15,10 +15,11 @@ from torch.utils.data import Dataset
 from nfold.data.arrays import Arrays
 from nfold.data.photographs import Photographs
 from nfold.frameworks.base import Task
+from nfold.frameworks.rates import rate_notes
 from nfold.frameworks.stream import step_limit
 from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.batch import Batch, Boxed, Given, Tensors
-from nfold.frameworks.torch.devices import Devices, free_bytes
+from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.distortion import Distortion
 from nfold.frameworks.torch.images import Normalize
 from nfold.frameworks.torch.input import Batches, Loaded, Stream
@@ -27,8 +28,9 @@ from nfold.frameworks.torch.nvjpeg import Decoded, Files, torchvision_decode
 from nfold.frameworks.torch.parallel import smallest
 from nfold.frameworks.torch.photographs import Photos
 from nfold.frameworks.torch.prefetch import Land, copied
-from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes, fits
+from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes, fits, free
 from nfold.frameworks.torch.sharded import Sharded
+from nfold.frameworks.torch.whole import ResidentPhotographs
 
 Operations = tuple[tuple[str, int], ...]
 Prepare = Callable[[Given, Tensor], Tensor]
@@ -72,6 +74,8 @@ def photo_source(photographs: Photographs, arrays: Arrays, task: Task, devices: 
     """The batches of photographs, decoded and distorted where the plan says."""
     stream = Stream(len(arrays.train_labels), task, limit=step_limit(task.plan))
     size = arrays.train_images.shape[1]
+    if task.plan.input == "resident":
+        return ResidentPhotographs(photographs, stream, size, task, devices)
     batches: Dataset[Batch]
     land: Land
     if task.plan.decode == "device":
@@ -79,7 +83,8 @@ def photo_source(photographs: Photographs, arrays: Arrays, task: Task, devices: 
     else:
         batches = Photos(photographs.train, task, size)
         land = Canvases(size) if task.plan.augment == "device" else copied
-    return Loaded(batches, task, stream, devices.primary, land, photographs.notes)
+    notes = (*photographs.notes, *rate_notes(task))
+    return Loaded(batches, task, stream, devices.primary, land, notes)
 
 
 def photo_preparation(
@@ -113,11 +118,11 @@ def preparation(
 def _resident(arrays: Arrays, stream: Stream, task: Task, devices: Devices) -> Source:
     """Whole on every device, or else sharded; all ranks choose by the least that any has free."""
     whole, shard, where = _needs(arrays, task, devices)
-    free = smallest(_free(task, devices), task.world_size, devices.primary)
-    if fits(whole, free):
+    least = smallest(free(task, devices), task.world_size, devices.primary)
+    if fits(whole, least):
         return Resident(arrays, stream, devices.primary)
     sharded = shard if task.world_size > 1 else None
-    check_fits(whole, free, where, sharded_bytes=sharded)
+    check_fits(whole, least, where, sharded_bytes=sharded)
     return Sharded(arrays, stream, task, devices.primary)
 
 
@@ -132,12 +137,3 @@ def _needs(arrays: Arrays, task: Task, devices: Devices) -> tuple[int, int, str]
     samples = len(arrays.train_labels)
     shard = -(-samples // ranks) * (needed // samples)
     return needed, shard, str(devices.primary) if ranks == 1 else f"each of {ranks} GPUs"
-
-
-def _free(task: Task, devices: Devices) -> int:
-    """What is free for this rank's device, at most what the machine was said to have."""
-    free = free_bytes(devices.primary)
-    if not devices.cuda:
-        return min(free, task.machine.memory_bytes)
-    said = {gpu.index: gpu.memory_bytes for gpu in task.machine.gpus}
-    return min(free, said.get(devices.primary.index) or free)

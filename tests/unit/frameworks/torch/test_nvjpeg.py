@@ -20,7 +20,7 @@ from nfold.frameworks.base import Task
 from nfold.frameworks.torch.framework import Torch
 from nfold.frameworks.torch.input import Stream
 from nfold.frameworks.torch.landing import Canvases
-from nfold.frameworks.torch.nvjpeg import Decoded, Files, box_of, torchvision_decode
+from nfold.frameworks.torch.nvjpeg import Decoded, Files, torchvision_decode
 from nfold.frameworks.torch.photographs import Photos
 from nfold.plan import Defaults, Plan
 from nfold.workload import Workload
@@ -60,13 +60,6 @@ def test_canvases_are_those_of_a_decoder_on_the_host(
         box = np.s_[:height, :width]
         assert (mine[box].int() - theirs[box].int()).abs().float().mean() < 6
     assert (there.sample_hash, there.count) == (here.sample_hash, here.count)
-
-
-def test_a_reduced_box_is_of_means() -> None:
-    image = torch.arange(3 * 6 * 4, dtype=torch.uint8).view(3, 6, 4)
-    box = box_of(image, 1, 0, 2, 2, 2).view(2, 2, 3)
-    means = image[:, 2:6].float().reshape(3, 2, 2, 2, 2).mean((2, 4))
-    torch.testing.assert_close(box.permute(2, 0, 1).float(), (means + 0.5).floor())
 
 
 def test_without_torchvision_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +111,7 @@ def test_a_file_that_nvjpeg_does_not_know_is_decoded_by_the_host(
         ({"decode": "device", "augment": "cpu"}, "augmented there"),
         ({"decode": "device", "augment": "device", "device": "cpu"}, "needs a GPU"),
         ({"decode": "device", "augment": "device", "cache": "decoded"}, "leaves nothing"),
-        ({"input": "resident", "augment": "device"}, "decoded for every step"),
+        ({"input": "resident", "decode": "device"}, "decoded once, by the host"),
     ],
 )
 def test_what_placements_cannot_be(changes: dict[str, str], reason: str) -> None:

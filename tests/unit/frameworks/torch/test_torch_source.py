@@ -110,7 +110,7 @@ def test_losses_of_an_epoch_are_identical(monkeypatch: pytest.MonkeyPatch) -> No
 
 def _chosen(patch: pytest.MonkeyPatch, free: int, asked: Task, devices: Devices = CPU) -> str:
     """Which source is taken with so many bytes free; before anything is copied."""
-    patch.setattr(sources, "free_bytes", lambda _: free)
+    patch.setattr(resident, "free_bytes", lambda _: free)
     for kind in ("Resident", "Sharded"):
         patch.setattr(sources, kind, lambda *_, kind=kind: kind)
     return str(source(arrays(40), asked, (), devices))

@@ -1,0 +1,69 @@
+"""What decodes photographs, measured alone: cores, all at work, and nvJPEG on one GPU.
+
+In a process of its own, because workers are forks and CUDA must not be there yet.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from nfold import workloads
+from nfold.data import photographs
+from nfold.frameworks.base import Task
+from nfold.lifeline import child_environment, die_with_parent
+from nfold.plain import from_plain, to_plain
+from nfold.plan import Plan
+from nfold.rates import Rate
+from nfold.telemetry.inspection import inspect_machine
+from nfold.workload import Workload
+
+AT_ONCE = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Of a core that decodes for the device, of one that also distorts, and of nvJPEG."""
+
+    decodes: Rate
+    finishes: Rate
+    nvjpeg: Rate | None
+
+
+def rates_alone(workload: str, devices: int, device: str) -> Measured | None:
+    """Measured in another process; None, with the reason printed, where it fails."""
+    command = (sys.executable, __file__, workload, str(devices), device)
+    done = subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, check=False, timeout=120
+    )
+    if done.returncode:
+        print(f"nothing measured alone: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        return None
+    return from_plain(Measured, json.loads(done.stdout.splitlines()[-1]))
+
+
+def main(workload: str, devices: int, device: str) -> Measured:
+    from nfold.frameworks.torch.photographs import Photos
+    from nfold.frameworks.torch.rates import decoder_rate, worker_rate
+
+    asked, machine = Workload.parse(workload), inspect_machine()
+    size = workloads.parameters(asked)["size"]
+    part = photographs.load().train
+    number = max(1, machine.cores // devices - 1) * devices
+    tasks = {}
+    for place in ("device", "cpu"):
+        plan = Plan(device=device, devices=devices, augment=place, workers=number)
+        complete = plan.resolve(machine, workloads.info(asked.name).defaults)
+        tasks[place] = Task(workload=asked, plan=complete, machine=machine)
+    decodes, finishes = (
+        worker_rate(Photos(part, task, size), len(part), number) for task in tasks.values()
+    )
+    found = decoder_rate(part, tasks["device"], size, AT_ONCE) if device == "cuda" else None
+    return Measured(decodes=decodes, finishes=finishes, nvjpeg=found)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    print(json.dumps(to_plain(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))))

@@ -1,0 +1,79 @@
+"""What a loader's worker makes, measured in forks."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from made import machine
+from nfold import workloads
+from nfold.data import photographs
+from nfold.errors import MachineUnfit
+from nfold.frameworks.base import Task
+from nfold.frameworks.torch import rates
+from nfold.frameworks.torch.batch import Batch
+from nfold.frameworks.torch.input import Key
+from nfold.frameworks.torch.photographs import batch_of
+from nfold.plain import from_plain, to_plain
+from nfold.plan import Plan
+from nfold.rates import InputRates
+from nfold.workload import Workload
+from photos import folders
+
+PAUSE_S = 0.01
+
+
+class Slow(Dataset[Batch]):
+    """Takes a while for every batch, and no core."""
+
+    def __getitem__(self, key: Key) -> Batch:
+        time.sleep(PAUSE_S)
+        return batch_of(key, (torch.zeros(1),))
+
+
+class Broken(Dataset[Batch]):
+    """Fails."""
+
+    def __getitem__(self, key: Key) -> Batch:
+        raise OSError("gone")
+
+
+def test_a_worker_is_as_fast_as_its_calls_whatever_the_others_do() -> None:
+    found = rates.worker_rate(Slow(), 100, 3)
+    fastest = rates.AT_ONCE / PAUSE_S
+    assert fastest / 5 < found.low <= found.value <= found.high <= fastest
+
+
+def test_a_worker_that_fails_is_an_error() -> None:
+    with pytest.raises(MachineUnfit, match="has failed"):
+        rates.worker_rate(Broken(), 100, 2)
+
+
+def test_the_rates_of_a_plan_are_of_workers_and_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NFOLD_DATA", str(folders(tmp_path / "data")))
+    monkeypatch.setenv("NFOLD_CACHE", str(tmp_path / "cache"))
+    photographs.load()
+    seen: list[Task] = []
+
+    def rate_of(task: Task, share: int) -> float:
+        seen.append(task)
+        return float(share)
+
+    monkeypatch.setattr(rates, "device_rate", rate_of)
+    host = machine()
+    workload = Workload.parse("inception_v3:size=75,classes=2")
+    plan = Plan(device="cpu", devices=2, batch=6).resolve(
+        host, workloads.info(workload.name).defaults
+    )
+    task = Task(workload=workload, plan=plan, machine=host)
+    answer = rates._answer(json.dumps(to_plain(task)))
+    found = from_plain(InputRates, answer)
+    assert (found.decoder, found.device, seen) == (None, 3.0, [task])
+    assert 0 < found.worker.low <= found.worker.value <= found.worker.high
