@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from nfold.data.find import cache_root
 from nfold.errors import Unsupported
 from nfold.memory import peak_resident_bytes
 from nfold.plan import Plan
@@ -47,6 +49,7 @@ def reserved(stats: dict[str, int]) -> int:
 
 def jax_devices(plan: Plan) -> JaxDevices:
     """The plan's devices, opened; raises Unsupported where JAX does not see them."""
+    _keep_compiled()
     if plan.device == "cpu":
         jax.config.update("jax_num_cpu_devices", plan.devices)
     if plan.precision in PRODUCTS:
@@ -57,3 +60,13 @@ def jax_devices(plan: Plan) -> JaxDevices:
             f"JAX {jax.__version__} sees {len(seen)} {plan.device} devices: {list(map(str, seen))}"
         )
     return JaxDevices(tuple(seen[: plan.devices]))
+
+
+def _keep_compiled() -> None:
+    """Let programs of earlier processes be found again, unless the environment says where.
+
+    As TorchInductor does: the first step of a repeat is short. Of each host apart: what was
+    compiled for one processor may not run on another.
+    """
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_root() / "jax" / platform.node()))
