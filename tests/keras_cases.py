@@ -16,11 +16,12 @@ from nfold.frameworks.base import Task
 from nfold.plan import Defaults, Plan
 from nfold.workload import Workload
 from nfold.workloads import parameters
+from photos import picture
 
 STEPS = 5
 CLASSES = 10
 LAYOUTS = ("channels_last", "channels_first")
-AUGMENTED, RATED = "augmented", "rates"
+AUGMENTED, DISTORTED, RATED = "augmented", "distorted", "rates"
 PEAK = 0.4
 OPERATIONS = (("crop", 4), ("flip", 0), ("cutout", 3))
 
@@ -78,6 +79,18 @@ CASES = (
     Case("inception_v3:size=75", 75, 3, training=False, exact=True),
     Case("wide_resnet:depth=10,samples=36,width=1", 32, 3, steps=LAYOUTS[:1]),
 )
+
+
+DISTORTED_SIZE, CANVAS = 75, 128
+
+
+def boxed() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
+    """Pictures in the corners of canvases, and marks: ids, heights and widths."""
+    sides = np.array([(20 + 9 * (i % 12), 128 - 5 * (i % 20)) for i in range(24)])
+    canvases = np.full((len(sides), CANVAS, CANVAS, 3), 7, np.uint8)
+    for row, (height, width) in enumerate(sides.tolist()):
+        canvases[row, :height, :width] = picture(height, width, row)
+    return canvases, np.column_stack([np.arange(len(sides)), sides]).astype(np.uint32)
 
 
 def augmented_arrays() -> tuple[Arrays, npt.NDArray[np.uint32]]:

@@ -5,7 +5,7 @@
 Arms of a phase run side by side, each on GPUs and cores of its own, as many cores a GPU in all of
 them. Steps that find their input in queues are thrown away first; the timed ones are three times
 as many as queues hold. ``best`` is the fastest of the placements that were measured on one device.
-No phase begins that would not end within ``--seconds``; the file has what there is.
+In the last NEEDS_S of ``--seconds`` no phase begins; the file has what there is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -48,7 +49,9 @@ LEAST = 12
 """Timed steps where queues hold nothing."""
 SETTLE = 5
 """Steps thrown away beyond what queues hold."""
-READY_S = 180.0
+READY_S = 240.0
+NEEDS_S = 45.0
+"""What a phase takes at least whose programs were compiled in an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -203,18 +206,26 @@ def main(arguments: list[str]) -> None:
     prepare(Workload.parse(given.workload), Plan(cache="decoded"), None)
     found = Found({k: str(v) for k, v in vars(given).items()}, inspect_machine())
     found.alone = rates_alone(given.workload, given.most, given.device)
-    longest = 0.0
-    for phase in phases(given.arms, given.most):
-        begun = time.monotonic()
-        if begun + longest - started > given.seconds:
-            print(f"no time left for {' '.join(map(str, phase))}")
-            continue
-        measure(phase, given, found)
-        longest = max(longest, time.monotonic() - begun)
-        found.save(given.out)
-        side_by_side = " ".join(map(str, phase))
-        print(f"{time.monotonic() - started:.0f} s: {side_by_side}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for phase in phases(given.arms, given.most):
+            one_phase(phase, given, found, started)
+    except KeyboardInterrupt:
+        print("interrupted: this is what was measured")
     show(found, given)
+
+
+def one_phase(
+    phase: list[Question], given: argparse.Namespace, found: Found, started: float
+) -> None:
+    """Measure a phase and keep what it found, if there is time for it."""
+    side_by_side = " ".join(map(str, phase))
+    if time.monotonic() + NEEDS_S > started + given.seconds:
+        print(f"no time left for {side_by_side}")
+        return
+    measure(phase, given, found)
+    found.save(given.out)
+    print(f"{time.monotonic() - started:.0f} s: {side_by_side}", file=sys.stderr, flush=True)
 
 
 def show(found: Found, given: argparse.Namespace) -> None:

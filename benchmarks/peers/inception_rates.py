@@ -35,11 +35,12 @@ class Measured:
 def rates_alone(workload: str, devices: int, device: str) -> Measured | None:
     """Measured in another process; None, with the reason printed, where it fails."""
     command = (sys.executable, __file__, workload, str(devices), device)
-    done = subprocess.run(
-        command, env=child_environment(), capture_output=True, text=True, check=False, timeout=120
-    )
-    if done.returncode:
-        print(f"nothing measured alone: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+    try:
+        done = subprocess.run(
+            command, env=child_environment(), capture_output=True, text=True, check=True, timeout=90
+        )
+    except subprocess.SubprocessError as error:
+        print(f"nothing measured alone: {error}", getattr(error, "stderr", ""), file=sys.stderr)
         return None
     return from_plain(Measured, json.loads(done.stdout.splitlines()[-1]))
 

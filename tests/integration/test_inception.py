@@ -51,14 +51,14 @@ def test_jax_trains_on_the_same_samples_and_tells_of_a_skipped_file(tmp_path: Pa
     pytest.importorskip("jax")
     folders(tmp_path / "data")
     (tmp_path / "data/train/class0/bad.jpg").write_bytes(b"no")
-    both = ("--framework", "jax,torch", "--workers", "2", "--augment", "cpu", "--skip-bad")
+    both = ("--framework", "jax,torch", "--workers", "2", "--augment", "device", "--skip-bad")
     done = bench(tmp_path, "--devices", "cpu:1", *both)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["measurements"]
-    assert {each["status"] for each in found} == {"ok"}
+    assert [each["status"] for each in found] == ["ok"] * 2
     with Store.open(tmp_path / "results") as store:
-        first, second = (measurement.ranks[0] for measurement in store.measurements())
-    assert first.sample_hashes == second.sample_hashes
+        hashes = {measurement.ranks[0].sample_hashes for measurement in store.measurements()}
+    assert len(hashes) == 1
     for each in found:
         assert "bad_images" in [warning["kind"] for warning in each["warnings"]]
 

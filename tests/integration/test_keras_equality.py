@@ -19,18 +19,23 @@ import torch
 from keras_cases import (
     AUGMENTED,
     CASES,
+    DISTORTED,
+    DISTORTED_SIZE,
     OPERATIONS,
     PEAK,
     RATED,
     STEPS,
     Case,
     augmented_arrays,
+    boxed,
 )
 from nfold.data import prepare
 from nfold.frameworks import augment
 from nfold.frameworks.base import Observer
 from nfold.frameworks.rate import one_cycle
+from nfold.frameworks.torch.batch import Boxed
 from nfold.frameworks.torch.devices import open_devices
+from nfold.frameworks.torch.distortion import Distortion
 from nfold.frameworks.torch.loop import Trainer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -140,6 +145,16 @@ def test_the_device_augments_to_the_same_pixels(answers: Answers) -> None:
     augmented = augment.augmentation(OPERATIONS, arrays, 2**33 + 5)
     expected = augmented(arrays.train_images, ids.astype(np.int64), 3)
     assert np.array_equal(answers[AUGMENTED], expected)
+
+
+def test_the_device_distorts_to_the_same_pixels_up_to_rounding(answers: Answers) -> None:
+    images, numbers = boxed()
+    canvases, marks = torch.from_numpy(images), torch.from_numpy(numbers.astype(np.int64))
+    samples = Boxed(canvases, marks[:, 0], marks[:, 0], marks[:, 1:])
+    distort = Distortion(DISTORTED_SIZE, 9, torch.device("cpu"))
+    apart = np.abs(answers[DISTORTED].astype(int) - distort(samples, torch.tensor(2)).numpy())
+    assert apart.mean() < 0.01
+    assert apart.max() <= 4
 
 
 def test_the_rate_goes_the_same_way(answers: Answers) -> None:

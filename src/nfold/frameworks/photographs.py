@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from nfold.data import photographs
 from nfold.data.arrays import Images
@@ -16,7 +17,7 @@ from nfold.data.distortion import BRIGHTNESS, HUE, METHODS, Distorter, Look
 from nfold.data.part import Part
 from nfold.data.photographs import Photographs
 from nfold.data.whole import kept_whole, mapped
-from nfold.frameworks.boxes import boxes, reduced, reductions, uniform
+from nfold.frameworks.boxes import boxes, canvas_side, reduced, reductions, uniform
 from nfold.frameworks.philox import Ids, below, draws
 from nfold.plan import Plan
 
@@ -109,3 +110,25 @@ class Darkroom:
         for _ in self._map(one, range(len(ids)), looks(self._seed, epoch, ids)):
             pass  # an error of a thread is raised here
         return images
+
+
+class Undistorted:
+    """Decodes samples and lays their boxes into canvases: what is left is a device's to distort."""
+
+    def __init__(self, part: Part, seed: int, size: int, threads: int) -> None:
+        self._drawn = partial(Drawn, part, seed, size)
+        self._map = ThreadPoolExecutor(threads).map if threads else map
+        self._side = canvas_side(size)
+
+    def __call__(self, epoch: int, ids: Ids) -> tuple[Images, npt.NDArray[np.uint32]]:
+        """Canvases with boxes in the upper left corner, and ids, heights and widths [n, 3]."""
+        drawn = self._drawn(epoch, ids)
+        canvases = np.zeros((len(ids), self._side, self._side, 3), np.uint8)
+
+        def one(row: int) -> None:
+            region = drawn.region(row)
+            canvases[row, : region.shape[0], : region.shape[1]] = region
+
+        for _ in self._map(one, range(len(ids))):
+            pass  # an error of a thread is raised here
+        return canvases, np.column_stack([ids, drawn.boxes[:, 2:]]).astype(np.uint32)

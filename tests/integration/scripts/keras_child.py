@@ -1,7 +1,8 @@
 """One back end of Keras answers what PyTorch was asked too: python keras_child.py FRAMEWORK FOLDER.
 
 Reads ``asked.npz`` of the folder, writes ``FRAMEWORK.npz``: logits, losses and gradients of every
-model in every layout that the back end has, losses of the first steps, augmented images, rates.
+model in every layout that the back end has, losses of the first steps, augmented and
+distorted images, rates.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import numpy.typing as npt
 from keras_cases import (
     AUGMENTED,
     CASES,
+    DISTORTED,
+    DISTORTED_SIZE,
     OPERATIONS,
     PEAK,
     RATED,
     STEPS,
     Case,
     augmented_arrays,
+    boxed,
 )
 from keras_weights import give, layers, names_of, to_torch
 from nfold.frameworks.base import Task
@@ -54,7 +58,7 @@ def main(framework: str, folder: Path) -> None:
         for layout in case.steps:
             task = case.task(framework, layout=layout)
             found[f"{case.workload}|{layout}|losses"] = losses(task)
-    found |= augmented() | rates()
+    found |= augmented() | distorted() | rates()
     for case in CASES:
         for layout in case.layouts:
             found |= gradients(case, framework, layout)
@@ -158,6 +162,18 @@ def augmented() -> Arrays:
     augment = augmentation(OPERATIONS, arrays, seed=2**33 + 5)
     inputs = ops.convert_to_tensor(arrays.train_images), ops.convert_to_tensor(ids, "uint32")
     return {AUGMENTED: np.asarray(augment(*inputs, ops.convert_to_tensor(3, "uint32")))}
+
+
+def distorted() -> Arrays:
+    """Canvases distorted on the device."""
+    from keras import ops
+
+    from nfold.frameworks.keras.distortion import Distortion
+
+    canvases, marks = boxed()
+    distort = Distortion(DISTORTED_SIZE, seed=9)
+    inputs = ops.convert_to_tensor(canvases), ops.convert_to_tensor(marks, "uint32")
+    return {DISTORTED: np.asarray(distort(*inputs, ops.convert_to_tensor(2, "uint32")))}
 
 
 def rates() -> Arrays:

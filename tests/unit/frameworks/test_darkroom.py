@@ -12,9 +12,10 @@ from made import machine
 from nfold.data import photographs
 from nfold.errors import DataCorrupt
 from nfold.frameworks.base import Task
-from nfold.frameworks.photographs import Darkroom, looks
+from nfold.frameworks.photographs import Darkroom, Undistorted, looks
 from nfold.frameworks.torch.distortion import looks as on_device
 from nfold.frameworks.torch.input import Key
+from nfold.frameworks.torch.landing import Canvases
 from nfold.frameworks.torch.photographs import Photos
 from nfold.plan import Defaults, Plan
 from nfold.workload import Workload
@@ -43,6 +44,24 @@ def test_the_images_are_those_of_pytorchs_workers(
     images = Darkroom(found.train, 9, SIZE, threads)(2, IDS)
     np.testing.assert_array_equal(images, expected)
     assert len({image.tobytes() for image in images}) == len(IDS)
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_what_a_device_distorts_is_what_pytorchs_workers_hand_out(
+    found: photographs.Photographs, threads: int
+) -> None:
+    asked = Plan(device="cpu", batch=4, seed=9, augment="device")
+    plan = asked.resolve(machine(), Defaults(batch=4, epochs=1, encoded=True))
+    task = Task(workload=Workload(name="inception_v3"), plan=plan, machine=machine())
+    key = Key(epoch=2, ids=IDS, count=len(IDS), global_count=len(IDS))
+    _, _, ids, places = Photos(found.train, task, SIZE)[key].tensors
+    expected = Canvases(SIZE)(Photos(found.train, task, SIZE)[key], torch.device("cpu")).tensors[0]
+    canvases, marks = Undistorted(found.train, 9, SIZE, threads)(2, IDS)
+    assert marks.tolist() == torch.column_stack([ids, places]).tolist()
+    for mine, theirs, (height, width) in zip(
+        canvases, expected.numpy(), places.tolist(), strict=True
+    ):
+        np.testing.assert_array_equal(mine[:height, :width], theirs[:height, :width])
 
 
 def test_looks_are_those_of_a_device() -> None:

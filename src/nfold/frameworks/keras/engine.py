@@ -30,7 +30,10 @@ Loss = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One call's samples on the host: images [steps, n, h, w, c], labels and ids [steps, n]."""
+    """One call's samples on the host: images [steps, n, h, w, c], labels and ids [steps, n].
+
+    Of photographs that a device distorts, in place of ids marks [steps, n, 3]: id, height, width.
+    """
 
     images: Images
     labels: npt.NDArray[np.int32]

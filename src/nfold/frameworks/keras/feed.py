@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from nfold.data.arrays import Images
 from nfold.frameworks.augment import augmentation
 from nfold.frameworks.base import Task
+from nfold.frameworks.boxes import canvas_side
 from nfold.frameworks.keras.calls import Group, groups
 from nfold.frameworks.keras.engine import Definition, Engine, Host, Loss, Placed
-from nfold.frameworks.photographs import Darkroom
+from nfold.frameworks.photographs import Darkroom, Undistorted
 from nfold.frameworks.stream import Cut, Ids, Stream, step_limit
 
 Item = TypeVar("Item")
@@ -107,23 +109,34 @@ class Resident(Feed):
         return [(group, self.engine.route(group), group.hashes()) for group in found]
 
 
+@dataclass(frozen=True)
+class Finished:
+    """Makes images [n, h, w, c] of an epoch and ids [n], and ids [n] or marks [n, 3] beside them.
+
+    ``image`` and ``mark`` are the shapes of one sample's.
+    """
+
+    make: Callable[[int, Ids], tuple[Images, npt.NDArray[Any]]]
+    image: tuple[int, ...]
+    mark: tuple[int, ...] = ()
+
+
 class FromHost(Feed):
     """NumPy batches, augmented on the host where the plan places it there."""
 
     def __init__(self, made: Definition, task: Task, engine: Engine) -> None:
         super().__init__(made, task, engine)
         self._arrays = made.arrays
-        self._images = finished(made, task)
+        self._finished = finished(made, task)
         self._ready: set[tuple[int, ...]] = set()
 
     def host(self, epoch: int, ids: Ids) -> Host:
         """The samples ``ids`` [steps, n]."""
-        flat = ids.reshape(-1)
-        images = self._images(epoch, flat)
+        images, marks = self._finished.make(epoch, ids.reshape(-1))
         return Host(
             images=images.reshape(*ids.shape, *images.shape[1:]),
             labels=self._arrays.train_labels[ids].astype(np.int32),
-            ids=ids.astype(np.uint32),
+            ids=marks.astype(np.uint32).reshape(*ids.shape, *marks.shape[1:]),
         )
 
     def calls(self, epoch: int, cuts: list[Cut]) -> Iterator[Call]:
@@ -140,8 +153,8 @@ class FromHost(Feed):
         """Let the programs of new shapes be made, before the first call of all."""
         for shape in {group.ids.shape[1:] for group in found} - self._ready:
             self._ready.add(shape)
-            images = np.zeros((*shape, *self._arrays.train_images.shape[1:]), np.uint8)
-            labels, ids = np.zeros(shape, np.int32), np.zeros(shape, np.uint32)
+            images = np.zeros((*shape, *self._finished.image), np.uint8)
+            labels, ids = np.zeros(shape, np.int32), np.zeros((*shape, *self._finished.mark), "u4")
             place = self.engine.place(Host(images=images, labels=labels, ids=ids))
             self.engine.ready_to_step(place)
 
@@ -186,15 +199,20 @@ class Dataset(FromHost):
         return self.engine.dataset(found, partial(self.host, epoch))
 
 
-def finished(made: Definition, task: Task) -> Callable[[int, Ids], Images]:
-    """Makes images [n, h, w, c] of an epoch and ids [n]: all that the plan has the host do."""
+def finished(made: Definition, task: Task) -> Finished:
+    """What the plan has the host do."""
     arrays, plan = made.arrays, task.plan
+    shape, on_host = arrays.train_images.shape[1:], plan.augment == "cpu"
     if made.photographs is not None:
-        size = arrays.train_images.shape[1]
-        return Darkroom(made.photographs.train, plan.seed, size, plan.workers or 0)
-    on_host = made.operations if plan.augment == "cpu" else ()
-    augment = augmentation(on_host, arrays, plan.seed)
-    return lambda epoch, ids: augment(arrays.train_images[ids], ids, epoch)
+        photos = (made.photographs.train, plan.seed, shape[0], plan.workers or 0)
+        if not on_host:
+            side = canvas_side(shape[0])
+            return Finished(Undistorted(*photos), (side, side, 3), (3,))
+        darkroom = Darkroom(*photos)
+        return Finished(lambda epoch, ids: (darkroom(epoch, ids), ids), shape)
+    augment = augmentation(made.operations if on_host else (), arrays, plan.seed)
+    images = arrays.train_images
+    return Finished(lambda epoch, ids: (augment(images[ids], ids, epoch), ids), shape)
 
 
 def one_ahead(jobs: Iterable[Callable[[], Item]], thread: ThreadPoolExecutor) -> Iterator[Item]:

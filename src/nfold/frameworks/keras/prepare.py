@@ -11,9 +11,13 @@ from nfold.data.arrays import Arrays
 from nfold.frameworks.augment import Operations
 from nfold.frameworks.base import Task
 from nfold.frameworks.keras.augment import Tensor, augmentation
+from nfold.frameworks.keras.distortion import Distortion
 
 Prepare = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""uint8 images [n, h, w, c], uint32 ids [n], a uint32 epoch [] to the model's input."""
+"""uint8 images [n, h, w, c], uint32 ids [n], a uint32 epoch [] to the model's input.
+
+Of photographs that the device distorts: canvases, and marks [n, 3] in place of ids.
+"""
 Normalize = Callable[[Tensor], Tensor]
 
 
@@ -32,8 +36,11 @@ def normalizer(arrays: Arrays, layout: str) -> Normalize:
 def preparation(arrays: Arrays, task: Task, operations: Operations) -> Prepare:
     """Augments on the device, where the plan places it there, then normalises."""
     normalize = normalizer(arrays, str(task.plan.layout))
-    left = operations if task.plan.augment == "device" else ()
-    augment = augmentation(left, arrays, task.plan.seed)
+    on_device = task.plan.augment == "device"
+    if on_device and task.plan.decode is not None:
+        distort = Distortion(arrays.train_images.shape[1], task.plan.seed)
+        return lambda canvases, marks, epoch: normalize(distort(canvases, marks, epoch))
+    augment = augmentation(operations if on_device else (), arrays, task.plan.seed)
 
     def prepare(images: Tensor, ids: Tensor, epoch: Tensor) -> Tensor:
         return normalize(augment(images, ids, epoch))

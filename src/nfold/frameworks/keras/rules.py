@@ -34,13 +34,6 @@ COMMON: tuple[Rule, ...] = (
         lambda plan: plan.decode == "device",
         "decoding on the device is nvJPEG's work, through PyTorch; next: --decode cpu",
     ),
-    (
-        lambda plan: (
-            plan.decode is not None and plan.augment == "device" and plan.framework in OWN_STRATEGY
-        ),
-        "photographs are distorted by the host's threads here, not on the device; next: "
-        "--augment cpu, or --framework torch",
-    ),
     *PRECISIONS,
     (
         lambda plan: plan.input == "resident" and plan.augment == "cpu",

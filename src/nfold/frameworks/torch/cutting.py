@@ -50,7 +50,7 @@ def cut_out(images: Packed, boxes: Tensor, side: int) -> Tensor:
     pixels, by = images.pixels, boxes[:, 4]
     kind = torch.int32 if len(pixels) < SMALL else torch.int64
     facts = torch.cat([boxes[:, :4], images.sizes, images.starts[:, None]], dim=1).to(kind)
-    present = by.unique().tolist()
+    present = sorted(set(by.tolist()))
     if len(present) == 1:
         return _cut(images, on(pixels, facts), side, present[0])
     canvases = pixels.new_empty((len(boxes), side, side, CHANNELS))

@@ -47,7 +47,8 @@ KEYS = 64
 MOST_DECODED = 128
 """Photographs that nvJPEG gets at once, and that a device trains on."""
 READY_S = 60.0
-STEPS, WARM_UP = 8, 3
+STEPS, WARM_UP = 8, 6
+"""Of the device's own rate; a step becomes a graph, if it does, while it warms up."""
 
 
 def measured(task: Task) -> InputRates:
@@ -156,7 +157,7 @@ def device_rate(task: Task, share: int) -> float | None:
         windows = train(alone, Observer()).windows
     except (NfoldError, RuntimeError):
         return None
-    return sum(window.samples for window in windows) / sum(window.seconds for window in windows)
+    return median(window.samples / window.seconds for window in windows)
 
 
 def _rate(found: list[float]) -> Rate:

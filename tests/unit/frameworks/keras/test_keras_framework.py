@@ -97,13 +97,13 @@ def test_photographs_are_made_by_threads_of_the_host(name: str) -> None:
     plan = Plan(framework=name).resolve(host, PHOTOGRAPHS)
     assert (plan.input, plan.decode, plan.augment, plan.workers) == ("loader", "cpu", "cpu", 7)
     assert broken(plan) is None
+    assert broken(plan.edit(augment="device")) is None
     assert Plan(framework="torch").resolve(host, PHOTOGRAPHS).augment == "device"
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("jax", {"augment": "device"}, "host's threads"),
         ("jax", {"decode": "device"}, "--decode cpu"),
         ("keras-torch", {"decode": "device"}, "--decode cpu"),
         ("tensorflow", {"input": "resident"}, "--input loader"),
