@@ -27,7 +27,7 @@ from nfold.run.rated import ask
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 from nfold.workloads import info
-from photos import folders, picture
+from photos import folders, jpeg, picture
 
 pytestmark = [
     pytest.mark.gpu,
@@ -155,3 +155,19 @@ def test_nvjpeg_decodes_what_the_cpu_does() -> None:
     ):
         box = np.s_[:height, :width]
         assert (mine[box].int() - theirs[box].int()).abs().float().mean() < 8
+
+
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="no torchvision")
+def test_batches_decoded_one_after_the_other_leave_each_other_alone() -> None:
+    """The decoder's stream waits for nobody: memory of the batch before may still be read."""
+    decode = torchvision_decode()
+    files = [torch.frombuffer(bytearray(jpeg(400, 500, i)), dtype=torch.uint8) for i in range(32)]
+    boxes = torch.tensor([(3 * i, 5 * i, 90, 128, 1) for i in range(32)])
+    alone = cut_out(Packed.together(decode(files, CUDA)), boxes, 128).cpu()
+    laid = []
+    stream = torch.cuda.Stream(CUDA)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for _ in range(40):
+            laid.append(cut_out(Packed.together(decode(files, CUDA)), boxes, 128))
+    torch.cuda.synchronize()
+    assert all(torch.equal(canvases.cpu(), alone) for canvases in laid)

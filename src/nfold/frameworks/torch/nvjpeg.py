@@ -78,6 +78,7 @@ def torchvision_decode() -> Decode:
         raise Unsupported(f"torchvision cannot be imported: {error}; next: --decode cpu") from error
 
     def decode(files: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        _done_with_freed(device)
         try:
             return cast(
                 list[Tensor], decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device)
@@ -90,6 +91,16 @@ def torchvision_decode() -> Decode:
             return [_decoded_alone(decode_jpeg, ImageReadMode.RGB, one, device) for one in files]
 
     return decode
+
+
+def _done_with_freed(device: torch.device) -> None:
+    """Wait until what runs on the current stream is through with memory that Python gave back.
+
+    torchvision takes the images' memory from this stream and decodes on one of its own, which
+    waits for nothing: it would write over what kernels of the batch before still read.
+    """
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _decoded_alone(
