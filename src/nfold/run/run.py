@@ -19,6 +19,7 @@ from nfold.run import attach, checks
 from nfold.run.handoff import Folder
 from nfold.run.options import Options
 from nfold.run.processes import of_plan
+from nfold.run.scratch import settle
 from nfold.run.supervise import Ending, Supervisor
 from nfold.run.verdict import verdict
 from nfold.run.watching import Telemetry
@@ -163,7 +164,7 @@ def _in_process_tree(chosen: Framework, task: Task, folder: Folder, options: Opt
         cause=outcome.cause,
         ranks=outcome.ranks,
         energy_joules=telemetry.energy_joules(outcome.ranks),
-        doubts=(*_left_behind(ending.left), *telemetry.doubts(outcome.ranks)),
+        doubts=(*_left_behind(ending.left), *telemetry.doubts(outcome.ranks), *settle(folder)),
     )
 
 

@@ -23,6 +23,7 @@ from nfold.measurement import RankSamples
 from nfold.place import user_place
 from nfold.run.handoff import Beat, Folder, Heart
 from nfold.run.rank import failure_of, redirect_output, stacks_on_signal
+from nfold.run.scratch import in_scratch
 from nfold.seen import Seen
 
 SAVE_EVERY_S = 1.0
@@ -99,7 +100,7 @@ class FolderObserver(Observer):
 def main() -> None:
     """Entry of a rank's own process."""
     die_with_parent()
-    folder = Folder(Path(sys.argv[1]))
+    folder = Folder(Path(sys.argv[1]).absolute())
     rank = int(os.environ["RANK"])
     redirect_output(folder.log(rank))
     with stacks_on_signal(folder.stack(rank)):
@@ -122,6 +123,7 @@ def run_rank(folder: Folder, rank: int, world_size: int) -> bool:
     try:
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
         task = folder.read_task(rank=rank, local_rank=local_rank, world_size=world_size)
+        task = in_scratch(task, folder)
         folder.write_samples(framework(task.plan.framework).run_rank(task, observer))
         observer.beat(Phase.FINISHED, observer.step)
     except Exception as error:
