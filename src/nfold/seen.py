@@ -67,11 +67,12 @@ class Seen:
     names in the order of their steps; the steps of ``optimizers[boundary]`` are counted.
     ``precision`` is ``fp32``, ``tf32``, ``bf16`` or ``fp16`` as the forward computes,
     ``autocast`` the type where it is automatic. ``input_wait_ms`` is how long a step waited for
-    the DataLoader. ``epochs_ended`` counts passes of the DataLoader, ``children`` processes that
+    the DataLoader, ``epoch_wait_ms`` how long for the first batch of a pass over it, in the
+    middle. ``epochs_ended`` counts passes of the DataLoader, ``children`` processes that
     the script started apart from loaders' workers.
 
     ``places`` are lines of the user's code, the most frequent first, by what happens there:
-    ``loader``, ``wrapper``, ``step``, ``host_sync``, ``copy`` and ``collective``.
+    ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``.
     """
 
     rank: int = 0
@@ -103,6 +104,7 @@ class Seen:
     input_wait_ms: float = 0.0
     precision: str = "fp32"
     autocast: str | None = None
+    epoch_wait_ms: float = 0.0
     channels_last: bool = False
     threads: int = 1
     peak_memory_bytes: int | None = None

@@ -164,6 +164,11 @@ class Recorder(Generic[Loss]):
             self._close_window()
             self._window_start = self._clock.start()
 
+    def apart(self) -> None:
+        """What has passed since the last step belongs to no window; the next one begins now."""
+        self._close_window()
+        self._window_start = self._clock.start()
+
     def end(self) -> tuple[float, int]:
         """End an epoch; returns this rank's sum of losses over its samples, and their number.
 

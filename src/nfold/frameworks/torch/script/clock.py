@@ -14,6 +14,8 @@ class LateClock:
         self._now: Clock = HostClock()
         self._next: Clock = self._now
         self._devices: Devices | None = None
+        self.ends_with_step = False
+        """Whether the window that is open ends with its last step, and not now."""
 
     def know(self, devices: Devices) -> None:
         """These are the devices; the window that is open is fenced by them at its end."""
@@ -22,7 +24,7 @@ class LateClock:
 
     def start(self) -> float:
         """As the clock in use."""
-        self._now = self._next
+        self._now, self.ends_with_step = self._next, False
         return self._now.start()
 
     def mark(self) -> None:
@@ -33,4 +35,5 @@ class LateClock:
         """As the clock in use, with everything done that was queued."""
         if self._devices is not None:
             self._devices.synchronize()
-        return self._now.stop()
+        seconds, call_ms = self._now.stop()
+        return (sum(call_ms) / 1e3 if self.ends_with_step else seconds), call_ms

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
@@ -15,6 +16,7 @@ from torch.utils.data import dataloader as module
 from nfold.frameworks.torch.script.batches import count_of, hash_of
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
+from nfold.place import place_here
 
 INDICES = "_nfold_indices"
 """Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
@@ -28,6 +30,22 @@ class Taken:
     sample_hash: int = 0
     batches: int = 0
     wait_s: float = 0.0
+
+
+class Listener(Protocol):
+    """Who is told what happens between steps."""
+
+    def pass_begins(self, *, feeds: bool) -> None:
+        """A pass over a loader begins; ``feeds``: one that is known to feed the training."""
+
+    def pass_began(self) -> None:
+        """Its first batch is there."""
+
+    def pass_ended(self) -> None:
+        """It has no more batches."""
+
+    def aside(self) -> None:
+        """A batch was given that feeds no training, or not yet."""
 
 
 class Stream:
@@ -71,8 +89,8 @@ class Feed:
 
     A DataLoader feeds the training if a step followed on one of its batches while the script
     warmed up. ``prepare`` gets each before it is iterated; ``replay`` makes what gives the first
-    batches again, None: none does. ``began`` and ``aside`` are told of a new pass and of
-    batches that feed no training.
+    batches again, None: none does. ``listener`` is told of passes, and of batches that feed no
+    training.
     """
 
     def __init__(
@@ -80,19 +98,19 @@ class Feed:
         *,
         prepare: Callable[[Any], None],
         replay: Callable[[], Replay] | None,
-        began: Callable[[], None],
-        aside: Callable[[], None],
+        listener: Listener,
     ) -> None:
         self._prepare = prepare
         self._replay = replay
-        self._began = began
-        self._aside = aside
+        self._listener = listener
+        self._places: dict[int, str] = {}
         self._replays: dict[int, Replay] = {}
         self._training: dict[int, Any] = {}
         self._last: Any = None
         self._pending: dict[int, Taken] = {}
         self.warming = True
         self.epochs_ended = 0
+        self.first_waits_s: list[float] = []
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         """Stand between every DataLoader and its loop."""
@@ -102,6 +120,7 @@ class Feed:
             return lambda loader: feed.iterate(loader, usual)
 
         patches.put(DataLoader, "__iter__", iterate)
+        patches.put(DataLoader, "__init__", self._constructing)
         warm_up.put(module._BaseDataLoaderIter, "_next_index", _keeping)
 
     @property
@@ -110,16 +129,25 @@ class Feed:
         return next(reversed(self._training.values()), None)
 
     @property
+    def place(self) -> str | None:
+        """Where the user's code made that loader, or the first one over the same data set."""
+        return self._places.get(id(self.loader.dataset)) if self.loader is not None else None
+
+    def feeds(self, loader: Any) -> bool:
+        """Whether steps followed on the loader's batches."""
+        return id(loader) in self._training
+
+    @property
     def replays(self) -> tuple[Replay, ...]:
         """What gives first batches again."""
         return tuple(self._replays.values())
 
     def iterate(self, loader: Any, usual: Callable[[Any], Iterator[Any]]) -> Stream:
         """A new pass over the loader."""
-        self._began()
+        self._listener.pass_begins(feeds=self.feeds(loader))
         if id(loader) in self._replays:
             return Stream(loader, iter(()), self)
-        if torch.is_grad_enabled() and (not self._training or id(loader) in self._training):
+        if torch.is_grad_enabled() and (not self._training or self.feeds(loader)):
             self._prepare(loader)
         return Stream(loader, usual(loader), self)
 
@@ -149,12 +177,17 @@ class Feed:
             taken.sample_hash += hash_of(batch, stream.indices())
             self._last = stream.loader
             stream.first = batch if stream.first is None else stream.first
-        elif id(stream.loader) not in self._training:
-            self._aside()
+        if not self.feeds(stream.loader):
+            self._listener.aside()
+        elif stream.given == 1:
+            self.first_waits_s.append(wait_s)
+            self._listener.pass_began()
 
     def ended(self, stream: Stream) -> None:
         """Note the end of a pass."""
-        self.epochs_ended += id(stream.loader) in self._training
+        if self.feeds(stream.loader):
+            self.epochs_ended += 1
+            self._listener.pass_ended()
 
     def taken(self) -> Taken:
         """What fed the step that has just been made."""
@@ -168,6 +201,18 @@ class Feed:
             batches=sum(taken.batches for taken in fed),
             wait_s=sum(taken.wait_s for taken in fed),
         )
+
+    def _constructing(self, usual: Any) -> Any:
+        """Trainers make a loader of their own over the data set of the user's."""
+
+        @functools.wraps(usual)
+        def construct(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+            usual(loader, dataset, *args, **kwargs)
+            found = place_here()
+            if found is not None:
+                self._places.setdefault(id(dataset), found)
+
+        return construct
 
 
 def length_of(loader: Any) -> int | None:

@@ -81,10 +81,6 @@ class Wrappers:
         """The script's own hook is not registered: nothing is exchanged that it could change."""
         return lambda *_args, **_kwargs: None
 
-    def modules(self) -> list[nn.Module]:
-        """The wrapped modules."""
-        return [*self.ddp, *self.dp]
-
 
 def _own_group() -> Any:
     """A process group of this rank alone; every rank makes its own at the same time."""
