@@ -186,7 +186,7 @@ class Experiment:
                 found += cause.fixes(ladder).values()
         if any(row.cause == "input" for row in named):
             found += real_ladder(ladder)
-        if account.speedup(account.fit.view) < 1:
+        if account.speedup(account.fit.view) < 1 and not ladder.plain:
             found += batch.rungs(ladder)
         return list(dict.fromkeys(found))
 
