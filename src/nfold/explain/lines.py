@@ -32,6 +32,14 @@ def more_input(seen: Seen) -> str:
     return at(fed.place, text)
 
 
+def between_epochs(seen: Seen) -> str:
+    """Workers that stay, and less to do while no step is made."""
+    fed, text = loader(seen), "evaluate, log and save less often"
+    if not fed.workers or fed.persistent_workers:
+        return text
+    return at(fed.place, f"DataLoader(..., persistent_workers=True), and {text}")
+
+
 def copies(seen: Seen) -> str:
     """Pinned memory, and copies that the host does not wait for."""
     moved = at(seen.first_place("copy"), ".to(device, non_blocking=True)")
