@@ -244,7 +244,7 @@ def _cannot_help(budget: Budget, limit: BatchLimit) -> list[str]:
         "one.",
         found,
         f"Train on one device, at {budget.one_device.samples_per_s.value:,.0f} samples/s, or "
-        "raise --batch.",
+        f"raise {'its batch' if budget.way else '--batch'}.",
     ]
 
 
