@@ -15,7 +15,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 
-MOST_BESIDE = 5000
+MOST_BESIDE = 1000
 """Entries of a folder above the working directory; of a larger one only the way down is there."""
 MOST_COPIED_BYTES = 4 << 30
 """Of one file that is not written from its beginning."""
