@@ -111,6 +111,7 @@ class Watch:
 
     def pass_begins(self, *, feeds: bool) -> None:
         """The first step is timed from the last pass that began before it."""
+        self.aside()
         if not self.steps:
             self._recorder.begin()
         elif feeds and self._task.plan.epochs is not None:

@@ -15,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
 
@@ -223,6 +225,20 @@ def test_without_an_exchange_every_rank_has_its_own_part(exchange: Any) -> None:
     assert gathered[-1] == [1.0, 1.0]
     assert not found.seen.broadcast_buffers
     assert (made[0].process_group is dist.group.WORLD) == (exchange == "barrier")
+
+
+@pytest.mark.usefixtures("group")
+def test_shards_are_seen_and_are_not_left_unexchanged() -> None:
+    def training() -> None:
+        module = fully_shard(nn.Linear(8, 4), mesh=init_device_mesh("cpu", (1,)))
+        loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task())
+    assert found.seen.parallel == "fsdp"
+    assert found.samples is not None
+    assert found.samples.parameter_checksum is None
+    with pytest.raises(Unsupported, match="sharded"):
+        watched(training, script_task(Ablation(exchange="barrier")))
 
 
 def test_data_parallel_on_a_cpu_drives_no_device_and_says_so() -> None:
