@@ -67,8 +67,8 @@ class Replay:
             return with_tensors(batch, self._own)
         if not hasattr(batch, "to"):
             raise Unsupported(
-                f"input resident: a batch is of type {type(batch).__name__}; allowed are tensors in "
-                "lists, tuples and dictionaries, or an object with a method 'to'"
+                f"input resident: a batch is of type {type(batch).__name__}; allowed are "
+                "tensors in lists, tuples and dictionaries, or an object with a method 'to'"
             )
         return batch.to(self._device)
 
