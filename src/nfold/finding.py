@@ -16,6 +16,7 @@ FLOOR = 0.02
 SURE = 2.5
 """So many times as wide an interval must still exclude 0: a table has a dozen rows, and one in
 twenty healthy ones lies outside its own interval."""
+NO_TIME = "no time was left; next: a larger --budget"
 CAUSES: dict[str, str] = {
     "link": "gradient bytes that compute does not hide",
     "network": "gradient bytes between hosts",
@@ -112,7 +113,8 @@ class Budget:
     """Where the rest of N-fold went. ``rows`` and ``single`` have the largest cost first.
 
     ``ideal_ms`` is a step of N-fold speed over the same samples. ``untested`` holds causes with
-    the reason why nothing was measured of them.
+    the reason why nothing was measured of them. ``way`` is how a script uses its devices, and
+    ``headline`` what is to be known before all numbers; both are empty for a workload.
     """
 
     target: str
@@ -130,6 +132,8 @@ class Budget:
     warnings: tuple[Doubt, ...] = ()
     untested: tuple[tuple[str, str], ...] = ()
     limit: BatchLimit | None = None
+    way: str = ""
+    headline: str = ""
 
     @property
     def devices(self) -> int:
@@ -162,8 +166,9 @@ class Budget:
     def _told(self) -> list[Doubt]:
         """The warnings, with what was not tested and whether the devices can help at all."""
         limit = () if self.limit is None else (("cannot_help", " ".join(sentences(self))),)
+        headline = (("headline", self.headline),) if self.headline else ()
         untested = ((f"untested_{cause}", reason) for cause, reason in self.untested)
-        told = [Doubt(kind=kind, text=text) for kind, text in (*limit, *untested)]
+        told = [Doubt(kind=kind, text=text) for kind, text in (*headline, *limit, *untested)]
         return [*self.warnings, *told]
 
 
@@ -179,6 +184,14 @@ def sentences(budget: Budget) -> list[str]:
     """What costs most, what to change, what to expect."""
     if budget.limit is not None and not budget.limit.helps:
         return _cannot_help(budget, budget.limit)
+    left = [cause for cause, reason in budget.untested if reason == NO_TIME]
+    if not budget.named and left:
+        return [
+            f"Nothing that was measured costs more than {FLOOR:.0%} of a step beyond the noise.",
+            f"Change nothing yet: there was no time for {', '.join(left)}; next: a larger "
+            "--budget, which goes on from here.",
+            f"{budget.devices} devices are {_times(budget.speedup)} as fast as one.",
+        ]
     if not budget.named and beyond(budget.unexplained_ms, budget.n_devices.step_ms.value):
         part = 100 * budget.unexplained_ms.value / budget.n_devices.step_ms.value
         return [
@@ -231,7 +244,7 @@ def _cannot_help(budget: Budget, limit: BatchLimit) -> list[str]:
         "one.",
         found,
         f"Train on one device, at {budget.one_device.samples_per_s.value:,.0f} samples/s, or "
-        "raise --batch.",
+        f"raise {'its batch' if budget.way else '--batch'}.",
     ]
 
 

@@ -1,10 +1,13 @@
-"""Where in the user's own code an exception came from."""
+"""Where in the user's own code an exception came from, or something happens now."""
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import sysconfig
 import traceback
+from types import FrameType
 
 NOT_THE_USERS = tuple(
     os.path.realpath(folder)
@@ -14,6 +17,10 @@ NOT_THE_USERS = tuple(
     )
 )
 """Folders whose code is not the user's: Python's, installed packages', nfold's."""
+MIRRORS: list[str] = []
+"""Folders in which the file system appears again, for a script that must not write into it."""
+INSTALLED = ("site-packages", "dist-packages")
+"""Names of folders of installed packages, also of those that another environment lends."""
 
 
 def user_place(error: BaseException) -> str | None:
@@ -25,13 +32,29 @@ def user_place(error: BaseException) -> str | None:
     return f"{_shown(own[-1].filename)}:{own[-1].lineno}" if own else None
 
 
+def place_here() -> str | None:
+    """``train.py:42``: the innermost frame of this thread in the user's own code, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_the_users(frame.f_code.co_filename):
+            return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
 def _is_the_users(filename: str) -> bool:
     real = os.path.realpath(filename)
     generated = filename.startswith("<")
-    return not generated and not any(real.startswith(f + os.sep) for f in NOT_THE_USERS)
+    installed = any(part in INSTALLED for part in real.split(os.sep))
+    ours = any(real.startswith(folder + os.sep) for folder in NOT_THE_USERS)
+    return not (generated or installed or ours)
 
 
 def _shown(filename: str) -> str:
-    """Relative to the working directory where it is below it."""
+    """Relative to the working directory where it is below it; never by its name in a mirror."""
     relative = os.path.relpath(filename)
-    return filename if relative.startswith(os.pardir) else relative
+    if not relative.startswith(os.pardir):
+        return relative
+    root = next((root for root in MIRRORS if filename.startswith(root + os.sep)), "")
+    return filename[len(root) :]

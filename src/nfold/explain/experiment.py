@@ -7,6 +7,7 @@ later rounds repeat the rungs of the row whose interval is widest.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ from nfold.explain.readings import readings
 from nfold.explain.target import Target
 from nfold.finding import Finding
 from nfold.measurement import Measurement
+from nfold.plan import Plan
 from nfold.run.options import Stop
 
 PILOT_STEPS = 30
@@ -91,17 +93,31 @@ class Experiment:
                 break
         return ladder
 
+    def attempt(self, rung: Rung, *, anew: bool = False) -> Measurement:
+        """One run that is no part of the ladder, whatever time is left and however it ends."""
+        found = None if anew else self.target.known(rung, 0)
+        if found is None:
+            self.events.started(rung, 0, self.clock.left_s)
+            found = self.target.measure(rung, 0)
+        self.events.finished(rung, 0, found, self.clock.left_s)
+        return found
+
     def _long_enough(self, ladder: Ladder) -> Ladder:
         """Steps for all rungs, by a short run, in round numbers.
 
         The same for every time budget, so that with a larger one the earlier runs are found.
         """
         plan = ladder.plan
-        pilot = Rung(plan=plan.edit(steps=PILOT_STEPS, epochs=None))
-        step_s = readings(self._need(pilot), coupled=True)["step"] / 1e3
-        del self.measured.runs[pilot]
+        step_s = (ladder.step_ms or self._pilot_ms(plan)) / 1e3
         steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(TIMED_S / max(1e-6, step_s))))
-        return Ladder(plan=plan.edit(steps=steps, epochs=None), scaling=ladder.scaling)
+        timed = plan.edit(steps=steps, epochs=None)
+        return dataclasses.replace(ladder, plan=timed, made={})
+
+    def _pilot_ms(self, plan: Plan) -> float:
+        pilot = Rung(plan=plan.edit(steps=PILOT_STEPS, epochs=None))
+        found = readings(self._need(pilot), coupled=True)["step"]
+        del self.measured.runs[pilot]
+        return found
 
     def _round(self, rungs: Iterable[Rung], number: int) -> bool:
         """Every rung once, in a random order; whether any was run or known."""
@@ -150,9 +166,11 @@ class Experiment:
         view = self.measured.fit(PROBING).view
         taken_s = 0.0
         for rung, timed in zip(rungs, (ladder.full(), ladder.one), strict=True):
-            steps = self.target.epoch_steps(rung.plan)
+            steps = ladder.epoch_steps(rung.plan) or self.target.epoch_steps(rung.plan)
             if steps is None:
                 return self._leave_out(rungs, "how long an epoch is is not known")
+            if (rung.plan.warmup_steps or 0) > ((rung.plan.epochs or 1) - 1) * steps:
+                return self._leave_out(rungs, f"epochs of {steps} steps are over in the warm-up")
             taken_s += (rung.plan.epochs or 1) * steps * view.step(timed) / 1e3
         if taken_s > EPOCH_PART * self.clock.budget_s:
             text = f"whole epochs take {taken_s:.0f} s; next: --budget {10 * taken_s:.0f}s"
@@ -175,7 +193,7 @@ class Experiment:
                 found += cause.fixes(ladder).values()
         if any(row.cause == "input" for row in named):
             found += real_ladder(ladder)
-        if account.speedup(account.fit.view) < 1:
+        if account.speedup(account.fit.view) < 1 and not ladder.plain:
             found += batch.rungs(ladder)
         return list(dict.fromkeys(found))
 

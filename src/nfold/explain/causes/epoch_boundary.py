@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
@@ -37,6 +38,8 @@ class EpochBoundary(Cause):
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
+        if ladder.seen is not None:
+            return lines.between_epochs(ladder.seen)
         return (
             "keep loader workers alive between epochs (persistent_workers), and evaluate and log "
             "less often"
