@@ -40,9 +40,9 @@ def jobs(asked: argparse.Namespace, target: Target) -> list[tuple[Doses, int]]:
     found: list[tuple[Doses, int]] = []
     for cause in asked.cause or target.causes:
         doses = asked.doses[-1:] if cause in target.switches else asked.doses
-        found += [({cause: dose}, 0) for dose in doses]
+        found += [(dict.fromkeys(cause.split("+"), dose), 0) for dose in doses]
     if asked.pairs:
-        found += [({a: dose, b: dose}, 0) for a, b in target.pairs for dose in asked.doses]
+        found += [(dict.fromkeys(pair, dose), 0) for pair in target.pairs for dose in asked.doses]
     found += [({}, seed) for seed in range(asked.healthy)]
     random.Random(asked.seed).shuffle(found)
     return found
@@ -135,7 +135,7 @@ def _attributed(cause: str, found: Any, strong: bool) -> float:
         alone = cause == "input" and found["plan"]["workers"] == 0
         blocks = blocks[1:] if alone else blocks[:1]
     return sum(
-        row["lost_ms"]["value"] for block in blocks for row in block if row["cause"] == cause
+        float(row["lost_ms"]["value"]) for block in blocks for row in block if row["cause"] == cause
     )
 
 
@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> list[Case]:
     parser.add_argument("--tool", choices=["nfold", "traceml"], default="nfold")
     parser.add_argument("--python", default=sys.executable, help="with the script's libraries")
     parser.add_argument("--argument", action="append", default=[], help="of the script: --width=8")
-    parser.add_argument("--cause", action="append", help="of several, give it several times")
+    parser.add_argument("--cause", action="append", help="a cause, or two: imbalance+link")
     parser.add_argument("--doses", default=DOSES)
     parser.add_argument("--pairs", action="store_true", help="two causes at once, too")
     parser.add_argument("--healthy", type=int, default=0, help="runs without any injection")
@@ -170,7 +170,8 @@ def _target(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> Targe
         target = Script(asked.script, asked.on, asked.python, tuple(asked.argument))
     else:
         target = Simulated() if asked.on == "simulated" else Planted(asked.on)
-    unknown = sorted(set(asked.cause or ()) - set(target.causes))
+    causes = {cause for text in asked.cause or () for cause in text.split("+")}
+    unknown = sorted(causes - set(target.causes))
     if unknown:
         allowed = ", ".join(target.causes)
         parser.error(f"cause {unknown[0]!r}: for {target.name} allowed are {allowed}")

@@ -152,7 +152,8 @@ class Script:
         both = ("input", "imbalance", "synchronization", "link", "epoch-boundary", "layout")
         cuda = () if self.cpu else ("copies", "host-syncs", "threads")
         own = ("undivided-work",) if self.kind == "ddp" else ()
-        none = {"synchronization", "link"} if self.kind == "dataparallel" else set()
+        one_process = self.kind == "dataparallel"
+        none = {"synchronization", "link", "threads"} if one_process else set()
         return tuple(cause for cause in (*both, *cuda, *own) if cause not in none)
 
     @property
@@ -215,7 +216,7 @@ class Script:
         lines = [line for line in done.stdout.splitlines() if '"step_ms"' in line]
         if done.returncode or not lines:
             raise RuntimeError(f"{self.name}, {dict(doses)}: {done.stderr[-TAIL:]}")
-        return max(json.loads(line[line.index("{") :])["step_ms"] for line in lines)
+        return max(float(json.loads(line[line.index("{") :])["step_ms"]) for line in lines)
 
     def launcher(self) -> list[str]:
         """One process for nn.DataParallel, else one a device."""

@@ -36,6 +36,8 @@ CAUSES = (
 )
 SLOW_RANK = 1
 PROBES, TOGETHER = 5, 5
+CUDA: Any = torch.cuda
+"""Typed in one version of PyTorch, untyped in another."""
 MOST = 5000
 """A count of operations a step beyond which the time of one was surely not measured."""
 PERMUTED = {"cpu": (16, 64, 8, 8), "cuda": (64, 64, 32, 32)}
@@ -63,7 +65,7 @@ def busy(milliseconds: float, device: torch.device) -> None:
     """Keep a device busy: a GPU by a kernel that counts cycles, a CPU by its core."""
     if device.type == "cuda":
         with torch.cuda.device(device):
-            torch.cuda._sleep(int(milliseconds * cycles_per_ms(device.index or 0)))
+            CUDA._sleep(int(milliseconds * cycles_per_ms(device.index or 0)))
     else:
         spin(milliseconds)
 
@@ -71,14 +73,14 @@ def busy(milliseconds: float, device: torch.device) -> None:
 @cache
 def cycles_per_ms(index: int) -> float:
     """Of the kernel that counts cycles, by events, once the clock has risen."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (CUDA.Event(enable_timing=True) for _ in range(2))
     cycles = 20_000_000
     for _ in range(3):
         begin.record()
-        torch.cuda._sleep(cycles)
+        CUDA._sleep(cycles)
         end.record()
         torch.cuda.synchronize(index)
-    return cycles / begin.elapsed_time(end)
+    return cycles / float(begin.elapsed_time(end))
 
 
 class SlowData(Dataset[Any]):
@@ -176,10 +178,7 @@ def _link(dose_ms: float, device: torch.device) -> Callable[[], None]:
     """One more all-reduce, of as many bytes as take so long beyond one element."""
     if not _several():
         return _nothing
-    small, large = (
-        agreed(timed(lambda size=size: _reduce_group(_bytes(size, device)), device), device)
-        for size in (SMALL_BYTES, LARGE_BYTES)
-    )
+    small, large = (_reduce_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
     ms_per_byte = max((large - small) / (LARGE_BYTES - SMALL_BYTES), 1e-9)
     tensor = _bytes(min(int(dose_ms / ms_per_byte), 1 << 32), device)
     return lambda: _discard(dist.all_reduce(tensor))
@@ -200,10 +199,7 @@ def _copies(dose_ms: float, device: torch.device) -> Callable[[], None]:
     """A copy of pageable memory to the device; a CPU device has none."""
     if device.type == "cpu":
         return _nothing
-    small, large = (
-        timed(lambda size=size: _discard(_bytes(size).to(device)), device)
-        for size in (SMALL_BYTES, LARGE_BYTES)
-    )
+    small, large = (_copy_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
     ms_per_byte = (large - small) / (LARGE_BYTES - SMALL_BYTES)
     tensor = _bytes(int(dose_ms / ms_per_byte))
     return lambda: _discard(tensor.to(device))
@@ -240,6 +236,16 @@ def timed(act: Callable[[], object], device: torch.device) -> float:
 def count_for(dose_ms: float, one_ms: float) -> int:
     """How many operations of ``one_ms`` make ``dose_ms``: at least one, at most MOST."""
     return max(1, min(round(dose_ms / max(one_ms, 1e-6)), MOST))
+
+
+def _reduce_ms(size: int, device: torch.device) -> float:
+    tensor = _bytes(size, device)
+    return agreed(timed(lambda: _reduce_group(tensor), device), device)
+
+
+def _copy_ms(size: int, device: torch.device) -> float:
+    tensor = _bytes(size)
+    return timed(lambda: tensor.to(device), device)
 
 
 def agreed(milliseconds: float, device: torch.device) -> float:

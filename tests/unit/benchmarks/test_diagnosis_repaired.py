@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import repaired
+
+import gpu
 
 
 def _explained(
@@ -59,3 +63,27 @@ def test_verdicts_are_read_back(tmp_path: Path) -> None:
     (tmp_path / "v.jsonl").write_text(json.dumps(dataclasses.asdict(told)) + "\n")
     assert repaired.main(["--read", str(tmp_path / "v.jsonl")]) == [told]
     assert "| traceml | nothing |" in repaired.table([told])[-1]
+
+
+def test_a_machine_of_gpus_gets_the_most_important_first(tmp_path: Path) -> None:
+    asked = argparse.Namespace(gpus=4, python="python", budget="60s", doses="1,2", healthy=3)
+    asked.script, asked.only = ["ddp"], list(gpu.KINDS)
+    asked.traceml_python, asked.out = None, tmp_path
+    jobs = gpu.jobs(asked)
+    assert [job.name for job in jobs if job.whole] == ["repaired cifar_ddp"]
+    assert [job.name for job in jobs][:3] == [
+        "repaired cifar_ddp",
+        "repaired ddp",
+        "repaired with_lightning",
+    ]
+    assert {"ddp copies", "ddp healthy", "ddp imbalance+link"} < {job.name for job in jobs}
+
+
+def test_a_job_that_runs_out_of_time_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text("import time\ntime.sleep(60)\n")
+    begin = time.monotonic()
+    job = gpu.Job("long", (str(tmp_path / "long.py"),))
+    gpu.run_job(job, [0], [0], begin + gpu.LEAST_S + 1, tmp_path)
+    assert time.monotonic() - begin < 30
+    gpu.run_job(job, [0], [0], begin, tmp_path)
+    assert [file.name for file in tmp_path.glob("*.log")] == ["long.log"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 import difflib
-from pathlib import Path
 
-import diagnose
 import pytest
 import traced
-from targets import SCRIPTS
+from targets import HERE, SCRIPTS
 
-SCRIPTS_WITH_FAULTS = Path(diagnose.HERE) / "scripts"
+SCRIPTS_WITH_FAULTS = HERE / "scripts"
 CHANGED = {
     "ddp": 2,
     "with_lightning": 1,
@@ -48,7 +46,7 @@ def test_every_script_stands_in_the_table() -> None:
 
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_a_loop_is_instrumented_as_documented(kind: str) -> None:
-    text = (diagnose.HERE / "dosed" / SCRIPTS[kind]).read_text()
+    text = (HERE / "dosed" / SCRIPTS[kind]).read_text()
     made = traced.integrated(text)
     if kind == "lightning":
         assert made == text
