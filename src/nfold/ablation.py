@@ -25,7 +25,9 @@ class Ablation:
     one is run on. ``augmentation`` and ``synchronised_batch_norm`` can be left out, ``captured``
     replays the step as a CUDA graph, ``threads`` is what a rank computes with on the host and
     ``pinned`` whether it keeps to its own cores. Rank k drives device ``devices[k]`` and has the
-    share of the data of rank ``shares[k]``; empty: k.
+    share of the data of rank ``shares[k]``; empty: k. Without ``buffers``, a wrapper does not
+    broadcast them before a forward; without ``host_syncs``, what the host reads from a device
+    in a step (``.item()``) is the last value that was really read, and nobody waits for it.
     """
 
     input: Literal["real", "replayed", "resident"] = "real"
@@ -39,6 +41,8 @@ class Ablation:
     pinned: bool = True
     devices: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
+    buffers: bool = True
+    host_syncs: bool = True
 
     def __post_init__(self) -> None:
         for name in ("devices", "shares"):
@@ -83,6 +87,15 @@ class Ablation:
                 "batch norm is not synchronised",
             ),
             (self.captured and "captured" in str(plan.step), "the step is captured already"),
+            (not self.buffers and one, "one device broadcasts no buffers"),
+            (
+                not self.buffers and plan.strategy == "dp",
+                "nn.DataParallel copies the whole module, not its buffers alone",
+            ),
+            (
+                not self.host_syncs and plan.device == "cpu",
+                "on a CPU device an operation is done when its call returns: nothing waits",
+            ),
             *(
                 (len(o) not in (0, devices), f"{o} is no order of {devices} devices")
                 for o in (self.devices, self.shares)

@@ -38,13 +38,14 @@ class Window:
 class Epoch:
     """One pass over the training data: wall seconds with everything between its steps.
 
-    ``samples`` counts every rank's; ``train_loss`` is the mean over them; ``accuracy`` is on
+    ``samples`` counts every rank's; ``train_loss`` is the mean over them, None of a script,
+    which keeps it to itself; ``accuracy`` is on
     the whole test set, None where it was not evaluated. Evaluation time is not in ``seconds``.
     """
 
     seconds: float
     samples: int
-    train_loss: float
+    train_loss: float | None
     accuracy: float | None = None
 
 

@@ -1,10 +1,13 @@
-"""Where in the user's own code an exception came from."""
+"""Where in the user's own code an exception came from, or something happens now."""
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import sysconfig
 import traceback
+from types import FrameType
 
 NOT_THE_USERS = tuple(
     os.path.realpath(folder)
@@ -25,6 +28,17 @@ def user_place(error: BaseException) -> str | None:
     return f"{_shown(own[-1].filename)}:{own[-1].lineno}" if own else None
 
 
+def place_here() -> str | None:
+    """``train.py:42``: the innermost frame of this thread in the user's own code, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_the_users(frame.f_code.co_filename):
+            return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
 def _is_the_users(filename: str) -> bool:
     real = os.path.realpath(filename)
     generated = filename.startswith("<")

@@ -135,6 +135,16 @@ class Plan:
         open_fields = {f.name for f in fields(self) if getattr(self, f.name) is None}
         return open_fields - {"decode"} in ({"steps"}, {"epochs"})
 
+    @property
+    def placed(self) -> bool:
+        """Whether it says what a script needs: where it runs and for how long.
+
+        The rest a script decides by itself; what is given all the same is imposed on it.
+        """
+        needed = (self.device, self.devices, self.cores_per_device, self.strategy)
+        lengths = [self.steps, self.epochs].count(None)
+        return lengths == 1 and None not in (*needed, self.warmup_steps)
+
     def edit(self, **changes: Any) -> Plan:
         """The same plan with some fields changed; the other length is cleared when one is set."""
         unknown = [name for name in changes if name not in FIELDS]

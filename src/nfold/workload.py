@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from nfold.errors import UsageError
 
@@ -23,11 +26,28 @@ class Workload:
     Parameters are integers. Whether the name and the parameters exist is the catalogue's to say
     (``nfold.workloads``). ``code`` is of a user's own workload: 16 hex digits of its file's
     SHA-256, because what another code measured is another result; it is not written.
+
+    ``script`` is of a script that is run unchanged: its path and its arguments. It is then
+    written as the command that a person types, ``name`` is the file's, ``code`` the file's.
     """
 
     name: str
     parameters: tuple[tuple[str, int], ...] = ()
     code: str = ""
+    script: tuple[str, ...] = ()
+
+    @classmethod
+    def of_script(cls, path: str, *arguments: str) -> Workload:
+        """The script at ``path`` with its arguments; UsageError where it cannot be read."""
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"script {path!r} cannot be read ({error.strerror}); allowed is a Python file; "
+                "next: give its path, relative to this folder"
+            ) from None
+        code = hashlib.sha256(content).hexdigest()[:16]
+        return cls(name=Path(path).name, code=code, script=(path, *arguments))
 
     @classmethod
     def parse(cls, text: str) -> Workload:
@@ -49,9 +69,11 @@ class Workload:
     def reference(self) -> tuple[str, str] | None:
         """The module and the function of a user's own workload, None of a built-in one."""
         module, separator, function = self.name.partition(":")
-        return (module, function) if separator else None
+        return (module, function) if separator and not self.script else None
 
     def __str__(self) -> str:
+        if self.script:
+            return shlex.join(self.script)
         written = ",".join(f"{key}={value}" for key, value in self.parameters)
         return f"{self.name}:{written}" if written else self.name
 

@@ -23,7 +23,7 @@ app.command("env")(env.command)
 app.command("bench")(bench.command)
 app.command("train")(train.command)
 app.command("run", context_settings=run.SETTINGS)(run.command)
-app.command("explain")(explain.command)
+app.command("explain", context_settings=explain.SETTINGS)(explain.command)
 app.command("report")(report.command)
 
 

@@ -16,7 +16,8 @@ from nfold.run.options import Progress
 def epoch_line(number: int, total: int, epoch: Epoch) -> str:
     """``epoch 3/10: loss 0.512, accuracy 0.8421, 3.2 s``."""
     accuracy = "" if epoch.accuracy is None else f", accuracy {epoch.accuracy:.4f}"
-    return f"epoch {number}/{total}: loss {epoch.train_loss:.3f}{accuracy}, {epoch.seconds:.1f} s"
+    loss = "" if epoch.train_loss is None else f" loss {epoch.train_loss:.3f}"
+    return f"epoch {number}/{total}:{loss}{accuracy}, {epoch.seconds:.1f} s"
 
 
 class Pace:

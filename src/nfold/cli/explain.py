@@ -15,7 +15,6 @@ from nfold.cli.bench import (
     HangTimeout,
     Plain,
     Results,
-    Scaling,
     SkipBad,
     TelemetryInterval,
 )
@@ -38,20 +37,42 @@ from nfold.cli.train import (
     StepsPerExecution,
     Strategy,
     Workers,
-    WorkloadText,
 )
 
+Target = Annotated[
+    str,
+    typer.Argument(
+        help="A script (train.py), digits, mnist, cnn10, wide_resnet, inception_v3, or your own "
+        "workload, MODULE:FUNCTION; then :KEY=N,..."
+    ),
+]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[--] ARGS", help="A script's own: all behind --, and what is no option."
+    ),
+]
+Scaling = Annotated[
+    str | None,
+    typer.Option(
+        help="strong: the batch is global; weak: a device's. Default: strong; for a script that "
+        "starts a process group weak, as it is written."
+    ),
+]
 Budget = Annotated[str, typer.Option(metavar="TIME", help="Time for all runs: 90s, 3m, 1h.")]
 Again = Annotated[bool, typer.Option("--again", help="Measure what the store has anew.")]
+SETTINGS = {"ignore_unknown_options": True}
+"""An option that nfold does not have is the script's."""
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 
 
 def command(
-    target: WorkloadText,
+    target: Target,
+    arguments: Arguments = None,
     devices: Devices = None,
     device: Device = None,
     batch: Batch = None,
-    scaling: Scaling = "strong",
+    scaling: Scaling = None,
     budget: Budget = "3m",
     accumulate: Accumulate = None,
     strategy: Strategy = None,
@@ -84,9 +105,11 @@ def command(
 
     The plan is run again and again with one thing left out, in fresh processes, in a random
     order, until the time budget is spent. What the store has is not measured again, so that the
-    same command with a larger --budget goes on.
+    same command with a larger --budget goes on. A script is run unchanged, in a scratch folder
+    of links, and stopped after enough steps: what it would write is counted, and not kept.
     """
     options = dict(locals())
     from nfold.cli.explaining import Request, explain
 
+    options["arguments"] = tuple(arguments or ())
     raise typer.Exit(explain(Request(**options)))

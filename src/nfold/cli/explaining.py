@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
+from typing import Protocol
 
 from nfold import workloads
 from nfold.ablation import Ablation
 from nfold.bench.axes import read_axes
 from nfold.cli import explained, output
+from nfold.cli.explain_script import is_script, script_of, undo_left_over
 from nfold.cli.flags import Flags
 from nfold.cli.preparing import prepare
 from nfold.cli.progress import duration
@@ -45,7 +47,8 @@ class Request(Flags):
     """The options of ``nfold explain`` as they were given, by the names of its parameters."""
 
     target: str
-    scaling: str
+    arguments: tuple[str, ...]
+    scaling: str | None
     budget: str
     no_report: bool
 
@@ -77,25 +80,63 @@ def explain(request: Request) -> int:
     if attach.attached():
         raise UsageError("nfold explain starts its own ranks; next: unset RANK and WORLD_SIZE")
     budget_s = seconds(request.budget)
-    workload = _workload(request.target)
     machine = inspect_machine()
-    ladder = ladder_of(request, workload, machine)
-    if not framework(ladder.plan.framework).in_parent:
-        prepare(workload, ladder.plan, request.data)
+    subject = _subject(request, machine)
     with stop_on_signals() as stop, Store.open(request.results) as store:
-        target = _target(request, workload, machine, store, stop)
+        target = _target(request, subject.workload, machine, store, stop)
         with screen(sys.stderr, plain=request.plain) as shown:
+            for line in undo_left_over(request):
+                shown.say(inert(line))
             experiment = Experiment(target, Clock(budget_s), RunLines(shown), stop)
-            measured = _run(experiment, ladder)
+            measured = _run(experiment, subject)
         if measured is not None:
             _show(request, budget(target.name, measured, experiment.measured))
     return 128 + stop.signum if stop.signum is not None else 0
 
 
-def _run(experiment: Experiment, ladder: Ladder) -> Ladder | None:
+class Subject(Protocol):
+    """What is explained: it knows its ladder, if need be after a first look."""
+
+    @property
+    def workload(self) -> Workload:
+        """As runs know it."""
+
+    def ladder(self, experiment: Experiment) -> Ladder:
+        """The complete plan on N devices; raises RunFailure and UsageError."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A workload, whose plan needs no look at it."""
+
+    workload: Workload
+    asked: Ladder
+
+    def ladder(self, experiment: Experiment) -> Ladder:
+        """As it was asked for."""
+        del experiment
+        return self.asked
+
+
+def _subject(request: Request, machine: Machine) -> Subject:
+    if is_script(request.target):
+        return script_of(request.target, request.arguments, request.scaling, request, machine)
+    if request.arguments:
+        raise UsageError(
+            f"{' '.join(request.arguments)}: no option of nfold explain, and {request.target} has "
+            "no arguments as a script has; next: nfold explain --help"
+        )
+    workload = _workload(request.target)
+    ladder = ladder_of(request, workload, machine)
+    if not framework(ladder.plan.framework).in_parent:
+        prepare(workload, ladder.plan, request.data)
+    return Known(workload, ladder)
+
+
+def _run(experiment: Experiment, subject: Subject) -> Ladder | None:
     """The ladder that was measured; None where a request to stop came before any result."""
     try:
-        return experiment.run(ladder)
+        return experiment.run(subject.ladder(experiment))
     except RunFailure:
         if experiment.stop:
             return None
@@ -124,7 +165,10 @@ def _workload(text: str) -> Workload:
 def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     """The complete plan on N devices, and how it scales; UsageError where it cannot be."""
     axes = read_axes(
-        str(workload), request.fields, common=Plan(device=request.device), scaling=request.scaling
+        str(workload),
+        request.fields,
+        common=Plan(device=request.device),
+        scaling=request.scaling or "strong",
     )
     changes = request.changes(axes, "explain")
     # The length is set by the experiment; any will do until then.
@@ -167,6 +211,8 @@ def _target(
 
 def _samples(workload: Workload) -> int | None:
     """The training samples of an epoch, as far as the catalogue knows."""
+    if workload.script:
+        return None
     limit = workloads.parameters(workload).get("samples", 0)
     return limit or workloads.info(workload.name).training_samples or None
 

@@ -7,6 +7,7 @@ later rounds repeat the rungs of the row whose interval is widest.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -91,6 +92,15 @@ class Experiment:
                 break
         return ladder
 
+    def attempt(self, rung: Rung, *, anew: bool = False) -> Measurement:
+        """One run that is no part of the ladder, whatever time is left and however it ends."""
+        found = None if anew else self.target.known(rung, 0)
+        if found is None:
+            self.events.started(rung, 0, self.clock.left_s)
+            found = self.target.measure(rung, 0)
+        self.events.finished(rung, 0, found, self.clock.left_s)
+        return found
+
     def _long_enough(self, ladder: Ladder) -> Ladder:
         """Steps for all rungs, by a short run, in round numbers.
 
@@ -101,7 +111,8 @@ class Experiment:
         step_s = readings(self._need(pilot), coupled=True)["step"] / 1e3
         del self.measured.runs[pilot]
         steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(TIMED_S / max(1e-6, step_s))))
-        return Ladder(plan=plan.edit(steps=steps, epochs=None), scaling=ladder.scaling)
+        timed = plan.edit(steps=steps, epochs=None)
+        return dataclasses.replace(ladder, plan=timed, made={})
 
     def _round(self, rungs: Iterable[Rung], number: int) -> bool:
         """Every rung once, in a random order; whether any was run or known."""

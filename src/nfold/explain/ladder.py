@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from nfold.ablation import Ablation
 from nfold.plan import Plan
+from nfold.seen import Seen
 
 Make = TypeVar("Make", bound=Callable[..., "Rung"])
 Input = Literal["real", "replayed", "resident"]
@@ -53,17 +54,24 @@ class Rung:
 
     def __str__(self) -> str:
         devices = self.plan.devices or 1
-        words = f"{devices} device{'s' * (devices != 1)}, batch {self.plan.batch}"
+        words = f"{devices} device{'s' * (devices != 1)}"
+        words += ", a first look" if self.plan.batch is None else f", batch {self.plan.batch}"
         words += ", whole epochs" if self.plan.epochs else ""
         return f"{words}, {self.ablation}" if self.ablation else words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """The rungs of one complete ``plan`` on N devices, measured in steps."""
+    """The rungs of one complete ``plan`` on N devices, measured in steps.
+
+    ``seen`` is what a first look at a script showed; None for a workload. ``memory_bytes`` is that
+    of one device.
+    """
 
     plan: Plan
     scaling: Scaling = "strong"
+    seen: Seen | None = field(default=None, compare=False)
+    memory_bytes: int | None = field(default=None, compare=False)
     made: dict[tuple[object, ...], Rung] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -78,13 +86,23 @@ class Ladder:
 
     @property
     def one_process(self) -> bool:
-        """Whether one process drives all devices (nn.DataParallel)."""
+        """Whether one process drives all devices (nn.DataParallel), or could."""
         return self.plan.strategy == "dp"
+
+    @property
+    def plain(self) -> bool:
+        """Whether a script uses one device, whatever it sees."""
+        return self.one_process and self.seen is not None and self.seen.parallel == "none"
+
+    @property
+    def feeds(self) -> bool:
+        """Whether the input can be replaced: a script's only where a DataLoader gives it."""
+        return self.seen is None or self.seen.loader is not None
 
     @property
     def bare(self) -> Input:
         """The input that costs least and can be had: the ladder's, free of the real input."""
-        if self.plan.input == "resident":
+        if self.plan.input == "resident" or not self.feeds:
             return "real"
         return "resident" if self.plan.device == "cuda" else "replayed"
 
@@ -102,33 +120,38 @@ class Ladder:
         return Rung(plan=plan, ablation=Ablation(input=input_, device=device))
 
     @remembered
+    def alone_with(self, input_: Input, **left_out: Any) -> Rung:
+        """One device alone, with something more left out."""
+        ablation = Ablation(input=input_, **left_out)
+        return Rung(plan=self._on_one(batch=self.share), ablation=ablation)
+
+    @remembered
     def copies(self, input_: Input) -> Rung:
-        """N devices at the same time, each by itself."""
-        return Rung(plan=self.plan, ablation=Ablation(input=input_, independent=True))
+        """N devices at the same time, each by itself; a script's one process is then N."""
+        plan = self.plan.edit(strategy="ddp") if self.one_process else self.plan
+        return Rung(plan=plan, ablation=Ablation(input=input_, independent=True))
 
     @remembered
     def unexchanged(self, input_: Input, devices: tuple[int, ...] = ()) -> Rung:
         """Data parallel, with nothing exchanged; ranks drive ``devices`` in this order."""
-        left_out = Ablation(
-            input=input_, exchange="none", synchronised_batch_norm=self._batch_norm, devices=devices
-        )
-        return Rung(plan=self.plan, ablation=left_out)
+        left_out = Ablation(input=input_, exchange="none", devices=devices)
+        return Rung(plan=self.plan, ablation=left_out.merged(self._in_forward))
 
     @remembered
     def barrier(self, input_: Input) -> Rung:
         """Data parallel, with one element a bucket exchanged."""
-        left_out = Ablation(
-            input=input_, exchange="barrier", synchronised_batch_norm=self._batch_norm
-        )
-        return Rung(plan=self.plan, ablation=left_out)
+        left_out = Ablation(input=input_, exchange="barrier")
+        return Rung(plan=self.plan, ablation=left_out.merged(self._in_forward))
 
     @remembered
-    def full(self, input_: Input = "real", *, batch_norm: bool = True) -> Rung:
-        """The real run; without ``batch_norm``, its synchronised batch norm is plain."""
-        plain = not batch_norm and self.synchronises_batch_norm
-        return Rung(
-            plan=self.plan, ablation=Ablation(input=input_, synchronised_batch_norm=not plain)
-        )
+    def full(self, input_: Input = "real", **left_out: Any) -> Rung:
+        """The real run, without what is said to be left out."""
+        return Rung(plan=self.plan, ablation=Ablation(input=input_, **left_out))
+
+    @remembered
+    def lean(self, input_: Input = "real") -> Rung:
+        """The real run without what ranks exchange in forward: only gradients are left."""
+        return Rung(plan=self.plan, ablation=Ablation(input=input_).merged(self._in_forward))
 
     @remembered
     def edited(self, **changes: Any) -> Rung:
@@ -141,9 +164,18 @@ class Ladder:
         return self.plan.batch_norm == "synchronised"
 
     @property
-    def _batch_norm(self) -> bool:
-        """An exchange inside forward would couple ranks that must not be."""
-        return not self.synchronises_batch_norm
+    def broadcasts_buffers(self) -> bool:
+        """Whether a script's wrapper sends buffers to all ranks in every forward."""
+        seen = self.seen
+        return seen is not None and seen.broadcast_buffers and seen.buffers > 0
+
+    @functools.cached_property
+    def _in_forward(self) -> Ablation:
+        """What would couple ranks that must not be, and is not gradients."""
+        return Ablation(
+            synchronised_batch_norm=not self.synchronises_batch_norm,
+            buffers=not self.broadcasts_buffers,
+        )
 
     def _on_one(self, batch: int | None) -> Plan:
         return self.plan.edit(devices=1, strategy="single", batch=batch)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from nfold.ablation import NOTHING, Ablation
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
+from nfold.seen import Seen
 from nfold.workload import Workload
 
 
@@ -63,6 +64,16 @@ class Observer:
 
     def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
         """Keep what is measured so far, so that it survives this process."""
+
+    def see(self, seen: Seen) -> None:
+        """Keep what was seen of a script."""
+
+    def await_others(self, step: int) -> None:
+        """Wait, not for ever, until every other rank has made so many steps or has ended."""
+
+    def leave(self, samples: RankSamples) -> NoReturn:
+        """Keep the samples and end this process now, whatever still runs in it."""
+        raise SystemExit(0)
 
 
 class Framework(ABC):

@@ -116,7 +116,7 @@ class Recorder(Generic[Loss]):
         read: Read[Loss],
     ) -> None:
         self._rank = rank
-        self._device = device
+        self.device = device
         self._clock = clock
         self._observer = observer
         self._length = length
@@ -164,6 +164,11 @@ class Recorder(Generic[Loss]):
             self._close_window()
             self._window_start = self._clock.start()
 
+    def apart(self) -> None:
+        """What has passed since the last step belongs to no window; the next one begins now."""
+        self._close_window()
+        self._window_start = self._clock.start()
+
     def end(self) -> tuple[float, int]:
         """End an epoch; returns this rank's sum of losses over its samples, and their number.
 
@@ -196,7 +201,7 @@ class Recorder(Generic[Loss]):
         """Everything noted so far; ``more`` are fields of RankSamples that others know."""
         return RankSamples(
             rank=self._rank,
-            device=self._device,
+            device=self.device,
             first_step_ms=self._first_step_ms,
             warmup_steps=self._length.warmup,
             windows=tuple(self._windows),
@@ -241,6 +246,9 @@ class Recorder(Generic[Loss]):
 
     def _read_losses(self, count: int) -> None:
         losses = self._read([call.loss for call in self._pending])
+        if not losses:
+            self._pending.clear()
+            return
         last = self._length.before + self.steps
         first = last - len(losses) + 1
         for step, loss in enumerate(losses, start=first):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed, beyond
+from nfold.measurement import Doubt
 from nfold.stats import Interval
 
+WROTE = "would_have_written"
+"""A doubt that is none: what a script did not get to keep."""
 SPEED_HEADS = ("", "samples/s", "ms a step", "of one device")
 HEADS = ("cause", "what it is", "ms a step", "without it", "change")
 NUMBERS = ("samples/s", "ms a step", "of one device", "without it")
@@ -95,7 +98,13 @@ def notes(budget: Budget) -> list[str]:
         text = f"Nothing beyond the noise or {FLOOR:.0%} of a step: {', '.join(quiet)}"
         found.append(f"{text}; on one device {', '.join(alone)}." if alone else f"{text}.")
     found += [f"Not tested: {cause} ({reason})." for cause, reason in _by_reason(budget.untested)]
-    return [*found, *(f"Doubt: {doubt.text}." for doubt in budget.warnings)]
+    return [*found, *(_note(doubt) for doubt in budget.warnings)]
+
+
+def _note(doubt: Doubt) -> str:
+    if doubt.kind == WROTE:
+        return f"The script {doubt.text}. None of it was kept."
+    return f"Doubt: {doubt.text}."
 
 
 def _by_reason(untested: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

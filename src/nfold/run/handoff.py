@@ -3,6 +3,7 @@
     task.json       in: workload, plan, ablation, machine
     rank-K.json     out: what rank K measured, also while it runs; written aside and renamed
     error-K.json    out: why rank K failed
+    seen-K.json     out: what was seen of a script that rank K ran
     heartbeat-K     out: phase, step, monotonic time, a few times a step at most; a memory map
     stack-K.txt     out: Python stacks of rank K, when the supervisor asks for them
     rank-K.log      out: whatever rank K printed
@@ -34,6 +35,7 @@ from nfold.machine import Machine
 from nfold.measurement import Epoch, RankSamples
 from nfold.plain import from_plain, to_plain
 from nfold.plan import Plan
+from nfold.seen import Seen
 from nfold.workload import Workload
 
 BEAT = struct.Struct("=qqqqq")
@@ -144,6 +146,15 @@ class Folder:
         """What every rank has measured, as far as it came, ordered by rank."""
         found = [from_plain(RankSamples, value) for value in self._read_all("rank-*.json")]
         return tuple(sorted(found, key=lambda samples: samples.rank))
+
+    def write_seen(self, seen: Seen) -> None:
+        """Keep what one rank saw of a script."""
+        write_json(self.path / f"seen-{seen.rank}.json", to_plain(seen))
+
+    def read_seen(self) -> tuple[Seen, ...]:
+        """What every rank saw of a script, ordered by rank; empty where none came so far."""
+        found = [from_plain(Seen, value) for value in self._read_all("seen-*.json")]
+        return tuple(sorted(found, key=lambda seen: seen.rank))
 
     def samples_changed_ns(self) -> int:
         """When rank 0 last wrote what it measured, 0 before it did."""

@@ -74,13 +74,21 @@ def python(module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
-def of_plan(folder: Folder, plan: Plan, processes: int) -> Launch:
+MARK = "NFOLD_MEASUREMENT"
+"""A variable that the processes of one script's measurement have, and no others."""
+
+
+def of_plan(folder: Folder, plan: Plan, processes: int, *, script: bool = False) -> Launch:
     """A measurement: one process needs no rendezvous and is started directly, several by the agent.
 
-    Leaves the group for the agent in the folder.
+    Leaves the group for the agent in the folder. A script keeps the threads that its
+    environment asks for, and what it starts is found by its mark.
     """
     worker = python("nfold.run.worker", str(folder.path))
     environment = rank_environment(plan.device or "cpu", plan.cores_per_device)
+    if script:
+        environment[MARK] = folder.path.name
+        environment |= {k: os.environ[k] for k in ("OMP_NUM_THREADS",) if k in os.environ}
     if processes == 1:
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         command = worker
@@ -88,7 +96,11 @@ def of_plan(folder: Folder, plan: Plan, processes: int) -> Launch:
         environment |= LOOPBACK
         command = by_agent(folder, Group(processes=processes, command=worker))
     return Launch(
-        command=command, environment=environment, processes=processes, batch=plan.batch or 0
+        command=command,
+        environment=environment,
+        processes=processes,
+        batch=plan.batch or 0,
+        mark=MARK if script else None,
     )
 
 

@@ -19,6 +19,7 @@ from nfold.run import attach, checks
 from nfold.run.handoff import Folder
 from nfold.run.options import Options
 from nfold.run.processes import of_plan
+from nfold.run.scratch import settle
 from nfold.run.supervise import Ending, Supervisor
 from nfold.run.verdict import verdict
 from nfold.run.watching import Telemetry
@@ -54,7 +55,7 @@ def run(
     ranks measured before they failed is in it. Raises MachineUnfit where the machine cannot
     run anything, and ValueError for a plan that was not resolved.
     """
-    if not plan.complete:
+    if not (plan.placed if workload.script else plan.complete):
         raise ValueError("the plan is not resolved on this machine; next: plan.resolve(...)")
     task = dataclasses.replace(_task(workload, plan, ablation, machine, options), repeat=repeat)
     name = _measurement_id(task, repeat)
@@ -110,6 +111,9 @@ def _outcome(chosen: Framework, task: Task, folder: Folder, options: Options) ->
         return Outcome(status="unsupported", cause=Cause(text=reason))
     if chosen.in_parent:
         return _in_parent(chosen, task)
+    if task.workload.script and (attach.attached() or options.in_process):
+        text = "a script is run in processes of its own; next: leave out torchrun or --in-process"
+        return Outcome(status="unsupported", cause=Cause(text=text))
     if attach.attached():
         return _attached(chosen, task, folder, options)
     folder.write_task(task)
@@ -152,7 +156,7 @@ def _in_process_tree(chosen: Framework, task: Task, folder: Folder, options: Opt
     processes = chosen.processes(task.plan)
     gpus = task.plan.devices or 0 if task.plan.device == "cuda" else 0
     with Telemetry(folder, gpus, options) as telemetry:
-        launch = of_plan(folder, task.plan, processes)
+        launch = of_plan(folder, task.plan, processes, script=bool(task.workload.script))
         ending = Supervisor(folder, launch, telemetry.options).run()
     outcome = _read_outcome(folder, ending, processes)
     return Outcome(
@@ -160,7 +164,7 @@ def _in_process_tree(chosen: Framework, task: Task, folder: Folder, options: Opt
         cause=outcome.cause,
         ranks=outcome.ranks,
         energy_joules=telemetry.energy_joules(outcome.ranks),
-        doubts=(*_left_behind(ending.left), *telemetry.doubts(outcome.ranks)),
+        doubts=(*_left_behind(ending.left), *telemetry.doubts(outcome.ranks), *settle(folder)),
     )
 
 

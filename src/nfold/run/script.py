@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import runpy
 import sys
 import time
 import traceback
 import types
-import zipfile
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+from nfold.frameworks import execute
 from nfold.frameworks.base import Phase
 from nfold.frameworks.cores import core_share
 from nfold.lifeline import die_with_parent
@@ -45,7 +43,7 @@ def run(folder: Folder, rank: int, kind: str, target: str, arguments: list[str])
     frames in its traceback.
     """
     try:
-        KINDS[kind](target, arguments)
+        execute.KINDS[kind](target, arguments)
     except SystemExit as ended:
         if ended.code not in (None, 0):
             folder.write_failure(failure(ended, rank, _step(folder, rank)))
@@ -56,42 +54,6 @@ def run(folder: Folder, rank: int, kind: str, target: str, arguments: list[str])
         sys.excepthook(type(own), own, own.__traceback__)
         sys.exit(1)
     _say_finished(folder, rank)
-
-
-def run_script(script: str, arguments: list[str]) -> None:
-    """Run a file, or a folder or archive with a ``__main__.py``, as ``python script`` does.
-
-    Not with runpy for a plain file: it would take the module away from ``__main__`` at its end,
-    where exit handlers and other threads still need it, and give it a relative ``__file__``.
-    """
-    sys.argv = [script, *arguments]
-    path = os.path.join(os.getcwd(), script)
-    if os.path.isdir(path) or zipfile.is_zipfile(path) or path.endswith(".pyc"):
-        runpy.run_path(path, run_name="__main__")
-        return
-    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-    main_module = types.ModuleType("__main__")
-    main_module.__file__ = path
-    main_module.__loader__ = SourceFileLoader("__main__", path)
-    main_module.__dict__["__builtins__"] = sys.modules["builtins"]
-    sys.modules["__main__"] = main_module
-    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    exec(code, main_module.__dict__)  # noqa: S102  # the user's own script is what is to run
-
-
-def run_module(module: str, arguments: list[str]) -> None:
-    """Run a module as ``python -m module`` does."""
-    sys.argv = [module, *arguments]
-    sys.path.insert(0, os.getcwd())
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def run_program(program: str, arguments: list[str]) -> None:
-    """Become another program; its lifeline stays tied."""
-    os.execvp(program, [program, *arguments])  # noqa: S606  # no shell is wanted
-
-
-KINDS = {"script": run_script, "module": run_module, "program": run_program}
 
 
 def failure(error: BaseException, rank: int, step: int | None) -> Failure:
@@ -108,25 +70,15 @@ def _told(error: BaseException) -> BaseException:
     if "torch" not in sys.modules:
         return error
     from nfold.frameworks.torch.devices import devices_in_use
-    from nfold.frameworks.torch.translate import meaning
+    from nfold.frameworks.torch.translate import told
 
-    told = (meaning(one, devices_in_use().peak_memory_bytes) for one in _chain(error))
-    return next((one for one in told if one is not None), error)
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """An exception and what it was raised from, or while handling."""
-    found: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in found:
-        found.append(following)
-        following = following.__cause__ or following.__context__
-    return found
+    return told(error, devices_in_use().peak_memory_bytes) or error
 
 
 def _own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
     """A traceback without the frames of nfold and runpy at its beginning."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+    ours = (__file__, execute.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     return trace
 

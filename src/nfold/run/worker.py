@@ -6,23 +6,32 @@ torchrun sets them. Only Python's own library is imported before the heart beats
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.registry import framework
 from nfold.lifeline import die_with_parent
 from nfold.measurement import RankSamples
 from nfold.place import user_place
-from nfold.run.handoff import Folder, Heart
+from nfold.run.handoff import Beat, Folder, Heart
 from nfold.run.rank import failure_of, redirect_output, stacks_on_signal
+from nfold.run.scratch import in_scratch
+from nfold.seen import Seen
 
 SAVE_EVERY_S = 1.0
 MOST_OF_EPOCH = 0.01
 """The part of an epoch that writing the samples at its end may take."""
+AWAIT_S = 120.0
+"""How long a rank waits for others that train by themselves, and for all to be measured."""
+AWAIT_POLL_S = 0.02
 
 
 class FolderObserver(Observer):
@@ -32,8 +41,9 @@ class FolderObserver(Observer):
     take more than 1 % of them.
     """
 
-    def __init__(self, folder: Folder, rank: int) -> None:
+    def __init__(self, folder: Folder, rank: int, world_size: int = 1) -> None:
         self._folder = folder
+        self._others = frozenset(range(world_size)) - {rank}
         self._heart = Heart(folder.heartbeat(rank), os.getpid())
         self._saved = self._epoch_saved = time.monotonic()
         self._took_s = 0.0
@@ -54,6 +64,34 @@ class FolderObserver(Observer):
             self._took_s = self._saved - now
             self._epoch_saved = self._saved if epoch_ended else self._epoch_saved
 
+    def see(self, seen: Seen) -> None:
+        """Write it at once."""
+        self._folder.write_seen(seen)
+
+    def await_others(self, step: int) -> None:
+        """Look at the others' heartbeats until all have come so far."""
+        self._await(lambda beat: beat.step >= step or beat.phase == Phase.FINISHED)
+
+    def leave(self, samples: RankSamples) -> NoReturn:
+        """Write the samples, wait until every rank has its own, and go without tidying up.
+
+        A rank that is gone would take those that still exchange with it down.
+        """
+        self._folder.write_samples(samples)
+        self.beat(Phase.FINISHED, self.step)
+        self._await(lambda beat: beat.phase == Phase.FINISHED)
+        for child in multiprocessing.active_children():
+            child.kill()
+        end_now(0)
+
+    def _await(self, come: Callable[[Beat], bool]) -> None:
+        deadline = time.monotonic() + AWAIT_S
+        while time.monotonic() < deadline:
+            beats = {rank: self._folder.read_beat(rank) for rank in self._others}
+            if all(beat is not None and come(beat) for beat in beats.values()):
+                return
+            time.sleep(AWAIT_POLL_S)
+
     def close(self) -> None:
         """Stop beating."""
         self._heart.close()
@@ -62,28 +100,30 @@ class FolderObserver(Observer):
 def main() -> None:
     """Entry of a rank's own process."""
     die_with_parent()
-    folder = Folder(Path(sys.argv[1]))
+    folder = Folder(Path(sys.argv[1]).absolute())
     rank = int(os.environ["RANK"])
     redirect_output(folder.log(rank))
     with stacks_on_signal(folder.stack(rank)):
         ended_well = run_rank(folder, rank, int(os.environ["WORLD_SIZE"]))
     if not ended_well:
-        _leave_now()
+        end_now(1)
 
 
-def _leave_now() -> None:
-    """End a failed rank without tidying up: tearing down NCCL after a failure can hang."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+def end_now(code: int) -> NoReturn:
+    """End this process without tidying up: tearing down NCCL after a failure can hang."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def run_rank(folder: Folder, rank: int, world_size: int) -> bool:
     """Run one rank in this process; False where it failed, with its failure in the folder."""
-    observer = FolderObserver(folder, rank)
+    observer = FolderObserver(folder, rank, world_size)
     try:
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
         task = folder.read_task(rank=rank, local_rank=local_rank, world_size=world_size)
+        task = in_scratch(task, folder)
         folder.write_samples(framework(task.plan.framework).run_rank(task, observer))
         observer.beat(Phase.FINISHED, observer.step)
     except Exception as error:

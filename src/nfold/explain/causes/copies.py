@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
+
+NO_LOADER = "no DataLoader gave the batches, so none can be given again"
 
 
 class Copies(Cause):
@@ -18,10 +21,14 @@ class Copies(Cause):
         """Only a GPU has a memory of its own."""
         if ladder.plan.device != "cuda":
             return "CPU devices work in the host's memory"
+        if not ladder.feeds:
+            return NO_LOADER
         return "the data are on the device" if ladder.plan.input == "resident" else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Both ends of the ladder, replayed and resident."""
+        if ladder.one_process and ladder.seen is not None:
+            return ()
         on_n = (ladder.full("replayed"), ladder.full("resident"))
         return (*on_n, *self.single_rungs(ladder))
 
@@ -40,9 +47,13 @@ class Copies(Cause):
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
+        if ladder.seen is not None:
+            return lines.copies(ladder.seen)
         return "keep the data on the device: --input resident"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """Data on the device."""
+        if ladder.seen is not None:
+            return {}
         plan = {"input": "resident", "augment": "device", "workers": 0}
         return {"--input resident": ladder.edited(**plan)}

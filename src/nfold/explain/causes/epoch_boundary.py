@@ -17,6 +17,10 @@ class EpochBoundary(Cause):
 
     id: ClassVar[str] = "epoch-boundary"
 
+    def silent(self, ladder: Ladder) -> str | None:
+        """A script's epochs are as long as it makes them."""
+        return None if ladder.seen is None else "what a script does between epochs is in its steps"
+
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Both ends of the ladder, over whole epochs."""
         return (whole_epochs(ladder.full()), whole_epochs(ladder.one))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.ablation import Ablation
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.causes.copies import Copies
+from nfold.explain.causes.copies import NO_LOADER, Copies
 from nfold.explain.causes.imbalance import Imbalance
 from nfold.explain.causes.link import Link
+from nfold.explain.causes.network import Network
 from nfold.explain.causes.synchronization import Synchronization
 from nfold.explain.causes.threads import Threads
 from nfold.explain.fit import View
+from nfold.explain.ladder import Input as InputOf
 from nfold.explain.ladder import Ladder, Rung
 
 
@@ -23,10 +26,14 @@ class Input(Cause):
 
     def silent(self, ladder: Ladder) -> str | None:
         """Data on the device need no host."""
+        if not ladder.feeds:
+            return NO_LOADER
         return "the data are on the device" if ladder.plan.input == "resident" else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Both ends of the ladder, with real and with replayed input."""
+        if _one_script(ladder):
+            return (*_each(ladder, "real"), *_each(ladder, ladder.bare))
         return (ladder.full(), ladder.full("replayed"), *self.single_rungs(ladder))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
@@ -34,6 +41,12 @@ class Input(Cause):
 
         What other causes lose is then less where the input hides it.
         """
+        if _one_script(ladder):
+            crowd, calm = (
+                view.own(copies) - view.step(alone)
+                for copies, alone in (_each(ladder, "real"), _each(ladder, ladder.bare))
+            )
+            return crowd - calm
         if ladder.one_process or not view.has(*real_ladder(ladder)):
             on_n = view.step(ladder.full()) - view.step(ladder.full("replayed"))
             return on_n - self.single_ms(ladder, view)
@@ -43,7 +56,7 @@ class Input(Cause):
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """How much of it independent copies lose too: loaders in each other's way."""
         copies = ladder.copies("real")
-        if not view.has(copies):
+        if _one_script(ladder) or not view.has(copies, *Threads().rungs(ladder)):
             return {}
         crowd = view.own(copies) - view.step(ladder.alone("real"))
         crowd -= Threads().lost_ms(ladder, view)
@@ -62,6 +75,8 @@ class Input(Cause):
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words where no plan edit was measured to help."""
+        if ladder.seen is not None:
+            return lines.more_input(ladder.seen)
         if not ladder.plan.workers:
             return "let worker processes load (--workers 2), or --input resident"
         return "--input resident, --augment device, or fewer or more --workers (measure both)"
@@ -70,13 +85,15 @@ class Input(Cause):
         """Fewer and more workers, augmentation on the device, no host at all."""
         plan = ladder.plan
         workers = plan.workers or 0
+        others = sorted({workers // 2, 2 * workers} - {0}) or [1, 2]
+        if ladder.seen is not None:
+            seen = ladder.seen
+            return {lines.workers(seen, other): ladder.edited(workers=other) for other in others}
         found = {"--input resident": ladder.edited(input="resident", augment="device", workers=0)}
         if plan.augment == "cpu":
             found["--augment device"] = ladder.edited(augment="device")
-        for other in {workers // 2, 2 * workers} - {0}:
+        for other in others[: 2 if workers else 1]:
             found[f"--workers {other}"] = ladder.edited(workers=other)
-        if not workers:
-            found["--workers 1"] = ladder.edited(workers=1)
         return found
 
 
@@ -89,5 +106,14 @@ def real_ladder(ladder: Ladder) -> tuple[Rung, ...]:
 
 def _others(ladder: Ladder) -> list[Cause]:
     """The causes between one device alone and the real run that are not the input."""
-    found: list[Cause] = [Threads(), Imbalance(), Synchronization(), Link(), Copies()]
+    found: list[Cause] = [Threads(), Imbalance(), Synchronization(), Link(), Network(), Copies()]
     return [cause for cause in found if cause.silent(ladder) is None]
+
+
+def _one_script(ladder: Ladder) -> bool:
+    """A script in one process: what its input costs N devices is told by copies of it."""
+    return ladder.one_process and ladder.seen is not None
+
+
+def _each(ladder: Ladder, input_: InputOf) -> tuple[Rung, Rung]:
+    return (ladder.copies(input_), ladder.alone(input_))

@@ -6,6 +6,7 @@ import functools
 from typing import ClassVar
 
 from nfold.ablation import Ablation
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
@@ -46,6 +47,9 @@ class LaunchBound(Cause):
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
+        if ladder.seen is not None:
+            also = ", or torch.compile(model, mode='reduce-overhead')"
+            return lines.larger_batch(ladder.seen, also if ladder.plan.device == "cuda" else "")
         captured = " or --step captured" if _captures(ladder) else ""
         return f"more work a step: a larger --batch{captured}"
 
@@ -59,6 +63,8 @@ class LaunchBound(Cause):
 
 
 def _captures(ladder: Ladder) -> bool:
+    if ladder.seen is not None:
+        return False
     eager = "captured" not in str(ladder.plan.step) and ladder.plan.precision != "fp16"
     return ladder.plan.device == "cuda" and eager
 

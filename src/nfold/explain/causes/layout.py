@@ -16,6 +16,8 @@ class Layout(Cause):
 
     def silent(self, ladder: Ladder) -> str | None:
         """Transposes are kernels of a GPU."""
+        if ladder.seen is not None:
+            return f"a script keeps its own layout, here {ladder.plan.layout}"
         return None if ladder.plan.device == "cuda" else "CPU devices transpose nothing for cuDNN"
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.ablation import Ablation
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause, exposed
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
@@ -18,32 +19,40 @@ class Link(Cause):
 
     def silent(self, ladder: Ladder) -> str | None:
         """nn.DataParallel's copies of weights and gradients cannot be taken away."""
+        if through_host(ladder):
+            return "gloo sends what is on GPUs through the host: see network"
         return "one process drives all devices" if ladder.one_process else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """The last two rungs."""
-        return (ladder.full(ladder.bare, batch_norm=False), ladder.barrier(ladder.bare))
+        return (ladder.lean(ladder.bare), ladder.barrier(ladder.bare))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What goes with the bytes."""
         return exposed(
             ladder,
             view,
-            lambda input_: (
-                view.step(ladder.full(input_, batch_norm=False)) - view.step(ladder.barrier(input_))
-            ),
+            lambda input_: view.step(ladder.lean(input_)) - view.step(ladder.barrier(input_)),
             ladder.barrier("real"),
         )
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
+        if ladder.seen is not None:
+            return lines.bytes_sent(ladder.seen)
         return "send less or hide more: --exchange bf16, a larger --batch, --accumulate"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """Half of the bytes."""
-        if ladder.plan.exchange != "fp32":
+        if ladder.seen is not None or ladder.plan.exchange != "fp32":
             return {}
         found = {"--exchange bf16": ladder.edited(exchange="bf16")}
         if ladder.plan.strategy == "ddp":
             found["--strategy nfold"] = ladder.edited(strategy="nfold")
         return found
+
+
+def through_host(ladder: Ladder) -> bool:
+    """Whether a script exchanges what is on GPUs by a backend that knows only the host."""
+    seen = ladder.seen
+    return seen is not None and seen.backend == "gloo" and ladder.plan.device == "cuda"

@@ -15,5 +15,8 @@ class Memory(Cause):
 
     def silent(self, ladder: Ladder) -> str | None:
         """No run tells what more memory would gain."""
-        del ladder
-        return "no run shows what more memory would gain; see peak memory in nfold bench"
+        seen, size = ladder.seen, ladder.memory_bytes
+        if seen is None or seen.peak_memory_bytes is None or size is None:
+            return "no run shows what more memory would gain; see peak memory in nfold bench"
+        part = f"{seen.peak_memory_bytes / 1e9:.1f} of {size / 1e9:.1f} GB of a device are used"
+        return f"{part}: the batch may grow" if 2 * seen.peak_memory_bytes < size else part

@@ -1,19 +1,28 @@
-"""C2: the exchange between hosts. Nothing to measure while all devices are on one."""
+"""C2: the exchange between hosts, or by a backend that takes the host's way on one.
+
+Several hosts are not measured. On one, gloo copies what is on GPUs to the host and back.
+"""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from nfold.explain.causes.base import Cause
+from nfold.explain import lines
+from nfold.explain.causes.link import Link, through_host
+from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder
 
 
-class Network(Cause):
-    """Bytes on the way between hosts."""
+class Network(Link):
+    """Bytes on a way that is not made for GPUs: the real exchange against a barrier alone."""
 
     id: ClassVar[str] = "network"
 
     def silent(self, ladder: Ladder) -> str | None:
         """Experiments run on one host."""
-        del ladder
-        return "all devices are on one host"
+        return None if through_host(ladder) else "all devices are on one host"
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """Another backend."""
+        del ladder, view
+        return lines.NCCL

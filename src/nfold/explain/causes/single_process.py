@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
@@ -20,16 +21,26 @@ class SingleProcess(Cause):
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """The plan as it is, and with DistributedDataParallel."""
-        return (ladder.full(), ladder.edited(strategy="ddp"))
+        return (ladder.full(), self._each(ladder))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What goes when every device has its process."""
-        return view.step(ladder.full()) - view.step(ladder.edited(strategy="ddp"))
+        return view.step(ladder.full()) - view.step(self._each(ladder))
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """The strategy."""
+        if ladder.seen is not None:
+            return lines.process_each(ladder.seen, ladder.devices)
         return "--strategy ddp"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """Both ways to have a process a device."""
+        if ladder.seen is not None:
+            return {}
         return {f"--strategy {name}": ladder.edited(strategy=name) for name in ("ddp", "nfold")}
+
+    def _each(self, ladder: Ladder) -> Rung:
+        """A process a device: a script's as copies, which do not yet exchange anything."""
+        if ladder.seen is not None:
+            return ladder.copies("real")
+        return ladder.edited(strategy="ddp")

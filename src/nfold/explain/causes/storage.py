@@ -14,6 +14,7 @@ class Storage(Cause):
     id: ClassVar[str] = "storage"
 
     def silent(self, ladder: Ladder) -> str | None:
-        """Nothing is read in a step."""
-        del ladder
+        """Built-in data are read before the first step; a script's disk is part of its input."""
+        if ladder.seen is not None:
+            return "what a script reads from the disk is part of input"
         return "the data are in memory before the first step"

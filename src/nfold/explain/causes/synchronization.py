@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.ablation import Ablation
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause, exposed
 from nfold.explain.fit import View
 from nfold.explain.ladder import Input, Ladder, Rung
+from nfold.seen import Seen
+
+WRAPPER, LATENCY = "the wrapper", "latency of one element a bucket"
+BATCH_NORM, BUFFERS = "synchronised batch norm", "buffers sent in every forward"
 
 
 class Synchronization(Cause):
@@ -18,17 +23,21 @@ class Synchronization(Cause):
 
     def silent(self, ladder: Ladder) -> str | None:
         """nn.DataParallel has no waiting points that could be taken away one by one."""
+        if _reads_back(ladder):
+            return None
         return "one process drives all devices" if ladder.one_process else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """Copies, no exchange, a barrier; with synchronised batch norm the real run without it."""
+        """Copies, no exchange, a barrier; the real run without what is exchanged in forward."""
+        if ladder.one_process:
+            return ()
         found = (
             ladder.copies(ladder.bare),
             ladder.unexchanged(ladder.bare),
             ladder.barrier(ladder.bare),
         )
-        plain = (ladder.full(), ladder.full(batch_norm=False))
-        return found + (plain if ladder.synchronises_batch_norm else ())
+        without = tuple(ladder.full("real", **{name: False}) for name in _in_forward(ladder))
+        return found + ((ladder.full(), *without) if without else ())
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """All of its parts."""
@@ -45,18 +54,35 @@ class Synchronization(Cause):
             return view.step(ladder.barrier(input_)) - view.slowest(ladder.unexchanged(input_))
 
         found = {
-            "the wrapper": exposed(ladder, view, wrapper, *real[:2]),
-            "latency of one element a bucket": exposed(ladder, view, latency, *real[1:]),
+            WRAPPER: exposed(ladder, view, wrapper, *real[:2]),
+            LATENCY: exposed(ladder, view, latency, *real[1:]),
         }
-        if ladder.synchronises_batch_norm:
-            plain = view.step(ladder.full(batch_norm=False))
-            found["synchronised batch norm"] = view.step(ladder.full()) - plain
+        for name, words in _in_forward(ladder).items():
+            found[words] = view.step(ladder.full()) - view.step(
+                ladder.full("real", **{name: False})
+            )
         return found
+
+    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """A script that reads values back, and one that does not wait for them."""
+        if not _reads_back(ladder):
+            return ()
+        return (ladder.alone(ladder.bare), ladder.alone_with(ladder.bare, host_syncs=False))
+
+    def single_ms(self, ladder: Ladder, view: View) -> float:
+        """What waiting for values costs one device."""
+        own, without = self.single_rungs(ladder)
+        return view.step(own) - view.step(without)
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words for the largest part."""
+        if ladder.one_process and ladder.seen is not None:
+            return lines.host_syncs(ladder.seen)
         found = self.parts(ladder, view)
-        if max(found, key=lambda name: found[name]) == "synchronised batch norm":
+        largest = max(found, key=lambda name: found[name])
+        if ladder.seen is not None:
+            return _line(ladder.seen, largest)
+        if largest == BATCH_NORM:
             return "--batch-norm device, if the training allows it"
         if ladder.plan.device == "cuda" and "captured" not in str(ladder.plan.step):
             return "capture the step with its exchange: --step captured --strategy nfold"
@@ -65,6 +91,8 @@ class Synchronization(Cause):
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """Statistics of each device's own; a captured step."""
         found: dict[str, Rung] = {}
+        if ladder.seen is not None:
+            return _without(ladder, ladder.seen)
         if ladder.synchronises_batch_norm:
             found["--batch-norm device"] = ladder.edited(batch_norm="device")
         if ladder.plan.device == "cuda" and ladder.plan.step == "eager":
@@ -74,3 +102,32 @@ class Synchronization(Cause):
         if ladder.plan.strategy == "ddp":
             found["--strategy nfold"] = ladder.edited(strategy="nfold")
         return found
+
+
+def _in_forward(ladder: Ladder) -> dict[str, str]:
+    """What ranks exchange besides gradients, by the field of Ablation that leaves it out."""
+    found = {"synchronised_batch_norm": BATCH_NORM} if ladder.synchronises_batch_norm else {}
+    return found | ({"buffers": BUFFERS} if ladder.broadcasts_buffers else {})
+
+
+def _reads_back(ladder: Ladder) -> bool:
+    """Whether the host of a script waits for values of a GPU in its steps."""
+    seen = ladder.seen
+    return seen is not None and seen.host_syncs > 0 and ladder.plan.device == "cuda"
+
+
+def _line(seen: Seen, part: str) -> str:
+    if part == BATCH_NORM:
+        return lines.BATCH_NORM
+    return lines.buffers(seen) if part == BUFFERS else lines.waiting_points(seen)
+
+
+def _without(ladder: Ladder, seen: Seen) -> dict[str, Rung]:
+    """The script without each of them, which is what the change of its line would do."""
+    names = _in_forward(ladder)
+    found = {
+        _line(seen, words): ladder.full("real", **{name: False}) for name, words in names.items()
+    }
+    if _reads_back(ladder):
+        found[lines.host_syncs(seen)] = ladder.full(host_syncs=False)
+    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from nfold.ablation import Ablation
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause, exposed
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
@@ -16,6 +18,8 @@ class Threads(Cause):
 
     def silent(self, ladder: Ladder) -> str | None:
         """One process has no other beside it."""
+        if ladder.seen is not None:
+            return None
         return "one process drives all devices" if ladder.one_process else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
@@ -31,11 +35,36 @@ class Threads(Cause):
             ladder.copies("real"),
         )
 
+    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """A script's own number of threads, and a device's share of the cores."""
+        if ladder.seen is None or ladder.seen.threads <= _share(ladder):
+            return ()
+        return (ladder.alone(ladder.bare), ladder.alone_with(ladder.bare, threads=_share(ladder)))
+
+    def single_ms(self, ladder: Ladder, view: View) -> float:
+        """What more threads than cores cost one device."""
+        own, fewer = self.single_rungs(ladder)
+        return view.step(own) - view.step(fewer)
+
+    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+        """As many threads as a device has cores."""
+        if not self.single_rungs(ladder):
+            return {}
+        fewer = Ablation(threads=_share(ladder))
+        return {lines.threads(_share(ladder)): Rung(plan=ladder.plan, ablation=fewer)}
+
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
+        if self.single_rungs(ladder):
+            return lines.threads(_share(ladder))
         if ladder.plan.device == "cpu":
             return (
                 "the devices share caches and memory bandwidth: give each fewer cores, or use "
                 "fewer devices"
             )
         return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"
+
+
+def _share(ladder: Ladder) -> int:
+    """The cores of one device."""
+    return ladder.plan.cores_per_device or 1

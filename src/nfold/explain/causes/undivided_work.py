@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
@@ -27,4 +28,6 @@ class UndividedWork(Cause):
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
+        if ladder.seen is not None:
+            return lines.divide(ladder.seen)
         return "give every rank its own samples: DistributedSampler, or run.loader"

@@ -29,7 +29,27 @@ def refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
         (not ablation.pinned and not cpu, "only CPU devices are bound to cores"),
         (not ablation.augmentation and not _augments(workload), "nothing is augmented"),
         (
+            not ablation.buffers,
+            "batch-norm statistics are a device's own: none are broadcast",
+        ),
+        (not ablation.host_syncs, "the host reads nothing from the device in a step"),
+        (
             bool(ablation) and plan.strategy == "dp" and bool(ablation.devices or ablation.shares),
+            "nn.DataParallel has one rank",
+        ),
+    )
+    return ablation.refusal(plan) or next((reason for no, reason in rules if no), None)
+
+
+def script_refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
+    """Why the ablation cannot be applied to a script, or None. The rest is seen in the rank."""
+    cpu = plan.device == "cpu"
+    rules = (
+        (ablation.captured, f"the step of {workload.name} is the script's own: it is not captured"),
+        (not ablation.augmentation, "what a script does to its samples cannot be told apart"),
+        (not ablation.pinned and not cpu, "only CPU devices are bound to cores"),
+        (
+            plan.strategy == "dp" and bool(ablation.devices or ablation.shares),
             "nn.DataParallel has one rank",
         ),
     )

@@ -11,7 +11,8 @@ from nfold.frameworks.base import Framework, Observer, Task
 from nfold.frameworks.cores import claimed_cores
 from nfold.frameworks.files import unsuited
 from nfold.frameworks.rules import PRECISIONS, TOO_FEW, Rule, first_broken
-from nfold.frameworks.torch.ablation import refusal, seen
+from nfold.frameworks.torch.ablation import refusal, script_refusal, seen
+from nfold.frameworks.torch.script.rank import run_rank as run_script_rank
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
@@ -120,13 +121,16 @@ class Torch(Framework):
 
     def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         """The first rule that the plan breaks, or what the workload has against it, or None."""
+        if workload.script:
+            return None
         broken = first_broken(RULES, plan)
         known = info(workload.name)
         return broken or _not_of_files(known, plan) or known.unsupported(plan)
 
     def refuses(self, ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
         """What an experiment cannot take away here."""
-        return refusal(ablation, workload, plan) if ablation else None
+        refuse = script_refusal if workload.script else refusal
+        return refuse(ablation, workload, plan) if ablation else None
 
     def processes(self, plan: Plan) -> int:
         """One process a device, except under nn.DataParallel."""
@@ -134,6 +138,8 @@ class Torch(Framework):
 
     def run_rank(self, task: Task, observer: Observer) -> RankSamples:
         """Claim this rank's cores before torch sizes its thread pools, then run."""
+        if task.workload.script:
+            return run_script_rank(task, observer)
         pinned = task.left_out.pinned
         with claimed_cores(task.plan, seen(task).local_rank) if pinned else nullcontext():
             built_in = task.workload.reference is None

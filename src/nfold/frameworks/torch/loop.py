@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import cast
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.recording import Length, Recorder, checksum
+from nfold.frameworks.recording import Length, Recorder
 from nfold.frameworks.torch import ablate, batch_norm, layout, parallel
 from nfold.frameworks.torch.ablation import Renamed, seen
 from nfold.frameworks.torch.batch import Batch
@@ -43,6 +43,7 @@ from nfold.frameworks.torch.source import (
 )
 from nfold.frameworks.torch.step import Now, Update, step
 from nfold.frameworks.torch.translate import translated
+from nfold.frameworks.torch.weights import checksum_of
 from nfold.measurement import Epoch, RankSamples
 
 Define = Callable[[Task], Definition]
@@ -169,7 +170,7 @@ class Trainer:
             data_bytes=self.source.data_bytes,
             graph_bytes=self._step.graph_bytes(),
             notes=self.source.notes,
-            parameter_checksum=checksum(contents(self.module)),
+            parameter_checksum=checksum_of(self.module.parameters()),
             parameter_count=sum(p.numel() for p in self.module.parameters()),
         )
 
@@ -212,10 +213,3 @@ class Trainer:
             train_loss=total / samples,
             accuracy=accuracy,
         )
-
-
-def contents(module: nn.Module) -> Iterator[bytes]:
-    """The bytes of every parameter, in their order."""
-    for parameter in module.parameters():
-        values = parameter.detach().cpu().contiguous().flatten()
-        yield values.view(torch.uint8).numpy().tobytes()

@@ -55,5 +55,24 @@ def meaning(error: BaseException, peak_memory_bytes: Callable[[], int]) -> RunFa
     return None
 
 
+def told(error: BaseException, peak_memory_bytes: Callable[[], int]) -> RunFailure | None:
+    """What the error, or one that it was raised from, means to nfold, or None.
+
+    A script may wrap what PyTorch raised; a lost rank stays a lost rank.
+    """
+    found = (meaning(one, peak_memory_bytes) for one in _chain(error))
+    return next((one for one in found if one is not None), None)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An exception and what it was raised from, or while handling."""
+    found: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in found:
+        found.append(following)
+        following = following.__cause__ or following.__context__
+    return found
+
+
 def _first_line(text: str) -> str:
     return text.strip().split("\n")[0][:200]

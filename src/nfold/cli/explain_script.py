@@ -1,0 +1,130 @@
+"""``nfold explain`` of a script: which of the command line is whose, and what its devices are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nfold.bench.axes import read_axes
+from nfold.cli.flags import Flags
+from nfold.errors import UnknownValue, UsageError
+from nfold.explain.experiment import Experiment
+from nfold.explain.ladder import Ladder, Scaling
+from nfold.explain.script import first_look
+from nfold.frameworks.scratch import left_over
+from nfold.machine import Machine
+from nfold.measurement import Measurement
+from nfold.plan import Defaults, Plan
+from nfold.run.handoff import Folder
+from nfold.run.run import FOLDER
+from nfold.seen import Seen
+from nfold.workload import Workload
+
+COUNT = (
+    "--devices, --device, --scaling, --budget, --again, --results, --telemetry-interval, "
+    "--hang-timeout, --json, --plain, --no-report"
+)
+"""The options that a script leaves to nfold."""
+SCALINGS: tuple[Scaling, ...] = ("weak", "strong")
+
+
+def is_script(target: str) -> bool:
+    """Whether a target is the path of a script, there or not, and no workload's name."""
+    return target.endswith(".py") or os.sep in target or os.path.isfile(target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A script with its arguments, on the devices of ``place``."""
+
+    workload: Workload
+    place: Plan
+    scaling: Scaling | None
+    machine: Machine
+    flags: Flags
+
+    def ladder(self, experiment: Experiment) -> Ladder:
+        """Run it once, for a first look."""
+        return first_look(experiment, self.place, self.scaling, self.machine, self._seen)
+
+    def _seen(self, measurement: Measurement) -> tuple[Seen, ...]:
+        folder = self.flags.results / (measurement.folder or FOLDER)
+        return Folder(folder).read_seen()
+
+
+def script_of(
+    target: str, arguments: Sequence[str], scaling: str | None, flags: Flags, machine: Machine
+) -> Script:
+    """What was asked for; UsageError where it cannot be."""
+    workload = _workload(target, arguments)
+    _check_flags(flags, target)
+    known = next((one for one in SCALINGS if one == scaling), None)
+    if scaling is not None and known is None:
+        raise UnknownValue("scaling", scaling, SCALINGS)
+    return Script(
+        workload=workload,
+        place=_place(flags, machine),
+        scaling=known,
+        machine=machine,
+        flags=flags,
+    )
+
+
+def undo_left_over(flags: Flags) -> list[str]:
+    """What runs that were killed with their nfold had written, undone; a line for each."""
+    found = [touched for touched in left_over(flags.results / FOLDER) if touched.files]
+    lines = [f"an earlier run that was killed {touched}" for touched in found]
+    return lines + [text for touched in found for text in touched.failed]
+
+
+def _workload(target: str, arguments: Sequence[str]) -> Workload:
+    if os.path.isdir(target):
+        inside = os.path.join(target, "*.py")
+        raise UsageError(f"{target} is a folder; allowed is a Python script; next: {inside}")
+    workload = Workload.of_script(target, *arguments)
+    with open(target, "rb") as file:
+        content = file.read()
+    try:
+        compile(content, target, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise UsageError(
+            f"{target}{line} is not Python ({error.args[0]}); allowed is a Python script; "
+            f"next: python {target}"
+        ) from None
+    return workload
+
+
+def _check_flags(flags: Flags, target: str) -> None:
+    """A script decides itself how it trains."""
+    fields = {name: f" {value}" for name, value in flags.fields.items() if value is not None}
+    data = {} if flags.data is None else {"data": f" {flags.data}"}
+    said = {**fields, **data, **({"skip_bad": ""} if flags.skip_bad else {})}
+    said.pop("devices", None)
+    if not said:
+        return
+    options = {f"--{name.replace('_', '-')}": value for name, value in said.items()}
+    names = ", ".join(options)
+    own = " ".join(f"{name}{value}" for name, value in options.items())
+    raise UsageError(
+        f"{names} with a script: {target} decides that itself; allowed are {COUNT}; next: what is "
+        f"the script's own goes behind --, as in nfold explain {target} -- {own}"
+    )
+
+
+def _place(flags: Flags, machine: Machine) -> Plan:
+    """The devices, and which kind; UsageError for fewer than two."""
+    axes = read_axes("script", flags.fields, common=Plan(device=flags.device))
+    changes: dict[str, Any] = flags.changes(axes, "explain")
+    asked = Plan().edit(**changes).edit(steps=1)
+    plan = asked.resolve(machine, Defaults(batch=1, epochs=None))
+    if (plan.devices or 1) < 2:
+        kind = "" if plan.device == "cuda" else "cpu:"
+        raise UsageError(
+            f"devices {plan.devices}: explain compares several with one; next: --devices {kind}2"
+        )
+    return Plan(
+        device=plan.device, devices=plan.devices, cores_per_device=plan.cores_per_device, steps=1
+    )

@@ -1,0 +1,99 @@
+"""What to change in a script, with the line of its own code where that was seen."""
+
+from __future__ import annotations
+
+from nfold.seen import Loader, Seen
+
+NCCL = "init_process_group('nccl'): gloo sends what is on GPUs through the host"
+BATCH_NORM = "BatchNorm in place of SyncBatchNorm, if the training allows it"
+
+
+def at(place: str | None, text: str) -> str:
+    """``train.py:31: text``, or the text alone."""
+    return f"{place}: {text}" if place else text
+
+
+def loader(seen: Seen) -> Loader:
+    """The DataLoader that feeds the training, or one that nothing is known of."""
+    return seen.loader or Loader()
+
+
+def workers(seen: Seen, count: int) -> str:
+    """Another number of workers."""
+    return at(loader(seen).place, f"DataLoader(..., num_workers={count})")
+
+
+def more_input(seen: Seen) -> str:
+    """Where no number of workers was measured to help."""
+    fed = loader(seen)
+    if not fed.workers:
+        return workers(seen, 2)
+    text = "less work a sample in the data set, or another num_workers (fewer may be faster)"
+    return at(fed.place, text)
+
+
+def copies(seen: Seen) -> str:
+    """Pinned memory, and copies that the host does not wait for."""
+    moved = at(seen.first_place("copy"), ".to(device, non_blocking=True)")
+    if loader(seen).pin_memory:
+        return moved
+    return f"{at(loader(seen).place, 'DataLoader(..., pin_memory=True)')} and {moved}"
+
+
+def larger_batch(seen: Seen, also: str = "") -> str:
+    """More work a step."""
+    return at(loader(seen).place, f"a larger batch_size{also}")
+
+
+def bytes_sent(seen: Seen) -> str:
+    """Fewer gradient bytes."""
+    place = seen.first_place("wrapper")
+    if seen.parallel != "ddp":
+        return at(seen.first_place("collective"), "send less: bf16, or less often")
+    return at(place, "send half: model.register_comm_hook(None, bf16_compress_hook)")
+
+
+def buffers(seen: Seen) -> str:
+    """Buffers that are sent in every forward."""
+    place = seen.first_place("wrapper")
+    return at(place, "DistributedDataParallel(..., broadcast_buffers=False)")
+
+
+def waiting_points(seen: Seen) -> str:
+    """What makes ranks meet more often than gradients need."""
+    place = seen.first_place("wrapper")
+    if seen.find_unused_parameters:
+        return at(place, "DistributedDataParallel(..., find_unused_parameters=False)")
+    own = seen.first_place("collective")
+    if own is not None:
+        return at(own, "a collective in every step: do it every 50, or after the epoch")
+    if seen.accumulation > 1:
+        return at(seen.first_place("step"), "all backwards but the last in model.no_sync()")
+    return larger_batch(seen, ", or an optimizer step after several batches")
+
+
+def host_syncs(seen: Seen) -> str:
+    """Values that the host reads in every step."""
+    text = ".item() in every step makes the host wait: read it every 50 steps"
+    return at(seen.first_place("host_sync"), text)
+
+
+def process_each(seen: Seen, devices: int) -> str:
+    """A process a device in place of one for all."""
+    start = f"started by nfold run --devices {devices}"
+    if seen.parallel == "dp":
+        place = seen.first_place("wrapper")
+        return at(place, f"DistributedDataParallel in place of DataParallel, {start}")
+    place = seen.first_place("model") or seen.first_place("step")
+    return at(place, f"DistributedDataParallel(model), a DistributedSampler, {start}")
+
+
+def divide(seen: Seen) -> str:
+    """Samples of its own for every rank."""
+    text = "DataLoader(..., sampler=DistributedSampler(dataset)), and set_epoch in every epoch"
+    return at(loader(seen).place, text)
+
+
+def threads(count: int) -> str:
+    """Fewer threads a rank."""
+    return f"OMP_NUM_THREADS={count} where it is started"

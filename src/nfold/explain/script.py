@@ -1,0 +1,90 @@
+"""A script nobody changed: a first short run tells how it uses devices, and so what its plan is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nfold.errors import RunFailure, UsageError
+from nfold.explain.experiment import PILOT_STEPS, Experiment
+from nfold.explain.ladder import Ladder, Rung, Scaling
+from nfold.machine import Machine
+from nfold.measurement import Measurement
+from nfold.plan import WARMUP_STEPS, Plan
+from nfold.seen import Seen
+
+AHEAD = 4
+"""Times that warm-up lets all batches pass that loader workers make before the first step."""
+
+Read = Callable[[Measurement], tuple[Seen, ...]]
+"""What every rank saw in a measurement; empty where that is no longer there."""
+
+
+def first_look(
+    experiment: Experiment, place: Plan, scaling: Scaling | None, machine: Machine, read: Read
+) -> Ladder:
+    """The ladder of a script on the devices of ``place``, as it uses them by itself.
+
+    It is started as torchrun starts it, a process a device. Where it does not make a process
+    group, or fails, it is run again as one process that sees all devices. Raises RunFailure with
+    the script's own error where neither trains.
+    """
+    ranks = Rung(plan=place.edit(strategy="ddp", steps=PILOT_STEPS, warmup_steps=WARMUP_STEPS))
+    first, seen = _look(experiment, ranks, read)
+    if first.status == "ok" and any(one.process_group for one in seen):
+        return _ladder(ranks.plan, scaling or "weak", seen[0], machine)
+    single = Rung(plan=ranks.plan.edit(strategy="dp"))
+    second, seen = _look(experiment, single, read)
+    failed = next((m for m in (first, second) if m.status != "ok"), None)
+    if second.status != "ok" and failed is not None:
+        raise RunFailure(_why(experiment.target.name, failed))
+    return _ladder(single.plan, scaling or "strong", seen[0], machine)
+
+
+def _look(experiment: Experiment, rung: Rung, read: Read) -> tuple[Measurement, tuple[Seen, ...]]:
+    """The run, and what was seen in it; one whose folder is gone is run anew."""
+    found = experiment.attempt(rung)
+    seen = read(found)
+    if found.status == "ok" and not seen:
+        found = experiment.attempt(rung, anew=True)
+        seen = read(found)
+    return found, seen
+
+
+def _why(name: str, failed: Measurement) -> str:
+    cause = failed.cause.text if failed.cause else "it ended without a word"
+    logs = f"; what it printed: {failed.folder}/rank-0.log" if failed.folder else ""
+    return f"{failed.status}: {cause}{logs}; nothing can be explained of {name}"
+
+
+def _ladder(plan: Plan, scaling: Scaling, seen: Seen, machine: Machine) -> Ladder:
+    """The plan as the script itself has it: what equals its own is never imposed on it."""
+    batch = seen.batch or round(seen.samples_per_step * seen.world_size)
+    if (scaling == "strong") == (seen.world_size > 1):
+        batch = _other_scaling(batch, scaling, seen, plan.devices or 1)
+    loader = seen.loader
+    workers = loader.workers if loader else 0
+    ahead = AHEAD * workers * ((loader.prefetch_factor or 2) if loader else 0)
+    made = plan.edit(
+        batch=max(1, batch),
+        accumulate=seen.accumulation,
+        workers=workers,
+        input="loader",
+        precision=seen.precision,
+        layout="channels_last" if seen.channels_last else "channels_first",
+        step="eager",
+        batch_norm="synchronised" if seen.synchronised_batch_norms else "device",
+        warmup_steps=WARMUP_STEPS + -(-ahead // seen.accumulation),
+    )
+    memory = machine.gpus[0].memory_bytes if plan.device == "cuda" and machine.gpus else None
+    return Ladder(plan=made, scaling=scaling, seen=seen, memory_bytes=memory)
+
+
+def _other_scaling(batch: int, scaling: Scaling, seen: Seen, devices: int) -> int:
+    """The global batch where the script's own, of one rank or of all, is taken the other way."""
+    if seen.loader is None or seen.loader.batch is None:
+        other = "weak" if scaling == "strong" else "strong"
+        raise UsageError(
+            f"--scaling {scaling}: no DataLoader was seen whose batch could be changed; next: "
+            f"--scaling {other}"
+        )
+    return batch // devices if scaling == "strong" else batch * devices

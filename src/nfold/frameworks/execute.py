@@ -1,0 +1,47 @@
+"""Running somebody's Python code in this process as ``python`` itself would."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import types
+import zipfile
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+
+def run_script(script: str, arguments: list[str]) -> None:
+    """Run a file, or a folder or archive with a ``__main__.py``, as ``python script`` does.
+
+    Not with runpy for a plain file: it would take the module away from ``__main__`` at its end,
+    where exit handlers and other threads still need it, and give it a relative ``__file__``.
+    """
+    sys.argv = [script, *arguments]
+    path = os.path.join(os.getcwd(), script)
+    if os.path.isdir(path) or zipfile.is_zipfile(path) or path.endswith(".pyc"):
+        runpy.run_path(path, run_name="__main__")
+        return
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = path
+    main_module.__loader__ = SourceFileLoader("__main__", path)
+    main_module.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main_module
+    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    exec(code, main_module.__dict__)  # noqa: S102  # the user's own script is what is to run
+
+
+def run_module(module: str, arguments: list[str]) -> None:
+    """Run a module as ``python -m module`` does."""
+    sys.argv = [module, *arguments]
+    sys.path.insert(0, os.getcwd())
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def run_program(program: str, arguments: list[str]) -> None:
+    """Become another program; its lifeline stays tied."""
+    os.execvp(program, [program, *arguments])  # noqa: S606  # no shell is wanted
+
+
+KINDS = {"script": run_script, "module": run_module, "program": run_program}

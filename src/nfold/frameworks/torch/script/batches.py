@@ -1,0 +1,82 @@
+"""Batches of any form that a script's DataLoader gives: their tensors, samples and hash."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+Change = Callable[[Tensor], Tensor]
+HASHED = 256
+"""Numbers of a sample, evenly spaced: enough to tell samples apart."""
+
+
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """Its tensors, in order, inside sequences, mappings and plain objects."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_of(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from tensors_of(value)
+
+
+def count_of(batch: Any) -> int:
+    """Samples: the leading dimension of the first tensor that has one; of graphs, their number."""
+    graphs = getattr(batch, "num_graphs", None)
+    if isinstance(graphs, int):
+        return graphs
+    return next((len(tensor) for tensor in tensors_of(batch) if tensor.dim()), 0)
+
+
+def with_tensors(batch: Any, change: Change) -> Any:
+    """The same batch in containers of its own, with every tensor changed."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(with_tensors(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(with_tensors(value, change) for value in batch)
+    if isinstance(batch, Mapping):
+        own = copy.copy(batch)
+        for name, value in batch.items():
+            own[name] = with_tensors(value, change)  # type: ignore[index]  # mappings here are dicts
+        return own
+    return batch
+
+
+def hash_of(batch: Any, indices: Sequence[object] | None) -> int:
+    """A sum over samples of a hash of each: its index, where known, and its labels.
+
+    Labels are the whole numbers of a batch: two ranks may augment the same sample differently.
+    Where there are none, or all are equal, every tensor counts.
+    """
+    samples = [t.detach() for t in tensors_of(batch) if t.dim() and len(t) == count_of(batch)]
+    labels = [t for t in samples if not t.is_floating_point() and t.dim() == 1 and _varies(t)]
+    rows = [_rows(tensor) for tensor in labels or samples]
+    total = 0
+    for row in range(count_of(batch)):
+        digest = hashlib.blake2b(digest_size=8)
+        if indices is not None and row < len(indices):
+            digest.update(repr(indices[row]).encode())
+        for content in rows:
+            digest.update(content[row])
+        total += int.from_bytes(digest.digest(), "big")
+    return total
+
+
+def _varies(tensor: Tensor) -> bool:
+    return len(tensor) > 1 and bool((tensor != tensor[0]).any())
+
+
+def _rows(tensor: Tensor) -> list[bytes]:
+    """Some bytes of every sample."""
+    flat = tensor.reshape(len(tensor), -1)
+    some = flat[:, :: max(1, flat.shape[1] // HASHED)].cpu()
+    numbers = some.float() if some.is_floating_point() else some
+    return [row.tobytes() for row in numbers.contiguous().numpy()]

@@ -1,0 +1,39 @@
+"""A clock for devices that are known only when a script has made its first step."""
+
+from __future__ import annotations
+
+from nfold.frameworks.recording import Clock, HostClock
+from nfold.frameworks.torch.clock import clock
+from nfold.frameworks.torch.devices import Devices
+
+
+class LateClock:
+    """The host's clock until ``know``; from the next window on, the devices' own."""
+
+    def __init__(self) -> None:
+        self._now: Clock = HostClock()
+        self._next: Clock = self._now
+        self._devices: Devices | None = None
+        self.ends_with_step = False
+        """Whether the window that is open ends with its last step, and not now."""
+
+    def know(self, devices: Devices) -> None:
+        """These are the devices; the window that is open is fenced by them at its end."""
+        self._devices = devices
+        self._next = clock(devices)
+
+    def start(self) -> float:
+        """As the clock in use."""
+        self._now, self.ends_with_step = self._next, False
+        return self._now.start()
+
+    def mark(self) -> None:
+        """As the clock in use."""
+        self._now.mark()
+
+    def stop(self) -> tuple[float, list[float]]:
+        """As the clock in use, with everything done that was queued."""
+        if self._devices is not None:
+            self._devices.synchronize()
+        seconds, call_ms = self._now.stop()
+        return (sum(call_ms) / 1e3 if self.ends_with_step else seconds), call_ms

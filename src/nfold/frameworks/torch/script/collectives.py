@@ -1,0 +1,99 @@
+"""A script's own collectives: counted, and left out where an experiment leaves out the exchange."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as module
+
+from nfold.ablation import Ablation
+from nfold.frameworks.torch.ablate_exchange import Done
+from nfold.frameworks.torch.script.patches import Make, Patches
+from nfold.frameworks.torch.script.stand_ins import STAND_INS
+from nfold.frameworks.torch.script.tally import Tally
+
+ONLY_COUNTED = ("broadcast_object_list", "scatter_object_list", "send", "recv", "isend", "irecv")
+"""Left as they are: what they bring is not known to the rank that gets it."""
+
+
+class Collectives:
+    """Stands in for the collectives of ``torch.distributed``.
+
+    ``left_out`` counts from ``begin`` on: before the first step scripts agree on what they do.
+    """
+
+    def __init__(self, left_out: Ablation, tally: Tally) -> None:
+        self._exchange = left_out.exchange
+        self._tally = tally
+        self._inside = False
+        self._on = False
+
+    def install(self, patches: Patches, warm_up: Patches) -> None:
+        """In the package and in the module that it takes them from."""
+        where = warm_up if self._exchange == "real" else patches
+        for name in (*STAND_INS, *ONLY_COUNTED):
+            stand_in = self._standing_in(getattr(module, name), name)
+            for owner in (dist, module):
+                where.put(owner, name, _given(stand_in))
+
+    def begin(self) -> None:
+        """The first step is made: nothing is exchanged any more, where that was asked for."""
+        self._on = self._exchange != "real"
+
+    def _standing_in(self, usual: Any, name: str) -> Any:
+        signature = inspect.signature(usual)
+
+        @functools.wraps(usual)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return usual(*args, **kwargs)
+            self._tally.note("collective", name, bytes_of(name, args, kwargs))
+            if self._on and name in STAND_INS:
+                return self._instead(name, signature.bind(*args, **kwargs))
+            self._inside = True
+            try:
+                return usual(*args, **kwargs)
+            finally:
+                self._inside = False
+
+        return collective
+
+    def _instead(self, name: str, given: inspect.BoundArguments) -> Any:
+        """This rank's part alone; under ``barrier`` with one element exchanged beside it."""
+        given.apply_defaults()
+        asynchronous = bool(given.arguments.get("async_op"))
+        work: Any = Done()
+        if self._exchange == "barrier":
+            work = one_element(given, asynchronous)
+        STAND_INS[name](*given.arguments.values())
+        return work if asynchronous else None
+
+
+def _given(stand_in: Any) -> Make:
+    """Whatever stands there, this does from now on."""
+    return lambda _usual: stand_in
+
+
+ALL_REDUCE = dist.all_reduce
+
+
+def one_element(given: inspect.BoundArguments, asynchronous: bool) -> Any:
+    """An all-reduce of one element in the same group, on the same device."""
+    group = given.arguments.get("group")
+    tensors = [value for value in given.arguments.values() if isinstance(value, Tensor)]
+    if tensors:
+        device = tensors[0].device
+    else:
+        device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    return ALL_REDUCE(torch.zeros(1, device=device), group=group, async_op=asynchronous)
+
+
+def bytes_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """What one rank gives: of tensors that gather the smaller one, else the larger."""
+    sizes = [value.nbytes for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    return (min if "gather" in name else max)(sizes, default=0)

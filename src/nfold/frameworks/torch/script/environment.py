@@ -1,0 +1,121 @@
+"""What a rank of a script finds in its environment: its world, its devices. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+from nfold.frameworks.base import Task
+from nfold.frameworks.cores import claimed_cores
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+THREADS = "OMP_NUM_THREADS"
+WORLD = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+)
+"""What torchrun sets in every rank."""
+LOOPBACK = "127.0.0.1"
+
+
+@contextmanager
+def entered(task: Task) -> Iterator[None]:
+    """The environment of this rank's script, and its cores where its devices are CPUs.
+
+    The threads that the environment asks for already stay what they are.
+    """
+    os.environ |= environment(task, os.environ.get(VISIBLE))
+    if _one_process(task):
+        _forget(WORLD)
+    elif alone(task):
+        _forget(WORLD)
+        os.environ |= own_world(_free_port())
+    threads = task.left_out.threads
+    asked = os.environ.get(THREADS) if threads is None else str(threads)
+    devices = (task.plan.devices or 1) if _one_process(task) else 1
+    pinned = task.left_out.pinned
+    with claimed_cores(task.plan, device_index(task), devices) if pinned else nullcontext():
+        if asked is not None and devices == 1:
+            os.environ[THREADS] = asked
+        yield
+
+
+def alone(task: Task) -> bool:
+    """Whether this rank is the only one of its world."""
+    return task.world_size == 1 or task.left_out.independent
+
+
+def device_index(task: Task) -> int:
+    """Which of the plan's devices this rank drives."""
+    left_out = task.left_out
+    return left_out.devices[task.rank] if left_out.devices else task.local_rank + left_out.device
+
+
+def environment(task: Task, visible: str | None) -> dict[str, str]:
+    """Which GPUs the script sees, given those that this process sees; nothing on CPU devices.
+
+    Exactly those of the plan: a script may use all that it sees. Rank k drives the k-th of them.
+    """
+    if task.plan.device != "cuda":
+        return {}
+    count = task.plan.devices or 1
+    if _one_process(task):
+        return {VISIBLE: _named(range(count), visible)}
+    if alone(task):
+        return {VISIBLE: _named([device_index(task)], visible)}
+    return {VISIBLE: _named(task.left_out.devices or range(count), visible)}
+
+
+def own_world(port: int) -> dict[str, str]:
+    """What torchrun would set for the only rank of a job."""
+    zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
+    ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    return {
+        **dict.fromkeys(zeros, "0"),
+        **dict.fromkeys(ones, "1"),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "nfold",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+
+
+def _one_process(task: Task) -> bool:
+    """Whether one process drives all devices, as ``python script`` would start it."""
+    return task.plan.strategy == "dp"
+
+
+def _forget(names: Sequence[str]) -> None:
+    for name in names:
+        os.environ.pop(name, None)
+
+
+def _named(indices: Sequence[int], visible: str | None) -> str:
+    """GPUs by index among the visible ones, in CUDA's own form."""
+    names = visible.split(",") if visible else None
+    return ",".join(names[index] if names else str(index) for index in indices)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        port: int = listener.getsockname()[1]
+        return port

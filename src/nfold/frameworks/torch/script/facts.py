@@ -1,0 +1,164 @@
+"""From what was watched in a script's warm-up to its facts, ``Seen``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DistributedSampler
+
+from nfold.frameworks.torch.script import tensors
+from nfold.frameworks.torch.script.forward import HALVES
+from nfold.frameworks.torch.script.overrides import batch_of, samplers_of
+from nfold.frameworks.torch.script.stand_ins import STAND_INS
+from nfold.frameworks.torch.script.streams import length_of
+from nfold.frameworks.torch.script.tally import Tally
+from nfold.frameworks.torch.script.wrappers import (
+    Wrappers,
+    broadcasts_buffers,
+    bucket_bytes,
+    buffers_of,
+    dp_devices,
+)
+from nfold.seen import Collective, Copies, Loader, Parallel
+
+SHARDED = ("DTensor", "FlatParameter")
+
+
+def parallel_kind(wrappers: Wrappers, parameters: Sequence[Tensor], tally: Tally) -> Parallel:
+    """How the script uses several devices."""
+    if any(type(p).__name__ in SHARDED or hasattr(p, "_is_flat_param") for p in parameters):
+        return "fsdp"
+    if wrappers.ddp:
+        return "ddp"
+    if wrappers.dp:
+        return "dp"
+    return "other" if any(tally.counts[name] for name in STAND_INS) else "none"
+
+
+def group_facts() -> dict[str, Any]:
+    """The process group that the script has joined."""
+    joined = dist.is_available() and dist.is_initialized()
+    return {
+        "process_group": joined,
+        "backend": dist.get_backend() if joined else None,
+        "world_size": dist.get_world_size() if joined else 1,
+    }
+
+
+def wrapper_facts(wrappers: Wrappers) -> dict[str, Any]:
+    """Of the first DDP, and the devices of the first DataParallel."""
+    found: dict[str, Any] = {"dp_devices": dp_devices(wrappers.dp[0]) if wrappers.dp else 0}
+    for wrapped in wrappers.ddp[:1]:
+        buffers = buffers_of(wrapped)
+        found |= {
+            "find_unused_parameters": bool(wrapped.find_unused_parameters),
+            "broadcast_buffers": broadcasts_buffers(wrapped) and bool(buffers),
+            "buffers": len(buffers),
+            "buffer_bytes": sum(buffer.nbytes for buffer in buffers),
+            "bucket_bytes": bucket_bytes(wrapped),
+        }
+    return found
+
+
+def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
+    """Of the parameters that are trained, and of the normalisations in the model."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    return {
+        "parameter_count": sum(parameter.numel() for parameter in parameters),
+        "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
+        "batch_norms": sum(isinstance(module, _BatchNorm) for module in modules),
+        "synchronised_batch_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
+    }
+
+
+def step_facts(tally: Tally, steps: int) -> dict[str, Any]:
+    """What happened in a step, over the steps that were counted."""
+    steps = max(1, steps)
+    counts, sizes = tally.counts, tally.bytes
+    copies = counts[tensors.COPY] + counts[tensors.PINNED]
+    names = sorted(set(counts) - {tensors.COPY, tensors.PINNED, tensors.SYNC})
+    return {
+        "copies": Copies(
+            per_step=copies / steps,
+            bytes_per_step=(sizes[tensors.COPY] + sizes[tensors.PINNED]) / steps,
+            pinned_per_step=counts[tensors.PINNED] / steps,
+        ),
+        "host_syncs": counts[tensors.SYNC] / steps,
+        "collectives": tuple(
+            Collective(name=n, per_step=counts[n] / steps, bytes_per_step=sizes[n] / steps)
+            for n in names
+        ),
+        "places": dict(tally.places(steps)),
+    }
+
+
+def loader_facts(loader: Any, place: str | None) -> Loader | None:
+    """Of the DataLoader that feeds the training."""
+    if loader is None:
+        return None
+    batch, batches = batch_of(loader), length_of(loader)
+    samples = None
+    with suppress(TypeError, NotImplementedError):
+        samples = len(loader.dataset)
+    return Loader(
+        batch=batch,
+        batches=batches,
+        samples=samples,
+        sampler=_sampler_name(loader),
+        divides=_divides(loader, batch, batches),
+        workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
+        pin_memory=bool(loader.pin_memory),
+        persistent_workers=bool(loader.persistent_workers),
+        place=place,
+    )
+
+
+def precision_of(parameters: Sequence[Tensor], autocast: str | None) -> str:
+    """What the forward computes in, by a plan's names."""
+    if autocast is not None:
+        return autocast
+    half = next((HALVES[p.dtype] for p in parameters if p.dtype in HALVES), None)
+    on_gpu = any(parameter.is_cuda for parameter in parameters)
+    return half or ("tf32" if on_gpu and _tf32() else "fp32")
+
+
+def _tf32() -> bool:
+    # PyTorch refuses to answer where a script mixes its two ways to ask for TF32.
+    with suppress(RuntimeError):
+        return torch.get_float32_matmul_precision() != "highest"
+    return True
+
+
+def _sampler_name(loader: Any) -> str:
+    outer = loader.batch_sampler
+    usual = outer is None or type(outer).__name__ == "BatchSampler"
+    return type(loader.sampler if usual else outer).__name__
+
+
+def _divides(loader: Any, batch: int | None, batches: int | None) -> bool | None:
+    """Whether the ranks' parts of the data set differ: by its sampler, else by its length."""
+    world = group_facts()["world_size"]
+    if world == 1:
+        return None
+    for sampler in (loader.sampler, *samplers_of(loader)):
+        replicas = getattr(sampler, "num_replicas", None) or getattr(sampler, "num_processes", 0)
+        if replicas or isinstance(sampler, DistributedSampler):
+            return bool(replicas and replicas > 1)
+    whole = _root(loader.dataset)
+    if batch is None or batches is None or not hasattr(whole, "__len__"):
+        return None
+    return bool(batches * batch <= len(whole) / world + batch)
+
+
+def _root(dataset: Any) -> Any:
+    """The data set that a Subset is a part of."""
+    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    return dataset

@@ -1,0 +1,81 @@
+"""A script's first forwards: their model, what they compute in, and samples without a loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from nfold.frameworks.torch.script.batches import tensors_of
+
+HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class Forward:
+    """Looks at calls of modules that train; ``stop`` leaves no hook behind."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.autocast: str | None = None
+        self.channels_last = False
+        self.samples = 0
+        self._depth = 0
+        self._handles: list[Any] = []
+
+    def start(self) -> None:
+        """Look at every call of a module from now on."""
+        self._handles = [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, always_call=True),
+        ]
+
+    def stop(self) -> None:
+        """Look at no more calls."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def taken(self) -> int:
+        """Samples that went through the model since the last call."""
+        samples, self.samples = self.samples, 0
+        return samples
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._depth += 1
+        if not module.training or not torch.is_grad_enabled():
+            return
+        self._note_type(args)
+        if self._depth == 1 and _trains(module):
+            self.model = module
+            self.samples += next((len(t) for t in tensors_of(args) if t.dim()), 0)
+
+    def _after(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._depth = max(0, self._depth - 1)
+
+    def _note_type(self, args: Any) -> None:
+        first = next(tensors_of(args), None)
+        if first is None:
+            return
+        kind = first.device.type
+        if torch.is_autocast_enabled(kind):
+            self.autocast = HALVES.get(torch.get_autocast_dtype(kind))
+        self.channels_last = self.channels_last or _is_channels_last(first)
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Of images [n, c, h, w] whose two layouts differ."""
+    if tensor.dim() != 4 or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=torch.channels_last)

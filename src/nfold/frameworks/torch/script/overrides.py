@@ -1,0 +1,92 @@
+"""What a plan imposes on a script's DataLoader: batch, workers, and another rank's share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DistributedSampler
+
+from nfold.errors import Unsupported
+from nfold.frameworks.base import Task
+
+PREFETCH = 2
+"""Batches that a worker prepares ahead; PyTorch's own default."""
+
+
+class Overrides:
+    """Changes a DataLoader that feeds the training, right before it is iterated.
+
+    What the plan does not say, or what the script does by itself, is left alone.
+    """
+
+    def __init__(self, task: Task) -> None:
+        plan, shares = task.plan, task.left_out.shares
+        parts = task.world_size * plan.accumulate
+        self._batch = None if plan.batch is None else -(-plan.batch // parts)
+        self._workers = plan.workers
+        self._share = shares[task.rank] if shares else None
+
+    def __call__(self, loader: Any) -> None:
+        """Raises Unsupported where the loader cannot be changed so."""
+        if self._workers is not None and self._workers != loader.num_workers:
+            set_workers(loader, self._workers)
+        if self._batch is not None and self._batch != batch_of(loader):
+            set_batch(loader, self._batch)
+        if self._share is not None:
+            set_share(loader, self._share)
+
+
+def batch_of(loader: Any) -> int | None:
+    """Samples of a batch on this rank, None where the data set or a sampler decides."""
+    found = next((s.batch_size for s in samplers_of(loader) if _sized(s)), loader.batch_size)
+    return found if isinstance(found, int) else None
+
+
+def samplers_of(loader: Any) -> Iterator[Any]:
+    """Its batch sampler, and what that wraps, the outermost first."""
+    sampler = loader.batch_sampler
+    while sampler is not None:
+        yield sampler
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+
+
+def set_workers(loader: Any, workers: int) -> None:
+    """From its next pass on."""
+    loader.num_workers = workers
+    loader.prefetch_factor = (loader.prefetch_factor or PREFETCH) if workers else None
+    loader.timeout = loader.timeout if workers else 0
+
+
+def set_batch(loader: Any, batch: int) -> None:
+    """Through its batch sampler, which Accelerate's wraps; its own attribute only tells."""
+    sized = [sampler for sampler in samplers_of(loader) if _sized(sampler)]
+    if not sized or any(getattr(sampler, "split_batches", False) for sampler in sized):
+        kind = type(loader.batch_sampler).__name__
+        raise Unsupported(
+            f"a batch of {batch} a rank: the script's DataLoader gets its batches from {kind}; "
+            "allowed is another batch_size where PyTorch's own BatchSampler makes the batches"
+        )
+    for sampler in sized:
+        sampler.batch_size = batch
+    vars(loader)["batch_size"] = batch
+
+
+def set_share(loader: Any, rank: int) -> None:
+    """Have it give another rank's samples."""
+    for sampler in (loader.sampler, *samplers_of(loader)):
+        if isinstance(sampler, DistributedSampler):
+            sampler.rank = rank
+            return
+        if hasattr(sampler, "process_index"):
+            sampler.process_index = rank
+            return
+    kind = type(loader.sampler).__name__
+    raise Unsupported(
+        f"the samples of rank {rank} on another rank: the script divides them by {kind}; allowed "
+        "is a DistributedSampler"
+    )
+
+
+def _sized(sampler: Any) -> bool:
+    return isinstance(getattr(sampler, "batch_size", None), int)

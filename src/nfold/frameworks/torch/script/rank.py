@@ -1,0 +1,98 @@
+"""One rank of a script: its environment, the script itself, and what was measured. No torch here.
+
+Torch is watched from the moment the script imports it: what the script puts into the
+environment before that counts, as it would by itself.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from nfold.errors import NfoldError, RunFailure
+from nfold.frameworks import execute
+from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.torch.script.environment import alone, entered
+from nfold.frameworks.torch.script.imports import after_import
+from nfold.frameworks.torch.script.trainers import adapted
+from nfold.measurement import RankSamples
+
+if TYPE_CHECKING:
+    from nfold.frameworks.torch.script.watch import Watch
+
+FEWEST_STEPS = 5
+"""Timed steps; from fewer nobody can tell anything."""
+
+
+def run_rank(task: Task, observer: Observer) -> RankSamples:
+    """Run the script until its steps are made; that ends the process.
+
+    A script that ends before is measured as far as it came. Raises RunFailure where that is
+    too short, where it ends with a code, and what it raises itself.
+    """
+    watches: list[Watch] = []
+
+    def watch(_torch: ModuleType) -> None:
+        from nfold.frameworks.torch.script.watch import Watch
+
+        watches.append(Watch(task, observer))
+        watches[0].install()
+
+    with entered(task):
+        world = 1 if alone(task) else task.world_size
+        after_import({"torch": watch, **adapted(world)})
+        _run(task, watches)
+    return _ended(task, watches)
+
+
+def _run(task: Task, watches: list[Watch]) -> None:
+    """The script, to its own end."""
+    script, *arguments = task.workload.script
+    try:
+        execute.run_script(script, arguments)
+    except SystemExit as ended:
+        if ended.code not in (None, 0) and not (watches and watches[0].left):
+            raise RunFailure(
+                f"{task.workload.name} ended by itself with {ended.code!r}; next: run it by hand: "
+                f"python {task.workload}"
+            ) from ended
+    except NfoldError:
+        raise
+    except Exception as error:
+        told = _meaning(error) if watches else None
+        if told is None:
+            raise
+        raise told.with_traceback(error.__traceback__) from error
+
+
+def _meaning(error: Exception) -> RunFailure | None:
+    """What the error means to nfold, where it is more than itself."""
+    from nfold.frameworks.torch.devices import devices_in_use
+    from nfold.frameworks.torch.translate import told
+
+    return told(error, devices_in_use().peak_memory_bytes)
+
+
+def _ended(task: Task, watches: list[Watch]) -> RankSamples:
+    """What was measured of a script that has ended by itself."""
+    name = task.workload.name
+    if not watches:
+        raise RunFailure(f"{name} ended and never imported torch: there is nothing to measure")
+    watch = watches[0]
+    if watch.timed_steps < FEWEST_STEPS:
+        raise RunFailure(too_few(name, watch.steps, watch.warmup_steps, watch.children))
+    return watch.samples()
+
+
+def too_few(name: str, steps: int, warmup_steps: int, children: int) -> str:
+    """Why so few steps are nothing to measure, and what to do."""
+    if not steps:
+        own = f"; it started {children} processes of its own" * bool(children)
+        return (
+            f"{name} ended without a step of a torch optimizer{own}; next: name a script that "
+            "trains in the process that it is started in, as torchrun does it"
+        )
+    return (
+        f"{name} ended after {steps} optimizer steps; needed are {FEWEST_STEPS} after a warm-up "
+        f"of {warmup_steps}; next: have it train for longer, or give fewer --warmup-steps"
+    )

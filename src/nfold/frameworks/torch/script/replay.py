@@ -1,0 +1,77 @@
+"""The first batches of a script's DataLoader, again and again, from the host or the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nfold.frameworks.torch.ablate import SOME, WHOLE_EPOCH
+from nfold.frameworks.torch.script.batches import tensors_of, with_tensors
+
+MOST_BYTES = 2 * 2**30
+"""Of the batches that one rank keeps."""
+
+
+class Replay:
+    """Batches that are kept, on ``device`` or where they are, and given in turn.
+
+    Each is given in containers of its own: a script may take things out of a dictionary. Where
+    it changes a tensor in place, it is given copies from then on.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        self._batches: list[Any] = []
+        self._versions: list[int] = []
+        self._copies = False
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def data_bytes(self) -> int:
+        """Of the batches, where they stay on the device."""
+        return 0 if self._device is None else sum(map(_bytes, self._batches))
+
+    def collect(self, first: Any, rest: Iterator[Any], length: int | None) -> None:
+        """Keep the batch that was given first, and what comes after it."""
+        wanted = length if length is not None and length <= WHOLE_EPOCH else SOME
+        kept = 0
+        for batch in islice(chain([first], rest), wanted):
+            self._batches.append(with_tensors(batch, self._own))
+            kept += _bytes(batch)
+            if kept > MOST_BYTES:
+                break
+        self._versions = [_version(batch) for batch in self._batches]
+
+    def next(self) -> Any:
+        """The next batch in turn."""
+        place = self._next % len(self._batches)
+        self._next += 1
+        batch = self._batches[place]
+        if self._copies:
+            return with_tensors(batch, torch.clone)
+        if _version(batch) != self._versions[place]:
+            self._copies = True
+        return with_tensors(batch, lambda tensor: tensor)
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """On the device, or in memory that is not shared with a worker: of that there is little."""
+        if self._device is not None:
+            return tensor.to(self._device)
+        shared = tensor.device.type == "cpu" and tensor.is_shared()  # type: ignore[no-untyped-call]
+        return tensor.clone() if shared else tensor
+
+
+def _bytes(batch: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors_of(batch))
+
+
+def _version(batch: Any) -> int:
+    """Grows with every change in place."""
+    return sum(tensor._version for tensor in tensors_of(batch))

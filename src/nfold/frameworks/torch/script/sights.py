@@ -1,0 +1,172 @@
+"""All that looks at a script's warm-up or changes its parts, behind one seam; then the facts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import multiprocessing
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nfold.errors import Unsupported
+from nfold.frameworks.base import Task
+from nfold.frameworks.torch.devices import Devices
+from nfold.frameworks.torch.script import facts, tensors
+from nfold.frameworks.torch.script.boundary import Boundary
+from nfold.frameworks.torch.script.collectives import Collectives
+from nfold.frameworks.torch.script.forward import Forward
+from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.streams import Feed, Taken
+from nfold.frameworks.torch.script.tally import Tally
+from nfold.frameworks.torch.script.unwaited import Unwaited
+from nfold.frameworks.torch.script.wrappers import Wrappers
+from nfold.seen import Seen
+
+
+class Sights:
+    """What is seen of one rank: ``install``, ``begin`` after its first step, ``settle``."""
+
+    def __init__(self, task: Task, feed: Feed, boundary: Boundary) -> None:
+        self._task = task
+        self._feed = feed
+        self._boundary = boundary
+        self._tally = Tally()
+        self._forward = Forward()
+        self._wrappers = Wrappers(task.left_out, lambda: self._tally.place("wrapper"))
+        self._collectives = Collectives(task.left_out, self._tally)
+        self._unwaited = Unwaited()
+        self._batches: list[int] = []
+        self._counts: list[int] = []
+        self._wait_s = 0.0
+        self._seen = Seen(rank=task.rank)
+        self.parameters: Sequence[Tensor] = ()
+        self.replicated = True
+        self.skipped_steps = 0
+
+    def install(self, patches: Patches, warm_up: Patches) -> None:
+        """Put everything in its place."""
+        self._wrappers.install(patches)
+        self._collectives.install(patches, warm_up)
+        for name in ("to", "cuda"):
+            warm_up.put(nn.Module, name, self._moving)
+        tensors.install(warm_up, self._tally)
+        if not self._task.left_out.host_syncs:
+            self._unwaited.install(patches)
+        threads = self._task.left_out.threads
+        if threads is not None:
+            torch.set_num_threads(threads)
+            patches.put(torch, "set_num_threads", lambda _usual: lambda _asked: None)
+        self._forward.start()
+
+    def _moving(self, usual: Any) -> Any:
+        """A module on its way to a device: noted with its line."""
+
+        @functools.wraps(usual)
+        def move(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._tally.place("model")
+            return usual(module, *args, **kwargs)
+
+        return move
+
+    @property
+    def parameter_count(self) -> int:
+        """Numbers that are trained on this rank."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    def know(self, optimizer: Any) -> Devices:
+        """Take note of the first optimizer's parameters; the devices that they are used on."""
+        groups = optimizer.param_groups
+        self.parameters = [parameter for group in groups for parameter in group["params"]]
+        several = [wrapped.device_ids or () for wrapped in self._wrappers.dp]
+        indices = next((ids for ids in several if len(ids)), ())
+        if indices:
+            return Devices(tuple(torch.device("cuda", index) for index in indices))
+        first = next((parameter.device for parameter in self.parameters), torch.device("cpu"))
+        return Devices((first,))
+
+    def begin(self) -> None:
+        """The first step is made."""
+        kind = facts.parallel_kind(self._wrappers, self.parameters, self._tally)
+        self.replicated = kind != "fsdp"
+        if kind == "fsdp" and self._task.left_out.exchange != "real":
+            raise Unsupported(
+                "exchange: the parameters are sharded (FSDP), without an exchange no rank has "
+                "them; allowed are real and replayed input, and one device alone"
+            )
+        self._tally.on = True
+        self._collectives.begin()
+
+    def stepped(self, taken: Taken) -> None:
+        """Note a step: what it was fed, and in the warm-up, its line."""
+        self._wait_s += taken.wait_s
+        if self._feed.warming:
+            self._batches.append(taken.batches)
+            self._counts.append(self.samples_of(taken))
+            if self._tally.on:
+                self._tally.place("step")
+
+    def samples_of(self, taken: Taken) -> int:
+        """Samples of a step: the loader's; without one, those that came through the model."""
+        if taken.batches or self._feed.loader is not None:
+            return taken.samples
+        found = self._forward.taken()
+        return found if self._feed.warming else self._usual
+
+    @property
+    def _usual(self) -> int:
+        """Samples of a step of the warm-up."""
+        return round(median(self._counts)) if self._counts else 0
+
+    def settle(self, steps: int) -> None:
+        """The warm-up is over but for one step: nothing looks any more, the facts are known."""
+        counted = steps - 1
+        self._tally.on = False
+        self._forward.stop()
+        self._unwaited.begin()
+        self._wait_s = 0.0
+        self._seen = self._facts(counted)
+
+    def finished(self, timed_steps: int, peak_bytes: int) -> Seen:
+        """The facts, with what only the timed steps tell."""
+        first = self._feed.first_waits_s
+        later = first[1:] or first
+        return dataclasses.replace(
+            self._seen,
+            steps=timed_steps,
+            input_wait_ms=1e3 * self._wait_s / max(1, timed_steps),
+            epoch_wait_ms=1e3 * median(later) if later else 0.0,
+            skipped_steps=self.skipped_steps,
+            peak_memory_bytes=peak_bytes,
+            epochs_ended=self._feed.epochs_ended,
+            children=len(multiprocessing.active_children()),
+        )
+
+    def _facts(self, steps: int) -> Seen:
+        wrappers, forward = self._wrappers, self._forward
+        found = {
+            **facts.group_facts(),
+            **facts.wrapper_facts(wrappers),
+            **facts.model_facts(forward.model, self.parameters),
+            **facts.step_facts(self._tally, steps),
+        }
+        loader = facts.loader_facts(self._feed.loader, self._feed.place)
+        device = next((str(p.device) for p in self.parameters), "cpu")
+        return Seen(
+            rank=self._task.rank,
+            parallel=facts.parallel_kind(wrappers, self.parameters, self._tally),
+            device=device,
+            loader=loader,
+            samples_per_step=float(self._usual),
+            accumulation=max(1, round(median(self._batches))) if self._batches else 1,
+            optimizers=tuple(type(one).__name__ for one in self._boundary.optimizers),
+            boundary=self._boundary.chosen,
+            precision=facts.precision_of(self.parameters, forward.autocast),
+            autocast=forward.autocast,
+            channels_last=forward.channels_last,
+            threads=torch.get_num_threads(),
+            **found,
+        )

@@ -1,0 +1,234 @@
+"""What DataLoaders give to a training loop: counted, timed, and where asked for, replayed."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as module
+
+from nfold.frameworks.torch.script.batches import count_of, hash_of
+from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.replay import Replay
+from nfold.place import place_here
+
+INDICES = "_nfold_indices"
+"""Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
+
+
+@dataclass
+class Taken:
+    """What fed one step: samples of this rank, their hash, batches, and seconds of waiting."""
+
+    samples: int = 0
+    sample_hash: int = 0
+    batches: int = 0
+    wait_s: float = 0.0
+
+
+class Listener(Protocol):
+    """Who is told what happens between steps."""
+
+    def pass_begins(self, *, feeds: bool) -> None:
+        """A pass over a loader begins; ``feeds``: one that is known to feed the training."""
+
+    def pass_began(self) -> None:
+        """Its first batch is there."""
+
+    def pass_ended(self) -> None:
+        """It has no more batches."""
+
+    def aside(self) -> None:
+        """A batch was given that feeds no training, or not yet."""
+
+
+class Stream:
+    """One pass over a DataLoader. What it has not itself is its real iterator's."""
+
+    def __init__(self, loader: Any, source: Iterator[Any], feed: Feed) -> None:
+        self.loader = loader
+        self.source = source
+        self.first: Any = None
+        self.given = 0
+        self._feed = feed
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        try:
+            batch = self._feed.next_of(self)
+        except StopIteration:
+            self._feed.ended(self)
+            raise
+        self.given += 1
+        self._feed.gave(self, batch, time.perf_counter() - began)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def indices(self) -> Any:
+        """Those of the batch that was given last, None where the data set has none."""
+        drawn = getattr(self.source, INDICES, None)
+        return drawn.popleft() if drawn else None
+
+
+class Feed:
+    """All streams of a process, and which of them feed the training.
+
+    A DataLoader feeds the training if a step followed on one of its batches while the script
+    warmed up. ``prepare`` gets each before it is iterated; ``replay`` makes what gives the first
+    batches again, None: none does. ``listener`` is told of passes, and of batches that feed no
+    training.
+    """
+
+    def __init__(
+        self,
+        *,
+        prepare: Callable[[Any], None],
+        replay: Callable[[], Replay] | None,
+        listener: Listener,
+    ) -> None:
+        self._prepare = prepare
+        self._replay = replay
+        self._listener = listener
+        self._places: dict[int, str] = {}
+        self._replays: dict[int, Replay] = {}
+        self._training: dict[int, Any] = {}
+        self._last: Any = None
+        self._pending: dict[int, Taken] = {}
+        self.warming = True
+        self.epochs_ended = 0
+        self.first_waits_s: list[float] = []
+
+    def install(self, patches: Patches, warm_up: Patches) -> None:
+        """Stand between every DataLoader and its loop."""
+        feed = self
+
+        def iterate(usual: Any) -> Any:
+            return lambda loader: feed.iterate(loader, usual)
+
+        patches.put(DataLoader, "__iter__", iterate)
+        patches.put(DataLoader, "__init__", self._constructing)
+        warm_up.put(module._BaseDataLoaderIter, "_next_index", _keeping)
+
+    @property
+    def loader(self) -> Any:
+        """The DataLoader that feeds the training, None where there is none."""
+        return next(reversed(self._training.values()), None)
+
+    @property
+    def place(self) -> str | None:
+        """Where the user's code made that loader, or the first one over the same data set."""
+        return self._places.get(id(self.loader.dataset)) if self.loader is not None else None
+
+    def feeds(self, loader: Any) -> bool:
+        """Whether steps followed on the loader's batches."""
+        return id(loader) in self._training
+
+    @property
+    def replays(self) -> tuple[Replay, ...]:
+        """What gives first batches again."""
+        return tuple(self._replays.values())
+
+    def iterate(self, loader: Any, usual: Callable[[Any], Iterator[Any]]) -> Stream:
+        """A new pass over the loader."""
+        self._listener.pass_begins(feeds=self.feeds(loader))
+        if id(loader) in self._replays:
+            return Stream(loader, iter(()), self)
+        if torch.is_grad_enabled() and (not self._training or self.feeds(loader)):
+            self._prepare(loader)
+        return Stream(loader, usual(loader), self)
+
+    def next_of(self, stream: Stream) -> Any:
+        """The next batch of a pass: the real one, or a first one again."""
+        key = id(stream.loader)
+        if self._replay is None or key not in self._training:
+            return next(stream.source)
+        length = length_of(stream.loader)
+        if key not in self._replays:
+            made = self._replay()
+            made.collect(stream.first, stream.source, length)
+            self._replays[key] = made
+            # The real iterator goes, and its workers with it.
+            stream.source = iter(())
+        if length is not None and stream.given >= length:
+            raise StopIteration
+        return self._replays[key].next()
+
+    def gave(self, stream: Stream, batch: Any, wait_s: float) -> None:
+        """Note one batch."""
+        taken = self._pending.setdefault(id(stream.loader), Taken())
+        taken.samples += count_of(batch)
+        taken.batches += 1
+        taken.wait_s += wait_s
+        if self.warming:
+            taken.sample_hash += hash_of(batch, stream.indices())
+            self._last = stream.loader
+            stream.first = batch if stream.first is None else stream.first
+        if not self.feeds(stream.loader):
+            self._listener.aside()
+        elif stream.given == 1:
+            self.first_waits_s.append(wait_s)
+            self._listener.pass_began()
+
+    def ended(self, stream: Stream) -> None:
+        """Note the end of a pass."""
+        if self.feeds(stream.loader):
+            self.epochs_ended += 1
+            self._listener.pass_ended()
+
+    def taken(self) -> Taken:
+        """What fed the step that has just been made."""
+        if self.warming and self._last is not None:
+            self._training[id(self._last)] = self._last
+        fed = [taken for key, taken in self._pending.items() if key in self._training]
+        self._pending, self._last = {}, None
+        return Taken(
+            samples=sum(taken.samples for taken in fed),
+            sample_hash=sum(taken.sample_hash for taken in fed),
+            batches=sum(taken.batches for taken in fed),
+            wait_s=sum(taken.wait_s for taken in fed),
+        )
+
+    def _constructing(self, usual: Any) -> Any:
+        """Trainers make a loader of their own over the data set of the user's."""
+
+        @functools.wraps(usual)
+        def construct(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+            usual(loader, dataset, *args, **kwargs)
+            found = place_here()
+            if found is not None:
+                self._places.setdefault(id(dataset), found)
+
+        return construct
+
+
+def length_of(loader: Any) -> int | None:
+    """Batches of a pass, None where the data set does not know its length."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _keeping(usual: Any) -> Any:
+    """Drawing the indices of a batch, which are kept until it is given."""
+
+    def next_index(iterator: Any) -> Any:
+        drawn = usual(iterator)
+        vars(iterator).setdefault(INDICES, deque()).append(drawn)
+        return drawn
+
+    return next_index

@@ -1,0 +1,50 @@
+"""Copies to a device and waits for it, as a script asks for them through a tensor's methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.tally import Tally
+
+READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__")
+"""What brings a tensor's values to the host: it waits until the device has them."""
+COPY, PINNED, SYNC = "copy", "copy of pinned memory", "host_sync"
+
+
+def install(patches: Patches, tally: Tally) -> None:
+    """Count copies and reads of every tensor; only for the warm-up, because calls are frequent."""
+    for name in ("to", "cuda"):
+        patches.put(Tensor, name, lambda usual: _moving(usual, tally))
+    for name in READS:
+        patches.put(Tensor, name, lambda usual: _reading(usual, tally))
+
+
+def _moving(usual: Any, tally: Tally) -> Any:
+    def move(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        moved = usual(tensor, *args, **kwargs)
+        if tally.on:
+            note_copy(tally, tensor, moved)
+        return moved
+
+    return move
+
+
+def note_copy(tally: Tally, source: Tensor, target: Tensor) -> None:
+    """Note the way between host and device, where there was one."""
+    to_device, from_device = target.device.type != "cpu", source.device.type != "cpu"
+    if to_device and not from_device:
+        tally.note(COPY, PINNED if source.is_pinned() else COPY, source.nbytes)
+    elif from_device and not to_device:
+        tally.note(SYNC, SYNC)
+
+
+def _reading(usual: Any, tally: Tally) -> Any:
+    def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tally.on and tensor.device.type != "cpu":
+            tally.note(SYNC, SYNC)
+        return usual(tensor, *args, **kwargs)
+
+    return read

@@ -1,0 +1,225 @@
+"""One rank of a script, watched from outside: its steps, what feeds them, and their end."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.amp import GradScaler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from nfold.errors import Unsupported
+from nfold.frameworks.base import Observer, Phase, Task
+from nfold.frameworks.recording import Length, Recorder
+from nfold.frameworks.torch.devices import Devices
+from nfold.frameworks.torch.script.boundary import Boundary
+from nfold.frameworks.torch.script.clock import LateClock
+from nfold.frameworks.torch.script.overrides import Overrides
+from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.replay import Replay
+from nfold.frameworks.torch.script.sights import Sights
+from nfold.frameworks.torch.script.streams import Feed, Taken
+from nfold.frameworks.torch.weights import checksum_of
+from nfold.measurement import Epoch, RankSamples
+
+ENDLESS = 2**62
+"""Steps of a run whose length is in epochs."""
+EPOCH_WINDOW = 50
+"""Steps of a window in such a run."""
+
+
+class Watch:
+    """Counts the steps of one rank's script, times them, and ends the process after the last.
+
+    Time between two passes over the training data belongs to no window; in a run of whole
+    epochs it belongs to the epoch before it.
+    """
+
+    def __init__(self, task: Task, observer: Observer) -> None:
+        self._task = task
+        self._observer = observer
+        self._patches, self._warm_up = Patches(), Patches()
+        self._boundary = Boundary()
+        self._clock = LateClock()
+        length = length_of(task)
+        self._settles_at = max(1, length.warmup - 1)
+        self.warmup_steps = length.warmup
+        self._recorder = Recorder(task.rank, "", self._clock, observer, length, _no_losses)
+        left_out = task.left_out
+        self._feed = Feed(
+            prepare=Overrides(task),
+            replay=None if left_out.input == "real" else self._replay,
+            listener=self,
+        )
+        self._sights = Sights(task, self._feed, self._boundary)
+        self._stepped = False
+        self._epoch_began: float | None = None
+        self._epoch_ended = 0.0
+        self._epochs = 0
+        self.devices = Devices((torch.device("cpu"),))
+        self.left = False
+
+    @property
+    def steps(self) -> int:
+        """Steps so far, those of the warm-up too."""
+        return self._recorder.steps
+
+    @property
+    def timed_steps(self) -> int:
+        """Steps after the warm-up."""
+        return self.steps - self.warmup_steps
+
+    @property
+    def children(self) -> int:
+        """Processes that the script has started and that still run."""
+        return len(multiprocessing.active_children())
+
+    def install(self) -> None:
+        """Put everything in its place; the script has just imported torch."""
+        self._feed.install(self._patches, self._warm_up)
+        self._sights.install(self._patches, self._warm_up)
+        self._patches.put(GradScaler, "step", self._scaling)
+        register_optimizer_step_post_hook(lambda optimizer, *_: self.stepped(optimizer))
+        self._recorder.begin()
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped, or would have, had its gradients been finite."""
+        self._stepped = True
+        if not self._boundary.ends(optimizer):
+            return
+        taken = self._feed.taken()
+        if not self.steps:
+            self._know(optimizer)
+        self._sights.stepped(taken)
+        self._recorder.step(_Fed(taken, self._sights.samples_of(taken)), None)
+        if self.steps == 1:
+            self._sights.begin()
+        if self.steps == self._settles_at:
+            self._settle()
+        if self._recorder.done:
+            self._leave()
+
+    def pass_begins(self, *, feeds: bool) -> None:
+        """The first step is timed from the last pass that began before it."""
+        if not self.steps:
+            self._recorder.begin()
+        elif feeds and self._task.plan.epochs is not None:
+            self._end_epoch(time.monotonic())
+        if feeds or not self.steps:
+            self._epoch_began = time.monotonic()
+
+    def pass_began(self) -> None:
+        """What lay between two passes is in no window."""
+        self._clock.ends_with_step = True
+        self._recorder.apart()
+
+    def pass_ended(self) -> None:
+        """Where the script ends now, its last epoch did too."""
+        self._epoch_ended = time.monotonic()
+
+    def aside(self) -> None:
+        """The script lives, though it makes no steps now."""
+        phase = Phase.EVALUATING if self.steps else Phase.FIRST_STEP
+        self._observer.beat(phase, self.steps)
+
+    def samples(self) -> RankSamples:
+        """Everything measured; says what was seen, too. The script makes no more steps."""
+        if self._task.plan.epochs is not None and self._feed.epochs_ended > self._epochs:
+            self._end_epoch(self._epoch_ended)
+        self._recorder.end()
+        replays, left_out = self._feed.replays, self._task.left_out
+        if left_out.input != "real" and not replays:
+            raise Unsupported(
+                f"input {left_out.input}: no DataLoader fed the steps of "
+                f"{self._task.workload.name}, so there are no batches to give again"
+            )
+        peak = self.devices.peak_memory_bytes()
+        self._observer.see(self._sights.finished(self.timed_steps, peak))
+        found = self._recorder.samples(
+            peak_memory_bytes=peak,
+            reserved_memory_bytes=self.devices.reserved_memory_bytes(),
+            data_bytes=sum(replay.data_bytes for replay in replays),
+            parameter_count=self._sights.parameter_count,
+            parameter_checksum=self._checksum(),
+        )
+        return dataclasses.replace(found, rank=self._task.rank)
+
+    def _checksum(self) -> str | None:
+        """Of what all ranks must have alike: not of shards, nor where something is left out."""
+        alike = self._sights.replicated and not self._task.left_out
+        return checksum_of(self._sights.parameters) if alike else None
+
+    def _scaling(self, usual: Any) -> Any:
+        """GradScaler's step: one that was skipped is a step too, or ranks would part."""
+
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._stepped = False
+            returned = usual(scaler, optimizer, *args, **kwargs)
+            if not self._stepped:
+                self._sights.skipped_steps += 1
+                self.stepped(optimizer)
+            return returned
+
+        return step
+
+    def _know(self, optimizer: Any) -> None:
+        """What the first step shows: its parameters, and the devices that they are on."""
+        self.devices = self._sights.know(optimizer)
+        self._clock.know(self.devices)
+        self._recorder.device = self.devices.describe()
+
+    def _replay(self) -> Replay:
+        resident = self._task.left_out.input == "resident"
+        return Replay(self.devices.primary if resident else None)
+
+    def _settle(self) -> None:
+        """The warm-up's last step comes: facts are known, and ranks that are apart meet."""
+        self._boundary.settle()
+        self._feed.warming = False
+        self._sights.settle(self.steps)
+        self._warm_up.undo()
+        self._observer.see(self._sights.finished(0, self.devices.peak_memory_bytes()))
+        self._observer.await_others(self.steps)
+
+    def _end_epoch(self, now: float) -> None:
+        _, count = self._recorder.end()
+        world = self._task.world_size
+        seconds = now - (now if self._epoch_began is None else self._epoch_began)
+        self._recorder.epoch(Epoch(seconds=seconds, samples=count * world, train_loss=None))
+        self._epochs += 1
+        if self._epochs == self._task.plan.epochs:
+            self._leave()
+        self._recorder.begin()
+
+    def _leave(self) -> None:
+        self.left = True
+        self._observer.leave(self.samples())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fed:
+    """A step's samples, as the recorder notes them."""
+
+    taken: Taken
+    count: int
+
+    @property
+    def sample_hash(self) -> int:
+        return self.taken.sample_hash
+
+
+def length_of(task: Task) -> Length:
+    """How long the task's run is."""
+    plan, warmup = task.plan, task.plan.warmup_steps or 0
+    if plan.steps is None:
+        return Length(ENDLESS, max(1, warmup), EPOCH_WINDOW)
+    return Length.of(warmup + plan.steps, warmup)
+
+
+def _no_losses(_kept: Sequence[None]) -> Sequence[float]:
+    """A script's losses are its own."""
+    return ()

@@ -1,0 +1,125 @@
+"""What was seen of a script that nobody changed, from outside, while it trained. One per rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Parallel = Literal["none", "dp", "ddp", "fsdp", "other"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A line of the user's own code, ``train.py:42``, and how often a step comes there."""
+
+    where: str
+    per_step: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A kind of collective: how many a step, and the bytes of one rank in a step."""
+
+    name: str
+    per_step: float
+    bytes_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies:
+    """Copies from the host to a device in a step, and how many came from pinned memory."""
+
+    per_step: float = 0.0
+    bytes_per_step: float = 0.0
+    pinned_per_step: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """The DataLoader that feeds the training.
+
+    ``batch`` is what one rank gets at once, ``batches`` and ``samples`` the lengths of its epoch
+    and of the whole data set (None: not known). ``sampler`` is a class's name; ``divides`` says
+    whether ranks get different parts of the data set, None on one rank or where nobody knows.
+    ``place`` is where the user's code made it.
+    """
+
+    batch: int | None = None
+    batches: int | None = None
+    samples: int | None = None
+    sampler: str = ""
+    divides: bool | None = None
+    workers: int = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    place: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The facts of one rank of a script, from its warm-up.
+
+    ``parallel`` is how it uses several devices: a wrapper of PyTorch's, ``other`` for collectives
+    without one. ``dp_devices`` counts the devices under nn.DataParallel, 0 on CPU devices, where
+    it does nothing. ``device`` is where the parameters are. ``accumulation`` counts the batches of
+    one optimizer step, ``samples_per_step`` their samples on this rank. ``optimizers`` are class
+    names in the order of their steps; the steps of ``optimizers[boundary]`` are counted.
+    ``precision`` is ``fp32``, ``tf32``, ``bf16`` or ``fp16`` as the forward computes,
+    ``autocast`` the type where it is automatic. ``input_wait_ms`` is how long a step waited for
+    the DataLoader, ``epoch_wait_ms`` how long for the first batch of a pass over it, in the
+    middle. ``epochs_ended`` counts passes of the DataLoader, ``children`` processes that
+    the script started apart from loaders' workers.
+
+    ``places`` are lines of the user's code, the most frequent first, by what happens there:
+    ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    steps: int = 0
+    parallel: Parallel = "none"
+    process_group: bool = False
+    backend: str | None = None
+    device: str = "cpu"
+    dp_devices: int = 0
+    loader: Loader | None = None
+    samples_per_step: float = 0.0
+    accumulation: int = 1
+    optimizers: tuple[str, ...] = ()
+    boundary: int = 0
+    skipped_steps: int = 0
+    parameter_count: int = 0
+    parameter_bytes: int = 0
+    batch_norms: int = 0
+    synchronised_batch_norms: int = 0
+    find_unused_parameters: bool = False
+    broadcast_buffers: bool = False
+    buffers: int = 0
+    buffer_bytes: int = 0
+    bucket_bytes: tuple[int, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    copies: Copies = field(default_factory=Copies)
+    host_syncs: float = 0.0
+    input_wait_ms: float = 0.0
+    precision: str = "fp32"
+    autocast: str | None = None
+    epoch_wait_ms: float = 0.0
+    channels_last: bool = False
+    threads: int = 1
+    peak_memory_bytes: int | None = None
+    epochs_ended: int = 0
+    children: int = 0
+    places: dict[str, tuple[Place, ...]] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int | None:
+        """Samples of one optimizer step over all ranks; None where no DataLoader gave them."""
+        if self.loader is None or self.loader.batch is None:
+            return None
+        return self.loader.batch * self.accumulation * self.world_size
+
+    def first_place(self, what: str) -> str | None:
+        """The most frequent line of the user's code where it happens, None where none is known."""
+        found = self.places.get(what, ())
+        return found[0].where if found else None
