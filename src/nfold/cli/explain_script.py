@@ -98,10 +98,9 @@ def _workload(target: str, arguments: Sequence[str]) -> Workload:
 
 
 def _check_flags(flags: Flags, target: str) -> None:
-    """A script decides itself how it trains."""
+    """A script decides itself how it trains; NFOLD_DATA, which is a flag too, it may read."""
     fields = {name: f" {value}" for name, value in flags.fields.items() if value is not None}
-    data = {} if flags.data is None else {"data": f" {flags.data}"}
-    said = {**fields, **data, **({"skip_bad": ""} if flags.skip_bad else {})}
+    said = {**fields, **({"skip_bad": ""} if flags.skip_bad else {})}
     said.pop("devices", None)
     if not said:
         return
