@@ -112,7 +112,8 @@ class Budget:
     """Where the rest of N-fold went. ``rows`` and ``single`` have the largest cost first.
 
     ``ideal_ms`` is a step of N-fold speed over the same samples. ``untested`` holds causes with
-    the reason why nothing was measured of them.
+    the reason why nothing was measured of them. ``way`` is how a script uses its devices, and
+    ``headline`` what is to be known before all numbers; both are empty for a workload.
     """
 
     target: str
@@ -130,6 +131,8 @@ class Budget:
     warnings: tuple[Doubt, ...] = ()
     untested: tuple[tuple[str, str], ...] = ()
     limit: BatchLimit | None = None
+    way: str = ""
+    headline: str = ""
 
     @property
     def devices(self) -> int:
@@ -162,8 +165,9 @@ class Budget:
     def _told(self) -> list[Doubt]:
         """The warnings, with what was not tested and whether the devices can help at all."""
         limit = () if self.limit is None else (("cannot_help", " ".join(sentences(self))),)
+        headline = (("headline", self.headline),) if self.headline else ()
         untested = ((f"untested_{cause}", reason) for cause, reason in self.untested)
-        told = [Doubt(kind=kind, text=text) for kind, text in (*limit, *untested)]
+        told = [Doubt(kind=kind, text=text) for kind, text in (*headline, *limit, *untested)]
         return [*self.warnings, *told]
 
 

@@ -24,6 +24,8 @@ def show(budget: Budget, *, plain: bool = False) -> None:
 
     console = terminal.console(plain=plain)
     _line(console, explanation.title(budget), "bold")
+    if budget.headline:
+        _line(console, budget.headline, "bold")
     for text in budget.wrong:
         _line(console, f"WRONG TRAINING: {text}", "bold red")
     console.print()

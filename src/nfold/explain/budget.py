@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from nfold.explain import batch
+from nfold.explain import batch, lines
 from nfold.explain.causes import CAUSES, Cause
 from nfold.explain.causes.epoch_boundary import whole_epochs
 from nfold.explain.causes.undivided_work import SIGN, UndividedWork
@@ -70,8 +70,14 @@ class Account:
 
     @property
     def undivided(self) -> bool:
-        """Whether every rank was fed the same samples."""
-        return SIGN in self.kinds
+        """Whether every rank was fed the same samples, in the same order or another."""
+        return SIGN in self.kinds or self.whole is not None
+
+    @property
+    def whole(self) -> str | None:
+        """That ranks of a script go through the whole data set, each in its own order."""
+        seen = self.ladder.seen
+        return None if seen is None or SIGN in self.kinds else lines.whole_epochs(seen)
 
     def ideal_ms(self, view: View) -> float:
         """A step at N-fold speed."""
@@ -244,11 +250,18 @@ def budget(
         single=tuple(single),
         interactions=tuple(account.interactions([*rows, *single])),
         unexplained_ms=account.unexplained_ms(rows),
-        wrong=tuple(text for kind, text in account.kinds.items() if kind in WRONG),
+        wrong=_wrong(account),
         warnings=_warnings(account, measured),
         untested=tuple(account.untested()),
-        limit=batch.limit(ladder, measured, account.fit, speedup),
+        limit=None if ladder.plain else batch.limit(ladder, measured, account.fit, speedup),
+        way=lines.way(ladder.seen) if ladder.seen else "",
+        headline=lines.headline(target, ladder.seen, ladder.devices) if ladder.seen else "",
     )
+
+
+def _wrong(account: Account) -> tuple[str, ...]:
+    found = tuple(text for kind, text in account.kinds.items() if kind in WRONG)
+    return (*found, account.whole) if account.whole else found
 
 
 def _warnings(account: Account, measured: Measured) -> tuple[Doubt, ...]:

@@ -25,6 +25,7 @@ from nfold.explain.readings import readings
 from nfold.explain.target import Target
 from nfold.finding import Finding
 from nfold.measurement import Measurement
+from nfold.plan import Plan
 from nfold.run.options import Stop
 
 PILOT_STEPS = 30
@@ -107,12 +108,16 @@ class Experiment:
         The same for every time budget, so that with a larger one the earlier runs are found.
         """
         plan = ladder.plan
-        pilot = Rung(plan=plan.edit(steps=PILOT_STEPS, epochs=None))
-        step_s = readings(self._need(pilot), coupled=True)["step"] / 1e3
-        del self.measured.runs[pilot]
+        step_s = (ladder.step_ms or self._pilot_ms(plan)) / 1e3
         steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(TIMED_S / max(1e-6, step_s))))
         timed = plan.edit(steps=steps, epochs=None)
         return dataclasses.replace(ladder, plan=timed, made={})
+
+    def _pilot_ms(self, plan: Plan) -> float:
+        pilot = Rung(plan=plan.edit(steps=PILOT_STEPS, epochs=None))
+        found = readings(self._need(pilot), coupled=True)["step"]
+        del self.measured.runs[pilot]
+        return found
 
     def _round(self, rungs: Iterable[Rung], number: int) -> bool:
         """Every rung once, in a random order; whether any was run or known."""
@@ -161,7 +166,7 @@ class Experiment:
         view = self.measured.fit(PROBING).view
         taken_s = 0.0
         for rung, timed in zip(rungs, (ladder.full(), ladder.one), strict=True):
-            steps = self.target.epoch_steps(rung.plan)
+            steps = ladder.epoch_steps(rung.plan) or self.target.epoch_steps(rung.plan)
             if steps is None:
                 return self._leave_out(rungs, "how long an epoch is is not known")
             taken_s += (rung.plan.epochs or 1) * steps * view.step(timed) / 1e3
@@ -186,7 +191,7 @@ class Experiment:
                 found += cause.fixes(ladder).values()
         if any(row.cause == "input" for row in named):
             found += real_ladder(ladder)
-        if account.speedup(account.fit.view) < 1:
+        if account.speedup(account.fit.view) < 1 and not ladder.plain:
             found += batch.rungs(ladder)
         return list(dict.fromkeys(found))
 

@@ -64,13 +64,15 @@ class Rung:
 class Ladder:
     """The rungs of one complete ``plan`` on N devices, measured in steps.
 
-    ``seen`` is what a first look at a script showed; None for a workload. ``memory_bytes`` is that
-    of one device.
+    ``seen`` is what a first look at a script showed, ``step_ms`` how long its steps took there,
+    where nothing had been made ahead of them; None for a workload. ``memory_bytes`` is that of one
+    device.
     """
 
     plan: Plan
     scaling: Scaling = "strong"
     seen: Seen | None = field(default=None, compare=False)
+    step_ms: float | None = field(default=None, compare=False)
     memory_bytes: int | None = field(default=None, compare=False)
     made: dict[tuple[object, ...], Rung] = field(default_factory=dict, compare=False, repr=False)
 
@@ -162,6 +164,13 @@ class Ladder:
     def synchronises_batch_norm(self) -> bool:
         """Whether ranks exchange statistics in forward."""
         return self.plan.batch_norm == "synchronised"
+
+    def epoch_steps(self, plan: Plan) -> int | None:
+        """Steps of an epoch of a script, None where nobody has seen its length."""
+        fed = self.seen.loader if self.seen is not None else None
+        if fed is None or fed.samples is None:
+            return None
+        return -(-fed.samples // (plan.batch or 1))
 
     @property
     def broadcasts_buffers(self) -> bool:

@@ -32,6 +32,14 @@ def more_input(seen: Seen) -> str:
     return at(fed.place, text)
 
 
+def between_epochs(seen: Seen) -> str:
+    """Workers that stay, and less to do while no step is made."""
+    fed, text = loader(seen), "evaluate, log and save less often"
+    if not fed.workers or fed.persistent_workers:
+        return text
+    return at(fed.place, f"DataLoader(..., persistent_workers=True), and {text}")
+
+
 def copies(seen: Seen) -> str:
     """Pinned memory, and copies that the host does not wait for."""
     moved = at(seen.first_place("copy"), ".to(device, non_blocking=True)")
@@ -86,6 +94,41 @@ def process_each(seen: Seen, devices: int) -> str:
         return at(place, f"DistributedDataParallel in place of DataParallel, {start}")
     place = seen.first_place("model") or seen.first_place("step")
     return at(place, f"DistributedDataParallel(model), a DistributedSampler, {start}")
+
+
+def way(seen: Seen) -> str:
+    """How the script uses devices."""
+    if seen.process_group:
+        own = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "dp": "nn.DataParallel"}
+        return own.get(seen.parallel, "a process group without a wrapper")
+    return "nn.DataParallel" if seen.parallel == "dp" else "one process"
+
+
+def headline(name: str, seen: Seen, devices: int) -> str:
+    """What is to be known before all numbers; empty where a process drives each device."""
+    cpu = seen.device == "cpu"
+    if seen.process_group or (seen.parallel == "dp" and not cpu):
+        return ""
+    if seen.parallel == "dp":
+        return "nn.DataParallel does nothing on CPU devices: the whole batch is computed at once."
+    used = "only by threads" if cpu else "one"
+    return (
+        f"{name} divides its work over no devices: of {devices} it uses {used}. What follows is "
+        f"what a process a device would make of it."
+    )
+
+
+def whole_epochs(seen: Seen) -> str | None:
+    """That every rank goes through the whole data set, where that is so."""
+    fed = seen.loader
+    if fed is None or fed.divides is not False or seen.world_size < 2:
+        return None
+    samples = f"all {fed.samples:,} samples" if fed.samples else "the whole data set"
+    return at(
+        fed.place,
+        f"every rank goes through {samples} ({fed.sampler} divides nothing): an epoch on "
+        f"{seen.world_size} devices is {seen.world_size} epochs",
+    )
 
 
 def divide(seen: Seen) -> str:

@@ -11,6 +11,7 @@ from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import WARMUP_STEPS, Plan
 from nfold.seen import Seen
+from nfold.stats import median
 
 AHEAD = 4
 """Times that warm-up lets all batches pass that loader workers make before the first step."""
@@ -31,13 +32,13 @@ def first_look(
     ranks = Rung(plan=place.edit(strategy="ddp", steps=PILOT_STEPS, warmup_steps=WARMUP_STEPS))
     first, seen = _look(experiment, ranks, read)
     if first.status == "ok" and any(one.process_group for one in seen):
-        return _ladder(ranks.plan, scaling or "weak", seen[0], machine)
+        return _ladder(first, scaling or "weak", seen[0], machine)
     single = Rung(plan=ranks.plan.edit(strategy="dp"))
     second, seen = _look(experiment, single, read)
     failed = next((m for m in (first, second) if m.status != "ok"), None)
     if second.status != "ok" and failed is not None:
         raise RunFailure(_why(experiment.target.name, failed))
-    return _ladder(single.plan, scaling or "strong", seen[0], machine)
+    return _ladder(second, scaling or "strong", seen[0], machine)
 
 
 def _look(experiment: Experiment, rung: Rung, read: Read) -> tuple[Measurement, tuple[Seen, ...]]:
@@ -56,10 +57,11 @@ def _why(name: str, failed: Measurement) -> str:
     return f"{failed.status}: {cause}{logs}; nothing can be explained of {name}"
 
 
-def _ladder(plan: Plan, scaling: Scaling, seen: Seen, machine: Machine) -> Ladder:
+def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) -> Ladder:
     """The plan as the script itself has it: what equals its own is never imposed on it."""
+    plan = found.plan
     batch = seen.batch or round(seen.samples_per_step * seen.world_size)
-    if (scaling == "strong") == (seen.world_size > 1):
+    if scaling != _own_scaling(seen):
         batch = _other_scaling(batch, scaling, seen, plan.devices or 1)
     loader = seen.loader
     workers = loader.workers if loader else 0
@@ -76,7 +78,23 @@ def _ladder(plan: Plan, scaling: Scaling, seen: Seen, machine: Machine) -> Ladde
         warmup_steps=WARMUP_STEPS + -(-ahead // seen.accumulation),
     )
     memory = machine.gpus[0].memory_bytes if plan.device == "cuda" and machine.gpus else None
-    return Ladder(plan=made, scaling=scaling, seen=seen, memory_bytes=memory)
+    return Ladder(
+        plan=made,
+        scaling=scaling,
+        seen=seen,
+        step_ms=_step_ms(found) if not workers and scaling == _own_scaling(seen) else None,
+        memory_bytes=memory,
+    )
+
+
+def _own_scaling(seen: Seen) -> Scaling:
+    """The scaling under which the script's batch stays what it is."""
+    return "weak" if seen.world_size > 1 else "strong"
+
+
+def _step_ms(found: Measurement) -> float | None:
+    times = [median(rank.step_ms) for rank in found.ranks if rank.step_ms]
+    return max(times, default=None)
 
 
 def _other_scaling(batch: int, scaling: Scaling, seen: Seen, devices: int) -> int:

@@ -13,6 +13,7 @@ def document(budget: Budget) -> str:
     single = explanation.lines(budget.single, budget)
     blocks = [
         f"## {escaped(explanation.title(budget))}",
+        escaped(budget.headline),
         *(f"**Wrong training: {escaped(text)}**" for text in budget.wrong),
         f"**{escaped(' '.join(sentences(budget)))}**",
         pipe_table(explanation.SPEED_HEADS, explanation.speeds(budget)),

@@ -31,7 +31,7 @@ def title(budget: Budget) -> str:
     words = [
         budget.target,
         f"{budget.devices} {plan.device} devices",
-        str(plan.strategy),
+        budget.way or str(plan.strategy),
         f"batch {plan.batch}",
         f"{plan.precision}, {plan.step}",
         f"input {plan.input}, {plan.workers} workers",

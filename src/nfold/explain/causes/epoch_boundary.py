@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
@@ -16,10 +17,6 @@ class EpochBoundary(Cause):
     """An epoch's wall time less the windows in it, over its steps."""
 
     id: ClassVar[str] = "epoch-boundary"
-
-    def silent(self, ladder: Ladder) -> str | None:
-        """A script's epochs are as long as it makes them."""
-        return None if ladder.seen is None else "what a script does between epochs is in its steps"
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Both ends of the ladder, over whole epochs."""
@@ -41,6 +38,8 @@ class EpochBoundary(Cause):
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
+        if ladder.seen is not None:
+            return lines.between_epochs(ladder.seen)
         return (
             "keep loader workers alive between epochs (persistent_workers), and evaluate and log "
             "less often"

@@ -81,7 +81,9 @@ def _ended(task: Task, watches: list[Watch]) -> RankSamples:
     watch = watches[0]
     if watch.timed_steps < FEWEST_STEPS:
         raise RunFailure(too_few(name, watch.steps, watch.warmup_steps, watch.children))
-    return watch.samples()
+    samples = watch.samples()
+    watch.remove()
+    return samples
 
 
 def too_few(name: str, steps: int, warmup_steps: int, children: int) -> str:

@@ -124,11 +124,15 @@ class Sights:
     def settle(self, steps: int) -> None:
         """The warm-up is over but for one step: nothing looks any more, the facts are known."""
         counted = steps - 1
-        self._tally.on = False
-        self._forward.stop()
+        self.stop()
         self._unwaited.begin()
         self._wait_s = 0.0
         self._seen = self._facts(counted)
+
+    def stop(self) -> None:
+        """Look at nothing any more."""
+        self._tally.on = False
+        self._forward.stop()
 
     def finished(self, timed_steps: int, peak_bytes: int) -> Seen:
         """The facts, with what only the timed steps tell."""

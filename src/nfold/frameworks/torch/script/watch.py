@@ -83,8 +83,15 @@ class Watch:
         self._feed.install(self._patches, self._warm_up)
         self._sights.install(self._patches, self._warm_up)
         self._patches.put(GradScaler, "step", self._scaling)
-        register_optimizer_step_post_hook(lambda optimizer, *_: self.stepped(optimizer))
+        self._hook = register_optimizer_step_post_hook(lambda one, *_: self.stepped(one))
         self._recorder.begin()
+
+    def remove(self) -> None:
+        """Put PyTorch back as it was."""
+        self._hook.remove()
+        self._sights.stop()
+        self._warm_up.undo()
+        self._patches.undo()
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped, or would have, had its gradients been finite."""

@@ -1,0 +1,45 @@
+"""A data-parallel training as people write it; nothing in it knows of nfold."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def main(wish: str) -> None:
+    """Train for ever, unless the wish is another one."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(128, 8), torch.randint(0, 4, (128,)))
+    sampler = None if wish == "same" else DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = 0
+    try:
+        while not (wish == "short" and steps > 6):
+            for samples, labels in loader:
+                if wish == "slow" and dist.get_rank() == 1:
+                    time.sleep(0.02)
+                loss = nn.functional.cross_entropy(model(samples), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                if wish == "fails" and steps == 3:
+                    raise KeyError("accuracy")
+                optimizer.step()
+                dist.all_reduce(loss.detach())
+                steps += 1
+                if wish == "short" and steps > 6:
+                    break
+    finally:
+        sys.stdout.write(f"finally {steps}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

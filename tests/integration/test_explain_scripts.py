@@ -1,0 +1,57 @@
+"""nfold explain of scripts nobody changed, on two CPU devices, in a short time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two CPU devices need two cores"),
+]
+
+
+def explained(folder: Path, name: str, budget: str, *arguments: str) -> dict[str, Any]:
+    """What nfold says of a script in a folder of its own, which stays as it was."""
+    shutil.copy(SCRIPTS / name, folder)
+    nfold = [sys.executable, "-m", "nfold", "explain", name, "--devices", "cpu:2"]
+    done = subprocess.run(
+        [*nfold, "--budget", budget, "--no-report", "--json", "--", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["nfold-results", name]
+    assert not list(folder.glob("nfold-results/measurements/*/scratch*"))
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_slow_rank_of_a_script_is_named_first(tmp_path: Path) -> None:
+    found = explained(tmp_path, "uneven_ranks.py", "25s")
+    first = found["budget"][0]
+    assert first["cause"] == "imbalance"
+    assert "rank 1" in first["fix"]
+    assert first["lost_ms"]["value"] > 5
+    assert found["plan"]["batch"] == 64
+    assert "last.pt" in str(found["warnings"])
+    assert found["wrong"] == []
+
+
+def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:
+    found = explained(tmp_path, "one_device.py", "1s", "--width", "64")
+    assert found["target"] == "one_device.py --width 64"
+    assert found["warnings"][0]["kind"] == "headline"
+    assert found["one_device"]["samples_per_s"]["value"] > 0
+    assert "log.txt" in str(found["warnings"])

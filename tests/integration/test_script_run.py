@@ -1,0 +1,90 @@
+"""A script that nobody changed, in real processes on CPU devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from nfold.ablation import Ablation
+from nfold.measurement import Measurement
+from nfold.plan import Plan
+from nfold.run.handoff import Folder
+from nfold.run.options import Options
+from nfold.run.run import run
+from nfold.telemetry.inspection import inspect_machine
+from nfold.workload import Workload
+
+pytestmark = pytest.mark.integration
+SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_ddp.py")
+
+
+def _measured(
+    tmp_path: Path, wish: str, ablation: Ablation | None = None, devices: int = 2, **changes: Any
+) -> tuple[Measurement, Folder]:
+    host = inspect_machine()
+    if host.cores < devices:
+        pytest.skip("a CPU device needs a core of its own")
+    said = {"steps": 20, "warmup_steps": 4, "strategy": "ddp" if devices > 1 else "single"}
+    plan = Plan(device="cpu", devices=devices, cores_per_device=1, **{**said, **changes})
+    workload = Workload.of_script(SCRIPT, wish)
+    found = run(workload, plan, ablation, machine=host, options=Options(results=tmp_path))
+    assert found.folder is not None
+    return found, Folder(tmp_path / found.folder)
+
+
+def test_a_script_is_stopped_after_its_steps_and_told_what_was_seen(tmp_path: Path) -> None:
+    found, folder = _measured(tmp_path, "usual")
+    assert found.status == "ok", found.cause
+    assert str(found.workload) == f"{SCRIPT} usual"
+    assert [len(rank.step_ms) for rank in found.ranks] == [20, 20]
+    assert [sum(w.samples for w in rank.windows) for rank in found.ranks] == [160, 160]
+    assert len({rank.parameter_checksum for rank in found.ranks}) == 1
+    assert not {"same_samples", "parameters_differ"} & {doubt.kind for doubt in found.warnings}
+    # Nothing of the script ran after its last step.
+    assert "finally" not in folder.log(0).read_text()
+    seen = folder.read_seen()
+    assert [(one.rank, one.world_size) for one in seen] == [(0, 2), (1, 2)]
+    assert {one.parallel for one in seen} == {"ddp"}
+    assert seen[0].loader is not None
+    assert (seen[0].loader.divides, seen[0].batch) == (True, 16)
+    assert str(seen[0].first_place("step")).endswith("somebodys_ddp.py:35")
+
+
+def test_ranks_that_exchange_nothing_do_not_wait_for_a_slow_one(tmp_path: Path) -> None:
+    found, _ = _measured(tmp_path, "slow", Ablation(input="replayed", exchange="none"))
+    assert found.status == "ok", found.cause
+    first, second = (median(rank.step_ms) for rank in found.ranks)
+    assert second > 20
+    assert first < second / 2
+
+
+def test_independent_ranks_are_worlds_of_their_own(tmp_path: Path) -> None:
+    found, folder = _measured(tmp_path, "slow", Ablation(independent=True))
+    assert found.status == "ok", found.cause
+    assert [(one.rank, one.world_size) for one in folder.read_seen()] == [(0, 1), (1, 1)]
+    first, second = (median(rank.step_ms) for rank in found.ranks)
+    assert first < second / 2
+
+
+def test_a_barrier_keeps_ranks_together_and_the_same_samples_are_found(tmp_path: Path) -> None:
+    slow, _ = _measured(tmp_path, "slow", Ablation(input="replayed", exchange="barrier"))
+    assert slow.status == "ok", slow.cause
+    assert min(median(rank.step_ms) for rank in slow.ranks) > 20
+    same, _ = _measured(tmp_path, "same", steps=10)
+    assert "same_samples" in {doubt.kind for doubt in same.warnings}
+
+
+def test_a_script_that_ends_too_early_or_fails_says_so(tmp_path: Path) -> None:
+    short, _ = _measured(tmp_path, "short", devices=1)
+    assert short.status == "crashed"
+    assert short.cause is not None
+    assert "ended after 7 optimizer steps" in short.cause.text
+    fails, folder = _measured(tmp_path, "fails", devices=1)
+    assert fails.cause is not None
+    assert fails.cause.text.startswith("KeyError: 'accuracy' (")
+    assert "somebodys_ddp.py:34)" in fails.cause.text
+    assert fails.cause.step == 3
+    assert "finally 3" in folder.log(0).read_text()

@@ -1,0 +1,88 @@
+"""nfold explain of a script: whose an argument is, and what is wrong with a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nfold.cli import explaining
+from nfold.cli.app import app
+from nfold.cli.explain_script import is_script
+from nfold.cli.explaining import Request
+from nfold.errors import NfoldError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "broken.py").write_text("x = 1\nif x\n")
+    (tmp_path / "folder.py").mkdir()
+    return tmp_path
+
+
+def _asked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Request:
+    """The request that a command line makes."""
+    found: list[Request] = []
+
+    def explain(request: Request) -> int:
+        found.append(request)
+        return 0
+
+    monkeypatch.setattr(explaining, "explain", explain)
+    assert CliRunner().invoke(app, ["explain", *arguments]).exit_code == 0
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py --devices cpu:2 -- --lr 0.1 --batch 7 data",
+        "--devices cpu:2 -- train.py --lr 0.1 --batch 7 data",
+        "--devices cpu:2 train.py --lr 0.1 -- --batch 7 data",
+    ],
+)
+def test_what_nfold_does_not_know_and_what_is_behind_dashes_is_the_scripts(
+    monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    asked = _asked(monkeypatch, *line.split())
+    assert (asked.target, asked.devices) == ("train.py", "cpu:2")
+    assert asked.arguments == ("--lr", "0.1", "--batch", "7", "data")
+    assert asked.batch is None
+
+
+@pytest.mark.parametrize(
+    ("target", "script"),
+    [("train.py", True), ("not-there.py", True), ("a/b", True), ("digits", False), ("m:f", False)],
+)
+def test_a_path_is_a_script(target: str, script: bool) -> None:
+    assert is_script(target) is script
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("gone.py --devices cpu:2", "script 'gone.py' cannot be read (No such file"),
+        ("folder.py --devices cpu:2", "folder.py is a folder"),
+        ("broken.py --devices cpu:2", "broken.py:2 is not Python (expected ':')"),
+        ("train.py --devices cpu:1", "next: --devices cpu:2"),
+        ("train.py --devices cpu:2 --scaling sideways", "weak, strong"),
+        (
+            "train.py --devices cpu:2 --precision bf16 --batch 7",
+            "next: what is the script's own goes behind --, as in nfold explain train.py -- "
+            "--precision bf16 --batch 7",
+        ),
+        ("train.py --devices cpu:2 --skip-bad --seed 1", "--seed, --skip-bad with a script"),
+        ("digits --devices cpu:2 --lr 0.1", "--lr 0.1: no option of nfold explain"),
+    ],
+)
+def test_a_wrong_request_for_a_script_says_what_is_allowed(line: str, said: str) -> None:
+    error = CliRunner().invoke(app, ["explain", *line.split()]).exception
+    assert isinstance(error, NfoldError)
+    assert isinstance(error, UsageError)
+    assert said in str(error)
+    assert not Path("nfold-results").exists()

@@ -1,0 +1,158 @@
+"""A script as a target: the first look, the plan that follows from it, the lines to change."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from explaining import HOST, SECONDS, Memory, failed, runner, target
+from nfold.ablation import Ablation
+from nfold.errors import RunFailure, UsageError
+from nfold.explain.budget import budget
+from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.ladder import Ladder, Rung, Scaling
+from nfold.explain.script import first_look
+from nfold.finding import Budget, sentences
+from nfold.frameworks.simulated import Script
+from nfold.measurement import Measurement
+from nfold.plan import Plan
+from nfold.seen import Loader, Place, Seen
+
+PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
+LOADER = Loader(batch=100, batches=20, samples=2000, sampler="RandomSampler", place="train.py:7")
+PLAIN = Seen(steps=30, loader=LOADER, samples_per_step=100.0, device="cuda:0")
+DDP = dataclasses.replace(
+    PLAIN, world_size=2, process_group=True, parallel="ddp", backend="nccl", broadcast_buffers=True
+)
+COSTS: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
+
+
+def experiment(script: Script, refused: str = "") -> Experiment:
+    """One on the simulated framework; under a strategy that is ``refused`` the script fails."""
+    usual = runner(script)
+
+    def run(
+        workload: Any, asked: Plan, ablation: Ablation | None = None, **more: Any
+    ) -> Measurement:
+        if asked.strategy == refused:
+            return failed(Rung(plan=asked), f"ValueError: no {refused} (train.py:3)")
+        whole = Plan(batch=200, input="loader", layout="channels_first", step="eager")
+        said = {name: value for name, value in asked.to_dict().items() if value is not None}
+        filled = whole.edit(**said)
+        strategy = {"strategy": "ddp"} if asked.strategy == "dp" else {}
+        done: Measurement = usual(workload, filled.edit(**strategy), ablation, **more)
+        return dataclasses.replace(done, plan=asked)
+
+    return Experiment(target(script, Memory(), run), Clock(SECONDS), Events())
+
+
+def looked(seen: Seen, scaling: Scaling | None = None, refused: str = "") -> Ladder:
+    one = experiment(Script(**COSTS), refused)
+    return first_look(one, PLACE, scaling, HOST, lambda found: (seen,) * (found.status == "ok"))
+
+
+def explained(seen: Seen, **costs: Any) -> Budget:
+    one = experiment(Script(**COSTS, **costs))
+    asked = first_look(one, PLACE, None, HOST, lambda _: (seen,))
+    return budget("train.py", one.run(asked), one.measured)
+
+
+def test_a_process_group_means_ranks_and_a_batch_for_each() -> None:
+    asked = looked(DDP)
+    assert (asked.scaling, asked.plan.strategy, asked.plan.batch) == ("weak", "ddp", 200)
+    assert (asked.share, asked.one.plan.batch) == (100, 100)
+
+
+def test_strong_scaling_divides_the_batch_that_the_script_has() -> None:
+    asked = looked(DDP, "strong")
+    assert (asked.plan.batch, asked.share, asked.one.plan.batch) == (100, 50, 100)
+
+
+def test_without_a_process_group_one_process_is_compared_at_its_batch() -> None:
+    asked = looked(PLAIN)
+    assert (asked.scaling, asked.plan.strategy, asked.plan.batch) == ("strong", "dp", 100)
+    assert asked.plain
+    assert looked(dataclasses.replace(PLAIN, parallel="dp"), "weak").plan.batch == 200
+
+
+def test_the_warm_up_lets_pass_what_workers_made_ahead() -> None:
+    busy = dataclasses.replace(LOADER, workers=3, prefetch_factor=5)
+    seen = dataclasses.replace(DDP, loader=busy, accumulation=2)
+    asked = looked(seen)
+    assert asked.plan.warmup_steps == 10 + 4 * 3 * 5 // 2
+    assert asked.plan.batch == 400
+
+
+def test_a_script_that_fails_as_ranks_is_tried_as_one_process() -> None:
+    assert looked(PLAIN, refused="ddp").plain
+
+
+def test_a_script_that_fails_both_ways_says_its_own_error() -> None:
+    one = experiment(Script(failures=()), refused="ddp")
+    one.target = dataclasses.replace(target(Script()), run=lambda *a, **k: _broken(*a))
+    with pytest.raises(RunFailure, match=r"ValueError: broken \(train.py:3\)"):
+        first_look(one, PLACE, None, HOST, lambda _: ())
+
+
+def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:
+    del ablation
+    return failed(Rung(plan=asked), "ValueError: broken (train.py:3)")
+
+
+def test_no_loader_has_no_other_scaling_and_no_other_input() -> None:
+    bare = dataclasses.replace(DDP, loader=None)
+    assert looked(bare).bare == "real"
+    with pytest.raises(UsageError, match="next: --scaling weak"):
+        looked(bare, "strong")
+
+
+def test_a_fix_names_the_line() -> None:
+    found = explained(DDP, exchange_ms=3.0)
+    assert found.rows[0].cause == "link"
+    places = {"wrapper": (Place(where="train.py:9"),)}
+    found = explained(dataclasses.replace(DDP, places=places), exchange_ms=3.0)
+    assert found.rows[0].fix.startswith("train.py:9: send half")
+    assert "train.py:9" in sentences(found)[1]
+
+
+def test_workers_are_tried_and_named_by_the_line_of_the_loader() -> None:
+    busy = dataclasses.replace(LOADER, workers=2)
+    seen = dataclasses.replace(DDP, loader=busy)
+    found = explained(seen, load_ms_per_sample=1.0)
+    row = next(row for row in found.named if row.cause == "input")
+    assert row.fix == "train.py:7: DataLoader(..., num_workers=4)"
+
+
+def test_a_plain_script_is_told_what_copies_would_give() -> None:
+    places = {"model": (Place(where="train.py:5"),)}
+    found = explained(dataclasses.replace(PLAIN, places=places))
+    assert found.headline.startswith("train.py divides its work over no devices: of 2 it uses one")
+    assert found.way == "one process"
+    assert found.to_json()["warnings"][0]["kind"] == "headline"
+
+
+def test_ranks_that_each_go_through_everything_are_wrong() -> None:
+    whole = dataclasses.replace(LOADER, divides=False)
+    found = explained(dataclasses.replace(DDP, loader=whole))
+    assert found.wrong == (
+        "train.py:7: every rank goes through all 2,000 samples (RandomSampler divides nothing): "
+        "an epoch on 2 devices is 2 epochs",
+    )
+    assert found.rows[0].cause == "undivided-work"
+    assert found.speedup.value == pytest.approx(1.0)
+    assert "DistributedSampler" in found.rows[0].fix
+
+
+def test_gloo_on_gpus_is_the_networks() -> None:
+    found = explained(dataclasses.replace(DDP, backend="gloo"), exchange_ms=3.0)
+    assert found.rows[0].cause == "network"
+    assert "nccl" in found.rows[0].fix
+    assert "link" not in {row.cause for row in found.rows}
+
+
+def test_more_threads_than_cores_are_told_on_one_device() -> None:
+    found = explained(dataclasses.replace(DDP, threads=16))
+    assert "threads" in {row.cause for row in found.single}
+    assert "threads" not in {row.cause for row in explained(DDP).single}

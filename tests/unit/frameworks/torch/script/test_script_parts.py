@@ -1,0 +1,243 @@
+"""What stands between a script and PyTorch: imports, environment, loaders, reads, collectives."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
+
+from made import machine
+from nfold.ablation import Ablation
+from nfold.errors import Unsupported
+from nfold.frameworks.torch.script.environment import WORLD, entered, environment
+from nfold.frameworks.torch.script.imports import after_import
+from nfold.frameworks.torch.script.overrides import Overrides
+from nfold.frameworks.torch.script.trainers import with_devices
+from nfold.frameworks.torch.script.unwaited import Unwaited
+from watched import dataset, loop, model, script_task, watched
+
+
+def test_a_module_is_acted_on_right_after_its_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nfold_made_up.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[int] = []
+    finder = after_import(
+        {
+            "nfold_made_up": lambda m: seen.append(m.value),
+            "json": lambda m: seen.append(len(m.dumps(2))),
+        }
+    )
+    try:
+        assert seen == [1]
+        made_up = importlib.import_module("nfold_made_up")
+        assert seen == [1, 1]
+        assert type(made_up.__loader__).__name__ == "SourceFileLoader"
+    finally:
+        sys.meta_path.remove(finder)
+        sys.modules.pop("nfold_made_up", None)
+
+
+def _on_gpus(ablation: Ablation | None, rank: int = 0, world: int = 2, **changes: Any) -> Any:
+    task = script_task(ablation, world, device="cuda", **changes)
+    return dataclasses.replace(task, rank=rank, local_rank=rank, machine=machine(gpus=4))
+
+
+@pytest.mark.parametrize(
+    ("task", "visible", "said"),
+    [
+        (_on_gpus(None, rank=1), None, "0,1"),
+        (_on_gpus(None, rank=1), "5,7,9", "5,7"),
+        (_on_gpus(Ablation(devices=(1, 0)), rank=1), "5,7", "7,5"),
+        (_on_gpus(Ablation(independent=True), rank=1), "5,7", "7"),
+        (_on_gpus(Ablation(device=3), world=1), None, "3"),
+        (_on_gpus(None, world=1, strategy="dp", devices=4), None, "0,1,2,3"),
+    ],
+)
+def test_a_script_sees_the_gpus_of_its_plan(task: Any, visible: str | None, said: str) -> None:
+    assert environment(task, visible) == {"CUDA_VISIBLE_DEVICES": said}
+
+
+def test_one_rank_alone_is_a_world_and_one_process_for_all_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (*WORLD, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "7")
+    with entered(script_task(Ablation(threads=3))):
+        assert [os.environ[n] for n in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["0", "0", "1"]
+        assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+        assert int(os.environ["MASTER_PORT"]) > 7
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+    with entered(script_task(strategy="dp")):
+        assert not set(WORLD) & set(os.environ)
+
+
+def _loader(batch: int = 8, **how: Any) -> Any:
+    return DataLoader(dataset(), batch_size=batch, **how)
+
+
+def test_a_plan_changes_a_loader_only_where_it_differs() -> None:
+    loader = _loader(num_workers=2)
+    before = dict(vars(loader))
+    Overrides(script_task(batch=8, workers=2))(loader)
+    Overrides(script_task())(loader)
+    assert vars(loader) == before
+    Overrides(script_task(batch=32, accumulate=2, workers=0))(loader)
+    assert [len(labels) for _, labels in loader] == [16] * 4
+    assert (loader.num_workers, loader.batch_size) == (0, 16)
+
+
+def test_workers_can_be_given_to_a_loader_without() -> None:
+    loader = _loader()
+    Overrides(script_task(workers=1))(loader)
+    assert sum(len(labels) for _, labels in loader) == 64
+
+
+def test_a_batch_that_somebody_else_makes_is_not_changed() -> None:
+    class Buckets(BatchSampler):
+        def __init__(self) -> None:
+            self.sampler = SequentialSampler(dataset())
+
+        def __iter__(self) -> Iterator[list[int]]:
+            yield [1, 2, 3]
+
+    loader: Any = DataLoader(dataset(), batch_sampler=Buckets())
+    with pytest.raises(Unsupported, match="batches from Buckets"):
+        Overrides(script_task(batch=8))(loader)
+
+
+def test_a_rank_takes_another_one_s_samples() -> None:
+    sampler: Any = DistributedSampler(dataset(), num_replicas=2, rank=0, shuffle=False)
+    task = script_task(Ablation(shares=(1, 0)), world_size=2)
+    Overrides(task)(_loader(sampler=sampler))
+    assert next(iter(sampler)) == 1
+    with pytest.raises(Unsupported, match="SequentialSampler"):
+        Overrides(task)(_loader())
+
+
+def test_a_plan_s_batch_is_what_a_watched_training_gets() -> None:
+    def training() -> None:
+        module = model()
+        loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task(batch=16))
+    assert found.samples is not None
+    assert {window.samples / window.steps for window in found.samples.windows} == {16}
+    assert found.seen.loader is not None
+    assert (found.seen.loader.batch, found.seen.loader.batches) == (16, 4)
+
+
+def test_a_trainer_gets_as_many_devices_as_there_are_ranks() -> None:
+    class Trainer:
+        def __init__(self, *, devices: Any = "auto", num_nodes: int = 1) -> None:
+            self.said = (devices, num_nodes)
+
+    Trainer.__init__ = with_devices(Trainer.__init__, 1)  # type: ignore[method-assign]
+    assert Trainer(devices=2, num_nodes=3).said == (1, 1)
+
+
+def test_what_was_read_last_is_read_again_without_waiting() -> None:
+    unwaited, values = Unwaited(), iter([1.0, 2.0, 3.0])
+    tensor = torch.ones(1)
+
+    def read() -> Any:
+        return unwaited.value(("a line",), lambda _: next(values), tensor)
+
+    assert [read(), read()] == [1.0, 2.0]
+    unwaited.begin()
+    assert [read(), read()] == [2.0, 2.0]
+    assert unwaited.value(("another",), lambda _: next(values), tensor) == 3.0
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _distributed(collected: list[Any], **how: Any) -> None:
+    module = DistributedDataParallel(model(), **how)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    gathered = [torch.zeros(2)]
+    while True:
+        for samples, labels in _loader():
+            module(samples).sum().backward()
+            optimizer.step()
+            mean = labels.float().mean()
+            dist.all_reduce(mean)
+            dist.all_gather(gathered, torch.ones(2))
+            collected.append(gathered[0].tolist())
+
+
+@pytest.mark.usefixtures("group")
+def test_ddp_and_a_script_s_own_collectives_are_seen() -> None:
+    found = watched(lambda: _distributed([], find_unused_parameters=True), script_task())
+    seen = found.seen
+    assert (seen.parallel, seen.process_group, seen.backend) == ("ddp", True, "gloo")
+    assert (seen.find_unused_parameters, seen.broadcast_buffers, seen.buffers) == (True, True, 3)
+    assert {c.name: (c.per_step, c.bytes_per_step) for c in seen.collectives} == {
+        "all_reduce": (1.0, 4.0),
+        "all_gather": (1.0, 8.0),
+    }
+    assert sum(seen.bucket_bytes) == seen.parameter_bytes
+    assert str(seen.first_place("wrapper")).startswith("tests/unit/frameworks/torch/script/")
+    assert len(seen.places["collective"]) == 2
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("exchange", ["none", "barrier"])
+def test_without_an_exchange_every_rank_has_its_own_part(exchange: Any) -> None:
+    made: list[Any] = []
+    usual = DistributedDataParallel.__init__
+
+    def noted(module: Any, *args: Any, **kwargs: Any) -> None:
+        usual(module, *args, **kwargs)
+        made.append(module)
+
+    DistributedDataParallel.__init__ = noted  # type: ignore[method-assign]
+    gathered: list[Any] = []
+    try:
+        found = watched(
+            lambda: _distributed(gathered, find_unused_parameters=True),
+            script_task(Ablation(exchange=exchange, buffers=False)),
+        )
+    finally:
+        DistributedDataParallel.__init__ = usual  # type: ignore[method-assign]
+    assert found.samples is not None
+    assert gathered[-1] == [1.0, 1.0]
+    assert not found.seen.broadcast_buffers
+    assert (made[0].process_group is dist.group.WORLD) == (exchange == "barrier")
+
+
+def test_data_parallel_on_a_cpu_drives_no_device_and_says_so() -> None:
+    def training() -> None:
+        module = DataParallel(model())
+        loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    seen = watched(training, script_task()).seen
+    assert (seen.parallel, seen.dp_devices, seen.device) == ("dp", 0, "cpu")
+
+
+def test_synchronised_batch_norm_can_be_plain() -> None:
+    def training() -> None:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(model())
+        loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task(Ablation(synchronised_batch_norm=False)))
+    assert found.seen.synchronised_batch_norms == 1
+    assert found.samples is not None

@@ -1,0 +1,133 @@
+"""First batches again and again, in the place of a script's loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from nfold.ablation import Ablation
+from nfold.frameworks.torch.script.batches import count_of, hash_of, tensors_of, with_tensors
+from nfold.frameworks.torch.script.replay import Replay
+from watched import dataset, loop, model, script_task, watched
+
+REPLAYED = Ablation(input="replayed")
+
+
+class Reading(torch.utils.data.Dataset[Any]):
+    """Counts what is read of it."""
+
+    def __init__(self, samples: int) -> None:
+        self.of = dataset(samples)
+        self.read = 0
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        return self.of[index]
+
+
+@pytest.mark.parametrize(("samples", "read"), [(64, 64), (80 * 8, 16 * 8)])
+def test_a_short_epoch_is_kept_whole_of_a_long_one_the_first_batches(
+    samples: int, read: int
+) -> None:
+    data, passes, given = Reading(samples), [], []
+
+    def training() -> None:
+        module, loader = model(), DataLoader(data, batch_size=8)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            passes.append(len(given))
+            for batch, labels in loader:
+                given.append(batch)
+                torch.nn.functional.cross_entropy(module(batch), labels).backward()
+                optimizer.step()
+
+    found = watched(training, script_task(REPLAYED, steps=100))
+    assert data.read == read
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 100
+    # The loader keeps its length, so that what a script does after an epoch stays as frequent.
+    assert passes[:2] == [0, samples // 8]
+    kept = read // 8
+    # The batch before the first step was real: it comes again as the first of the kept ones.
+    assert torch.equal(given[0], given[1])
+    assert torch.equal(given[2], given[2 + kept])
+
+
+def test_a_loader_of_unknown_length_goes_on_for_ever() -> None:
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(dataset(1000))
+
+    def training() -> None:
+        module, loader = model(), DataLoader(Endless(), batch_size=8)
+        loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1), epochs=1)
+
+    found = watched(training, script_task(REPLAYED, steps=200))
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 200
+
+
+def _kept(*batches: Any) -> Replay:
+    replay = Replay(None)
+    replay.collect(batches[0], iter(batches[1:]), len(batches))
+    return replay
+
+
+def test_what_a_script_takes_out_of_a_batch_is_there_again() -> None:
+    replay = _kept({"x": torch.ones(2), "labels": torch.zeros(2)})
+    replay.next().pop("labels")
+    assert set(replay.next()) == {"x", "labels"}
+
+
+def test_a_script_that_changes_its_batches_gets_copies() -> None:
+    replay = _kept([torch.full((2,), 8.0)])
+    for _ in range(4):
+        replay.next()[0].div_(2)
+    # Once for real, once until it was noticed; from then on every copy is the same.
+    assert replay.next()[0].tolist() == replay.next()[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (torch.ones(3, 2), 3),
+        ([torch.ones(5), torch.ones(5)], 5),
+        ({"ids": torch.ones(4, 7), "name": "a"}, 4),
+        (("a", [torch.tensor(1.0), torch.ones(6)]), 6),
+        ("nothing", 0),
+    ],
+)
+def test_samples_are_the_first_tensor_s_leading_dimension(batch: Any, count: int) -> None:
+    assert count_of(batch) == count
+
+
+def test_a_changed_batch_has_the_same_form() -> None:
+    batch = {"a": [torch.ones(2), "text"], "b": (torch.ones(1),)}
+    changed = with_tensors(batch, lambda tensor: tensor * 2)
+    assert [tensor.tolist() for tensor in tensors_of(changed)] == [[2.0, 2.0], [2.0]]
+    assert changed["a"][1] == "text"
+    assert isinstance(changed["b"], tuple)
+
+
+def _hash(change: Callable[[Any, Any], Any], indices: Any) -> int:
+    images = torch.arange(24.0).reshape(4, 6)
+    labels = torch.tensor([1, 2, 3, 1])
+    return hash_of(change(images, labels), indices)
+
+
+def test_a_hash_knows_samples_by_index_and_label_not_by_augmentation_or_order() -> None:
+    plain = _hash(lambda x, y: [x, y], [0, 1, 2, 3])
+    assert _hash(lambda x, y: [x + torch.rand(6), y], [0, 1, 2, 3]) == plain
+    assert _hash(lambda x, y: [x.flip(0), y.flip(0)], [3, 2, 1, 0]) == plain
+    assert _hash(lambda x, y: [x, y], [4, 5, 6, 7]) != plain
+    # Parts of a data set that each rank has cut out for itself have equal indices.
+    assert _hash(lambda x, y: [x, y + 1], [0, 1, 2, 3]) != plain
+    # Equal labels tell nothing: the samples themselves count.
+    assert _hash(lambda x, y: [x, y * 0], None) != _hash(lambda x, y: [x + 1, y * 0], None)

@@ -1,0 +1,150 @@
+"""Steps of a training that nobody changed: counted, timed, ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from nfold.ablation import Ablation
+from nfold.errors import Unsupported
+from nfold.frameworks.base import Phase
+from watched import dataset, loop, model, script_task, usual, watched
+
+
+def test_a_training_ends_after_its_steps_and_its_samples_are_counted() -> None:
+    found = watched(usual, script_task())
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 10
+    assert sum(window.steps for window in found.samples.windows) == 10
+    assert sum(window.samples for window in found.samples.windows) == 80
+    assert found.samples.losses == ()
+    assert found.samples.first_step_ms is not None
+    assert found.samples.parameter_checksum is not None
+    assert (found.seen.steps, found.seen.samples_per_step, found.seen.batch) == (10, 8, 8)
+
+
+def test_pytorch_is_as_it_was_when_the_rank_has_ended() -> None:
+    before = (DataLoader.__iter__, DataLoader.__init__, torch.Tensor.item, torch.Tensor.to)
+    own = [name in vars(torch.Tensor) for name in ("item", "to")]
+    watched(usual, script_task())
+    assert (DataLoader.__iter__, DataLoader.__init__, torch.Tensor.item, torch.Tensor.to) == before
+    assert [name in vars(torch.Tensor) for name in ("item", "to")] == own
+
+
+def test_a_training_that_ends_by_itself_is_measured_as_far_as_it_came() -> None:
+    found = watched(lambda: usual(epochs=1), script_task(steps=100))
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 8 - found.samples.warmup_steps
+
+
+def test_under_accumulation_a_step_has_the_samples_of_all_its_parts() -> None:
+    found = watched(lambda: usual(accumulate=2), script_task())
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 10 * 16
+    assert (found.seen.accumulation, found.seen.batch) == (2, 16)
+
+
+def test_two_optimizers_make_one_step_together() -> None:
+    def adversarial() -> None:
+        one, other = nn.Linear(8, 4), model()
+        loader = DataLoader(dataset(), batch_size=8)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, other)]
+        loop(loader, other, *optimizers)
+
+    found = watched(adversarial, script_task())
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 80
+    assert (found.seen.optimizers, found.seen.boundary) == (("SGD", "SGD"), 1)
+
+
+def test_a_step_that_a_scaler_skips_is_a_step() -> None:
+    def overflowing() -> None:
+        module = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu")
+        for number, (samples, labels) in enumerate([*DataLoader(dataset(), batch_size=4)] * 2):
+            loss = nn.functional.cross_entropy(module(samples), labels)
+            scaler.scale(loss * (float("inf") if number % 2 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    found = watched(overflowing, script_task())
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 10
+    assert found.seen.skipped_steps == 7
+
+
+def test_an_evaluation_is_in_no_window_and_its_batches_are_not_counted() -> None:
+    evaluated: list[int] = []
+
+    def evaluate() -> None:
+        evaluated.extend(len(batch) for batch, _ in DataLoader(dataset(32), batch_size=32))
+
+    found = watched(lambda: usual(after_epoch=evaluate), script_task(steps=20))
+    assert evaluated
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 160
+    assert Phase.EVALUATING in found.phases
+    assert sum(found.samples.step_ms) == pytest.approx(
+        1e3 * sum(window.seconds for window in found.samples.windows), rel=0.2, abs=2
+    )
+
+
+def test_whole_epochs_end_where_the_next_would_begin() -> None:
+    found = watched(usual, script_task(steps=None, epochs=2, warmup_steps=3))
+    assert found.samples is not None
+    assert [epoch.samples for epoch in found.samples.epochs] == [64, 64]
+    assert all(epoch.train_loss is None for epoch in found.samples.epochs)
+    assert sum(window.steps for window in found.samples.windows) == 16 - 3
+    inside = sum(window.seconds for window in found.samples.windows[-1:])
+    assert found.samples.epochs[1].seconds >= inside
+
+
+def test_the_last_epoch_of_a_script_ends_with_it() -> None:
+    found = watched(lambda: usual(epochs=2), script_task(steps=None, epochs=5, warmup_steps=3))
+    assert found.samples is not None
+    assert len(found.samples.epochs) == 2
+
+
+def _no_loader(pieces: int = 12) -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(pieces * 2):
+        module(torch.randn(6, 8)).sum().backward()
+        optimizer.step()
+
+
+def test_without_a_loader_the_model_s_calls_tell_the_samples() -> None:
+    found = watched(_no_loader, script_task())
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 60
+    assert found.seen.loader is None
+    assert found.seen.batch is None
+
+
+def test_without_a_loader_there_is_nothing_to_give_again() -> None:
+    with pytest.raises(Unsupported, match="no DataLoader fed"):
+        watched(_no_loader, script_task(Ablation(input="replayed")))
+
+
+def test_the_same_samples_have_the_same_hash_and_others_have_not() -> None:
+    def hashes(first: int) -> Any:
+        def training() -> None:
+            module = model()
+            part = torch.utils.data.Subset(dataset(64), range(first, first + 32))
+            loop(
+                DataLoader(part, batch_size=8),
+                module,
+                torch.optim.SGD(module.parameters(), lr=0.1),
+            )
+
+        samples = watched(training, script_task()).samples
+        return samples.sample_hashes if samples else None
+
+    assert hashes(0) == hashes(0)
+    assert hashes(0) != hashes(32)

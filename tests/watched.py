@@ -1,0 +1,117 @@
+"""A training in the test's own process, watched as a script's is in a rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import made
+from nfold.ablation import Ablation
+from nfold.frameworks.base import Observer, Phase
+from nfold.frameworks.torch.script.watch import Watch
+from nfold.measurement import RankSamples
+from nfold.plan import Plan
+from nfold.seen import Seen
+from nfold.workload import Workload
+
+FEATURES, CLASSES = 8, 4
+
+
+class Left(SystemExit):
+    """The process of a rank would have ended here."""
+
+
+class Noting(Observer):
+    """Keeps what a rank tells; leaving it raises ``Left``."""
+
+    def __init__(self) -> None:
+        self.seen = Seen()
+        self.samples: RankSamples | None = None
+        self.phases: list[Phase] = []
+
+    def beat(self, phase: Phase, step: int, total: int = 0) -> None:
+        self.phases.append(phase)
+
+    def see(self, seen: Seen) -> None:
+        self.seen = seen
+
+    def leave(self, samples: RankSamples) -> NoReturn:
+        self.samples = samples
+        raise Left(0)
+
+
+def script_task(ablation: Ablation | None = None, world_size: int = 1, **changes: Any) -> Any:
+    """A rank's task of a script that says what it needs and imposes nothing."""
+    said: dict[str, Any] = {
+        "device": "cpu",
+        "devices": world_size,
+        "cores_per_device": 1,
+        "strategy": "single" if world_size == 1 else "ddp",
+        "steps": 10,
+        "warmup_steps": 4,
+    }
+    return dataclasses.replace(
+        made.task(world_size=world_size),
+        workload=Workload(name="train.py", script=("train.py",)),
+        plan=Plan(**{**said, **changes}),
+        ablation=ablation,
+    )
+
+
+def watched(training: Callable[[], object], task: Any) -> Noting:
+    """What a rank told of the training, which may end by itself."""
+    noting = Noting()
+    watch = Watch(task, noting)
+    watch.install()
+    try:
+        training()
+        noting.samples = watch.samples()
+    except Left:
+        pass
+    finally:
+        watch.remove()
+    return noting
+
+
+def dataset(samples: int = 64) -> TensorDataset:
+    """Samples and labels, the same every time."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, CLASSES, (samples,), generator=draw)
+    return TensorDataset(torch.randn(samples, FEATURES, generator=draw), labels)
+
+
+def model() -> nn.Module:
+    """A small one."""
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.Linear(16, CLASSES))
+
+
+def loop(
+    loader: Any,
+    module: nn.Module,
+    *optimizers: Any,
+    epochs: int = 100,
+    accumulate: int = 1,
+    after_epoch: Callable[[], object] = lambda: None,
+) -> None:
+    """What people write."""
+    for _ in range(epochs):
+        for number, (samples, labels) in enumerate(loader, start=1):
+            loss = nn.functional.cross_entropy(module(samples), labels)
+            loss.backward()
+            if number % accumulate == 0:
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        after_epoch()
+
+
+def usual(samples: int = 64, batch: int = 8, **how: Any) -> None:
+    """A whole training of it."""
+    module = model()
+    loader = DataLoader(dataset(samples), batch_size=batch, shuffle=True)
+    loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1), **how)
