@@ -150,8 +150,10 @@ class Script:
     def causes(self) -> tuple[str, ...]:
         """Those that this kind of script can have on such devices."""
         both = ("input", "imbalance", "synchronization", "link", "epoch-boundary", "layout")
-        cuda = () if self.cpu else ("copies", "host-syncs", "threads")
-        own = ("undivided-work",) if self.kind == "ddp" else ()
+        cuda = () if self.cpu else ("host-syncs", "threads")
+        # Accelerate and Lightning divide the work and move it to the device themselves.
+        moving = ("copies",) if self.kind in ("ddp", "dataparallel") and not self.cpu else ()
+        own = (*moving, "undivided-work") if self.kind == "ddp" else moving
         one_process = self.kind == "dataparallel"
         none = {"synchronization", "link", "threads"} if one_process else set()
         return tuple(cause for cause in (*both, *cuda, *own) if cause not in none)
@@ -191,10 +193,14 @@ class Script:
         """What the dose says where it cannot hide; else timed without nfold, with and without."""
         if set(doses) == {"undivided-work"}:
             whole = float(found["n_devices"]["step_ms"]["value"])
-            return {"undivided-work": whole * (1 - 1 / self.count)}
+            return {"undivided-work": whole * (self.count - 1)}
         if set(doses) <= {"imbalance", "synchronization", "link"}:
             return dict(doses)
-        return {cause: self.timed_ms({cause: dose}) for cause, dose in doses.items()}
+        # Values that the host reads are a part of synchronization.
+        return {
+            cause.replace("host-syncs", "synchronization"): self.timed_ms({cause: dose})
+            for cause, dose in doses.items()
+        }
 
     def timed_ms(self, doses: Doses) -> float:
         """How much longer a step on all devices takes: medians of fresh, alternating processes."""

@@ -32,7 +32,7 @@ def main() -> None:
     clock = Clock(told.steps)
     for _ in itertools.count():
         for images, labels in loader:
-            images = images.to(device, non_blocking=True)
+            images = faults.moved(images, device)
             labels = labels.to(device, non_blocking=True)
             loss = functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()

@@ -40,7 +40,7 @@ def main() -> None:
     for epoch in itertools.count():
         sampler.set_epoch(epoch)
         for images, labels in loader:
-            images = images.to(device, non_blocking=True)
+            images = faults.moved(images, device)
             labels = labels.to(device, non_blocking=True)
             loss = functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()

@@ -132,6 +132,23 @@ def plant(module: nn.Module) -> nn.Module:
     return module
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A batch on the device; with it ``copies`` milliseconds of pageable memory.
+
+    What is on the device already brings nothing along.
+    """
+    dose = doses().get("copies", 0.0)
+    if dose and tensor.device.type != device.type:
+        _luggage(dose, device).to(device)
+    return tensor.to(device, non_blocking=True)
+
+
+@cache
+def _luggage(dose_ms: float, device: torch.device) -> Tensor:
+    small, large = (_copy_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
+    return _bytes(int(dose_ms * (LARGE_BYTES - SMALL_BYTES) / (large - small)))
+
+
 class Steps:
     """The faults of every step of a rank; calibrated in the first one, on its device."""
 
@@ -195,16 +212,6 @@ def _layout(dose_ms: float, device: torch.device) -> Callable[[], None]:
     return lambda: _repeat(permute, count)
 
 
-def _copies(dose_ms: float, device: torch.device) -> Callable[[], None]:
-    """A copy of pageable memory to the device; a CPU device has none."""
-    if device.type == "cpu":
-        return _nothing
-    small, large = (_copy_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
-    ms_per_byte = (large - small) / (LARGE_BYTES - SMALL_BYTES)
-    tensor = _bytes(int(dose_ms / ms_per_byte))
-    return lambda: _discard(tensor.to(device))
-
-
 def _host_syncs(dose: float, device: torch.device) -> Callable[[], None]:
     """So many readings of a value on the device."""
     tensor = torch.zeros((), device=device)
@@ -216,7 +223,6 @@ MADE: dict[str, Callable[[float, torch.device], Callable[[], None]]] = {
     "synchronization": _synchronization,
     "link": _link,
     "layout": _layout,
-    "copies": _copies,
     "host-syncs": _host_syncs,
 }
 

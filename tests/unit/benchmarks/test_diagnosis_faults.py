@@ -96,6 +96,23 @@ def test_values_are_read_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> N
     assert counted == [7]
 
 
+def test_a_batch_on_its_device_brings_nothing_along(
+    asked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+
+    def luggage(dose: float, device: torch.device) -> torch.Tensor:
+        made.append(dose)
+        return torch.zeros(1)
+
+    monkeypatch.setattr(faults, "_luggage", luggage)
+    asked('{"copies": 3}')
+    assert faults.moved(torch.ones(2), CPU).sum() == 2
+    assert made == []
+    assert faults.moved(torch.ones(2), torch.device("meta")).device.type == "meta"
+    assert made == [3.0]
+
+
 def test_nothing_is_exchanged_by_one_process_alone() -> None:
     for cause in ("synchronization", "link"):
         faults.MADE[cause](5.0, CPU)()
