@@ -71,6 +71,10 @@ def _case(asked: argparse.Namespace, target: Target, doses: Doses, seed: int) ->
         assert isinstance(target, Script)
         return traced.case(target, doses)
     found = _explained(asked, target.command(), target.environment(doses, seed))
+    if asked.keep:
+        asked.keep.mkdir(parents=True, exist_ok=True)
+        name = "-".join([target.name, *(f"{c}-{ms:g}" for c, ms in doses.items()), str(seed)])
+        (asked.keep / f"{name.replace(' ', '-')}.json").write_text(json.dumps(found, indent=1))
     return read(target.name, found, target.injected(doses, found), strong=target.strong)
 
 
@@ -124,7 +128,15 @@ def read(target: str, found: Any, injected: dict[str, float], *, strong: bool) -
         ),
         speedup=found["speedup"]["value"],
         predicted=promised[0] if len(injected) == 1 and promised else None,
+        said=_untested(injected, rows, found),
     )
+
+
+def _untested(injected: Doses, rows: list[Any], found: Any) -> str:
+    """Why nothing is attributed to an injected cause that has no row."""
+    missing = {f"untested_{cause}" for cause in injected} - {f"untested_{r['cause']}" for r in rows}
+    reasons = [doubt for doubt in found["warnings"] if doubt["kind"] in missing]
+    return "; ".join(f"{one['kind'].replace('_', ' ')}: {one['text']}" for one in reasons)
 
 
 def _attributed(cause: str, found: Any, strong: bool) -> float:
@@ -155,6 +167,7 @@ def main(arguments: list[str] | None = None) -> list[Case]:
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after these")
     parser.add_argument("--seed", type=int, default=0, help="of the order of cases")
     parser.add_argument("--out", type=Path, help="a file to which every case is added")
+    parser.add_argument("--keep", type=Path, help="a folder for the whole explanations")
     parser.add_argument("--read", type=Path, nargs="+", help="print the score of such files")
     parser.add_argument("--verbose", action="store_true", help="show every run")
     asked = parser.parse_args(arguments)

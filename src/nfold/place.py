@@ -17,6 +17,8 @@ NOT_THE_USERS = tuple(
     )
 )
 """Folders whose code is not the user's: Python's, installed packages', nfold's."""
+INSTALLED = ("site-packages", "dist-packages")
+"""Names of folders of installed packages, also of those that another environment lends."""
 
 
 def user_place(error: BaseException) -> str | None:
@@ -42,7 +44,9 @@ def place_here() -> str | None:
 def _is_the_users(filename: str) -> bool:
     real = os.path.realpath(filename)
     generated = filename.startswith("<")
-    return not generated and not any(real.startswith(f + os.sep) for f in NOT_THE_USERS)
+    installed = any(part in INSTALLED for part in real.split(os.sep))
+    ours = any(real.startswith(folder + os.sep) for folder in NOT_THE_USERS)
+    return not (generated or installed or ours)
 
 
 def _shown(filename: str) -> str:

@@ -75,12 +75,15 @@ def test_two_ablations_leave_out_what_either_does() -> None:
         (Ablation(synchronised_batch_norm=False), {"devices": 2}, "not synchronised"),
         (Ablation(captured=True), {"devices": 2, "step": "captured"}, "already"),
         (Ablation(devices=(1, 0)), {"devices": 4}, "no order of 4 devices"),
+        (Ablation(buffers=False), {"devices": 1}, "one device broadcasts"),
+        (Ablation(buffers=False), {"devices": 2, "strategy": "dp"}, "whole module"),
+        (Ablation(host_syncs=False), {"device": "cpu"}, "nothing waits"),
     ],
 )
 def test_what_cannot_be_taken_away_says_why(
     ablation: Ablation, changes: dict[str, Any], said: str
 ) -> None:
-    reason = ablation.refusal(plan(HOST, device="cuda", **changes))
+    reason = ablation.refusal(plan(HOST, **{"device": "cuda", **changes}))
     assert reason is not None
     assert said in reason
 
@@ -92,5 +95,6 @@ def test_what_can_be_taken_away_is_not_refused() -> None:
         Ablation(input="resident", exchange="none", synchronised_batch_norm=False),
         Ablation(independent=True, threads=1, pinned=False),
         Ablation(devices=(1, 0), shares=(1, 0), augmentation=False, captured=True),
+        Ablation(buffers=False, host_syncs=False),
     ):
         assert ablation.refusal(complete) is None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
+from made import machine, plan
 from nfold.errors import UsageError
+from nfold.measurement import cell_id
+from nfold.plain import from_plain, to_plain
 from nfold.workload import Workload
 
 
@@ -96,3 +100,20 @@ def test_with_parameters_replaces_and_leaves_the_first_alone() -> None:
     narrow = Workload.parse("wide_resnet:depth=16,width=1")
     assert str(narrow.with_parameters(width=4)) == "wide_resnet:depth=16,width=4"
     assert str(narrow) == "wide_resnet:depth=16,width=1"
+
+
+def test_a_script_is_written_as_a_person_types_it_and_is_known_by_its_content(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "train it.py"
+    file.write_text("print(1)\n")
+    found = Workload.of_script(str(file), "--lr", "0.1")
+    assert str(found) == f"'{file}' --lr 0.1"
+    assert (found.name, found.reference) == ("train it.py", None)
+    assert from_plain(Workload, to_plain(found)) == found
+    asked = plan(), None, machine()
+    assert cell_id(found, *asked) != cell_id(Workload.of_script(str(file)), *asked)
+    file.write_text("print(2)\n")
+    assert Workload.of_script(str(file), "--lr", "0.1").code != found.code
+    with pytest.raises(UsageError, match="cannot be read"):
+        Workload.of_script(str(tmp_path / "missing.py"))

@@ -21,9 +21,10 @@ def main() -> None:
     for epoch in range(1000):
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
             optimizer.step()
-        Path("log.txt").open("a").write(f"{epoch}\n")
+        with Path("log.txt").open("a") as log:
+            log.write(f"{epoch}\n")
 
 
 if __name__ == "__main__":

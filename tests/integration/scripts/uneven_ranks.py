@@ -28,7 +28,7 @@ def main() -> None:
             if os.environ["RANK"] == "1":
                 spin(SPIN_S)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
             optimizer.step()
         torch.save(model.state_dict(), "last.pt")
 

@@ -27,6 +27,7 @@ def _explained(
         "speedup": {"value": several / one},
         "plan": {"workers": 0},
         "wrong": more.get("wrong", []),
+        "warnings": [],
     }
 
 

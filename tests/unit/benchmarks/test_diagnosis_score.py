@@ -161,11 +161,14 @@ def test_lost_input_is_in_one_block_or_in_both(strong: bool, attributed: float) 
         "unexplained_ms": {"value": 0.5},
         "speedup": {"value": 1.5},
         "plan": {"workers": 4},
+        "warnings": [{"kind": "untested_layout", "text": "no time"}],
     }
     case = diagnose.read("made", found, {"input": 4.0}, strong=strong)
     assert case.attributed == {"input": attributed}
     assert case.named == ("link", "input")
-    assert (case.predicted, case.interaction_ms) == (1.9, 0.0)
+    assert (case.predicted, case.interaction_ms, case.said) == (1.9, 0.0, "")
+    untested = diagnose.read("made", found, {"layout": 4.0}, strong=strong)
+    assert (untested.attributed, untested.said) == ({"layout": 0}, "untested layout: no time")
 
 
 def _row(cause: str, value: float) -> dict[str, object]:

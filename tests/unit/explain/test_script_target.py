@@ -53,6 +53,10 @@ def looked(seen: Seen, scaling: Scaling | None = None, refused: str = "") -> Lad
     return first_look(one, PLACE, scaling, HOST, lambda found: (seen,) * (found.status == "ok"))
 
 
+def placed(seen: Seen, what: str, where: str) -> Seen:
+    return dataclasses.replace(seen, places={what: (Place(where=where),)})
+
+
 def explained(seen: Seen, **costs: Any) -> Budget:
     one = experiment(Script(**COSTS, **costs))
     asked = first_look(one, PLACE, None, HOST, lambda _: (seen,))
@@ -111,8 +115,7 @@ def test_no_loader_has_no_other_scaling_and_no_other_input() -> None:
 def test_a_fix_names_the_line() -> None:
     found = explained(DDP, exchange_ms=3.0)
     assert found.rows[0].cause == "link"
-    places = {"wrapper": (Place(where="train.py:9"),)}
-    found = explained(dataclasses.replace(DDP, places=places), exchange_ms=3.0)
+    found = explained(placed(DDP, "wrapper", "train.py:9"), exchange_ms=3.0)
     assert found.rows[0].fix.startswith("train.py:9: send half")
     assert "train.py:9" in sentences(found)[1]
 
@@ -126,8 +129,7 @@ def test_workers_are_tried_and_named_by_the_line_of_the_loader() -> None:
 
 
 def test_a_plain_script_is_told_what_copies_would_give() -> None:
-    places = {"model": (Place(where="train.py:5"),)}
-    found = explained(dataclasses.replace(PLAIN, places=places))
+    found = explained(placed(PLAIN, "model", "train.py:5"))
     assert found.headline.startswith("train.py divides its work over no devices: of 2 it uses one")
     assert found.way == "one process"
     assert found.to_json()["warnings"][0]["kind"] == "headline"

@@ -59,6 +59,14 @@ def test_every_rung_of_the_ladder_adds_its_own_cost() -> None:
     assert _step_ms(script) == pytest.approx(14.8)
 
 
+def test_buffers_and_waits_of_the_host_go_alone() -> None:
+    script = Script(compute_ms_per_sample=0.2, latency_ms=0.3, buffers_ms=0.7, host_syncs_ms=2.0)
+    assert _step_ms(script) == pytest.approx(13.0)
+    assert _step_ms(script, Ablation(buffers=False)) == pytest.approx(12.3)
+    assert _step_ms(script, Ablation(exchange="none")) == pytest.approx(12.0)
+    assert _step_ms(script, Ablation(host_syncs=False)) == pytest.approx(11.0)
+
+
 def test_a_transfer_that_backward_hides_costs_nothing() -> None:
     script = Script(compute_ms_per_sample=0.2, transfer_ms=5.0, overlap=0.5)
     assert _step_ms(script) == pytest.approx(_step_ms(script, Ablation(exchange="barrier")))

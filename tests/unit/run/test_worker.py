@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from nfold.frameworks.base import Phase
 from nfold.measurement import Epoch, RankSamples
 from nfold.run import worker
 from nfold.run.handoff import Folder
+from nfold.seen import Seen
 
 EPOCH = Epoch(seconds=1.0, samples=2, train_loss=0.5)
 
@@ -67,3 +70,25 @@ def test_writing_takes_at_most_a_hundredth_of_short_epochs(tmp_path: Path, clock
     observer.save(_samples(3), epoch_ended=True)
     assert len(folder.read_epochs()) == 3
     observer.close()
+
+
+def test_a_rank_waits_for_the_others_steps_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "AWAIT_S", 0.2)
+    folder = Folder(tmp_path)
+    first, second = (worker.FolderObserver(folder, rank, 2) for rank in (0, 1))
+    waited: list[float] = []
+    monkeypatch.setattr(worker.time, "sleep", lambda _s: waited.append(time.monotonic()))
+    first.await_others(3)
+    assert waited
+    waited.clear()
+    second.beat(Phase.STEPPING, 3)
+    first.await_others(3)
+    second.beat(Phase.FINISHED, 1)
+    first.await_others(3)
+    assert not waited
+    first.see(Seen(rank=0, steps=3))
+    assert folder.read_seen() == (Seen(rank=0, steps=3),)
+    first.close()
+    second.close()

@@ -25,7 +25,7 @@ class Keras(Framework):
 
     def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         """The first rule that the plan breaks, or None; ExtraMissing where it is not installed."""
-        if workload.reference is not None:
+        if workload.reference is not None or workload.script:
             return f"{workload.name} is written in PyTorch; next: --framework torch"
         check_installed(self.name)
         known = info(workload.name)

@@ -52,6 +52,8 @@ class Hook:
     def heard(self, event: str, arguments: tuple[Any, ...]) -> None:
         """One audit event; what the listener itself does to files is not told to it."""
         act = ACTS.get(event)
+        if act is _open and not _is_write(arguments[2]):
+            return
         if act is not None and self.listener is not None and not getattr(self._busy, "now", False):
             with self.silent():
                 act(self.listener, *arguments)
@@ -71,8 +73,11 @@ HOOK = Hook()
 
 def _open(listener: Listener, path: Any, mode: Any, flags: Any) -> None:
     del mode
-    if isinstance(flags, int) and flags & WRITES:
-        _tell(listener.writes, path, empties=bool(flags & os.O_TRUNC))
+    _tell(listener.writes, path, empties=bool(flags & os.O_TRUNC))
+
+
+def _is_write(flags: Any) -> bool:
+    return isinstance(flags, int) and bool(flags & WRITES)
 
 
 def _rename(listener: Listener, source: Any, target: Any, source_fd: int, target_fd: int) -> None:

@@ -42,7 +42,7 @@ class Simulated(Framework):
             value = str(getattr(plan, axis))
             if value in values:
                 return f"{axis} {value!r} is planted as unsupported"
-        return info(workload.name).unsupported(plan)
+        return None if workload.script else info(workload.name).unsupported(plan)
 
     def refuses(self, ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
         """Every ablation that makes sense for the plan is honoured, exactly."""

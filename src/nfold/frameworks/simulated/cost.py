@@ -59,6 +59,8 @@ class Costs:
             cost += script.input_ms_per_sample * samples
         if plan.input == "loader" and left_out.input != "resident":
             cost += script.copy_ms_per_sample * samples
+        if left_out.host_syncs:
+            cost += script.host_syncs_ms
         if left_out.threads != 1:
             cost += script.contention_ms * (self._devices - 1)
         return cost
@@ -81,6 +83,7 @@ class Costs:
             cost += script.batch_norm_ms
         if left_out.exchange != "none":
             cost += script.latency_ms
+            cost += script.buffers_ms if left_out.buffers else 0.0
         if left_out.exchange == "real":
             hidden = script.overlap * compute
             cost += script.exchange_ms + max(0.0, script.transfer_ms - hidden)

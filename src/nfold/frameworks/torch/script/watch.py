@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -75,8 +74,8 @@ class Watch:
 
     @property
     def children(self) -> int:
-        """Processes that the script has started and that still run."""
-        return len(multiprocessing.active_children())
+        """Processes that the script has started, apart from loaders' workers."""
+        return self._sights.children
 
     def install(self) -> None:
         """Put everything in its place; the script has just imported torch."""

@@ -41,7 +41,7 @@ class Wrappers:
             patches.put(nn.SyncBatchNorm, "forward", lambda _usual: _BatchNorm.forward)
 
     def _constructing_ddp(self, usual: Any) -> Any:
-        def construct(module: Any, *args: Any, **kwargs: Any) -> None:
+        def construct(module: Any, /, *args: Any, **kwargs: Any) -> None:
             given = SIGNATURE.bind(module, *args, **kwargs)
             given.arguments.update(self._changes(given.arguments))
             usual(*given.args, **given.kwargs)
@@ -70,7 +70,7 @@ class Wrappers:
         return changed
 
     def _constructing_dp(self, usual: Any) -> Any:
-        def construct(module: Any, *args: Any, **kwargs: Any) -> None:
+        def construct(module: Any, /, *args: Any, **kwargs: Any) -> None:
             usual(module, *args, **kwargs)
             self.dp.append(module)
             self._made()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -241,3 +242,13 @@ def test_synchronised_batch_norm_can_be_plain() -> None:
     found = watched(training, script_task(Ablation(synchronised_batch_norm=False)))
     assert found.seen.synchronised_batch_norms == 1
     assert found.samples is not None
+
+
+def test_processes_of_a_script_s_own_are_counted_and_workers_are_not() -> None:
+    def training() -> None:
+        child = multiprocessing.get_context("fork").Process(target=print)
+        child.start()
+        child.join()
+        loop(_loader(num_workers=1), model(), epochs=1)
+
+    assert watched(training, script_task()).seen.children == 1

@@ -1,0 +1,96 @@
+"""A script that nobody changed, on real GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from nfold.ablation import Ablation
+from nfold.measurement import Measurement
+from nfold.plan import Plan
+from nfold.run.handoff import Folder
+from nfold.run.options import Options
+from nfold.run.run import run
+from nfold.seen import Seen
+from nfold.telemetry.inspection import inspect_machine
+from nfold.workload import Workload
+
+pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(300)]
+HOST = inspect_machine()
+one_gpu = pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU")
+two_gpus = pytest.mark.skipif(len(HOST.gpus) < 2, reason="needs two GPUs")
+SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_images.py")
+
+
+def _measured(
+    tmp_path: Path, ablation: Ablation | None = None, *arguments: str, **changes: Any
+) -> tuple[Measurement, tuple[Seen, ...]]:
+    said = {"devices": 1, "strategy": "single", "steps": 30, "warmup_steps": 6, **changes}
+    plan = Plan(**{"device": "cuda", "cores_per_device": 1, **said})
+    workload = Workload.of_script(SCRIPT, *arguments)
+    found = run(workload, plan, ablation, machine=HOST, options=Options(results=tmp_path))
+    assert found.status == "ok", found.cause
+    assert {len(rank.step_ms) for rank in found.ranks} == {30}
+    return found, Folder(tmp_path / str(found.folder)).read_seen()
+
+
+@one_gpu
+def test_copies_and_reads_are_seen_and_resident_batches_are_not_copied(tmp_path: Path) -> None:
+    _, (seen,) = _measured(tmp_path)
+    assert seen.device == "cuda:0"
+    assert (seen.copies.per_step, seen.copies.pinned_per_step) == (2, 2)
+    assert seen.copies.bytes_per_step == 64 * (3 * 32 * 32 * 4 + 8)
+    assert seen.host_syncs == 1
+    assert seen.autocast == seen.precision == "bf16"
+    assert seen.channels_last
+    assert str(seen.first_place("host_sync")).endswith("somebodys_images.py:54")
+    replayed, _ = _measured(tmp_path, Ablation(input="replayed"))
+    resident, (still,) = _measured(tmp_path, Ablation(input="resident"))
+    assert still.copies.per_step < 1
+    assert resident.ranks[0].data_bytes
+    assert not replayed.ranks[0].data_bytes
+
+
+@one_gpu
+def test_the_host_need_not_wait_for_what_it_reads(tmp_path: Path) -> None:
+    """A read in every step keeps the host from running ahead: its loop takes the device's time."""
+    waits, _ = _measured(tmp_path, Ablation(input="resident"), "--read", "40")
+    ahead, _ = _measured(tmp_path, Ablation(input="resident", host_syncs=False), "--read", "40")
+    assert median(ahead.ranks[0].step_ms) < median(waits.ranks[0].step_ms)
+
+
+@two_gpus
+def test_one_process_drives_two_gpus_or_sees_only_one(tmp_path: Path) -> None:
+    both, (seen,) = _measured(tmp_path, None, "--dp", devices=2, strategy="dp")
+    assert (seen.parallel, seen.dp_devices, seen.process_group) == ("dp", 2, False)
+    assert both.ranks[0].device.startswith("cuda:0, cuda:1 ")
+    _, (alone,) = _measured(tmp_path, Ablation(device=1), "--dp", batch=32)
+    assert alone.dp_devices == 1
+    assert alone.batch == 32
+
+
+@two_gpus
+@pytest.mark.parametrize(
+    "ablation",
+    [
+        None,
+        Ablation(input="resident", exchange="none"),
+        Ablation(input="resident", exchange="barrier"),
+        Ablation(independent=True),
+        Ablation(buffers=False, devices=(1, 0)),
+        Ablation(input="resident", synchronised_batch_norm=False),
+    ],
+    ids=str,
+)
+def test_every_rung_of_ddp_over_nccl(tmp_path: Path, ablation: Ablation | None) -> None:
+    found, seen = _measured(tmp_path, ablation, "--ddp", devices=2, strategy="ddp")
+    assert len(found.ranks) == len(seen) == 2
+    assert {one.parallel for one in seen} == {"ddp"}
+    assert {one.backend for one in seen} == {"nccl"}
+    world = 1 if ablation is not None and ablation.independent else 2
+    assert {one.world_size for one in seen} == {world}
+    if ablation is None:
+        assert len({rank.parameter_checksum for rank in found.ranks}) == 1
