@@ -74,7 +74,8 @@ def judge(name: str, asked: argparse.Namespace) -> Verdict:
     """Explain a script and its repaired form."""
     if asked.tool == "traceml":
         return _traced(name, asked)
-    faulty, fixed = (_explained(f"{name}{end}", asked) for end in ("", "_fixed"))
+    faulty = _explained(name, asked, asked.budget)
+    fixed = _explained(f"{name}_fixed", asked, asked.fixed_budget)
     return verdict(name, asked.on, faulty, fixed)
 
 
@@ -102,9 +103,9 @@ def verdict(name: str, devices: str, faulty: Any, fixed: Any) -> Verdict:
     )
 
 
-def _explained(name: str, asked: argparse.Namespace) -> Any:
+def _explained(name: str, asked: argparse.Namespace, budget: str) -> Any:
     with tempfile.TemporaryDirectory() as results:
-        told = ["--devices", asked.on, "--json", "--no-report", "--budget", asked.budget]
+        told = ["--devices", asked.on, "--json", "--no-report", "--budget", budget]
         done = subprocess.run(
             [asked.python, "-m", "nfold", "explain", str(FOLDER / f"{name}.py"), *told,
              "--results", results, "--", *asked.argument],
@@ -172,6 +173,7 @@ def main(arguments: list[str] | None = None) -> list[Verdict]:
     parser.add_argument("--argument", action="append", default=[], help="of the script: --batch=8")
     parser.add_argument("--epochs", type=int, default=2, help="under TraceML: to their end")
     parser.add_argument("--budget", default="3m", help="time of one explanation")
+    parser.add_argument("--fixed-budget", default="60s", help="the repaired script's, for rates")
     parser.add_argument("--out", type=Path, help="a file to which every verdict is added")
     parser.add_argument("--read", type=Path, nargs="+", help="print the table of such files")
     parser.add_argument("--verbose", action="store_true", help="show every run")
