@@ -16,6 +16,7 @@ FLOOR = 0.02
 SURE = 2.5
 """So many times as wide an interval must still exclude 0: a table has a dozen rows, and one in
 twenty healthy ones lies outside its own interval."""
+NO_TIME = "no time was left; next: a larger --budget"
 CAUSES: dict[str, str] = {
     "link": "gradient bytes that compute does not hide",
     "network": "gradient bytes between hosts",
@@ -189,6 +190,14 @@ def sentences(budget: Budget) -> list[str]:
             f"{milliseconds(budget.unexplained_ms)}, {part:.0f} % of a step, is missing to "
             f"{budget.devices}-fold, and no single cause is above the noise of these runs.",
             "Change nothing yet: measure longer (a larger --budget), with the machine to itself.",
+            f"{budget.devices} devices are {_times(budget.speedup)} as fast as one.",
+        ]
+    left = [cause for cause, reason in budget.untested if reason == NO_TIME]
+    if not budget.named and left:
+        return [
+            f"Nothing that was measured costs more than {FLOOR:.0%} of a step beyond the noise.",
+            f"Change nothing yet: there was no time for {', '.join(left)}; next: a larger "
+            "--budget, which goes on from here.",
             f"{budget.devices} devices are {_times(budget.speedup)} as fast as one.",
         ]
     if not budget.named:

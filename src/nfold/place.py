@@ -17,6 +17,8 @@ NOT_THE_USERS = tuple(
     )
 )
 """Folders whose code is not the user's: Python's, installed packages', nfold's."""
+MIRRORS: list[str] = []
+"""Folders in which the file system appears again, for a script that must not write into it."""
 INSTALLED = ("site-packages", "dist-packages")
 """Names of folders of installed packages, also of those that another environment lends."""
 
@@ -50,6 +52,9 @@ def _is_the_users(filename: str) -> bool:
 
 
 def _shown(filename: str) -> str:
-    """Relative to the working directory where it is below it."""
+    """Relative to the working directory where it is below it; never by its name in a mirror."""
     relative = os.path.relpath(filename)
-    return filename if relative.startswith(os.pardir) else relative
+    if not relative.startswith(os.pardir):
+        return relative
+    root = next((root for root in MIRRORS if filename.startswith(root + os.sep)), "")
+    return filename[len(root) :]

@@ -111,10 +111,10 @@ def headline(name: str, seen: Seen, devices: int) -> str:
         return ""
     if seen.parallel == "dp":
         return "nn.DataParallel does nothing on CPU devices: the whole batch is computed at once."
-    used = "only by threads" if cpu else "one"
+    used = "its threads alone use several cores" if cpu else f"it uses one of {devices}"
     return (
-        f"{name} divides its work over no devices: of {devices} it uses {used}. What follows is "
-        f"what a process a device would make of it."
+        f"{name} divides its work over no devices: {used}. What a process a device would gain is "
+        "told below, by copies of it."
     )
 
 

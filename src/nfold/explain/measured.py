@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from nfold.explain.fit import RESAMPLES, Fit, Key
 from nfold.explain.ladder import Rung
 from nfold.explain.readings import readings, scatter
+from nfold.finding import NO_TIME
 from nfold.measurement import Doubt, Measurement
-
-NO_TIME = "no time was left; next: a larger --budget"
 
 
 @dataclass

@@ -23,7 +23,7 @@ def readings(measurement: Measurement, *, coupled: bool) -> Readings:
     ranks = [rank for rank in measurement.ranks if rank.windows]
     if not ranks or measurement.status != "ok":
         return {}
-    batch = measurement.plan.batch or 1
+    batch = measurement.plan.batch or _batch(ranks)
     found: Readings = {"step": median(_together(ranks, batch))}
     if not coupled:
         own = {f"rank {r.rank}": median(_window_ms(r, batch / len(ranks))) for r in ranks}
@@ -40,6 +40,11 @@ def scatter(measurement: Measurement) -> float:
     if len(times) < 2:
         return 0.0
     return float(1.25 * stdev(times) / fmean(times) / len(times) ** 0.5)
+
+
+def _batch(ranks: Sequence[RankSamples]) -> int:
+    """Samples of a step of all ranks, where a script decides."""
+    return max(1, sum(round(median([w.samples / w.steps for w in r.windows])) for r in ranks))
 
 
 def _window_ms(rank: RankSamples, share: float) -> list[float]:

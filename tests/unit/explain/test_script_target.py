@@ -130,7 +130,7 @@ def test_workers_are_tried_and_named_by_the_line_of_the_loader() -> None:
 
 def test_a_plain_script_is_told_what_copies_would_give() -> None:
     found = explained(placed(PLAIN, "model", "train.py:5"))
-    assert found.headline.startswith("train.py divides its work over no devices: of 2 it uses one")
+    assert found.headline.startswith("train.py divides its work over no devices: it uses one of 2.")
     assert found.way == "one process"
     assert found.to_json()["warnings"][0]["kind"] == "headline"
 

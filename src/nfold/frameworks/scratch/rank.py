@@ -14,6 +14,7 @@ from typing import IO
 from nfold.frameworks.scratch.events import HOOK, wrap_silent
 from nfold.frameworks.scratch.journal import Journal
 from nfold.frameworks.scratch.mirror import Mirror
+from nfold.place import MIRRORS
 
 ROOT, JOURNAL, TOUCHED, LOCK = "root", "journal", "touched", "lock"
 STORE = "nfold.db"
@@ -51,7 +52,8 @@ class Scratch:
         self._alone = [*_left_alone(), str(folder.parent)]
         self._lock = held(folder / LOCK, fcntl.LOCK_SH)
         self._mirror.make(self._from)
-        os.chdir(self._mirror.place(self._from))
+        self._go(self._mirror.place(self._from))
+        MIRRORS.append(self._mirror.root)
 
     def script(self, path: str) -> str:
         """The path to run a script by, relative or absolute as it was: a file of its own here."""
@@ -101,8 +103,14 @@ class Scratch:
     def close(self) -> None:
         """Listen no more, and go back."""
         HOOK.listen(None)
-        os.chdir(self._from)
+        self._go(self._from)
         self._lock.close()
+        MIRRORS.clear()
+
+    def _go(self, folder: str) -> None:
+        os.chdir(folder)
+        if "PWD" in os.environ:
+            os.environ["PWD"] = folder
 
     def _outside(self, path: str, *, file: bool) -> None:
         """Keep what is at a path that is to be put back; ``file``: count it as written."""

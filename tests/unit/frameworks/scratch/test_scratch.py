@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nfold.frameworks.scratch import Scratch, Touched, entered, left_over, settled
+from nfold.place import user_place
 
 State = dict[str, object]
 HERE = Path("here")
@@ -224,9 +225,19 @@ def test_the_script_is_a_file_of_its_own_in_the_mirror(
     assert beside.resolve() == beside
     assert scratch.script(str(project / "train.py")) == str(beside)
     (beside.resolve().parent / "out.txt").write_text("new")
+    error = _raised(str(beside))
+    assert user_place(error) == f"{project / 'train.py'}:1"
     scratch.close()
     assert not (project / "out.txt").exists()
     assert Path(os.getcwd()) == project / "data"
+
+
+def _raised(filename: str) -> BaseException:
+    try:
+        exec(compile("1 / 0", filename, "exec"))
+    except ZeroDivisionError as error:
+        return error
+    raise AssertionError
 
 
 def test_odd_names_and_the_results_folder(
