@@ -114,10 +114,11 @@ def read(target: str, found: Any, injected: dict[str, float], *, strong: bool) -
         for row in found["budget"]
         if row["cause"] in injected and row["predicted_speedup"]
     ]
+    lost = _attributed(found, strong)
     return Case(
         target=target,
         injected=injected,
-        attributed={cause: _attributed(cause, found, strong) for cause in injected},
+        attributed={cause: lost[cause] for cause in injected if cause in lost},
         step_ms=step,
         unexplained_ms=found["unexplained_ms"]["value"],
         named=named,
@@ -139,16 +140,17 @@ def _untested(injected: Doses, rows: list[Any], found: Any) -> str:
     return "; ".join(f"{one['kind'].replace('_', ' ')}: {one['text']}" for one in reasons)
 
 
-def _attributed(cause: str, found: Any, strong: bool) -> float:
+def _attributed(found: Any, strong: bool) -> dict[str, float]:
     """Of N devices; weakly scaled, what one device loses in the same way is lost on N too."""
     blocks = [found["budget"], found["single_device_budget"]]
-    if strong:
-        # Without worker processes nothing hides the input, on one device or on several.
-        alone = cause == "input" and found["plan"]["workers"] == 0
-        blocks = blocks[1:] if alone else blocks[:1]
-    return sum(
-        float(row["lost_ms"]["value"]) for block in blocks for row in block if row["cause"] == cause
-    )
+    lost: dict[str, float] = {}
+    for number, block in enumerate(blocks):
+        for row in block:
+            # Without worker processes nothing hides the input, on one device or on several.
+            alone = row["cause"] == "input" and found["plan"]["workers"] == 0
+            if not strong or number == alone:
+                lost[row["cause"]] = lost.get(row["cause"], 0.0) + row["lost_ms"]["value"]
+    return lost
 
 
 def main(arguments: list[str] | None = None) -> list[Case]:

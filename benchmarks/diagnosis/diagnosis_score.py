@@ -19,7 +19,8 @@ class Case:
     """One explanation of a run with known costs in it; all times in milliseconds a step.
 
     ``injected`` is empty for a healthy run, has two causes for a pair, and 0 for a dose that
-    something else hides. ``attributed`` is what the rows of the injected causes say and
+    something else hides. ``attributed`` is what the rows of the injected causes say, without
+    those that there was no time to test, and
     ``interaction_ms`` what they share, ``named`` are the causes that are named, the largest
     first. ``predicted`` is the speedup that is promised without the injected cause. ``said`` is
     a tool's verdict in its own words.
@@ -41,6 +42,11 @@ class Case:
     def label(self) -> str:
         """The causes that were injected, ``nothing`` for none."""
         return " + ".join(self.injected) or NOTHING
+
+    @property
+    def answered(self) -> bool:
+        """Whether every injected cause was tested."""
+        return set(self.injected) <= set(self.attributed)
 
     @property
     def point(self) -> Point:
@@ -121,10 +127,12 @@ def _sizes(cases: Sequence[Case]) -> list[str]:
         "| cause | doses | slope | error / step | unexplained / step |",
         "|---|--:|--:|--:|--:|",
     ]
-    injected = [c for c in cases if c.injected]
+    injected = [c for c in cases if c.injected and c.answered]
     for label in dict.fromkeys(c.label for c in injected):
         lines.append(_size(label, [c for c in injected if c.label == label]))
-    return [*lines, _size("all", injected)] if injected else lines
+    lines += [_size("all", injected)] if injected else []
+    silent = sum(not c.answered for c in cases)
+    return [*lines, "", f"Not tested: {silent} of {len(cases)}."] if silent else lines
 
 
 def _size(label: str, cases: Sequence[Case]) -> str:

@@ -101,7 +101,9 @@ def test_the_table_has_it_all() -> None:
         tool="traceml",
         said="RESIDUAL-HEAVY: so it is",
     )
-    text = "\n".join(table([*LINKS, *HEALTHY, *PAIRS, told]))
+    silent = _case({"link": 9.0}, {})
+    text = "\n".join(table([*LINKS, *HEALTHY, *PAIRS, silent, told]))
+    assert "Not tested: 1 of 8." in text
     assert "| link | 3 | 0.900 |" in text
     assert "nfold: healthy runs with a cause named: 1 of 2." in text
     assert "Both causes of a pair first: 50%." in text
@@ -168,7 +170,7 @@ def test_lost_input_is_in_one_block_or_in_both(strong: bool, attributed: float) 
     assert case.named == ("link", "input")
     assert (case.predicted, case.interaction_ms, case.said) == (1.9, 0.0, "")
     untested = diagnose.read("made", found, {"layout": 4.0}, strong=strong)
-    assert (untested.attributed, untested.said) == ({"layout": 0}, "untested layout: no time")
+    assert (untested.attributed, untested.said) == ({}, "untested layout: no time")
 
 
 def _row(cause: str, value: float) -> dict[str, object]:
