@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -38,8 +39,14 @@ SCRIPTS = {
 }
 TIMED_STEPS = 60
 REPEATS = 3
+PRINTED = re.compile(r'"step_ms": ([0-9.]+)')
 TAIL = 2000
 """Characters of a failed script's output that are told."""
+
+
+def printed_ms(text: str) -> list[float]:
+    """What the ranks' clocks printed; two ranks may have written on one line."""
+    return [float(found) for found in PRINTED.findall(text)]
 
 
 class Target(Protocol):
@@ -219,10 +226,10 @@ class Script:
             capture_output=True,
             text=True,
         )  # fmt: skip
-        lines = [line for line in done.stdout.splitlines() if '"step_ms"' in line]
-        if done.returncode or not lines:
+        found = printed_ms(done.stdout)
+        if done.returncode or not found:
             raise RuntimeError(f"{self.name}, {dict(doses)}: {done.stderr[-TAIL:]}")
-        return max(float(json.loads(line[line.index("{") :])["step_ms"]) for line in lines)
+        return max(found)
 
     def launcher(self) -> list[str]:
         """One process for nn.DataParallel, else one a device."""
