@@ -184,20 +184,20 @@ def sentences(budget: Budget) -> list[str]:
     """What costs most, what to change, what to expect."""
     if budget.limit is not None and not budget.limit.helps:
         return _cannot_help(budget, budget.limit)
-    if not budget.named and beyond(budget.unexplained_ms, budget.n_devices.step_ms.value):
-        part = 100 * budget.unexplained_ms.value / budget.n_devices.step_ms.value
-        return [
-            f"{milliseconds(budget.unexplained_ms)}, {part:.0f} % of a step, is missing to "
-            f"{budget.devices}-fold, and no single cause is above the noise of these runs.",
-            "Change nothing yet: measure longer (a larger --budget), with the machine to itself.",
-            f"{budget.devices} devices are {_times(budget.speedup)} as fast as one.",
-        ]
     left = [cause for cause, reason in budget.untested if reason == NO_TIME]
     if not budget.named and left:
         return [
             f"Nothing that was measured costs more than {FLOOR:.0%} of a step beyond the noise.",
             f"Change nothing yet: there was no time for {', '.join(left)}; next: a larger "
             "--budget, which goes on from here.",
+            f"{budget.devices} devices are {_times(budget.speedup)} as fast as one.",
+        ]
+    if not budget.named and beyond(budget.unexplained_ms, budget.n_devices.step_ms.value):
+        part = 100 * budget.unexplained_ms.value / budget.n_devices.step_ms.value
+        return [
+            f"{milliseconds(budget.unexplained_ms)}, {part:.0f} % of a step, is missing to "
+            f"{budget.devices}-fold, and no single cause is above the noise of these runs.",
+            "Change nothing yet: measure longer (a larger --budget), with the machine to itself.",
             f"{budget.devices} devices are {_times(budget.speedup)} as fast as one.",
         ]
     if not budget.named:
@@ -244,7 +244,7 @@ def _cannot_help(budget: Budget, limit: BatchLimit) -> list[str]:
         "one.",
         found,
         f"Train on one device, at {budget.one_device.samples_per_s.value:,.0f} samples/s, or "
-        "raise --batch.",
+        f"raise {'its batch' if budget.way else '--batch'}.",
     ]
 
 

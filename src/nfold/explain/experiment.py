@@ -169,6 +169,8 @@ class Experiment:
             steps = ladder.epoch_steps(rung.plan) or self.target.epoch_steps(rung.plan)
             if steps is None:
                 return self._leave_out(rungs, "how long an epoch is is not known")
+            if (rung.plan.warmup_steps or 0) > ((rung.plan.epochs or 1) - 1) * steps:
+                return self._leave_out(rungs, f"epochs of {steps} steps are over in the warm-up")
             taken_s += (rung.plan.epochs or 1) * steps * view.step(timed) / 1e3
         if taken_s > EPOCH_PART * self.clock.budget_s:
             text = f"whole epochs take {taken_s:.0f} s; next: --budget {10 * taken_s:.0f}s"

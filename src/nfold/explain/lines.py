@@ -137,6 +137,12 @@ def divide(seen: Seen) -> str:
     return at(loader(seen).place, text)
 
 
+def fewer_processes(seen: Seen) -> str:
+    """Less on the host that is in each other's way."""
+    fewer = f" and {at(loader(seen).place, 'fewer num_workers')}" if loader(seen).workers else ""
+    return f"fewer threads a rank: OMP_NUM_THREADS=1 where it is started{fewer}"
+
+
 def threads(count: int) -> str:
     """Fewer threads a rank."""
     return f"OMP_NUM_THREADS={count} where it is started"

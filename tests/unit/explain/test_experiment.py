@@ -13,6 +13,7 @@ from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment, rounded
 from nfold.explain.ladder import Rung
 from nfold.explain.measured import NO_TIME
+from nfold.finding import sentences
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Measurement
 from nfold.run.options import Stop
@@ -68,6 +69,7 @@ def test_even_without_time_the_speedup_is_measured() -> None:
     assert ticking.now == 3.0
     assert found.speedup.value == pytest.approx(20 / 12)
     assert [doubt.kind for doubt in found.warnings] == ["few_repeats"]
+    assert "there was no time for launch-bound, link" in sentences(found)[1]
 
 
 def test_rungs_are_repeated_in_rounds_of_another_order() -> None:

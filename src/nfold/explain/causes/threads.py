@@ -62,6 +62,8 @@ class Threads(Cause):
                 "the devices share caches and memory bandwidth: give each fewer cores, or use "
                 "fewer devices"
             )
+        if ladder.seen is not None:
+            return lines.fewer_processes(ladder.seen)
         return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"
 
 

@@ -15,8 +15,10 @@ import stat
 import tempfile
 from collections.abc import Iterator
 
-MOST_BESIDE = 5000
+MOST_BESIDE = 1000
 """Entries of a folder above the working directory; of a larger one only the way down is there."""
+MOST_COPIED_BYTES = 4 << 30
+"""Of one file that is not written from its beginning."""
 MOST_LINKS = 40
 """Links that a path may go through, as in the kernel."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -80,11 +82,11 @@ class Mirror:
             os.chmod(made, os.stat(target).st_mode | stat.S_IRWXU)
             self._fill(made, target, beside=self.place(target) == place)
             _exchange(made, place)
-        elif os.path.exists(target):
+        elif os.path.isfile(target):
             made = f"{place}.nfold-{os.getpid()}"
             _copy(target, made, empty=empty)
             os.replace(made, place)
-        else:
+        elif not os.path.exists(target):
             os.unlink(place)
 
     def _fill(self, place: str, source: str, *, way: str = "", beside: bool = True) -> None:
@@ -148,6 +150,13 @@ def _copy(source: str, made: str, *, empty: bool) -> None:
         with open(made, "wb"):
             shutil.copymode(source, made)
     else:
+        size = os.path.getsize(source)
+        if size > MOST_COPIED_BYTES:
+            raise PermissionError(
+                f"{source} has {size / 1e9:.1f} GB, nfold copies at most "
+                f"{MOST_COPIED_BYTES / 1e9:.1f} GB of a file that a script changes; next: open it "
+                "for reading, or explain the script with a smaller one"
+            )
         shutil.copy2(source, made)
     os.chmod(made, os.stat(made).st_mode | stat.S_IWUSR)
 

@@ -302,6 +302,19 @@ def test_large_old_content_is_refused(
     assert (project / "log.txt").read_text() == "old\n"
 
 
+def test_a_large_file_is_not_copied_and_a_pipe_is_left_alone(
+    project: Path, enter: Callable[[], Scratch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nfold.frameworks.scratch.mirror.MOST_COPIED_BYTES", 3)
+    os.mkfifo(project / "pipe")
+    enter()
+    with pytest.raises(PermissionError, match="next: open it for reading"):
+        Path("log.txt").open("a").close()
+    Path("log.txt").write_text("new")
+    os.close(os.open("pipe", os.O_RDWR | os.O_NONBLOCK))
+    assert (project / "log.txt").read_text() == "old\n"
+
+
 def test_a_large_folder_above_shows_only_the_way_down(
     project: Path, enter: Callable[[], Scratch], monkeypatch: pytest.MonkeyPatch
 ) -> None:

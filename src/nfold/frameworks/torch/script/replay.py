@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nfold.errors import Unsupported
 from nfold.frameworks.torch.ablate import SOME, WHOLE_EPOCH
 from nfold.frameworks.torch.script.batches import tensors_of, with_tensors
 
@@ -43,7 +44,7 @@ class Replay:
         wanted = length if length is not None and length <= WHOLE_EPOCH else SOME
         kept = 0
         for batch in islice(chain([first], rest), wanted):
-            self._batches.append(with_tensors(batch, self._own))
+            self._batches.append(self._kept(batch))
             kept += _bytes(batch)
             if kept > MOST_BYTES:
                 break
@@ -59,6 +60,17 @@ class Replay:
         if _version(batch) != self._versions[place]:
             self._copies = True
         return with_tensors(batch, lambda tensor: tensor)
+
+    def _kept(self, batch: Any) -> Any:
+        """A batch as it is kept; one that holds its tensors out of sight moves itself."""
+        if self._device is None or next(tensors_of(batch), None) is not None:
+            return with_tensors(batch, self._own)
+        if not hasattr(batch, "to"):
+            raise Unsupported(
+                f"input resident: a batch is of type {type(batch).__name__}; allowed are "
+                "tensors in lists, tuples and dictionaries, or an object with a method 'to'"
+            )
+        return batch.to(self._device)
 
     def _own(self, tensor: Tensor) -> Tensor:
         """On the device, or in memory that is not shared with a worker: of that there is little."""

@@ -39,7 +39,7 @@ class Listener(Protocol):
         """A pass over a loader begins; ``feeds``: one that is known to feed the training."""
 
     def pass_began(self) -> None:
-        """Its first batch is there."""
+        """Its workers have started, the first batch is there."""
 
     def pass_ended(self) -> None:
         """It has no more batches."""
@@ -181,7 +181,8 @@ class Feed:
             self._listener.aside()
         elif stream.given == 1:
             self.first_waits_s.append(wait_s)
-            self._listener.pass_began()
+            if stream.loader.num_workers and not self._replays:
+                self._listener.pass_began()
 
     def ended(self, stream: Stream) -> None:
         """Note the end of a pass."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
+from nfold.frameworks.torch.script.unwaited import ours
 
 READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__")
 """What brings a tensor's values to the host: it waits until the device has them."""
@@ -20,6 +23,7 @@ def install(patches: Patches, tally: Tally) -> None:
         patches.put(Tensor, name, lambda usual: _moving(usual, tally))
     for name in READS:
         patches.put(Tensor, name, lambda usual: _reading(usual, tally))
+    patches.put(torch.cuda, "synchronize", lambda usual: _waiting(usual, tally))
 
 
 def _moving(usual: Any, tally: Tally) -> Any:
@@ -39,6 +43,15 @@ def note_copy(tally: Tally, source: Tensor, target: Tensor) -> None:
         tally.note(COPY, PINNED if source.is_pinned() else COPY, source.nbytes)
     elif from_device and not to_device:
         tally.note(SYNC, SYNC)
+
+
+def _waiting(usual: Any, tally: Tally) -> Any:
+    def synchronize(*args: Any, **kwargs: Any) -> None:
+        if not ours(sys._getframe(1)):
+            tally.note(SYNC, SYNC)
+        usual(*args, **kwargs)
+
+    return synchronize
 
 
 def _reading(usual: Any, tally: Tally) -> Any:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nfold.frameworks.torch.script.patches import Patches
 
 READS = ("item", "tolist", "__float__", "__int__", "__bool__", "cpu")
+PRINTS = "torch._tensor"
+"""The module of PyTorch's that writes a tensor as text."""
 
 
 class Unwaited:
     """Remembers what every line of code read; from ``begin`` on, gives that back.
 
-    PyTorch's own reads stay real: GradScaler decides by one whether to step.
+    PyTorch's own reads stay real: GradScaler decides by one whether to step. What a script only
+    waits for, ``torch.cuda.synchronize()``, it no longer does.
     """
 
     def __init__(self) -> None:
@@ -27,6 +32,7 @@ class Unwaited:
         """Stand in for every way to read a tensor."""
         for name in READS:
             patches.put(Tensor, name, functools.partial(self._reading, name))
+        patches.put(torch.cuda, "synchronize", self._waiting)
 
     def begin(self) -> None:
         """The warm-up is over: wait for nothing any more."""
@@ -36,12 +42,19 @@ class Unwaited:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if tensor.device.type == "cpu":
                 return usual(tensor, *args, **kwargs)
-            frame = sys._getframe(1)
-            if str(frame.f_globals.get("__name__", "")).startswith("torch."):
+            frame = reader(sys._getframe(1))
+            if frame is None:
                 return usual(tensor, *args, **kwargs)
             return self.value((frame.f_code, frame.f_lasti, name, tensor.shape), usual, tensor)
 
         return read
+
+    def _waiting(self, usual: Any) -> Any:
+        def synchronize(*args: Any, **kwargs: Any) -> None:
+            if not self._on or ours(sys._getframe(1)):
+                usual(*args, **kwargs)
+
+        return synchronize
 
     def value(self, where: tuple[object, ...], usual: Any, tensor: Tensor) -> Any:
         """What was read there last; really, before ``begin`` and where nothing was read so far."""
@@ -49,3 +62,19 @@ class Unwaited:
             self._read[where] = usual(tensor)
         found = self._read[where]
         return found.clone() if isinstance(found, Tensor) else found
+
+
+def reader(frame: FrameType | None) -> FrameType | None:
+    """Whose line reads a tensor; None where PyTorch does by itself, and not to print it."""
+    while frame is not None and _module(frame) == PRINTS:
+        frame = frame.f_back
+    return None if frame is None or _module(frame).startswith("torch.") else frame
+
+
+def ours(frame: FrameType) -> bool:
+    """Whether it is nfold that waits, at the ends of a window."""
+    return _module(frame).startswith("nfold.")
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

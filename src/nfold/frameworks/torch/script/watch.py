@@ -111,15 +111,22 @@ class Watch:
 
     def pass_begins(self, *, feeds: bool) -> None:
         """The first step is timed from the last pass that began before it."""
+        self.aside()
         if not self.steps:
             self._recorder.begin()
         elif feeds and self._task.plan.epochs is not None:
             self._end_epoch(time.monotonic())
+        elif feeds:
+            self._apart()
         if feeds or not self.steps:
             self._epoch_began = time.monotonic()
 
     def pass_began(self) -> None:
-        """What lay between two passes is in no window."""
+        """The start of workers lies between two passes."""
+        self._apart()
+
+    def _apart(self) -> None:
+        """What lies between two passes is in no window."""
         self._clock.ends_with_step = True
         self._recorder.apart()
 
@@ -136,6 +143,7 @@ class Watch:
         """Everything measured; says what was seen, too. The script makes no more steps."""
         if self._task.plan.epochs is not None and self._feed.epochs_ended > self._epochs:
             self._end_epoch(self._epoch_ended)
+        self._clock.ends_with_step = True
         self._recorder.end()
         replays, left_out = self._feed.replays, self._task.left_out
         if left_out.input != "real" and not replays:
@@ -192,6 +200,7 @@ class Watch:
         self._observer.await_others(self.steps)
 
     def _end_epoch(self, now: float) -> None:
+        self._clock.ends_with_step = True
         _, count = self._recorder.end()
         world = self._task.world_size
         seconds = now - (now if self._epoch_began is None else self._epoch_began)

@@ -15,17 +15,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
 
 from made import machine
 from nfold.ablation import Ablation
 from nfold.errors import Unsupported
+from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.environment import WORLD, entered, environment
 from nfold.frameworks.torch.script.imports import after_import
 from nfold.frameworks.torch.script.overrides import Overrides
+from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.trainers import with_devices
-from nfold.frameworks.torch.script.unwaited import Unwaited
+from nfold.frameworks.torch.script.unwaited import Unwaited, ours, reader
 from watched import dataset, loop, model, script_task, watched
 
 
@@ -162,6 +167,53 @@ def test_what_was_read_last_is_read_again_without_waiting() -> None:
     assert unwaited.value(("another",), lambda _: next(values), tensor) == 3.0
 
 
+def _frame_in(module: str) -> Any:
+    """A frame of a function of that module, called from here."""
+    code = compile("import sys\ndef here(): return sys._getframe()", "made.py", "exec")
+    names: dict[str, Any] = {"__name__": module}
+    exec(code, names)
+    return names["here"]()
+
+
+def test_who_reads_a_tensor_is_told_by_its_module() -> None:
+    own, prints = _frame_in("__main__"), _frame_in("torch._tensor")
+    assert reader(own) is own
+    found = reader(prints)
+    assert found is not None
+    assert found.f_globals["__name__"] == __name__
+    assert reader(_frame_in("torch.amp.grad_scaler")) is None
+    assert ours(_frame_in("nfold.frameworks.torch.devices"))
+    assert not ours(own)
+
+
+def test_what_only_waits_is_left_out_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waited.append(1))
+    patches, unwaited = Patches(), Unwaited()
+    unwaited.install(patches)
+    try:
+        torch.cuda.synchronize()
+        unwaited.begin()
+        torch.cuda.synchronize()
+        assert torch.ones(1).item() == 1
+    finally:
+        patches.undo()
+    assert waited == [1]
+
+
+def test_ways_between_host_and_device_are_noted_with_their_bytes() -> None:
+    tally, here = Tally(), torch.zeros(4)
+    there = torch.zeros(4, device="meta")
+    tensors.note_copy(tally, here, there)
+    tally.on = True
+    tensors.note_copy(tally, here, there)
+    tensors.note_copy(tally, there, here)
+    tensors.note_copy(tally, here, here)
+    assert dict(tally.counts) == {tensors.COPY: 1, tensors.SYNC: 1}
+    assert tally.bytes[tensors.COPY] == 16
+    assert {kind for kind, _ in tally.places(1)} == {"copy", "host_sync"}
+
+
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     """A process group of this process alone."""
@@ -223,6 +275,20 @@ def test_without_an_exchange_every_rank_has_its_own_part(exchange: Any) -> None:
     assert gathered[-1] == [1.0, 1.0]
     assert not found.seen.broadcast_buffers
     assert (made[0].process_group is dist.group.WORLD) == (exchange == "barrier")
+
+
+@pytest.mark.usefixtures("group")
+def test_shards_are_seen_and_are_not_left_unexchanged() -> None:
+    def training() -> None:
+        module = fully_shard(nn.Linear(8, 4), mesh=init_device_mesh("cpu", (1,)))
+        loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task())
+    assert found.seen.parallel == "fsdp"
+    assert found.samples is not None
+    assert found.samples.parameter_checksum is None
+    with pytest.raises(Unsupported, match="sharded"):
+        watched(training, script_task(Ablation(exchange="barrier")))
 
 
 def test_data_parallel_on_a_cpu_drives_no_device_and_says_so() -> None:

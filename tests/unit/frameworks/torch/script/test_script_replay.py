@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from nfold.ablation import Ablation
+from nfold.errors import Unsupported
 from nfold.frameworks.torch.script.batches import count_of, hash_of, tensors_of, with_tensors
 from nfold.frameworks.torch.script.replay import Replay
 from watched import dataset, loop, model, script_task, watched
@@ -131,3 +132,18 @@ def test_a_hash_knows_samples_by_index_and_label_not_by_augmentation_or_order() 
     assert _hash(lambda x, y: [x, y + 1], [0, 1, 2, 3]) != plain
     # Equal labels tell nothing: the samples themselves count.
     assert _hash(lambda x, y: [x, y * 0], None) != _hash(lambda x, y: [x + 1, y * 0], None)
+
+
+def test_a_batch_that_holds_its_tensors_out_of_sight_moves_itself() -> None:
+    class Graphs:
+        num_graphs = 3
+
+        def to(self, device: torch.device) -> str:
+            return f"on {device}"
+
+    replay = Replay(torch.device("cpu"))
+    replay.collect(Graphs(), iter(()), 1)
+    assert replay.next() == "on cpu"
+    assert count_of(Graphs()) == 3
+    with pytest.raises(Unsupported, match="of type object"):
+        Replay(torch.device("cpu")).collect(object(), iter(()), 1)

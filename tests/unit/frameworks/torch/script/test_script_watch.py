@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 from nfold.ablation import Ablation
 from nfold.errors import Unsupported
+from nfold.frameworks import recording
 from nfold.frameworks.base import Phase
+from nfold.frameworks.torch.script import watch
 from watched import dataset, loop, model, script_task, usual, watched
 
 
@@ -90,25 +92,82 @@ def test_an_evaluation_is_in_no_window_and_its_batches_are_not_counted() -> None
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 160
     assert Phase.EVALUATING in found.phases
-    assert sum(found.samples.step_ms) == pytest.approx(
-        1e3 * sum(window.seconds for window in found.samples.windows), rel=0.2, abs=2
-    )
 
 
-def test_whole_epochs_end_where_the_next_would_begin() -> None:
-    found = watched(usual, script_task(steps=None, epochs=2, warmup_steps=3))
-    assert found.samples is not None
-    assert [epoch.samples for epoch in found.samples.epochs] == [64, 64]
-    assert all(epoch.train_loss is None for epoch in found.samples.epochs)
-    assert sum(window.steps for window in found.samples.windows) == 16 - 3
-    inside = sum(window.seconds for window in found.samples.windows[-1:])
-    assert found.samples.epochs[1].seconds >= inside
+class Seconds:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    made = Seconds()
+    monkeypatch.setattr(recording, "time", made)
+    monkeypatch.setattr(watch, "time", made)
+    return made
+
+
+def _taking_a_second(seconds: Seconds) -> nn.Module:
+    module = model()
+    module.register_forward_hook(lambda *_: seconds.pass_by(1))
+    return module
+
+
+@pytest.mark.parametrize("length", [{"steps": None, "epochs": 3}, {"steps": 19}])
+def test_what_lies_between_passes_is_in_no_window(length: Any, seconds: Seconds) -> None:
+    """Passes of 8 steps of a second; of whole epochs also what follows the last."""
+
+    def training() -> None:
+        module = _taking_a_second(seconds)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(_loader(), module, optimizer, after_epoch=lambda: seconds.pass_by(100))
+
+    found = watched(training, script_task(warmup_steps=3, **length)).samples
+    assert found is not None
+    steps = 21 if found.epochs else 19
+    assert found.step_ms == (1000,) * steps
+    assert sum(window.seconds for window in found.windows) == steps
+    if found.epochs:
+        assert [epoch.samples for epoch in found.epochs] == [64, 64, 64]
+        assert [epoch.train_loss for epoch in found.epochs] == [None] * 3
+        assert [epoch.seconds for epoch in found.epochs] == [108, 108, 108]
+
+
+@pytest.mark.parametrize(("workers", "step_ms"), [(0, 21_000), (1, 1000)])
+def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
+    workers: int, step_ms: float, seconds: Seconds
+) -> None:
+    class Beginning(SequentialSampler):
+        def __iter__(self) -> Any:
+            seconds.pass_by(20)
+            return super().__iter__()
+
+    def training() -> None:
+        module, data = _taking_a_second(seconds), dataset(8)
+        loader = DataLoader(data, batch_size=8, sampler=Beginning(data), num_workers=workers)
+        loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task(steps=3, warmup_steps=2)).samples
+    assert found is not None
+    assert found.step_ms == (step_ms,) * 3
 
 
 def test_the_last_epoch_of_a_script_ends_with_it() -> None:
     found = watched(lambda: usual(epochs=2), script_task(steps=None, epochs=5, warmup_steps=3))
     assert found.samples is not None
     assert len(found.samples.epochs) == 2
+
+
+def _loader() -> Any:
+    return DataLoader(dataset(), batch_size=8)
 
 
 def _no_loader(pieces: int = 12) -> None:
