@@ -1,93 +1,107 @@
-"""Injects causes of known size, has ``nfold explain`` find them, and prints the score.
+"""Injects causes of known size, has them found, and prints the score.
 
     python benchmarks/diagnosis/diagnose.py --on simulated --healthy 20
     python benchmarks/diagnosis/diagnose.py --on cpu:2 --cause imbalance --doses 2,5,10,20
+    python benchmarks/diagnosis/diagnose.py --on 2 --script ddp --pairs --healthy 5 --out d.jsonl
+    python benchmarks/diagnosis/diagnose.py --on 2 --script ddp --tool traceml --out d.jsonl
+    python benchmarks/diagnosis/diagnose.py --read d.jsonl
 
-On the simulated framework costs are exact; on CPU devices ``planted.py`` puts them into digits.
-Doses are milliseconds a step on two devices.
+On the simulated framework costs are exact; on CPU devices ``planted.py`` puts them into digits;
+scripts get them from ``dosed/faults.py``. Doses are milliseconds a step on N devices.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import traced
 from diagnosis_score import Case, table
+from targets import HERE, SCRIPTS, Doses, Planted, Script, Simulated, Target
 
 from nfold.finding import beyond
 from nfold.stats import Interval
 
-HERE = Path(__file__).resolve().parent
-DOSES = (0.5, 1.0, 2.0, 4.0)
-BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "noise": 0.01, "process_noise": 0.005}
-SHARE = 100
-"""Samples of a device in a step, on the simulated framework: 10 ms."""
-SIMULATED: dict[str, Any] = {
-    "link": lambda dose: {"exchange_ms": dose},
-    "synchronization": lambda dose: {"latency_ms": dose},
-    "threads": lambda dose: {"contention_ms": dose},
-    "imbalance": lambda dose: {"straggler_ms": dose, "straggler_rank": 1},
-    # Two ranks of 4 workers on 4 cores: 10 ms of a lone device's loaders are hidden, twice not.
-    "input": lambda dose: {"load_ms_per_sample": (10 + dose) * 4 / SHARE / 2, "host_cores": 4},
-    # A fixed cost of one device is halved by two: half of it is lost to two-fold.
-    "launch-bound": lambda dose: {"host_ms": 2 * dose},
-}
-ON_CPU = ("input", "imbalance", "link", "synchronization", "launch-bound")
+DOSES = "0.5,1,2,4"
 
 
-def cases(asked: argparse.Namespace) -> Iterator[Case]:
-    """Every cause at every dose, then healthy runs."""
-    for cause in asked.cause:
-        for dose in asked.doses:
-            yield _case(asked, cause, dose, 0)
-    for seed in range(asked.healthy):
-        yield _case(asked, "", 0.0, seed)
+def jobs(asked: argparse.Namespace, target: Target) -> list[tuple[Doses, int]]:
+    """Every cause at every dose, pairs at each dose, healthy runs; in a random order."""
+    found: list[tuple[Doses, int]] = []
+    for cause in asked.cause or target.causes:
+        doses = asked.doses[-1:] if cause in target.switches else asked.doses
+        found += [(dict.fromkeys(cause.split("+"), dose), 0) for dose in doses]
+    if asked.pairs:
+        found += [(dict.fromkeys(pair, dose), 0) for pair in target.pairs for dose in asked.doses]
+    found += [({}, seed) for seed in range(asked.healthy)]
+    random.Random(asked.seed).shuffle(found)
+    return found
 
 
-def _case(asked: argparse.Namespace, cause: str, dose: float, seed: int) -> Case:
-    if asked.on == "simulated":
-        script = {**BASE, "noise_seed": seed, **(SIMULATED[cause](dose) if cause else {})}
-        command = ["digits", "--framework", "simulated", "--device", "cuda", "--devices", "2"]
-        command += ["--batch", str(2 * SHARE), "--workers", "4"]
-        found = _explained(asked, command, NFOLD_SIMULATED=json.dumps(script))
-        injected = dose
-    else:
-        planted = json.dumps({"cause": cause, "dose_ms": dose})
-        command = ["planted:digits", "--devices", asked.on, "--strategy", "nfold"]
-        found = _explained(asked, command, NFOLD_PLANTED=planted)
-        # Two devices halve a step's fixed cost; each has half of the samples of the input.
-        injected = dose / 2 if cause == "launch-bound" else dose
-    case = _read(found, cause, injected)
-    print(f"{cause or 'healthy'} {injected:g} ms: {case.attributed_ms:.2f} ms, {case.named}")
-    return case
+def cases(asked: argparse.Namespace, target: Target) -> Iterator[Case]:
+    """One explanation after the other, while there is time."""
+    end = time.monotonic() + asked.seconds
+    for doses, seed in jobs(asked, target):
+        if time.monotonic() > end:
+            print(f"{target.name}: out of time", flush=True)
+            return
+        try:
+            case = _case(asked, target, doses, seed)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            print(f"{target.name} {dict(doses)}: FAILED: {error}", flush=True)
+            continue
+        found = ", ".join(f"{cause} {ms:.2f} ms" for cause, ms in case.attributed.items())
+        injected = ", ".join(f"{cause} {ms:.2f} ms" for cause, ms in case.injected.items())
+        print(f"{injected or 'healthy'}: {found or case.said}, {case.named}", flush=True)
+        yield case
 
 
-def _explained(asked: argparse.Namespace, command: list[str], **environment: str) -> Any:
+def _case(asked: argparse.Namespace, target: Target, doses: Doses, seed: int) -> Case:
+    if asked.tool == "traceml":
+        assert isinstance(target, Script)
+        return traced.case(target, doses)
+    found = _explained(asked, target.command(), target.environment(doses, seed))
+    if asked.keep:
+        asked.keep.mkdir(parents=True, exist_ok=True)
+        name = "-".join([target.name, *(f"{c}-{ms:g}" for c, ms in doses.items()), str(seed)])
+        (asked.keep / f"{name.replace(' ', '-')}.json").write_text(json.dumps(found, indent=1))
+    return read(target.name, found, target.injected(doses, found), strong=target.strong)
+
+
+def _explained(asked: argparse.Namespace, command: list[str], environment: dict[str, str]) -> Any:
     """The object that ``nfold explain --json`` prints, from a fresh results folder."""
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    told = ["--json", "--no-report", "--budget", asked.budget]
     with tempfile.TemporaryDirectory() as results:
+        told = ["--json", "--no-report", "--budget", asked.budget, "--results", results]
+        target, *rest = command
         done = subprocess.run(
-            [sys.executable, "-m", "nfold", "explain", *command, *told, "--results", results],
+            [asked.python, "-m", "nfold", "explain", target, *told, *rest],
             env={**os.environ, "PYTHONPATH": path, **environment},
             stdout=subprocess.PIPE,
-            stderr=None if asked.verbose else subprocess.DEVNULL,
-            check=True,
+            stderr=None if asked.verbose else subprocess.PIPE,
+            text=True,
         )
+    if done.returncode:
+        raise RuntimeError(f"exit status {done.returncode}: {(done.stderr or '')[-2000:]}")
     return json.loads(done.stdout)
 
 
-def _read(found: Any, cause: str, injected: float) -> Case:
+def read(target: str, found: Any, injected: dict[str, float], *, strong: bool) -> Case:
+    """The case that an explanation is; ``strong`` where it counts from a fixed global batch."""
     step = found["n_devices"]["step_ms"]["value"]
     # Lost input is a loss of one device too: both blocks count it.
     rows = [*found["budget"], *found["single_device_budget"]]
+    rows.sort(key=lambda row: -row["lost_ms"]["value"])
     named = tuple(
         dict.fromkeys(
             row["cause"]
@@ -95,42 +109,106 @@ def _read(found: Any, cause: str, injected: float) -> Case:
             if beyond(Interval(**row["lost_ms"]), step) and row["lost_ms"]["value"] > 0
         )
     )
-    block = found["single_device_budget"] if _single(cause, found) else found["budget"]
-    own = [row["lost_ms"]["value"] for row in block if row["cause"] == cause]
+    promised = [
+        row["predicted_speedup"]["value"]
+        for row in found["budget"]
+        if row["cause"] in injected and row["predicted_speedup"]
+    ]
+    lost = _attributed(found, strong)
     return Case(
-        cause=cause,
-        injected_ms=injected,
-        attributed_ms=sum(own),
+        target=target,
+        injected=injected,
+        attributed={cause: lost[cause] for cause in injected if cause in lost},
         step_ms=step,
         unexplained_ms=found["unexplained_ms"]["value"],
         named=named,
+        interaction_ms=sum(
+            one["lost_ms"]["value"]
+            for one in found["interactions"]
+            if set(one["causes"]) == set(injected)
+        ),
+        speedup=found["speedup"]["value"],
+        predicted=promised[0] if len(injected) == 1 and promised else None,
+        said=_untested(injected, rows, found),
     )
 
 
-def _single(cause: str, found: Any) -> bool:
-    """Without worker processes nothing hides the input, on one device or on several."""
-    return bool(cause == "input" and found["plan"]["workers"] == 0)
+def _untested(injected: Doses, rows: list[Any], found: Any) -> str:
+    """Why nothing is attributed to an injected cause that has no row."""
+    missing = {f"untested_{cause}" for cause in injected} - {f"untested_{r['cause']}" for r in rows}
+    reasons = [doubt for doubt in found["warnings"] if doubt["kind"] in missing]
+    return "; ".join(f"{one['kind'].replace('_', ' ')}: {one['text']}" for one in reasons)
+
+
+def _attributed(found: Any, strong: bool) -> dict[str, float]:
+    """Of N devices; weakly scaled, what one device loses in the same way is lost on N too."""
+    blocks = [found["budget"], found["single_device_budget"]]
+    lost: dict[str, float] = {}
+    for number, block in enumerate(blocks):
+        for row in block:
+            # Without worker processes nothing hides the input, on one device or on several.
+            alone = row["cause"] == "input" and found["plan"]["workers"] == 0
+            if not strong or number == alone:
+                lost[row["cause"]] = lost.get(row["cause"], 0.0) + row["lost_ms"]["value"]
+    return lost
 
 
 def main(arguments: list[str] | None = None) -> list[Case]:
-    """Run all cases and print the score."""
+    """Run all cases, or read them, and print the score."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--on", default="simulated", help="simulated, or CPU devices: cpu:2")
-    parser.add_argument("--cause", action="append", help="of several, give it several times")
-    parser.add_argument("--doses", default=",".join(map(str, DOSES)))
+    parser.add_argument("--on", default="simulated", help="simulated, or devices: cpu:2, 2, 4")
+    parser.add_argument("--script", choices=list(SCRIPTS), help="a script of dosed/")
+    parser.add_argument("--tool", choices=["nfold", "traceml"], default="nfold")
+    parser.add_argument("--python", default=sys.executable, help="with the script's libraries")
+    parser.add_argument("--argument", action="append", default=[], help="of the script: --width=8")
+    parser.add_argument("--cause", action="append", help="a cause, or two: imbalance+link")
+    parser.add_argument("--doses", default=DOSES)
+    parser.add_argument("--pairs", action="store_true", help="two causes at once, too")
     parser.add_argument("--healthy", type=int, default=0, help="runs without any injection")
     parser.add_argument("--budget", default="3m", help="time of one explanation")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after these")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of cases")
+    parser.add_argument("--out", type=Path, help="a file to which every case is added")
+    parser.add_argument("--keep", type=Path, help="a folder for the whole explanations")
+    parser.add_argument("--read", type=Path, nargs="+", help="print the score of such files")
     parser.add_argument("--verbose", action="store_true", help="show every run")
     asked = parser.parse_args(arguments)
-    known = tuple(SIMULATED) if asked.on == "simulated" else ON_CPU
-    asked.cause = known if asked.cause is None else asked.cause
-    unknown = sorted(set(asked.cause) - set(known))
-    if unknown:
-        parser.error(f"cause {unknown[0]!r}: on {asked.on} allowed are {', '.join(known)}")
     asked.doses = [float(dose) for dose in asked.doses.split(",") if dose]
-    found = list(cases(asked))
+    found = _read_all(asked.read) if asked.read else _run_all(asked, _target(parser, asked))
     print("\n".join(["", *table(found)]))
     return found
+
+
+def _target(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> Target:
+    target: Target
+    if asked.script:
+        target = Script(asked.script, asked.on, asked.python, tuple(asked.argument))
+    else:
+        target = Simulated() if asked.on == "simulated" else Planted(asked.on)
+    causes = {cause for text in asked.cause or () for cause in text.split("+")}
+    unknown = sorted(causes - set(target.causes))
+    if unknown:
+        allowed = ", ".join(target.causes)
+        parser.error(f"cause {unknown[0]!r}: for {target.name} allowed are {allowed}")
+    if asked.tool == "traceml" and not asked.script:
+        parser.error("tool 'traceml': it needs a script; next: --script ddp")
+    return target
+
+
+def _run_all(asked: argparse.Namespace, target: Target) -> list[Case]:
+    found = []
+    for case in cases(asked, target):
+        found.append(case)
+        if asked.out:
+            with asked.out.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(case)) + "\n")
+    return found
+
+
+def _read_all(files: list[Path]) -> list[Case]:
+    lines = [line for file in files for line in file.read_text().splitlines() if line]
+    read = [json.loads(line) for line in lines]
+    return [Case(**{**one, "named": tuple(one["named"])}) for one in read]
 
 
 if __name__ == "__main__":

@@ -2,80 +2,180 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+NOTHING = "nothing"
+LEAST = 0.05
+"""The part of a step from which on an injected cause has to be named first."""
+Point = tuple[float, float]
+"""Injected and attributed milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One explanation of a run with a known cost in it; all times in milliseconds a step.
+    """One explanation of a run with known costs in it; all times in milliseconds a step.
 
-    ``cause`` is empty for a healthy run. ``attributed_ms`` is what the injected cause's row says,
-    ``named`` are the causes that are named, the largest first.
+    ``injected`` is empty for a healthy run, has two causes for a pair, and 0 for a dose that
+    something else hides. ``attributed`` is what the rows of the injected causes say, without
+    those that there was no time to test, and
+    ``interaction_ms`` what they share, ``named`` are the causes that are named, the largest
+    first. ``predicted`` is the speedup that is promised without the injected cause. ``said`` is
+    a tool's verdict in its own words.
     """
 
-    cause: str
-    injected_ms: float
-    attributed_ms: float
+    target: str
+    injected: Mapping[str, float]
+    attributed: Mapping[str, float]
     step_ms: float
     unexplained_ms: float
     named: tuple[str, ...]
+    tool: str = "nfold"
+    interaction_ms: float = 0.0
+    speedup: float | None = None
+    predicted: float | None = None
+    said: str = ""
+
+    @property
+    def label(self) -> str:
+        """The causes that were injected, ``nothing`` for none."""
+        return " + ".join(self.injected) or NOTHING
+
+    @property
+    def answered(self) -> bool:
+        """Whether every injected cause was tested."""
+        return set(self.injected) <= set(self.attributed)
+
+    @property
+    def point(self) -> Point:
+        """All that was injected against all that was found of it."""
+        return sum(self.injected.values()), sum(self.attributed.values()) + self.interaction_ms
 
 
-def slope(cases: Sequence[Case]) -> float | None:
+def slope(points: Sequence[Point]) -> float | None:
     """Of attributed over injected, by least squares; None with fewer than two doses."""
-    doses = [case.injected_ms for case in cases]
-    if len(set(doses)) < 2:
+    if len({injected for injected, _ in points}) < 2:
         return None
-    mean = sum(doses) / len(doses)
-    found = sum(case.attributed_ms for case in cases) / len(cases)
-    across = sum((c.injected_ms - mean) * (c.attributed_ms - found) for c in cases)
-    return across / sum((dose - mean) ** 2 for dose in doses)
+    mean = statistics.fmean(injected for injected, _ in points)
+    found = statistics.fmean(attributed for _, attributed in points)
+    across = sum((injected - mean) * (attributed - found) for injected, attributed in points)
+    return across / sum((injected - mean) ** 2 for injected, _ in points)
 
 
 def error(cases: Sequence[Case]) -> float:
     """The mean of |attributed - injected| over the step."""
-    return sum(abs(c.attributed_ms - c.injected_ms) / c.step_ms for c in cases) / len(cases)
+    return statistics.fmean(abs(c.point[1] - c.point[0]) / c.step_ms for c in cases)
 
 
 def unexplained(cases: Sequence[Case]) -> float:
     """The mean of |unexplained| over the step."""
-    return sum(abs(c.unexplained_ms) / c.step_ms for c in cases) / len(cases)
+    return statistics.fmean(abs(c.unexplained_ms) / c.step_ms for c in cases)
 
 
 def confusion(cases: Sequence[Case]) -> Counter[tuple[str, str]]:
     """How often (injected, named first) came; ``nothing`` stands for neither."""
-    pairs = [(c.cause or "nothing", (*c.named, "nothing")[0]) for c in cases]
-    return Counter(pairs)
+    return Counter((c.label, (*c.named, NOTHING)[0]) for c in cases)
 
 
-def right_first(cases: Sequence[Case], least: float = 0.05) -> float | None:
-    """The part of injections of at least ``least`` of a step whose cause was named first."""
-    sick = [c for c in cases if c.cause and c.injected_ms >= least * c.step_ms]
-    if not sick:
+def sick(cases: Sequence[Case]) -> list[Case]:
+    """Those whose injections are large enough to be named first."""
+    return [c for c in cases if c.injected and c.point[0] >= LEAST * c.step_ms]
+
+
+def right_first(cases: Sequence[Case]) -> float | None:
+    """The part of large injections whose cause, or one of whose two, was named first."""
+    large = sick(cases)
+    if not large:
         return None
-    return sum(c.named[:1] == (c.cause,) for c in sick) / len(sick)
+    return sum(bool(c.named) and c.named[0] in c.injected for c in large) / len(large)
+
+
+def both_first(cases: Sequence[Case]) -> float | None:
+    """The part of large pairs whose two causes were the first two."""
+    pairs = [c for c in sick(cases) if len(c.injected) == 2]
+    if not pairs:
+        return None
+    return sum(set(c.named[:2]) == set(c.injected) for c in pairs) / len(pairs)
+
+
+def gains(cases: Sequence[Case]) -> list[tuple[Case, float]]:
+    """Single injections with a promise, and the speedup once each is gone: of healthy runs."""
+    healthy: dict[str, list[float]] = {}
+    for case in cases:
+        if not case.injected and case.speedup is not None:
+            healthy.setdefault(case.target, []).append(case.speedup)
+    return [
+        (case, statistics.median(healthy[case.target]))
+        for case in cases
+        if len(case.injected) == 1 and case.predicted is not None and case.target in healthy
+    ]
 
 
 def table(cases: Sequence[Case]) -> list[str]:
-    """Everything in Markdown."""
+    """Everything in Markdown: what nfold measured, then what every tool named."""
+    own = [c for c in cases if c.tool == "nfold"]
+    lines = [*_sizes(own), "", *_promises(own)] if own else []
+    for tool in dict.fromkeys(c.tool for c in cases):
+        lines += ["", *_names(tool, [c for c in cases if c.tool == tool])]
+    return [*lines, *_verdicts(cases)]
+
+
+def _sizes(cases: Sequence[Case]) -> list[str]:
     lines = [
         "| cause | doses | slope | error / step | unexplained / step |",
         "|---|--:|--:|--:|--:|",
     ]
-    for cause in dict.fromkeys(c.cause for c in cases if c.cause):
-        own = [c for c in cases if c.cause == cause]
-        found = slope(own)
-        steep = "–" if found is None else f"{found:.3f}"
-        parts = f"{error(own):.1%} | {unexplained(own):.1%}"
-        lines.append(f"| {cause} | {len(own)} | {steep} | {parts} |")
-    healthy = [c for c in cases if not c.cause]
+    injected = [c for c in cases if c.injected and c.answered]
+    for label in dict.fromkeys(c.label for c in injected):
+        lines.append(_size(label, [c for c in injected if c.label == label]))
+    lines += [_size("all", injected)] if injected else []
+    silent = sum(not c.answered for c in cases)
+    return [*lines, "", f"Not tested: {silent} of {len(cases)}."] if silent else lines
+
+
+def _size(label: str, cases: Sequence[Case]) -> str:
+    steep = slope([c.point for c in cases])
+    text = "–" if steep is None else f"{steep:.3f}"
+    return f"| {label} | {len(cases)} | {text} | {error(cases):.1%} | {unexplained(cases):.1%} |"
+
+
+def _promises(cases: Sequence[Case]) -> list[str]:
+    found = gains(cases)
+    if not found:
+        return []
+    off = statistics.fmean(abs((case.predicted or 0) / got - 1) for case, got in found)
+    return [
+        f"Speedup without the cause, predicted against that of healthy runs: {off:.1%} apart on "
+        f"average over {len(found)}."
+    ]
+
+
+def _names(tool: str, cases: Sequence[Case]) -> list[str]:
+    healthy = [c for c in cases if not c.injected]
     false = sum(bool(c.named) for c in healthy)
-    first = right_first(cases)
-    lines += ["", f"Healthy runs with a cause named: {false} of {len(healthy)}."]
+    lines = [f"{tool}: healthy runs with a cause named: {false} of {len(healthy)}."]
+    first, both = right_first(cases), both_first(cases)
     if first is not None:
-        lines.append(f"Right cause first, from 5 % of a step on: {first:.0%}.")
+        large = len(sick(cases))
+        lines.append(f"Right cause first, from {LEAST:.0%} of a step on: {first:.0%} of {large}.")
+    if both is not None:
+        lines.append(f"Both causes of a pair first: {both:.0%}.")
     lines += ["", "| injected | named first | times |", "|---|---|--:|"]
     pairs = sorted(confusion(cases).items())
     return [*lines, *(f"| {was} | {said} | {count} |" for (was, said), count in pairs)]
+
+
+def _verdicts(cases: Sequence[Case]) -> list[str]:
+    """What other tools said, word for word."""
+    said = [c for c in cases if c.said]
+    if not said:
+        return []
+    lines = ["", "| target | injected | tool | it said |", "|---|---|---|---|"]
+    return [*lines, *(f"| {c.target} | {_dosed(c)} | {c.tool} | {c.said} |" for c in said)]
+
+
+def _dosed(case: Case) -> str:
+    doses = (f"{cause} {dose:.1f} ms" for cause, dose in case.injected.items())
+    return " + ".join(doses) or NOTHING

@@ -1,7 +1,7 @@
 """digits with a cost of known size in it: ``nfold explain planted:digits`` on CPU devices.
 
-NFOLD_PLANTED is JSON: ``{"cause": "imbalance", "dose_ms": 2.0}``. The cost is put in when a rank
-calls ``digits``; nfold itself knows nothing of it.
+NFOLD_PLANTED is JSON: ``{"imbalance": 2.0}``, causes and their milliseconds a step. The costs are
+put in when a rank calls ``digits``; nfold itself knows nothing of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def digits() -> nfold.Training:
     """The built-in workload's data, model and optimizer, with the planted cost."""
     arrays = data.load("digits")
     model = digits_torch.model({}, arrays.classes)
-    _plant(model, **json.loads(os.environ.get(ENVIRONMENT) or '{"cause": "", "dose_ms": 0}'))
+    for cause, dose_ms in json.loads(os.environ.get(ENVIRONMENT) or "{}").items():
+        _plant(model, cause, dose_ms)
     return nfold.Training(
         model=model,
         train=(arrays.train_images, arrays.train_labels),

@@ -98,7 +98,7 @@ def _workload(target: str, arguments: Sequence[str]) -> Workload:
 
 
 def _check_flags(flags: Flags, target: str) -> None:
-    """A script decides itself how it trains."""
+    """A script decides itself how it trains; NFOLD_DATA, which is a flag too, it may read."""
     fields = {name: f" {value}" for name, value in flags.fields.items() if value is not None}
     said = {**fields, **({"skip_bad": ""} if flags.skip_bad else {})}
     said.pop("devices", None)

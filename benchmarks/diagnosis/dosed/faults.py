@@ -1,0 +1,287 @@
+"""Costs of a known size, put into a script from outside: FAULTS='{"imbalance": 5, "input": 2}'.
+
+Every key is a cause, every value its dose in milliseconds a step. What is counted in something
+else (all-reduces, bytes, permutes, copies) is timed in this process first, so that a dose is
+milliseconds here and now. On a GPU a dose of device time keeps the device busy, not the host.
+``undivided-work`` and ``threads`` are switches, ``host-syncs`` is a count: what they cost is
+measured by running the script without them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import Dataset, DistributedSampler, Sampler
+
+ENVIRONMENT = "FAULTS"
+CAUSES = (
+    "input",
+    "imbalance",
+    "synchronization",
+    "link",
+    "layout",
+    "copies",
+    "epoch-boundary",
+    "host-syncs",
+    "threads",
+    "undivided-work",
+)
+SLOW_RANK = 1
+PROBES, TOGETHER = 5, 5
+CUDA: Any = torch.cuda
+"""Typed in one version of PyTorch, untyped in another."""
+MOST = 5000
+"""A count of operations a step beyond which the time of one was surely not measured."""
+PERMUTED = {"cpu": (16, 64, 8, 8), "cuda": (64, 64, 32, 32)}
+"""The tensor that is permuted: 256 KiB on a CPU, 16 MiB on a GPU."""
+SMALL_BYTES, LARGE_BYTES = 1 << 20, 1 << 24
+
+
+def doses() -> dict[str, float]:
+    """What FAULTS asks for, by cause."""
+    asked: dict[str, float] = json.loads(os.environ.get(ENVIRONMENT) or "{}")
+    unknown = sorted(set(asked) - set(CAUSES))
+    if unknown:
+        raise ValueError(f"{ENVIRONMENT} {unknown[0]!r}: allowed are {', '.join(CAUSES)}")
+    return {cause: float(dose) for cause, dose in asked.items() if dose}
+
+
+def spin(milliseconds: float) -> None:
+    """Keep this core busy, as real work does."""
+    end = time.perf_counter() + milliseconds / 1e3
+    while time.perf_counter() < end:
+        pass
+
+
+def busy(milliseconds: float, device: torch.device) -> None:
+    """Keep a device busy: a GPU by a kernel that counts cycles, a CPU by its core."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            CUDA._sleep(int(milliseconds * cycles_per_ms(device.index or 0)))
+    else:
+        spin(milliseconds)
+
+
+@cache
+def cycles_per_ms(index: int) -> float:
+    """Of the kernel that counts cycles, by events, once the clock has risen."""
+    begin, end = (CUDA.Event(enable_timing=True) for _ in range(2))
+    cycles = 20_000_000
+    for _ in range(3):
+        begin.record()
+        CUDA._sleep(cycles)
+        end.record()
+        torch.cuda.synchronize(index)
+    return cycles / float(begin.elapsed_time(end))
+
+
+class SlowData(Dataset[Any]):
+    """A data set that takes so many milliseconds more for each sample."""
+
+    def __init__(self, data: Any, sample_ms: float) -> None:
+        self._data = data
+        self._sample_ms = sample_ms
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        spin(self._sample_ms)
+        return self._data[index]
+
+
+def data(given: Dataset[Any], batch: int) -> Dataset[Any]:
+    """The data set, slower by ``input`` milliseconds for a batch of one device."""
+    dose = doses().get("input", 0.0)
+    return SlowData(given, dose / batch) if dose else given
+
+
+def sampler(given: Any) -> Sampler[int]:
+    """A rank's part of a data set; all of it, in the same order, under ``undivided-work``."""
+    if "undivided-work" in doses() or not dist.is_initialized():
+        return DistributedSampler(given, num_replicas=1, rank=0)
+    return DistributedSampler(given)
+
+
+def start_worker(batches: int) -> Callable[[int], None] | None:
+    """A worker's start that is late by ``epoch-boundary`` for each of an epoch's batches."""
+    dose = doses().get("epoch-boundary", 0.0)
+    if not dose:
+        return None
+    return lambda _: time.sleep(dose * batches / 1e3)
+
+
+def threads() -> None:
+    """Under ``threads`` every rank computes with as many threads as there are cores."""
+    if "threads" in doses():
+        torch.set_num_threads(os.cpu_count() or 1)
+
+
+def plant(module: nn.Module) -> nn.Module:
+    """Everything that costs something in a step, before the forward pass of every step."""
+    steps = Steps(doses())
+    module.register_forward_pre_hook(lambda made, given: steps(made, given[0]))
+    return module
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A batch on the device; with it ``copies`` milliseconds of pageable memory.
+
+    What is on the device already brings nothing along.
+    """
+    dose = doses().get("copies", 0.0)
+    if dose and tensor.device.type != device.type:
+        _luggage(dose, device).to(device)
+    return tensor.to(device, non_blocking=True)
+
+
+@cache
+def _luggage(dose_ms: float, device: torch.device) -> Tensor:
+    small, large = (_copy_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
+    return _bytes(int(dose_ms * (LARGE_BYTES - SMALL_BYTES) / (large - small)))
+
+
+class Steps:
+    """The faults of every step of a rank; calibrated in the first one, on its device."""
+
+    def __init__(self, asked: dict[str, float]) -> None:
+        self._asked = asked
+        self._made: dict[torch.device, list[Callable[[], None]]] = {}
+
+    def __call__(self, module: nn.Module, given: Tensor) -> None:
+        if not module.training or not self._asked:
+            return
+        if given.device not in self._made:
+            self._made[given.device] = [
+                MADE[cause](dose, given.device)
+                for cause, dose in self._asked.items()
+                if cause in MADE
+            ]
+        for act in self._made[given.device]:
+            act()
+
+
+def _imbalance(dose_ms: float, device: torch.device) -> Callable[[], None]:
+    """One rank is slow; under nn.DataParallel the device of that number."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ["RANK"]) if ranks > 1 else (device.index or 0)
+    return (lambda: busy(dose_ms, device)) if rank == SLOW_RANK else _nothing
+
+
+def _synchronization(dose_ms: float, device: torch.device) -> Callable[[], None]:
+    """So many all-reduces of one element, one after the other."""
+    if not _several():
+        return _nothing
+    tensor = torch.zeros(1, device=device)
+    one = agreed(timed(lambda: _reduce_group(tensor), device), device)
+    count = count_for(dose_ms, one)
+
+    def act() -> None:
+        for _ in range(count):
+            dist.all_reduce(tensor)
+
+    return act
+
+
+def _link(dose_ms: float, device: torch.device) -> Callable[[], None]:
+    """One more all-reduce, of as many bytes as take so long beyond one element."""
+    if not _several():
+        return _nothing
+    small, large = (_reduce_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
+    ms_per_byte = max((large - small) / (LARGE_BYTES - SMALL_BYTES), 1e-9)
+    tensor = _bytes(min(int(dose_ms / ms_per_byte), 1 << 32), device)
+    return lambda: _discard(dist.all_reduce(tensor))
+
+
+def _layout(dose_ms: float, device: torch.device) -> Callable[[], None]:
+    """So many permutes, each written out."""
+    tensor = torch.zeros(PERMUTED[device.type], device=device)
+
+    def permute() -> None:
+        tensor.permute(0, 2, 3, 1).contiguous()
+
+    count = count_for(dose_ms, timed(permute, device))
+    return lambda: _repeat(permute, count)
+
+
+def _host_syncs(dose: float, device: torch.device) -> Callable[[], None]:
+    """So many readings of a value on the device."""
+    tensor = torch.zeros((), device=device)
+    return lambda: _repeat(tensor.item, round(dose))
+
+
+MADE: dict[str, Callable[[float, torch.device], Callable[[], None]]] = {
+    "imbalance": _imbalance,
+    "synchronization": _synchronization,
+    "link": _link,
+    "layout": _layout,
+    "host-syncs": _host_syncs,
+}
+
+
+def timed(act: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of one among several: the median of PROBES after two to warm up."""
+    found = []
+    for _ in range(PROBES + 2):
+        begin = time.perf_counter()
+        _repeat(act, TOGETHER)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append((time.perf_counter() - begin) * 1e3 / TOGETHER)
+    return sorted(found[2:])[PROBES // 2]
+
+
+def count_for(dose_ms: float, one_ms: float) -> int:
+    """How many operations of ``one_ms`` make ``dose_ms``: at least one, at most MOST."""
+    return max(1, min(round(dose_ms / max(one_ms, 1e-6)), MOST))
+
+
+def _reduce_ms(size: int, device: torch.device) -> float:
+    tensor = _bytes(size, device)
+    return agreed(timed(lambda: _reduce_group(tensor), device), device)
+
+
+def _copy_ms(size: int, device: torch.device) -> float:
+    tensor = _bytes(size)
+    return timed(lambda: tensor.to(device), device)
+
+
+def agreed(milliseconds: float, device: torch.device) -> float:
+    """The mean over all ranks: each must make the same number of calls."""
+    tensor = torch.tensor([milliseconds], device=device)
+    _reduce_group(tensor)
+    return tensor.item() / dist.get_world_size()
+
+
+def _reduce_group(tensor: Tensor) -> None:
+    """An all-reduce by the group itself: who replaces ``dist.all_reduce`` leaves it alone."""
+    group = dist.group.WORLD
+    assert group is not None
+    group.allreduce([tensor]).wait()
+
+
+def _several() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _bytes(size: int, device: torch.device | str = "cpu") -> Tensor:
+    return torch.zeros(max(1, size // 4), device=device)
+
+
+def _repeat(act: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        act()
+
+
+def _discard(_: object) -> None: ...
+
+
+def _nothing() -> None: ...

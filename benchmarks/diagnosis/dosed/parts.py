@@ -1,0 +1,69 @@
+"""What the dosed scripts share: their arguments, pictures, network and clock."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from pictures import mnist
+
+CUDA = torch.cuda.is_available()
+WARMUP = 15
+
+
+def asked() -> argparse.Namespace:
+    """The same arguments for all of them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1000, help="timed, after the warm-up")
+    parser.add_argument("--batch", type=int, default=256 if CUDA else 64, help="of one device")
+    parser.add_argument("--width", type=int, default=128 if CUDA else 8)
+    parser.add_argument("--workers", type=int, default=0, help="of one device")
+    return parser.parse_args()
+
+
+def pictures() -> TensorDataset:
+    """MNIST in single precision."""
+    images, labels = mnist()
+    return TensorDataset(images.float() / 255, labels)
+
+
+def network(width: int) -> nn.Module:
+    """Four convolutions and a classifier, the same weights everywhere."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs in (1, width, width, width):
+        layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * width, 10))
+
+
+class Clock:
+    """Says when enough steps are done, and then prints what one of them took."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = WARMUP + steps
+        self._steps = steps
+        self._begin = 0.0
+
+    def step(self) -> bool:
+        """One more; whether it was the last."""
+        self._left -= 1
+        if self._left == self._steps:
+            self._begin = self._now()
+        if self._left == 0:
+            taken = (self._now() - self._begin) * 1e3 / self._steps
+            print(json.dumps({"step_ms": taken}), flush=True)
+        return self._left == 0
+
+    def _now(self) -> float:
+        if CUDA:
+            torch.cuda.synchronize()
+        return time.perf_counter()

@@ -1,0 +1,72 @@
+"""Lightning, for causes of a known size: torchrun --nproc-per-node 2 with_lightning.py."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import faults
+import lightning.pytorch as lightning
+import torch
+from parts import CUDA, WARMUP, Clock, asked, network, pictures
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+
+class Classifier(lightning.LightningModule):
+    """The network under Lightning."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.network = faults.plant(network(width))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
+        images, labels = batch
+        return functional.cross_entropy(self.network(images), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Timed(lightning.Callback):
+    """Counts every batch."""
+
+    def __init__(self, steps: int) -> None:
+        self._clock = Clock(steps)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._clock.step()
+
+
+def main() -> None:
+    told = asked()
+    faults.threads()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    data = faults.data(pictures(), told.batch)
+    loader = DataLoader(
+        data,
+        told.batch,
+        shuffle=True,
+        num_workers=told.workers,
+        pin_memory=CUDA,
+        drop_last=True,
+        worker_init_fn=faults.start_worker(len(data) // told.batch // ranks),
+    )
+    trainer = lightning.Trainer(
+        accelerator="auto",
+        devices=ranks,
+        strategy="ddp",
+        max_epochs=-1,
+        max_steps=WARMUP + told.steps,
+        callbacks=[Timed(told.steps)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Classifier(told.width), loader)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Scripts with a fault of a public thread: explained, then compared with the repaired script.
+
+    python benchmarks/diagnosis/repaired.py --on 2 --script ddp --script dataparallel
+    python benchmarks/diagnosis/repaired.py --on 2 --tool traceml --out repaired.jsonl
+    python benchmarks/diagnosis/repaired.py --read repaired.jsonl
+
+The gain that is predicted is that of the row that names the fault; the gain that is achieved is
+that of ``*_fixed.py``, explained in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diagnose
+import traced
+
+FOLDER = Path(__file__).resolve().parent / "scripts"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a script: the thread that reports it, the cause by nfold's name."""
+
+    thread: str
+    cause: str
+    alone: bool = False
+    """Whether it is a fault on one device already."""
+
+
+FAULTS = {
+    "ddp": Fault("pytorch/pytorch#22260, dmlc/dgl#3609", "threads"),
+    "with_lightning": Fault("speechbrain/speechbrain#1517", "undivided-work"),
+    "with_accelerate": Fault("huggingface/accelerate#192", "synchronization"),
+    "dataparallel": Fault("keras-team/keras#11342, #9204", "single-process"),
+    "single": Fault("Lightning-AI/pytorch-lightning#1216", "input", alone=True),
+    "cifar_ddp": Fault("pytorch/pytorch#73600", "threads"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a tool said of a faulty script; speedups over one device of the same script.
+
+    For a script that uses one device only, ``before`` is 1 and the others are over that.
+    """
+
+    script: str
+    devices: str
+    tool: str
+    named: tuple[str, ...]
+    said: str
+    before: float | None = None
+    predicted: float | None = None
+    achieved: float | None = None
+    unexplained: float | None = None
+
+    @property
+    def right(self) -> bool:
+        """Whether the fault was named first."""
+        return self.named[:1] == (FAULTS[self.script].cause,)
+
+
+def judge(name: str, asked: argparse.Namespace) -> Verdict:
+    """Explain a script and its repaired form."""
+    if asked.tool == "traceml":
+        return _traced(name, asked)
+    faulty = _explained(name, asked, asked.budget)
+    fixed = _explained(f"{name}_fixed", asked, asked.fixed_budget)
+    return verdict(name, asked.on, faulty, fixed)
+
+
+def verdict(name: str, devices: str, faulty: Any, fixed: Any) -> Verdict:
+    """What two explanations make of a script."""
+    fault = FAULTS[name]
+    case = diagnose.read(name, faulty, {fault.cause: 0.0}, strong=True)
+    block = "single_device_budget" if fault.alone else "budget"
+    rows = [row for row in faulty[block] if row["cause"] == fault.cause]
+    gained = rows[0]["predicted_speedup"] if rows else None
+    said = rows[0]["fix"] if rows else "no such row"
+    rate = "one_device" if fault.alone else "n_devices"
+    alone = faulty["one_device"]["samples_per_s"]["value"]
+    wrong = " ".join(faulty["wrong"])
+    return Verdict(
+        script=name,
+        devices=devices,
+        tool="nfold",
+        named=case.named,
+        said=f"{wrong} {said}".strip(),
+        before=faulty[rate]["samples_per_s"]["value"] / alone,
+        predicted=None if gained is None else gained["value"],
+        achieved=fixed[rate]["samples_per_s"]["value"] / alone,
+        unexplained=case.unexplained_ms / case.step_ms,
+    )
+
+
+def _explained(name: str, asked: argparse.Namespace, budget: str) -> Any:
+    with tempfile.TemporaryDirectory() as results:
+        told = ["--devices", asked.on, "--json", "--no-report", "--budget", budget]
+        done = subprocess.run(
+            [asked.python, "-m", "nfold", "explain", str(FOLDER / f"{name}.py"), *told,
+             "--results", results, "--", *asked.argument],
+            env=_environment(asked),
+            stdout=subprocess.PIPE,
+            stderr=None if asked.verbose else subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"exit status {done.returncode}: {(done.stderr or '')[-2000:]}")
+    return json.loads(done.stdout)
+
+
+def _traced(name: str, asked: argparse.Namespace) -> Verdict:
+    count = int(asked.on.rpartition(":")[2])
+    ranks = count if FAULTS[name].cause not in ("single-process", "input") else 0
+    with tempfile.TemporaryDirectory() as folder:
+        summary, _ = traced.summary(
+            FOLDER / f"{name}.py",
+            Path(folder),
+            asked.python,
+            ranks,
+            ["--epochs", str(asked.epochs), *asked.argument],
+            _environment(asked),
+        )
+    status, said = traced.verdict(summary)
+    cause = traced.VERDICTS.get(status)
+    named = (cause,) if cause else ()
+    return Verdict(script=name, devices=asked.on, tool="traceml", named=named, said=said)
+
+
+def _environment(asked: argparse.Namespace) -> dict[str, str]:
+    cpu = {"CUDA_VISIBLE_DEVICES": ""} if asked.on.startswith("cpu") else {}
+    return {**os.environ, **cpu}
+
+
+def table(found: list[Verdict]) -> list[str]:
+    """One row a script and tool, in Markdown."""
+    lines = [
+        "| script | devices | fault (thread) | tool | named first | speedup | predicted | achieved "
+        "| unexplained | it said |",
+        "|---|---|---|---|---|--:|--:|--:|--:|---|",
+    ]
+    for one in found:
+        fault = FAULTS[one.script]
+        first = (*one.named, "nothing")[0]
+        speeds = [_number(value) for value in (one.before, one.predicted, one.achieved)]
+        rest = "" if one.unexplained is None else f"{one.unexplained:.1%}"
+        start = f"{one.script}.py | {one.devices} | {fault.cause} ({fault.thread}) | {one.tool}"
+        lines.append(f"| {start} | {first} | {' | '.join(speeds)} | {rest} | {one.said} |")
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def main(arguments: list[str] | None = None) -> list[Verdict]:
+    """Judge every script, or read what was judged, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--on", default="cpu:2", help="devices: cpu:2, 2, 4")
+    parser.add_argument("--script", action="append", choices=list(FAULTS))
+    parser.add_argument("--tool", choices=["nfold", "traceml"], default="nfold")
+    parser.add_argument("--python", default=sys.executable, help="with the scripts' libraries")
+    parser.add_argument("--argument", action="append", default=[], help="of the script: --batch=8")
+    parser.add_argument("--epochs", type=int, default=2, help="under TraceML: to their end")
+    parser.add_argument("--budget", default="3m", help="time of one explanation")
+    parser.add_argument("--fixed-budget", default="60s", help="the repaired script's, for rates")
+    parser.add_argument("--out", type=Path, help="a file to which every verdict is added")
+    parser.add_argument("--read", type=Path, nargs="+", help="print the table of such files")
+    parser.add_argument("--verbose", action="store_true", help="show every run")
+    asked = parser.parse_args(arguments)
+    found = _read(asked.read) if asked.read else _run(asked)
+    print("\n".join(["", *table(found)]))
+    return found
+
+
+def _run(asked: argparse.Namespace) -> list[Verdict]:
+    found = []
+    for name in asked.script or FAULTS:
+        try:
+            found.append(judge(name, asked))
+        except RuntimeError as error:
+            print(f"{name}.py: FAILED: {error}", flush=True)
+            continue
+        print(table(found[-1:])[-1], flush=True)
+        if asked.out:
+            with asked.out.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(found[-1])) + "\n")
+    return found
+
+
+def _read(files: list[Path]) -> list[Verdict]:
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line]
+    return [Verdict(**{**one, "named": tuple(one["named"])}) for one in lines]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""What is explained, and how a cause of known size gets into it.
+
+``Simulated`` plants exact costs in the simulated framework, ``Planted`` puts them into digits on
+CPU devices, ``Script`` into an unmodified script through the environment (dosed/faults.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+HERE = Path(__file__).resolve().parent
+Doses = Mapping[str, float]
+BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "noise": 0.01, "process_noise": 0.005}
+SHARE = 100
+"""Samples of a device in a step, on the simulated framework: 10 ms."""
+COSTS: dict[str, Callable[[float], dict[str, Any]]] = {
+    "link": lambda dose: {"exchange_ms": dose},
+    "synchronization": lambda dose: {"latency_ms": dose},
+    "threads": lambda dose: {"contention_ms": dose},
+    "imbalance": lambda dose: {"straggler_ms": dose, "straggler_rank": 1},
+    # Two ranks of 4 workers on 4 cores: 10 ms of a lone device's loaders are hidden, twice not.
+    "input": lambda dose: {"load_ms_per_sample": (10 + dose) * 4 / SHARE / 2, "host_cores": 4},
+    # A fixed cost of one device is halved by two: half of it is lost to two-fold.
+    "launch-bound": lambda dose: {"host_ms": 2 * dose},
+}
+SCRIPTS = {
+    "ddp": "ddp.py",
+    "lightning": "with_lightning.py",
+    "accelerate": "with_accelerate.py",
+    "dataparallel": "dataparallel.py",
+}
+TIMED_STEPS = 60
+REPEATS = 3
+PRINTED = re.compile(r'"step_ms": ([0-9.]+)')
+TAIL = 2000
+"""Characters of a failed script's output that are told."""
+
+
+def printed_ms(text: str) -> list[float]:
+    """What the ranks' clocks printed; two ranks may have written on one line."""
+    return [float(found) for found in PRINTED.findall(text)]
+
+
+class Target(Protocol):
+    """Something that can be explained with causes in it."""
+
+    @property
+    def name(self) -> str:
+        """How records call it."""
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Those that can be put in."""
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Those that are put in together."""
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Causes that have one dose only."""
+
+    @property
+    def strong(self) -> bool:
+        """Whether N-fold is counted from one device at the whole global batch."""
+
+    def command(self) -> list[str]:
+        """What follows ``nfold explain``, without its own flags."""
+
+    def environment(self, doses: Doses, seed: int) -> dict[str, str]:
+        """What puts the doses in."""
+
+    def injected(self, doses: Doses, found: Any) -> dict[str, float]:
+        """Milliseconds that each dose costs a step on N devices; 0 where it is hidden."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The simulated framework: two devices, steps of 10 ms."""
+
+    name: str = "simulated"
+    strong: bool = True
+    switches: tuple[str, ...] = ()
+    causes: tuple[str, ...] = tuple(COSTS)
+    pairs: tuple[tuple[str, str], ...] = (
+        ("imbalance", "link"),
+        ("synchronization", "threads"),
+        ("link", "launch-bound"),
+    )
+
+    def command(self) -> list[str]:
+        options = ["--framework", "simulated", "--device", "cuda", "--devices", "2"]
+        return ["digits", *options, "--batch", str(2 * SHARE), "--workers", "4"]
+
+    def environment(self, doses: Doses, seed: int) -> dict[str, str]:
+        script = {**BASE, "noise_seed": seed}
+        for cause, dose in doses.items():
+            script |= COSTS[cause](dose)
+        return {"NFOLD_SIMULATED": json.dumps(script)}
+
+    def injected(self, doses: Doses, found: Any) -> dict[str, float]:
+        return dict(doses)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """digits on CPU devices, ``planted.py``."""
+
+    devices: str
+    strong: bool = True
+    switches: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ("input", "imbalance", "link", "synchronization", "launch-bound")
+    pairs: tuple[tuple[str, str], ...] = (("imbalance", "link"), ("input", "synchronization"))
+
+    @property
+    def name(self) -> str:
+        return f"planted:digits on {self.devices}"
+
+    def command(self) -> list[str]:
+        return ["planted:digits", "--devices", self.devices, "--strategy", "nfold"]
+
+    def environment(self, doses: Doses, seed: int) -> dict[str, str]:
+        return {"NFOLD_PLANTED": json.dumps(doses)}
+
+    def injected(self, doses: Doses, found: Any) -> dict[str, float]:
+        # Two devices halve a step's fixed cost; each has half of the samples of the input.
+        return {c: dose / 2 if c == "launch-bound" else dose for c, dose in doses.items()}
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script of ``dosed/`` that nfold knows nothing of, one rank a device.
+
+    ``python`` has the script's libraries, ``arguments`` are added to the script's own.
+    """
+
+    kind: str
+    devices: str
+    python: str = sys.executable
+    arguments: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ("undivided-work", "threads")
+    pairs: tuple[tuple[str, str], ...] = (
+        ("imbalance", "link"),
+        ("input", "synchronization"),
+        ("imbalance", "input"),
+    )
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Those that this kind of script can have on such devices."""
+        both = ("input", "imbalance", "synchronization", "link", "epoch-boundary", "layout")
+        cuda = () if self.cpu else ("host-syncs", "threads")
+        # Accelerate and Lightning divide the work and move it to the device themselves.
+        moving = ("copies",) if self.kind in ("ddp", "dataparallel") and not self.cpu else ()
+        own = (*moving, "undivided-work") if self.kind == "ddp" else moving
+        one_process = self.kind == "dataparallel"
+        none = {"synchronization", "link", "threads"} if one_process else set()
+        return tuple(cause for cause in (*both, *cuda, *own) if cause not in none)
+
+    @property
+    def strong(self) -> bool:
+        """One process splits its batch over the devices; ranks each bring their own."""
+        return self.kind == "dataparallel"
+
+    @property
+    def cpu(self) -> bool:
+        """Whether its devices are shares of the host's cores."""
+        return self.devices.startswith("cpu")
+
+    @property
+    def count(self) -> int:
+        """How many devices."""
+        return int(self.devices.rpartition(":")[2])
+
+    @property
+    def file(self) -> Path:
+        """The script."""
+        return HERE / "dosed" / SCRIPTS[self.kind]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} on {self.devices}"
+
+    def command(self) -> list[str]:
+        own = ["--", "--steps", "1000000", *self.arguments]
+        return [str(self.file), "--devices", self.devices, *own]
+
+    def environment(self, doses: Doses, seed: int) -> dict[str, str]:
+        return {"FAULTS": json.dumps(doses), **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {})}
+
+    def injected(self, doses: Doses, found: Any) -> dict[str, float]:
+        """What the dose says where it cannot hide; else timed without nfold, with and without."""
+        if set(doses) == {"undivided-work"}:
+            whole = float(found["n_devices"]["step_ms"]["value"])
+            return {"undivided-work": whole * (self.count - 1)}
+        if set(doses) <= {"imbalance", "synchronization", "link"}:
+            return dict(doses)
+        # Values that the host reads are a part of synchronization.
+        return {
+            cause.replace("host-syncs", "synchronization"): self.timed_ms({cause: dose})
+            for cause, dose in doses.items()
+        }
+
+    def timed_ms(self, doses: Doses) -> float:
+        """How much longer a step on all devices takes: medians of fresh, alternating processes."""
+        with_, without = [], []
+        for _ in range(REPEATS):
+            with_.append(self.step_ms(doses))
+            without.append(self.step_ms({}))
+        return sorted(with_)[REPEATS // 2] - sorted(without)[REPEATS // 2]
+
+    def step_ms(self, doses: Doses) -> float:
+        """A step on all devices by the script's own clock, the slowest rank's."""
+        done = subprocess.run(
+            [self.python, *self.launcher(), str(self.file), "--steps", str(TIMED_STEPS),
+             *self.arguments],
+            env={**os.environ, **self.environment(doses, 0)},
+            capture_output=True,
+            text=True,
+        )  # fmt: skip
+        found = printed_ms(done.stdout)
+        if done.returncode or not found:
+            raise RuntimeError(f"{self.name}, {dict(doses)}: {done.stderr[-TAIL:]}")
+        return max(found)
+
+    def launcher(self) -> list[str]:
+        """One process for nn.DataParallel, else one a device."""
+        if self.kind == "dataparallel":
+            return []
+        return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.count}"]

@@ -1,0 +1,142 @@
+"""Doses in scripts: what is asked for is what is done, counted where that is possible."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import faults
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    return lambda text: monkeypatch.setenv(faults.ENVIRONMENT, text)
+
+
+@pytest.fixture
+def spun(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What was asked of the busy wait, in milliseconds."""
+    found: list[float] = []
+    monkeypatch.setattr(faults, "spin", found.append)
+    return found
+
+
+def test_nothing_is_asked_for_by_default(asked: Callable[[str], None]) -> None:
+    asked("")
+    data = TensorDataset(torch.zeros(4))
+    assert faults.doses() == {}
+    assert faults.data(data, 2) is data
+    assert faults.start_worker(10) is None
+
+
+def test_an_unknown_cause_is_refused(asked: Callable[[str], None]) -> None:
+    asked('{"wind": 1}')
+    with pytest.raises(ValueError, match=r"'wind'.*imbalance"):
+        faults.doses()
+
+
+def test_a_batch_takes_the_dose_of_input(asked: Callable[[str], None], spun: list[float]) -> None:
+    asked('{"input": 6}')
+    data = faults.data(TensorDataset(torch.arange(8)), 4)
+    assert [int(data[index][0]) for index in range(4)] == [0, 1, 2, 3]
+    assert spun == [1.5] * 4
+
+
+def test_one_rank_is_slow(monkeypatch: pytest.MonkeyPatch, spun: list[float]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        faults.MADE["imbalance"](5.0, CPU)()
+        assert spun == [5.0] * int(rank)
+
+
+def test_a_rank_by_itself_is_not_slow(monkeypatch: pytest.MonkeyPatch, spun: list[float]) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    faults.MADE["imbalance"](5.0, CPU)()
+    assert spun == []
+
+
+def test_faults_come_with_training_steps_only(
+    asked: Callable[[str], None], spun: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked('{"imbalance": 5}')
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    model = faults.plant(nn.Linear(2, 2))
+    model(torch.zeros(1, 2))
+    model.eval()
+    model(torch.zeros(1, 2))
+    assert spun == [5.0]
+
+
+def test_a_count_is_the_dose_over_the_time_of_one() -> None:
+    assert faults.count_for(5.0, 0.1) == 50
+    assert faults.count_for(0.01, 0.1) == 1
+    assert faults.count_for(5.0, 0.0) == faults.MOST
+
+
+def test_permutes_are_as_many_as_the_dose_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(faults, "timed", lambda act, device: 0.5)
+    monkeypatch.setattr(faults, "_repeat", lambda act, count: counted.append(count))
+    faults.MADE["layout"](3.0, CPU)()
+    assert counted == [6]
+
+
+def test_values_are_read_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(faults, "_repeat", lambda act, count: counted.append(count))
+    faults.MADE["host-syncs"](7.0, CPU)()
+    assert counted == [7]
+
+
+def test_a_batch_on_its_device_brings_nothing_along(
+    asked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+
+    def luggage(dose: float, device: torch.device) -> torch.Tensor:
+        made.append(dose)
+        return torch.zeros(1)
+
+    monkeypatch.setattr(faults, "_luggage", luggage)
+    asked('{"copies": 3}')
+    assert faults.moved(torch.ones(2), CPU).sum() == 2
+    assert made == []
+    assert faults.moved(torch.ones(2), torch.device("meta")).device.type == "meta"
+    assert made == [3.0]
+
+
+def test_nothing_is_exchanged_by_one_process_alone() -> None:
+    for cause in ("synchronization", "link"):
+        faults.MADE[cause](5.0, CPU)()
+
+
+def test_a_late_worker_is_late_by_the_dose_of_every_batch(
+    asked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    asked('{"epoch-boundary": 2}')
+    start = faults.start_worker(50)
+    assert start is not None
+    start(0)
+    assert slept == [0.1]
+
+
+def test_a_busy_wait_lasts_as_long_as_asked() -> None:
+    begin = time.perf_counter()
+    faults.spin(5.0)
+    assert time.perf_counter() - begin >= 0.005
+
+
+def test_the_time_of_one_is_the_median_of_groups() -> None:
+    calls: list[int] = []
+    assert faults.timed(lambda: calls.append(1), CPU) < 5
+    assert len(calls) == (faults.PROBES + 2) * faults.TOGETHER

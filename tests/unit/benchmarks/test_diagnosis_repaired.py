@@ -1,0 +1,90 @@
+"""Faulty scripts against repaired ones: what was predicted, what was achieved."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import repaired
+
+import gpu
+
+
+def _explained(
+    one: float, several: float, rows: list[Any], single: list[Any], **more: Any
+) -> dict[str, Any]:
+    return {
+        "one_device": {"samples_per_s": {"value": one}},
+        "n_devices": {"samples_per_s": {"value": several}, "step_ms": {"value": 20.0}},
+        "budget": rows,
+        "single_device_budget": single,
+        "interactions": [],
+        "unexplained_ms": {"value": 1.0},
+        "speedup": {"value": several / one},
+        "plan": {"workers": 0},
+        "wrong": more.get("wrong", []),
+        "warnings": [],
+    }
+
+
+def _row(cause: str, gained: float) -> dict[str, Any]:
+    return {
+        "cause": cause,
+        "lost_ms": {"value": 8.0, "low": 7.0, "high": 9.0},
+        "predicted_speedup": {"value": gained},
+        "fix": f"mend {cause}",
+    }
+
+
+def test_speedups_are_over_one_device_of_the_faulty_script() -> None:
+    faulty = _explained(100, 120, [_row("threads", 1.9)], [])
+    found = repaired.verdict("ddp", "2", faulty, _explained(150, 190, [], []))
+    assert (found.before, found.predicted, found.achieved) == (1.2, 1.9, 1.9)
+    assert (found.said, found.right, found.unexplained) == ("mend threads", True, 0.05)
+
+
+def test_a_fault_of_one_device_is_judged_on_one() -> None:
+    faulty = _explained(100, 120, [], [_row("input", 1.5)])
+    found = repaired.verdict("single", "2", faulty, _explained(140, 190, [], []))
+    assert (found.before, found.predicted, found.achieved) == (1.0, 1.5, 1.4)
+
+
+def test_wrong_training_is_said_first_and_a_missing_row_is_told() -> None:
+    faulty = _explained(100, 120, [_row("link", 1.9)], [], wrong=["the same samples"])
+    found = repaired.verdict("with_lightning", "2", faulty, _explained(100, 190, [], []))
+    assert (found.said, found.right) == ("the same samples no such row", False)
+
+
+def test_verdicts_are_read_back(tmp_path: Path) -> None:
+    told = repaired.Verdict(script="ddp", devices="2", tool="traceml", named=(), said="BALANCED:")
+    (tmp_path / "v.jsonl").write_text(json.dumps(dataclasses.asdict(told)) + "\n")
+    assert repaired.main(["--read", str(tmp_path / "v.jsonl")]) == [told]
+    assert "| traceml | nothing |" in repaired.table([told])[-1]
+
+
+def test_a_machine_of_gpus_gets_the_most_important_first(tmp_path: Path) -> None:
+    asked = argparse.Namespace(gpus=4, python="python", budget="60s", doses="1,2", healthy=3)
+    asked.script, asked.only = ["ddp"], list(gpu.KINDS)
+    asked.traceml_python, asked.out = None, tmp_path
+    jobs = gpu.jobs(asked)
+    assert [job.name for job in jobs if job.whole] == ["repaired cifar_ddp"]
+    assert [job.name for job in jobs][:3] == [
+        "repaired cifar_ddp",
+        "repaired ddp",
+        "repaired with_lightning",
+    ]
+    assert {"ddp copies", "ddp healthy", "ddp imbalance+link"} < {job.name for job in jobs}
+
+
+def test_a_job_that_runs_out_of_time_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text("import time\ntime.sleep(60)\n")
+    begin = time.monotonic()
+    job = gpu.Job("long", (str(tmp_path / "long.py"),))
+    gpu.run_job(job, [0], [0], begin + gpu.LEAST_S + 1, tmp_path)
+    assert time.monotonic() - begin < 30
+    gpu.run_job(job, [0], [0], begin, tmp_path)
+    assert [file.name for file in tmp_path.glob("*.log")] == ["long.log"]
