@@ -35,9 +35,10 @@ class Rate:
 class InputRates:
     """The rates of one plan's input.
 
-    ``worker`` is one loader process while those of all ranks are at work, decoding and, where the
-    plan says so, distorting; ``decoder`` is nvJPEG on one GPU, None where there is none; ``device``
-    is one GPU training on images that lie there, None where that did not fit.
+    ``worker`` is one loader process while as many are at work as the machine has cores for,
+    decoding and, where the plan says so, distorting; ``decoder`` is nvJPEG on one GPU, None where
+    there is none; ``device`` is one GPU training on images that lie there, None where that did not
+    fit.
     """
 
     worker: Rate

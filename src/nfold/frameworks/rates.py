@@ -19,8 +19,8 @@ from nfold.plan import Plan
 from nfold.rates import InputRates, fitted, measurable
 from nfold.workload import Workload
 
-FACTS = ("devices", "cores_per_device", "augment", "precision", "layout", "step")
-"""What rates depend on of a complete plan."""
+FACTS = ("augment", "precision", "layout", "step")
+"""What rates depend on of a complete plan; not its devices: all cores are busy in any case."""
 KIND = "input_rates"
 
 

@@ -56,6 +56,8 @@ def test_rates_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert (asked.plan.decode, asked.plan.workers) == ("cpu", 15)
     task = Task(workload=PHOTOS, plan=plans[0], machine=HOST)
     assert kept(file_of(PHOTOS, plans[0], HOST)) == RATES
+    assert completing()(PHOTOS, Plan(augment="device", workers=2)).workers == 2
+    assert len(measuring.asked) == 1
     ((kind, text),) = rate_notes(task)
     assert (kind, text) == ("input_rates", RATES.told(plans[0]))
     other = Task(workload=PHOTOS, plan=plans[0].edit(workers=2), machine=HOST)

@@ -55,7 +55,7 @@ def measured(task: Task) -> InputRates:
     """The rates of a task's plan, whose ``decode`` is cpu, on the machine's first device."""
     size = workloads.parameters(task.workload)["size"]
     part = photographs_of(task.plan, workloads.parameters(task.workload)).train
-    number = decoders(task.plan) * (task.plan.devices or 1)
+    number = max(1, task.machine.cores - max(1, len(task.machine.gpus)))
     worker = worker_rate(Photos(part, task, size), len(part), number)
     share = min(MOST_DECODED, -(-(task.plan.batch or 1) // (task.plan.devices or 1)))
     decoder = None
