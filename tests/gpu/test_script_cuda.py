@@ -81,7 +81,6 @@ def test_one_process_drives_two_gpus_or_sees_only_one(tmp_path: Path) -> None:
         Ablation(input="resident", exchange="barrier"),
         Ablation(independent=True),
         Ablation(buffers=False, devices=(1, 0)),
-        Ablation(input="resident", synchronised_batch_norm=False),
     ],
     ids=str,
 )
