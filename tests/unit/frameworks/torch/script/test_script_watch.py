@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -61,6 +62,8 @@ def test_two_optimizers_make_one_step_together() -> None:
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 80
     assert (found.seen.optimizers, found.seen.boundary) == (("SGD", "SGD"), 1)
+    trained = [*nn.Linear(8, 4).parameters(), *model().parameters()]
+    assert found.seen.parameter_count == sum(parameter.numel() for parameter in trained)
 
 
 def test_a_step_that_a_scaler_skips_is_a_step() -> None:
@@ -70,7 +73,7 @@ def test_a_step_that_a_scaler_skips_is_a_step() -> None:
         scaler = torch.amp.GradScaler("cpu")
         for number, (samples, labels) in enumerate([*DataLoader(dataset(), batch_size=4)] * 2):
             loss = nn.functional.cross_entropy(module(samples), labels)
-            scaler.scale(loss * (float("inf") if number % 2 else 1.0)).backward()
+            scaler.scale(loss * (float("inf") if number % 2 else 1.0)).backward()  # type: ignore[no-untyped-call]
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
@@ -160,6 +163,22 @@ def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
     assert found.step_ms == (step_ms,) * 3
 
 
+def test_a_pass_that_is_not_asked_for_its_end_has_ended_when_the_next_begins() -> None:
+    def training() -> None:
+        module, loader = model(), _loader()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            batches = iter(loader)
+            for _ in range(len(loader)):
+                module(next(batches)[0]).sum().backward()
+                optimizer.step()
+
+    found = watched(training, script_task(steps=None, epochs=3, warmup_steps=3))
+    assert found.samples is not None
+    assert [epoch.samples for epoch in found.samples.epochs] == [64, 64, 64]
+    assert found.seen.epochs_ended == 3
+
+
 def test_the_last_epoch_of_a_script_ends_with_it() -> None:
     found = watched(lambda: usual(epochs=2), script_task(steps=None, epochs=5, warmup_steps=3))
     assert found.samples is not None
@@ -184,6 +203,7 @@ def test_without_a_loader_the_model_s_calls_tell_the_samples() -> None:
     assert sum(window.samples for window in found.samples.windows) == 60
     assert found.seen.loader is None
     assert found.seen.batch is None
+    assert found.samples.sample_hashes == ()
 
 
 def test_without_a_loader_there_is_nothing_to_give_again() -> None:
@@ -207,3 +227,15 @@ def test_the_same_samples_have_the_same_hash_and_others_have_not() -> None:
 
     assert hashes(0) == hashes(0)
     assert hashes(0) != hashes(32)
+
+
+def test_what_is_refused_stays_refused_in_a_script_that_catches_everything() -> None:
+    def stubborn() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            with suppress(Exception):
+                loop(DataLoader(dataset(), batch_size=None), module, optimizer)
+
+    with pytest.raises(Unsupported, match="a batch of 16 a rank"):
+        watched(stubborn, script_task(batch=16))
