@@ -13,8 +13,7 @@ from nfold.errors import RunFailure
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment, _wanted, rounded
 from nfold.explain.ladder import Ladder, Rung
-from nfold.explain.measured import NO_TIME
-from nfold.finding import sentences
+from nfold.finding import NO_TIME, sentences
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Measurement
 from nfold.run.options import Stop
