@@ -79,6 +79,8 @@ FULL = Measurement(
         pinned=False,
         devices=(1, 0),
         shares=(1, 0),
+        buffers=False,
+        host_syncs=False,
     ),
     repeat=3,
     cause=Cause(text="no room", rank=1, step=5, signal=9),
@@ -95,7 +97,10 @@ def through_json(measurement: Measurement) -> Measurement:
     return Measurement.from_dict(json.loads(json.dumps(measurement.to_dict())))
 
 
-OWN = dataclasses.replace(FULL, workload=Workload(name="a:b", parameters=(("c", 1),), code="0a"))
+OWN = dataclasses.replace(
+    FULL,
+    workload=Workload(name="a:b", parameters=(("c", 1),), code="0a", script=("b.py", "--lr", "1")),
+)
 
 
 def test_every_field_survives_json() -> None:
