@@ -85,7 +85,7 @@ def dataset(samples: int = 64) -> TensorDataset:
     return TensorDataset(torch.randn(samples, FEATURES, generator=draw), labels)
 
 
-def model() -> nn.Module:
+def model() -> nn.Sequential:
     """A small one."""
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.Linear(16, CLASSES))
 
@@ -102,7 +102,7 @@ def loop(
     for _ in range(epochs):
         for number, (samples, labels) in enumerate(loader, start=1):
             loss = nn.functional.cross_entropy(module(samples), labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             if number % accumulate == 0:
                 for optimizer in optimizers:
                     optimizer.step()

@@ -36,6 +36,10 @@ CAUSES: dict[str, str] = {
 """Every cause by its stable identifier, in a few words."""
 
 
+FAULTS = ("imbalance", "input", "single-process", "undivided-work")
+"""Causes that can go as a whole: while there is one, devices that are slower than one may help."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """One row: what a cause costs in milliseconds a step, what proves it, what would remove it.
@@ -166,10 +170,10 @@ class Budget:
     def _told(self) -> list[Doubt]:
         """The warnings, with what was not tested and whether the devices can help at all."""
         limit = () if self.limit is None else (("cannot_help", " ".join(sentences(self))),)
-        headline = (("headline", self.headline),) if self.headline else ()
         untested = ((f"untested_{cause}", reason) for cause, reason in self.untested)
-        told = [Doubt(kind=kind, text=text) for kind, text in (*headline, *limit, *untested)]
-        return [*self.warnings, *told]
+        told = [Doubt(kind=kind, text=text) for kind, text in (*limit, *untested)]
+        first = [Doubt(kind="headline", text=self.headline)] if self.headline else []
+        return [*first, *self.warnings, *told]
 
 
 def beyond(cost: Interval, step_ms: float) -> bool:
@@ -182,7 +186,8 @@ def beyond(cost: Interval, step_ms: float) -> bool:
 
 def sentences(budget: Budget) -> list[str]:
     """What costs most, what to change, what to expect."""
-    if budget.limit is not None and not budget.limit.helps:
+    fault = bool(budget.named) and budget.named[0].cause in FAULTS
+    if budget.limit is not None and not budget.limit.helps and not fault:
         return _cannot_help(budget, budget.limit)
     left = [cause for cause, reason in budget.untested if reason == NO_TIME]
     if not budget.named and left:

@@ -34,7 +34,8 @@ def _train(results: Path, host: Machine = HOST, **changes: Any) -> Measurement:
 
 
 def _losses(done: Measurement) -> list[float]:
-    return [epoch.train_loss for epoch in done.ranks[0].epochs]
+    losses = [epoch.train_loss for epoch in done.ranks[0].epochs]
+    return [loss for loss in losses if loss is not None]
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])

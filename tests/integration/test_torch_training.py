@@ -42,6 +42,8 @@ def test_both_are_ok_and_learn(both: list[Measurement]) -> None:
         assert done.status == "ok", done.cause
         epochs = done.ranks[0].epochs
         assert len(epochs) == 3
+        assert epochs[0].train_loss is not None
+        assert epochs[-1].train_loss is not None
         assert epochs[-1].train_loss < 0.6 * epochs[0].train_loss
         assert epochs[-1].accuracy is not None
         assert epochs[-1].accuracy > 0.8

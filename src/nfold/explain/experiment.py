@@ -84,6 +84,7 @@ class Experiment:
         for rung in (ladder.full(), ladder.one):
             self._need(rung)
         first = [*_wanted(ladder), *self._epochs(ladder)]
+        self._round(self._fitting(first), 0)
         self._round(first, 0)
         for number in range(1, MOST_ROUNDS):
             follow_ups = self._follow_ups(ladder)
@@ -125,6 +126,16 @@ class Experiment:
         random.Random(number).shuffle(turns)
         found = [self._measure(rung, number) for rung in turns]
         return any(measurement is not None for measurement in found)
+
+    def _fitting(self, rungs: Iterable[Rung]) -> list[Rung]:
+        """The first of these, in the order in which they are wanted, that there is time for."""
+        left_s, fitting = self.clock.left_s, []
+        for rung in dict.fromkeys(rungs):
+            known = rung in self.measured.runs or self.target.known(rung, 0) is not None
+            left_s -= 0.0 if known else self.measured.seconds(rung) or 0.0
+            if left_s >= 0:
+                fitting.append(rung)
+        return fitting
 
     def _need(self, rung: Rung) -> Measurement:
         """The first run of a rung without which nothing can be said, whatever time is left."""

@@ -53,8 +53,9 @@ def _look(experiment: Experiment, rung: Rung, read: Read) -> tuple[Measurement, 
 
 def _why(name: str, failed: Measurement) -> str:
     cause = failed.cause.text if failed.cause else "it ended without a word"
-    logs = f"; what it printed: {failed.folder}/rank-0.log" if failed.folder else ""
-    return f"{failed.status}: {cause}{logs}; nothing can be explained of {name}"
+    log = f" (what it printed: {failed.folder}/rank-0.log in the results folder)"
+    printed = log if failed.folder else ""
+    return f"{name} {failed.status}: {cause}{printed}; nothing can be explained"
 
 
 def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) -> Ladder:

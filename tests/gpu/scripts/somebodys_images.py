@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,8 +30,8 @@ def main() -> None:
         nn.Flatten(),
         nn.Linear(32 * 28 * 28, 10),
     )
-    model = model.to(device, memory_format=torch.channels_last)
-    sampler = None
+    model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    sampler: Any = None
     if asked.ddp:
         dist.init_process_group("nccl")
         sampler = DistributedSampler(data)
@@ -48,7 +49,7 @@ def main() -> None:
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 loss = nn.functional.cross_entropy(model(images), wanted)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             for _ in range(asked.read):
                 loss.item()

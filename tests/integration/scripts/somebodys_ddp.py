@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ def main(wish: str) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(128, 8), torch.randint(0, 4, (128,)))
-    sampler = None if wish == "same" else DistributedSampler(data)
+    sampler: Any = None if wish == "same" else DistributedSampler(data)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -29,7 +30,7 @@ def main(wish: str) -> None:
                     time.sleep(0.02)
                 loss = nn.functional.cross_entropy(model(samples), labels)
                 optimizer.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 if wish == "fails" and steps == 3:
                     raise KeyError("accuracy")
                 optimizer.step()

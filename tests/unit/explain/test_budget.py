@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from explaining import explained
-from nfold.finding import Budget, Finding
+from nfold.finding import Budget, Finding, sentences
 from nfold.frameworks.simulated import Script
 from nfold.stats import Interval
 
@@ -199,3 +199,10 @@ def test_devices_that_cannot_help_are_told_with_the_batch_from_which_they_do() -
     assert never.limit.batch is not None
     assert never.limit.batch.value == pytest.approx(300)
     assert explained(Script(**BASE)).limit is None
+
+
+def test_a_fault_that_can_go_is_named_even_where_devices_are_slower() -> None:
+    found = explained(Script(**BASE, straggler_ms=60.0, straggler_rank=1))
+    assert found.limit is not None
+    assert found.speedup.value < 1
+    assert sentences(found)[0].startswith("Most is lost to imbalance")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,10 +11,9 @@ from explaining import Memory, failed, ladder, runner, target
 from nfold.ablation import Ablation
 from nfold.errors import RunFailure
 from nfold.explain.budget import budget
-from nfold.explain.experiment import Clock, Events, Experiment, rounded
-from nfold.explain.ladder import Rung
-from nfold.explain.measured import NO_TIME
-from nfold.finding import sentences
+from nfold.explain.experiment import Clock, Events, Experiment, _wanted, rounded
+from nfold.explain.ladder import Ladder, Rung
+from nfold.finding import NO_TIME, sentences
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Measurement
 from nfold.run.options import Stop
@@ -69,7 +69,7 @@ def test_even_without_time_the_speedup_is_measured() -> None:
     assert ticking.now == 3.0
     assert found.speedup.value == pytest.approx(20 / 12)
     assert [doubt.kind for doubt in found.warnings] == ["few_repeats"]
-    assert "there was no time for launch-bound, link" in sentences(found)[1]
+    assert "there was no time for launch-bound, imbalance, link" in sentences(found)[1]
 
 
 def test_rungs_are_repeated_in_rounds_of_another_order() -> None:
@@ -133,3 +133,21 @@ def test_a_named_cause_asks_for_its_fixes() -> None:
     experiment, _, noting = _experiment(1000.0)
     asked = experiment.run(ladder())
     assert asked.edited(exchange="bf16") in {rung for rung, _ in noting.runs}
+
+
+def test_a_short_time_is_for_what_is_wanted_first() -> None:
+    experiment, ticking, noting = _experiment(6.0)
+    experiment.run(ladder())
+    assert ticking.now <= 6.0
+    asked = [rung for rung, number in noting.runs if number == 0][3:]
+    wanted = list(dict.fromkeys(_wanted(experiment_ladder(asked))))
+    measured = [rung for rung in wanted if rung in asked]
+    assert measured
+    left = [rung for rung in wanted if rung not in {rung for rung, _ in noting.runs}]
+    assert min(map(wanted.index, left)) > max(map(wanted.index, measured))
+
+
+def experiment_ladder(runs: list[Rung]) -> Ladder:
+    """The ladder at the length that was chosen."""
+    steps = runs[0].plan.steps
+    return dataclasses.replace(ladder(), plan=ladder().plan.edit(steps=steps), made={})

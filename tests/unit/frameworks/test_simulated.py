@@ -144,6 +144,8 @@ def test_epochs_hold_their_gap_their_first_step_and_the_rest_of_the_data() -> No
     assert found[0].accuracy is not None
     assert found[2].accuracy is not None
     assert found[2].accuracy > found[0].accuracy
+    assert found[0].train_loss is not None
+    assert found[2].train_loss is not None
     assert found[2].train_loss < found[0].train_loss
 
 

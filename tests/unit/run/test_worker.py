@@ -79,7 +79,7 @@ def test_a_rank_waits_for_the_others_steps_but_not_for_ever(
     folder = Folder(tmp_path)
     first, second = (worker.FolderObserver(folder, rank, 2) for rank in (0, 1))
     waited: list[float] = []
-    monkeypatch.setattr(worker.time, "sleep", lambda _s: waited.append(time.monotonic()))
+    monkeypatch.setattr(time, "sleep", lambda _s: waited.append(time.monotonic()))
     first.await_others(3)
     assert waited
     waited.clear()

@@ -49,7 +49,7 @@ class Forward:
         if torch.compiler.is_compiling():
             return
         self._depth += 1
-        if not module.training or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return
         self._note_type(args)
         if self._depth == 1 and _trains(module):
@@ -71,7 +71,9 @@ class Forward:
 
 
 def _trains(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
+    """Lightning leaves its wrapper in the mode of evaluation, while what it wraps trains."""
+    some = any(parameter.requires_grad for parameter in module.parameters())
+    return some and any(one.training for one in module.modules())
 
 
 def _is_channels_last(tensor: Tensor) -> bool:

@@ -56,6 +56,7 @@ class Stream:
         self.source = source
         self.first: Any = None
         self.given = 0
+        self.over = False
         self._feed = feed
 
     def __iter__(self) -> Stream:
@@ -106,6 +107,7 @@ class Feed:
         self._places: dict[int, str] = {}
         self._replays: dict[int, Replay] = {}
         self._training: dict[int, Any] = {}
+        self._open: dict[int, Stream] = {}
         self._last: Any = None
         self._pending: dict[int, Taken] = {}
         self.warming = True
@@ -144,12 +146,17 @@ class Feed:
 
     def iterate(self, loader: Any, usual: Callable[[Any], Iterator[Any]]) -> Stream:
         """A new pass over the loader."""
+        before = self._open.get(id(loader))
+        if before is not None and before.given:
+            self.ended(before)
         self._listener.pass_begins(feeds=self.feeds(loader))
+        self._open[id(loader)] = stream = Stream(loader, iter(()), self)
         if id(loader) in self._replays:
-            return Stream(loader, iter(()), self)
+            return stream
         if torch.is_grad_enabled() and (not self._training or self.feeds(loader)):
             self._prepare(loader)
-        return Stream(loader, usual(loader), self)
+        stream.source = usual(loader)
+        return stream
 
     def next_of(self, stream: Stream) -> Any:
         """The next batch of a pass: the real one, or a first one again."""
@@ -185,8 +192,9 @@ class Feed:
                 self._listener.pass_began()
 
     def ended(self, stream: Stream) -> None:
-        """Note the end of a pass."""
-        if self.feeds(stream.loader):
+        """Note the end of a pass, once; a loop that counts its batches asks for no more of them."""
+        ended, stream.over = not stream.over, True
+        if ended and self.feeds(stream.loader):
             self.epochs_ended += 1
             self._listener.pass_ended()
 

@@ -37,7 +37,9 @@ class Reading(torch.utils.data.Dataset[Any]):
 def test_a_short_epoch_is_kept_whole_of_a_long_one_the_first_batches(
     samples: int, read: int
 ) -> None:
-    data, passes, given = Reading(samples), [], []
+    data = Reading(samples)
+    passes: list[int] = []
+    given: list[torch.Tensor] = []
 
     def training() -> None:
         module, loader = model(), DataLoader(data, batch_size=8)
@@ -46,7 +48,8 @@ def test_a_short_epoch_is_kept_whole_of_a_long_one_the_first_batches(
             passes.append(len(given))
             for batch, labels in loader:
                 given.append(batch)
-                torch.nn.functional.cross_entropy(module(batch), labels).backward()
+                loss = torch.nn.functional.cross_entropy(module(batch), labels)
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
 
     found = watched(training, script_task(REPLAYED, steps=100))

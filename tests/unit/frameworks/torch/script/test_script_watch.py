@@ -70,7 +70,7 @@ def test_a_step_that_a_scaler_skips_is_a_step() -> None:
         scaler = torch.amp.GradScaler("cpu")
         for number, (samples, labels) in enumerate([*DataLoader(dataset(), batch_size=4)] * 2):
             loss = nn.functional.cross_entropy(module(samples), labels)
-            scaler.scale(loss * (float("inf") if number % 2 else 1.0)).backward()
+            scaler.scale(loss * (float("inf") if number % 2 else 1.0)).backward()  # type: ignore[no-untyped-call]
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
@@ -158,6 +158,22 @@ def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
     found = watched(training, script_task(steps=3, warmup_steps=2)).samples
     assert found is not None
     assert found.step_ms == (step_ms,) * 3
+
+
+def test_a_pass_that_is_not_asked_for_its_end_has_ended_when_the_next_begins() -> None:
+    def training() -> None:
+        module, loader = model(), _loader()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            batches = iter(loader)
+            for _ in range(len(loader)):
+                module(next(batches)[0]).sum().backward()
+                optimizer.step()
+
+    found = watched(training, script_task(steps=None, epochs=3, warmup_steps=3))
+    assert found.samples is not None
+    assert [epoch.samples for epoch in found.samples.epochs] == [64, 64, 64]
+    assert found.seen.epochs_ended == 3
 
 
 def test_the_last_epoch_of_a_script_ends_with_it() -> None:

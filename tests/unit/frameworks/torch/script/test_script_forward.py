@@ -1,0 +1,62 @@
+"""What the first forwards show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from nfold.frameworks.torch.script.forward import Forward
+
+
+@pytest.fixture
+def forward() -> Iterator[Forward]:
+    made = Forward()
+    made.start()
+    yield made
+    made.stop()
+
+
+class Wrapper(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.module(images)
+        return found
+
+
+def test_the_outermost_module_that_trains_is_the_model(forward: Forward) -> None:
+    wrapper = Wrapper(nn.Conv2d(3, 2, 1))
+    wrapper.training = False
+    nn.ReLU()(torch.ones(5))
+    with torch.no_grad():
+        wrapper(torch.ones(7, 3, 2, 2))
+    assert forward.model is None
+    wrapper(torch.ones(4, 3, 2, 2))
+    assert forward.model is wrapper
+    assert (forward.taken(), forward.taken()) == (4, 0)
+    assert (forward.autocast, forward.channels_last) == (None, False)
+
+
+def test_a_call_that_fails_leaves_the_depth_as_it_was(forward: Forward) -> None:
+    wrapper = Wrapper(nn.Conv2d(3, 2, 1))
+    with pytest.raises(RuntimeError):
+        wrapper(torch.ones(4, 2, 2, 2))
+    wrapper(torch.ones(4, 3, 2, 2))
+    assert forward.model is wrapper
+
+
+def test_autocast_inside_a_model_and_its_layout_are_seen(forward: Forward) -> None:
+    class Automatic(Wrapper):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return super().forward(images)
+
+    Automatic(nn.Conv2d(3, 2, 1))(
+        torch.ones(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+    )
+    assert (forward.autocast, forward.channels_last) == ("bf16", True)
