@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from calibrate import LARGE_BYTES, SMALL_BYTES, count_for, empty_bytes, repeat, timed
+from exchanges import link, nothing, synchronization
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
@@ -34,15 +36,11 @@ CAUSES = (
     "threads",
     "undivided-work",
 )
-SLOW_RANK = 1
-PROBES, TOGETHER = 5, 5
 CUDA: Any = torch.cuda
 """Typed in one version of PyTorch, untyped in another."""
-MOST = 5000
-"""A count of operations a step beyond which the time of one was surely not measured."""
+SLOW_RANK = 1
 PERMUTED = {"cpu": (16, 64, 8, 8), "cuda": (64, 64, 32, 32)}
 """The tensor that is permuted: 256 KiB on a CPU, 16 MiB on a GPU."""
-SMALL_BYTES, LARGE_BYTES = 1 << 20, 1 << 24
 
 
 def doses() -> dict[str, float]:
@@ -146,7 +144,7 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 @cache
 def _luggage(dose_ms: float, device: torch.device) -> Tensor:
     small, large = (_copy_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
-    return _bytes(int(dose_ms * (LARGE_BYTES - SMALL_BYTES) / (large - small)))
+    return empty_bytes(int(dose_ms * (LARGE_BYTES - SMALL_BYTES) / (large - small)))
 
 
 class Steps:
@@ -173,32 +171,7 @@ def _imbalance(dose_ms: float, device: torch.device) -> Callable[[], None]:
     """One rank is slow; under nn.DataParallel the device of that number."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ["RANK"]) if ranks > 1 else (device.index or 0)
-    return (lambda: busy(dose_ms, device)) if rank == SLOW_RANK else _nothing
-
-
-def _synchronization(dose_ms: float, device: torch.device) -> Callable[[], None]:
-    """So many all-reduces of one element, one after the other."""
-    if not _several():
-        return _nothing
-    tensor = torch.zeros(1, device=device)
-    one = agreed(timed(lambda: _reduce_group(tensor), device), device)
-    count = count_for(dose_ms, one)
-
-    def act() -> None:
-        for _ in range(count):
-            dist.all_reduce(tensor)
-
-    return act
-
-
-def _link(dose_ms: float, device: torch.device) -> Callable[[], None]:
-    """One more all-reduce, of as many bytes as take so long beyond one element."""
-    if not _several():
-        return _nothing
-    small, large = (_reduce_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
-    ms_per_byte = max((large - small) / (LARGE_BYTES - SMALL_BYTES), 1e-9)
-    tensor = _bytes(min(int(dose_ms / ms_per_byte), 1 << 32), device)
-    return lambda: _discard(dist.all_reduce(tensor))
+    return (lambda: busy(dose_ms, device)) if rank == SLOW_RANK else nothing
 
 
 def _layout(dose_ms: float, device: torch.device) -> Callable[[], None]:
@@ -209,79 +182,24 @@ def _layout(dose_ms: float, device: torch.device) -> Callable[[], None]:
         tensor.permute(0, 2, 3, 1).contiguous()
 
     count = count_for(dose_ms, timed(permute, device))
-    return lambda: _repeat(permute, count)
+    return lambda: repeat(permute, count)
 
 
 def _host_syncs(dose: float, device: torch.device) -> Callable[[], None]:
     """So many readings of a value on the device."""
     tensor = torch.zeros((), device=device)
-    return lambda: _repeat(tensor.item, round(dose))
+    return lambda: repeat(tensor.item, round(dose))
 
 
 MADE: dict[str, Callable[[float, torch.device], Callable[[], None]]] = {
     "imbalance": _imbalance,
-    "synchronization": _synchronization,
-    "link": _link,
+    "synchronization": synchronization,
+    "link": link,
     "layout": _layout,
     "host-syncs": _host_syncs,
 }
 
 
-def timed(act: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of one among several: the median of PROBES after two to warm up."""
-    found = []
-    for _ in range(PROBES + 2):
-        begin = time.perf_counter()
-        _repeat(act, TOGETHER)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        found.append((time.perf_counter() - begin) * 1e3 / TOGETHER)
-    return sorted(found[2:])[PROBES // 2]
-
-
-def count_for(dose_ms: float, one_ms: float) -> int:
-    """How many operations of ``one_ms`` make ``dose_ms``: at least one, at most MOST."""
-    return max(1, min(round(dose_ms / max(one_ms, 1e-6)), MOST))
-
-
-def _reduce_ms(size: int, device: torch.device) -> float:
-    tensor = _bytes(size, device)
-    return agreed(timed(lambda: _reduce_group(tensor), device), device)
-
-
 def _copy_ms(size: int, device: torch.device) -> float:
-    tensor = _bytes(size)
+    tensor = empty_bytes(size)
     return timed(lambda: tensor.to(device), device)
-
-
-def agreed(milliseconds: float, device: torch.device) -> float:
-    """The mean over all ranks: each must make the same number of calls."""
-    tensor = torch.tensor([milliseconds], device=device)
-    _reduce_group(tensor)
-    return tensor.item() / dist.get_world_size()
-
-
-def _reduce_group(tensor: Tensor) -> None:
-    """An all-reduce by the group itself: who replaces ``dist.all_reduce`` leaves it alone."""
-    group = dist.group.WORLD
-    assert group is not None
-    group.allreduce([tensor]).wait()
-
-
-def _several() -> bool:
-    return dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _bytes(size: int, device: torch.device | str = "cpu") -> Tensor:
-    return torch.zeros(max(1, size // 4), device=device)
-
-
-def _repeat(act: Callable[[], object], count: int) -> None:
-    for _ in range(count):
-        act()
-
-
-def _discard(_: object) -> None: ...
-
-
-def _nothing() -> None: ...

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
+import calibrate
+import exchanges
 import faults
 import pytest
 import torch
@@ -76,22 +79,40 @@ def test_faults_come_with_training_steps_only(
 
 
 def test_a_count_is_the_dose_over_the_time_of_one() -> None:
-    assert faults.count_for(5.0, 0.1) == 50
-    assert faults.count_for(0.01, 0.1) == 1
-    assert faults.count_for(5.0, 0.0) == faults.MOST
+    assert calibrate.count_for(5.0, 0.1) == 50
+    assert calibrate.count_for(0.01, 0.1) == 1
+    assert calibrate.count_for(5.0, 0.0) == calibrate.MOST
 
 
 def test_permutes_are_as_many_as_the_dose_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
     monkeypatch.setattr(faults, "timed", lambda act, device: 0.5)
-    monkeypatch.setattr(faults, "_repeat", lambda act, count: counted.append(count))
+    monkeypatch.setattr(faults, "repeat", lambda act, count: counted.append(count))
     faults.MADE["layout"](3.0, CPU)()
     assert counted == [6]
 
 
+def test_all_reduces_are_counted_where_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    clock = itertools.count(0, 0.005)
+    monkeypatch.setattr(exchanges, "_reduce_group", lambda tensor: called.append("group"))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: called.append("own"))
+    monkeypatch.setattr(exchanges, "agreed", lambda one, device: one)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    # 5 ms by this clock for a group of five: one millisecond each.
+    act = exchanges.Synchronization(4.0, CPU)
+    for _ in range(exchanges.LEARNT):
+        act()
+    assert called.count("group") == exchanges.LEARNT * (calibrate.TOGETHER + 1)
+    assert called.count("own") == 4
+    called.clear()
+    act()
+    assert called == ["own"] * 4
+
+
 def test_values_are_read_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    monkeypatch.setattr(faults, "_repeat", lambda act, count: counted.append(count))
+    monkeypatch.setattr(faults, "repeat", lambda act, count: counted.append(count))
     faults.MADE["host-syncs"](7.0, CPU)()
     assert counted == [7]
 
@@ -138,5 +159,5 @@ def test_a_busy_wait_lasts_as_long_as_asked() -> None:
 
 def test_the_time_of_one_is_the_median_of_groups() -> None:
     calls: list[int] = []
-    assert faults.timed(lambda: calls.append(1), CPU) < 5
-    assert len(calls) == (faults.PROBES + 2) * faults.TOGETHER
+    assert calibrate.timed(lambda: calls.append(1), CPU) < 5
+    assert len(calls) == (calibrate.PROBES + 2) * calibrate.TOGETHER

@@ -1,0 +1,102 @@
+"""Faults of the exchange between ranks: all-reduces too many, bytes too many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from calibrate import (
+    LARGE_BYTES,
+    SMALL_BYTES,
+    TOGETHER,
+    count_for,
+    empty_bytes,
+    repeat,
+    synchronize,
+    timed,
+)
+from torch import Tensor
+
+LEARNT = 7
+"""Steps, of a run's warm-up."""
+
+
+class Synchronization:
+    """So many all-reduces of one element, one after the other, in every step.
+
+    How many is settled in the first LEARNT steps, where they stand: alone they are faster.
+    """
+
+    def __init__(self, dose_ms: float, device: torch.device) -> None:
+        self._dose_ms = dose_ms
+        self._device = device
+        self._tensor = torch.zeros(1, device=device)
+        self._found: list[float] = []
+        self._count = 0
+
+    def __call__(self) -> None:
+        if len(self._found) < LEARNT:
+            self._learn()
+        for _ in range(self._count):
+            dist.all_reduce(self._tensor)
+
+    def _learn(self) -> None:
+        """Time a few once every rank is here; all ranks agree on a count in the end."""
+        _reduce_group(self._tensor)
+        synchronize(self._device)
+        begin = time.perf_counter()
+        repeat(lambda: _reduce_group(self._tensor), TOGETHER)
+        synchronize(self._device)
+        self._found.append((time.perf_counter() - begin) * 1e3 / TOGETHER)
+        if len(self._found) == LEARNT:
+            one = agreed(sorted(self._found)[LEARNT // 2], self._device)
+            self._count = count_for(self._dose_ms, one)
+
+
+def synchronization(dose_ms: float, device: torch.device) -> Callable[[], None]:
+    """All-reduces of one element, where there are several ranks."""
+    return Synchronization(dose_ms, device) if several() else nothing
+
+
+def link(dose_ms: float, device: torch.device) -> Callable[[], None]:
+    """One more all-reduce, of as many bytes as take so long beyond one element."""
+    if not several():
+        return nothing
+    small, large = (_reduce_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
+    ms_per_byte = max((large - small) / (LARGE_BYTES - SMALL_BYTES), 1e-9)
+    tensor = empty_bytes(min(int(dose_ms / ms_per_byte), 1 << 32), device)
+
+    def send() -> None:
+        dist.all_reduce(tensor)
+
+    return send
+
+
+def _reduce_ms(size: int, device: torch.device) -> float:
+    tensor = empty_bytes(size, device)
+    return agreed(timed(lambda: _reduce_group(tensor), device), device)
+
+
+def agreed(milliseconds: float, device: torch.device) -> float:
+    """The mean over all ranks: each must make the same number of calls."""
+    tensor = torch.tensor([milliseconds], device=device)
+    _reduce_group(tensor)
+    return tensor.item() / dist.get_world_size()
+
+
+def _reduce_group(tensor: Tensor) -> None:
+    """An all-reduce by the group itself: who replaces ``dist.all_reduce`` leaves it alone."""
+    group = dist.group.WORLD
+    assert group is not None
+    group.allreduce([tensor]).wait()
+
+
+def several() -> bool:
+    """Whether this process exchanges anything with others."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def nothing() -> None:
+    """What a fault does where it does not apply."""
