@@ -70,7 +70,10 @@ class FolderObserver(Observer):
 
     def await_others(self, step: int) -> None:
         """Look at the others' heartbeats until all have come so far."""
-        self._await(lambda beat: beat.step >= step or beat.phase == Phase.FINISHED)
+        self._await(
+            lambda beat: beat.step >= step or beat.phase == Phase.FINISHED,
+            meanwhile=lambda: self.beat(Phase.STEPPING, self.step),
+        )
 
     def leave(self, samples: RankSamples) -> NoReturn:
         """Write the samples, wait until every rank has its own, and go without tidying up.
@@ -84,12 +87,15 @@ class FolderObserver(Observer):
             child.kill()
         end_now(0)
 
-    def _await(self, come: Callable[[Beat], bool]) -> None:
+    def _await(
+        self, come: Callable[[Beat], bool], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
         deadline = time.monotonic() + AWAIT_S
         while time.monotonic() < deadline:
             beats = {rank: self._folder.read_beat(rank) for rank in self._others}
             if all(beat is not None and come(beat) for beat in beats.values()):
                 return
+            meanwhile()
             time.sleep(AWAIT_POLL_S)
 
     def close(self) -> None:

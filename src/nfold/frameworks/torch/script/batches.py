@@ -16,9 +16,10 @@ HASHED = 256
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Its tensors, in order, inside sequences, mappings and plain objects."""
+    """Its dense tensors, in order, inside sequences and mappings."""
     if isinstance(batch, Tensor):
-        yield batch
+        if batch.layout is torch.strided and not batch.is_nested:
+            yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
             yield from tensors_of(value)

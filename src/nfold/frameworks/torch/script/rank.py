@@ -79,6 +79,8 @@ def _ended(task: Task, watches: list[Watch]) -> RankSamples:
     if not watches:
         raise RunFailure(f"{name} ended and never imported torch: there is nothing to measure")
     watch = watches[0]
+    if watch.refused is not None:
+        raise watch.refused
     if watch.timed_steps < FEWEST_STEPS:
         raise RunFailure(too_few(name, watch.steps, watch.warmup_steps, watch.children))
     samples = watch.samples()
@@ -96,5 +98,5 @@ def too_few(name: str, steps: int, warmup_steps: int, children: int) -> str:
         )
     return (
         f"{name} ended after {steps} optimizer steps; needed are {FEWEST_STEPS} after a warm-up "
-        f"of {warmup_steps}; next: have it train for longer, or give fewer --warmup-steps"
+        f"of {warmup_steps}; next: have it train for longer"
     )

@@ -43,7 +43,6 @@ class Sights:
         self._counts: list[int] = []
         self._wait_s = 0.0
         self._seen = Seen(rank=task.rank)
-        self.parameters: Sequence[Tensor] = ()
         self.replicated = True
         self.skipped_steps = 0
         self.children = 0
@@ -86,14 +85,18 @@ class Sights:
         return move
 
     @property
+    def parameters(self) -> Sequence[Tensor]:
+        """What the optimizers train, in the order of their first steps."""
+        groups = [group for one in self._boundary.optimizers for group in one.param_groups]
+        return [parameter for group in groups for parameter in group["params"]]
+
+    @property
     def parameter_count(self) -> int:
         """Numbers that are trained on this rank."""
         return sum(parameter.numel() for parameter in self.parameters)
 
-    def know(self, optimizer: Any) -> Devices:
-        """Take note of the first optimizer's parameters; the devices that they are used on."""
-        groups = optimizer.param_groups
-        self.parameters = [parameter for group in groups for parameter in group["params"]]
+    def devices(self) -> Devices:
+        """Those that the parameters are used on."""
         several = [wrapped.device_ids or () for wrapped in self._wrappers.dp]
         indices = next((ids for ids in several if len(ids)), ())
         if indices:
@@ -113,17 +116,19 @@ class Sights:
         self._tally.on = True
         self._collectives.begin()
 
-    def stepped(self, taken: Taken) -> None:
-        """Note a step: what it was fed, and in the warm-up, its line."""
+    def stepped(self, taken: Taken) -> int:
+        """Note a step: what it was fed, and in the warm-up, its line. Returns its samples."""
         self._wait_s += taken.wait_s
+        samples = self._samples_of(taken)
         if self._feed.warming:
             self._batches.append(taken.batches)
-            self._counts.append(self.samples_of(taken))
+            self._counts.append(samples)
             if self._tally.on:
                 self._tally.place("step")
+        return samples
 
-    def samples_of(self, taken: Taken) -> int:
-        """Samples of a step: the loader's; without one, those that came through the model."""
+    def _samples_of(self, taken: Taken) -> int:
+        """The loader's; without one, those that came through the model."""
         if taken.batches or self._feed.loader is not None:
             return taken.samples
         found = self._forward.taken()

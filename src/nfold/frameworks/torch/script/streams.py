@@ -77,6 +77,8 @@ class Stream:
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "source":
+            raise AttributeError(name)
         return getattr(self.source, name)
 
     def indices(self) -> Any:

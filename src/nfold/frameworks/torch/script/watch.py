@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.amp import GradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from nfold.errors import Unsupported
+from nfold.errors import NfoldError, Unsupported
 from nfold.frameworks.base import Observer, Phase, Task
 from nfold.frameworks.recording import Length, Recorder
 from nfold.frameworks.torch.devices import Devices
@@ -48,9 +49,10 @@ class Watch:
         self._settles_at = max(1, length.warmup - 1)
         self.warmup_steps = length.warmup
         self._recorder = Recorder(task.rank, "", self._clock, observer, length, _no_losses)
+        self._overrides = Overrides(task)
         left_out = task.left_out
         self._feed = Feed(
-            prepare=Overrides(task),
+            prepare=self._prepare,
             replay=None if left_out.input == "real" else self._replay,
             listener=self,
         )
@@ -61,6 +63,7 @@ class Watch:
         self._epochs = 0
         self.devices = Devices((torch.device("cpu"),))
         self.left = False
+        self.refused: NfoldError | None = None
 
     @property
     def steps(self) -> int:
@@ -95,19 +98,36 @@ class Watch:
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped, or would have, had its gradients been finite."""
         self._stepped = True
-        if not self._boundary.ends(optimizer):
-            return
+        with self._kept():
+            if self._boundary.ends(optimizer):
+                self._count_step()
+
+    def _count_step(self) -> None:
         taken = self._feed.taken()
         if not self.steps:
-            self._know(optimizer)
-        self._sights.stepped(taken)
-        self._recorder.step(_Fed(taken, self._sights.samples_of(taken)), None)
+            self._know_devices()
+        self._recorder.step(_Fed(taken, self._sights.stepped(taken)), None)
         if self.steps == 1:
             self._sights.begin()
         if self.steps == self._settles_at:
             self._settle()
         if self._recorder.done:
             self._leave()
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Keep what is refused in the script's own stack: it may catch every exception."""
+        if self.refused is not None:
+            raise self.refused
+        try:
+            yield
+        except NfoldError as error:
+            self.refused = error
+            raise
+
+    def _prepare(self, loader: Any) -> None:
+        with self._kept():
+            self._overrides(loader)
 
     def pass_begins(self, *, feeds: bool) -> None:
         """The first step is timed from the last pass that began before it."""
@@ -141,6 +161,8 @@ class Watch:
 
     def samples(self) -> RankSamples:
         """Everything measured; says what was seen, too. The script makes no more steps."""
+        if self.refused is not None:
+            raise self.refused
         if self._task.plan.epochs is not None and self._feed.epochs_ended > self._epochs:
             self._end_epoch(self._epoch_ended)
         self._clock.ends_with_step = True
@@ -160,7 +182,9 @@ class Watch:
             parameter_count=self._sights.parameter_count,
             parameter_checksum=self._checksum(),
         )
-        return dataclasses.replace(found, rank=self._task.rank)
+        # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
+        hashes = tuple(entry for entry in found.sample_hashes if int(entry[1], 16))
+        return dataclasses.replace(found, rank=self._task.rank, sample_hashes=hashes)
 
     def _checksum(self) -> str | None:
         """Of what all ranks must have alike: not of shards, nor where something is left out."""
@@ -180,9 +204,9 @@ class Watch:
 
         return step
 
-    def _know(self, optimizer: Any) -> None:
-        """What the first step shows: its parameters, and the devices that they are on."""
-        self.devices = self._sights.know(optimizer)
+    def _know_devices(self) -> None:
+        """The first step shows where the parameters are."""
+        self.devices = self._sights.devices()
         self._clock.know(self.devices)
         self._recorder.device = self.devices.describe()
 

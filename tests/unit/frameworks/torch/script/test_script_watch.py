@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -61,6 +62,8 @@ def test_two_optimizers_make_one_step_together() -> None:
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 80
     assert (found.seen.optimizers, found.seen.boundary) == (("SGD", "SGD"), 1)
+    trained = [*nn.Linear(8, 4).parameters(), *model().parameters()]
+    assert found.seen.parameter_count == sum(parameter.numel() for parameter in trained)
 
 
 def test_a_step_that_a_scaler_skips_is_a_step() -> None:
@@ -200,6 +203,7 @@ def test_without_a_loader_the_model_s_calls_tell_the_samples() -> None:
     assert sum(window.samples for window in found.samples.windows) == 60
     assert found.seen.loader is None
     assert found.seen.batch is None
+    assert found.samples.sample_hashes == ()
 
 
 def test_without_a_loader_there_is_nothing_to_give_again() -> None:
@@ -223,3 +227,15 @@ def test_the_same_samples_have_the_same_hash_and_others_have_not() -> None:
 
     assert hashes(0) == hashes(0)
     assert hashes(0) != hashes(32)
+
+
+def test_what_is_refused_stays_refused_in_a_script_that_catches_everything() -> None:
+    def stubborn() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            with suppress(Exception):
+                loop(DataLoader(dataset(), batch_size=None), module, optimizer)
+
+    with pytest.raises(Unsupported, match="a batch of 16 a rank"):
+        watched(stubborn, script_task(batch=16))
