@@ -68,11 +68,12 @@ def test_ranks_that_exchange_nothing_do_not_wait_for_a_slow_one(tmp_path: Path) 
 
 
 def test_independent_ranks_are_worlds_of_their_own(tmp_path: Path) -> None:
-    found, folder = _measured(tmp_path, "slow", Ablation(independent=True))
+    found, folder = _measured(tmp_path, "usual", Ablation(independent=True))
     assert found.status == "ok", found.cause
     assert [(one.rank, one.world_size) for one in folder.read_seen()] == [(0, 1), (1, 1)]
-    first, second = (median(rank.step_ms) for rank in found.ranks)
-    assert first < second / 2
+    # Each is the first of its own world, whose part of the data is the whole.
+    assert found.ranks[0].sample_hashes == found.ranks[1].sample_hashes != ()
+    assert "same_samples" not in {doubt.kind for doubt in found.warnings}
 
 
 def test_a_barrier_keeps_ranks_together_and_the_same_samples_are_found(tmp_path: Path) -> None:
