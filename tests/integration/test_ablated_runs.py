@@ -33,6 +33,7 @@ def _measured(tmp_path: Path, ablation: Ablation | None, **changes: Any) -> Meas
     return run(DIGITS, plan, ablation, machine=host, options=options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "nfold"])
 @pytest.mark.parametrize("exchange", ["none", "barrier"])
 def test_without_gradients_the_ranks_part_and_nobody_minds(

@@ -59,6 +59,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return _train(tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", IN_PARTS, ids=str)
 def test_parts_change_neither_losses_nor_parameters(
     whole: Trained, changes: dict[str, Any], tmp_path: Path

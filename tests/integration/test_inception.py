@@ -47,6 +47,7 @@ def test_placements_train_on_the_same_samples_and_a_skipped_file_is_told(tmp_pat
         assert "bad.jpg" in told["text"]
 
 
+@pytest.mark.slow
 def test_jax_trains_on_the_same_samples_and_tells_of_a_skipped_file(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     folders(tmp_path / "data")

@@ -55,11 +55,13 @@ def _same(results: Path, workload: str, *placements: dict[str, Any], **said: Any
         assert all(_results(mine) == _results(theirs) for mine, theirs in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_digits_in_epochs_with_batches_that_do_not_divide(devices: int, tmp_path: Path) -> None:
     _same(tmp_path, "digits", LOADER, RESIDENT, devices=devices, batch=61, epochs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_augmented_images_in_steps_over_several_epochs(
     devices: int, tmp_path: Path, shared_data: Path
@@ -71,6 +73,7 @@ def test_augmented_images_in_steps_over_several_epochs(
     _same(tmp_path, "cnn10:samples=50", *placements, devices=devices, batch=21, **length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "nfold"])
 def test_sharded_data_give_what_whole_data_give(strategy: str, tmp_path: Path) -> None:
     """101 KiB of digits on a host said to have 150 KiB. Batches of 52, at last one of 33."""
@@ -82,6 +85,7 @@ def test_sharded_data_give_what_whole_data_give(strategy: str, tmp_path: Path) -
     assert "sharded" not in [doubt.kind for doubt in whole.warnings]
 
 
+@pytest.mark.slow
 def test_on_three_devices_those_without_a_sample_take_part_in_the_exchange(tmp_path: Path) -> None:
     whole, sharded = (_launched(tmp_path / str(free), free) for free in (2**30, SMALL))
     _check_sharded(whole, sharded)

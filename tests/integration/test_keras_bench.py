@@ -31,6 +31,7 @@ def hashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[int, str], .
     return one.ranks[0].sample_hashes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "how"),
     [

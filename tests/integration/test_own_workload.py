@@ -92,6 +92,7 @@ def losses(said: dict[str, Any]) -> list[float]:
     return [epoch["train_loss"] for epoch in said["epochs"]]
 
 
+@pytest.mark.slow
 def test_floats_train_alike_on_two_devices(project: Path) -> None:
     one = train(project, "project:floats", "--devices", "cpu:1", "--epochs", "3")
     two = train(project, "project:floats", "--devices", "cpu:2", "--epochs", "3")
@@ -109,6 +110,7 @@ def test_floats_train_alike_on_two_devices(project: Path) -> None:
         assert sum(hashed) == 190
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_a_stop_unless_the_code_changed(project: Path) -> None:
     plan = ("--devices", "cpu:1", "--epochs", "20", "--json")
     whole = train(project, "project:floats", *plan, "--results", "whole")
@@ -133,6 +135,7 @@ def test_it_goes_on_after_a_stop_unless_the_code_changed(project: Path) -> None:
     assert "another machine, or other code; next: --again" in changed.stderr
 
 
+@pytest.mark.slow
 def test_images_are_augmented_alike_and_a_regression_has_no_accuracy(project: Path) -> None:
     bench = ("bench", "project:images", "--devices", "cpu:1,cpu:2", "--epochs", "1", "--json")
     done = nfold(project, *bench, "--input", "resident", "--no-report")

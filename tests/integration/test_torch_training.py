@@ -108,6 +108,7 @@ def test_a_batch_that_does_not_divide_trains_the_same(host: Machine, tmp_path: P
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)
 
 
+@pytest.mark.slow
 def test_our_own_exchange_trains_as_ddp_does(host: Machine, tmp_path: Path) -> None:
     """To the last bit: with two ranks there is one way to round a sum."""
     asked = {"devices": 2, "batch": 61, "epochs": 1}
@@ -116,6 +117,7 @@ def test_our_own_exchange_trains_as_ddp_does(host: Machine, tmp_path: Path) -> N
     assert {rank.parameter_checksum for rank in own.ranks} == {ddp.ranks[0].parameter_checksum}
 
 
+@pytest.mark.slow
 def test_a_compiled_step_has_the_losses_of_an_eager_one(host: Machine, tmp_path: Path) -> None:
     """On two devices in two pieces; the last batch of an epoch, of 29 samples, is not compiled."""
     said = {"devices": 2, "strategy": "nfold", "batch": 128, "epochs": 2}
@@ -127,6 +129,7 @@ def test_a_compiled_step_has_the_losses_of_an_eager_one(host: Machine, tmp_path:
     assert len({rank.parameter_checksum for rank in compiled.ranks}) == 1
 
 
+@pytest.mark.slow
 def test_compressed_gradients_lose_little(host: Machine, tmp_path: Path) -> None:
     asked = {"devices": 2, "batch": 61, "epochs": 1, "strategy": "nfold"}
     whole, less = (_train(host, tmp_path, exchange=kind, **asked) for kind in ("fp32", "bf16"))

@@ -103,6 +103,7 @@ def _results(measurement: Measurement) -> list[Any]:
     return [learned, ranks]
 
 
+@pytest.mark.slow
 def test_after_sigkill_in_mid_epoch_a_rerun_goes_on_to_the_same_result(train: Train) -> None:
     whole = train.run("whole")
     assert whole.returncode == 0, whole.stderr
