@@ -184,6 +184,12 @@ def beyond(cost: Interval, step_ms: float) -> bool:
     return abs(cost.value) > max(SURE * side, FLOOR * step_ms)
 
 
+def _is_missing(budget: Budget) -> bool:
+    """Whether something is unexplained. To say so takes less than to name a cause for it."""
+    rest, step_ms = budget.unexplained_ms, budget.n_devices.step_ms.value
+    return rest.low is not None and rest.low > 0 and rest.value > FLOOR * step_ms
+
+
 def sentences(budget: Budget) -> list[str]:
     """What costs most, what to change, what to expect."""
     fault = bool(budget.named) and budget.named[0].cause in FAULTS
@@ -197,7 +203,7 @@ def sentences(budget: Budget) -> list[str]:
             "--budget, which goes on from here.",
             f"{budget.devices} devices are {_times(budget.speedup)} as fast as one.",
         ]
-    if not budget.named and beyond(budget.unexplained_ms, budget.n_devices.step_ms.value):
+    if not budget.named and _is_missing(budget):
         part = 100 * budget.unexplained_ms.value / budget.n_devices.step_ms.value
         return [
             f"{milliseconds(budget.unexplained_ms)}, {part:.0f} % of a step, is missing to "

@@ -61,10 +61,11 @@ def test_healthy_runs_need_no_change() -> None:
     assert explanation.lines(healthy.rows, healthy) == []
 
 
-def test_what_nobody_explains_is_not_called_healthy() -> None:
-    dark = dataclasses.replace(BUDGET, rows=(), single=(), unexplained_ms=Interval(6.0, 5.5, 6.5))
-    said = sentences(dark)
-    assert said[0].startswith("6.00 ms (5.50 to 6.50), 38 % of a step, is missing to 2-fold")
+@pytest.mark.parametrize(("low", "high"), [(5.5, 6.5), (2.0, 10.0)])
+def test_what_nobody_explains_is_not_called_healthy(low: float, high: float) -> None:
+    rest = Interval(6.0, low, high)
+    said = sentences(dataclasses.replace(BUDGET, rows=(), single=(), unexplained_ms=rest))
+    assert said[0].startswith(f"6.00 ms ({low:.2f} to {high:.2f}), 38 % of a step, is missing to 2")
     assert "a larger --budget" in said[1]
 
 
