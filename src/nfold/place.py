@@ -1,4 +1,4 @@
-"""Where in the user's own code an exception came from, or something happens now."""
+"""Where in the user's own code something happens, and how a path is shown to a person."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from pathlib import Path
 from types import FrameType
 
 NOT_THE_USERS = tuple(
@@ -40,6 +41,12 @@ def place_here() -> str | None:
             return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def shown_path(path: str | Path) -> str:
+    """Relative to the working directory where it is below it."""
+    path, here = Path(path), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 @functools.cache

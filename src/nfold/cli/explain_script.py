@@ -119,11 +119,16 @@ def _place(flags: Flags, machine: Machine) -> Plan:
     changes: dict[str, Any] = flags.changes(axes, "explain")
     asked = Plan().edit(**changes).edit(steps=1)
     plan = asked.resolve(machine, Defaults(batch=1, epochs=None))
+    check_several(plan)
+    return Plan(
+        device=plan.device, devices=plan.devices, cores_per_device=plan.cores_per_device, steps=1
+    )
+
+
+def check_several(plan: Plan) -> None:
+    """Of a resolved plan's devices: UsageError for fewer than two."""
     if (plan.devices or 1) < 2:
         kind = "" if plan.device == "cuda" else "cpu:"
         raise UsageError(
             f"devices {plan.devices}: explain compares several with one; next: --devices {kind}2"
         )
-    return Plan(
-        device=plan.device, devices=plan.devices, cores_per_device=plan.cores_per_device, steps=1
-    )

@@ -11,7 +11,7 @@ from nfold import workloads
 from nfold.ablation import Ablation
 from nfold.bench.axes import read_axes
 from nfold.cli import explained, output
-from nfold.cli.explain_script import is_script, script_of, undo_left_over
+from nfold.cli.explain_script import check_several, is_script, script_of, undo_left_over
 from nfold.cli.flags import Flags
 from nfold.cli.preparing import completing, prepare
 from nfold.cli.progress import duration
@@ -20,7 +20,7 @@ from nfold.cli.signals import stop_on_signals
 from nfold.errors import RunFailure, UsageError
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder, Rung, made_ahead
 from nfold.explain.readings import readings
 from nfold.explain.target import WorkloadTarget
 from nfold.finding import Budget
@@ -38,8 +38,6 @@ from nfold.workload import Workload
 
 TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
 SECONDS = {"s": 1, "": 1, "m": 60, "h": 3600}
-AHEAD = 8
-"""Batches of each loader worker that warm-up lets pass: what was loaded before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +172,8 @@ def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     # The length is set by the experiment; any will do until then.
     asked = Plan().edit(**changes).edit(steps=1)
     plan = completing(machine, request.data)(workload, asked)
-    if (plan.devices or 1) < 2:
-        kind = "" if plan.device == "cuda" else "cpu:"
-        raise UsageError(
-            f"devices {plan.devices}: explain compares several with one; next: --devices {kind}2"
-        )
-    ahead = AHEAD * (plan.workers or 0)
+    check_several(plan)
+    ahead = made_ahead(plan.workers or 0)
     batch = (plan.batch or 1) * ((plan.devices or 1) if axes.scaling == "weak" else 1)
     ladder = Ladder(
         plan=plan.edit(warmup_steps=WARMUP_STEPS + ahead, batch=batch), scaling=axes.scaling

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from nfold.cli.signals import stop_on_signals
 from nfold.errors import RunFailure
 from nfold.inert import inert
+from nfold.place import shown_path
 from nfold.run import attach
 from nfold.run.asked import Asked, check_target, rendezvous_of
-from nfold.run.launch import Outcome, Ranks, exit_code, launch, shown_path, told
+from nfold.run.launch import Outcome, Ranks, exit_code, launch, told
 from nfold.run.launch import attach as become_script
 from nfold.telemetry.inspection import inspect_machine
 

@@ -20,7 +20,7 @@ from nfold.errors import RunFailure
 from nfold.frameworks.checkpoints import attempts, held
 from nfold.inert import inert
 from nfold.measurement import Epoch, Measurement
-from nfold.run.launch import shown_path
+from nfold.place import shown_path
 from nfold.run.options import Options, Progress, Stop
 from nfold.run.run import run
 from nfold.store.store import Store

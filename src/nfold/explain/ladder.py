@@ -18,6 +18,8 @@ from nfold.seen import Seen
 Make = TypeVar("Make", bound=Callable[..., "Rung"])
 Input = Literal["real", "replayed", "resident"]
 Scaling = Literal["strong", "weak"]
+PREFETCH = 2
+"""Batches that a loader's worker makes ahead, where nothing else is said."""
 
 
 def remembered(make: Make) -> Make:
@@ -31,6 +33,11 @@ def remembered(make: Make) -> Make:
         return ladder.made[key]
 
     return cast(Make, asked)
+
+
+def made_ahead(workers: int, prefetch_factor: int | None = None) -> int:
+    """Batches that warm-up lets pass: four times what loader workers made before the first step."""
+    return 4 * workers * (prefetch_factor or PREFETCH)
 
 
 @dataclass(frozen=True, kw_only=True)

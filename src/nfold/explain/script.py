@@ -6,15 +6,12 @@ from collections.abc import Callable
 
 from nfold.errors import RunFailure, UsageError
 from nfold.explain.experiment import PILOT_STEPS, Experiment
-from nfold.explain.ladder import Ladder, Rung, Scaling
+from nfold.explain.ladder import Ladder, Rung, Scaling, made_ahead
 from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import WARMUP_STEPS, Plan
 from nfold.seen import Seen
 from nfold.stats import median
-
-AHEAD = 4
-"""Times that warm-up lets all batches pass that loader workers make before the first step."""
 
 Read = Callable[[Measurement], tuple[Seen, ...]]
 """What every rank saw in a measurement; empty where that is no longer there."""
@@ -66,7 +63,7 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
         batch = _other_scaling(batch, scaling, seen, plan.devices or 1)
     loader = seen.loader
     workers = loader.workers if loader else 0
-    ahead = AHEAD * workers * ((loader.prefetch_factor or 2) if loader else 0)
+    ahead = made_ahead(workers, loader.prefetch_factor if loader else None)
     made = plan.edit(
         batch=max(1, batch),
         accumulate=seen.accumulation,

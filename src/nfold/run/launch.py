@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, NoReturn
 from nfold.errors import StoreUnusable
 from nfold.machine import Machine
 from nfold.measurement import Cause, Status
+from nfold.place import shown_path
 from nfold.plain import to_plain
 from nfold.run.asked import Asked, Rendezvous, device_of, plan_of, processes_of, shown_of
 from nfold.run.follow import Follower
@@ -214,12 +215,6 @@ def _others(outcome: Outcome, root: int | None) -> list[str]:
         elif code > 0:
             lines.setdefault(rank, f"exited with {code}")
     return [f"  rank {rank}: {text}" for rank, text in sorted(lines.items()) if rank != root]
-
-
-def shown_path(path: Path) -> str:
-    """Relative to the working directory where it is below it."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _last_line(file: Path) -> str:

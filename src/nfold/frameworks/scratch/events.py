@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib.abc
-import importlib.machinery
 import os
 import sys
 import threading
@@ -14,6 +12,8 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from nfold.frameworks.imports import after_import
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -179,37 +179,9 @@ SILENT: dict[str, dict[str, Argument]] = {
 """Functions that open files in C, without a word of Python's."""
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Wraps the functions of ``SILENT`` in modules that are imported later."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: types.ModuleType | None = None,
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The module's own spec, with a loader that wraps once the module is there."""
-        if fullname not in SILENT:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                execute(module)
-                wrap(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
 def wrap_silent() -> None:
     """Wrap the functions of ``SILENT``, now where their module is there, else on its import."""
-    for name in SILENT:
-        if name in sys.modules:
-            wrap(sys.modules[name])
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Finder())
+    after_import(dict.fromkeys(SILENT, wrap))
 
 
 def wrap(module: types.ModuleType) -> None:

@@ -6,15 +6,14 @@ script itself made, and may be begun again after it was cut short.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import IO, Literal
 
+from nfold.frameworks.scratch.locks import held
 from nfold.plain import from_plain, to_plain
 
 MOVED: Literal["moved"] = "moved"
@@ -149,9 +148,6 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self) -> IO[bytes]:
         os.makedirs(self.folder, exist_ok=True)
-        with open(f"{self.folder}.turn", "ab") as turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)
-            yield
+        return held(Path(f"{self.folder}.turn"))

@@ -6,14 +6,15 @@ link; one with something written in it is a real folder of links.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from nfold.frameworks.scratch.locks import held
 
 MOST_BESIDE = 1000
 """Entries of a folder above the working directory; of a larger one only the way down is there."""
@@ -127,11 +128,8 @@ class Mirror:
                 place = here
         return place
 
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        with open(f"{self.root}.turn", "ab") as turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)
-            yield
+    def _turn(self) -> IO[bytes]:
+        return held(Path(f"{self.root}.turn"))
 
 
 def _parts(path: str) -> list[str]:

@@ -9,10 +9,10 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 from nfold.frameworks.scratch.events import HOOK, wrap_silent
 from nfold.frameworks.scratch.journal import Journal
+from nfold.frameworks.scratch.locks import held
 from nfold.frameworks.scratch.mirror import Mirror
 from nfold.place import MIRRORS
 
@@ -147,20 +147,6 @@ def entered(folder: Path) -> Scratch:
     wrap_silent()
     HOOK.listen(scratch)
     return scratch
-
-
-def held(file: Path, kind: int) -> IO[bytes]:
-    """A lock that this process and its children hold while any of them lives.
-
-    With LOCK_NB raises OSError where another one holds it.
-    """
-    lock = file.open("ab")
-    try:
-        fcntl.flock(lock, kind)
-    except OSError:
-        lock.close()
-        raise
-    return lock
 
 
 def _results(folder: Path) -> Path:

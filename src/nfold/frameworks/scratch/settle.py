@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nfold.frameworks.scratch.journal import Journal
+from nfold.frameworks.scratch.locks import held
 from nfold.frameworks.scratch.mirror import Mirror
-from nfold.frameworks.scratch.rank import JOURNAL, LOCK, ROOT, TOUCHED, held
+from nfold.frameworks.scratch.rank import JOURNAL, LOCK, ROOT, TOUCHED
+from nfold.place import shown_path
 
 MOST_NAMED = 3
 
@@ -33,9 +35,8 @@ class Touched:
     def __str__(self) -> str:
         if not self.files:
             return "would have written nothing"
-        here = os.getcwd()
         count, size = len(self.files), sum(size for _, size in self.files)
-        names = [_shown(path, here) for path, _ in self.files[:MOST_NAMED]]
+        names = [shown_path(path) for path, _ in self.files[:MOST_NAMED]]
         more = ", ..." if count > MOST_NAMED else ""
         put_back = f"; {self.undone} elsewhere, undone" if self.undone else ""
         return (
@@ -102,12 +103,6 @@ def _is_held(folder: Path) -> bool:
     except OSError:
         return True
     return False
-
-
-def _shown(path: str, here: str) -> str:
-    """Relative to the working directory where it is below it."""
-    below = path.startswith(here.rstrip(os.sep) + os.sep)
-    return os.path.relpath(path, here) if below else path
 
 
 def _size(size: int) -> str:

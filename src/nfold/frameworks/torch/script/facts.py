@@ -47,13 +47,22 @@ def backend_of(device: str) -> str:
     return next((backend for kind, _, backend in configured if kind == device), dist.get_backend())
 
 
+def joined() -> bool:
+    """Whether the script has joined a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def world_size() -> int:
+    """The ranks of that group, 1 without one."""
+    return dist.get_world_size() if joined() else 1
+
+
 def group_facts(device: str) -> dict[str, Any]:
     """The process group that the script has joined, for tensors of a kind of device."""
-    joined = dist.is_available() and dist.is_initialized()
     return {
-        "process_group": joined,
-        "backend": backend_of(device) if joined else None,
-        "world_size": dist.get_world_size() if joined else 1,
+        "process_group": joined(),
+        "backend": backend_of(device) if joined() else None,
+        "world_size": world_size(),
     }
 
 
@@ -109,13 +118,10 @@ def loader_facts(loader: Any, place: str | None) -> Loader | None:
     if loader is None:
         return None
     batch, batches = batch_of(loader), length_of(loader)
-    samples = None
-    with suppress(TypeError, NotImplementedError):
-        samples = len(loader.dataset)
     return Loader(
         batch=batch,
         batches=batches,
-        samples=samples,
+        samples=length_of(loader.dataset),
         sampler=_sampler_name(loader),
         divides=_divides(loader, batch, batches),
         workers=loader.num_workers,
@@ -152,7 +158,7 @@ def _sampler_name(loader: Any) -> str:
 
 def _divides(loader: Any, batch: int | None, batches: int | None) -> bool | None:
     """Whether the ranks' parts of the data set differ: by its sampler, else by its length."""
-    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    world = world_size()
     if world == 1:
         return None
     for sampler in (loader.sampler, *samplers_of(loader)):

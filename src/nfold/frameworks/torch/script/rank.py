@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from nfold.errors import NfoldError, RunFailure
 from nfold.frameworks import execute
 from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.imports import after_import
 from nfold.frameworks.torch.script.environment import alone, entered
-from nfold.frameworks.torch.script.imports import after_import
 from nfold.frameworks.torch.script.trainers import adapted
 from nfold.measurement import RankSamples
 

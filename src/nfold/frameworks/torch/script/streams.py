@@ -226,10 +226,10 @@ class Feed:
         return construct
 
 
-def length_of(loader: Any) -> int | None:
-    """Batches of a pass, None where the data set does not know its length."""
+def length_of(sized: Any) -> int | None:
+    """Of a loader the batches of a pass, of a data set its samples; None where it does not know."""
     try:
-        return len(loader)
+        return len(sized)
     except (TypeError, NotImplementedError):
         return None
 

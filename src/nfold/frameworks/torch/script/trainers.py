@@ -6,7 +6,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from nfold.frameworks.torch.script.imports import Action
+from nfold.frameworks.imports import Action
 
 CLASSES = {
     "lightning.pytorch.trainer.trainer": "Trainer",
@@ -28,14 +28,13 @@ def adapted(world_size: int) -> dict[str, Action]:
 
 
 def with_devices(construct: Any, world_size: int) -> Any:
-    """A constructor whose ``devices``, where the script names some, are as many as the ranks.
+    """A constructor whose ``devices``, whatever the script says, are as many as the ranks.
 
     ``devices=2`` in a script that runs on one device alone is refused by Lightning.
     """
 
     @functools.wraps(construct)
     def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs["devices"] = world_size
-        construct(self, *args, **{**kwargs, "num_nodes": 1})
+        construct(self, *args, **{**kwargs, "devices": world_size, "num_nodes": 1})
 
     return constructed

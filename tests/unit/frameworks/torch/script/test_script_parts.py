@@ -25,9 +25,9 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Seque
 from made import machine
 from nfold.ablation import Ablation
 from nfold.errors import Unsupported
+from nfold.frameworks.imports import after_import
 from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.environment import WORLD, entered, environment
-from nfold.frameworks.torch.script.imports import after_import
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
@@ -56,6 +56,23 @@ def test_a_module_is_acted_on_right_after_its_import(
     finally:
         sys.meta_path.remove(finder)
         sys.modules.pop("nfold_made_up", None)
+
+
+def test_two_may_wait_for_the_same_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nfold_made_twice.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[int] = []
+    finders = [
+        after_import({"nfold_made_twice": lambda m: seen.append(m.value)}),
+        after_import({"nfold_made_twice": lambda m: seen.append(m.value + 1)}),
+    ]
+    try:
+        importlib.import_module("nfold_made_twice")
+        assert sorted(seen) == [1, 2]
+    finally:
+        for finder in finders:
+            sys.meta_path.remove(finder)
+        sys.modules.pop("nfold_made_twice", None)
 
 
 def _on_gpus(ablation: Ablation | None, rank: int = 0, world: int = 2, **changes: Any) -> Any:

@@ -51,7 +51,7 @@ def _then(loader: Any, action: Action) -> None:
     execute = loader.exec_module
 
     def executed(module: ModuleType) -> None:
-        del loader.exec_module
+        vars(loader).pop("exec_module", None)
         execute(module)
         action(module)
 
