@@ -73,6 +73,7 @@ class RankSamples:
     epochs, one for the whole run: ranks that were fed the same samples have the same hash.
     ``parameter_checksum`` is equal on all ranks after a correct data-parallel run.
     ``losses`` holds (step, mean loss over the steps since the one before) points.
+    ``turns`` tells, where experiments took turns, which of them every window belongs to.
     Of ``peak_memory_bytes``, ``data_bytes`` are the part of the training set that stays on the
     device and ``graph_bytes`` what the allocator reserves for CUDA graphs.
     ``reserved_memory_bytes`` is what the framework took from the fullest device, used or not;
@@ -84,6 +85,7 @@ class RankSamples:
     first_step_ms: float | None = None
     warmup_steps: int = 0
     windows: tuple[Window, ...] = ()
+    turns: tuple[int, ...] = ()
     step_ms: tuple[float, ...] = ()
     epochs: tuple[Epoch, ...] = ()
     losses: tuple[tuple[int, float], ...] = ()

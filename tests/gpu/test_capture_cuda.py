@@ -38,6 +38,17 @@ def _losses(done: Measurement) -> list[float]:
     return [loss for loss in losses if loss is not None]
 
 
+def _alike(found: list[float], expected: list[float], first: float) -> None:
+    """Losses of epochs: the first one's within ``first``, later ones' as rounding grows.
+
+    From about the third epoch on two runs of one and the same plan differ by some percent too.
+    """
+    assert len(found) == len(expected)
+    for epoch, (one, other) in enumerate(zip(found, expected, strict=True)):
+        within = min(0.2, first * 2**epoch)
+        assert one == pytest.approx(other, rel=within, abs=2e-3), f"epoch {epoch}"
+
+
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize("input_", ["resident", "loader"])
 def test_losses_do_not_depend_on_the_step(tmp_path: Path, devices: int, input_: str) -> None:
@@ -94,7 +105,7 @@ def test_a_graph_holds_the_scale_of_fp16(tmp_path: Path, devices: int, accumulat
     said |= {"accumulate": accumulate}
     eager = _train(tmp_path / "eager", step="eager", **said)
     captured = _train(tmp_path / "captured", step="captured", **said)
-    assert _losses(captured) == pytest.approx(_losses(eager), rel=5e-2, abs=2e-3)
+    _alike(_losses(captured), _losses(eager), 1e-2)
     assert _losses(captured)[-1] < 0.3 * _losses(captured)[0]
     assert len({rank.parameter_checksum for rank in captured.ranks}) == 1
 
@@ -146,8 +157,7 @@ def test_several_steps_in_a_graph_are_the_same_steps(
         assert done.status == "ok", done.cause
         pair.append(done)
     alone, chained = pair
-    tolerance = 2e-2 if precision == "fp32" else 5e-2
-    assert _losses(chained) == pytest.approx(_losses(alone), rel=tolerance)
+    _alike(_losses(chained), _losses(alone), 1e-2 if precision == "fp32" else 2e-2)
     assert chained.ranks[0].sample_hashes == alone.ranks[0].sample_hashes
     assert sum(w.steps for w in chained.ranks[0].windows) >= 30
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,19 +59,30 @@ class RunLines(Events):
         self._shown = shown
         self._runs = 0
 
-    def started(self, rung: Rung, number: int, left_s: float) -> None:
+    def started(self, rungs: Sequence[Rung], number: int, left_s: float) -> None:
         """Show what runs now."""
-        self._shown.show(inert(f"{duration(left_s)} left · {rung} · round {number + 1}"))
+        more = f" and {len(rungs) - 1} more in turns" if len(rungs) > 1 else ""
+        self._shown.show(inert(f"{duration(left_s)} left · {rungs[0]}{more} · round {number + 1}"))
 
-    def finished(self, rung: Rung, number: int, measurement: Measurement, left_s: float) -> None:
-        """Print the line."""
+    def finished(
+        self, rungs: Sequence[Rung], number: int, found: Sequence[Measurement], left_s: float
+    ) -> None:
+        """Print a line for each that was measured; one for a run that failed."""
         self._runs += 1
-        step = readings(measurement, coupled=rung.coupled).get("step")
-        cause = measurement.cause.text if measurement.cause else ""
-        outcome = f"{measurement.status}: {cause}" if step is None else f"{step:.2f} ms a step"
-        took = duration(measurement.wall_seconds)
-        line = f"[{self._runs}] {rung} · round {number + 1}: {outcome}"
-        self._shown.say(inert(f"{line} ({took}, {duration(left_s)} left)"))
+        took = f"({duration(found[0].wall_seconds)}, {duration(left_s)} left)"
+        lines = [
+            f"{rung} · round {number + 1}: {_outcome(rung, one)}"
+            for rung, one in zip(rungs, found, strict=True)
+        ]
+        for place, line in enumerate(lines if found[0].status == "ok" else lines[:1]):
+            mark = " " * len(f"[{self._runs}]") if place else f"[{self._runs}]"
+            self._shown.say(inert(f"{mark} {line}{'' if place else f' {took}'}"))
+
+
+def _outcome(rung: Rung, measurement: Measurement) -> str:
+    step = readings(measurement, coupled=rung.coupled).get("step")
+    cause = measurement.cause.text if measurement.cause else ""
+    return f"{measurement.status}: {cause}" if step is None else f"{step:.2f} ms a step"
 
 
 def explain(request: Request) -> int:

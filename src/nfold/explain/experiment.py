@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nfold.errors import RunFailure
@@ -44,11 +44,13 @@ EPOCH_PART = 0.1
 class Events:
     """What an experiment tells while it goes on. This base listens to nothing."""
 
-    def started(self, rung: Rung, number: int, left_s: float) -> None:
-        """A run begins; ``number`` is its round."""
+    def started(self, rungs: Sequence[Rung], number: int, left_s: float) -> None:
+        """A run of these begins; ``number`` is its round."""
 
-    def finished(self, rung: Rung, number: int, measurement: Measurement, left_s: float) -> None:
-        """A run has ended, well or not, or was measured before."""
+    def finished(
+        self, rungs: Sequence[Rung], number: int, found: Sequence[Measurement], left_s: float
+    ) -> None:
+        """It has ended, well or not, or they were measured before."""
 
 
 @dataclass
@@ -77,13 +79,16 @@ class Experiment:
     events: Events
     stop: Stop = field(default_factory=Stop)
     measured: Measured = field(default_factory=Measured)
+    _by_itself: set[Rung] = field(default_factory=set)
+    _finds_unused: bool = False
 
     def run(self, ladder: Ladder) -> Ladder:
         """Measure; the ladder with the length of its runs. Raises RunFailure without a result."""
         ladder = self._long_enough(ladder)
-        for rung in (ladder.full(), ladder.one):
-            self._need(rung)
-        first = [*_wanted(ladder), *self._epochs(ladder)]
+        self._finds_unused = ladder.seen is not None and ladder.seen.find_unused_parameters
+        wanted = list(_wanted(ladder))
+        self._need((ladder.full(), ladder.one), wanted)
+        first = [*wanted, *self._epochs(ladder)]
         self._round(self._fitting(first), 0)
         self._round(first, 0)
         for number in range(1, MOST_ROUNDS):
@@ -98,9 +103,9 @@ class Experiment:
         """One run that is no part of the ladder, whatever time is left and however it ends."""
         found = None if anew else self.target.known(rung, 0)
         if found is None:
-            self.events.started(rung, 0, self.clock.left_s)
+            self.events.started([rung], 0, self.clock.left_s)
             found = self.target.measure(rung, 0)
-        self.events.finished(rung, 0, found, self.clock.left_s)
+        self.events.finished([rung], 0, [found], self.clock.left_s)
         return found
 
     def _long_enough(self, ladder: Ladder) -> Ladder:
@@ -116,60 +121,96 @@ class Experiment:
 
     def _pilot_ms(self, plan: Plan) -> float:
         pilot = Rung(plan=plan.edit(steps=PILOT_STEPS, epochs=None))
-        found = readings(self._need(pilot), coupled=True)["step"]
-        del self.measured.runs[pilot]
-        return found
+        self._need([pilot])
+        (found,) = self.measured.runs.pop(pilot).values()
+        return readings(found, coupled=True)["step"]
 
     def _round(self, rungs: Iterable[Rung], number: int) -> bool:
         """Every rung once, in a random order; whether any was run or known."""
-        turns = list(dict.fromkeys(rungs))
-        random.Random(number).shuffle(turns)
-        found = [self._measure(rung, number) for rung in turns]
-        return any(measurement is not None for measurement in found)
+        groups = self._groups(rungs)
+        random.Random(number).shuffle(groups)
+        found = [self._measure(group, number) for group in groups]
+        return any(found)
+
+    def _groups(self, rungs: Iterable[Rung]) -> list[list[Rung]]:
+        """Rungs that share a process tree, in the order in which the first of each is wanted.
+
+        Where a wrapper looks for unused parameters, ranks tell each other which in every backward:
+        without an exchange they must do so from the start.
+        """
+        found: dict[object, list[Rung]] = {}
+        for rung in dict.fromkeys(rungs):
+            tied = self._finds_unused and rung.ablation.exchange == "none"
+            shared = None if tied or rung in self._by_itself else self.target.together(rung)
+            found.setdefault((shared is None, shared or rung), []).append(rung)
+        return list(found.values())
 
     def _fitting(self, rungs: Iterable[Rung]) -> list[Rung]:
         """The first of these, in the order in which they are wanted, that there is time for."""
         left_s, fitting = self.clock.left_s, []
-        for rung in dict.fromkeys(rungs):
-            known = rung in self.measured.runs or self.target.known(rung, 0) is not None
-            left_s -= 0.0 if known else self.measured.seconds(rung) or 0.0
+        for group in self._groups(rungs):
+            known = all(r in self.measured.runs or self.target.known(r, 0) for r in group)
+            left_s -= 0.0 if known else self._seconds(group)
             if left_s >= 0:
-                fitting.append(rung)
+                fitting += group
         return fitting
 
-    def _need(self, rung: Rung) -> Measurement:
-        """The first run of a rung without which nothing can be said, whatever time is left."""
-        found = self.target.known(rung, 0)
-        if found is None:
-            self.events.started(rung, 0, self.clock.left_s)
-            found = self.target.measure(rung, 0)
-        self._keep(rung, 0, found)
-        if found.status != "ok":
-            raise RunFailure(f"{rung}: {self.measured.reasons[rung]}; nothing can be explained")
-        return found
+    def _seconds(self, rungs: Iterable[Rung]) -> float:
+        """How long a run of these took, or is likely to take."""
+        return max(self.measured.seconds(rung) or 0.0 for rung in rungs)
 
-    def _measure(self, rung: Rung, number: int) -> Measurement | None:
-        """One run, unless it cannot be, is there, or the time is over."""
-        if number in self.measured.runs.get(rung, {}):
-            return self.measured.runs[rung][number]
-        if rung in self.measured.reasons:
-            return None
+    def _need(self, needed: Iterable[Rung], wanted: Sequence[Rung] = ()) -> None:
+        """First runs without which nothing can be said, whatever time is left.
+
+        What is wanted and shares their process trees is measured with them.
+        """
+        for rung in needed:
+            while rung not in self.measured.runs:
+                if rung in self.measured.reasons:
+                    reason = self.measured.reasons[rung]
+                    raise RunFailure(f"{rung}: {reason}; nothing can be explained")
+                (group, *_) = self._groups([rung, *wanted])
+                asked = [one for one in group if self._open(one, 0)]
+                if rung in asked:
+                    self.events.started(asked, 0, self.clock.left_s)
+                    self._keep_all(asked, 0, self._run(asked, 0))
+
+    def _measure(self, group: Sequence[Rung], number: int) -> bool:
+        """One run of rungs that share it, unless they cannot be, are there, or the time is over.
+
+        Returns whether any of them is measured.
+        """
+        asked = [rung for rung in group if self._open(rung, number)]
+        if asked and not self.stop and self._seconds(asked) <= self.clock.left_s:
+            self.events.started(asked, number, self.clock.left_s)
+            self._keep_all(asked, number, self._run(asked, number))
+        return any(number in self.measured.runs.get(rung, {}) for rung in group)
+
+    def _open(self, rung: Rung, number: int) -> bool:
+        """Whether the rung is to be run: it can be, and was not; what was is kept."""
+        if rung in self.measured.reasons or number in self.measured.runs.get(rung, {}):
+            return False
         reason = self.target.refuses(rung)
+        found = self.target.known(rung, number) if reason is None else None
         if reason is not None:
             self.measured.reasons[rung] = reason
-            return None
-        found = self.target.known(rung, number)
-        if found is None:
-            if self.stop or (self.measured.seconds(rung) or 0.0) > self.clock.left_s:
-                return None
-            self.events.started(rung, number, self.clock.left_s)
-            found = self.target.measure(rung, number)
-        self._keep(rung, number, found)
-        return found
+        elif found is not None:
+            self._keep_all([rung], number, [found])
+        return reason is None and found is None
 
-    def _keep(self, rung: Rung, number: int, found: Measurement) -> None:
-        self.measured.add(rung, number, found)
-        self.events.finished(rung, number, found, self.clock.left_s)
+    def _run(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
+        if len(rungs) > 1:
+            return self.target.measure_together(rungs, number)
+        return [self.target.measure(rung, number) for rung in rungs]
+
+    def _keep_all(self, rungs: Sequence[Rung], number: int, found: list[Measurement]) -> None:
+        """Several that failed together are run by themselves from then on."""
+        self.events.finished(rungs, number, found, self.clock.left_s)
+        if len(rungs) > 1 and found[0].status != "ok":
+            self._by_itself.update(rungs)
+            return
+        for rung, measurement in zip(rungs, found, strict=True):
+            self.measured.add(rung, number, measurement)
 
     def _epochs(self, ladder: Ladder) -> list[Rung]:
         """Whole epochs, where they are known to be short."""

@@ -2,9 +2,10 @@
 
 The logarithm of a reading is taken as a sum: its rung's, its round's (the machine drifts, and a
 round is short) and a rest. Both are fitted by medians in turn (J. W. Tukey, Exploratory Data
-Analysis, 1977, chapter 11). Intervals come from a bootstrap of the rests, pooled over all rungs,
-because no rung has many runs (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
-chapter 9), widened by Student's t for the few that there are.
+Analysis, 1977, chapter 11). Rungs that shared a process tree share a part of their rests, which
+does not count where they are compared with each other. Intervals come from a bootstrap of the
+rests, pooled over all rungs, because no rung has many runs (Efron and Tibshirani, An Introduction
+to the Bootstrap, 1993, chapter 9), widened by Student's t for the few that there are.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ OF_MEDIAN = 1.2
 """A median of a few normal values scatters by so much more than their mean."""
 
 Key = tuple[Rung, str]
+Run = tuple[Rung, int]
+"""A rung in a round."""
 Rounds = Mapping[int, float]
 Number = Callable[["View"], float]
 
@@ -70,16 +73,23 @@ class Fit:
     """The fitted values of all readings, and resamples of them."""
 
     def __init__(
-        self, table: Mapping[Key, Rounds], scatters: Sequence[float], resamples: int = RESAMPLES
+        self,
+        table: Mapping[Key, Rounds],
+        scatters: Sequence[float],
+        resamples: int = RESAMPLES,
+        shared: Mapping[Run, str] | None = None,
     ) -> None:
-        self._counts = {key: len(rounds) for key, rounds in table.items()}
+        """``shared`` names the process tree of every run that had one with others."""
+        self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
+        self._shared = shared or {}
         logs = {key: _logs(rounds) for key, rounds in table.items()}
         self._effects, rests = _polished(logs)
         self._gaps = {key: [*r.values()] for key, r in table.items() if key[1] == "gap"}
         self._resamples = resamples
-        steps = {key: rounds for key, rounds in rests.items() if key[1] == "step"}
-        self.free = _free(steps)
-        self._draw = _drawing(list(_flat(steps)), self.free, scatters)
+        of_runs, inside = _divided({k: r for k, r in rests.items() if k[1] == "step"}, self._shared)
+        self.free = _free(of_runs)
+        self._draw = _drawing(list(_flat(of_runs)), self.free, scatters)
+        self._draw_inside = _drawing(list(_flat(inside)), _free(inside), scatters)
         self.view = View(self._values(None), _reference(self._values(None), self._scale()))
         self._drawn: list[View] | None = None
 
@@ -100,22 +110,58 @@ class Fit:
 
     def _values(self, draws: random.Random | None) -> dict[Key, float]:
         """Every reading's value, or one resample of it."""
-        return {key: self._value(key, draws) for key in self._counts}
+        of_trees: dict[str, float] = {}
+        return {key: self._value(key, draws, of_trees) for key in self._rounds}
 
-    def _value(self, key: Key, draws: random.Random | None) -> float:
+    def _value(self, key: Key, draws: random.Random | None, of_trees: dict[str, float]) -> float:
         """A gap may be 0 or less and is no logarithm: its runs' mean."""
         if key in self._gaps:
             gaps = self._gaps[key]
             return fmean(draws.choices(gaps, k=len(gaps)) if draws is not None else gaps)
-        effect, count = self._effects[key], self._counts[key]
+        effect, rounds = self._effects[key], self._rounds[key]
         if draws is not None:
-            effect += sum(self._draw(draws) for _ in range(count)) / count * _wider(count)
+            errors = [self._error((key[0], number), draws, of_trees) for number in rounds]
+            effect += fmean(errors) * _wider(len(rounds))
         return math.exp(effect)
+
+    def _error(self, run: Run, draws: random.Random, of_trees: dict[str, float]) -> float:
+        """One run's: its process tree's, and its own where others had their turns in that."""
+        tree = self._shared.get(run)
+        if tree is None:
+            return self._draw(draws)
+        if tree not in of_trees:
+            of_trees[tree] = self._draw(draws)
+        return of_trees[tree] + self._draw_inside(draws)
 
     def _scale(self) -> float:
         """The relative scatter of one run."""
         draws = random.Random(1)
         return math.sqrt(fmean(self._draw(draws) ** 2 for _ in range(200)))
+
+
+def _divided(
+    rests: Mapping[Key, Rounds], shared: Mapping[Run, str]
+) -> tuple[dict[object, dict[int, float]], dict[object, dict[int, float]]]:
+    """What is left, by round: of runs and of process trees, and inside trees.
+
+    Trees of different rounds that the same rungs shared belong together.
+    """
+    trees: dict[tuple[str, int], dict[Rung, float]] = {}
+    of_runs: dict[object, dict[int, float]] = {}
+    inside: dict[object, dict[int, float]] = {}
+    for (rung, _), rounds in rests.items():
+        for number, rest in rounds.items():
+            tree = shared.get((rung, number))
+            if tree is None:
+                of_runs.setdefault(rung, {})[number] = rest
+            else:
+                trees.setdefault((tree, number), {})[rung] = rest
+    for (_, number), members in trees.items():
+        middle = fmean(members.values())
+        of_runs.setdefault(frozenset(members), {})[number] = middle
+        for rung, rest in list(members.items())[1:]:
+            inside.setdefault(rung, {})[number] = rest - middle
+    return of_runs, inside
 
 
 def _wider(count: int) -> float:
@@ -145,13 +191,13 @@ def _polished(
     return of_key, left
 
 
-def _flat(rests: Mapping[Key, Mapping[int, float]]) -> Iterator[float]:
+def _flat(rests: Mapping[object, Rounds]) -> Iterator[float]:
     for rounds in rests.values():
         if len(rounds) > 1:
             yield from rounds.values()
 
 
-def _free(rests: Mapping[Key, Mapping[int, float]]) -> int:
+def _free(rests: Mapping[object, Rounds]) -> int:
     """Degrees of freedom of the rests: runs, less rungs, less rounds but one."""
     repeated = [rounds for rounds in rests.values() if len(rounds) > 1]
     rounds = {number for one in repeated for number in one}

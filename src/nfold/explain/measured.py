@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from nfold.explain.fit import RESAMPLES, Fit, Key
+from nfold.explain.fit import RESAMPLES, Fit, Key, Run
 from nfold.explain.ladder import Rung
 from nfold.explain.readings import readings, scatter
 from nfold.finding import NO_TIME
@@ -60,11 +61,15 @@ class Measured:
     def fit(self, resamples: int = RESAMPLES) -> Fit:
         """The values of all readings."""
         table: dict[Key, dict[int, float]] = {}
+        folders: dict[Run, str] = {}
         for rung, runs in self.runs.items():
             for number, measurement in runs.items():
+                folders[rung, number] = measurement.folder or measurement.id
                 for name, value in readings(measurement, coupled=rung.coupled).items():
                     table.setdefault((rung, name), {})[number] = value
-        return Fit(table, [scatter(m) for m in self._all()], resamples)
+        times = Counter(folders.values())
+        shared = {run: folder for run, folder in folders.items() if times[folder] > 1}
+        return Fit(table, [scatter(m) for m in self._all()], resamples, shared)
 
     def _all(self) -> Iterator[Measurement]:
         for runs in self.runs.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nfold.errors import RunFailure, UsageError
-from nfold.explain.experiment import PILOT_STEPS, Experiment
+from nfold.explain.experiment import Experiment
 from nfold.explain.ladder import Ladder, Rung, Scaling, made_ahead
 from nfold.machine import Machine
 from nfold.measurement import Measurement
@@ -13,6 +13,8 @@ from nfold.plan import WARMUP_STEPS, Plan
 from nfold.seen import Seen
 from nfold.stats import median
 
+LOOK_STEPS = 40
+"""Steps of a first look: by its end, what a few workers made ahead is used up."""
 Read = Callable[[Measurement], tuple[Seen, ...]]
 """What every rank saw in a measurement; empty where that is no longer there."""
 
@@ -26,7 +28,7 @@ def first_look(
     group, or fails, it is run again as one process that sees all devices. Raises RunFailure with
     the script's own error where neither trains.
     """
-    ranks = Rung(plan=place.edit(strategy="ddp", steps=PILOT_STEPS, warmup_steps=WARMUP_STEPS))
+    ranks = Rung(plan=place.edit(strategy="ddp", steps=LOOK_STEPS, warmup_steps=WARMUP_STEPS))
     first, seen = _look(experiment, ranks, read)
     if first.status == "ok" and any(one.process_group for one in seen):
         return _ladder(first, scaling or "weak", seen[0], machine)
@@ -80,7 +82,7 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
         plan=made,
         scaling=scaling,
         seen=seen,
-        step_ms=_step_ms(found) if not workers and scaling == _own_scaling(seen) else None,
+        step_ms=_step_ms(found) if ahead <= LOOK_STEPS and scaling == _own_scaling(seen) else None,
         memory_bytes=memory,
     )
 
@@ -91,7 +93,9 @@ def _own_scaling(seen: Seen) -> Scaling:
 
 
 def _step_ms(found: Measurement) -> float | None:
-    times = [median(rank.step_ms) for rank in found.ranks if rank.step_ms]
+    """Of the last quarter of the steps, on the slowest rank."""
+    last = LOOK_STEPS // 4
+    times = [median(rank.step_ms[-last:]) for rank in found.ranks if rank.step_ms]
     return max(times, default=None)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from nfold import turns
 from nfold.ablation import Ablation
 from nfold.explain.ladder import Rung
 from nfold.machine import Machine
@@ -13,6 +14,7 @@ from nfold.measurement import Measurement, cell_id
 from nfold.plan import Plan
 from nfold.records import Records
 from nfold.run.options import Options
+from nfold.run.turned import apart
 from nfold.workload import Workload
 
 Refuses = Callable[[Workload, Plan, Ablation], str | None]
@@ -31,6 +33,7 @@ class Run(Protocol):
         machine: Machine,
         options: Options,
         repeat: int,
+        turns: tuple[Ablation, ...] = (),
     ) -> Measurement:
         """Run one complete plan under an ablation; a failure is a measurement too."""
 
@@ -50,6 +53,12 @@ class Target(Protocol):
 
     def measure(self, rung: Rung, number: int) -> Measurement:
         """Run the rung in a fresh process tree; what happened is kept when this returns."""
+
+    def together(self, rung: Rung) -> Rung | None:
+        """What can be run in one process tree has the same here; None: it is run by itself."""
+
+    def measure_together(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
+        """Run these, which can be run together, in one fresh process tree, as ``measure`` does."""
 
     def epoch_steps(self, plan: Plan) -> int | None:
         """Steps of an epoch, None where nobody knows before it was run."""
@@ -95,6 +104,30 @@ class WorkloadTarget:
         )
         self.store.append(measurement)
         return measurement
+
+    def together(self, rung: Rung) -> Rung | None:
+        """A script's experiments take turns, unless whole epochs are timed."""
+        if not self.workload.script or rung.plan.epochs is not None or rung.plan.batch is None:
+            return None
+        return Rung(plan=rung.plan, ablation=turns.held(rung.ablation))
+
+    def measure_together(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
+        """Run, and keep each."""
+        left_out = tuple(rung.ablation for rung in rungs)
+        whole = self.run(
+            self.workload,
+            rungs[0].plan,
+            turns.held(left_out[0]) or None,
+            machine=self.machine,
+            options=self.options,
+            repeat=number,
+            turns=left_out,
+        )
+        found = apart(whole, left_out)
+        if whole.status == "ok":
+            for measurement in found:
+                self.store.append(measurement)
+        return found
 
     def epoch_steps(self, plan: Plan) -> int | None:
         """By the number of training samples."""

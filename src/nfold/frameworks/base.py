@@ -37,6 +37,7 @@ class Task:
 
     ``checkpoint`` is the folder that training is kept in, every ``checkpoint_every`` epochs, and
     gone on from; None: it is not. ``repeat`` tells the simulated framework which noise to draw.
+    ``turns`` leave out more than ``ablation`` does, one after the other, again and again.
     """
 
     workload: Workload
@@ -49,6 +50,7 @@ class Task:
     checkpoint: str | None = None
     checkpoint_every: int = 1
     repeat: int = 0
+    turns: tuple[Ablation, ...] = ()
 
     @property
     def left_out(self) -> Ablation:

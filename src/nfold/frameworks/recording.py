@@ -124,6 +124,8 @@ class Recorder(Generic[Loss]):
         self._pending: list[_Call[Loss]] = []
         self._window_start = 0.0
         self._windows: list[Window] = []
+        self._turns: list[int] = []
+        self._turn: int | None = None
         self._step_ms: list[float] = []
         self._losses: list[tuple[int, float]] = []
         self._epochs: list[Epoch] = []
@@ -131,6 +133,7 @@ class Recorder(Generic[Loss]):
         self._epoch_hash = (0, 0)
         self._epoch_losses: list[float] = []
         self._first_step_ms: float | None = None
+        self._unkept = False
         self.steps = 0
 
     @property
@@ -169,6 +172,11 @@ class Recorder(Generic[Loss]):
         self._close_window()
         self._window_start = self._clock.start()
 
+    def take_turn(self, turn: int | None) -> None:
+        """A window ends here; what follows is of this turn, or with None, is not kept."""
+        self.apart()
+        self._turn, self._unkept = turn, turn is None
+
     def end(self) -> tuple[float, int]:
         """End an epoch; returns this rank's sum of losses over its samples, and their number.
 
@@ -205,6 +213,7 @@ class Recorder(Generic[Loss]):
             first_step_ms=self._first_step_ms,
             warmup_steps=self._length.warmup,
             windows=tuple(self._windows),
+            turns=tuple(self._turns),
             step_ms=tuple(self._step_ms),
             epochs=tuple(self._epochs),
             losses=tuple(self._losses),
@@ -236,9 +245,10 @@ class Recorder(Generic[Loss]):
         count = sum(call.steps * call.count for call in self._pending)
         if self.steps == steps and self._first_step_ms is None:
             self._first_step_ms = 1e3 * seconds
-        if self.steps - steps >= self._length.warmup:
+        if self.steps - steps >= self._length.warmup and not self._unkept:
             window = Window(start_s=self._window_start, seconds=seconds, steps=steps, samples=count)
             self._windows.append(window)
+            self._turns += [] if self._turn is None else [self._turn]
             pairs = zip(call_ms, self._pending, strict=True)
             self._step_ms += [ms / call.steps for ms, call in pairs for _ in range(call.steps)]
         self._read_losses(count)

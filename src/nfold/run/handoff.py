@@ -115,6 +115,7 @@ class Folder:
             "machine": to_plain(task.machine),
             "checkpoint": task.checkpoint,
             "checkpoint_every": task.checkpoint_every,
+            "turns": [turn.to_dict() for turn in task.turns],
         }
         write_json(self.path / "task.json", asked)
 
@@ -136,6 +137,7 @@ class Folder:
             world_size=world_size,
             checkpoint=asked["checkpoint"],
             checkpoint_every=asked["checkpoint_every"],
+            turns=tuple(map(Ablation.from_dict, asked["turns"])),
         )
 
     def write_samples(self, samples: RankSamples) -> None:

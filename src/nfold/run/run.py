@@ -48,8 +48,12 @@ def run(
     machine: Machine,
     options: Options,
     repeat: int = 0,
+    turns: tuple[Ablation, ...] = (),
 ) -> Measurement:
     """Run ``workload`` under the complete ``plan`` in a fresh process tree.
+
+    With ``turns``, which only scripts can have, ``ablation`` holds all the time and each of them
+    has its turns beside it; ``nfold.run.turned.apart`` makes a measurement of each.
 
     A run that fails is a Measurement with its status and cause, never an exception; what its
     ranks measured before they failed is in it. Raises MachineUnfit where the machine cannot
@@ -57,13 +61,15 @@ def run(
     """
     if not (plan.placed if workload.script else plan.complete):
         raise ValueError("the plan is not resolved on this machine; next: plan.resolve(...)")
-    task = dataclasses.replace(_task(workload, plan, ablation, machine, options), repeat=repeat)
+    task = _task(workload, plan, ablation, machine, options)
+    task = dataclasses.replace(task, repeat=repeat, turns=turns)
     name = _measurement_id(task, repeat)
     folder = Folder(options.results / FOLDER / name)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     start = time.monotonic()
     outcome = _outcome(framework(plan.framework), task, folder, options)
-    found = checks.doubts(outcome.ranks, ablation) if outcome.status == "ok" else []
+    timed = outcome.status == "ok" and not turns
+    found = checks.doubts(outcome.ranks, ablation) if timed else []
     return Measurement(
         id=name,
         workload=workload,
@@ -104,8 +110,12 @@ def _measurement_id(task: Task, repeat: int) -> str:
 
 
 def _outcome(chosen: Framework, task: Task, folder: Folder, options: Options) -> Outcome:
-    reason = chosen.unsupported(task.workload, task.plan, task.machine) or chosen.refuses(
-        task.left_out, task.workload, task.plan
+    refusals = (
+        chosen.refuses(left_out, task.workload, task.plan)
+        for left_out in (task.left_out, *task.turns)
+    )
+    reason = chosen.unsupported(task.workload, task.plan, task.machine) or next(
+        (refusal for refusal in refusals if refusal), None
     )
     if reason is not None:
         return Outcome(status="unsupported", cause=Cause(text=reason))

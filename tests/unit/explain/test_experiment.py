@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from explaining import Memory, failed, ladder, runner, target
+from nfold import turns
 from nfold.ablation import Ablation
 from nfold.errors import RunFailure
 from nfold.explain.budget import budget
@@ -36,9 +38,13 @@ class Ticking:
 class Noting(Events):
     def __init__(self) -> None:
         self.runs: list[tuple[Rung, int]] = []
+        self.trees: list[tuple[Rung, ...]] = []
 
-    def finished(self, rung: Rung, number: int, measurement: Measurement, left_s: float) -> None:
-        self.runs.append((rung, number))
+    def finished(
+        self, rungs: Sequence[Rung], number: int, found: Sequence[Measurement], left_s: float
+    ) -> None:
+        self.runs += [(rung, number) for rung in rungs]
+        self.trees.append(tuple(rungs))
 
 
 def _experiment(
@@ -151,3 +157,39 @@ def experiment_ladder(runs: list[Rung]) -> Ladder:
     """The ladder at the length that was chosen."""
     steps = runs[0].plan.steps
     return dataclasses.replace(ladder(), plan=ladder().plan.edit(steps=steps), made={})
+
+
+class Sharing:
+    """A target whose rungs of one plan share a process tree; the first tree may fail."""
+
+    def __init__(self, of: Any, fails: bool = False) -> None:
+        self._of = of
+        self._fails = fails
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+    def together(self, rung: Rung) -> Rung | None:
+        return Rung(plan=rung.plan, ablation=turns.held(rung.ablation))
+
+    def measure_together(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
+        if self._fails:
+            return [failed(rung, "it does not like turns") for rung in rungs]
+        return [self._of.measure(rung, number) for rung in rungs]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rungs_of_one_process_tree_are_measured_together_or_each_by_itself(fails: bool) -> None:
+    experiment, _, noting = _experiment(1000.0)
+    experiment.target = Sharing(experiment.target, fails)
+    made = experiment.run(ladder())
+    shared = [tree for tree in noting.trees if len(tree) > 1]
+    real = next(tree for tree in shared if made.full() in tree)
+    assert made.barrier(made.bare) in real
+    assert made.one not in real
+    assert all(len({turns.held(rung.ablation) for rung in tree}) == 1 for tree in shared)
+    if fails:
+        by_itself = [tree for tree in noting.trees if tree == (made.full(),)]
+        assert by_itself
+        assert len(shared) < len(noting.trees) / 2
+    assert budget("digits", made, experiment.measured).speedup.value == pytest.approx(20 / 12)

@@ -97,3 +97,24 @@ def test_rungs_are_one_object_each_and_equal_where_they_ask_the_same() -> None:
     assert weak.one.plan.batch == 100
     assert str(weak.one) == "1 device, batch 100"
     assert str(NONE) == "2 devices, batch 200, input resident, exchange none"
+
+
+def test_what_a_process_tree_does_to_all_its_rungs_does_not_count_between_them() -> None:
+    """Trees differ by 10 %, rungs inside a tree by 0.1 %: a difference of two is known well."""
+    draws = random.Random(5)
+    table: dict[Key, dict[int, float]] = {(LADDER.one, "step"): {}, (FULL, "step"): {}}
+    table[BARRIER, "step"] = {}
+    shared = {}
+    for number in range(4):
+        tree = draws.lognormvariate(0, 0.1)
+        table[LADDER.one, "step"][number] = 20 * draws.lognormvariate(0, 0.1)
+        for rung, ms in ((FULL, 12.0), (BARRIER, 10.0)):
+            table[rung, "step"][number] = ms * tree * draws.lognormvariate(0, 0.001)
+            shared[rung, number] = str(number)
+    alone = Fit(table, []).interval(_difference)
+    found = Fit(table, [], shared=shared).interval(_difference)
+    assert None not in (found.low, found.high, alone.low, alone.high)
+    assert (found.high or 0) - (found.low or 0) < 0.25 * ((alone.high or 0) - (alone.low or 0))
+    assert (found.low or 0) <= found.value <= (found.high or 0)
+    wide = Fit(table, [], shared=shared).interval(lambda view: view.step(FULL))
+    assert (wide.high or 0) - (wide.low or 0) > 1.0

@@ -29,11 +29,15 @@ class DeviceClock:
         return self._started
 
     def mark(self) -> None:
-        """Record an event on the current stream."""
+        """Record an event on the current stream of the first device.
+
+        That need not be the process's current device: scripts drive ``cuda:1`` without
+        ``torch.cuda.set_device``.
+        """
         if self._used == len(self._pool):
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             self._pool.append(event)
-        self._pool[self._used].record()
+        self._pool[self._used].record(torch.cuda.current_stream(self._devices.primary))
         self._used += 1
 
     def stop(self) -> tuple[float, list[float]]:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as module
 
-from nfold.ablation import Ablation
 from nfold.frameworks.torch.ablate_exchange import Done
+from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Make, Patches
 from nfold.frameworks.torch.script.stand_ins import STAND_INS
 from nfold.frameworks.torch.script.tally import Tally
@@ -27,15 +27,15 @@ class Collectives:
     ``left_out`` counts from ``begin`` on: before the first step scripts agree on what they do.
     """
 
-    def __init__(self, left_out: Ablation, tally: Tally) -> None:
-        self._exchange = left_out.exchange
+    def __init__(self, left_out: LeftOut, tally: Tally) -> None:
+        self._left_out = left_out
         self._tally = tally
         self._inside = False
-        self._on = False
+        self._begun = False
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         """In the package and in the module that it takes them from."""
-        where = warm_up if self._exchange == "real" else patches
+        where = warm_up if self._left_out.exchanges else patches
         for name in (*STAND_INS, *ONLY_COUNTED):
             stand_in = self._standing_in(getattr(module, name), name)
             for owner in (dist, module):
@@ -43,7 +43,11 @@ class Collectives:
 
     def begin(self) -> None:
         """The first step is made: nothing is exchanged any more, where that was asked for."""
-        self._on = self._exchange != "real"
+        self._begun = True
+
+    @property
+    def _off(self) -> bool:
+        return self._begun and self._left_out.now.exchange != "real"
 
     def _standing_in(self, usual: Any, name: str) -> Any:
         signature = inspect.signature(usual)
@@ -53,7 +57,7 @@ class Collectives:
             if self._inside:
                 return usual(*args, **kwargs)
             self._tally.note("collective", name, bytes_of(name, args, kwargs))
-            if self._on and name in STAND_INS:
+            if name in STAND_INS and self._off:
                 return self._instead(name, signature.bind(*args, **kwargs))
             self._inside = True
             try:
@@ -68,7 +72,7 @@ class Collectives:
         given.apply_defaults()
         asynchronous = bool(given.arguments.get("async_op"))
         work: Any = Done()
-        if self._exchange == "barrier":
+        if self._left_out.now.exchange == "barrier":
             work = one_element(given, asynchronous)
         STAND_INS[name](*given.arguments.values())
         return work if asynchronous else None

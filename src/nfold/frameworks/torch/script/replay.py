@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -39,11 +39,11 @@ class Replay:
         """Of the batches, where they stay on the device."""
         return 0 if self._device is None else sum(map(_bytes, self._batches))
 
-    def collect(self, first: Any, rest: Iterator[Any], length: int | None) -> None:
-        """Keep the batch that was given first, and what comes after it."""
+    def collect(self, batches: Iterator[Any], length: int | None) -> None:
+        """Keep some batches: as many as a pass has, where it is short."""
         wanted = length if length is not None and length <= WHOLE_EPOCH else SOME
         kept = 0
-        for batch in islice(chain([first], rest), wanted):
+        for batch in islice(batches, wanted):
             self._batches.append(self._kept(batch))
             kept += _bytes(batch)
             if kept > MOST_BYTES:

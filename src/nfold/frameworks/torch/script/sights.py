@@ -19,6 +19,7 @@ from nfold.frameworks.torch.script import facts, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
 from nfold.frameworks.torch.script.forward import Forward
+from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.streams import Feed, Taken
 from nfold.frameworks.torch.script.tally import Tally
@@ -30,15 +31,16 @@ from nfold.seen import Seen
 class Sights:
     """What is seen of one rank: ``install``, ``begin`` after its first step, ``settle``."""
 
-    def __init__(self, task: Task, feed: Feed, boundary: Boundary) -> None:
+    def __init__(self, task: Task, left_out: LeftOut, feed: Feed, boundary: Boundary) -> None:
         self._task = task
+        self._left_out = left_out
         self._feed = feed
         self._boundary = boundary
         self._tally = Tally()
         self._forward = Forward()
-        self._wrappers = Wrappers(task.left_out, lambda: self._tally.place("wrapper"))
-        self._collectives = Collectives(task.left_out, self._tally)
-        self._unwaited = Unwaited()
+        self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
+        self._collectives = Collectives(left_out, self._tally)
+        self._unwaited = Unwaited(left_out)
         self._batches: list[int] = []
         self._counts: list[int] = []
         self._wait_s = 0.0
@@ -54,14 +56,21 @@ class Sights:
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)
         tensors.install(warm_up, self._tally)
-        if not self._task.left_out.host_syncs:
+        if not all(one.host_syncs for one in self._left_out.ever):
             self._unwaited.install(patches)
-        threads = self._task.left_out.threads
+        threads = self._left_out.now.threads
         if threads is not None:
             torch.set_num_threads(threads)
             patches.put(torch, "set_num_threads", lambda _usual: lambda _asked: None)
         patches.put(BaseProcess, "start", self._starting)
         self._forward.start()
+
+    def turn(self) -> None:
+        """What is left out has changed."""
+        self._wrappers.turn()
+        threads = self._left_out.now.threads or self._seen.threads
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
 
     def _starting(self, usual: Any) -> Any:
         """A process of the script's own is counted, a loader's worker is not."""
@@ -108,7 +117,7 @@ class Sights:
         """The first step is made."""
         kind = facts.parallel_kind(self._wrappers, self.parameters, self._tally)
         self.replicated = kind != "fsdp"
-        if kind == "fsdp" and self._task.left_out.exchange != "real":
+        if kind == "fsdp" and not self._left_out.exchanges:
             raise Unsupported(
                 "exchange: the parameters are sharded (FSDP), without an exchange no rank has "
                 "them; allowed are real and replayed input, and one device alone"

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -14,12 +15,16 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as module
 
 from nfold.frameworks.torch.script.batches import count_of, hash_of
+from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.place import place_here
 
 INDICES = "_nfold_indices"
 """Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
+
+
+Begin = Callable[[], Iterator[Any]]
 
 
 @dataclass
@@ -49,11 +54,16 @@ class Listener(Protocol):
 
 
 class Stream:
-    """One pass over a DataLoader. What it has not itself is its real iterator's."""
+    """One pass over a DataLoader. What it has not itself is its real iterator's.
 
-    def __init__(self, loader: Any, source: Iterator[Any], feed: Feed) -> None:
+    ``begin`` makes that.
+    """
+
+    def __init__(self, loader: Any, begin: Begin, feed: Feed) -> None:
         self.loader = loader
-        self.source = source
+        self.source: Iterator[Any] = iter(())
+        self.begin = begin
+        self.begun = False
         self.first: Any = None
         self.given = 0
         self.over = False
@@ -92,22 +102,24 @@ class Feed:
 
     A DataLoader feeds the training if a step followed on one of its batches while the script
     warmed up. ``prepare`` gets each before it is iterated; ``replay`` makes what gives the first
-    batches again, None: none does. ``listener`` is told of passes, and of batches that feed no
-    training.
+    batches again, in the way that is left out now. ``listener`` is told of passes, and of batches
+    that feed no training.
     """
 
     def __init__(
         self,
         *,
         prepare: Callable[[Any], None],
-        replay: Callable[[], Replay] | None,
+        left_out: LeftOut,
+        replay: Callable[[], Replay],
         listener: Listener,
     ) -> None:
         self._prepare = prepare
+        self._left_out = left_out
         self._replay = replay
         self._listener = listener
         self._places: dict[int, str] = {}
-        self._replays: dict[int, Replay] = {}
+        self._replays: dict[tuple[int, str], Replay] = {}
         self._training: dict[int, Any] = {}
         self._open: dict[int, Stream] = {}
         self._last: Any = None
@@ -152,29 +164,59 @@ class Feed:
         if before is not None and before.given:
             self.ended(before)
         self._listener.pass_begins(feeds=self.feeds(loader))
-        self._open[id(loader)] = stream = Stream(loader, iter(()), self)
-        if id(loader) in self._replays:
-            return stream
-        if torch.is_grad_enabled() and (not self._training or self.feeds(loader)):
-            self._prepare(loader)
-        stream.source = usual(loader)
+        self._open[id(loader)] = stream = Stream(loader, lambda: usual(loader), self)
+        if not self._replaying(loader):
+            self._source(stream)
         return stream
+
+    def _replaying(self, loader: Any) -> Replay | None:
+        return self._replays.get((id(loader), self._left_out.now.input))
+
+    def _source(self, stream: Stream) -> Iterator[Any]:
+        """The real iterator, made when it is wanted first."""
+        if not stream.begun:
+            loader, stream.begun = stream.loader, True
+            if torch.is_grad_enabled() and (not self._training or self.feeds(loader)):
+                self._prepare(loader)
+            stream.source = stream.begin()
+        return stream.source
+
+    def _onwards(self, stream: Stream) -> Iterator[Any]:
+        """Real batches from here on, over the ends of passes; nothing from an empty loader."""
+        more = True
+        while more:
+            more = False
+            for batch in self._source(stream):
+                more = True
+                yield batch
+            stream.begun = False
 
     def next_of(self, stream: Stream) -> Any:
         """The next batch of a pass: the real one, or a first one again."""
-        key = id(stream.loader)
-        if self._replay is None or key not in self._training:
+        loader = stream.loader
+        if not self.feeds(loader) or self._left_out.feeds:
             return next(stream.source)
-        length = length_of(stream.loader)
-        if key not in self._replays:
-            made = self._replay()
-            made.collect(stream.first, stream.source, length)
-            self._replays[key] = made
-            # The real iterator goes, and its workers with it.
-            stream.source = iter(())
+        length = length_of(loader)
         if length is not None and stream.given >= length:
             raise StopIteration
-        return self._replays[key].next()
+        if self._left_out.now.input == "real":
+            return next(self._source(stream))
+        return self._replay_of(stream, length).next()
+
+    def _replay_of(self, stream: Stream, length: int | None) -> Replay:
+        """What gives the first batches again; without turns no real one is wanted any more."""
+        loader = stream.loader
+        found = self._replaying(loader)
+        if found is None:
+            found = self._replay()
+            if self._left_out.turns:
+                found.collect(self._onwards(stream), length)
+            else:
+                found.collect(chain([stream.first], stream.source), length)
+                # The real iterator goes, and its workers with it.
+                stream.source = iter(())
+            self._replays[id(loader), self._left_out.now.input] = found
+        return found
 
     def gave(self, stream: Stream, batch: Any, wait_s: float) -> None:
         """Note one batch."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Patches
 
 READS = ("item", "tolist", "__float__", "__int__", "__bool__", "cpu")
@@ -24,9 +25,10 @@ class Unwaited:
     waits for, ``torch.cuda.synchronize()``, it no longer does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: LeftOut) -> None:
+        self._left_out = left_out
         self._read: dict[tuple[object, ...], Any] = {}
-        self._on = False
+        self._begun = False
 
     def install(self, patches: Patches) -> None:
         """Stand in for every way to read a tensor."""
@@ -35,8 +37,12 @@ class Unwaited:
         patches.put(torch.cuda, "synchronize", self._waiting)
 
     def begin(self) -> None:
-        """The warm-up is over: wait for nothing any more."""
-        self._on = True
+        """The warm-up is over: wait for nothing any more, where that was asked for."""
+        self._begun = True
+
+    @property
+    def _on(self) -> bool:
+        return self._begun and not self._left_out.now.host_syncs
 
     def _reading(self, name: str, usual: Any) -> Any:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:

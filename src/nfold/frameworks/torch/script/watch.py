@@ -18,6 +18,7 @@ from nfold.frameworks.recording import Length, Recorder
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import LateClock
+from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
@@ -25,6 +26,7 @@ from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.streams import Feed, Taken
 from nfold.frameworks.torch.weights import checksum_of
 from nfold.measurement import Epoch, RankSamples
+from nfold.turns import schedule
 
 ENDLESS = 2**62
 """Steps of a run whose length is in epochs."""
@@ -50,13 +52,14 @@ class Watch:
         self.warmup_steps = length.warmup
         self._recorder = Recorder(task.rank, "", self._clock, observer, length, _no_losses)
         self._overrides = Overrides(task)
-        left_out = task.left_out
+        self._left_out = LeftOut(task)
         self._feed = Feed(
-            prepare=self._prepare,
-            replay=None if left_out.input == "real" else self._replay,
-            listener=self,
+            prepare=self._prepare, left_out=self._left_out, replay=self._replay, listener=self
         )
-        self._sights = Sights(task, self._feed, self._boundary)
+        self._sights = Sights(task, self._left_out, self._feed, self._boundary)
+        self._parts = schedule(task.turns, task.plan) if task.turns else ()
+        self._part_ends = length.warmup
+        self._agreed: str | None = None
         self._stepped = False
         self._epoch_began: float | None = None
         self._epoch_ended = 0.0
@@ -113,6 +116,23 @@ class Watch:
             self._settle()
         if self._recorder.done:
             self._leave()
+        elif self._parts and self.steps == self._part_ends:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        """The next part begins. Ranks that did not wait for each other meet before."""
+        part, *rest = self._parts
+        self._parts = tuple(rest)
+        self._part_ends += part.steps
+        self._recorder.take_turn(part.turn)
+        turn = part.turn if part.turn is not None else rest[0].turn
+        now = self._task.turns[turn or 0]
+        if now == self._left_out.now:
+            return
+        if not self._left_out.now.coupled:
+            self._observer.await_others(self.steps)
+        self._left_out.now = now
+        self._sights.turn()
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -167,10 +187,10 @@ class Watch:
             self._end_epoch(self._epoch_ended)
         self._clock.ends_with_step = True
         self._recorder.end()
-        replays, left_out = self._feed.replays, self._task.left_out
-        if left_out.input != "real" and not replays:
+        replays = self._feed.replays
+        if not self._left_out.feeds and not replays:
             raise Unsupported(
-                f"input {left_out.input}: no DataLoader fed the steps of "
+                f"input {self._left_out.ever[-1].input}: no DataLoader fed the steps of "
                 f"{self._task.workload.name}, so there are no batches to give again"
             )
         peak = self.devices.peak_memory_bytes()
@@ -180,7 +200,7 @@ class Watch:
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),
             parameter_count=self._sights.parameter_count,
-            parameter_checksum=self._checksum(),
+            parameter_checksum=self._agreed if self._task.turns else self._checksum(),
         )
         # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
         hashes = tuple(entry for entry in found.sample_hashes if int(entry[1], 16))
@@ -211,7 +231,7 @@ class Watch:
         self._recorder.device = self.devices.describe()
 
     def _replay(self) -> Replay:
-        resident = self._task.left_out.input == "resident"
+        resident = self._left_out.now.input == "resident"
         return Replay(self.devices.primary if resident else None)
 
     def _settle(self) -> None:
@@ -221,6 +241,8 @@ class Watch:
         self._sights.settle(self.steps)
         self._warm_up.undo()
         self._observer.see(self._sights.finished(0, self.devices.peak_memory_bytes()))
+        if self._task.turns:
+            self._agreed = self._checksum()
         self._observer.await_others(self.steps)
 
     def _end_epoch(self, now: float) -> None:
@@ -256,7 +278,11 @@ def length_of(task: Task) -> Length:
     plan, warmup = task.plan, task.plan.warmup_steps or 0
     if plan.steps is None:
         return Length(ENDLESS, max(1, warmup), EPOCH_WINDOW)
-    return Length.of(warmup + plan.steps, warmup)
+    of_one = Length.of(warmup + plan.steps, warmup)
+    if not task.turns:
+        return of_one
+    steps = sum(part.steps for part in schedule(task.turns, plan))
+    return dataclasses.replace(of_one, total=of_one.warmup + steps)
 
 
 def _no_losses(_kept: Sequence[None]) -> Sequence[float]:

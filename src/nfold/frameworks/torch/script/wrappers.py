@@ -9,12 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from nfold.ablation import Ablation
 from nfold.frameworks.torch.ablate_exchange import DDP_HOOKS
 from nfold.frameworks.torch.parallel import WITHOUT_BUFFERS
+from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Patches
 
 SIGNATURE = inspect.signature(DistributedDataParallel.__init__)
@@ -24,9 +25,11 @@ OTHER_NAME = ("broadcast_buffers", "forward_sync_buffers")
 class Wrappers:
     """Every DDP and DataParallel of the process, in the order in which they were made."""
 
-    def __init__(self, left_out: Ablation, made: Callable[[], None]) -> None:
+    def __init__(self, left_out: LeftOut, made: Callable[[], None]) -> None:
         self._left_out = left_out
         self._made = made
+        self._hooks: dict[int, tuple[Any, Any]] = {}
+        self._sends: dict[int, bool] = {}
         self.ddp: list[Any] = []
         self.dp: list[Any] = []
 
@@ -34,11 +37,25 @@ class Wrappers:
         """Note each; leave out what an experiment does."""
         patches.put(DistributedDataParallel, "__init__", self._constructing_ddp)
         patches.put(DataParallel, "__init__", self._constructing_dp)
-        if self._left_out.exchange != "real":
+        if not self._left_out.exchanges:
             for name in ("register_comm_hook", "_register_builtin_comm_hook"):
                 patches.put(DistributedDataParallel, name, self._registering)
-        if not self._left_out.synchronised_batch_norm:
-            patches.put(nn.SyncBatchNorm, "forward", lambda _usual: _BatchNorm.forward)
+        if not all(one.synchronised_batch_norm for one in self._left_out.ever):
+            patches.put(nn.SyncBatchNorm, "forward", self._normalising)
+
+    def turn(self) -> None:
+        """What is left out has changed."""
+        now = self._left_out.now
+        for wrapped in self.ddp:
+            sends = self._sends.setdefault(id(wrapped), bool(wrapped.broadcast_buffers))
+            wrapped.broadcast_buffers = sends and now.buffers and now.exchange != "none"
+
+    def _normalising(self, usual: Any) -> Any:
+        def forward(module: Any, given: torch.Tensor) -> Any:
+            real = self._left_out.now.synchronised_batch_norm
+            return (usual if real else _BatchNorm.forward)(module, given)
+
+        return forward
 
     def _constructing_ddp(self, usual: Any) -> Any:
         def construct(module: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -47,11 +64,27 @@ class Wrappers:
             usual(*given.args, **given.kwargs)
             self.ddp.append(module)
             self._made()
-            if self._left_out.exchange != "real":
-                hook = DDP_HOOKS[self._left_out.exchange]
-                HOOK(module, None, hook)
+            if not self._left_out.exchanges:
+                HOOK(module, None, self._exchanging(module))
 
         return construct
+
+    def _exchanging(self, wrapped: Any) -> Any:
+        """A hook that does with a bucket what is done now: by default, what the script says."""
+        now = self._left_out
+        if not now.turns:
+            return DDP_HOOKS[now.now.exchange]
+        usual = (wrapped.process_group, default_hooks.allreduce_hook)
+
+        # Not annotated: DistributedDataParallel refuses annotations that are text.
+        def exchange(_state, bucket):  # type: ignore[no-untyped-def]
+            left_out = DDP_HOOKS.get(now.now.exchange)
+            if left_out is not None:
+                return left_out(None, bucket)
+            state, hook = self._hooks.get(id(wrapped), usual)
+            return hook(state, bucket)
+
+        return exchange
 
     def _changes(self, given: dict[str, Any]) -> dict[str, Any]:
         """Arguments that an experiment sets.
@@ -59,9 +92,10 @@ class Wrappers:
         Where unused parameters are looked for, ranks exchange which they are in every backward,
         whatever the hook: without an exchange they do so in a group of one.
         """
-        alone = self._left_out.exchange == "none"
+        left_out = self._left_out.now
+        alone = left_out.exchange == "none"
         changed: dict[str, Any] = {}
-        if alone or not self._left_out.buffers:
+        if alone or not left_out.buffers:
             for name in OTHER_NAME:
                 given.pop(name, None)
             changed |= WITHOUT_BUFFERS
@@ -78,8 +112,18 @@ class Wrappers:
         return construct
 
     def _registering(self, _usual: Any) -> Any:
-        """The script's own hook is not registered: nothing is exchanged that it could change."""
-        return lambda *_args, **_kwargs: None
+        """The script's own hook is kept for its turns; elsewhere nothing is exchanged by it."""
+
+        def register(wrapped: Any, state: Any, hook: Any = None) -> None:
+            self._hooks[id(wrapped)] = (state, hook) if hook is not None else _builtin(state)
+
+        return register
+
+
+def _builtin(kind: Any) -> tuple[Any, Any]:
+    """The hook in Python that does what one of C++ does, with its state."""
+    halves = kind == dist.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
+    return None, default_hooks.fp16_compress_hook if halves else default_hooks.allreduce_hook
 
 
 def _own_group() -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import importlib
 import multiprocessing
 import os
@@ -28,6 +27,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks.imports import after_import
 from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.environment import WORLD, entered, environment
+from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
@@ -173,8 +173,11 @@ def test_a_trainer_gets_as_many_devices_as_there_are_ranks() -> None:
     assert Trainer(devices=2, num_nodes=3).said == (1, 1)
 
 
+WITHOUT_WAITING = Ablation(host_syncs=False)
+
+
 def test_what_was_read_last_is_read_again_without_waiting() -> None:
-    unwaited, values = Unwaited(), iter([1.0, 2.0, 3.0])
+    unwaited, values = Unwaited(LeftOut(script_task(WITHOUT_WAITING))), iter([1.0, 2.0, 3.0])
     tensor = torch.ones(1)
 
     def read() -> Any:
@@ -209,7 +212,7 @@ def test_who_reads_a_tensor_is_told_by_its_module() -> None:
 def test_what_only_waits_is_left_out_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waited.append(1))
-    patches, unwaited = Patches(), Unwaited()
+    patches, unwaited = Patches(), Unwaited(LeftOut(script_task(WITHOUT_WAITING)))
     unwaited.install(patches)
     try:
         torch.cuda.synchronize()
@@ -232,19 +235,6 @@ def test_ways_between_host_and_device_are_noted_with_their_bytes() -> None:
     assert dict(tally.counts) == {tensors.COPY: 1, tensors.SYNC: 1}
     assert tally.bytes[tensors.COPY] == 16
     assert {kind for kind, _ in tally.places(1)} == {"copy", "host_sync"}
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone.
-
-    What it leaves is collected here: collected in a loader's worker it ends that, because a
-    process group's threads are not in a forked process.
-    """
-    dist.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    gc.collect()
 
 
 def _distributed(collected: list[Any], **how: Any) -> None:

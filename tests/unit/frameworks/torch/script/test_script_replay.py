@@ -80,7 +80,7 @@ def test_a_loader_of_unknown_length_goes_on_for_ever() -> None:
 
 def _kept(*batches: Any) -> Replay:
     replay = Replay(None)
-    replay.collect(batches[0], iter(batches[1:]), len(batches))
+    replay.collect(iter(batches), len(batches))
     return replay
 
 
@@ -145,8 +145,8 @@ def test_a_batch_that_holds_its_tensors_out_of_sight_moves_itself() -> None:
             return f"on {device}"
 
     replay = Replay(torch.device("cpu"))
-    replay.collect(Graphs(), iter(()), 1)
+    replay.collect(iter([Graphs()]), 1)
     assert replay.next() == "on cpu"
     assert count_of(Graphs()) == 3
     with pytest.raises(Unsupported, match="of type object"):
-        Replay(torch.device("cpu")).collect(object(), iter(()), 1)
+        Replay(torch.device("cpu")).collect(iter([object()]), 1)

@@ -1,0 +1,62 @@
+"""Several experiments that take turns in one run of a script, and when each has its turn. Pure.
+
+A process is started once for all of them, and what two processes would differ by, two turns of
+one process do not: they are compared inside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import groupby
+from typing import Any
+
+from nfold.ablation import Ablation
+from nfold.plan import Plan
+
+SWITCHED = ("input", "exchange", "synchronised_batch_norm", "buffers", "host_syncs", "threads")
+"""What can change from step to step. The other fields of an Ablation hold for a whole process."""
+CYCLES = 4
+"""How often each has its turn: so drift meets all alike."""
+SETTLE = 3
+"""Steps after a change that are in no window."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive steps of one turn; ``turn`` None: steps in which a change takes effect."""
+
+    turn: int | None
+    steps: int
+
+
+def held(ablation: Ablation) -> Ablation:
+    """What of it cannot change while a process lives."""
+    usual = {f.name: f.default for f in fields(Ablation)}
+    changes: dict[str, Any] = {name: usual[name] for name in SWITCHED}
+    return dataclasses.replace(ablation, **changes)
+
+
+def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
+    """What the steps after the warm-up are for; every turn has at least ``plan.steps`` in all.
+
+    Equal inputs stand next to each other, and every other cycle goes backwards, so that queues
+    are filled anew as seldom as can be: a change of the input is given as many steps as a
+    warm-up, in which what was made ahead is used up.
+    """
+    order = sorted(range(len(turns)), key=lambda turn: turns[turn].input)
+    steps = math.ceil((plan.steps or 1) / CYCLES)
+    cycles = [order if cycle % 2 == 0 else order[::-1] for cycle in range(CYCLES)]
+    sequence = [turn for cycle in cycles for turn in cycle]
+    found: list[Part] = []
+    before = Ablation()
+    for turn, run in groupby(sequence):
+        now = turns[turn]
+        if now != before:
+            refills = before.input != now.input
+            found.append(Part(None, max(SETTLE, plan.warmup_steps or 0) if refills else SETTLE))
+        found.append(Part(turn, steps * len(list(run))))
+        before = now
+    return tuple(found)

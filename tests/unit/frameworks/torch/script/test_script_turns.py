@@ -1,0 +1,148 @@
+"""Experiments that take turns in one process of a script."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from nfold.ablation import Ablation
+from nfold.turns import SETTLE, schedule
+from watched import dataset, loop, model, script_task, watched
+
+REAL, REPLAYED = Ablation(), Ablation(input="replayed")
+
+
+def _task(*turns: Ablation, steps: int = 8, **changes: Any) -> Any:
+    return dataclasses.replace(script_task(steps=steps, **changes), turns=turns)
+
+
+def test_every_turn_has_its_steps_and_its_own_windows() -> None:
+    given: list[bytes] = []
+
+    def training() -> None:
+        module, loader = model(), DataLoader(dataset(640), batch_size=8)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            for samples, labels in loader:
+                given.append(samples.numpy().tobytes())
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    task = _task(REPLAYED, REAL)
+    found = watched(training, task).samples
+    assert found is not None
+    assert len(found.turns) == len(found.windows)
+    steps = [sum(w.steps for w, t in zip(found.windows, found.turns, strict=True) if t == turn)
+             for turn in (0, 1)]  # fmt: skip
+    assert steps == [8, 8]
+    assert len(found.step_ms) == 16
+    first = task.plan.warmup_steps
+    by_turn: dict[int | None, list[bytes]] = {}
+    for part in schedule(task.turns, task.plan):
+        by_turn.setdefault(part.turn, []).extend(given[first : first + part.steps])
+        first += part.steps
+    assert first == len(given)
+    assert len(set(by_turn[0])) <= 16
+    assert len(set(by_turn[1])) == 8
+
+
+def test_a_real_pass_that_a_replay_began_in_goes_on() -> None:
+    """The script sees as many batches in a pass as its loader has, whatever is replayed."""
+    passes: list[int] = []
+
+    def training() -> None:
+        module, loader = model(), DataLoader(dataset(), batch_size=8, num_workers=1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            passes.append(0)
+            for samples, labels in loader:
+                passes[-1] += 1
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    found = watched(training, _task(REAL, REPLAYED, steps=20))
+    assert found.samples is not None
+    assert set(passes[:-1]) == {8}
+    assert len(found.samples.step_ms) == 40
+
+
+@pytest.mark.usefixtures("group")
+def test_an_exchange_is_left_out_and_made_again() -> None:
+    """With a hook of the script's own: it is called in the turns with an exchange, only there."""
+    called: list[int] = []
+    steps = 0
+
+    # Not annotated: DistributedDataParallel refuses annotations that are text.
+    def noting(state, bucket):  # type: ignore[no-untyped-def]
+        called.append(steps)
+        return default_hooks.allreduce_hook(state, bucket)
+
+    reduced: list[bool] = []
+
+    def training() -> None:
+        nonlocal steps
+        module = DistributedDataParallel(model())
+        module.register_comm_hook(dist.group.WORLD, noting)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            for samples, labels in DataLoader(dataset(), batch_size=8):
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                reduced.append(bool(module.broadcast_buffers))
+                steps += 1
+                optimizer.step()
+
+    task = _task(REAL, Ablation(exchange="none"), Ablation(exchange="barrier", buffers=False))
+    found = watched(training, task).samples
+    assert found is not None
+    at, real = task.plan.warmup_steps, set(range(task.plan.warmup_steps))
+    left_out: set[int] = set()
+    for part in schedule(task.turns, task.plan):
+        here = set(range(at, at + part.steps))
+        real |= here if part.turn == 0 else set()
+        left_out |= here if part.turn not in (None, 0) else set()
+        at += part.steps
+    assert real <= set(called)
+    assert not left_out & set(called)
+    assert all(reduced[step] for step in real)
+    assert not any(reduced[step] for step in left_out)
+
+
+def test_threads_and_what_the_script_has_by_itself_take_turns() -> None:
+    own = torch.get_num_threads()
+    seen: list[int] = []
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        torch.set_num_threads(3)
+        loop(_Noted(seen), module, optimizer)
+
+    try:
+        task = _task(REAL, Ablation(threads=1))
+        assert watched(training, task).samples is not None
+    finally:
+        torch.set_num_threads(own)
+    assert set(seen) == {1, 3}
+    assert seen[: task.plan.warmup_steps + 2] == [3] * (task.plan.warmup_steps + 2)
+    assert seen[task.plan.warmup_steps + 2 + SETTLE] == 1
+
+
+class _Noted:
+    """A loader that notes how many threads there are."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self._seen = seen
+        self._of = DataLoader(dataset(), batch_size=8)
+
+    def __iter__(self) -> Any:
+        for batch in self._of:
+            self._seen.append(torch.get_num_threads())
+            yield batch

@@ -1,0 +1,38 @@
+"""When experiments have their turns."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from made import plan
+from nfold.ablation import Ablation
+from nfold.turns import CYCLES, SETTLE, SWITCHED, Part, held, schedule
+
+REAL, BARRIER = Ablation(), Ablation(exchange="barrier")
+REPLAYED = Ablation(input="replayed", exchange="none")
+
+
+def test_everybody_has_as_many_steps_in_an_order_that_turns_round() -> None:
+    parts = schedule((REPLAYED, REAL, BARRIER), plan(steps=40, warmup_steps=30))
+    steps: Counter[int | None] = Counter()
+    for part in parts:
+        steps[part.turn] += part.steps
+    assert {turn: steps[turn] for turn in range(3)} == {0: 40, 1: 40, 2: 40}
+    order = [part.turn for part in parts if part.turn is not None]
+    assert order == [1, 2, 0, 2, 1, 2, 0, 2, 1]
+    # Twice the input goes away and comes back: each time queues have to settle.
+    assert [part.steps for part in parts if part.turn is None] == [SETTLE, 30, 30, SETTLE] * 2
+
+
+def test_a_first_turn_that_leaves_something_out_settles_first() -> None:
+    parts = schedule((BARRIER,), plan(steps=2 * CYCLES, warmup_steps=10))
+    assert parts == (Part(None, SETTLE), Part(0, 2 * CYCLES))
+
+
+def test_what_cannot_change_is_held() -> None:
+    asked = Ablation(
+        input="replayed", exchange="none", host_syncs=False, threads=2, devices=(1, 0), pinned=False
+    )
+    assert held(asked) == Ablation(devices=(1, 0), pinned=False)
+    assert not held(REPLAYED)
+    assert {"devices", "shares", "independent", "device"}.isdisjoint(SWITCHED)
