@@ -116,6 +116,9 @@ def _explained(name: str, asked: argparse.Namespace, budget: str) -> Any:
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"exit status {done.returncode}: {(done.stderr or '')[-2000:]}")
+    if asked.keep:
+        asked.keep.mkdir(parents=True, exist_ok=True)
+        (asked.keep / f"{name}.json").write_text(done.stdout)
     return json.loads(done.stdout)
 
 
@@ -175,6 +178,7 @@ def main(arguments: list[str] | None = None) -> list[Verdict]:
     parser.add_argument("--budget", default="3m", help="time of one explanation")
     parser.add_argument("--fixed-budget", default="60s", help="the repaired script's, for rates")
     parser.add_argument("--out", type=Path, help="a file to which every verdict is added")
+    parser.add_argument("--keep", type=Path, help="a folder for what nfold said, as JSON")
     parser.add_argument("--read", type=Path, nargs="+", help="print the table of such files")
     parser.add_argument("--verbose", action="store_true", help="show every run")
     asked = parser.parse_args(arguments)

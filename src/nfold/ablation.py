@@ -28,6 +28,7 @@ class Ablation:
     share of the data of rank ``shares[k]``; empty: k. Without ``buffers``, a wrapper does not
     broadcast them before a forward; without ``host_syncs``, what the host reads from a device
     in a step (``.item()``) is the last value that was really read, and nobody waits for it.
+    Without ``repeated_exchange``, a step of several batches exchanges with the last one only.
     """
 
     input: Literal["real", "replayed", "resident"] = "real"
@@ -43,6 +44,7 @@ class Ablation:
     shares: tuple[int, ...] = ()
     buffers: bool = True
     host_syncs: bool = True
+    repeated_exchange: bool = True
 
     def __post_init__(self) -> None:
         for name in ("devices", "shares"):
@@ -88,6 +90,10 @@ class Ablation:
             ),
             (self.captured and "captured" in str(plan.step), "the step is captured already"),
             (not self.buffers and one, "one device broadcasts no buffers"),
+            (
+                not self.repeated_exchange and (one or plan.accumulate == 1),
+                "gradients are exchanged once a step",
+            ),
             (
                 not self.buffers and plan.strategy == "dp",
                 "nn.DataParallel copies the whole module, not its buffers alone",

@@ -63,16 +63,17 @@ class Seen:
     ``parallel`` is how it uses several devices: a wrapper of PyTorch's, ``other`` for collectives
     without one. ``dp_devices`` counts the devices under nn.DataParallel, 0 on CPU devices, where
     it does nothing. ``device`` is where the parameters are. ``accumulation`` counts the batches of
-    one optimizer step, ``samples_per_step`` their samples on this rank. ``optimizers`` are class
-    names in the order of their steps; the steps of ``optimizers[boundary]`` are counted.
-    ``precision`` is ``fp32``, ``tf32``, ``bf16`` or ``fp16`` as the forward computes,
-    ``autocast`` the type where it is automatic. ``input_wait_ms`` is how long a step waited for
-    the DataLoader, ``epoch_wait_ms`` how long for the first batch of a pass over it, in the
-    middle. ``epochs_ended`` counts passes of the DataLoader, ``children`` processes that
-    the script started apart from loaders' workers.
+    one optimizer step, ``exchanges`` those whose backward exchanges gradients under DDP,
+    ``samples_per_step`` their samples on this rank. ``optimizers`` are class names in the order of
+    their steps; the steps of ``optimizers[boundary]`` are counted. ``precision`` is ``fp32``,
+    ``tf32``, ``bf16`` or ``fp16`` as the forward computes, ``autocast`` the type where it is
+    automatic. ``input_wait_ms`` is how long a step waited for the DataLoader, ``epoch_wait_ms`` how
+    long for the first batch of a pass over it, in the middle. ``epochs_ended`` counts passes of the
+    DataLoader, ``children`` processes that the script started apart from loaders' workers.
 
     ``places`` are lines of the user's code, the most frequent first, by what happens there:
-    ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``.
+    ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``,
+    ``threads`` (their number set).
     """
 
     rank: int = 0
@@ -98,6 +99,7 @@ class Seen:
     buffers: int = 0
     buffer_bytes: int = 0
     bucket_bytes: tuple[int, ...] = ()
+    exchanges: float = 0.0
     collectives: tuple[Collective, ...] = ()
     copies: Copies = field(default_factory=Copies)
     host_syncs: float = 0.0

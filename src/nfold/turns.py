@@ -16,10 +16,18 @@ from typing import Any
 from nfold.ablation import Ablation
 from nfold.plan import Plan
 
-SWITCHED = ("input", "exchange", "synchronised_batch_norm", "buffers", "host_syncs", "threads")
+SWITCHED = (
+    "input",
+    "exchange",
+    "repeated_exchange",
+    "synchronised_batch_norm",
+    "buffers",
+    "host_syncs",
+    "threads",
+)
 """What can change from step to step. The other fields of an Ablation hold for a whole process."""
 CYCLES = 4
-"""How often each has its turn: so drift meets all alike."""
+"""How often each has its turn, at most: so drift meets all alike."""
 SETTLE = 3
 """Steps after a change that are in no window."""
 
@@ -42,21 +50,21 @@ def held(ablation: Ablation) -> Ablation:
 def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
     """What the steps after the warm-up are for; every turn has at least ``plan.steps`` in all.
 
-    Equal inputs stand next to each other, and every other cycle goes backwards, so that queues
-    are filled anew as seldom as can be: a change of the input is given as many steps as a
-    warm-up, in which what was made ahead is used up.
+    Where the real input goes or comes back, queues settle for as many steps as a warm-up has, in
+    which what was made ahead is used up. So turns with the real input stand next to each other,
+    every other cycle goes backwards, and long settling makes for fewer cycles.
     """
+    steps, refill = plan.steps or 1, max(SETTLE, plan.warmup_steps or 0)
     order = sorted(range(len(turns)), key=lambda turn: turns[turn].input)
-    steps = math.ceil((plan.steps or 1) / CYCLES)
-    cycles = [order if cycle % 2 == 0 else order[::-1] for cycle in range(CYCLES)]
-    sequence = [turn for cycle in cycles for turn in cycle]
+    cycles = CYCLES if refill <= steps else CYCLES // 2
+    sequence = [turn for cycle in range(cycles) for turn in order[:: -1 if cycle % 2 else 1]]
     found: list[Part] = []
     before = Ablation()
     for turn, run in groupby(sequence):
         now = turns[turn]
         if now != before:
-            refills = before.input != now.input
-            found.append(Part(None, max(SETTLE, plan.warmup_steps or 0) if refills else SETTLE))
-        found.append(Part(turn, steps * len(list(run))))
+            refills = (before.input == "real") != (now.input == "real")
+            found.append(Part(None, refill if refills else SETTLE))
+        found.append(Part(turn, math.ceil(steps / cycles) * len(list(run))))
         before = now
     return tuple(found)

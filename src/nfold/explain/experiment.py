@@ -30,8 +30,9 @@ from nfold.run.options import Stop
 
 PILOT_STEPS = 30
 LEAST_STEPS, MOST_STEPS = 20, 2000
-TIMED_S = 2.0
-"""What a run is to time: about as long as it takes to start one."""
+TIMED_S, TIMED_IN_TURNS_S = 2.0, 1.0
+"""What a run is to time of a rung: about as long as it takes to start one, or less where rungs
+that are compared share one."""
 MOST_ROUNDS = 6
 NARROW = 0.01
 """Of a step: once every interval is as narrow, nothing is repeated."""
@@ -115,7 +116,8 @@ class Experiment:
         """
         plan = ladder.plan
         step_s = (ladder.step_ms or self._pilot_ms(plan)) / 1e3
-        steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(TIMED_S / max(1e-6, step_s))))
+        timed_s = TIMED_S if ladder.seen is None else TIMED_IN_TURNS_S
+        steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(timed_s / max(1e-6, step_s))))
         timed = plan.edit(steps=steps, epochs=None)
         return dataclasses.replace(ladder, plan=timed, made={})
 
@@ -150,14 +152,10 @@ class Experiment:
         left_s, fitting = self.clock.left_s, []
         for group in self._groups(rungs):
             known = all(r in self.measured.runs or self.target.known(r, 0) for r in group)
-            left_s -= 0.0 if known else self._seconds(group)
+            left_s -= 0.0 if known else self.measured.seconds(group)
             if left_s >= 0:
                 fitting += group
         return fitting
-
-    def _seconds(self, rungs: Iterable[Rung]) -> float:
-        """How long a run of these took, or is likely to take."""
-        return max(self.measured.seconds(rung) or 0.0 for rung in rungs)
 
     def _need(self, needed: Iterable[Rung], wanted: Sequence[Rung] = ()) -> None:
         """First runs without which nothing can be said, whatever time is left.
@@ -181,7 +179,7 @@ class Experiment:
         Returns whether any of them is measured.
         """
         asked = [rung for rung in group if self._open(rung, number)]
-        if asked and not self.stop and self._seconds(asked) <= self.clock.left_s:
+        if asked and not self.stop and self.measured.seconds(asked) <= self.clock.left_s:
             self.events.started(asked, number, self.clock.left_s)
             self._keep_all(asked, number, self._run(asked, number))
         return any(number in self.measured.runs.get(rung, {}) for rung in group)
@@ -204,13 +202,19 @@ class Experiment:
         return [self.target.measure(rung, number) for rung in rungs]
 
     def _keep_all(self, rungs: Sequence[Rung], number: int, found: list[Measurement]) -> None:
-        """Several that failed together are run by themselves from then on."""
+        """Several that failed together are run by themselves from then on.
+
+        So are those that had no turn yet when the script ended.
+        """
         self.events.finished(rungs, number, found, self.clock.left_s)
         if len(rungs) > 1 and found[0].status != "ok":
             self._by_itself.update(rungs)
             return
         for rung, measurement in zip(rungs, found, strict=True):
-            self.measured.add(rung, number, measurement)
+            if len(rungs) > 1 and not readings(measurement, coupled=rung.coupled):
+                self._by_itself.add(rung)
+            else:
+                self.measured.add(rung, number, measurement)
 
     def _epochs(self, ladder: Ladder) -> list[Rung]:
         """Whole epochs, where they are known to be short."""

@@ -144,13 +144,13 @@ class Ladder:
     def unexchanged(self, input_: Input, devices: tuple[int, ...] = ()) -> Rung:
         """Data parallel, with nothing exchanged; ranks drive ``devices`` in this order."""
         left_out = Ablation(input=input_, exchange="none", devices=devices)
-        return Rung(plan=self.plan, ablation=left_out.merged(self._in_forward))
+        return Rung(plan=self.plan, ablation=left_out.merged(self._beside_gradients))
 
     @remembered
     def barrier(self, input_: Input) -> Rung:
         """Data parallel, with one element a bucket exchanged."""
         left_out = Ablation(input=input_, exchange="barrier")
-        return Rung(plan=self.plan, ablation=left_out.merged(self._in_forward))
+        return Rung(plan=self.plan, ablation=left_out.merged(self._beside_gradients))
 
     @remembered
     def full(self, input_: Input = "real", **left_out: Any) -> Rung:
@@ -159,8 +159,8 @@ class Ladder:
 
     @remembered
     def lean(self, input_: Input = "real") -> Rung:
-        """The real run without what ranks exchange in forward: only gradients are left."""
-        return Rung(plan=self.plan, ablation=Ablation(input=input_).merged(self._in_forward))
+        """The real run with nothing but one exchange of gradients a step."""
+        return Rung(plan=self.plan, ablation=Ablation(input=input_).merged(self._beside_gradients))
 
     @remembered
     def edited(self, **changes: Any) -> Rung:
@@ -185,12 +185,19 @@ class Ladder:
         seen = self.seen
         return seen is not None and seen.broadcast_buffers and seen.buffers > 0
 
+    @property
+    def exchanges_repeatedly(self) -> bool:
+        """Whether a script's gradients are exchanged with every batch of a step."""
+        seen = self.seen
+        return seen is not None and self.plan.accumulate > 1 and seen.exchanges > 1
+
     @functools.cached_property
-    def _in_forward(self) -> Ablation:
-        """What would couple ranks that must not be, and is not gradients."""
+    def _beside_gradients(self) -> Ablation:
+        """What would couple ranks that must not be, and is not a step's one exchange."""
         return Ablation(
             synchronised_batch_norm=not self.synchronises_batch_norm,
             buffers=not self.broadcasts_buffers,
+            repeated_exchange=not self.exchanges_repeatedly,
         )
 
     def _on_one(self, batch: int | None) -> Plan:

@@ -75,9 +75,14 @@ def waiting_points(seen: Seen) -> str:
     own = seen.first_place("collective")
     if own is not None:
         return at(own, "a collective in every step: do it every 50, or after the epoch")
-    if seen.accumulation > 1:
-        return at(seen.first_place("step"), "all backwards but the last in model.no_sync()")
+    if seen.exchanges > 1:
+        return one_exchange(seen)
     return larger_batch(seen, ", or an optimizer step after several batches")
+
+
+def one_exchange(seen: Seen) -> str:
+    """Gradients of several batches summed before they are exchanged."""
+    return at(seen.first_place("step"), "all backwards but the last in model.no_sync()")
 
 
 def host_syncs(seen: Seen) -> str:
@@ -143,6 +148,9 @@ def fewer_processes(seen: Seen) -> str:
     return f"fewer threads a rank: OMP_NUM_THREADS=1 where it is started{fewer}"
 
 
-def threads(count: int) -> str:
-    """Fewer threads a rank."""
-    return f"OMP_NUM_THREADS={count} where it is started"
+def threads(seen: Seen, count: int) -> str:
+    """Fewer threads a rank, where the script sets them or where it is started."""
+    where = seen.first_place("threads")
+    if where is None:
+        return f"OMP_NUM_THREADS={count} where it is started"
+    return f"{where}: torch.set_num_threads({count})"

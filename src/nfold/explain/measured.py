@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nfold.explain.fit import RESAMPLES, Fit, Key, Run
@@ -53,10 +53,15 @@ class Measured:
         found = [doubt for m in self._all() for doubt in m.warnings]
         return tuple({doubt.kind: doubt for doubt in reversed(found)}.values())
 
-    def seconds(self, rung: Rung) -> float | None:
-        """How long the longest run of a rung took, or of all rungs."""
-        own = [m.wall_seconds for m in self.runs.get(rung, {}).values()]
-        return max(own or [m.wall_seconds for m in self._all()], default=None)
+    def seconds(self, rungs: Collection[Rung]) -> float:
+        """How long a run of these that share it takes: as one of them did, or one of as many."""
+        own = [m.wall_seconds for rung in rungs for m in self.runs.get(rung, {}).values()]
+        if own:
+            return max(own)
+        sizes = Counter(m.folder or m.id for m in self._all())
+        walls = [(sizes[m.folder or m.id], m.wall_seconds) for m in self._all()]
+        nearest = min((abs(size - len(rungs)) for size, _ in walls), default=0)
+        return max((s for size, s in walls if abs(size - len(rungs)) == nearest), default=0.0)
 
     def fit(self, resamples: int = RESAMPLES) -> Fit:
         """The values of all readings."""

@@ -61,23 +61,37 @@ def run(
     """
     if not (plan.placed if workload.script else plan.complete):
         raise ValueError("the plan is not resolved on this machine; next: plan.resolve(...)")
-    task = _task(workload, plan, ablation, machine, options)
-    task = dataclasses.replace(task, repeat=repeat, turns=turns)
-    name = _measurement_id(task, repeat)
-    folder = Folder(options.results / FOLDER / name)
-    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    start = time.monotonic()
-    outcome = _outcome(framework(plan.framework), task, folder, options)
-    timed = outcome.status == "ok" and not turns
-    found = checks.doubts(outcome.ranks, ablation) if timed else []
-    return Measurement(
-        id=name,
+    checkpoint = None if ablation else options.checkpoint
+    task = Task(
         workload=workload,
         plan=plan,
         machine=machine,
-        status=outcome.status,
         ablation=ablation,
+        checkpoint=None if checkpoint is None else str(checkpoint.absolute()),
+        checkpoint_every=options.checkpoint_every,
         repeat=repeat,
+        turns=turns,
+    )
+    return _measured(task, options)
+
+
+def _measured(task: Task, options: Options) -> Measurement:
+    """Run it, and put the facts around what happened."""
+    name = _measurement_id(task, task.repeat)
+    folder = Folder(options.results / FOLDER / name)
+    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    start = time.monotonic()
+    outcome = _outcome(framework(task.plan.framework), task, folder, options)
+    timed = outcome.status == "ok" and not task.turns
+    found = checks.doubts(outcome.ranks, task.ablation) if timed else []
+    return Measurement(
+        id=name,
+        workload=task.workload,
+        plan=task.plan,
+        machine=task.machine,
+        status=outcome.status,
+        ablation=task.ablation,
+        repeat=task.repeat,
         cause=outcome.cause,
         ranks=outcome.ranks,
         energy_joules=outcome.energy_joules,
@@ -85,20 +99,6 @@ def run(
         started_at=started_at,
         wall_seconds=time.monotonic() - start,
         folder=f"{FOLDER}/{name}" if folder.path.exists() else None,
-    )
-
-
-def _task(
-    workload: Workload, plan: Plan, ablation: Ablation | None, machine: Machine, options: Options
-) -> Task:
-    folder = None if ablation else options.checkpoint
-    return Task(
-        workload=workload,
-        plan=plan,
-        machine=machine,
-        ablation=ablation,
-        checkpoint=None if folder is None else str(folder.absolute()),
-        checkpoint_every=options.checkpoint_every,
     )
 
 

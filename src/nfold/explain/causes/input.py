@@ -49,7 +49,8 @@ class Input(Cause):
             return crowd - calm
         if ladder.one_process or not view.has(*real_ladder(ladder)):
             on_n = view.step(ladder.full()) - view.step(ladder.full("replayed"))
-            return on_n - self.single_ms(ladder, view)
+            crowded = Threads().in_input_ms(ladder, view) if _crowding(ladder, view) else 0.0
+            return on_n - self.single_ms(ladder, view) - crowded
         rest = view.step(ladder.full()) - view.step(ladder.alone("real"))
         return rest - sum(cause.lost_ms(ladder, view) for cause in _others(ladder))
 
@@ -108,6 +109,11 @@ def _others(ladder: Ladder) -> list[Cause]:
     """The causes between one device alone and the real run that are not the input."""
     found: list[Cause] = [Threads(), Imbalance(), Synchronization(), Link(), Network(), Copies()]
     return [cause for cause in found if cause.silent(ladder) is None]
+
+
+def _crowding(ladder: Ladder, view: View) -> bool:
+    """Whether it was measured what too many threads do to the input."""
+    return Threads().silent(ladder) is None and view.has(*Threads().rungs(ladder))
 
 
 def _one_script(ladder: Ladder) -> bool:

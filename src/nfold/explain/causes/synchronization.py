@@ -13,6 +13,7 @@ from nfold.seen import Seen
 
 WRAPPER, LATENCY = "the wrapper", "latency of one element a bucket"
 BATCH_NORM, BUFFERS = "synchronised batch norm", "buffers sent in every forward"
+REPEATED = "gradients exchanged with every batch of a step"
 
 
 class Synchronization(Cause):
@@ -28,7 +29,7 @@ class Synchronization(Cause):
         return "one process drives all devices" if ladder.one_process else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """Copies, no exchange, a barrier; the real run without what is exchanged in forward."""
+        """Copies, no exchange, a barrier; the real run with one exchange of gradients only."""
         if ladder.one_process:
             return ()
         found = (
@@ -36,7 +37,7 @@ class Synchronization(Cause):
             ladder.unexchanged(ladder.bare),
             ladder.barrier(ladder.bare),
         )
-        without = tuple(ladder.full("real", **{name: False}) for name in _in_forward(ladder))
+        without = tuple(ladder.full("real", **{name: False}) for name in _beside(ladder))
         return found + ((ladder.full(), *without) if without else ())
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
@@ -57,7 +58,7 @@ class Synchronization(Cause):
             WRAPPER: exposed(ladder, view, wrapper, *real[:2]),
             LATENCY: exposed(ladder, view, latency, *real[1:]),
         }
-        for name, words in _in_forward(ladder).items():
+        for name, words in _beside(ladder).items():
             found[words] = view.step(ladder.full()) - view.step(
                 ladder.full("real", **{name: False})
             )
@@ -104,10 +105,14 @@ class Synchronization(Cause):
         return found
 
 
-def _in_forward(ladder: Ladder) -> dict[str, str]:
-    """What ranks exchange besides gradients, by the field of Ablation that leaves it out."""
-    found = {"synchronised_batch_norm": BATCH_NORM} if ladder.synchronises_batch_norm else {}
-    return found | ({"buffers": BUFFERS} if ladder.broadcasts_buffers else {})
+def _beside(ladder: Ladder) -> dict[str, str]:
+    """What ranks exchange beside a step's gradients, by the field of Ablation without it."""
+    found = {
+        "synchronised_batch_norm": (ladder.synchronises_batch_norm, BATCH_NORM),
+        "buffers": (ladder.broadcasts_buffers, BUFFERS),
+        "repeated_exchange": (ladder.exchanges_repeatedly, REPEATED),
+    }
+    return {name: words for name, (there, words) in found.items() if there}
 
 
 def _reads_back(ladder: Ladder) -> bool:
@@ -119,12 +124,14 @@ def _reads_back(ladder: Ladder) -> bool:
 def _line(seen: Seen, part: str) -> str:
     if part == BATCH_NORM:
         return lines.BATCH_NORM
+    if part == REPEATED:
+        return lines.one_exchange(seen)
     return lines.buffers(seen) if part == BUFFERS else lines.waiting_points(seen)
 
 
 def _without(ladder: Ladder, seen: Seen) -> dict[str, Rung]:
     """The script without each of them, which is what the change of its line would do."""
-    names = _in_forward(ladder)
+    names = _beside(ladder)
     found = {
         _line(seen, words): ladder.full("real", **{name: False}) for name, words in names.items()
     }

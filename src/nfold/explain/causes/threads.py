@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause, exposed
 from nfold.explain.fit import View
@@ -23,21 +22,38 @@ class Threads(Cause):
         return "one process drives all devices" if ladder.one_process else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """The first two rungs."""
-        return (ladder.copies(ladder.bare), ladder.alone(ladder.bare))
+        """The first two rungs; of more threads than cores, the real run with fewer."""
+        ranks = (ladder.copies(ladder.bare), ladder.alone(ladder.bare))
+        return (*ranks, *(rung for pair in self._crowded(ladder) for rung in pair))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What a device loses by others at work, though it exchanges nothing with them."""
-        return exposed(
+        between = exposed(
             ladder,
             view,
             lambda input_: view.own(ladder.copies(input_)) - view.step(ladder.alone(input_)),
             ladder.copies("real"),
         )
+        return between + self.in_input_ms(ladder, view)
+
+    def in_input_ms(self, ladder: Ladder, view: View) -> float:
+        """What more threads than cores cost where samples are made: it looks like slow input."""
+        found = [view.step(own) - view.step(fewer) for own, fewer in self._crowded(ladder)]
+        return found[0] - found[1] if found else 0.0
+
+    def _crowded(self, ladder: Ladder) -> tuple[tuple[Rung, Rung], ...]:
+        """With real and with replayed input: a script's own threads, and as many as cores."""
+        if not _too_many(ladder) or not ladder.feeds or ladder.one_process:
+            return ()
+        fewer = _share(ladder)
+        return (
+            (ladder.full(), ladder.full("real", threads=fewer)),
+            (ladder.full("replayed"), ladder.full("replayed", threads=fewer)),
+        )
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """A script's own number of threads, and a device's share of the cores."""
-        if ladder.seen is None or ladder.seen.threads <= _share(ladder):
+        if not _too_many(ladder):
             return ()
         return (ladder.alone(ladder.bare), ladder.alone_with(ladder.bare, threads=_share(ladder)))
 
@@ -48,15 +64,15 @@ class Threads(Cause):
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """As many threads as a device has cores."""
-        if not self.single_rungs(ladder):
+        if ladder.seen is None or not _too_many(ladder):
             return {}
-        fewer = Ablation(threads=_share(ladder))
-        return {lines.threads(_share(ladder)): Rung(plan=ladder.plan, ablation=fewer)}
+        fewer = _share(ladder)
+        return {lines.threads(ladder.seen, fewer): ladder.full("real", threads=fewer)}
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
-        if self.single_rungs(ladder):
-            return lines.threads(_share(ladder))
+        if ladder.seen is not None and _too_many(ladder):
+            return lines.threads(ladder.seen, _share(ladder))
         if ladder.plan.device == "cpu":
             return (
                 "the devices share caches and memory bandwidth: give each fewer cores, or use "
@@ -65,6 +81,11 @@ class Threads(Cause):
         if ladder.seen is not None:
             return lines.fewer_processes(ladder.seen)
         return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"
+
+
+def _too_many(ladder: Ladder) -> bool:
+    """Whether a script computes with more threads than a device has cores."""
+    return ladder.seen is not None and ladder.seen.threads > _share(ladder)
 
 
 def _share(ladder: Ladder) -> int:

@@ -20,9 +20,6 @@ from nfold.measurement import RankSamples
 if TYPE_CHECKING:
     from nfold.frameworks.torch.script.watch import Watch
 
-FEWEST_STEPS = 5
-"""Timed steps; from fewer nobody can tell anything."""
-
 
 def run_rank(task: Task, observer: Observer) -> RankSamples:
     """Run the script until its steps are made; that ends the process.
@@ -78,17 +75,20 @@ def _ended(task: Task, watches: list[Watch]) -> RankSamples:
     name = task.workload.name
     if not watches:
         raise RunFailure(f"{name} ended and never imported torch: there is nothing to measure")
+    from nfold.frameworks.torch.script.watch import FEWEST_STEPS
+
     watch = watches[0]
     if watch.refused is not None:
         raise watch.refused
     if watch.timed_steps < FEWEST_STEPS:
-        raise RunFailure(too_few(name, watch.steps, watch.warmup_steps, watch.children))
+        counts = (watch.steps, watch.warmup_steps, watch.children)
+        raise RunFailure(too_few(name, *counts, FEWEST_STEPS))
     samples = watch.samples()
     watch.remove()
     return samples
 
 
-def too_few(name: str, steps: int, warmup_steps: int, children: int) -> str:
+def too_few(name: str, steps: int, warmup_steps: int, children: int, needed: int) -> str:
     """Why so few steps are nothing to measure, and what to do."""
     if not steps:
         own = f"; it started {children} processes of its own" * bool(children)
@@ -97,6 +97,6 @@ def too_few(name: str, steps: int, warmup_steps: int, children: int) -> str:
             "trains in the process that it is started in, as torchrun does it"
         )
     return (
-        f"{name} ended after {steps} optimizer steps; needed are {FEWEST_STEPS} after a warm-up "
+        f"{name} ended after {steps} optimizer steps; needed are {needed} after a warm-up "
         f"of {warmup_steps}; next: have it train for longer"
     )

@@ -51,7 +51,7 @@ class Sights:
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         """Put everything in its place."""
-        self._wrappers.install(patches)
+        self._wrappers.install(patches, warm_up)
         self._collectives.install(patches, warm_up)
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)
@@ -62,6 +62,7 @@ class Sights:
         if threads is not None:
             torch.set_num_threads(threads)
             patches.put(torch, "set_num_threads", lambda _usual: lambda _asked: None)
+        warm_up.put(torch, "set_num_threads", self._setting_threads)
         patches.put(BaseProcess, "start", self._starting)
         self._forward.start()
 
@@ -82,6 +83,15 @@ class Sights:
             usual(process)
 
         return start
+
+    def _setting_threads(self, usual: Any) -> Any:
+        """The script's own number of threads: noted with its line."""
+
+        def set_num_threads(count: int) -> None:
+            self._tally.place("threads")
+            usual(count)
+
+        return set_num_threads
 
     def _moving(self, usual: Any) -> Any:
         """A module on its way to a device: noted with its line."""
@@ -128,6 +138,7 @@ class Sights:
     def stepped(self, taken: Taken) -> int:
         """Note a step: what it was fed, and in the warm-up, its line. Returns its samples."""
         self._wait_s += taken.wait_s
+        self._wrappers.stepped()
         samples = self._samples_of(taken)
         if self._feed.warming:
             self._batches.append(taken.batches)
@@ -186,13 +197,16 @@ class Sights:
             **facts.step_facts(self._tally, steps),
         }
         loader = facts.loader_facts(self._feed.loader, self._feed.place)
+        accumulation = max(1, round(median(self._batches))) if self._batches else 1
+        wrappers.accumulation = accumulation
         return Seen(
             rank=self._task.rank,
+            exchanges=wrappers.exchanges / max(1, len(self._counts)),
             parallel=facts.parallel_kind(wrappers, self.parameters, self._tally),
             device=device,
             loader=loader,
             samples_per_step=float(self._usual),
-            accumulation=max(1, round(median(self._batches))) if self._batches else 1,
+            accumulation=accumulation,
             optimizers=tuple(type(one).__name__ for one in self._boundary.optimizers),
             boundary=self._boundary.chosen,
             precision=facts.precision_of(self.parameters, forward.autocast),

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.amp import GradScaler
+from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from nfold.errors import NfoldError, Unsupported
 from nfold.frameworks.base import Observer, Phase, Task
-from nfold.frameworks.recording import Length, Recorder
+from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import LateClock
@@ -24,14 +26,12 @@ from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.streams import Feed, Taken
+from nfold.frameworks.torch.script.turning import Turning, length_of
 from nfold.frameworks.torch.weights import checksum_of
 from nfold.measurement import Epoch, RankSamples
-from nfold.turns import schedule
 
-ENDLESS = 2**62
-"""Steps of a run whose length is in epochs."""
-EPOCH_WINDOW = 50
-"""Steps of a window in such a run."""
+FEWEST_STEPS = 5
+"""Timed steps; from fewer nobody can tell anything."""
 
 
 class Watch:
@@ -57,8 +57,7 @@ class Watch:
             prepare=self._prepare, left_out=self._left_out, replay=self._replay, listener=self
         )
         self._sights = Sights(task, self._left_out, self._feed, self._boundary)
-        self._parts = schedule(task.turns, task.plan) if task.turns else ()
-        self._part_ends = length.warmup
+        self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
         self._agreed: str | None = None
         self._stepped = False
         self._epoch_began: float | None = None
@@ -88,6 +87,8 @@ class Watch:
         self._feed.install(self._patches, self._warm_up)
         self._sights.install(self._patches, self._warm_up)
         self._patches.put(GradScaler, "step", self._scaling)
+        for owner in (dist, distributed_c10d):
+            self._patches.put(owner, "destroy_process_group", self._parting)
         self._hook = register_optimizer_step_post_hook(lambda one, *_: self.stepped(one))
         self._recorder.begin()
 
@@ -116,23 +117,8 @@ class Watch:
             self._settle()
         if self._recorder.done:
             self._leave()
-        elif self._parts and self.steps == self._part_ends:
-            self._take_turn()
-
-    def _take_turn(self) -> None:
-        """The next part begins. Ranks that did not wait for each other meet before."""
-        part, *rest = self._parts
-        self._parts = tuple(rest)
-        self._part_ends += part.steps
-        self._recorder.take_turn(part.turn)
-        turn = part.turn if part.turn is not None else rest[0].turn
-        now = self._task.turns[turn or 0]
-        if now == self._left_out.now:
-            return
-        if not self._left_out.now.coupled:
-            self._observer.await_others(self.steps)
-        self._left_out.now = now
-        self._sights.turn()
+        else:
+            self._turning.stepped(self.steps)
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -211,6 +197,16 @@ class Watch:
         alike = self._sights.replicated and not self._task.left_out
         return checksum_of(self._sights.parameters) if alike else None
 
+    def _parting(self, usual: Any) -> Any:
+        """A script that gives up its process group has trained: tidying up may hang."""
+
+        def destroy(group: Any = None) -> None:
+            if group in (None, dist.group.WORLD) and self.timed_steps >= FEWEST_STEPS:
+                self._leave()
+            usual(group)
+
+        return destroy
+
     def _scaling(self, usual: Any) -> Any:
         """GradScaler's step: one that was skipped is a step too, or ranks would part."""
 
@@ -271,18 +267,6 @@ class _Fed:
     @property
     def sample_hash(self) -> int:
         return self.taken.sample_hash
-
-
-def length_of(task: Task) -> Length:
-    """How long the task's run is."""
-    plan, warmup = task.plan, task.plan.warmup_steps or 0
-    if plan.steps is None:
-        return Length(ENDLESS, max(1, warmup), EPOCH_WINDOW)
-    of_one = Length.of(warmup + plan.steps, warmup)
-    if not task.turns:
-        return of_one
-    steps = sum(part.steps for part in schedule(task.turns, plan))
-    return dataclasses.replace(of_one, total=of_one.warmup + steps)
 
 
 def _no_losses(_kept: Sequence[None]) -> Sequence[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -30,11 +31,18 @@ class Wrappers:
         self._made = made
         self._hooks: dict[int, tuple[Any, Any]] = {}
         self._sends: dict[int, bool] = {}
+        self._forwards = 0
+        self.exchanges = 0
+        """Forwards of a DDP so far whose backward exchanges."""
+        self.accumulation = 1
+        """Batches of a step, once that is known."""
         self.ddp: list[Any] = []
         self.dp: list[Any] = []
 
-    def install(self, patches: Patches) -> None:
+    def install(self, patches: Patches, warm_up: Patches) -> None:
         """Note each; leave out what an experiment does."""
+        once = not all(one.repeated_exchange for one in self._left_out.ever)
+        (patches if once else warm_up).put(DistributedDataParallel, "forward", self._computing)
         patches.put(DistributedDataParallel, "__init__", self._constructing_ddp)
         patches.put(DataParallel, "__init__", self._constructing_dp)
         if not self._left_out.exchanges:
@@ -49,6 +57,23 @@ class Wrappers:
         for wrapped in self.ddp:
             sends = self._sends.setdefault(id(wrapped), bool(wrapped.broadcast_buffers))
             wrapped.broadcast_buffers = sends and now.buffers and now.exchange != "none"
+            wrapped.require_backward_grad_sync = True
+
+    def stepped(self) -> None:
+        """A step ends: its forwards are counted anew."""
+        self._forwards = 0
+
+    def _computing(self, usual: Any) -> Any:
+        @functools.wraps(usual)
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled():
+                self._forwards += 1
+                if not self._left_out.now.repeated_exchange:
+                    module.require_backward_grad_sync = self._forwards == self.accumulation
+                self.exchanges += bool(module.require_backward_grad_sync)
+            return usual(module, *args, **kwargs)
+
+        return forward
 
     def _normalising(self, usual: Any) -> Any:
         def forward(module: Any, given: torch.Tensor) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -113,6 +114,39 @@ def test_an_exchange_is_left_out_and_made_again() -> None:
     assert not left_out & set(called)
     assert all(reduced[step] for step in real)
     assert not any(reduced[step] for step in left_out)
+
+
+@pytest.mark.usefixtures("group")
+def test_gradients_of_a_step_s_batches_are_exchanged_once_or_each_time() -> None:
+    called: list[int] = []
+    steps = 0
+
+    # Not annotated: DistributedDataParallel refuses annotations that are text.
+    def noting(state, bucket):  # type: ignore[no-untyped-def]
+        called.append(steps)
+        return default_hooks.allreduce_hook(state, bucket)
+
+    def training() -> None:
+        nonlocal steps
+        module = DistributedDataParallel(model())
+        module.register_comm_hook(dist.group.WORLD, noting)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            for number, (samples, labels) in enumerate(DataLoader(dataset(), batch_size=8)):
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                if number % 2:
+                    steps += 1
+                    optimizer.step()
+
+    task = _task(REAL, Ablation(repeated_exchange=False), accumulate=2)
+    found = watched(training, task)
+    assert (found.seen.accumulation, found.seen.exchanges) == (2, 2)
+    times, at = Counter(called), task.plan.warmup_steps
+    for part in schedule(task.turns, task.plan):
+        if part.turn is not None:
+            expected = 2 - part.turn
+            assert [times[step] for step in range(at, at + part.steps)] == [expected] * part.steps
+        at += part.steps
 
 
 def test_threads_and_what_the_script_has_by_itself_take_turns() -> None:
