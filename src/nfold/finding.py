@@ -149,6 +149,14 @@ class Budget:
         """The rows that are causes, of N devices first."""
         return tuple(row for row in (*self.rows, *self.single) if row.named)
 
+    @property
+    def cannot_help(self) -> bool:
+        """Whether N devices are slower than one, and no change is known that makes them faster."""
+        if self.limit is None or self.limit.helps:
+            return False
+        fault = bool(self.named) and self.named[0].cause in FAULTS
+        return not fault and not any(_makes_faster(row) for row in self.rows)
+
     def to_json(self) -> dict[str, Any]:
         """The versioned object that ``nfold explain --json`` prints."""
         return {
@@ -169,7 +177,7 @@ class Budget:
 
     def _told(self) -> list[Doubt]:
         """The warnings, with what was not tested and whether the devices can help at all."""
-        limit = () if self.limit is None else (("cannot_help", " ".join(sentences(self))),)
+        limit = (("cannot_help", " ".join(sentences(self))),) if self.cannot_help else ()
         untested = ((f"untested_{cause}", reason) for cause, reason in self.untested)
         told = [Doubt(kind=kind, text=text) for kind, text in (*limit, *untested)]
         first = [Doubt(kind="headline", text=self.headline)] if self.headline else []
@@ -184,6 +192,12 @@ def beyond(cost: Interval, step_ms: float) -> bool:
     return abs(cost.value) > max(SURE * side, FLOOR * step_ms)
 
 
+def _makes_faster(row: Finding) -> bool:
+    """Whether N devices were measured to beat one without this cause."""
+    without = row.predicted_speedup
+    return row.named and row.proven and without is not None and (without.low or 0.0) > 1
+
+
 def _is_missing(budget: Budget) -> bool:
     """Whether something is unexplained. To say so takes less than to name a cause for it."""
     rest, step_ms = budget.unexplained_ms, budget.n_devices.step_ms.value
@@ -192,8 +206,7 @@ def _is_missing(budget: Budget) -> bool:
 
 def sentences(budget: Budget) -> list[str]:
     """What costs most, what to change, what to expect."""
-    fault = bool(budget.named) and budget.named[0].cause in FAULTS
-    if budget.limit is not None and not budget.limit.helps and not fault:
+    if budget.limit is not None and budget.cannot_help:
         return _cannot_help(budget, budget.limit)
     left = [cause for cause, reason in budget.untested if reason == NO_TIME]
     if not budget.named and left:

@@ -158,3 +158,31 @@ def test_more_threads_than_cores_are_told_on_one_device() -> None:
     found = explained(dataclasses.replace(DDP, threads=16))
     assert "threads" in {row.cause for row in found.single}
     assert "threads" not in {row.cause for row in explained(DDP).single}
+
+
+def test_threads_that_crowd_the_input_are_told_from_the_input() -> None:
+    """And a change that was measured to help is said, though two devices are slower now."""
+    seen = dataclasses.replace(placed(DDP, "threads", "train.py:4"), threads=32)
+    found = explained(seen, crowding_ms=60.0, load_ms_per_sample=0.02)
+    by_cause = {row.cause: row for row in found.rows}
+    assert by_cause["threads"].lost_ms.value == pytest.approx(60.0)
+    assert by_cause["input"].lost_ms.value == pytest.approx(0.0, abs=1e-6)
+    assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-6)
+    assert found.speedup.value < 1
+    assert sentences(found)[1] == "Change: train.py:4: torch.set_num_threads(8)."
+    assert not found.cannot_help
+    assert "cannot_help" not in [doubt["kind"] for doubt in found.to_json()["warnings"]]
+
+
+def test_an_exchange_with_every_batch_of_a_step_is_a_part_of_synchronisation() -> None:
+    seen = dataclasses.replace(placed(DDP, "step", "train.py:9"), accumulation=4, exchanges=4.0)
+    found = explained(seen, repeated_ms=6.0, exchange_ms=2.0)
+    first, *_ = found.rows
+    assert first.cause == "synchronization"
+    assert first.lost_ms.value == pytest.approx(6.0)
+    assert first.fix == "train.py:9: all backwards but the last in model.no_sync()"
+    assert first.proven
+    link = next(row for row in found.rows if row.cause == "link")
+    assert link.lost_ms.value == pytest.approx(2.0)
+    once = explained(dataclasses.replace(seen, exchanges=1.0), exchange_ms=2.0)
+    assert "synchronization" not in {row.cause for row in once.rows if row.named}

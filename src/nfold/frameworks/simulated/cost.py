@@ -63,6 +63,8 @@ class Costs:
             cost += script.host_syncs_ms
         if left_out.threads != 1:
             cost += script.contention_ms * (self._devices - 1)
+        if self._host_fed and left_out.threads is None:
+            cost += script.crowding_ms * (self._devices - 1)
         return cost
 
     def _straggling(self, late: bool) -> float:
@@ -83,6 +85,7 @@ class Costs:
             cost += script.batch_norm_ms
         if left_out.exchange != "none":
             cost += script.latency_ms
+            cost += script.repeated_ms if left_out.repeated_exchange else 0.0
             cost += script.buffers_ms if left_out.buffers else 0.0
         if left_out.exchange == "real":
             hidden = script.overlap * compute

@@ -45,7 +45,8 @@ class Script:
     of synchronised batch norm, ``buffers_ms`` of buffers that a wrapper broadcasts,
     ``layout_ms`` of a layout, ``host_syncs_ms`` of a host that waits for its device.
     ``contention_ms`` is what every other process on the host costs one that computes with more
-    threads than one.
+    threads than one, ``crowding_ms`` what it costs one that also reads samples in more threads than
+    it has cores. ``repeated_ms`` is of gradients exchanged more than once a step.
     ``straggler_ms`` is added on one device, or on the rank with one share of the data,
     ``random_straggler_ms`` in one of ``random_straggler_every`` steps of a rank, another rank's
     in every step; ``first_step_ms`` to the first step,
@@ -66,6 +67,8 @@ class Script:
     host_ms: float = 0.0
     launch_ms: float = 0.0
     contention_ms: float = 0.0
+    crowding_ms: float = 0.0
+    repeated_ms: float = 0.0
     wrapper_ms: float = 0.0
     latency_ms: float = 0.0
     transfer_ms: float = 0.0
