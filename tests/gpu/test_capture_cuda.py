@@ -38,14 +38,15 @@ def _losses(done: Measurement) -> list[float]:
     return [loss for loss in losses if loss is not None]
 
 
-def _alike(found: list[float], expected: list[float], first: float) -> None:
-    """Losses of epochs: the first one's within ``first``, later ones' as rounding grows.
+def _alike(found: list[float], expected: list[float]) -> None:
+    """Losses of epochs: the first one's within 1 %, later ones' as rounding grows.
 
-    Two runs of one and the same plan differ too: in fp16 by up to 2 % in the second epoch.
+    Two runs of one and the same plan differ too: of 6 eager ones in fp16 the losses of the first
+    epoch by 0.02 %, of the second by 2 %, of the third by 4 %.
     """
     assert len(found) == len(expected)
     for epoch, (one, other) in enumerate(zip(found, expected, strict=True)):
-        within = min(0.2, first * 2**epoch)
+        within = min(0.2, 2e-2 * 2**epoch) if epoch else 1e-2
         assert one == pytest.approx(other, rel=within, abs=2e-3), f"epoch {epoch}"
 
 
@@ -105,7 +106,7 @@ def test_a_graph_holds_the_scale_of_fp16(tmp_path: Path, devices: int, accumulat
     said |= {"accumulate": accumulate}
     eager = _train(tmp_path / "eager", step="eager", **said)
     captured = _train(tmp_path / "captured", step="captured", **said)
-    _alike(_losses(captured), _losses(eager), 2e-2)
+    _alike(_losses(captured), _losses(eager))
     assert _losses(captured)[-1] < 0.3 * _losses(captured)[0]
     assert len({rank.parameter_checksum for rank in captured.ranks}) == 1
 
@@ -157,7 +158,7 @@ def test_several_steps_in_a_graph_are_the_same_steps(
         assert done.status == "ok", done.cause
         pair.append(done)
     alone, chained = pair
-    _alike(_losses(chained), _losses(alone), 1e-2 if precision == "fp32" else 2e-2)
+    _alike(_losses(chained), _losses(alone))
     assert chained.ranks[0].sample_hashes == alone.ranks[0].sample_hashes
     assert sum(w.steps for w in chained.ranks[0].windows) >= 30
 
