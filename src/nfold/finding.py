@@ -204,8 +204,14 @@ def _is_missing(budget: Budget) -> bool:
     return rest.low is not None and rest.low > 0 and rest.value > FLOOR * step_ms
 
 
+UNEXCHANGED = "gradients were not exchanged"
+"""What a doubt says of ranks that each train a model of their own."""
+
+
 def sentences(budget: Budget) -> list[str]:
     """What costs most, what to change, what to expect."""
+    if any(UNEXCHANGED in text for text in budget.wrong):
+        return _unexchanged(budget)
     if budget.limit is not None and budget.cannot_help:
         return _cannot_help(budget, budget.limit)
     left = [cause for cause, reason in budget.untested if reason == NO_TIME]
@@ -240,6 +246,16 @@ def sentences(budget: Budget) -> list[str]:
         f"{part:.0f} % {where}.",
         f"Change: {first.fix}.",
         _expectation(budget, first, on_n=on_n),
+    ]
+
+
+def _unexchanged(budget: Budget) -> list[str]:
+    return [
+        f"The training on {budget.devices} devices is wrong: {'; '.join(budget.wrong)}.",
+        "Change that first, before any speed counts: wrap the model in DistributedDataParallel, "
+        "or tell the trainer of all processes.",
+        f"{budget.devices} devices are {_times(budget.speedup)} as fast as one, at work that they "
+        "do not share.",
     ]
 
 

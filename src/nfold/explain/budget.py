@@ -113,6 +113,9 @@ class Account:
         if isinstance(cause, UndividedWork) and not self.undivided:
             return self._finding(cause, rungs, lambda view: 0.0)
         found = self._finding(cause, rungs, lambda view: cause.lost_ms(self.ladder, view))
+        if isinstance(cause, UndividedWork):
+            # What ranks were fed is a fact, however much times scatter.
+            found = dataclasses.replace(found, named=True)
         return self._fixed(cause, found) if found.named else found
 
     def _finding(self, cause: Cause, rungs: Sequence[Rung], lost: Number) -> Finding:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from explaining import explained
-from nfold.finding import Budget, Finding, sentences
+from nfold.finding import UNEXCHANGED, Budget, Finding, sentences
 from nfold.frameworks.simulated import Script
 from nfold.stats import Interval
 
@@ -184,7 +184,16 @@ def test_wrong_training_stands_above_everything() -> None:
     assert same.speedup.value == pytest.approx(1)
     assert row(same, "undivided-work").lost_ms.value == pytest.approx(10)
     lonely = explained(Script(**BASE, no_exchange=True))
-    assert "gradients were not exchanged" in lonely.wrong[0]
+    assert UNEXCHANGED in lonely.wrong[0]
+    first, change, _ = sentences(lonely)
+    assert UNEXCHANGED in first
+    assert "DistributedDataParallel" in change
+
+
+def test_undivided_work_is_named_however_much_times_scatter() -> None:
+    found = explained(Script(**BASE, same_samples=True, process_noise=0.5))
+    assert found.rows[0].cause == "undivided-work"
+    assert found.rows[0].named
 
 
 def test_devices_that_cannot_help_are_told_with_the_batch_from_which_they_do() -> None:

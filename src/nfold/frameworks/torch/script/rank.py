@@ -39,7 +39,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
         world = 1 if alone(task) else task.world_size
         after_import({"torch": watch, **adapted(world)})
         _run(task, watches)
-    return _ended(task, watches)
+    return _ended(task, watches, observer)
 
 
 def _run(task: Task, watches: list[Watch]) -> None:
@@ -70,8 +70,12 @@ def _meaning(error: Exception) -> RunFailure | None:
     return told(error, devices_in_use().peak_memory_bytes)
 
 
-def _ended(task: Task, watches: list[Watch]) -> RankSamples:
-    """What was measured of a script that has ended by itself."""
+def _ended(task: Task, watches: list[Watch], observer: Observer) -> RankSamples:
+    """What was measured of a script that has ended by itself.
+
+    Where it has left its process group standing, this process ends at once: taking the group down
+    at the interpreter's end may hang.
+    """
     name = task.workload.name
     if not watches:
         raise RunFailure(f"{name} ended and never imported torch: there is nothing to measure")
@@ -84,6 +88,8 @@ def _ended(task: Task, watches: list[Watch]) -> RankSamples:
         counts = (watch.steps, watch.warmup_steps, watch.children)
         raise RunFailure(too_few(name, *counts, FEWEST_STEPS))
     samples = watch.samples()
+    if watch.joined:
+        observer.leave(samples)
     watch.remove()
     return samples
 

@@ -20,6 +20,7 @@ from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import LateClock
+from nfold.frameworks.torch.script.facts import joined
 from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
@@ -81,6 +82,11 @@ class Watch:
     def children(self) -> int:
         """Processes that the script has started, apart from loaders' workers."""
         return self._sights.children
+
+    @property
+    def joined(self) -> bool:
+        """Whether the script is in a process group."""
+        return joined()
 
     def install(self) -> None:
         """Put everything in its place; the script has just imported torch."""

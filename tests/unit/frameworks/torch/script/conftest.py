@@ -19,5 +19,6 @@ def group(tmp_path: Path) -> Iterator[None]:
     """
     dist.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
     gc.collect()

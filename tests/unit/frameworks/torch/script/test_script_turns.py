@@ -117,6 +117,27 @@ def test_an_exchange_is_left_out_and_made_again() -> None:
 
 
 @pytest.mark.usefixtures("group")
+def test_a_script_that_gives_up_its_group_has_trained() -> None:
+    """Also before all turns were taken; with too few steps, the group goes as the script says."""
+    after: list[str] = []
+
+    def training() -> None:
+        module = DistributedDataParallel(model())
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(DataLoader(dataset(), batch_size=8), module, optimizer, epochs=3)
+        dist.destroy_process_group()
+        after.append("tidied up")
+
+    found = watched(training, _task(REAL, Ablation(exchange="none"), steps=100)).samples
+    assert found is not None
+    assert set(found.turns) == {0}
+    assert len(found.step_ms) == 24 - 4
+    assert not after
+    assert watched(training, _task(REAL, steps=100, warmup_steps=22)).samples is not None
+    assert after
+
+
+@pytest.mark.usefixtures("group")
 def test_gradients_of_a_step_s_batches_are_exchanged_once_or_each_time() -> None:
     called: list[int] = []
     steps = 0
