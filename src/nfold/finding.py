@@ -252,10 +252,8 @@ def sentences(budget: Budget) -> list[str]:
 def _unexchanged(budget: Budget) -> list[str]:
     return [
         f"The training on {budget.devices} devices is wrong: {'; '.join(budget.wrong)}.",
-        "Change that first, before any speed counts: wrap the model in DistributedDataParallel, "
-        "or tell the trainer of all processes.",
-        f"{budget.devices} devices are {_times(budget.speedup)} as fast as one, at work that they "
-        "do not share.",
+        "Change that first: DistributedDataParallel, or tell the trainer of all processes.",
+        f"{budget.devices} devices are {_times(budget.speedup)} as fast as one, sharing no work.",
     ]
 
 
