@@ -204,8 +204,7 @@ def _is_missing(budget: Budget) -> bool:
     return rest.low is not None and rest.low > 0 and rest.value > FLOOR * step_ms
 
 
-UNEXCHANGED = "gradients were not exchanged"
-"""What a doubt says of ranks that each train a model of their own."""
+UNEXCHANGED = "gradients were not exchanged"  # as a doubt says it
 
 
 def sentences(budget: Budget) -> list[str]:
