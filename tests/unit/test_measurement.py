@@ -47,6 +47,7 @@ RANK = RankSamples(
     warmup_steps=10,
     windows=(Window(start_s=1.5, seconds=0.25, steps=5, samples=80),),
     step_ms=(49.5, 50.25),
+    turns=(1, 0),
     epochs=(Epoch(seconds=2.5, samples=1437, train_loss=0.75, accuracy=0.9),),
     losses=((10, 2.25), (20, 1.5)),
     parts=(
@@ -81,6 +82,7 @@ FULL = Measurement(
         shares=(1, 0),
         buffers=False,
         host_syncs=False,
+        repeated_exchange=False,
     ),
     repeat=3,
     cause=Cause(text="no room", rank=1, step=5, signal=9),
@@ -190,7 +192,7 @@ def test_the_cell_id_is_pinned() -> None:
     """A store written today must be found by tomorrow's nfold."""
     assert dataclasses.replace(FULL, ablation=Ablation()).cell == "574fec7b11"
     ablation = dataclasses.replace(typing.cast(Ablation, FULL.ablation), buffers=True)
-    ablation = dataclasses.replace(ablation, host_syncs=True)
+    ablation = dataclasses.replace(ablation, host_syncs=True, repeated_exchange=True)
     assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections import Counter
 from typing import Any
 
@@ -70,6 +71,8 @@ def test_a_real_pass_that_a_replay_began_in_goes_on() -> None:
                 optimizer.step()
 
     found = watched(training, _task(REAL, REPLAYED, steps=20))
+    # The workers end here, and not in whatever test comes next.
+    gc.collect()
     assert found.samples is not None
     assert set(passes[:-1]) == {8}
     assert len(found.samples.step_ms) == 40
