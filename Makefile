@@ -1,5 +1,5 @@
 # make demo    install into .venv, measure digits on 1 against 2 CPU devices, print the table
-# make test    every check and every test; of the slow ones a third, NFOLD_TESTS=all for all
+# make test    every check and every test; of the slow ones a quarter, NFOLD_TESTS=all for all
 # make check   form, lint and types only
 # make docs    write docs/commands.md from the commands themselves, check every link
 #

@@ -14,7 +14,7 @@ from zlib import crc32
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = 3
+PARTS = 4
 """One of so many slow tests runs at a commit."""
 OF_A_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NFOLD_RESULTS", "NFOLD_PARENT")
 

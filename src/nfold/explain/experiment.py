@@ -207,11 +207,12 @@ class Experiment:
         So are those that had no turn yet when the script ended.
         """
         self.events.finished(rungs, number, found, self.clock.left_s)
-        if len(rungs) > 1 and found[0].status != "ok":
+        if len(rungs) > 1 and found[0].status != "ok" and not self.stop:
             self._by_itself.update(rungs)
             return
         for rung, measurement in zip(rungs, found, strict=True):
-            if len(rungs) > 1 and not readings(measurement, coupled=rung.coupled):
+            no_turn = found[0].status == "ok" and not readings(measurement, coupled=rung.coupled)
+            if len(rungs) > 1 and no_turn:
                 self._by_itself.add(rung)
             else:
                 self.measured.add(rung, number, measurement)

@@ -22,6 +22,19 @@ from watched import dataset, loop, model, script_task, watched
 REAL, REPLAYED = Ablation(), Ablation(input="replayed")
 
 
+class Noted:
+    """A hook of a script's own that notes in which step it is called."""
+
+    def __init__(self) -> None:
+        self.called: list[int] = []
+        self.steps = 0
+
+    # Not annotated: DistributedDataParallel refuses annotations that are text.
+    def hook(self, state, bucket):  # type: ignore[no-untyped-def]
+        self.called.append(self.steps)
+        return default_hooks.allreduce_hook(state, bucket)
+
+
 def _task(*turns: Ablation, steps: int = 8, **changes: Any) -> Any:
     return dataclasses.replace(script_task(steps=steps, **changes), turns=turns)
 
@@ -81,26 +94,18 @@ def test_a_real_pass_that_a_replay_began_in_goes_on() -> None:
 @pytest.mark.usefixtures("group")
 def test_an_exchange_is_left_out_and_made_again() -> None:
     """With a hook of the script's own: it is called in the turns with an exchange, only there."""
-    called: list[int] = []
-    steps = 0
-
-    # Not annotated: DistributedDataParallel refuses annotations that are text.
-    def noting(state, bucket):  # type: ignore[no-untyped-def]
-        called.append(steps)
-        return default_hooks.allreduce_hook(state, bucket)
-
+    noted = Noted()
     reduced: list[bool] = []
 
     def training() -> None:
-        nonlocal steps
         module = DistributedDataParallel(model())
-        module.register_comm_hook(dist.group.WORLD, noting)
+        module.register_comm_hook(dist.group.WORLD, noted.hook)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         while True:
             for samples, labels in DataLoader(dataset(), batch_size=8):
                 nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
                 reduced.append(bool(module.broadcast_buffers))
-                steps += 1
+                noted.steps += 1
                 optimizer.step()
 
     task = _task(REAL, Ablation(exchange="none"), Ablation(exchange="barrier", buffers=False))
@@ -113,8 +118,8 @@ def test_an_exchange_is_left_out_and_made_again() -> None:
         real |= here if part.turn == 0 else set()
         left_out |= here if part.turn not in (None, 0) else set()
         at += part.steps
-    assert real <= set(called)
-    assert not left_out & set(called)
+    assert real <= set(noted.called)
+    assert not left_out & set(noted.called)
     assert all(reduced[step] for step in real)
     assert not any(reduced[step] for step in left_out)
 
@@ -142,30 +147,23 @@ def test_a_script_that_gives_up_its_group_has_trained() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_gradients_of_a_step_s_batches_are_exchanged_once_or_each_time() -> None:
-    called: list[int] = []
-    steps = 0
-
-    # Not annotated: DistributedDataParallel refuses annotations that are text.
-    def noting(state, bucket):  # type: ignore[no-untyped-def]
-        called.append(steps)
-        return default_hooks.allreduce_hook(state, bucket)
+    noted = Noted()
 
     def training() -> None:
-        nonlocal steps
         module = DistributedDataParallel(model())
-        module.register_comm_hook(dist.group.WORLD, noting)
+        module.register_comm_hook(dist.group.WORLD, noted.hook)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         while True:
             for number, (samples, labels) in enumerate(DataLoader(dataset(), batch_size=8)):
                 nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
                 if number % 2:
-                    steps += 1
+                    noted.steps += 1
                     optimizer.step()
 
     task = _task(REAL, Ablation(repeated_exchange=False), accumulate=2)
     found = watched(training, task)
     assert (found.seen.accumulation, found.seen.exchanges) == (2, 2)
-    times, at = Counter(called), task.plan.warmup_steps
+    times, at = Counter(noted.called), task.plan.warmup_steps
     for part in schedule(task.turns, task.plan):
         if part.turn is not None:
             expected = 2 - part.turn
