@@ -51,8 +51,10 @@ def runner(script: Script) -> Any:
         machine: Machine,
         options: Options,
         repeat: int = 0,
+        turns: tuple[Ablation, ...] = (),
     ) -> Measurement:
         del options
+        assert not turns, "the simulated framework takes none"
         processes = simulated.processes(asked)
         ranks = tuple(
             simulated.run_rank(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nfold.measurement import Doubt
+from nfold.measurement import UNEXCHANGED, Doubt
 from nfold.plain import to_plain
 from nfold.plan import Plan
 from nfold.stats import Interval
@@ -202,9 +202,6 @@ def _is_missing(budget: Budget) -> bool:
     """Whether something is unexplained. To say so takes less than to name a cause for it."""
     rest, step_ms = budget.unexplained_ms, budget.n_devices.step_ms.value
     return rest.low is not None and rest.low > 0 and rest.value > FLOOR * step_ms
-
-
-UNEXCHANGED = "gradients were not exchanged"  # as a doubt says it
 
 
 def sentences(budget: Budget) -> list[str]:

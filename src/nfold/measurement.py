@@ -16,6 +16,8 @@ from nfold.workload import Workload
 Status = Literal["ok", "oom", "crashed", "hung", "killed", "diverged", "unsupported", "interrupted"]
 STATUSES: tuple[str, ...] = get_args(Status)
 
+UNEXCHANGED = "gradients were not exchanged"
+"""What is said of ranks that each train a model of their own."""
 UNFINISHED: tuple[str, ...] = ("interrupted", "killed")
 """Ended from outside: a rerun of the same grid runs these again, all others are results."""
 

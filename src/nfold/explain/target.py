@@ -94,14 +94,7 @@ class WorkloadTarget:
 
     def measure(self, rung: Rung, number: int) -> Measurement:
         """Run, and keep it."""
-        measurement = self.run(
-            self.workload,
-            rung.plan,
-            rung.ablation or None,
-            machine=self.machine,
-            options=self.options,
-            repeat=number,
-        )
+        measurement = self._measured(rung, number)
         self.store.append(measurement)
         return measurement
 
@@ -114,20 +107,24 @@ class WorkloadTarget:
     def measure_together(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
         """Run, and keep each."""
         left_out = tuple(rung.ablation for rung in rungs)
-        whole = self.run(
-            self.workload,
-            rungs[0].plan,
-            turns.held(left_out[0]) or None,
-            machine=self.machine,
-            options=self.options,
-            repeat=number,
-            turns=left_out,
-        )
+        shared = Rung(plan=rungs[0].plan, ablation=turns.held(left_out[0]))
+        whole = self._measured(shared, number, left_out)
         found = apart(whole, left_out)
         if whole.status == "ok":
             for measurement in found:
                 self.store.append(measurement)
         return found
+
+    def _measured(self, rung: Rung, number: int, taking: tuple[Ablation, ...] = ()) -> Measurement:
+        return self.run(
+            self.workload,
+            rung.plan,
+            rung.ablation or None,
+            machine=self.machine,
+            options=self.options,
+            repeat=number,
+            turns=taking,
+        )
 
     def epoch_steps(self, plan: Plan) -> int | None:
         """By the number of training samples."""

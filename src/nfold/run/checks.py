@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from nfold.ablation import Ablation
-from nfold.measurement import Doubt, RankSamples
+from nfold.measurement import UNEXCHANGED, Doubt, RankSamples
 from nfold.stats import change_point, median
 
 FEW_WINDOWS = 5
@@ -44,7 +44,7 @@ def parameters_differ(ranks: Sequence[RankSamples]) -> Doubt | None:
     sums = {rank.parameter_checksum for rank in ranks if rank.parameter_checksum}
     if len(sums) < 2:
         return None
-    text = "parameters differ between ranks at the end: gradients were not exchanged"
+    text = f"parameters differ between ranks at the end: {UNEXCHANGED}"
     return Doubt(kind="parameters_differ", text=text)
 
 

@@ -35,7 +35,7 @@ class Collectives:
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         """In the package and in the module that it takes them from."""
-        where = warm_up if self._left_out.exchanges else patches
+        where = warm_up if self._left_out.never("exchange") else patches
         for name in (*STAND_INS, *ONLY_COUNTED):
             stand_in = self._standing_in(getattr(module, name), name)
             for owner in (dist, module):

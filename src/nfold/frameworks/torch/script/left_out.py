@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfold.ablation import Ablation
+from nfold.ablation import NOTHING, Ablation
 from nfold.frameworks.base import Task
 
 
@@ -20,12 +20,6 @@ class LeftOut:
         """Everything that is left out at some time."""
         return self.turns or (self.now,)
 
-    @property
-    def exchanges(self) -> bool:
-        """Whether the exchange always is the real one."""
-        return all(one.exchange == "real" for one in self.ever)
-
-    @property
-    def feeds(self) -> bool:
-        """Whether the input always is the real one."""
-        return all(one.input == "real" for one in self.ever)
+    def never(self, name: str) -> bool:
+        """Whether what this field of an Ablation is about is in place all the time."""
+        return all(getattr(one, name) == getattr(NOTHING, name) for one in self.ever)

@@ -56,7 +56,7 @@ class Sights:
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)
         tensors.install(warm_up, self._tally)
-        if not all(one.host_syncs for one in self._left_out.ever):
+        if not self._left_out.never("host_syncs"):
             self._unwaited.install(patches)
         threads = self._left_out.now.threads
         if threads is not None:
@@ -127,7 +127,7 @@ class Sights:
         """The first step is made."""
         kind = facts.parallel_kind(self._wrappers, self.parameters, self._tally)
         self.replicated = kind != "fsdp"
-        if kind == "fsdp" and not self._left_out.exchanges:
+        if kind == "fsdp" and not self._left_out.never("exchange"):
             raise Unsupported(
                 "exchange: the parameters are sharded (FSDP), without an exchange no rank has "
                 "them; allowed are real and replayed input, and one device alone"

@@ -116,6 +116,7 @@ class Feed:
     ) -> None:
         self._prepare = prepare
         self._left_out = left_out
+        self._always_real = left_out.never("input")
         self._replay = replay
         self._listener = listener
         self._places: dict[int, str] = {}
@@ -194,7 +195,7 @@ class Feed:
     def next_of(self, stream: Stream) -> Any:
         """The next batch of a pass: the real one, or a first one again."""
         loader = stream.loader
-        if not self.feeds(loader) or self._left_out.feeds:
+        if not self.feeds(loader) or self._always_real:
             return next(stream.source)
         length = length_of(loader)
         if length is not None and stream.given >= length:

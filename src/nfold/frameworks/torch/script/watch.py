@@ -180,7 +180,7 @@ class Watch:
         self._clock.ends_with_step = True
         self._recorder.end()
         replays = self._feed.replays
-        if not self._left_out.feeds and not replays:
+        if not self._left_out.never("input") and not replays:
             raise Unsupported(
                 f"input {self._left_out.ever[-1].input}: no DataLoader fed the steps of "
                 f"{self._task.workload.name}, so there are no batches to give again"

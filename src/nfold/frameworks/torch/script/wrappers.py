@@ -41,14 +41,14 @@ class Wrappers:
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         """Note each; leave out what an experiment does."""
-        once = not all(one.repeated_exchange for one in self._left_out.ever)
+        once = not self._left_out.never("repeated_exchange")
         (patches if once else warm_up).put(DistributedDataParallel, "forward", self._computing)
         patches.put(DistributedDataParallel, "__init__", self._constructing_ddp)
         patches.put(DataParallel, "__init__", self._constructing_dp)
-        if not self._left_out.exchanges:
+        if not self._left_out.never("exchange"):
             for name in ("register_comm_hook", "_register_builtin_comm_hook"):
                 patches.put(DistributedDataParallel, name, self._registering)
-        if not all(one.synchronised_batch_norm for one in self._left_out.ever):
+        if not self._left_out.never("synchronised_batch_norm"):
             patches.put(nn.SyncBatchNorm, "forward", self._normalising)
 
     def turn(self) -> None:
@@ -89,7 +89,7 @@ class Wrappers:
             usual(*given.args, **given.kwargs)
             self.ddp.append(module)
             self._made()
-            if not self._left_out.exchanges:
+            if not self._left_out.never("exchange"):
                 HOOK(module, None, self._exchanging(module))
 
         return construct
