@@ -30,9 +30,10 @@ from nfold.run.options import Stop
 
 PILOT_STEPS = 30
 LEAST_STEPS, MOST_STEPS = 20, 2000
-TIMED_S, TIMED_IN_TURNS_S = 2.0, 1.0
-"""What a run is to time of a rung: about as long as it takes to start one, or less where rungs
-that are compared share one."""
+TIMED_S = 2.0
+"""What a run is to time of a rung: about as long as it takes to start one."""
+TIMED_IN_TURNS_S = {"cuda": 1.0, "cpu": 3.0}
+"""Where rungs that are compared share a run. On a CPU everything else on the host is in a step."""
 MOST_ROUNDS = 6
 NARROW = 0.01
 """Of a step: once every interval is as narrow, nothing is repeated."""
@@ -116,7 +117,7 @@ class Experiment:
         """
         plan = ladder.plan
         step_s = (ladder.step_ms or self._pilot_ms(plan)) / 1e3
-        timed_s = TIMED_S if ladder.seen is None else TIMED_IN_TURNS_S
+        timed_s = TIMED_S if ladder.seen is None else TIMED_IN_TURNS_S[str(plan.device)]
         steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(timed_s / max(1e-6, step_s))))
         timed = plan.edit(steps=steps, epochs=None)
         return dataclasses.replace(ladder, plan=timed, made={})

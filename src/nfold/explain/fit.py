@@ -1,11 +1,10 @@
 """From readings to values with intervals: rungs and rounds told apart, residuals resampled.
 
 The logarithm of a reading is taken as a sum: its rung's, its round's (the machine drifts, and a
-round is short) and a rest. Both are fitted by medians in turn (J. W. Tukey, Exploratory Data
-Analysis, 1977, chapter 11). Rungs that shared a process tree share a part of their rests, which
-does not count where they are compared with each other. Intervals come from a bootstrap of the
-rests, pooled over all rungs, because no rung has many runs (Efron and Tibshirani, An Introduction
-to the Bootstrap, 1993, chapter 9), widened by Student's t for the few that there are.
+round is short) and a rest (``polish``). Rungs that shared a process tree share a part of their
+rests, which does not count where they are compared with each other. Intervals come from a
+bootstrap of the rests, pooled over all rungs, because no rung has many runs (Efron and Tibshirani,
+An Introduction to the Bootstrap, 1993, chapter 9), widened by Student's t for the few there are.
 """
 
 from __future__ import annotations
@@ -14,25 +13,21 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 from nfold.explain.ladder import Rung
+from nfold.explain.polish import OF_MEDIAN, Key, Rounds, logs, polished
 from nfold.stats import LEVEL, Interval, quantile
 
 RESAMPLES = 500
-SWEEPS = 10
 LEAST_FREE = 3
 """From so many degrees of freedom on, rests between runs are used, not the scatter inside one."""
 T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 """Student's t for a 95 % interval, by degrees of freedom from 1."""
 NORMAL = 1.96
-OF_MEDIAN = 1.2
-"""A median of a few normal values scatters by so much more than their mean."""
 
-Key = tuple[Rung, str]
 Run = tuple[Rung, int]
 """A rung in a round."""
-Rounds = Mapping[int, float]
 Number = Callable[["View"], float]
 
 
@@ -78,18 +73,25 @@ class Fit:
         scatters: Sequence[float],
         resamples: int = RESAMPLES,
         shared: Mapping[Run, str] | None = None,
+        inside: Sequence[float] = (),
     ) -> None:
-        """``shared`` names the process tree of every run that had one with others."""
+        """``shared`` names the process tree of every run that had one with others.
+
+        Relative errors for where there are too few repeats: ``scatters`` of runs, and ``inside`` of
+        what is compared within one process tree.
+        """
         self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
         self._shared = shared or {}
-        logs = {key: _logs(rounds) for key, rounds in table.items()}
-        self._effects, rests = _polished(logs)
+        values = {key: logs(rounds) for key, rounds in table.items()}
+        self._effects, rests = polished(values)
         self._gaps = {key: [*r.values()] for key, r in table.items() if key[1] == "gap"}
         self._resamples = resamples
-        of_runs, inside = _divided({k: r for k, r in rests.items() if k[1] == "step"}, self._shared)
+        of_runs, of_turns = _divided(
+            {k: r for k, r in rests.items() if k[1] == "step"}, self._shared
+        )
         self.free = _free(of_runs)
         self._draw = _drawing(list(_flat(of_runs)), self.free, scatters)
-        self._draw_inside = _drawing(list(_flat(inside)), _free(inside), scatters)
+        self._draw_inside = _drawing(list(_flat(of_turns)), _free(of_turns), inside)
         self.view = View(self._values(None), _reference(self._values(None), self._scale()))
         self._drawn: list[View] | None = None
 
@@ -166,29 +168,6 @@ def _divided(
 
 def _wider(count: int) -> float:
     return OF_MEDIAN if count > 2 else 1.0
-
-
-def _logs(rounds: Rounds) -> dict[int, float]:
-    return {number: math.log(max(value, 1e-9)) for number, value in rounds.items()}
-
-
-def _polished(
-    logs: Mapping[Key, Mapping[int, float]],
-) -> tuple[dict[Key, float], dict[Key, dict[int, float]]]:
-    """Every rung's part, and what is left when the round's is taken away too."""
-    numbers = sorted({number for rounds in logs.values() for number in rounds})
-    of_round = dict.fromkeys(numbers, 0.0)
-    of_key: dict[Key, float] = {}
-    fitted = {key: rounds for key, rounds in logs.items() if key[1] == "step"}
-    for _ in range(SWEEPS if len(numbers) > 1 else 1):
-        of_key = {k: median(v - of_round[n] for n, v in r.items()) for k, r in fitted.items()}
-        rests = {k: {n: v - of_key[k] for n, v in r.items()} for k, r in fitted.items()}
-        moved = {n: median([r[n] for r in rests.values() if n in r] or [0.0]) for n in numbers}
-        centre = fmean(moved.values())
-        of_round = {n: value - centre for n, value in moved.items()}
-    of_key = {k: median(v - of_round[n] for n, v in r.items()) for k, r in logs.items()}
-    left = {k: {n: v - of_key[k] - of_round[n] for n, v in r.items()} for k, r in logs.items()}
-    return of_key, left
 
 
 def _flat(rests: Mapping[object, Rounds]) -> Iterator[float]:

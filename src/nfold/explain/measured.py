@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from nfold.explain.fit import RESAMPLES, Fit, Key, Run
+from nfold.explain.cycles import together
+from nfold.explain.fit import RESAMPLES, Fit, Run
 from nfold.explain.ladder import Rung
+from nfold.explain.polish import Key
 from nfold.explain.readings import readings, scatter
 from nfold.finding import NO_TIME
 from nfold.measurement import Doubt, Measurement
@@ -66,15 +68,28 @@ class Measured:
     def fit(self, resamples: int = RESAMPLES) -> Fit:
         """The values of all readings."""
         table: dict[Key, dict[int, float]] = {}
-        folders: dict[Run, str] = {}
+        shared: dict[Run, str] = {}
+        inside: list[float] = []
+        for folder, number, members in self._trees():
+            if len(members) > 1:
+                found, error = together(members)
+                inside.append(error)
+                shared |= {(rung, number): folder for rung in members}
+            else:
+                found = {r: readings(m, coupled=r.coupled) for r, m in members.items()}
+            for rung, named in found.items():
+                for name, value in named.items():
+                    table.setdefault((rung, name), {})[number] = value
+        return Fit(table, [scatter(m) for m in self._all()], resamples, shared, inside)
+
+    def _trees(self) -> Iterator[tuple[str, int, dict[Rung, Measurement]]]:
+        """Every process tree: its folder, its round, and what had a turn in it."""
+        found: dict[tuple[str, int], dict[Rung, Measurement]] = {}
         for rung, runs in self.runs.items():
             for number, measurement in runs.items():
-                folders[rung, number] = measurement.folder or measurement.id
-                for name, value in readings(measurement, coupled=rung.coupled).items():
-                    table.setdefault((rung, name), {})[number] = value
-        times = Counter(folders.values())
-        shared = {run: folder for run, folder in folders.items() if times[folder] > 1}
-        return Fit(table, [scatter(m) for m in self._all()], resamples, shared)
+                tree = (measurement.folder or measurement.id, number)
+                found.setdefault(tree, {})[rung] = measurement
+        return ((folder, number, members) for (folder, number), members in found.items())
 
     def _all(self) -> Iterator[Measurement]:
         for runs in self.runs.values():

@@ -8,8 +8,9 @@ import pytest
 
 from explaining import ladder
 from nfold.ablation import Ablation
-from nfold.explain.fit import Fit, Key, View
+from nfold.explain.fit import Fit, View
 from nfold.explain.ladder import Rung
+from nfold.explain.polish import Key
 
 LADDER = ladder(batch=200)
 FULL, BARRIER, NONE = LADDER.full(), LADDER.barrier("resident"), LADDER.unexchanged("resident")

@@ -1,0 +1,61 @@
+"""From rungs that took turns in one process tree to the readings of each. Pure functions.
+
+Every cycle is read by itself. What it does to all of them, because a host is now faster and now
+slower, is taken away as that of a round is, and what is left tells how far one may be off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from nfold.explain.ladder import Rung
+from nfold.explain.polish import OF_MEDIAN, Key, logs, polished
+from nfold.explain.readings import Readings, readings
+from nfold.measurement import Measurement, RankSamples, Window
+from nfold.turns import CYCLES
+
+
+def together(members: Mapping[Rung, Measurement]) -> tuple[dict[Rung, Readings], float]:
+    """The readings of rungs that shared a process tree, and the relative error of a step.
+
+    That error does not hold what differs by process tree; it is 0 where nothing tells it.
+    """
+    ranks = [rank for m in members.values() for rank in m.ranks if rank.windows]
+    count = min([CYCLES, *(len(rank.windows) for rank in ranks)])
+    table: dict[Key, dict[int, float]] = {}
+    for rung, measurement in members.items():
+        for cycle, part in enumerate(divided(measurement, count)):
+            for name, value in readings(part, coupled=rung.coupled).items():
+                table.setdefault((rung, name), {})[cycle] = value
+    effects, rests = polished({key: logs(cycles) for key, cycles in table.items()})
+    found: dict[Rung, Readings] = {rung: {} for rung in members}
+    for (rung, name), effect in effects.items():
+        found[rung][name] = math.exp(effect)
+    squares = [rest**2 for key, r in rests.items() if key[1] == "step" for rest in r.values()]
+    free = (len(members) - 1) * (count - 1)
+    return found, OF_MEDIAN * math.sqrt(sum(squares) / free / count) if free else 0.0
+
+
+def divided(measurement: Measurement, count: int) -> list[Measurement]:
+    """Its windows in ``count`` parts of about as many steps each, in their order."""
+    ranks = [_divided(rank, count) for rank in measurement.ranks]
+    return [
+        dataclasses.replace(measurement, ranks=tuple(parts)) for parts in zip(*ranks, strict=True)
+    ]
+
+
+def _divided(rank: RankSamples, count: int) -> list[RankSamples]:
+    windows: list[list[Window]] = [[] for _ in range(count)]
+    times: list[list[float]] = [[] for _ in range(count)]
+    total, done = sum(window.steps for window in rank.windows), 0
+    for window in rank.windows:
+        part = min(count - 1, int(count * (done + window.steps / 2) / total))
+        windows[part].append(window)
+        times[part] += rank.step_ms[done : done + window.steps]
+        done += window.steps
+    return [
+        dataclasses.replace(rank, windows=tuple(own), step_ms=tuple(own_ms))
+        for own, own_ms in zip(windows, times, strict=True)
+    ]

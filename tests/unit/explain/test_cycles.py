@@ -1,0 +1,94 @@
+"""Rungs that took turns: what cycles do to all of them cancels, what is left is the error."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from made import machine, plan
+from nfold.ablation import Ablation
+from nfold.explain.cycles import divided, together
+from nfold.explain.ladder import Rung
+from nfold.measurement import Measurement, RankSamples, Window
+from nfold.turns import CYCLES
+from nfold.workload import Workload
+
+HOST = machine()
+PLAN = plan(HOST, devices=2, batch=16)
+FULL, BARE = Rung(plan=PLAN), Rung(plan=PLAN, ablation=Ablation(exchange="none"))
+STEPS = 10
+
+
+def _of(rung: Rung, step_ms: Sequence[float], steps: Sequence[int] = ()) -> Measurement:
+    """Two ranks alike, a window for each of the given milliseconds."""
+    sizes = steps or [STEPS] * len(step_ms)
+    windows = tuple(
+        Window(start_s=0, seconds=ms * size / 1e3, steps=size, samples=8 * size)
+        for ms, size in zip(step_ms, sizes, strict=True)
+    )
+    times = tuple(ms for ms, size in zip(step_ms, sizes, strict=True) for _ in range(size))
+    ranks = (RankSamples(rank=k, device="cpu", windows=windows, step_ms=times) for k in range(2))
+    return Measurement(
+        id="m",
+        workload=Workload(name="digits"),
+        plan=PLAN,
+        machine=HOST,
+        status="ok",
+        ablation=rung.ablation or None,
+        ranks=tuple(ranks),
+    )
+
+
+def test_drift_that_meets_all_alike_is_neither_cost_nor_error() -> None:
+    drift = (1.0, 1.3, 0.8, 1.1)
+    found, error = together(
+        {FULL: _of(FULL, [12 * d for d in drift]), BARE: _of(BARE, [10 * d for d in drift])}
+    )
+    assert found[FULL]["step"] / found[BARE]["step"] == pytest.approx(1.2)
+    assert found[BARE]["rank 1"] == pytest.approx(found[BARE]["step"])
+    assert error == pytest.approx(0, abs=1e-9)
+
+
+def test_one_disturbed_turn_moves_no_reading() -> None:
+    third = Rung(plan=PLAN, ablation=Ablation(exchange="barrier"))
+    found, error = together(
+        {
+            FULL: _of(FULL, [12.0] * 4),
+            BARE: _of(BARE, [10.0, 10.0, 17.0, 10.0]),
+            third: _of(third, [11.0] * 4),
+        }
+    )
+    assert found[FULL]["step"] == pytest.approx(12.0)
+    assert found[BARE]["step"] == pytest.approx(10.0)
+    assert error > 0.05
+
+
+def test_the_error_is_about_that_of_the_readings() -> None:
+    draws = random.Random(1)
+    off, said = [], []
+    for _ in range(200):
+        members = {
+            Rung(plan=PLAN, ablation=left_out): [draws.lognormvariate(0, 0.04) for _ in range(4)]
+            for left_out in (Ablation(), Ablation(exchange="none"), Ablation(exchange="barrier"))
+        }
+        found, error = together({rung: _of(rung, times) for rung, times in members.items()})
+        off.append(found[FULL]["step"] / found[BARE]["step"] - 1)
+        said.append(error)
+    of_differences = (sum(x * x for x in off) / len(off)) ** 0.5
+    assert sum(said) / len(said) * 2**0.5 == pytest.approx(of_differences, rel=0.3)
+
+
+def test_turns_that_follow_each_other_are_cut_between_their_cycles() -> None:
+    """At a turning point of the order a rung has two turns, and one window may be of both."""
+    sizes = [10, 10, 5, 10, 10, 10, 10, 10, 10, 10, 5]
+    parts = divided(_of(FULL, [1.0] * len(sizes), sizes), CYCLES)
+    assert [sum(w.steps for w in part.ranks[1].windows) for part in parts] == [25, 20, 30, 25]
+    assert [len(part.ranks[0].step_ms) for part in parts] == [25, 20, 30, 25]
+
+
+def test_one_window_each_tells_no_error() -> None:
+    found, error = together({FULL: _of(FULL, [12.0]), BARE: _of(BARE, [10.0])})
+    assert found[FULL]["step"] == pytest.approx(12.0)
+    assert error == 0
