@@ -102,6 +102,7 @@ def target(script: Script, store: Memory | None = None, run: Any = None) -> Work
         store=store or Memory(),
         run=run or runner(script),
         refusal=refusal,
+        switches=simulated.switches,
         samples=script.samples_per_epoch,
     )
 

@@ -116,7 +116,8 @@ class Experiment:
         """
         plan = ladder.plan
         step_s = (ladder.step_ms or self._pilot_ms(plan)) / 1e3
-        timed_s = TIMED_S if ladder.seen is None else TIMED_IN_TURNS_S
+        in_turns = self.target.together(Rung(plan=plan.edit(steps=1, epochs=None))) is not None
+        timed_s = TIMED_IN_TURNS_S if in_turns else TIMED_S
         steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(timed_s / max(1e-6, step_s))))
         timed = plan.edit(steps=steps, epochs=None)
         return dataclasses.replace(ladder, plan=timed, made={})
