@@ -256,7 +256,11 @@ class Experiment:
         return list(dict.fromkeys(found))
 
     def _next(self, ladder: Ladder, rungs: list[Rung], number: int) -> list[Rung]:
-        """All that there is in the second and third round; then what the widest row needs."""
+        """All that there is in the second and third round; then what the widest row needs.
+
+        With it, all that shares its process trees: what these differ by cancels between rungs
+        that were in the same ones.
+        """
         if number < 3:
             return rungs
         account = Account(ladder, self.measured, PROBING)
@@ -265,7 +269,9 @@ class Experiment:
         if widest is None or _width(widest) < NARROW * step_ms:
             return []
         own = next(cause for cause in CAUSES if cause.id == widest.cause)
-        return [ladder.full(), ladder.one, *own.rungs(ladder)]
+        asked = [ladder.full(), ladder.one, *own.rungs(ladder)]
+        shared = {self.target.together(rung) for rung in asked} - {None}
+        return [*asked, *(rung for rung in rungs if self.target.together(rung) in shared)]
 
 
 def _wanted(ladder: Ladder) -> Iterator[Rung]:
