@@ -191,8 +191,9 @@ class Trainer:
         self.source = Turned(self.source, self.task, self.devices, turning, self._agree)
 
     def _agree(self) -> None:
-        """Ranks have the same weights now, and perhaps never again: some turns exchange nothing."""
-        self._agreed = checksum_of(self.module.parameters())
+        """Where some turns exchange no gradients, ranks have equal weights now for the last time."""
+        if not self.left_out.never("exchange"):
+            self._agreed = checksum_of(self.module.parameters())
 
     def _epoch(self, epoch: int, recorder: Recorder[Tensor]) -> None:
         self.model.train()

@@ -101,7 +101,7 @@ def _with_next(parts: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:
     return iter([*zip(found, [turn for turn, _ in found[1:]], strict=False), (found[-1], None)])
 
 
-def test_each_turn_has_its_windows_and_weights_are_compared_before_the_first() -> None:
+def test_each_turn_has_its_windows_and_weights_are_compared_at_the_end() -> None:
     asked = _task(REAL, REPLAYED)
     found, before = Run(asked).samples, Run(_task(steps=2, warmup_steps=2)).samples
     assert len(found.turns) == len(found.windows)
@@ -112,7 +112,7 @@ def test_each_turn_has_its_windows_and_weights_are_compared_before_the_first() -
     assert steps == [8, 8]
     assert len(found.step_ms) == 16
     assert found.warmup_steps == 4
-    assert found.parameter_checksum == before.parameter_checksum
+    assert found.parameter_checksum != before.parameter_checksum
     assert not before.turns
 
 
@@ -159,6 +159,9 @@ def test_an_exchange_of_a_workload_is_left_out_and_made_again(
     assert each[1] == {0}
     assert each[2] == {1}
     assert min(each[0]) >= 650
+    # Weights are compared before the first turn: later ones exchange no gradients.
+    plain = _task(world_size=2, strategy=strategy, steps=2, warmup_steps=2)
+    assert run.samples.parameter_checksum == Run(plain).samples.parameter_checksum
 
 
 def test_what_is_exchanged_is_found_once_without_turns() -> None:
