@@ -52,7 +52,11 @@ EXCHANGES = (
 
 
 def _run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *turns: Ablation, **changes: Any
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *turns: Ablation,
+    held: Ablation | None = None,
+    **changes: Any,
 ) -> tuple[Measurement, list[Measurement]]:
     """A run of two GPUs, and what it says of each of its turns."""
     monkeypatch.chdir(folder)
@@ -61,7 +65,7 @@ def _run(
     said = {"batch": 96, "steps": STEPS, "warmup_steps": 12, "workers": 1, "input": "loader"}
     asked = plan(HOST, **{"device": "cuda", "devices": 2, **said, **changes})
     options = Options(results=folder)
-    whole = run(workload, asked, machine=HOST, options=options, turns=turns)
+    whole = run(workload, asked, held, machine=HOST, options=options, turns=turns)
     assert whole.status == "ok", whole.cause
     found = apart(whole, turns)
     for one in found:
@@ -81,7 +85,7 @@ def _kinds(found: Measurement) -> set[str]:
 def test_every_exchange_has_its_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, strategy: str
 ) -> None:
-    """With as few steps as settle, a graph that is recorded anew is in no window."""
+    """Ranks agree before the first turn; what follows has steps of every kind on both GPUs."""
     whole, found = _run(
         tmp_path, monkeypatch, REAL, *EXCHANGES, step=step, strategy=strategy, precision="bf16"
     )
@@ -121,13 +125,7 @@ def test_copies_that_do_not_wait_meet_between_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Ablation(independent=True)
-    turns = tuple(held.merged(one) for one in INPUTS)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "turned_cuda.py").write_text(MODULE)
-    workload = workloads.identified(Workload.parse("turned_cuda:images"))
-    asked = plan(HOST, device="cuda", devices=2, batch=96, steps=STEPS, step="captured", workers=1)
-    options = Options(results=tmp_path)
-    whole = run(workload, asked, held, machine=HOST, options=options, turns=turns)
-    assert whole.status == "ok", whole.cause
+    turns = (held.merged(one) for one in INPUTS)
+    whole, _ = _run(tmp_path, monkeypatch, *turns, held=held, step="captured", strategy="nfold")
     assert [rank.rank for rank in whole.ranks] == [0, 1]
     assert all(set(rank.turns) == {0, 1, 2} for rank in whole.ranks)

@@ -18,7 +18,7 @@ from nfold.turns import held
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "nfold"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("nfold", marks=pytest.mark.slow)])
 def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two CPU devices need two cores")

@@ -63,7 +63,7 @@ def run(
     """
     if not (plan.placed if workload.script else plan.complete):
         raise ValueError("the plan is not resolved on this machine; next: plan.resolve(...)")
-    checkpoint = None if ablation else options.checkpoint
+    checkpoint = None if ablation or turns else options.checkpoint
     task = Task(
         workload=workload,
         plan=plan,

@@ -191,7 +191,7 @@ class Trainer:
         self.source = Turned(self.source, self.task, self.devices, turning, self._agree)
 
     def _agree(self) -> None:
-        """Where some turns exchange no gradients, ranks have equal weights now for the last time."""
+        """Ranks have equal weights now: for the last time where some turns exchange none."""
         if not self.left_out.never("exchange"):
             self._agreed = checksum_of(self.module.parameters())
 
