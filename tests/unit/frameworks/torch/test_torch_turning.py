@@ -177,12 +177,12 @@ def test_statistics_are_a_device_s_own_and_all_devices_again() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     synchronise(module, task(world_size=2, batch_norm="synchronised").plan, Ledger(2))
     switch = Switch(module)
-    changed = type(module[1])
-    assert issubclass(changed, Synchronised)
-    switch(synchronised=False)
-    assert type(module[1]) is nn.BatchNorm1d
-    switch(synchronised=True)
-    assert type(module[1]) is changed
+    kinds: list[type] = [type(module[1])]
+    for synchronised in (False, True):
+        switch(synchronised=synchronised)
+        kinds.append(type(module[1]))
+    assert issubclass(kinds[0], Synchronised)
+    assert kinds == [kinds[0], nn.BatchNorm1d, kinds[0]]
 
 
 class Graphs:
