@@ -118,8 +118,9 @@ def read(target: str, found: Any, injected: dict[str, float], *, strong: bool) -
     return Case(
         target=target,
         injected=injected,
-        attributed={cause: lost[cause] for cause in injected if cause in lost},
+        attributed={cause: lost[cause] for cause in injected or lost if cause in lost},
         step_ms=step,
+        others_ms=found["others_ms"]["value"],
         unexplained_ms=found["unexplained_ms"]["value"],
         named=named,
         interaction_ms=sum(

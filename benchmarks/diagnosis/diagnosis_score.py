@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,11 +20,11 @@ class Case:
     """One explanation of a run with known costs in it; all times in milliseconds a step.
 
     ``injected`` is empty for a healthy run, has two causes for a pair, and 0 for a dose that
-    something else hides. ``attributed`` is what the rows of the injected causes say, without
-    those that there was no time to test, and
-    ``interaction_ms`` what they share, ``named`` are the causes that are named, the largest
-    first. ``predicted`` is the speedup that is promised without the injected cause. ``said`` is
-    a tool's verdict in its own words.
+    something else hides. ``attributed`` is what the rows of the injected causes say, of a healthy
+    run what all rows say, without those that there was no time to test, and
+    ``interaction_ms`` what they share. ``others_ms`` is in rows without a name. ``named`` are the
+    causes that are named, the largest first. ``predicted`` is the speedup that is promised
+    without the injected cause. ``said`` is a tool's verdict in its own words.
     """
 
     target: str
@@ -34,6 +35,7 @@ class Case:
     named: tuple[str, ...]
     tool: str = "nfold"
     interaction_ms: float = 0.0
+    others_ms: float = 0.0
     speedup: float | None = None
     predicted: float | None = None
     said: str = ""
@@ -64,6 +66,29 @@ def slope(points: Sequence[Point]) -> float | None:
     return across / sum((injected - mean) ** 2 for injected, _ in points)
 
 
+def without_own(cases: Sequence[Case]) -> list[Case]:
+    """The cases with injections, less what the same target loses to these causes by itself.
+
+    That is the median over its healthy runs, of each cause.
+    """
+    own: dict[tuple[str, str], list[float]] = {}
+    for case in cases:
+        for cause, lost in case.attributed.items() if not case.injected else ():
+            own.setdefault((case.target, cause), []).append(lost)
+    usual = {key: statistics.median(lost) for key, lost in own.items()}
+    return [
+        dataclasses.replace(
+            case,
+            attributed={
+                cause: lost - usual.get((case.target, cause), 0.0)
+                for cause, lost in case.attributed.items()
+            },
+        )
+        for case in cases
+        if case.injected
+    ]
+
+
 def error(cases: Sequence[Case]) -> float:
     """The mean of |attributed - injected| over the step."""
     return statistics.fmean(abs(c.point[1] - c.point[0]) / c.step_ms for c in cases)
@@ -72,6 +97,11 @@ def error(cases: Sequence[Case]) -> float:
 def unexplained(cases: Sequence[Case]) -> float:
     """The mean of |unexplained| over the step."""
     return statistics.fmean(abs(c.unexplained_ms) / c.step_ms for c in cases)
+
+
+def others(cases: Sequence[Case]) -> float:
+    """The mean of what rows without a name hold, losses or gains, over the step."""
+    return statistics.fmean(abs(c.others_ms) / c.step_ms for c in cases)
 
 
 def confusion(cases: Sequence[Case]) -> Counter[tuple[str, str]]:
@@ -124,10 +154,10 @@ def table(cases: Sequence[Case]) -> list[str]:
 
 def _sizes(cases: Sequence[Case]) -> list[str]:
     lines = [
-        "| cause | doses | slope | error / step | unexplained / step |",
-        "|---|--:|--:|--:|--:|",
+        "| cause | doses | slope | error / step | other rows / step | unexplained / step |",
+        "|---|--:|--:|--:|--:|--:|",
     ]
-    injected = [c for c in cases if c.injected and c.answered]
+    injected = [c for c in without_own(cases) if c.answered]
     for label in dict.fromkeys(c.label for c in injected):
         lines.append(_size(label, [c for c in injected if c.label == label]))
     lines += [_size("all", injected)] if injected else []
@@ -138,7 +168,8 @@ def _sizes(cases: Sequence[Case]) -> list[str]:
 def _size(label: str, cases: Sequence[Case]) -> str:
     steep = slope([c.point for c in cases])
     text = "–" if steep is None else f"{steep:.3f}"
-    return f"| {label} | {len(cases)} | {text} | {error(cases):.1%} | {unexplained(cases):.1%} |"
+    parts = (error(cases), others(cases), unexplained(cases))
+    return f"| {label} | {len(cases)} | {text} | {' | '.join(f'{part:.1%}' for part in parts)} |"
 
 
 def _promises(cases: Sequence[Case]) -> list[str]:

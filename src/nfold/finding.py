@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nfold.measurement import UNEXCHANGED, Doubt
+from nfold.measurement import Doubt
 from nfold.plain import to_plain
 from nfold.plan import Plan
 from nfold.stats import Interval
@@ -116,8 +116,9 @@ class BatchLimit:
 class Budget:
     """Where the rest of N-fold went. ``rows`` and ``single`` have the largest cost first.
 
-    ``ideal_ms`` is a step of N-fold speed over the same samples. ``untested`` holds causes with
-    the reason why nothing was measured of them. ``way`` is how a script uses its devices, and
+    ``ideal_ms`` is a step of N-fold speed over the same samples. ``others_ms`` is the sum of the
+    rows without a name, ``unexplained_ms`` what is in no row. ``untested`` holds causes with the
+    reason why nothing was measured of them. ``way`` is how a script uses its devices, and
     ``headline`` what is to be known before all numbers; both are empty for a workload.
     """
 
@@ -131,6 +132,7 @@ class Budget:
     rows: tuple[Finding, ...]
     single: tuple[Finding, ...]
     interactions: tuple[Interaction, ...]
+    others_ms: Interval
     unexplained_ms: Interval
     wrong: tuple[str, ...] = ()
     warnings: tuple[Doubt, ...] = ()
@@ -170,6 +172,7 @@ class Budget:
             "budget": [row.to_json() for row in self.rows],
             "single_device_budget": [row.to_json() for row in self.single],
             "interactions": [one.to_json() for one in self.interactions],
+            "others_ms": to_plain(self.others_ms),
             "unexplained_ms": to_plain(self.unexplained_ms),
             "wrong": list(self.wrong),
             "warnings": [to_plain(doubt) for doubt in self._told()],
@@ -177,7 +180,7 @@ class Budget:
 
     def _told(self) -> list[Doubt]:
         """The warnings, with what was not tested and whether the devices can help at all."""
-        limit = (("cannot_help", " ".join(sentences(self))),) if self.cannot_help else ()
+        limit = (("cannot_help", " ".join(no_help(self))),) if self.cannot_help else ()
         untested = ((f"untested_{cause}", reason) for cause, reason in self.untested)
         told = [Doubt(kind=kind, text=text) for kind, text in (*limit, *untested)]
         first = [Doubt(kind="headline", text=self.headline)] if self.headline else []
@@ -198,75 +201,10 @@ def _makes_faster(row: Finding) -> bool:
     return row.named and row.proven and without is not None and (without.low or 0.0) > 1
 
 
-def _is_missing(budget: Budget) -> bool:
-    """Whether something is unexplained. To say so takes less than to name a cause for it."""
-    rest, step_ms = budget.unexplained_ms, budget.n_devices.step_ms.value
-    return rest.low is not None and rest.low > 0 and rest.value > FLOOR * step_ms
-
-
-def sentences(budget: Budget) -> list[str]:
-    """What costs most, what to change, what to expect."""
-    if any(UNEXCHANGED in text for text in budget.wrong):
-        return _unexchanged(budget)
-    if budget.limit is not None and budget.cannot_help:
-        return _cannot_help(budget, budget.limit)
-    left = [cause for cause, reason in budget.untested if reason == NO_TIME]
-    if not budget.named and left:
-        return [
-            f"Nothing that was measured costs more than {FLOOR:.0%} of a step beyond the noise.",
-            f"Change nothing yet: there was no time for {', '.join(left)}; next: a larger "
-            "--budget, which goes on from here.",
-            f"{budget.devices} devices are {_times(budget.speedup)} as fast as one.",
-        ]
-    if not budget.named and _is_missing(budget):
-        part = 100 * budget.unexplained_ms.value / budget.n_devices.step_ms.value
-        return [
-            f"{milliseconds(budget.unexplained_ms)}, {part:.0f} % of a step, is missing to "
-            f"{budget.devices}-fold, and no single cause is above the noise of these runs.",
-            "Change nothing yet: measure longer (a larger --budget), with the machine to itself.",
-            f"{budget.devices} devices are {_times(budget.speedup)} as fast as one.",
-        ]
-    if not budget.named:
-        return [
-            f"No cause costs more than {FLOOR:.0%} of a step beyond the noise.",
-            "There is nothing to change.",
-            f"{budget.devices} devices are {_times(budget.speedup)} as fast as one.",
-        ]
-    first = budget.named[0]
-    on_n = first in budget.rows
-    step = budget.n_devices.step_ms if on_n else budget.one_device.step_ms
-    part = 100 * first.lost_ms.value / step.value
-    where = f"of a step on {budget.devices} devices" if on_n else "of a step even on one device"
-    return [
-        f"Most is lost to {first.cause} ({first.what}): {milliseconds(first.lost_ms)}, "
-        f"{part:.0f} % {where}.",
-        f"Change: {first.fix}.",
-        _expectation(budget, first, on_n=on_n),
-    ]
-
-
-def _unexchanged(budget: Budget) -> list[str]:
-    return [
-        f"The training on {budget.devices} devices is wrong: {'; '.join(budget.wrong)}.",
-        "Change that first: DistributedDataParallel, or tell the trainer of all processes.",
-        f"{budget.devices} devices are {_times(budget.speedup)} as fast as one, sharing no work.",
-    ]
-
-
-def _expectation(budget: Budget, first: Finding, *, on_n: bool) -> str:
-    if first.predicted_speedup is None:
-        return "No prediction: what the change gains was not measured."
-    how = "as measured with the change" if first.proven else "if the whole cost goes"
-    if not on_n:
-        return f"Expect one device to be {_times(first.predicted_speedup)} as fast, {how}."
-    return (
-        f"Expect {_times(first.predicted_speedup)} of one device instead of "
-        f"{_times(budget.speedup)}, {how}."
-    )
-
-
-def _cannot_help(budget: Budget, limit: BatchLimit) -> list[str]:
-    n, batch = budget.devices, budget.plan.batch
+def no_help(budget: Budget) -> list[str]:
+    """That N devices are slower than one, from which batch on they would not be, what to do."""
+    assert budget.limit is not None
+    limit, n, batch = budget.limit, budget.devices, budget.plan.batch
     found = "From which batch on they do was not measured; next: a larger --budget."
     if limit.evidence:
         found = f"By the measured steps no batch makes {n} devices faster."
@@ -274,7 +212,7 @@ def _cannot_help(budget: Budget, limit: BatchLimit) -> list[str]:
         bounds = _bounds(limit.batch, "{:,.0f}")
         found = f"They do from a batch of about {limit.batch.value:,.0f} on{bounds}."
     return [
-        f"{n} devices cannot help at batch {batch}: they are {_times(budget.speedup)} as fast as "
+        f"{n} devices cannot help at batch {batch}: they are {times(budget.speedup)} as fast as "
         "one.",
         found,
         f"Train on one device, at {budget.one_device.samples_per_s.value:,.0f} samples/s, or "
@@ -287,7 +225,8 @@ def milliseconds(cost: Interval) -> str:
     return f"{cost.value:.2f} ms{_bounds(cost, '{:.2f}')}"
 
 
-def _times(ratio: Interval) -> str:
+def times(ratio: Interval) -> str:
+    """``1.25 × (1.10 to 1.40)``."""
     return f"{ratio.value:.2f} ×{_bounds(ratio, '{:.2f}')}"
 
 

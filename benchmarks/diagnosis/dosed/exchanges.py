@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 
@@ -26,7 +27,8 @@ LEARNT = 7
 class Synchronization:
     """So many all-reduces of one element, one after the other, in every step.
 
-    How many is settled in the first LEARNT steps, where they stand: alone they are faster.
+    How many is settled in the first LEARNT steps, where they stand and as many as they will be:
+    alone they are faster, and so are a few.
     """
 
     def __init__(self, dose_ms: float, device: torch.device) -> None:
@@ -34,25 +36,25 @@ class Synchronization:
         self._device = device
         self._tensor = torch.zeros(1, device=device)
         self._found: list[float] = []
-        self._count = 0
+        self._count = TOGETHER
 
     def __call__(self) -> None:
         if len(self._found) < LEARNT:
             self._learn()
+            return
         for _ in range(self._count):
             dist.all_reduce(self._tensor)
 
     def _learn(self) -> None:
-        """Time a few once every rank is here; all ranks agree on a count in the end."""
+        """Time them once every rank is here; all ranks agree on a count."""
         _reduce_group(self._tensor)
         synchronize(self._device)
         begin = time.perf_counter()
-        repeat(lambda: _reduce_group(self._tensor), TOGETHER)
+        repeat(lambda: _reduce_group(self._tensor), self._count)
         synchronize(self._device)
-        self._found.append((time.perf_counter() - begin) * 1e3 / TOGETHER)
-        if len(self._found) == LEARNT:
-            one = agreed(sorted(self._found)[LEARNT // 2], self._device)
-            self._count = count_for(self._dose_ms, one)
+        one_ms = (time.perf_counter() - begin) * 1e3 / self._count
+        self._found.append(agreed(one_ms, self._device))
+        self._count = count_for(self._dose_ms, statistics.median(self._found))
 
 
 def synchronization(dose_ms: float, device: torch.device) -> Callable[[], None]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from nfold.cli import output, terminal
 from nfold.errors import ExtraMissing
-from nfold.finding import Budget, sentences
+from nfold.finding import Budget
 from nfold.inert import inert
+from nfold.sentences import sentences
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from nfold.explain import batch, lines
-from nfold.explain.causes import CAUSES, Cause
+from nfold.explain.causes import BY_ID, CAUSES, Cause
 from nfold.explain.causes.epoch_boundary import whole_epochs
 from nfold.explain.causes.undivided_work import SIGN, UndividedWork
 from nfold.explain.fit import LEAST_FREE, RESAMPLES, Fit, Number, View
@@ -110,10 +110,8 @@ class Account:
         return _ordered(self._own(c, r) for c, r in asked if r and self.measured.has(r))
 
     def _row(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
-        if isinstance(cause, UndividedWork) and not self.undivided:
-            return self._finding(cause, rungs, lambda view: 0.0)
-        found = self._finding(cause, rungs, lambda view: cause.lost_ms(self.ladder, view))
-        if isinstance(cause, UndividedWork):
+        found = self._finding(cause, rungs, self._lost(cause))
+        if isinstance(cause, UndividedWork) and self.undivided:
             # What ranks were fed is a fact, however much times scatter.
             found = dataclasses.replace(found, named=True)
         return self._fixed(cause, found) if found.named else found
@@ -198,10 +196,14 @@ class Account:
                 made.append(Interaction(causes=ids, lost_ms=cost, evidence=evidence))
         return made
 
+    def others_ms(self, rows: Sequence[Finding]) -> Interval:
+        """What the rows without a name cost together."""
+        costs = [self._lost(BY_ID[row.cause]) for row in rows if not row.named]
+        return self.fit.interval(lambda view: sum(cost(view) for cost in costs))
+
     def unexplained_ms(self, rows: Sequence[Finding]) -> Interval:
-        """What is missing to N-fold less the rows that are beyond the noise, losses or gains."""
-        achieved = self.achieved_ms(self.fit.view)
-        costs = [self._lost(row) for row in rows if beyond(row.lost_ms, achieved)]
+        """What is missing to N-fold less all rows, losses or gains."""
+        costs = [self._lost(BY_ID[row.cause]) for row in rows]
 
         def rest(view: View) -> float:
             missing = self.achieved_ms(view) - self.ideal_ms(view)
@@ -209,8 +211,10 @@ class Account:
 
         return self.fit.interval(rest)
 
-    def _lost(self, row: Finding) -> Number:
-        (cause,) = (cause for cause in CAUSES if cause.id == row.cause)
+    def _lost(self, cause: Cause) -> Number:
+        """Its cost; ranks that were fed what they should repeat nothing."""
+        if isinstance(cause, UndividedWork) and not self.undivided:
+            return lambda view: 0.0
         return lambda view: cause.lost_ms(self.ladder, view)
 
     def speed(self, rung: Rung, times: int = 1) -> Speed:
@@ -252,6 +256,7 @@ def budget(
         rows=tuple(rows),
         single=tuple(single),
         interactions=tuple(account.interactions([*rows, *single])),
+        others_ms=account.others_ms(rows),
         unexplained_ms=account.unexplained_ms(rows),
         wrong=_wrong(account),
         warnings=_warnings(account, measured),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from nfold.errors import RunFailure
 from nfold.explain import batch
 from nfold.explain.budget import Account, pairs
-from nfold.explain.causes import CAUSES
+from nfold.explain.causes import BY_ID, CAUSES
 from nfold.explain.causes.epoch_boundary import whole_epochs
 from nfold.explain.causes.input import real_ladder
 from nfold.explain.ladder import Ladder, Rung
@@ -268,8 +268,7 @@ class Experiment:
         step_ms = account.achieved_ms(account.fit.view)
         if widest is None or _width(widest) < NARROW * step_ms:
             return []
-        own = next(cause for cause in CAUSES if cause.id == widest.cause)
-        asked = [ladder.full(), ladder.one, *own.rungs(ladder)]
+        asked = [ladder.full(), ladder.one, *BY_ID[widest.cause].rungs(ladder)]
         shared = {self.target.together(rung) for rung in asked} - {None}
         return [*asked, *(rung for rung in rungs if self.target.together(rung) in shared)]
 

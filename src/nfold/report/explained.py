@@ -5,9 +5,10 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from nfold import __version__
-from nfold.finding import Budget, sentences
+from nfold.finding import Budget
 from nfold.report import explanation, waterfall
 from nfold.report.html import policy, style_sheet, template
+from nfold.sentences import sentences
 
 
 def page(budget: Budget) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from nfold.finding import Budget, sentences
+from nfold.finding import Budget
 from nfold.report import explanation
 from nfold.report.markdown import escaped, pipe_table
+from nfold.sentences import sentences
 
 
 def document(budget: Budget) -> str:

@@ -75,11 +75,12 @@ def _gain(gained: Interval | None) -> str:
 
 
 def ending(budget: Budget) -> list[tuple[str, ...]]:
-    """Interactions beyond the noise, and what nobody explains."""
+    """Interactions beyond the noise, the rows without a name together, and what no row has."""
     step = budget.n_devices.step_ms.value
     both = [_interaction(one) for one in budget.interactions if beyond(one.lost_ms, step)]
-    rest = ("unexplained", "no row above the noise", between(budget.unexplained_ms), "", "")
-    return [*both, rest]
+    others = ("other rows", "none above the noise by itself", between(budget.others_ms), "", "")
+    rest = ("unexplained", "in no row", between(budget.unexplained_ms), "", "")
+    return [*both, others, rest]
 
 
 def _interaction(one: Interaction) -> tuple[str, ...]:

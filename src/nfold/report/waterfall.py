@@ -28,16 +28,17 @@ class Bar:
 
 
 def bars(budget: Budget) -> list[Bar]:
-    """N-fold, then what is added to it: named causes, the rest; then what was achieved."""
+    """N-fold, what is added to it (named causes, other rows, the rest), what was achieved."""
     at = budget.ideal_ms.value
     made = [Bar(name=f"{budget.devices}-fold", start=0, end=at, colour=ENDS, text=f"{at:.2f}")]
     for row in (row for row in budget.rows if row.named):
         cost = row.lost_ms.value
         made.append(Bar(name=row.cause, start=at, end=at + cost, colour=LOSS, text=f"+{cost:.2f}"))
         at += cost
-    rest = budget.unexplained_ms.value
-    made.append(Bar(name="unexplained", start=at, end=at + rest, colour=REST, text=f"{rest:+.2f}"))
-    at += rest
+    for name, rest in (("other rows", budget.others_ms), ("unexplained", budget.unexplained_ms)):
+        cost = rest.value
+        made.append(Bar(name=name, start=at, end=at + cost, colour=REST, text=f"{cost:+.2f}"))
+        at += cost
     achieved = Bar(name="achieved", start=0, end=at, colour=ENDS, text=f"{at:.2f}")
     return [*made, achieved]
 

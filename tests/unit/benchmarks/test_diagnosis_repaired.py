@@ -23,6 +23,7 @@ def _explained(
         "budget": rows,
         "single_device_budget": single,
         "interactions": [],
+        "others_ms": {"value": 0.0},
         "unexplained_ms": {"value": 1.0},
         "speedup": {"value": several / one},
         "plan": {"workers": 0},

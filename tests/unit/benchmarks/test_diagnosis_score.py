@@ -17,6 +17,7 @@ from diagnosis_score import (
     slope,
     table,
     unexplained,
+    without_own,
 )
 from targets import Simulated
 
@@ -62,6 +63,14 @@ def test_a_slope_is_that_of_the_doses() -> None:
 def test_errors_are_parts_of_the_step() -> None:
     assert error(LINKS) == pytest.approx(0.4 / 3 / 20)
     assert unexplained(LINKS) == pytest.approx(0.05)
+
+
+def test_what_a_healthy_run_loses_is_not_counted_as_injected() -> None:
+    healthy = [_case({}, {"link": own, "input": 9.0}) for own in (0.5, 1.0, 7.0)]
+    corrected = without_own([*LINKS, *healthy, *PAIRS])
+    assert [case.attributed["link"] for case in corrected[:3]] == pytest.approx([0.2, 2.0, 3.8])
+    assert corrected[3].point == pytest.approx((4, 0 + 1 + 2.5 - 1.0 - 9.0))
+    assert without_own(LINKS) == LINKS
 
 
 def test_what_two_causes_share_belongs_to_their_pair() -> None:
@@ -160,6 +169,7 @@ def test_lost_input_is_in_one_block_or_in_both(strong: bool, attributed: float) 
         "budget": [_row("input", 2.0), _row("link", 4.0)],
         "single_device_budget": [_row("input", 3.0)],
         "interactions": [{"causes": ["link", "input"], "lost_ms": {"value": 1.0}}],
+        "others_ms": {"value": 0.25},
         "unexplained_ms": {"value": 0.5},
         "speedup": {"value": 1.5},
         "plan": {"workers": 4},
@@ -169,6 +179,9 @@ def test_lost_input_is_in_one_block_or_in_both(strong: bool, attributed: float) 
     assert case.attributed == {"input": attributed}
     assert case.named == ("link", "input")
     assert (case.predicted, case.interaction_ms, case.said) == (1.9, 0.0, "")
+    healthy = diagnose.read("made", found, {}, strong=strong)
+    assert healthy.attributed == {"input": attributed, "link": 4.0}
+    assert healthy.others_ms == 0.25
     untested = diagnose.read("made", found, {"layout": 4.0}, strong=strong)
     assert (untested.attributed, untested.said) == ({}, "untested layout: no time")
 

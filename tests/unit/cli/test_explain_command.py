@@ -73,6 +73,7 @@ def test_json_has_the_versioned_form_and_a_rerun_measures_nothing_anew() -> None
         "budget",
         "single_device_budget",
         "interactions",
+        "others_ms",
         "unexplained_ms",
         "wrong",
         "warnings",

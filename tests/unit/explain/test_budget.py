@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from explaining import explained
-from nfold.finding import Budget, Finding, sentences
+from nfold.finding import Budget, Finding
 from nfold.frameworks.simulated import Script
 from nfold.measurement import UNEXCHANGED
+from nfold.sentences import sentences
 from nfold.stats import Interval
 
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}

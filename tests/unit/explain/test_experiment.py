@@ -15,10 +15,11 @@ from nfold.errors import RunFailure
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment, _wanted, rounded
 from nfold.explain.ladder import Ladder, Rung
-from nfold.finding import NO_TIME, sentences
+from nfold.finding import NO_TIME
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Measurement
 from nfold.run.options import Stop
+from nfold.sentences import sentences
 
 SCRIPT = Script(compute_ms_per_sample=0.1, exchange_ms=2.0, samples_per_epoch=2000)
 

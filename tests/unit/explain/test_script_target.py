@@ -14,11 +14,12 @@ from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Rung, Scaling
 from nfold.explain.script import first_look
-from nfold.finding import Budget, sentences
+from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Measurement
 from nfold.plan import Plan
 from nfold.seen import Loader, Place, Seen
+from nfold.sentences import sentences
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
 LOADER = Loader(batch=100, batches=20, samples=2000, sampler="RandomSampler", place="train.py:7")

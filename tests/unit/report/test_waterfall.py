@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from explaining import explained
-from nfold.finding import sentences
 from nfold.frameworks.simulated import Script
 from nfold.report import explained as explained_page
 from nfold.report import explained_text, explanation, waterfall
+from nfold.sentences import sentences
 from nfold.stats import Interval
 
 SICK = Script(
@@ -22,7 +23,8 @@ BUDGET = explained(SICK)
 
 def test_every_bar_begins_where_the_one_before_ends() -> None:
     found = waterfall.bars(BUDGET)
-    names = ["2-fold", "link", "imbalance", "synchronization", "unexplained", "achieved"]
+    rests = ["other rows", "unexplained"]
+    names = ["2-fold", "link", "imbalance", "synchronization", *rests, "achieved"]
     assert [bar.name for bar in found] == names
     for before, after in pairwise(found[:-1]):
         assert after.start == before.end
@@ -61,12 +63,34 @@ def test_healthy_runs_need_no_change() -> None:
     assert explanation.lines(healthy.rows, healthy) == []
 
 
+@pytest.mark.parametrize("name", ["others_ms", "unexplained_ms"])
 @pytest.mark.parametrize(("low", "high"), [(5.5, 6.5), (2.0, 10.0)])
-def test_what_nobody_explains_is_not_called_healthy(low: float, high: float) -> None:
-    rest = Interval(6.0, low, high)
-    said = sentences(dataclasses.replace(BUDGET, rows=(), single=(), unexplained_ms=rest))
-    assert said[0].startswith(f"6.00 ms ({low:.2f} to {high:.2f}), 38 % of a step, is missing to 2")
+def test_what_has_no_name_is_not_called_healthy(name: str, low: float, high: float) -> None:
+    rest: dict[str, Any] = {name: Interval(6.0, low, high)}
+    said = sentences(dataclasses.replace(BUDGET, rows=(), single=(), **rest))
+    assert said[0] == (
+        "6.00 ms, 38% of a step, is missing to 2-fold. No single cause is above the noise of "
+        "these runs."
+    )
     assert "a larger --budget" in said[1]
+
+
+def test_small_costs_are_told_together() -> None:
+    small = Script(
+        compute_ms_per_sample=0.1,
+        exchange_ms=0.12,
+        latency_ms=0.12,
+        contention_ms=0.12,
+        straggler_ms=0.12,
+        straggler_rank=1,
+    )
+    found = explained(small)
+    assert not found.named
+    assert found.others_ms.value == pytest.approx(0.48)
+    assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+    said = sentences(found)
+    assert said[0].startswith("0.48 ms, 5% of a step, is missing to 2-fold. Measured were ")
+    assert said[0].endswith(" 0.12 ms, none above the noise of these runs.")
 
 
 def test_devices_that_cannot_help_are_told_so() -> None:

@@ -35,4 +35,6 @@ CAUSES: tuple[Cause, ...] = (
     Storage(),
 )
 
-__all__ = ["CAUSES", "Cause"]
+BY_ID = {cause.id: cause for cause in CAUSES}
+
+__all__ = ["BY_ID", "CAUSES", "Cause"]
