@@ -54,7 +54,6 @@ def runner(script: Script) -> Any:
         turns: tuple[Ablation, ...] = (),
     ) -> Measurement:
         del options
-        assert not turns, "the simulated framework takes none"
         processes = simulated.processes(asked)
         ranks = tuple(
             simulated.run_rank(
@@ -67,13 +66,15 @@ def runner(script: Script) -> Any:
                     local_rank=rank,
                     world_size=processes,
                     repeat=repeat,
+                    turns=turns,
                 ),
                 Observer(),
             )
             for rank in range(processes)
         )
+        name = f"{asked.id}-{ablation}-{repeat}"
         return Measurement(
-            id=f"{asked.id}-{ablation}-{repeat}",
+            id=name,
             workload=workload,
             plan=asked,
             machine=machine,
@@ -81,8 +82,9 @@ def runner(script: Script) -> Any:
             ablation=ablation,
             repeat=repeat,
             ranks=ranks,
-            warnings=tuple(doubts(ranks, ablation)),
+            warnings=() if turns else tuple(doubts(ranks, ablation)),
             wall_seconds=1.0,
+            folder=name if turns else None,
         )
 
     return run
@@ -102,6 +104,7 @@ def target(script: Script, store: Memory | None = None, run: Any = None) -> Work
         store=store or Memory(),
         run=run or runner(script),
         refusal=refusal,
+        switches=simulated.switches,
         samples=script.samples_per_epoch,
     )
 

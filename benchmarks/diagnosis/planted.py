@@ -76,13 +76,12 @@ def _slow_exchange(cause: str, dose_ms: float) -> None:
     usual = ablate_exchange.all_reduce
     kinds = ("real",) if cause == "link" else ("real", "barrier")
 
-    def chosen(task: Any) -> Any:
-        send = usual(task)
-        if task.left_out.exchange not in kinds:
-            return send
+    def chosen(left_out: Any) -> Any:
+        send = usual(left_out)
 
         def slow(tensor: torch.Tensor, **how: Any) -> Any:
-            time.sleep(dose_ms / 1e3)
+            if left_out.now.exchange in kinds:
+                time.sleep(dose_ms / 1e3)
             return send(tensor, **how)
 
         return slow

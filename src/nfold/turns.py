@@ -1,4 +1,4 @@
-"""Several experiments that take turns in one run of a script, and when each has its turn. Pure.
+"""Several experiments that take turns in one run, and when each has its turn. Pure.
 
 A process is started once for all of them, and what two processes would differ by, two turns of
 one process do not: they are compared inside it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any
@@ -25,11 +25,15 @@ SWITCHED = (
     "host_syncs",
     "threads",
 )
-"""What can change from step to step. The other fields of an Ablation hold for a whole process."""
+"""What can change from step to step, in a script. The other fields of an Ablation hold for a whole
+process, and a workload may have fewer of these: its framework says which."""
 CYCLES = 4
 """How often each has its turn, at most: so drift meets all alike."""
 SETTLE = 3
 """Steps after a change that are in no window."""
+RECORDED = 4
+"""So many more the first time that something else is exchanged in a captured step: as many run as
+they are before it is recorded again."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,16 @@ class Part:
     steps: int
 
 
-def held(ablation: Ablation) -> Ablation:
+def held(ablation: Ablation, switched: Collection[str] = SWITCHED) -> Ablation:
     """What of it cannot change while a process lives."""
     usual = {f.name: f.default for f in fields(Ablation)}
-    changes: dict[str, Any] = {name: usual[name] for name in SWITCHED}
+    changes: dict[str, Any] = {name: usual[name] for name in switched}
     return dataclasses.replace(ablation, **changes)
+
+
+def exchanged(ablation: Ablation) -> tuple[object, ...]:
+    """What decides whether ranks exchange the same in a step as under another ablation."""
+    return (ablation.exchange, ablation.synchronised_batch_norm)
 
 
 def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
@@ -60,11 +69,14 @@ def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
     sequence = [turn for cycle in range(cycles) for turn in order[:: -1 if cycle % 2 else 1]]
     found: list[Part] = []
     before = Ablation()
+    captured, recorded = "captured" in str(plan.step), {exchanged(before)}
     for turn, run in groupby(sequence):
         now = turns[turn]
         if now != before:
             refills = (before.input == "real") != (now.input == "real")
-            found.append(Part(None, refill if refills else SETTLE))
+            anew = RECORDED if captured and exchanged(now) not in recorded else 0
+            found.append(Part(None, (refill if refills else SETTLE) + anew))
+            recorded.add(exchanged(now))
         found.append(Part(turn, math.ceil(steps / cycles) * len(list(run))))
         before = now
     return tuple(found)

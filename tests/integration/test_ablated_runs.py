@@ -13,6 +13,7 @@ from nfold.measurement import Measurement
 from nfold.plan import Plan
 from nfold.run.options import Options
 from nfold.run.run import run
+from nfold.run.turned import apart
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 from nfold.workloads import info
@@ -20,9 +21,15 @@ from nfold.workloads import info
 pytestmark = pytest.mark.integration
 DIGITS = Workload.parse("digits:samples=96")
 CHECKPOINT = "checkpoint"
+NO_EXCHANGE = Ablation(exchange="none")
 
 
-def _measured(tmp_path: Path, ablation: Ablation | None, **changes: Any) -> Measurement:
+def _measured(
+    tmp_path: Path,
+    ablation: Ablation | None,
+    turns: tuple[Ablation, ...] = (),
+    **changes: Any,
+) -> Measurement:
     host = inspect_machine()
     if host.cores < 2:
         pytest.skip("two CPU devices need two cores")
@@ -30,7 +37,7 @@ def _measured(tmp_path: Path, ablation: Ablation | None, **changes: Any) -> Meas
     asked = {"device": "cpu", "devices": 2, "batch": 32, "steps": 6, "warmup_steps": 1}
     plan = Plan(**{**asked, **changes}).resolve(host, info("digits").defaults)
     options = Options(results=tmp_path, checkpoint=tmp_path / CHECKPOINT)
-    return run(DIGITS, plan, ablation, machine=host, options=options)
+    return run(DIGITS, plan, ablation, machine=host, options=options, turns=turns)
 
 
 @pytest.mark.slow
@@ -80,3 +87,27 @@ def test_one_device_alone_may_be_any(tmp_path: Path) -> None:
     assert refused.status == "unsupported"
     assert refused.cause is not None
     assert "needs a GPU" in refused.cause.text
+
+
+@pytest.mark.parametrize(
+    ("held", "changes"),
+    [
+        (Ablation(), {"strategy": "nfold", "workers": 1}),
+        pytest.param(Ablation(), {"strategy": "ddp", "accumulate": 2}, marks=pytest.mark.slow),
+        (Ablation(independent=True), {}),
+    ],
+    ids=str,
+)
+def test_rungs_take_turns_in_one_run(tmp_path: Path, held: Ablation, changes: Any) -> None:
+    replayed = Ablation(input="replayed")
+    alone, barrier = replayed.merged(NO_EXCHANGE), replayed.merged(Ablation(exchange="barrier"))
+    asked = (Ablation(), replayed) if held else (Ablation(), replayed, alone, barrier)
+    turns = tuple(held.merged(one) for one in asked)
+    whole = _measured(tmp_path, held or None, turns=turns, **changes)
+    assert whole.status == "ok", whole.cause
+    assert [rank.rank for rank in whole.ranks] == [0, 1]
+    for one, left_out in zip(apart(whole, turns), turns, strict=True):
+        assert (one.ablation or Ablation()) == left_out
+        assert [sum(w.steps for w in rank.windows) for rank in one.ranks] == [8, 8]
+        assert not {"parameters_differ", "same_samples"} & {d.kind for d in one.warnings}
+    assert len({rank.parameter_checksum for rank in whole.ranks}) == 1

@@ -10,15 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from nfold.ablation import Ablation
+from nfold.measurement import Measurement
+from nfold.store.store import Store
+from nfold.turns import held
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
-def test_two_cpu_devices_are_explained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("nfold", marks=pytest.mark.slow)])
+def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two CPU devices need two cores")
-    command = ["digits:samples=128", "--devices", "cpu:2", "--batch", "32", "--budget", "20s"]
+    command = ["digits:samples=128", "--devices", "cpu:2", "--batch", "32", "--budget", "15s"]
     done = subprocess.run(
-        [sys.executable, "-m", "nfold", "explain", *command, "--json"],
+        [sys.executable, "-m", "nfold", "explain", *command, "--strategy", strategy, "--json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -35,3 +41,17 @@ def test_two_cpu_devices_are_explained(tmp_path: Path) -> None:
     assert "undivided-work" in tested
     assert {"untested_network", "untested_storage", "untested_memory"} <= untested
     assert (tmp_path / "nfold-results" / "explain.md").exists()
+    with Store.open(tmp_path / "nfold-results") as store:
+        _shared_runs(store.measurements())
+
+
+def _shared_runs(found: list[Measurement]) -> None:
+    """What differs only by what can change between two steps was measured in one run."""
+    trees: dict[str, list[Ablation]] = {}
+    for one in found:
+        assert one.folder is not None
+        trees.setdefault(one.folder, []).append(one.ablation or Ablation())
+    exchanges = [{left_out.exchange for left_out in tree} for tree in trees.values()]
+    assert {"real", "none", "barrier"} in exchanges
+    for tree in trees.values():
+        assert len({held(left_out, ("input", "exchange")) for left_out in tree}) == 1

@@ -6,7 +6,7 @@ from collections import Counter
 
 from made import plan
 from nfold.ablation import Ablation
-from nfold.turns import CYCLES, SETTLE, SWITCHED, Part, held, schedule
+from nfold.turns import CYCLES, RECORDED, SETTLE, SWITCHED, Part, held, schedule
 
 REAL, BARRIER = Ablation(), Ablation(exchange="barrier")
 REPLAYED = Ablation(input="replayed", exchange="none")
@@ -29,10 +29,22 @@ def test_a_first_turn_that_leaves_something_out_settles_first() -> None:
     assert parts == (Part(None, SETTLE), Part(0, 2 * CYCLES))
 
 
+def test_a_captured_step_settles_longer_the_first_time_that_it_exchanges_something_else() -> None:
+    turns = (REAL, BARRIER, Ablation(input="replayed"), REPLAYED)
+    for step, anew in (("eager", 0), ("compiled+captured", RECORDED)):
+        parts = schedule(turns, plan(steps=8, warmup_steps=5).edit(step=step))
+        settling = [part.steps for part in parts if part.turn is None]
+        # The barrier, the batches from the host, nothing exchanged; then all the way back.
+        back = [SETTLE, 5, SETTLE]
+        assert settling == [SETTLE + anew, 5, SETTLE + anew, *back * 3]
+
+
 def test_what_cannot_change_is_held() -> None:
     asked = Ablation(
         input="replayed", exchange="none", host_syncs=False, threads=2, devices=(1, 0), pinned=False
     )
     assert held(asked) == Ablation(devices=(1, 0), pinned=False)
     assert not held(REPLAYED)
+    assert held(REPLAYED, ("input",)) == Ablation(exchange="none")
+    assert held(asked, ()) == asked
     assert {"devices", "shares", "independent", "device"}.isdisjoint(SWITCHED)

@@ -203,6 +203,9 @@ def _target(
         chosen = framework(plan.framework)
         return chosen.unsupported(asked, plan, machine) or chosen.refuses(ablation, asked, plan)
 
+    def switches(asked: Workload, plan: Plan) -> tuple[str, ...]:
+        return framework(plan.framework).switches(asked, plan)
+
     return WorkloadTarget(
         workload=workload,
         machine=machine,
@@ -210,6 +213,7 @@ def _target(
         store=store,
         run=run,
         refusal=refusal,
+        switches=switches,
         samples=_samples(workload),
         again=request.again,
     )

@@ -117,7 +117,8 @@ class Experiment:
         """
         plan = ladder.plan
         step_s = (ladder.step_ms or self._pilot_ms(plan)) / 1e3
-        timed_s = TIMED_S if ladder.seen is None else TIMED_IN_TURNS_S[str(plan.device)]
+        in_turns = self.target.together(Rung(plan=plan.edit(steps=1, epochs=None))) is not None
+        timed_s = TIMED_IN_TURNS_S[str(plan.device)] if in_turns else TIMED_S
         steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(timed_s / max(1e-6, step_s))))
         timed = plan.edit(steps=steps, epochs=None)
         return dataclasses.replace(ladder, plan=timed, made={})
@@ -256,7 +257,11 @@ class Experiment:
         return list(dict.fromkeys(found))
 
     def _next(self, ladder: Ladder, rungs: list[Rung], number: int) -> list[Rung]:
-        """All that there is in the second and third round; then what the widest row needs."""
+        """All that there is in the second and third round; then what the widest row needs.
+
+        With it, all that shares its process trees: what these differ by cancels between rungs
+        that were in the same ones.
+        """
         if number < 3:
             return rungs
         account = Account(ladder, self.measured, PROBING)
@@ -264,7 +269,9 @@ class Experiment:
         step_ms = account.achieved_ms(account.fit.view)
         if widest is None or _width(widest) < NARROW * step_ms:
             return []
-        return [ladder.full(), ladder.one, *BY_ID[widest.cause].rungs(ladder)]
+        asked = [ladder.full(), ladder.one, *BY_ID[widest.cause].rungs(ladder)]
+        shared = {self.target.together(rung) for rung in asked} - {None}
+        return [*asked, *(rung for rung in rungs if self.target.together(rung) in shared)]
 
 
 def _wanted(ladder: Ladder) -> Iterator[Rung]:

@@ -19,6 +19,8 @@ from nfold.workload import Workload
 
 Refuses = Callable[[Workload, Plan, Ablation], str | None]
 """Why a plan or its ablation cannot be run, or None: what the plan's framework says."""
+Switches = Callable[[Workload, Plan], tuple[str, ...]]
+"""The fields of an Ablation that can change between two steps: what the plan's framework says."""
 
 
 class Run(Protocol):
@@ -74,6 +76,7 @@ class WorkloadTarget:
     store: Records
     run: Run
     refusal: Refuses
+    switches: Switches
     samples: int | None = None
     again: bool = False
 
@@ -99,15 +102,17 @@ class WorkloadTarget:
         return measurement
 
     def together(self, rung: Rung) -> Rung | None:
-        """A script's experiments take turns, unless whole epochs are timed."""
-        if not self.workload.script or rung.plan.epochs is not None or rung.plan.batch is None:
+        """What can change between two steps takes turns, unless whole epochs are timed."""
+        switched = self.switches(self.workload, rung.plan)
+        if not switched or rung.plan.epochs is not None or rung.plan.batch is None:
             return None
-        return Rung(plan=rung.plan, ablation=turns.held(rung.ablation))
+        return Rung(plan=rung.plan, ablation=turns.held(rung.ablation, switched))
 
     def measure_together(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
         """Run, and keep each."""
         left_out = tuple(rung.ablation for rung in rungs)
-        shared = Rung(plan=rungs[0].plan, ablation=turns.held(left_out[0]))
+        shared = self.together(rungs[0])
+        assert shared is not None
         whole = self._measured(shared, number, left_out)
         found = apart(whole, left_out)
         if whole.status == "ok":

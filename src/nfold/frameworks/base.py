@@ -96,6 +96,14 @@ class Framework(ABC):
         del workload, plan
         return f"framework {self.name!r} applies no ablations" if ablation else None
 
+    def switches(self, workload: Workload, plan: Plan) -> tuple[str, ...]:
+        """The fields of an Ablation that can change between two steps of the complete plan.
+
+        Experiments that differ in nothing else take turns in one run; here none do.
+        """
+        del workload, plan
+        return ()
+
     @abstractmethod
     def processes(self, plan: Plan) -> int:
         """How many processes drive the plan's devices."""

@@ -24,6 +24,7 @@ from nfold.run.supervise import Ending, Supervisor
 from nfold.run.verdict import verdict
 from nfold.run.watching import Telemetry
 from nfold.run.worker import run_rank
+from nfold.turns import held
 from nfold.workload import Workload
 
 FOLDER = "measurements"
@@ -52,8 +53,9 @@ def run(
 ) -> Measurement:
     """Run ``workload`` under the complete ``plan`` in a fresh process tree.
 
-    With ``turns``, which only scripts can have, ``ablation`` holds all the time and each of them
-    has its turns beside it; ``nfold.run.turned.apart`` makes a measurement of each.
+    With ``turns`` ``ablation`` holds all the time, and each of them has its turns, which change
+    what the framework can change between two steps; ``nfold.run.turned.apart`` makes a
+    measurement of each.
 
     A run that fails is a Measurement with its status and cause, never an exception; what its
     ranks measured before they failed is in it. Raises MachineUnfit where the machine cannot
@@ -61,7 +63,7 @@ def run(
     """
     if not (plan.placed if workload.script else plan.complete):
         raise ValueError("the plan is not resolved on this machine; next: plan.resolve(...)")
-    checkpoint = None if ablation else options.checkpoint
+    checkpoint = None if ablation or turns else options.checkpoint
     task = Task(
         workload=workload,
         plan=plan,
@@ -114,8 +116,10 @@ def _outcome(chosen: Framework, task: Task, folder: Folder, options: Options) ->
         chosen.refuses(left_out, task.workload, task.plan)
         for left_out in (task.left_out, *task.turns)
     )
-    reason = chosen.unsupported(task.workload, task.plan, task.machine) or next(
-        (refusal for refusal in refusals if refusal), None
+    reason = (
+        chosen.unsupported(task.workload, task.plan, task.machine)
+        or next((refusal for refusal in refusals if refusal), None)
+        or _apart(chosen, task)
     )
     if reason is not None:
         return Outcome(status="unsupported", cause=Cause(text=reason))
@@ -131,6 +135,17 @@ def _outcome(chosen: Framework, task: Task, folder: Folder, options: Options) ->
     if options.in_process:
         return _in_process(chosen, task, folder)
     return _in_process_tree(chosen, task, folder, options)
+
+
+def _apart(chosen: Framework, task: Task) -> str | None:
+    """Why the task's turns cannot share a run, or None."""
+    switched = chosen.switches(task.workload, task.plan)
+    if all(held(turn, switched) == task.left_out for turn in task.turns):
+        return None
+    return (
+        f"turns of {task.workload} differ in what cannot change between two steps; allowed are "
+        f"{', '.join(switched) or 'none'}; next: run each by itself"
+    )
 
 
 def _in_parent(chosen: Framework, task: Task) -> Outcome:

@@ -18,9 +18,11 @@ from nfold.ablation import Ablation
 from nfold.frameworks.base import Framework, Observer, Task
 from nfold.frameworks.simulated.script import Planted, Script
 from nfold.frameworks.simulated.simulation import Simulation
+from nfold.frameworks.simulated.turns import in_turns
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
+from nfold.turns import SWITCHED
 from nfold.workload import Workload
 from nfold.workloads import info
 
@@ -48,10 +50,16 @@ class Simulated(Framework):
         """Every ablation that makes sense for the plan is honoured, exactly."""
         return ablation.refusal(plan)
 
+    def switches(self, workload: Workload, plan: Plan) -> tuple[str, ...]:
+        """All that any framework can, where the script says so."""
+        return SWITCHED if self.script.in_turns and plan.epochs is None else ()
+
     def processes(self, plan: Plan) -> int:
         """One process a device, except under ``dp``."""
         return 1 if plan.strategy == "dp" else plan.devices or 1
 
     def run_rank(self, task: Task, observer: Observer) -> RankSamples:
-        """All steps of one rank on the virtual clock, or its planted failure."""
+        """All steps of one rank on the virtual clock, or its planted failure; with turns, none."""
+        if task.turns:
+            return in_turns(self.script, task)
         return Simulation(self.script, task).run(observer)

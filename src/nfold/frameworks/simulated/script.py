@@ -52,9 +52,9 @@ class Script:
     in every step; ``first_step_ms`` to the first step,
     ``epoch_gap_ms`` between two epochs. ``noise`` is the standard deviation of a log-normal
     factor with median 1 on every step, ``process_noise`` of one on a whole process tree.
-    ``unsupported`` maps a plan's field to the values that
-    are refused. ``same_samples`` and ``no_exchange`` plant two mistakes in data-parallel
-    training: no division of the data, no exchange of gradients.
+    ``unsupported`` maps a plan's field to the values that are refused. ``in_turns``: experiments on
+    one plan may share a process tree. ``same_samples`` and ``no_exchange`` plant two mistakes in
+    data-parallel training: no division of the data, no exchange of gradients.
     """
 
     compute_ms_per_sample: float = 0.01
@@ -97,6 +97,7 @@ class Script:
     no_exchange: bool = False
     failures: tuple[Planted, ...] = ()
     unsupported: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    in_turns: bool = False
 
     def __post_init__(self) -> None:
         for name in self.unsupported:

@@ -23,9 +23,13 @@ START_LOSS = 2.302585
 
 
 class Simulation:
-    """One rank of one task: its steps, what they cost, where it ends."""
+    """One rank of one task: its steps, what they cost, where it ends.
 
-    def __init__(self, script: Script, task: Task) -> None:
+    Runs of one ``tree`` have the noise of one process tree; without a name, every run its own.
+    """
+
+    def __init__(self, script: Script, task: Task, tree: str | None = None) -> None:
+        self._tree = tree
         self.script = script
         self.task = task
         self.plan = task.plan
@@ -88,7 +92,8 @@ class Simulation:
         exact = [cost(self._on_device(b, rank), costs.late(step)) for step, b in batches]
         exact[0] += self.script.first_step_ms
         draw = random.Random(f"{self._noise_name()}-{rank}")
-        whole = random.Random(self._noise_name()).lognormvariate(0, self.script.process_noise)
+        tree = self._tree or self._noise_name()
+        whole = random.Random(tree).lognormvariate(0, self.script.process_noise)
         return [ms * whole * draw.lognormvariate(0, self.script.noise) for ms in exact]
 
     def _noise_name(self) -> str:

@@ -5,7 +5,7 @@ Which one is taken is decided once, before the first step; no step asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from itertools import cycle, islice
 
 import torch
@@ -25,17 +25,31 @@ WHOLE_EPOCH, SOME = 64, 16
 def replayed(source: Source, task: Task, devices: Devices) -> Source:
     """The source, or its first batches again and again, from the host or from the device."""
     kind = task.left_out.input
-    if kind == "real" or not isinstance(source, Loaded):
-        return source
-    return Replayed(source, devices.primary, resident=kind == "resident")
+    return replays(source, {kind}, devices).get(kind, source)
+
+
+def replays(source: Source, kinds: Set[str], devices: Devices) -> dict[str, Source]:
+    """For each of these kinds of input but the real one, what gives the same first batches again.
+
+    None for data that are on the device already.
+    """
+    wanted = sorted(kinds - {"real"})
+    if not wanted or not isinstance(source, Loaded):
+        return {}
+    steps = source.steps_per_epoch
+    first = list(islice(source.on_host(), steps if steps <= WHOLE_EPOCH else SOME))
+    return {
+        kind: Replayed(source, first, devices.primary, resident=kind == "resident")
+        for kind in wanted
+    }
 
 
 class Replayed:
-    """The first batches of a loader, over and over, as many as the loader would have given."""
+    """A loader's ``first`` batches, over and over, as many as it would have given."""
 
-    def __init__(self, loaded: Loaded, device: torch.device, *, resident: bool) -> None:
-        steps = loaded.steps_per_epoch
-        first = list(islice(loaded.on_host(), steps if steps <= WHOLE_EPOCH else SOME))
+    def __init__(
+        self, loaded: Loaded, first: Sequence[Batch], device: torch.device, *, resident: bool
+    ) -> None:
         self._batches = [loaded.land(batch, device) for batch in first] if resident else first
         self._device = None if resident else device
         self._loaded = loaded

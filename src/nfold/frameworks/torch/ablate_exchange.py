@@ -1,6 +1,7 @@
 """What experiments exchange in place of gradients: nothing, or one element a bucket.
 
-As many collectives as in the real run, in the same order. Chosen once; no step asks.
+As many collectives as in the real run, in the same order. Chosen once, and no step asks, unless
+experiments take turns: then every bucket looks for what is exchanged now.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
-from nfold.frameworks.base import Task
+from nfold.frameworks.torch.left_out import LeftOut
 
 AllReduce = Callable[..., Any]
 """``dist.all_reduce``, or what stands in for it."""
@@ -38,9 +40,18 @@ def _one_element(tensor: Tensor, **how: Any) -> Any:
 ALL_REDUCE: dict[str, AllReduce] = {"none": _nothing, "barrier": _one_element}
 
 
-def all_reduce(task: Task) -> AllReduce:
+def all_reduce(left_out: LeftOut) -> AllReduce:
     """What our own exchange sends a bucket with."""
-    return ALL_REDUCE.get(task.left_out.exchange, dist.all_reduce)
+    if left_out.never("exchange"):
+        return dist.all_reduce
+    if not left_out.turns:
+        return ALL_REDUCE[left_out.now.exchange]
+
+    def send(tensor: Tensor, **how: Any) -> Any:
+        now: AllReduce = ALL_REDUCE.get(left_out.now.exchange, dist.all_reduce)
+        return now(tensor, **how)
+
+    return send
 
 
 def _in_its_place(bucket: Any) -> Future[Tensor]:
@@ -58,6 +69,15 @@ DDP_HOOKS: dict[str, Any] = {
 }
 
 
-def ddp_hook(task: Task, usual: Any) -> Any:
+def ddp_hook(left_out: LeftOut, usual: Any) -> Any:
     """What DistributedDataParallel does with a bucket; None: its own all-reduce."""
-    return DDP_HOOKS.get(task.left_out.exchange, usual)
+    if left_out.never("exchange"):
+        return usual
+    if not left_out.turns:
+        return DDP_HOOKS[left_out.now.exchange]
+    real = usual or allreduce_hook
+
+    def exchange(state, bucket):  # type: ignore[no-untyped-def]
+        return DDP_HOOKS.get(left_out.now.exchange, real)(state, bucket)
+
+    return exchange

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from nfold import workloads
+from nfold import turns, workloads
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Observer, Phase, Task
 from nfold.measurement import RankSamples
@@ -54,6 +54,24 @@ def script_refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | 
         ),
     )
     return ablation.refusal(plan) or next((reason for no, reason in rules if no), None)
+
+
+def switched(workload: Workload, plan: Plan) -> tuple[str, ...]:
+    """The fields of an Ablation that can change between two steps of this plan.
+
+    Other threads would have a compiled step compiled again; several steps of one graph cannot
+    differ, and whole epochs are timed as they are.
+    """
+    if plan.epochs is not None:
+        return ()
+    if workload.script:
+        return turns.SWITCHED
+    built_in = workload.reference is None
+    operation = built_in and workloads.info(workload.name).kind == "operation"
+    if operation or plan.steps_per_execution > 1:
+        return ()
+    found = ("input", "exchange", "synchronised_batch_norm")
+    return found if "compiled" in str(plan.step) else (*found, "threads")
 
 
 def _augments(workload: Workload) -> bool:
@@ -107,3 +125,7 @@ class Renamed(Observer):
         """Under the rank's own number."""
         own = dataclasses.replace(samples, rank=self._rank)
         self._observer.save(own, epoch_ended=epoch_ended)
+
+    def await_others(self, step: int) -> None:
+        """Pass it on."""
+        self._observer.await_others(step)

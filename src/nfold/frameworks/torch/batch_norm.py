@@ -69,6 +69,19 @@ def synchronise(module: nn.Module, plan: Plan, ledger: Ledger) -> None:
         layer.__class__ = _synchronised(type(layer), plan, ledger)  # type: ignore[assignment]
 
 
+class Switch:
+    """Gives every layer that ``synchronise`` changed its own class, or the changed one, again."""
+
+    def __init__(self, module: nn.Module) -> None:
+        layers = module.modules()
+        self._layers = [(layer, type(layer)) for layer in layers if isinstance(layer, Synchronised)]
+
+    def __call__(self, *, synchronised: bool) -> None:
+        """From the next forward on, statistics are those of all devices, or of each."""
+        for layer, changed in self._layers:
+            layer.__class__ = changed if synchronised else changed.original  # type: ignore[assignment]
+
+
 def _synchronised(original: type[_BatchNorm], plan: Plan, ledger: Ledger) -> type[nn.Module]:
     normalised: Callable[..., Tensor] = _normalised
     if "compiled" in (plan.step or ""):

@@ -11,7 +11,7 @@ from nfold.frameworks.base import Framework, Observer, Task
 from nfold.frameworks.cores import claimed_cores
 from nfold.frameworks.files import unsuited
 from nfold.frameworks.rules import PRECISIONS, TOO_FEW, Rule, first_broken
-from nfold.frameworks.torch.ablation import refusal, script_refusal, seen
+from nfold.frameworks.torch.ablation import refusal, script_refusal, seen, switched
 from nfold.frameworks.torch.script.rank import run_rank as run_script_rank
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
@@ -135,6 +135,10 @@ class Torch(Framework):
         """What an experiment cannot take away here."""
         refuse = script_refusal if workload.script else refusal
         return refuse(ablation, workload, plan) if ablation else None
+
+    def switches(self, workload: Workload, plan: Plan) -> tuple[str, ...]:
+        """Of a script more than of a workload."""
+        return switched(workload, plan)
 
     def processes(self, plan: Plan) -> int:
         """One process a device, except under nn.DataParallel."""

@@ -29,6 +29,7 @@ from nfold.frameworks.torch.evaluate import evaluate
 from nfold.frameworks.torch.forward import Way, compiled, pieces_of, written
 from nfold.frameworks.torch.images import normalizer
 from nfold.frameworks.torch.keeping import State, keeper
+from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.observe import losses_of
 from nfold.frameworks.torch.parts import Parts, cut
 from nfold.frameworks.torch.precision import Precision
@@ -43,7 +44,9 @@ from nfold.frameworks.torch.source import (
 )
 from nfold.frameworks.torch.step import Now, Update, step
 from nfold.frameworks.torch.translate import translated
+from nfold.frameworks.torch.turning import Switches, Turned
 from nfold.frameworks.torch.weights import checksum_of
+from nfold.frameworks.turning import Turning, length_of
 from nfold.measurement import Epoch, RankSamples
 
 Define = Callable[[Task], Definition]
@@ -72,6 +75,7 @@ class Trainer:
     def __init__(self, task: Task, devices: Devices, define: Define = definition) -> None:
         self.task = task
         self.devices = devices
+        self.left_out = LeftOut(task)
         self.made = define(task)
         check_alike(self.made, task, devices.primary)
         arrays = self.made.arrays
@@ -105,7 +109,7 @@ class Trainer:
         ledger = Ledger(self.task.world_size)
         batch_norm.synchronise(self.module, plan, ledger)
         self.model = parallel.wrapped(
-            self.module, self.task, self.devices, ledger, self.optimizer, pieces
+            self.module, self.task, self.devices, ledger, self.optimizer, pieces, self.left_out
         )
         way = Way(self.source.unpack, self.prepare, self.made.loss, self.precision)
         rare = usual = written(way, self.model)
@@ -118,6 +122,7 @@ class Trainer:
         update = Update(usual, rare, usual_sizes, self.precision, self.optimizer, turn, self.rate)
         self._step = step(cast(str, plan.step), update, self.rate, self.devices.primary)
         self.keeper = keeper(self.task, State(self.module, self.optimizer, self.precision.scaler))
+        self._agreed: str | None = None
 
     def _fit_for_graphs(self) -> None:
         """Let a user's own optimizer step inside a graph, where there is one."""
@@ -159,9 +164,12 @@ class Trainer:
         epochs = range(done, self.task.plan.epochs or 1)
         warmup = self.task.plan.warmup_steps or 0
         length = Length.of(len(epochs) * steps, warmup, before=done * steps)
+        if self.task.turns:
+            length = length_of(self.task)
         timer, device = clock(self.devices), self.devices.describe()
         recorder = Recorder(self.task.rank, device, timer, observer, length, losses_of)
         recorder.go_on(earlier)
+        self._take_turns(recorder, observer)
         for epoch in epochs:
             self._epoch(epoch, recorder)
         return recorder.samples(
@@ -170,9 +178,22 @@ class Trainer:
             data_bytes=self.source.data_bytes,
             graph_bytes=self._step.graph_bytes(),
             notes=self.source.notes,
-            parameter_checksum=checksum_of(self.module.parameters()),
+            parameter_checksum=self._agreed or checksum_of(self.module.parameters()),
             parameter_count=sum(p.numel() for p in self.module.parameters()),
         )
+
+    def _take_turns(self, recorder: Recorder[Tensor], observer: Observer) -> None:
+        """Where experiments share the run, let the source change what is left out."""
+        if not self.task.turns:
+            return
+        change = Switches(self.left_out, self.module, self._step)
+        turning = Turning(self.task, recorder, observer, change)
+        self.source = Turned(self.source, self.task, self.devices, turning, self._agree)
+
+    def _agree(self) -> None:
+        """Ranks have equal weights now: for the last time where some turns exchange none."""
+        if not self.left_out.never("exchange"):
+            self._agreed = checksum_of(self.module.parameters())
 
     def _epoch(self, epoch: int, recorder: Recorder[Tensor]) -> None:
         self.model.train()

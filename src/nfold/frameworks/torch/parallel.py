@@ -18,6 +18,7 @@ from nfold.frameworks.torch import ablate_exchange
 from nfold.frameworks.torch.bucket_size import LARGEST, measured_bucket_bytes
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.exchange import Exchange
+from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.share import Ledger, Share
 
 Turn = Callable[[Share], AbstractContextManager[None]]
@@ -53,6 +54,7 @@ def wrapped(
     ledger: Ledger,
     optimizer: torch.optim.Optimizer,
     pieces: tuple[nn.Module, ...],
+    left_out: LeftOut,
 ) -> nn.Module:
     """The module as the plan's strategy runs it; gradients after backward are the ranks' mean.
 
@@ -68,7 +70,7 @@ def wrapped(
         return module
     wire = WIRE[task.plan.exchange]
     if task.plan.strategy == "nfold":
-        _exchange(task, devices, ledger, optimizer, pieces)
+        _exchange(task, devices, ledger, optimizer, pieces, left_out)
         return module
     model = DistributedDataParallel(
         module,
@@ -76,7 +78,7 @@ def wrapped(
         gradient_as_bucket_view=True,
         **WITHOUT_BUFFERS,
     )
-    hook = ablate_exchange.ddp_hook(task, None if wire is None else bf16_compress_hook)
+    hook = ablate_exchange.ddp_hook(left_out, None if wire is None else bf16_compress_hook)
     if hook is not None:
         model.register_comm_hook(None, hook)
     return model
@@ -88,6 +90,7 @@ def _exchange(
     ledger: Ledger,
     optimizer: torch.optim.Optimizer,
     pieces: tuple[nn.Module, ...],
+    left_out: LeftOut,
 ) -> None:
     """Have gradients exchanged in every backward; the module itself stays as it is.
 
@@ -103,7 +106,7 @@ def _exchange(
         wire=WIRE[task.plan.exchange],
         bucket_bytes=LARGEST if compiled else measured_bucket_bytes(devices.primary, world_size),
         together=compiled,
-        all_reduce=ablate_exchange.all_reduce(task),
+        all_reduce=ablate_exchange.all_reduce(left_out),
     )
     torchs = type(optimizer).__module__.startswith("torch.optim.")
     if "captured" in step and task.plan.precision != "fp16" and torchs:

@@ -31,6 +31,7 @@ from nfold.frameworks.torch.prefetch import Land, copied
 from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes, fits, free
 from nfold.frameworks.torch.sharded import Sharded
 from nfold.frameworks.torch.whole import ResidentPhotographs
+from nfold.frameworks.turning import length_of
 
 Operations = tuple[tuple[str, int], ...]
 Prepare = Callable[[Given, Tensor], Tensor]
@@ -62,7 +63,7 @@ class Source(Protocol):
 
 def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices) -> Source:
     """The batches of the plan; raises OutOfMemory where resident data would not fit."""
-    stream = Stream(len(arrays.train_labels), task, limit=step_limit(task.plan))
+    stream = Stream(len(arrays.train_labels), task, limit=_limit(task))
     if task.plan.input == "resident":
         return _resident(arrays, stream, task, devices)
     on_cpu = augmentation(operations, arrays, task.plan.seed, torch.device("cpu"))
@@ -72,7 +73,7 @@ def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices)
 
 def photo_source(photographs: Photographs, arrays: Arrays, task: Task, devices: Devices) -> Source:
     """The batches of photographs, decoded and distorted where the plan says."""
-    stream = Stream(len(arrays.train_labels), task, limit=step_limit(task.plan))
+    stream = Stream(len(arrays.train_labels), task, limit=_limit(task))
     size = arrays.train_images.shape[1]
     if task.plan.input == "resident":
         return ResidentPhotographs(photographs, stream, size, task, devices)
@@ -85,6 +86,11 @@ def photo_source(photographs: Photographs, arrays: Arrays, task: Task, devices: 
         land = Canvases(size) if task.plan.augment == "device" else copied
     notes = (*photographs.notes, *rate_notes(task))
     return Loaded(batches, task, stream, devices.primary, land, notes)
+
+
+def _limit(task: Task) -> int | None:
+    """Steps of a run that is measured in steps; with turns, of all of them."""
+    return length_of(task).total if task.turns else step_limit(task.plan)
 
 
 def photo_preparation(

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nfold.ablation import NOTHING
 from nfold.errors import UsageError
 from nfold.frameworks.torch.batch import Tensors
 from nfold.frameworks.torch.capture import Captured, CudaRecorder, NotCaptured
@@ -23,6 +24,7 @@ from nfold.frameworks.torch.parts import Part, Parts
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.rate import Fixed
 from nfold.place import user_place
+from nfold.turns import exchanged
 
 
 class Step(Protocol):
@@ -35,6 +37,9 @@ class Step(Protocol):
         self, tensors: Sequence[Tensors], epoch: Tensor, parts: Parts, rates: Tensor
     ) -> Tensor:
         """One update for each batch, which are alike; ``rates`` are ``Fixed.of``; losses [n]."""
+
+    def switch(self, exchange: Hashable) -> None:
+        """From the next update on something else is exchanged; before the first one, as usual."""
 
     def graph_bytes(self) -> int:
         """Memory of the device that recorded graphs keep for themselves."""
@@ -86,6 +91,9 @@ class Update:
             self._precision.backward(_times(loss, part.of_gradient))
         return _times(loss.detach(), part.of_loss)
 
+    def switch(self, exchange: Hashable) -> None:
+        """Nothing is recorded: whoever exchanges knows."""
+
     def graph_bytes(self) -> int:
         """There are no graphs."""
         return 0
@@ -115,9 +123,13 @@ def _times(loss: Tensor, weight: float) -> Tensor:
 
 
 class CapturedUpdate:
-    """An update that is replayed: a graph for every number of samples and their parts."""
+    """An update that is replayed: a graph for every number of samples and their parts.
 
-    def __init__(self, update: Update, rate: Fixed, device: torch.device) -> None:
+    Where what is exchanged switches, there are as many of each. All share the recorder's memory:
+    of them, too, no two run at once.
+    """
+
+    def __init__(self, update: Update, rate: Fixed, recorder: CudaRecorder) -> None:
         def flat(*given: Tensor | Parts) -> Tensor:
             *tensors, epoch, parts = given
             return update(tuple(tensors), epoch, parts)  # type: ignore[arg-type]  # as packed below
@@ -129,9 +141,10 @@ class CapturedUpdate:
             return update.several(tensors, epoch, parts, rates)  # type: ignore[arg-type]
 
         self._rate = rate
-        self._recorder = CudaRecorder(device)
-        self._captured = Captured(flat, self._recorder)
-        self._chained = Captured(chained, self._recorder, warm_up=0)
+        self._recorder = recorder
+        self._flat, self._several = flat, chained
+        self._of: dict[Hashable, tuple[Captured, Captured]] = {}
+        self.switch(exchanged(NOTHING))
 
     def __call__(self, tensors: Tensors, epoch: Tensor, parts: Parts) -> Tensor:
         """Make the update, or record it first."""
@@ -146,14 +159,22 @@ class CapturedUpdate:
         flat = [tensor for one in tensors for tensor in one]
         return _recorded(self._chained, (*flat, epoch, rates), parts, len(tensors))
 
+    def switch(self, exchange: Hashable) -> None:
+        """Take the graphs of what is exchanged now; none, before the first updates with it."""
+        if exchange not in self._of:
+            several = Captured(self._several, self._recorder, warm_up=0)
+            self._of[exchange] = Captured(self._flat, self._recorder), several
+        self._captured, self._chained = self._of[exchange]
+
     def graph_bytes(self) -> int:
         """What the graphs' pool holds."""
         return self._recorder.pool_bytes()
 
     def close(self) -> None:
         """Reset the graphs."""
-        self._captured.close()
-        self._chained.close()
+        for captured, chained in self._of.values():
+            captured.close()
+            chained.close()
 
 
 def _recorded(captured: Captured, tensors: Tensors, *constants: Hashable) -> Tensor:
@@ -175,7 +196,7 @@ def _not_captured(cause: BaseException | None) -> UsageError:
 
 def step(plan_step: str, update: Update, rate: Fixed, device: torch.device) -> Step:
     """The update as the plan's ``step`` runs it."""
-    return CapturedUpdate(update, rate, device) if "captured" in plan_step else update
+    return CapturedUpdate(update, rate, CudaRecorder(device)) if "captured" in plan_step else update
 
 
 class Now:

@@ -16,6 +16,7 @@ from nfold.frameworks.base import Observer
 from nfold.frameworks.torch import ablate, ablate_exchange
 from nfold.frameworks.torch.ablation import Renamed, refusal, script_refusal, seen
 from nfold.frameworks.torch.devices import Devices
+from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.source import source
 from nfold.measurement import RankSamples
 from nfold.workload import Workload
@@ -33,9 +34,9 @@ def test_without_an_ablation_nothing_is_put_in_place_of_anything() -> None:
     assert seen(plain) is plain
     real = source(arrays(20), plain, (), HOST)
     assert ablate.replayed(real, plain, HOST) is real
-    assert ablate_exchange.all_reduce(plain) is dist.all_reduce
-    assert ablate_exchange.ddp_hook(plain, None) is None
-    assert ablate_exchange.ddp_hook(plain, "compress") == "compress"
+    assert ablate_exchange.all_reduce(LeftOut(plain)) is dist.all_reduce
+    assert ablate_exchange.ddp_hook(LeftOut(plain), None) is None
+    assert ablate_exchange.ddp_hook(LeftOut(plain), "compress") == "compress"
 
 
 def test_an_independent_rank_is_alone_with_its_share() -> None:
@@ -57,13 +58,19 @@ def test_a_rank_in_another_s_place_reports_as_itself() -> None:
     class Noting(Observer):
         def __init__(self) -> None:
             self.ranks: list[int] = []
+            self.awaited: list[int] = []
+
+        def await_others(self, step: int) -> None:
+            self.awaited.append(step)
 
         def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
             self.ranks.append(samples.rank)
 
     noting = Noting()
-    Renamed(noting, 1).save(RankSamples(rank=0, device="cpu"))
-    assert noting.ranks == [1]
+    renamed = Renamed(noting, 1)
+    renamed.save(RankSamples(rank=0, device="cpu"))
+    renamed.await_others(7)
+    assert (noting.ranks, noting.awaited) == ([1], [7])
 
 
 @pytest.mark.parametrize("kind", ["replayed", "resident"])
@@ -89,7 +96,7 @@ def test_resident_data_have_nothing_to_replay() -> None:
 
 
 def test_nothing_is_exchanged_at_once() -> None:
-    send = ablate_exchange.all_reduce(_task(Ablation(exchange="none")))
+    send = ablate_exchange.all_reduce(LeftOut(_task(Ablation(exchange="none"))))
     values = torch.ones(3)
     assert send(values, async_op=True).wait() is None
     assert values.tolist() == [1, 1, 1]

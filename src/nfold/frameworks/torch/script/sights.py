@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.devices import Devices
+from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script import facts, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
 from nfold.frameworks.torch.script.forward import Forward
-from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.streams import Feed, Taken
 from nfold.frameworks.torch.script.tally import Tally

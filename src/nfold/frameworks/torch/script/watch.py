@@ -18,10 +18,10 @@ from nfold.errors import NfoldError, Unsupported
 from nfold.frameworks.base import Observer, Phase, Task
 from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch.devices import Devices
+from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import LateClock
 from nfold.frameworks.torch.script.facts import joined
-from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay

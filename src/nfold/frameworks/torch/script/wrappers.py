@@ -14,9 +14,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from nfold.frameworks.torch.ablate_exchange import DDP_HOOKS
+from nfold.frameworks.torch.ablate_exchange import ddp_hook
+from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.parallel import WITHOUT_BUFFERS
-from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Patches
 
 SIGNATURE = inspect.signature(DistributedDataParallel.__init__)
@@ -96,20 +96,13 @@ class Wrappers:
 
     def _exchanging(self, wrapped: Any) -> Any:
         """A hook that does with a bucket what is done now: by default, what the script says."""
-        now = self._left_out
-        if not now.turns:
-            return DDP_HOOKS[now.now.exchange]
         usual = (wrapped.process_group, default_hooks.allreduce_hook)
 
-        # Not annotated: DistributedDataParallel refuses annotations that are text.
-        def exchange(_state, bucket):  # type: ignore[no-untyped-def]
-            left_out = DDP_HOOKS.get(now.now.exchange)
-            if left_out is not None:
-                return left_out(None, bucket)
+        def own(_state: Any, bucket: Any) -> Any:
             state, hook = self._hooks.get(id(wrapped), usual)
             return hook(state, bucket)
 
-        return exchange
+        return ddp_hook(self._left_out, own)
 
     def _changes(self, given: dict[str, Any]) -> dict[str, Any]:
         """Arguments that an experiment sets.

@@ -25,9 +25,9 @@ from made import machine
 from nfold.ablation import Ablation
 from nfold.errors import Unsupported
 from nfold.frameworks.imports import after_import
+from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.environment import WORLD, entered, environment
-from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally

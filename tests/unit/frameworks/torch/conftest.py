@@ -1,4 +1,4 @@
-"""What tests of watched scripts share."""
+"""What tests of PyTorch share."""
 
 from __future__ import annotations
 

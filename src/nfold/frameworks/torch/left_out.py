@@ -1,4 +1,4 @@
-"""What is left out of a script's steps now, and what ever will be."""
+"""What is left out of a rank's steps now, and what ever will be."""
 
 from __future__ import annotations
 

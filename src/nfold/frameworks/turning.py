@@ -1,0 +1,61 @@
+"""Who has a turn in a run that several experiments share, and how long such a run is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from nfold.ablation import Ablation
+from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.recording import Length, Recorder
+from nfold.turns import schedule
+
+
+class Turning:
+    """Goes through the parts of a run; ``now`` is what is left out, ``change`` makes it so."""
+
+    def __init__(
+        self,
+        task: Task,
+        recorder: Recorder[Any],
+        observer: Observer,
+        change: Callable[[Ablation], None],
+    ) -> None:
+        self._turns = task.turns
+        self._recorder = recorder
+        self._observer = observer
+        self._change = change
+        self._parts = list(schedule(task.turns, task.plan)) if task.turns else []
+        self.now = task.left_out
+
+    @property
+    def over(self) -> bool:
+        """Whether every part has begun."""
+        return not self._parts
+
+    def begin(self, steps: int) -> int:
+        """Begin the next part after so many steps of the run; returns how many it has.
+
+        Ranks that did not wait for each other meet before what is left out changes.
+        """
+        part = self._parts.pop(0)
+        self._recorder.take_turn(part.turn)
+        turn = part.turn if part.turn is not None else self._parts[0].turn
+        now = self._turns[turn or 0]
+        if now != self.now:
+            if not self.now.coupled:
+                self._observer.await_others(steps)
+            self.now = now
+            self._change(now)
+        return part.steps
+
+
+def length_of(task: Task) -> Length:
+    """How long a run is that is measured in steps, everybody's turns included."""
+    plan, warmup = task.plan, task.plan.warmup_steps or 0
+    of_one = Length.of(warmup + (plan.steps or 0), warmup)
+    if not task.turns:
+        return of_one
+    steps = sum(part.steps for part in schedule(task.turns, plan))
+    return dataclasses.replace(of_one, total=of_one.warmup + steps)

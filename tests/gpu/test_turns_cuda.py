@@ -1,0 +1,131 @@
+"""Experiments on a workload that take turns in one run on two GPUs, also inside graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made import plan
+from nfold import workloads
+from nfold.ablation import Ablation
+from nfold.measurement import Measurement
+from nfold.run.options import Options
+from nfold.run.run import run
+from nfold.run.turned import apart
+from nfold.telemetry.inspection import inspect_machine
+from nfold.workload import Workload
+
+HOST = inspect_machine()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.integration,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(len(HOST.gpus) < 2, reason="needs two GPUs"),
+]
+STEPS = 40
+MODULE = """
+import numpy as np, torch, nfold
+from torch import nn
+
+DRAW = np.random.default_rng(0)
+IMAGES = DRAW.integers(0, 256, (2000, 8, 8, 3), dtype=np.uint8)
+LABELS = (IMAGES.mean((1, 2))).argmax(1)
+
+def images():
+    return nfold.Training(
+        model=nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
+                            nn.Linear(576, 3)),
+        train=(IMAGES[:1750], LABELS[:1750]), test=(IMAGES[1750:], LABELS[1750:]),
+        optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9),
+        augmentation=(("flip", 0),),
+    )
+"""
+REAL, RESIDENT = Ablation(), Ablation(input="resident")
+INPUTS = (REAL, Ablation(input="replayed"), RESIDENT)
+EXCHANGES = (
+    RESIDENT,
+    Ablation(input="resident", exchange="none"),
+    Ablation(input="resident", exchange="barrier"),
+)
+
+
+def _run(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *turns: Ablation,
+    held: Ablation | None = None,
+    **changes: Any,
+) -> tuple[Measurement, list[Measurement]]:
+    """A run of two GPUs, and what it says of each of its turns."""
+    monkeypatch.chdir(folder)
+    (folder / "turned_cuda.py").write_text(MODULE)
+    workload = workloads.identified(Workload.parse("turned_cuda:images"))
+    said = {"batch": 96, "steps": STEPS, "warmup_steps": 12, "workers": 1, "input": "loader"}
+    asked = plan(HOST, **{"device": "cuda", "devices": 2, **said, **changes})
+    options = Options(results=folder)
+    whole = run(workload, asked, held, machine=HOST, options=options, turns=turns)
+    assert whole.status == "ok", whole.cause
+    found = apart(whole, turns)
+    for one in found:
+        assert [sum(w.steps for w in rank.windows) for rank in one.ranks] == [STEPS] * 2
+        assert [len(rank.step_ms) for rank in one.ranks] == [STEPS] * 2
+    return whole, found
+
+
+def _kinds(found: Measurement) -> set[str]:
+    return {doubt.kind for doubt in found.warnings}
+
+
+@pytest.mark.parametrize(
+    ("step", "strategy"),
+    [("eager", "ddp"), ("eager", "nfold"), ("captured", "nfold"), ("compiled+captured", "nfold")],
+)
+def test_every_exchange_has_its_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, strategy: str
+) -> None:
+    """Ranks agree before the first turn; what follows has steps of every kind on both GPUs."""
+    whole, found = _run(
+        tmp_path, monkeypatch, REAL, *EXCHANGES, step=step, strategy=strategy, precision="bf16"
+    )
+    assert {one.folder for one in found} == {whole.folder}
+    assert not {"parameters_differ", "same_samples"} & set().union(*map(_kinds, found))
+    assert len({rank.parameter_checksum for rank in whole.ranks}) == 1
+    for rank in whole.ranks:
+        assert ((rank.graph_bytes or 0) > 0) == ("captured" in step)
+        assert (rank.data_bytes or 0) > 0
+
+
+@pytest.mark.parametrize("step", ["eager", "captured", "compiled+captured"])
+def test_weights_are_equal_at_the_end_where_every_turn_exchanges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    whole, _ = _run(tmp_path, monkeypatch, *INPUTS, step=step, strategy="nfold")
+    assert len({rank.parameter_checksum for rank in whole.ranks}) == 1
+
+
+@pytest.mark.parametrize("step", ["eager", "captured"])
+def test_statistics_of_all_devices_have_their_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    own = Ablation(synchronised_batch_norm=False)
+    alone = own.merged(EXCHANGES[1])
+    whole, found = _run(
+        tmp_path, monkeypatch, REAL, own, alone, step=step, batch_norm="synchronised"
+    )
+    assert len({rank.parameter_checksum for rank in whole.ranks}) == 1
+    assert not set().union(*map(_kinds, found)) & {"parameters_differ"}
+    # Gradients are exchanged in every turn here, whatever statistics are.
+    exchanging, _ = _run(tmp_path, monkeypatch, REAL, own, step=step, batch_norm="synchronised")
+    assert len({rank.parameter_checksum for rank in exchanging.ranks}) == 1
+
+
+def test_copies_that_do_not_wait_meet_between_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Ablation(independent=True)
+    turns = (held.merged(one) for one in INPUTS)
+    whole, _ = _run(tmp_path, monkeypatch, *turns, held=held, step="captured", strategy="nfold")
+    assert [rank.rank for rank in whole.ranks] == [0, 1]
+    assert all(set(rank.turns) == {0, 1, 2} for rank in whole.ranks)

@@ -1,0 +1,99 @@
+"""Experiments on a workload that share process trees, on the simulated framework."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from explaining import HOST, SECONDS, explained, ladder, target
+from nfold.ablation import Ablation
+from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.ladder import Rung
+from nfold.finding import Budget
+from nfold.frameworks.simulated import Script
+from nfold.run.options import Options
+from nfold.run.run import run
+from nfold.turns import held
+from nfold.workload import Workload
+
+COSTS: dict[str, Any] = {
+    "compute_ms_per_sample": 0.1,
+    "input_ms_per_sample": 0.02,
+    "latency_ms": 0.8,
+    "transfer_ms": 7.0,
+    "overlap": 0.5,
+    "straggler_ms": 1.5,
+    "straggler_rank": 1,
+    "contention_ms": 0.7,
+    "samples_per_epoch": 2000,
+}
+
+
+def _rows(found: Budget) -> dict[str, float]:
+    return {row.cause: row.lost_ms.value for row in (*found.rows, *found.single)}
+
+
+def test_the_same_costs_are_found_in_fewer_runs() -> None:
+    alone, shared = Script(**COSTS), Script(**COSTS, in_turns=True)
+    apart, together = explained(alone), explained(shared)
+    assert _rows(together) == pytest.approx(_rows(apart))
+    assert together.speedup.value == pytest.approx(apart.speedup.value)
+    trees = [len(_measured(script)) for script in (alone, shared)]
+    assert trees[1] < 0.7 * trees[0]
+
+
+def _measured(script: Script) -> set[tuple[str, int]]:
+    experiment = Experiment(target(script), Clock(SECONDS), Events())
+    experiment.run(ladder())
+    runs = experiment.measured.runs.values()
+    return {(m.folder or m.id, m.repeat) for found in runs for m in found.values()}
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_what_two_processes_differ_by_does_not_count_in_one(seed: int) -> None:
+    """Of 5 % of a step of 20 ms: in processes of their own, the slow rank hides in it."""
+    noisy = {**COSTS, "process_noise": 0.05, "noise": 0.002, "noise_seed": seed}
+    found = {shared: explained(Script(**noisy, in_turns=shared)) for shared in (False, True)}
+    width = {}
+    for shared, budget in found.items():
+        (row,) = [row for row in budget.rows if row.cause == "imbalance"]
+        assert row.lost_ms.low is not None
+        assert row.lost_ms.high is not None
+        width[shared] = row.lost_ms.high - row.lost_ms.low
+        assert row.named is shared
+        # Of the 1.5 ms on one rank, what exceeds the mean of both.
+        assert row.lost_ms.low <= 0.75 <= row.lost_ms.high
+    assert width[True] < width[False] / 5
+
+
+def test_rungs_share_what_their_framework_can_change() -> None:
+    shared = target(Script(in_turns=True))
+    rung = ladder().unexchanged("replayed", (1, 0))
+    whole = Rung(plan=rung.plan.edit(epochs=1))
+    assert shared.together(rung) == Rung(plan=rung.plan, ablation=Ablation(devices=(1, 0)))
+    assert shared.together(whole) is None
+    assert target(Script()).together(rung) is None
+    fewer = dataclasses.replace(shared, switches=lambda *_: ("input",))
+    assert fewer.together(rung) == Rung(plan=rung.plan, ablation=held(rung.ablation, ("input",)))
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_turns_that_cannot_share_a_run_are_refused(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, in_turns: bool
+) -> None:
+    monkeypatch.setattr(
+        Script, "from_environment", classmethod(lambda _: Script(in_turns=in_turns))
+    )
+    plan, options = ladder().plan.edit(steps=5), Options(results=tmp_path)
+    turns = (Ablation(input="replayed"), Ablation(devices=(1, 0)))
+
+    def status(*asked: Ablation) -> Any:
+        return run(Workload(name="digits"), plan, machine=HOST, options=options, turns=asked)
+
+    assert status(*turns[:1]).status == ("ok" if in_turns else "unsupported")
+    refused = status(*turns)
+    assert refused.status == "unsupported"
+    assert refused.cause is not None
+    assert "cannot change between two steps" in refused.cause.text

@@ -1,0 +1,68 @@
+"""Who has a turn, and where ranks meet before it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+from made import task
+from nfold.ablation import Ablation
+from nfold.frameworks.base import Observer
+from nfold.frameworks.recording import Recorder
+from nfold.frameworks.turning import Turning, length_of
+from nfold.turns import SETTLE
+
+REAL, ALONE = Ablation(), Ablation(exchange="none")
+
+
+class Noting(Observer):
+    """A rank's observer and its recorder in one: keeps what they are told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def take_turn(self, turn: int | None) -> None:
+        self.told.append(("turn", turn))
+
+    def await_others(self, step: int) -> None:
+        self.told.append(("await", step))
+
+    def change(self, now: Ablation) -> None:
+        self.told.append(("change", now))
+
+
+def _gone_through(*turns: Ablation, ablation: Ablation | None = None) -> list[tuple[str, Any]]:
+    made = task(steps=4, warmup_steps=2)
+    asked = dataclasses.replace(made, turns=turns, ablation=ablation)
+    noting = Noting()
+    turning = Turning(asked, cast(Recorder[Any], noting), noting, noting.change)
+    steps = length_of(asked).warmup
+    while not turning.over:
+        steps += turning.begin(steps)
+    assert steps == length_of(asked).total
+    return noting.told
+
+
+def test_ranks_meet_after_a_turn_in_which_nobody_waited() -> None:
+    told = _gone_through(REAL, ALONE)
+    assert told[:4] == [("turn", 0), ("turn", None), ("change", ALONE), ("turn", 1)]
+    # One step each, then backwards: two of one turn are neighbours.
+    awaited = [step for kind, step in told if kind == "await"]
+    assert awaited[0] == 2 + 1 + SETTLE + 2
+    changes = [value for kind, value in told if kind == "change"]
+    assert changes == [ALONE, REAL] * 2
+    assert len(awaited) == 2
+
+
+def test_ranks_that_never_wait_meet_before_every_change() -> None:
+    held = Ablation(independent=True)
+    turns = (held, dataclasses.replace(held, input="replayed"))
+    told = _gone_through(*turns, ablation=held)
+    kinds = [kind for kind, _ in told]
+    assert kinds.count("await") == kinds.count("change") == 4
+
+
+def test_without_turns_a_run_is_as_long_as_its_plan_says() -> None:
+    asked, noting = task(steps=30, warmup_steps=10), Noting()
+    assert length_of(asked).total == 40
+    assert Turning(asked, cast(Recorder[Any], noting), noting, noting.change).over
