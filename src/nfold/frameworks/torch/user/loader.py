@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -25,7 +25,7 @@ from nfold.frameworks.torch.nested import over_tensors
 from nfold.frameworks.torch.resident import MOST_OF_FREE, check_fits
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division, Slice, order
-from nfold.frameworks.torch.user.moving import moved
+from nfold.frameworks.torch.user.moving import landed, moved
 from nfold.frameworks.torch.user.source import (
     arrays_of,
     bytes_of,
@@ -127,14 +127,16 @@ class Loader:
     def _batches(self, position: Position) -> Iterator[Any]:
         """The batches from ``position`` on, which moves with them."""
         epoch, skip, parts = position.epoch, position.step, self._recipe.division.parts
-        for number, (part, batch, ids) in enumerate(self._source.epoch(epoch, skip)):
+        read = self._source.epoch(epoch, skip)
+        if not self._source.on_device:
+            read = landed(read, self._recipe.device)
+        for number, (part, ready, ids) in enumerate(read):
             self._beat()
             if part.padded and not self._recipe.train:
                 continue
             if self._recipe.train:
                 self._ledger.begin(part.share)
                 position.step = skip + number // parts + (number % parts == parts - 1)
-            ready = moved(batch, self._recipe.device)
             augment = self._recipe.augment
             yield ready if augment is None else augment(ready, ids, epoch)
 
@@ -150,14 +152,14 @@ class Arrays:
     def __init__(self, arrays: Any, recipe: Recipe) -> None:
         self.samples: int | None = length_of(arrays)
         self._recipe = recipe
-        self._resident = _resident(arrays, recipe)
-        self._arrays = moved(arrays, recipe.device) if self._resident else arrays
+        self.on_device = _resident(arrays, recipe)
+        self._arrays = moved(arrays, recipe.device) if self.on_device else arrays
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Fetched]:
+    def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
         """The batches of an epoch from step ``skip`` on."""
         recipe, samples = self._recipe, self.samples or 0
         ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
-        if self._resident:
+        if self.on_device:
             ids = ids.to(recipe.device)
         for part in recipe.division.epoch(samples, skip):
             own = ids[part.first : part.last]
@@ -170,6 +172,8 @@ class Arrays:
 class Samples:
     """A map-style data set, read by DataLoader's workers."""
 
+    on_device = False
+
     def __init__(self, data: Dataset[Any], recipe: Recipe) -> None:
         self.samples: int | None = len(data)  # type: ignore[arg-type]  # checked: it has one
         self._recipe = recipe
@@ -179,7 +183,7 @@ class Samples:
             data, batch_sampler=self._keys, collate_fn=recipe.collate, **options
         )
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Fetched]:
+    def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
         """The batches of an epoch from step ``skip`` on; skipped samples are not read."""
         recipe, samples = self._recipe, self.samples or 0
         ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
@@ -208,12 +212,14 @@ class Stream:
     With workers, one of them does both: a stream has one order.
     """
 
+    on_device = False
+
     def __init__(self, start: Callable[[], Iterator[Any]], recipe: Recipe) -> None:
         self.samples: int | None = None
         self._start = start
         self._recipe = recipe
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Fetched]:
+    def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
         """The batches of one pass from step ``skip`` on; the data decide what an epoch is."""
         del epoch
         passed = _Pass(self._start, self._recipe, skip)

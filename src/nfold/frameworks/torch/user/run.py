@@ -252,6 +252,7 @@ class UserRun:
                 "before training, or another folder"
             )
         self._resumed.add(place)
+        self._training()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
         return registry.save(
