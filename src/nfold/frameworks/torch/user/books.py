@@ -61,7 +61,7 @@ class Books:
             warnings.warn(
                 "an optimizer stepped on gradients that were not exchanged, devices drift apart; "
                 "next: one loss.backward() before each step, not torch.autograd.grad",
-                stacklevel=2,
+                stacklevel=5,  # the line that called step()
             )
 
     def _count(self) -> None:
