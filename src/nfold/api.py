@@ -26,6 +26,15 @@ FOLDER = "NFOLD_FOLDER"
 PLAN = "NFOLD_PLAN"
 """Environment variable: plan fields as JSON, from the flags of ``nfold run``."""
 FILE = "nfold.toml"
+LOOPS_OWN = {
+    "batch": "run.loader(data, batch_size=...)",
+    "steps": "the script's own loop",
+    "epochs": "the script's own loop",
+    "warmup_steps": "the script's own loop",
+}
+"""Plan fields that a script decides, and where. In a file that ``nfold train`` reads too they
+are left to it.
+"""
 
 
 class Run(UserRun):
@@ -79,7 +88,10 @@ def _asked(plan: Plan | None, fields: dict[str, Any]) -> Plan:
     """The plan from all its sources, later ones winning."""
     file = Path(FILE)
     asked = Plan.from_toml(file.read_text()) if file.exists() else Plan()
-    for later in (_from_environment(), {} if plan is None else _said(plan), fields):
+    told = _from_environment()
+    for name in (one for one in LOOPS_OWN if one in told or one in fields):
+        raise UsageError(f"{name} is not a script's plan to say; next: {LOOPS_OWN[name]}")
+    for later in (told, {} if plan is None else _said(plan), fields):
         asked = asked.edit(**later)
     return asked
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.prefetch import on_device
+from nfold.frameworks.torch.user.moving import landed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,8 +16,8 @@ pytestmark = [
 ]
 BUSY_CYCLES = 20_000_000
 """About 10 ms: the step reads a batch long after Python has forgotten it."""
-BUSIER_CYCLES = 400_000_000
-"""About 200 ms: longer than Python takes for a batch, however busy the host is."""
+BUSIER_CYCLES = 2_000_000_000
+"""About a second: longer than Python takes for a batch, however busy the host is."""
 
 
 def _batches(n: int) -> list[Batch]:
@@ -62,10 +63,53 @@ def test_the_host_does_not_wait_for_the_step() -> None:
     """The next batch is given out while the step before it is still busy."""
     device = torch.device("cuda", 0)
     steps: list[torch.cuda.Event] = []
-    for batch in on_device(_batches(6), device):
+    for batch in on_device(_batches(4), device):
         if steps:
             assert not steps[-1].query()  # type: ignore[no-untyped-call]
         _read_late(batch, BUSIER_CYCLES)
         steps.append(torch.cuda.current_stream(device).record_event())
-    assert len(steps) == 6
+    assert len(steps) == 4
+    torch.cuda.synchronize(device)
+
+
+def _read_by_a_script(n: int) -> list[tuple[int, dict[str, Tensor], Tensor]]:
+    """Batches of a script's loader, of some form, and which they are."""
+    found = enumerate(_batches(n))
+    return [
+        (at, dict(zip("abc", batch.tensors, strict=True)), torch.tensor([at]))
+        for at, batch in found
+    ]
+
+
+def _sums_late(batch: dict[str, Tensor], cycles: int = BUSY_CYCLES) -> Tensor:
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    return torch.stack([tensor.double().sum() for tensor in batch.values()])
+
+
+def test_every_step_of_a_script_reads_its_own_batch() -> None:
+    device = torch.device("cuda", 0)
+    batches = _read_by_a_script(30)
+    expected = [
+        _sums_late({name: tensor.to(device) for name, tensor in batch.items()})
+        for _, batch, _ in batches
+    ]
+    read = []
+    for number, (at, batch, ids) in enumerate(landed(batches, device)):
+        assert at == number == ids.item()
+        assert all(tensor.is_cuda for tensor in batch.values())
+        read.append(_sums_late(batch))
+        del batch
+    assert len(read) == 30
+    assert torch.equal(torch.stack(read), torch.stack(expected))
+
+
+def test_a_script_s_host_does_not_wait_for_its_step() -> None:
+    device = torch.device("cuda", 0)
+    steps: list[torch.cuda.Event] = []
+    for _, batch, _ in landed(_read_by_a_script(4), device):
+        if steps:
+            assert not steps[-1].query()  # type: ignore[no-untyped-call]
+        _sums_late(batch, BUSIER_CYCLES)
+        steps.append(torch.cuda.current_stream(device).record_event())
+    assert len(steps) == 4
     torch.cuda.synchronize(device)

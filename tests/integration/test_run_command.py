@@ -234,5 +234,6 @@ def test_a_script_that_stops_beating_is_hung(place: Place) -> None:
     code, _, err = place.run(HANG, flags=("--devices", "2", "--hang-timeout", "1.5"))
     assert code == 1
     assert err.startswith("nfold: error: hung: rank 1 made no progress after step 2")
+    assert "--hang-timeout SECONDS" in err
     for rank in range(2):
         assert "step_forever" in (place.results / f"stack-{rank}.txt").read_text()

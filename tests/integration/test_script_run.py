@@ -84,6 +84,14 @@ def test_a_barrier_keeps_ranks_together_and_the_same_samples_are_found(tmp_path:
     assert "same_samples" in {doubt.kind for doubt in same.warnings}
 
 
+def test_a_script_that_forgets_to_exchange_gradients_is_named(tmp_path: Path) -> None:
+    found, _ = _measured(tmp_path, "forgets", steps=10)
+    assert found.status == "ok", found.cause
+    kinds = {doubt.kind for doubt in found.warnings}
+    assert "parameters_differ" in kinds
+    assert "same_samples" not in kinds
+
+
 def test_a_script_that_ends_too_early_or_fails_says_so(tmp_path: Path) -> None:
     short, _ = _measured(tmp_path, "short", devices=1)
     assert short.status == "crashed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -49,11 +50,66 @@ def test_a_plan_that_a_script_cannot_follow_is_refused(monkeypatch: pytest.Monke
         nfold.Run(device="cpu", devices=2)
     with pytest.raises(UsageError, match="fp16 need a GPU"):
         nfold.Run(device="cpu", precision="fp16")
+    for plan in (Plan(kernels="tuned"), Plan(decode="cpu"), Plan(step="graph")):
+        with pytest.raises(UsageError, match=r"kernels|decode|graph"):
+            nfold.Run(plan, device="cpu")
     with pytest.raises(UnknownValue, match="'presicion': allowed are precision"):
         nfold.Run(presicion="bf16")
     monkeypatch.setenv(PLAN, "{")
     with pytest.raises(UsageError, match="NFOLD_PLAN is not JSON"):
         nfold.Run(device="cpu")
+
+
+def test_what_a_loop_decides_is_refused_but_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("nfold.toml").write_text("batch = 64\nepochs = 3\n")
+    nfold.Run(device="cpu")
+    with pytest.raises(UsageError, match=r"batch is not a script's plan.*run\.loader"):
+        nfold.Run(device="cpu", batch=64)
+    monkeypatch.setenv(PLAN, json.dumps({"epochs": 2}))
+    with pytest.raises(UsageError, match=r"epochs is not a script's plan.*own loop"):
+        nfold.Run(device="cpu")
+
+
+def test_what_was_not_prepared_is_told_once() -> None:
+    run, model = nfold.Run(device="cpu"), net()
+    loader = run.loader(torch.ones(4, 2), batch_size=2)
+    with pytest.warns(UserWarning, match=r"no model is prepared.*run\.prepare"):
+        list(loader)
+    run.prepare(model)
+    with pytest.warns(UserWarning, match="no optimizer is prepared"):
+        list(loader)
+    alone = nn.Parameter(torch.ones(1))
+    run.prepare(torch.optim.SGD([*model.parameters(), alone], lr=0.1))
+    with pytest.warns(UserWarning, match="updates 1 parameters of no prepared model"):
+        list(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader)
+
+
+def test_gradients_that_are_not_exchanged_are_told_once() -> None:
+    run, model = nfold.Run(device="cpu", accumulate=2), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.prepare(model, optimizer)
+    loader = run.loader(torch.ones(8, 2), batch_size=4)
+
+    def train(*, backward: bool) -> None:
+        for x in loader:
+            optimizer.zero_grad()
+            if backward:
+                model(x).mean().backward()
+            else:
+                found = torch.autograd.grad(model(x).mean(), list(model.parameters()))
+                for parameter, gradient in zip(model.parameters(), found, strict=True):
+                    parameter.grad = gradient
+            optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(backward=True)
+    with pytest.warns(UserWarning, match=r"not exchanged.*loss\.backward\(\)") as told:
+        train(backward=False)
+    assert len(told) == 1
 
 
 def test_what_cannot_be_prepared_is_named() -> None:

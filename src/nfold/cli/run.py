@@ -50,6 +50,27 @@ LocalRanksFilter = Annotated[
 ]
 Module = Annotated[bool, _torchrun("--module", "-m", meaning="SCRIPT is a module's name.")]
 NoPython = Annotated[bool, _torchrun("--no-python", meaning="SCRIPT is any program.")]
+
+
+def _refuse(value: str | None) -> None:
+    """Name what torchrun has and nfold run has not, and what there is instead."""
+    if value is None:
+        return
+    from nfold.errors import UsageError
+
+    raise UsageError(
+        f"{', '.join(TORCHRUN_ALONE)} are torchrun's alone; every rank's log is kept in --results, "
+        "--local-ranks-filter shows more of them; next: leave them out"
+    )
+
+
+TORCHRUN_ALONE = (
+    *("--log-dir", "--redirects", "-r", "--tee", "-t", "--logs-specs"),
+    *("--duplicate-stdout-filters", "--duplicate-stderr-filters", "--event-log-handler"),
+    *("--role", "--local-addr", "--start-method", "--run-path", "--numa-binding"),
+    *("--virtual-local-rank", "--signals-to-handle", "--shutdown-timeout"),
+)
+TorchrunAlone = Annotated[Text, typer.Option(*TORCHRUN_ALONE, hidden=True, callback=_refuse)]
 PlanFields = Annotated[
     list[str] | None,
     typer.Option("--plan", metavar="NAME=VALUE", help="A plan field for nfold.Run; repeatable."),
@@ -58,6 +79,8 @@ Results = Annotated[Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of t
 HangTimeout = Annotated[float, typer.Option(help="Seconds without a step of nfold.Run: hung.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 
+OF_THE_COMMAND = ("debug", "torchrun_alone")
+"""Options that the run itself does not know."""
 SETTINGS = {
     "allow_interspersed_args": False,
     "token_normalize_func": lambda name: name.replace("_", "-"),
@@ -83,6 +106,7 @@ def command(
     local_ranks_filter: LocalRanksFilter = None,
     module: Module = False,
     no_python: NoPython = False,
+    torchrun_alone: TorchrunAlone = None,
     plan: PlanFields = None,
     results: Results = Path("nfold-results"),
     hang_timeout: HangTimeout = 60.0,
@@ -90,15 +114,14 @@ def command(
 ) -> None:
     """Launch a script on all devices and watch over it; torchrun's flags.
 
-    Flags may be written with - or _, and PET_NAME in the environment is heeded as by torchrun.
-    On failure the root cause comes first. Inside a running job (RANK and WORLD_SIZE are set)
-    the script just runs as that rank.
+    Flags may be written with - or _; PET_NAME in the environment is heeded as by torchrun. Inside
+    a running job (RANK and WORLD_SIZE are set) the script just runs as that rank.
     """
-    options = {name: value for name, value in locals().items() if name != "debug"}
+    options = {name: value for name, value in locals().items() if name not in OF_THE_COMMAND}
+    options |= {"arguments": tuple(arguments or ()), "plan": tuple(plan or ())}
     from nfold.cli.running import run
     from nfold.run.asked import Asked
 
-    options |= {"arguments": tuple(arguments or ()), "plan": tuple(plan or ())}
     try:
         raise typer.Exit(run(Asked(**options)))
     except Exception as error:

@@ -192,7 +192,10 @@ def told(outcome: Outcome) -> str:
         lines.append(f"  processes {', '.join(map(str, outcome.left))} outlived SIGKILL by 5 s")
     log = f"rank-{cause.rank}.log" if cause.rank is not None else "agent.log"
     stacks = ", Python stacks in stack-K.txt" if outcome.status == "hung" else ""
-    return "\n".join([*lines, f"  logs: {shown_path(outcome.folder)} ({log} first{stacks})"])
+    lines.append(f"  logs: {shown_path(outcome.folder)} ({log} first{stacks})")
+    if outcome.status == "hung":
+        lines.append("  next: where that was work of its own, --hang-timeout SECONDS")
+    return "\n".join(lines)
 
 
 def _root_cause(outcome: Outcome, cause: Cause, own: Failure | None) -> str:

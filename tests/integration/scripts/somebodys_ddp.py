@@ -20,7 +20,9 @@ def main(wish: str) -> None:
     data = TensorDataset(torch.randn(128, 8), torch.randint(0, 4, (128,)))
     sampler: Any = None if wish == "same" else DistributedSampler(data)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)))
+    model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
+    if wish != "forgets":
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = 0
     try:

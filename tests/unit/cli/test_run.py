@@ -31,6 +31,7 @@ SAID: dict[str, tuple[str, Any]] = {
     "local-ranks-filter": ("0,1", "0,1"),
 }
 FLAGS = ("standalone", "module", "no-python")
+NOT_OURS = ("--log-dir=x", "--tee=3", "-r3", "--role=worker", "--start_method=spawn")
 
 
 class Command:
@@ -183,3 +184,15 @@ def test_inside_a_job_the_script_just_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[str(file), "--debug"], '{"seed": 3}']
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("flag", NOT_OURS)
+def test_what_only_torchrun_has_is_named_with_what_there_is_instead(
+    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["nfold", "run", flag, "train.py"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "--log-dir" in (said := capsys.readouterr().err)
+    assert "leave them out" in said

@@ -54,6 +54,7 @@ class Travelling:
 class Exchange:
     """Sums gradients over all ranks, weighted by the ledger's shares, during backward.
 
+    ``finished`` counts the backwards whose gradients were exchanged.
     After ``loss.backward()`` every parameter's ``grad`` is that of the mean loss over the global
     batch, on every rank. In a part of a step that is not the last, gradients are kept aside and
     ``grad`` is None, so that an optimizer that steps anyway does nothing. ``groups`` are
@@ -93,6 +94,7 @@ class Exchange:
         self._works: list[Any] = []
         self._overlaps = False
         self._late: Travelling | None = None
+        self.finished = 0
         self._handles = [_hook(parameter, self._arrive) for part in parts for parameter in part]
 
     @property
@@ -206,6 +208,7 @@ class Exchange:
                 travelling.arrive()
         self.abandon()
         self._holding = not last
+        self.finished += last
 
 
 def _hook(parameter: nn.Parameter, arrive: Callable[[Tensor], None]) -> RemovableHandle:

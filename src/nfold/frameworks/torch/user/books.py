@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 
 import torch
@@ -31,6 +32,8 @@ class Books:
         self._ledger = ledger
         self._observer = observer
         self._recording: list[Note] | None = None
+        self._exchanged: dict[Optimizer, int] = {}
+        self._told = False
 
     def note(self, change: Note) -> None:
         """Make a change now, or where a graph is recorded after each of its replays."""
@@ -41,8 +44,25 @@ class Books:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped; the first one that was prepared counts the steps."""
+        if self.exchanges:
+            self._check_exchanged(optimizer)
         if optimizer is self._prepared.optimizers[0]:
             self.note(self._count)
+
+    def _check_exchanged(self, optimizer: Optimizer) -> None:
+        """Warn once of gradients that no backward of nfold's brought: devices drift apart."""
+        before = self._exchanged.get(optimizer, 0)
+        now = self._exchanged[optimizer] = sum(one.finished for one in self.exchanges)
+        if now > before or self._told:
+            return
+        groups = optimizer.param_groups
+        if any(p.grad is not None for group in groups for p in group["params"]):
+            self._told = True
+            warnings.warn(
+                "an optimizer stepped on gradients that were not exchanged, devices drift apart; "
+                "next: one loss.backward() before each step, not torch.autograd.grad",
+                stacklevel=5,  # the line that called step()
+            )
 
     def _count(self) -> None:
         if self._ledger.share.last:

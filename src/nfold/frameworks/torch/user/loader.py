@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    IterableDataset,
     Sampler,
     default_collate,
 )
@@ -23,7 +25,7 @@ from nfold.frameworks.torch.nested import over_tensors
 from nfold.frameworks.torch.resident import MOST_OF_FREE, check_fits
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division, Slice, order
-from nfold.frameworks.torch.user.moving import moved
+from nfold.frameworks.torch.user.moving import landed, moved
 from nfold.frameworks.torch.user.source import (
     arrays_of,
     bytes_of,
@@ -54,7 +56,7 @@ class Recipe:
     """How a loader treats its data; ``train`` loaders tell the exchange what batches weigh.
 
     ``input`` is ``resident`` (on the device), ``loader``, or None for arrays on GPUs where they
-    fit and everything else by a loader.
+    fit and everything else by a loader. ``options`` are DataLoader's.
     """
 
     division: Division
@@ -72,16 +74,23 @@ class Recipe:
 class Loader:
     """Iterate it once an epoch. Each batch is this rank's part of a global batch.
 
-    ``position`` says where it is; ``go_to`` has the next epoch begin elsewhere. An epoch that was
-    broken off is not gone on with: the next one begins.
+    ``position`` says where it is; ``go_to`` has the next epoch begin elsewhere. An epoch whose
+    loop was left is not gone on with: the next one begins, after a resume as well. ``before`` is
+    called when an epoch begins, ``beat`` with every batch.
     """
 
     def __init__(
-        self, data: Any, recipe: Recipe, ledger: Ledger, before: Callable[[], None]
+        self,
+        data: Any,
+        recipe: Recipe,
+        ledger: Ledger,
+        before: Callable[[], None],
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._recipe = recipe
         self._ledger = ledger
         self._before = before
+        self._beat = beat
         self._source = _source(data, recipe)
         self.position = Position()
         self._entered = False
@@ -108,18 +117,33 @@ class Loader:
         self._entered = True
         self._before()
         position = self.position
+        try:
+            yield from self._batches(position)
+        except GeneratorExit:
+            self._finish(position)
+            raise
+        self._finish(position)
+
+    def _batches(self, position: Position) -> Iterator[Any]:
+        """The batches from ``position`` on, which moves with them."""
         epoch, skip, parts = position.epoch, position.step, self._recipe.division.parts
-        for number, (part, batch, ids) in enumerate(self._source.epoch(epoch, skip)):
+        read = self._source.epoch(epoch, skip)
+        if not self._source.on_device:
+            read = landed(read, self._recipe.device)
+        for number, (part, ready, ids) in enumerate(read):
+            self._beat()
             if part.padded and not self._recipe.train:
                 continue
             if self._recipe.train:
                 self._ledger.begin(part.share)
                 position.step = skip + number // parts + (number % parts == parts - 1)
-            ready = moved(batch, self._recipe.device)
             augment = self._recipe.augment
             yield ready if augment is None else augment(ready, ids, epoch)
-        position.epoch, position.step = position.epoch + 1, 0
-        self._entered = False
+
+    def _finish(self, position: Position) -> None:
+        """The epoch that ``position`` is in is over, unless another iteration has begun since."""
+        if position is self.position:
+            self.position, self._entered = Position(epoch=position.epoch + 1), False
 
 
 class Arrays:
@@ -128,14 +152,14 @@ class Arrays:
     def __init__(self, arrays: Any, recipe: Recipe) -> None:
         self.samples: int | None = length_of(arrays)
         self._recipe = recipe
-        self._resident = _resident(arrays, recipe)
-        self._arrays = moved(arrays, recipe.device) if self._resident else arrays
+        self.on_device = _resident(arrays, recipe)
+        self._arrays = moved(arrays, recipe.device) if self.on_device else arrays
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Fetched]:
+    def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
         """The batches of an epoch from step ``skip`` on."""
         recipe, samples = self._recipe, self.samples or 0
         ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
-        if self._resident:
+        if self.on_device:
             ids = ids.to(recipe.device)
         for part in recipe.division.epoch(samples, skip):
             own = ids[part.first : part.last]
@@ -148,23 +172,18 @@ class Arrays:
 class Samples:
     """A map-style data set, read by DataLoader's workers."""
 
+    on_device = False
+
     def __init__(self, data: Dataset[Any], recipe: Recipe) -> None:
         self.samples: int | None = len(data)  # type: ignore[arg-type]  # checked: it has one
         self._recipe = recipe
         self._keys = _Keys()
-        workers = recipe.workers
+        options = _options(recipe)
         self._loader = DataLoader(
-            data,
-            batch_sampler=self._keys,
-            num_workers=workers,
-            collate_fn=recipe.collate,
-            pin_memory=recipe.device.type == "cuda",
-            persistent_workers=workers > 0,
-            worker_init_fn=_start_worker,
-            **recipe.options,
+            data, batch_sampler=self._keys, collate_fn=recipe.collate, **options
         )
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Fetched]:
+    def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
         """The batches of an epoch from step ``skip`` on; skipped samples are not read."""
         recipe, samples = self._recipe, self.samples or 0
         ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
@@ -188,19 +207,39 @@ class _Keys(Sampler[list[int]]):
 
 
 class Stream:
-    """Samples that can only be iterated: every rank reads all and collates its own."""
+    """Samples that can only be iterated: every rank reads all and collates its own.
+
+    With workers, one of them does both: a stream has one order.
+    """
+
+    on_device = False
 
     def __init__(self, start: Callable[[], Iterator[Any]], recipe: Recipe) -> None:
         self.samples: int | None = None
         self._start = start
         self._recipe = recipe
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Fetched]:
+    def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
         """The batches of one pass from step ``skip`` on; the data decide what an epoch is."""
         del epoch
+        passed = _Pass(self._start, self._recipe, skip)
+        if not self._recipe.workers:
+            yield from passed
+            return
+        options = {**_options(self._recipe), "num_workers": 1}
+        yield from DataLoader(passed, batch_size=None, collate_fn=_as_it_is, **options)
+
+
+class _Pass(IterableDataset[Fetched]):
+    """One pass over a stream, cut into this rank's batches."""
+
+    def __init__(self, start: Callable[[], Iterator[Any]], recipe: Recipe, skip: int) -> None:
+        self._start, self._recipe, self._skip = start, recipe, skip
+
+    def __iter__(self) -> Iterator[Fetched]:
         division = self._recipe.division
-        samples = islice(self._start(), skip * division.batch, None)
-        before = skip * division.batch
+        before = self._skip * division.batch
+        samples = islice(self._start(), before, None)
         while whole := list(islice(samples, division.batch)):
             if len(whole) < division.batch and division.drop_last:
                 return
@@ -233,8 +272,25 @@ def _source(data: Any, recipe: Recipe) -> Arrays | Samples | Stream:
     return Stream(stream_of(data), recipe)
 
 
-def _start_worker(_: int) -> None:
+def _options(recipe: Recipe) -> dict[str, Any]:
+    """How DataLoader's workers and page-locked memory are used; what the user says wins."""
+    own = recipe.options.get("worker_init_fn")
+    usual = {
+        "num_workers": recipe.workers,
+        "persistent_workers": recipe.workers > 0,
+        "pin_memory": recipe.device.type == "cuda",
+    }
+    return {**usual, **recipe.options, "worker_init_fn": partial(_start_worker, own)}
+
+
+def _start_worker(own: Callable[[int], Any] | None, worker: int) -> None:
     """A loader worker ends with its rank, and leaves the other cores alone."""
     os.environ.pop(PARENT, None)  # names the rank's own parent where nfold did not start the rank
     die_with_parent()
     torch.set_num_threads(1)
+    if own is not None:
+        own(worker)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -21,6 +21,33 @@ RULES: tuple[Rule, ...] = (
         "strategy 'dp' drives all devices from one process; next: leave strategy out",
     ),
     (
+        lambda plan, _: plan.strategy in ("mirrored", "data_parallel"),
+        "strategy 'mirrored' is TensorFlow's, 'data_parallel' JAX's; next: leave strategy out",
+    ),
+    (
+        lambda plan, _: plan.step == "graph",
+        "step 'graph' is TensorFlow's; allowed are eager, compiled, captured, compiled+captured",
+    ),
+    (
+        lambda plan, _: plan.input in ("generator", "tf.data"),
+        "input 'generator' and 'tf.data' are Keras's; allowed are loader and resident",
+    ),
+    (
+        lambda plan, _: plan.decode is not None or plan.cache != "off",
+        "decode and cache are of nfold's own image files: a script's data set reads its own; next: "
+        "leave them out",
+    ),
+    (
+        lambda plan, _: plan.kernels != "default" or plan.steps_per_execution > 1,
+        "kernels and steps_per_execution act in nfold train and bench, whose step is nfold's own; "
+        "next: leave them out",
+    ),
+    (
+        lambda plan, _: plan.allocation != "default",
+        "allocation is TensorFlow's and JAX's: torch takes memory as it needs it; next: leave it "
+        "out",
+    ),
+    (
         lambda plan, _: plan.augment == "cpu",
         "run.loader(augment=...) works on the device; on the CPU, the data set itself augments",
     ),

@@ -17,6 +17,8 @@ from nfold.frameworks.torch.user.job import Job
 from nfold.frameworks.torch.user.loader import Loader, Position
 from nfold.frameworks.torch.user.scale import LossScale
 
+NEXT = "next: model, optimizer = run.prepare(model, optimizer)"
+
 
 @dataclass
 class Prepared:
@@ -27,6 +29,22 @@ class Prepared:
     schedulers: list[LRScheduler] = field(default_factory=list)
     loaders: list[Loader] = field(default_factory=list)
     steps: int = 0
+
+    def missing(self) -> str | None:
+        """What was not prepared although training depends on it; None where everything was."""
+        if not self.models:
+            return "no model is prepared: nfold exchanges no gradients; " + NEXT
+        if not self.optimizers:
+            return "no optimizer is prepared: steps are not counted, checkpoints lack it; " + NEXT
+        known = {parameter for model in self.models for parameter in model.parameters()}
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        strange = sum(p not in known for group in groups for p in group["params"])
+        if not strange:
+            return None
+        return (
+            f"an optimizer updates {strange} parameters of no prepared model: their gradients are "
+            "not exchanged, devices drift apart; next: run.prepare() of the module that holds them"
+        )
 
     def parts(self) -> dict[str, Any]:
         """Objects with ``state_dict`` and ``load_state_dict``, by the names of their files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -53,6 +54,7 @@ class UserRun:
         self._books = Books(self._prepared, self._ledger, observer, job.device)
         self._scale = LossScale() if plan.precision == "fp16" else None
         self._resumed: set[Path] = set()
+        self._said: set[str] = set()
         Precision(plan.precision or "fp32", job.device)
 
     @property
@@ -170,7 +172,7 @@ class UserRun:
         depend on the number of ranks. ``train=False`` gives every sample to exactly one rank,
         in order. ``augment`` gets each batch on the device: a function of the batch, or
         ``nfold.Images``, which draws for each sample alike on any number of devices. ``options``
-        go to DataLoader.
+        go to DataLoader. Iterable data with ``workers`` are read by one.
         """
         said = {
             "batch_size": batch_size,
@@ -179,21 +181,31 @@ class UserRun:
             "workers": workers,
             "collate": collate,
         }
-        data, settings = settings_of(data, said)
-        settings |= {"augment": augment_of(augment, self.plan, self.device), "options": options}
+        data, settings = settings_of(data, said, options)
+        settings["augment"] = augment_of(augment, self.plan, self.device)
         recipe = recipe_of(settings, self.plan, self._job, train=train)
-        before = self._observe if train else self._begin_evaluation
-        made = Loader(data, recipe, self._ledger, before)
-        if train:
-            self._prepared.loaders.append(made)
+        if not train:
+            return Loader(data, recipe, self._ledger, self._begin_evaluation, self._evaluating)
+        made = Loader(data, recipe, self._ledger, self._begin_training, self._training)
+        self._prepared.loaders.append(made)
         return made
 
-    def _observe(self) -> None:
+    def _begin_training(self) -> None:
+        self._training()
+        found = self._prepared.missing()
+        if found is not None and self.is_main and found not in self._said:
+            self._said.add(found)
+            warnings.warn(found, stacklevel=3)
+
+    def _training(self) -> None:
         self._observer.beat(Phase.STEPPING if self.steps else Phase.FIRST_STEP, self.steps)
+
+    def _evaluating(self) -> None:
+        self._observer.beat(Phase.EVALUATING, self.steps)
 
     def _begin_evaluation(self) -> None:
         """Batch-norm statistics are each device's own while training; from here on their mean."""
-        self._observer.beat(Phase.EVALUATING, self.steps)
+        self._evaluating()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
 
@@ -240,6 +252,7 @@ class UserRun:
                 "before training, or another folder"
             )
         self._resumed.add(place)
+        self._training()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
         return registry.save(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from torch.utils.data import (
@@ -12,38 +13,57 @@ from torch.utils.data import (
     default_collate,
 )
 
-from nfold.errors import UsageError
+from nfold.errors import UnknownValue, UsageError
 from nfold.frameworks.torch.user.batches import Division
 from nfold.frameworks.torch.user.job import Job
 from nfold.frameworks.torch.user.loader import Recipe
+from nfold.frameworks.torch.user.source import is_map_style
 from nfold.plan import Plan
 
+WORKERS = ("prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
+"""What DataLoader is told about its workers: taken over where there are any."""
+OPTIONS = (*WORKERS, "pin_memory", "persistent_workers", "in_order")
+"""What ``run.loader`` hands on to DataLoader."""
+INSTEAD = "next: run.loader(dataset, batch_size=..., shuffle=True), which divides the batch itself"
 
-def settings_of(data: Any, said: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+
+def settings_of(
+    data: Any, said: dict[str, Any], options: dict[str, Any] | None = None
+) -> tuple[Any, dict[str, Any]]:
     """The data and what is said about them; a DataLoader gives what nobody said.
 
-    Raises UsageError for a sampler of the user's own, whose draws may differ between ranks, and
-    for a batch that is not a whole number from 1.
+    Raises UsageError for a sampler of the user's own, whose draws may differ between ranks, for
+    a batch that is not a whole number from 1, and for options that DataLoader has not.
     """
+    options = options or {}
+    for name in options:
+        if name not in OPTIONS:
+            raise UnknownValue("option of run.loader", name, (*said, *OPTIONS))
     if isinstance(data, DataLoader):
         taken = _of_loader(data)
         said = {name: taken[name] if value is None else value for name, value in said.items()}
+        options = {**(taken["options"] if said["workers"] else {}), **options}
         data = data.dataset
+    if said["shuffle"] and not is_map_style(data):
+        raise UsageError(
+            f"shuffle=True of a {type(data).__name__}: it can only be read in its own order; next: "
+            "leave shuffle out, or give arrays or a data set with __getitem__ and __len__"
+        )
     batch = said["batch_size"]
-    if type(batch) is not int or batch < 1:
+    if not isinstance(batch, Integral) or isinstance(batch, bool) or batch < 1:
         raise UsageError(
             f"batch_size {batch}: allowed are whole numbers from 1, the samples of one step over "
-            "all devices"
+            f"all devices; {INSTEAD}"
         )
-    return data, said
+    return data, {**said, "batch_size": int(batch), "options": options}
 
 
 def _of_loader(data: DataLoader[Any]) -> dict[str, Any]:
     sampler = None if isinstance(data.dataset, IterableDataset) else data.sampler
-    if sampler is not None and type(sampler) not in (RandomSampler, SequentialSampler):
+    if sampler is not None and not _usual(sampler, data.dataset):
         raise UsageError(
-            f"a DataLoader with a {type(sampler).__name__}: allowed are its own orders; next: "
-            "run.loader(dataset, batch_size=..., shuffle=True), which divides the batch itself"
+            f"a DataLoader with a {type(sampler).__name__} of its own: allowed are shuffle=True "
+            f"and False, every sample once an epoch; {INSTEAD}"
         )
     return {
         "batch_size": data.batch_size,
@@ -51,7 +71,15 @@ def _of_loader(data: DataLoader[Any]) -> dict[str, Any]:
         "drop_last": data.drop_last,
         "workers": data.num_workers,
         "collate": data.collate_fn,
+        "options": {name: getattr(data, name) for name in WORKERS} if data.num_workers else {},
     }
+
+
+def _usual(sampler: Any, data: Any) -> bool:
+    """Whether a sampler is one that DataLoader makes by itself: every sample once an epoch."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(data)
+    return type(sampler) is SequentialSampler
 
 
 def recipe_of(settings: dict[str, Any], plan: Plan, job: Job, *, train: bool) -> Recipe:

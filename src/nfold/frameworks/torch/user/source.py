@@ -7,6 +7,7 @@ it. Anything that can only be iterated is read in every rank, each keeping its o
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ def arrays_of(data: Any) -> Any | None:
     if isinstance(data, TensorDataset):
         return tuple(data.tensors)
     if isinstance(data, np.ndarray):
-        return torch.from_numpy(data)
+        return _tensor(data)
     if isinstance(data, Tensor):
         return data
     if type(data) is tuple and data:
@@ -35,6 +36,23 @@ def arrays_of(data: Any) -> Any | None:
         values = _all(arrays_of(item) for item in data.values())
         return None if values is None else dict(zip(data, values, strict=True))
     return None
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """The array's own memory as a tensor, or a copy's where PyTorch cannot read it as it lies."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if min(array.strides, default=0) < 0:
+        array = array.copy()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        try:
+            return torch.from_numpy(array)
+        except TypeError:
+            raise UsageError(
+                f"an array of {array.dtype}: allowed are numbers and truth values; next: numbers "
+                "in their place, or a list of samples"
+            ) from None
 
 
 def _all(found: Iterable[Any]) -> tuple[Any, ...] | None:

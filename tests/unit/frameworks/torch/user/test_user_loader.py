@@ -6,12 +6,13 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler, default_collate
 
-from nfold.errors import OutOfMemory, UsageError
+from nfold.errors import OutOfMemory, UnknownValue, UsageError
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division
 from nfold.frameworks.torch.user.loader import Loader, Position, Recipe
@@ -48,8 +49,27 @@ def test_an_epoch_that_was_broken_off_is_followed_by_the_next() -> None:
     whole = loader(torch.arange(10))
     first, second = read(whole), read(whole)
     broken = loader(torch.arange(10))
-    assert next(iter(broken)).tolist() == first[0]
+    for batch in broken:
+        assert batch.tolist() == first[0]
+        break
+    assert broken.position == Position(epoch=1, step=0)
     assert read(broken) == second
+
+
+def test_an_iteration_that_ends_late_leaves_the_next_one_alone() -> None:
+    made = loader(torch.arange(10))
+    first, second = iter(made), iter(made)
+    next(first), next(second)
+    del first
+    assert made.position == Position(epoch=1, step=1)
+    del second
+    assert made.position == Position(epoch=2, step=0)
+
+
+def test_every_batch_beats() -> None:
+    beats: list[int] = []
+    made = Loader(torch.arange(10), ALONE, Ledger(1), lambda: None, lambda: beats.append(1))
+    assert len(read(made)) == len(beats) == 3
 
 
 def test_a_loader_goes_on_from_a_position() -> None:
@@ -98,6 +118,52 @@ def test_a_stream_has_no_length_and_may_be_collated_by_the_user() -> None:
     assert read(loader(lambda: iter(range(6)), dropping)) == [[0, 1, 2, 3]]
 
 
+def test_a_worker_of_a_stream_reads_the_same_batches() -> None:
+    alone = loader(lambda: iter(range(10)))
+    helped = loader(lambda: iter(range(10)), replace(ALONE, workers=2))
+    assert read(helped) == read(alone) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    helped.go_to(Position(epoch=1, step=2))
+    assert read(helped) == [[8, 9]]
+
+
+class Told:
+    """Whether the user's own start of a worker was called in this process."""
+
+    yes = False
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.yes)
+
+
+def tell(_: int) -> None:
+    Told.yes = True
+
+
+def test_workers_are_started_as_the_dataloader_says() -> None:
+    numbers: Any = Told()
+    data = DataLoader(numbers, batch_size=4, num_workers=1, worker_init_fn=tell, prefetch_factor=3)
+    samples, settings = settings_of(data, UNSAID)
+    assert settings["options"]["prefetch_factor"] == 3
+    recipe = replace(ALONE, workers=1, options=settings["options"])
+    assert read(loader(samples, recipe)) == [[1, 1, 1, 1]]
+    assert settings_of(data, {**UNSAID, "workers": 0})[1]["options"] == {}
+
+
+def test_options_that_dataloader_has_not_are_refused() -> None:
+    said = {**UNSAID, "batch_size": 1}
+    assert settings_of([1], said, {"timeout": 9})[1]["options"] == {"timeout": 9}
+    with pytest.raises(UnknownValue, match=r"'num_workers': allowed are .*workers"):
+        settings_of([1], said, {"num_workers": 2})
+
+
+def test_a_stream_that_is_to_be_shuffled_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"shuffle=True of a function.*own order"):
+        settings_of(lambda: iter([1]), {**UNSAID, "batch_size": 1, "shuffle": True})
+
+
 def test_augmentation_gets_the_batch_its_samples_and_the_epoch() -> None:
     def augment(batch: Any, ids: Tensor, epoch: int) -> Any:
         return batch * 10 + ids * 100 + epoch
@@ -143,17 +209,29 @@ def test_a_dataloaders_settings_are_taken_over_unless_said_otherwise() -> None:
         "workers": 0,
         "drop_last": True,
         "collate": default_collate,
+        "options": {},
     }
     _, settings = settings_of(data, {**UNSAID, "batch_size": 6, "shuffle": False})
     assert (settings["batch_size"], settings["shuffle"]) == (6, False)
 
 
-def test_a_sampler_of_the_users_own_is_refused() -> None:
-    sampler = WeightedRandomSampler([1.0, 2.0], 2)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler([1.0, 2.0], 2),
+        RandomSampler([1, 2], replacement=True),
+        RandomSampler([1, 2], num_samples=1),
+    ],
+)
+def test_a_sampler_of_the_users_own_is_refused(sampler: Any) -> None:
     numbers: Any = [1, 2]
     data = DataLoader(numbers, sampler=sampler)
-    with pytest.raises(UsageError, match=r"WeightedRandomSampler.*run\.loader\(dataset"):
+    with pytest.raises(UsageError, match=r"a \w*RandomSampler of its own.*run\.loader\(dataset"):
         settings_of(data, UNSAID)
+
+
+def test_a_number_of_numpy_s_is_a_batch() -> None:
+    assert type(settings_of([1], {**UNSAID, "batch_size": np.int64(3)})[1]["batch_size"]) is int
 
 
 @pytest.mark.parametrize("batch", [None, 0, -1, 2.5, True])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +32,27 @@ def test_arrays_keep_their_structure() -> None:
 @pytest.mark.parametrize("data", [[(torch.zeros(2), 1)], (torch.zeros(2), "a"), {}, (), "text", 3])
 def test_other_things_are_no_arrays(data: object) -> None:
     assert arrays_of(data) is None
+
+
+def test_arrays_that_torch_cannot_read_as_they_lie_are_copied(tmp_path: Path) -> None:
+    numbers = np.arange(6, dtype=np.float32).reshape(3, 2)
+    np.save(tmp_path / "kept.npy", numbers)
+    mapped = np.load(tmp_path / "kept.npy", mmap_mode="r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for array in (numbers[::-1][::-1], numbers.astype(">f4"), mapped):
+            found = arrays_of(array)
+            assert found is not None
+            assert found.tolist() == numbers.tolist()
+        turned = arrays_of(numbers[::-1])
+        assert turned is not None
+        assert turned.tolist() == numbers[::-1].tolist()
+
+
+@pytest.mark.parametrize("array", [np.array(["a"]), np.array([None])])
+def test_arrays_of_no_numbers_are_refused(array: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(UsageError, match=r"an array of .*: allowed are numbers"):
+        arrays_of((np.zeros(1), array))
 
 
 def test_arrays_of_different_lengths_are_refused() -> None:
