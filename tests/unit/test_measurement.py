@@ -18,6 +18,7 @@ from nfold.measurement import (
     Cause,
     Doubt,
     Epoch,
+    Fetches,
     Measurement,
     Part,
     RankSamples,
@@ -40,12 +41,13 @@ HOST = Machine(
     versions={"torch": "2.13.0"},
     limits={"open files": "1024"},
 )
+FETCHES = Fetches(batches=5, seconds=0.75, waited_s=0.5, read_bytes=2**13, disk_bytes=2**12)
 RANK = RankSamples(
     rank=1,
     device="cuda:1",
     first_step_ms=850.5,
     warmup_steps=10,
-    windows=(Window(start_s=1.5, seconds=0.25, steps=5, samples=80),),
+    windows=(Window(start_s=1.5, seconds=0.25, steps=5, samples=80, fetches=FETCHES),),
     step_ms=(49.5, 50.25),
     turns=(1, 0),
     epochs=(Epoch(seconds=2.5, samples=1437, train_loss=0.75, accuracy=0.9),),

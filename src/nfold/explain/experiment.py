@@ -248,7 +248,7 @@ class Experiment:
         for cause in CAUSES:
             if any(row.cause == cause.id for row in named):
                 found += cause.fixes(ladder).values()
-        if any(row.cause == "input" for row in named):
+        if any(row.cause in ("input", "storage") for row in named):
             found += real_ladder(ladder)
         if account.speedup(account.fit.view) < 1 and not ladder.plain:
             found += batch.rungs(ladder)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from nfold.explain.ladder import Rung
+from nfold.explain.readings import SUMS
 from nfold.stats import LEVEL, Interval, quantile
 
 RESAMPLES = 500
@@ -64,6 +65,10 @@ class View:
         """Milliseconds a step between epochs."""
         return self.values[rung, "gap"]
 
+    def fetching(self, rung: Rung) -> tuple[float, float]:
+        """Milliseconds a step in which batches are made, and those of them spent waiting."""
+        return self.values.get((rung, "loading"), 0.0), self.values.get((rung, "waiting"), 0.0)
+
     def has(self, *rungs: Rung) -> bool:
         """Whether all of these were measured."""
         return all((rung, "step") in self.values for rung in rungs)
@@ -84,7 +89,7 @@ class Fit:
         self._shared = shared or {}
         logs = {key: _logs(rounds) for key, rounds in table.items()}
         self._effects, rests = _polished(logs)
-        self._gaps = {key: [*r.values()] for key, r in table.items() if key[1] == "gap"}
+        self._sums = {key: [*r.values()] for key, r in table.items() if key[1] in SUMS}
         self._resamples = resamples
         of_runs, inside = _divided({k: r for k, r in rests.items() if k[1] == "step"}, self._shared)
         self.free = _free(of_runs)
@@ -114,10 +119,10 @@ class Fit:
         return {key: self._value(key, draws, of_trees) for key in self._rounds}
 
     def _value(self, key: Key, draws: random.Random | None, of_trees: dict[str, float]) -> float:
-        """A gap may be 0 or less and is no logarithm: its runs' mean."""
-        if key in self._gaps:
-            gaps = self._gaps[key]
-            return fmean(draws.choices(gaps, k=len(gaps)) if draws is not None else gaps)
+        """What may be 0 or less has no logarithm: its runs' mean."""
+        if key in self._sums:
+            sums = self._sums[key]
+            return fmean(draws.choices(sums, k=len(sums)) if draws is not None else sums)
         effect, rounds = self._effects[key], self._rounds[key]
         if draws is not None:
             errors = [self._error((key[0], number), draws, of_trees) for number in rounds]

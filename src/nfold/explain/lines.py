@@ -32,6 +32,18 @@ def more_input(seen: Seen) -> str:
     return at(fed.place, text)
 
 
+def faster_reads(seen: Seen) -> str:
+    """Less waiting for samples, or more at the same time; and where the bytes come from."""
+    fed = loader(seen)
+    more = workers(seen, 4 * (fed.workers or 1))
+    text = f"{more} (workers that wait need no core), or the data in memory or on a local disk"
+    read = seen.fetches
+    if read is None or not read.batches or not read.read_bytes:
+        return text
+    of_batch, part = read.read_bytes / read.batches / 1e6, read.disk_bytes / read.read_bytes
+    return f"{text}; a batch reads {of_batch:.2f} MB, {min(1.0, part):.0%} of it from a local disk"
+
+
 def between_epochs(seen: Seen) -> str:
     """Workers that stay, and less to do while no step is made."""
     fed, text = loader(seen), "evaluate, log and save less often"

@@ -16,7 +16,7 @@ from nfold.explain.ladder import Ladder, Rung, Scaling
 from nfold.explain.script import first_look
 from nfold.finding import Budget, sentences
 from nfold.frameworks.simulated import Script
-from nfold.measurement import Measurement
+from nfold.measurement import Fetches, Measurement
 from nfold.plan import Plan
 from nfold.seen import Loader, Place, Seen
 
@@ -186,3 +186,78 @@ def test_an_exchange_with_every_batch_of_a_step_is_a_part_of_synchronisation() -
     assert link.lost_ms.value == pytest.approx(2.0)
     once = explained(dataclasses.replace(seen, exchanges=1.0), exchange_ms=2.0)
     assert "synchronization" not in {row.cause for row in once.rows if row.named}
+
+
+def read(seen: Seen, workers: int) -> Seen:
+    """With loader workers that can be watched."""
+    fetches = Fetches(batches=10, seconds=1.0, waited_s=0.5, read_bytes=10**8, disk_bytes=10**8)
+    busy = dataclasses.replace(LOADER, workers=workers)
+    return dataclasses.replace(seen, loader=busy, fetches=fetches)
+
+
+@pytest.mark.parametrize(
+    ("workers", "costs", "storage", "input_"),
+    [
+        # A batch computes for 10 ms. Without workers all that is added is lost.
+        (0, {"load_ms_per_sample": 0.03, "read_ms_per_sample": 0.05}, 5.0, 3.0),
+        (0, {"load_ms_per_sample": 0.03}, 0.0, 3.0),
+        # Two workers take 15 ms: 5 are lost, and without waiting 5 are hidden.
+        (2, {"load_ms_per_sample": 0.1, "read_ms_per_sample": 0.2}, 5.0, 0.0),
+        (2, {"load_ms_per_sample": 0.2, "read_ms_per_sample": 0.1}, 0.0, 5.0),
+        (2, {"load_ms_per_sample": 0.05, "read_ms_per_sample": 0.4}, 12.5, 0.0),
+        (2, {"load_ms_per_sample": 0.26, "read_ms_per_sample": 0.1}, 0.0, 8.0),
+        (2, {"load_ms_per_sample": 0.3, "read_ms_per_sample": 0.28}, 4.0, 15.0),
+        # What is hidden costs nothing.
+        (2, {"load_ms_per_sample": 0.05, "read_ms_per_sample": 0.14}, 0.0, 0.0),
+    ],
+)
+def test_waiting_and_computing_share_what_the_input_costs(
+    workers: int, costs: dict[str, float], storage: float, input_: float
+) -> None:
+    """On one device, and no more on two: the ranks do not crowd each other."""
+    found = explained(read(DDP, workers), **costs)
+    single = {row.cause: row for row in found.single}
+    assert single["storage"].lost_ms.value == pytest.approx(storage)
+    assert single["input"].lost_ms.value == pytest.approx(input_)
+    assert {row.cause for row in found.named} == {
+        cause for cause, cost in (("storage", storage), ("input", input_)) if cost
+    }
+    assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-9)
+
+
+def test_workers_that_wait_are_cured_by_many_more_of_them() -> None:
+    found = explained(read(DDP, 2), read_ms_per_sample=0.6)
+    (first,) = found.named
+    assert first.cause == "storage"
+    assert first.fix == "train.py:7: DataLoader(..., num_workers=8)"
+    assert first.predicted_speedup is not None
+    assert first.predicted_speedup.value == pytest.approx(3.0)
+    bare = explained(read(DDP, 2), load_ms_per_sample=0.02, read_ms_per_sample=0.19)
+    words = [row.fix for row in bare.single if row.cause == "storage"]
+    assert words[0].endswith("; a batch reads 10.00 MB, 100% of it from a local disk")
+
+
+def test_waiting_under_noise_is_in_its_interval() -> None:
+    noisy = {"noise": 0.01, "process_noise": 0.01}
+    found = explained(read(DDP, 0), read_ms_per_sample=0.04, load_ms_per_sample=0.02, **noisy)
+    single = {row.cause: row.lost_ms for row in found.single}
+    for cause, cost in (("storage", 4.0), ("input", 2.0)):
+        low, high = single[cause].low, single[cause].high
+        assert low is not None
+        assert high is not None
+        assert low - 1e-9 <= cost <= high + 1e-9
+
+
+def test_of_one_process_that_reads_copies_tell() -> None:
+    """Copies of it share the disk's time and not the cores: nothing more is lost by two."""
+    found = explained(read(PLAIN, 0), read_ms_per_sample=0.05)
+    assert {row.cause for row in found.single if row.named} == {"storage"}
+    by_cause = {row.cause: row.lost_ms.value for row in found.rows}
+    assert by_cause["storage"] == pytest.approx(0.0, abs=1e-9)
+    assert by_cause["input"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_data_set_that_nobody_could_watch_leaves_all_to_the_input() -> None:
+    found = explained(DDP, read_ms_per_sample=0.05)
+    assert {row.cause for row in found.named} == {"input"}
+    assert "by spawn" in dict(found.untested)["storage"]

@@ -36,7 +36,8 @@ class Script:
 
     These hide behind something: ``load_ms_per_sample`` (and ``augment_ms_per_sample``, of the
     plan's CPU augmentation) is the work of a rank's W loaders and hides behind the step; W above
-    the share of ``host_cores`` make each other slower; without workers nothing hides it. Of
+    the share of ``host_cores`` make each other slower; without workers nothing hides it. With it
+    goes ``read_ms_per_sample``, in which a loader waits and needs no core. Of
     ``transfer_ms``, the gradients' way, as much hides as the part ``overlap`` of compute.
     ``launch_ms`` of the host is shorter than compute or hides it, unless the step is captured.
     All others add up. ``exchange_ms`` is per step on several devices,
@@ -61,6 +62,7 @@ class Script:
     input_ms_per_sample: float = 0.0
     copy_ms_per_sample: float = 0.0
     load_ms_per_sample: float = 0.0
+    read_ms_per_sample: float = 0.0
     augment_ms_per_sample: float = 0.0
     host_cores: int = 0
     """0: as many as there are loaders."""

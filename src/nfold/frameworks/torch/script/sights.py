@@ -18,6 +18,7 @@ from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script import facts, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
+from nfold.frameworks.torch.script.fetching import NONE, Fetching
 from nfold.frameworks.torch.script.forward import Forward
 from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Patches
@@ -41,6 +42,8 @@ class Sights:
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self._collectives = Collectives(left_out, self._tally)
         self._unwaited = Unwaited(left_out)
+        self.fetching = Fetching()
+        self._warm = NONE
         self._batches: list[int] = []
         self._counts: list[int] = []
         self._wait_s = 0.0
@@ -53,6 +56,7 @@ class Sights:
         """Put everything in its place."""
         self._wrappers.install(patches, warm_up)
         self._collectives.install(patches, warm_up)
+        self.fetching.install(patches)
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)
         tensors.install(warm_up, self._tally)
@@ -166,6 +170,7 @@ class Sights:
         self._unwaited.begin()
         self._wait_s = 0.0
         self._seen = self._facts(counted)
+        self._warm = self.fetching.total(self._feed.loader)
 
     def stop(self) -> None:
         """Look at nothing any more."""
@@ -181,6 +186,7 @@ class Sights:
             steps=timed_steps,
             input_wait_ms=1e3 * self._wait_s / max(1, timed_steps),
             epoch_wait_ms=1e3 * median(later) if later else 0.0,
+            fetches=self.fetching.since(self._feed.loader, self._warm),
             skipped_steps=self.skipped_steps,
             peak_memory_bytes=peak_bytes,
             epochs_ended=self._feed.epochs_ended,

@@ -21,6 +21,7 @@ from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import LateClock
 from nfold.frameworks.torch.script.facts import joined
+from nfold.frameworks.torch.script.fetching import NONE
 from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
@@ -29,7 +30,7 @@ from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.streams import Feed, Taken
 from nfold.frameworks.torch.script.turning import Turning, length_of
 from nfold.frameworks.torch.weights import checksum_of
-from nfold.measurement import Epoch, RankSamples
+from nfold.measurement import Epoch, Fetches, RankSamples
 
 FEWEST_STEPS = 5
 """Timed steps; from fewer nobody can tell anything."""
@@ -51,7 +52,9 @@ class Watch:
         length = length_of(task)
         self._settles_at = max(1, length.warmup - 1)
         self.warmup_steps = length.warmup
-        self._recorder = Recorder(task.rank, "", self._clock, observer, length, _no_losses)
+        self._recorder = Recorder(
+            task.rank, "", self._clock, observer, length, _no_losses, self._fetched
+        )
         self._overrides = Overrides(task)
         self._left_out = LeftOut(task)
         self._feed = Feed(
@@ -59,6 +62,7 @@ class Watch:
         )
         self._sights = Sights(task, self._left_out, self._feed, self._boundary)
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
+        self._before = NONE
         self._agreed: str | None = None
         self._stepped = False
         self._epoch_began: float | None = None
@@ -136,6 +140,12 @@ class Watch:
         except NfoldError as error:
             self.refused = error
             raise
+
+    def _fetched(self) -> Fetches | None:
+        """Batches that were made since the last window ended."""
+        loader, before = self._feed.loader, self._before
+        self._before = self._sights.fetching.total(loader)
+        return self._sights.fetching.since(loader, before)
 
     def _prepare(self, loader: Any) -> None:
         with self._kept():
