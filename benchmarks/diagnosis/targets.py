@@ -151,12 +151,14 @@ class Script:
         ("imbalance", "link"),
         ("input", "synchronization"),
         ("imbalance", "input"),
+        ("input", "storage"),
     )
 
     @property
     def causes(self) -> tuple[str, ...]:
         """Those that this kind of script can have on such devices."""
-        both = ("input", "imbalance", "synchronization", "link", "epoch-boundary", "layout")
+        host = ("input", "storage", "epoch-boundary")
+        both = (*host, "imbalance", "synchronization", "link", "layout")
         cuda = () if self.cpu else ("host-syncs", "threads")
         # Accelerate and Lightning divide the work and move it to the device themselves.
         moving = ("copies",) if self.kind in ("ddp", "dataparallel") and not self.cpu else ()

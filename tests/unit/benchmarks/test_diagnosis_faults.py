@@ -51,6 +51,24 @@ def test_a_batch_takes_the_dose_of_input(asked: Callable[[str], None], spun: lis
     assert spun == [1.5] * 4
 
 
+def test_a_disk_keeps_its_rate_and_gives_no_credit(
+    asked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    now = itertools.count(0, 5)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    # By this clock every sleep takes 5 s: far more than was due, which is taken off the next.
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    asked('{"storage": 6}')
+    data = faults.data(TensorDataset(torch.arange(64)), 16)
+    assert [int(data[index][0]) for index in range(2)] == [0, 1]
+    assert slept == []
+    assert int(data[2][0]) == 2
+    assert slept == [pytest.approx(3 * 6 / 16 / 1e3)]
+    assert int(data[3][0]) == 3
+    assert len(slept) == 1
+
+
 def test_one_rank_is_slow(monkeypatch: pytest.MonkeyPatch, spun: list[float]) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in ("0", "1"):

@@ -10,6 +10,7 @@ import pytest
 from explaining import HOST, SECONDS, Memory, failed, runner, target
 from nfold.ablation import Ablation
 from nfold.errors import RunFailure, UsageError
+from nfold.explain import lines
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Rung, Scaling
@@ -232,9 +233,10 @@ def test_workers_that_wait_are_cured_by_many_more_of_them() -> None:
     assert first.fix == "train.py:7: DataLoader(..., num_workers=8)"
     assert first.predicted_speedup is not None
     assert first.predicted_speedup.value == pytest.approx(3.0)
-    bare = explained(read(DDP, 2), load_ms_per_sample=0.02, read_ms_per_sample=0.19)
-    words = [row.fix for row in bare.single if row.cause == "storage"]
-    assert words[0].endswith("; a batch reads 10.00 MB, 100% of it from a local disk")
+    words = lines.faster_reads(read(DDP, 2))
+    assert words.startswith("train.py:7: DataLoader(..., num_workers=8) (workers that wait")
+    assert words.endswith("; a batch reads 10.00 MB, 100% of it from a local disk")
+    assert "MB" not in lines.faster_reads(DDP)
 
 
 def test_waiting_under_noise_is_in_its_interval() -> None:
