@@ -29,6 +29,8 @@ class Ablation:
     broadcast them before a forward; without ``host_syncs``, what the host reads from a device
     in a step (``.item()``) is the last value that was really read, and nobody waits for it.
     Without ``repeated_exchange``, a step of several batches exchanges with the last one only.
+    With ``expandable_segments``, the allocator of a GPU lets what it keeps grow in place, where it
+    would give back and ask again.
     """
 
     input: Literal["real", "replayed", "resident"] = "real"
@@ -45,6 +47,7 @@ class Ablation:
     buffers: bool = True
     host_syncs: bool = True
     repeated_exchange: bool = True
+    expandable_segments: bool = False
 
     def __post_init__(self) -> None:
         for name in ("devices", "shares"):
@@ -101,6 +104,10 @@ class Ablation:
             (
                 not self.host_syncs and plan.device == "cpu",
                 "on a CPU device an operation is done when its call returns: nothing waits",
+            ),
+            (
+                self.expandable_segments and plan.device == "cpu",
+                "memory of CPU devices is the system's, no allocator keeps it",
             ),
             *(
                 (len(o) not in (0, devices), f"{o} is no order of {devices} devices")

@@ -75,6 +75,9 @@ class Seen:
     passes of the DataLoader, ``children`` processes that the script started apart from loaders'
     workers.
 
+    ``alloc_retries`` counts, of a step after the warm-up, how often a GPU had no memory left, so
+    that the allocator gave back what it kept and asked again.
+
     ``places`` are lines of the user's code, the most frequent first, by what happens there:
     ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``,
     ``threads`` (their number set).
@@ -115,6 +118,7 @@ class Seen:
     channels_last: bool = False
     threads: int = 1
     peak_memory_bytes: int | None = None
+    alloc_retries: float = 0.0
     epochs_ended: int = 0
     children: int = 0
     places: dict[str, tuple[Place, ...]] = field(default_factory=dict)

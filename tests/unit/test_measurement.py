@@ -85,6 +85,7 @@ FULL = Measurement(
         buffers=False,
         host_syncs=False,
         repeated_exchange=False,
+        expandable_segments=True,
     ),
     repeat=3,
     cause=Cause(text="no room", rank=1, step=5, signal=9),
@@ -195,6 +196,7 @@ def test_the_cell_id_is_pinned() -> None:
     assert dataclasses.replace(FULL, ablation=Ablation()).cell == "574fec7b11"
     ablation = dataclasses.replace(typing.cast(Ablation, FULL.ablation), buffers=True)
     ablation = dataclasses.replace(ablation, host_syncs=True, repeated_exchange=True)
+    ablation = dataclasses.replace(ablation, expandable_segments=False)
     assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
 
 

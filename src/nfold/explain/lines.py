@@ -5,6 +5,7 @@ from __future__ import annotations
 from nfold.seen import Loader, Seen
 
 NCCL = "init_process_group('nccl'): gloo sends what is on GPUs through the host"
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where it is started"
 BATCH_NORM = "BatchNorm in place of SyncBatchNorm, if the training allows it"
 
 
@@ -63,6 +64,12 @@ def copies(seen: Seen) -> str:
 def larger_batch(seen: Seen, also: str = "") -> str:
     """More work a step."""
     return at(loader(seen).place, f"a larger batch_size{also}")
+
+
+def allocator(seen: Seen) -> str:
+    """Memory that grows in place, or less of it."""
+    less = at(loader(seen).place, "a smaller batch_size")
+    return f"{EXPANDABLE}, or {less} ({seen.alloc_retries:.1f} allocator retries a step)"
 
 
 def bytes_sent(seen: Seen) -> str:

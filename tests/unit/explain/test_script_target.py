@@ -10,7 +10,7 @@ import pytest
 from explaining import HOST, SECONDS, Memory, failed, runner, target
 from nfold.ablation import Ablation
 from nfold.errors import RunFailure, UsageError
-from nfold.explain import lines
+from nfold.explain import causes, lines
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Rung, Scaling
@@ -263,3 +263,23 @@ def test_a_data_set_that_nobody_could_watch_leaves_all_to_the_input() -> None:
     found = explained(DDP, read_ms_per_sample=0.05)
     assert {row.cause for row in found.named} == {"input"}
     assert "by spawn" in dict(found.untested)["storage"]
+
+
+def test_an_allocator_that_tries_again_is_told_by_one_that_need_not() -> None:
+    seen = dataclasses.replace(DDP, alloc_retries=1.5)
+    found = explained(seen, retries_ms=4.0)
+    (first,) = found.named
+    assert first.cause == "memory"
+    assert first.lost_ms.value == pytest.approx(4.0)
+    assert first.fix == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where it is started"
+    assert first.predicted_speedup is not None
+    assert first.predicted_speedup.value == pytest.approx(14 / 10)
+    assert lines.allocator(seen).endswith("a smaller batch_size (1.5 allocator retries a step)")
+
+
+def test_where_the_allocator_never_tried_again_the_used_memory_is_told() -> None:
+    reason = dict(explained(DDP).untested)["memory"]
+    assert reason == "in 30 steps the allocator never had to try again"
+    used = dataclasses.replace(DDP, peak_memory_bytes=10**9)
+    told = causes.memory.Memory().silent(dataclasses.replace(looked(used), memory_bytes=4 * 10**9))
+    assert told == f"{reason}; 1.0 of 4.0 GB of a device are used: the batch may grow"

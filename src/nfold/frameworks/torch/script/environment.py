@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 from nfold.frameworks.base import Task
@@ -31,6 +31,9 @@ WORLD = (
     "TORCHELASTIC_ERROR_FILE",
 )
 """What torchrun sets in every rank."""
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Where PyTorch reads how its allocator works; the first that is there counts."""
+EXPANDABLE = "expandable_segments"
 LOOPBACK = "127.0.0.1"
 
 
@@ -41,6 +44,8 @@ def entered(task: Task) -> Iterator[None]:
     The threads that the environment asks for already stay what they are.
     """
     os.environ |= environment(task, os.environ.get(VISIBLE))
+    if task.left_out.expandable_segments:
+        os.environ |= expandable(os.environ)
     if _one_process(task):
         _forget(WORLD)
     elif alone(task):
@@ -80,6 +85,14 @@ def environment(task: Task, visible: str | None) -> dict[str, str]:
     if alone(task):
         return {VISIBLE: _named([device_index(task)], visible)}
     return {VISIBLE: _named(task.left_out.devices or range(count), visible)}
+
+
+def expandable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The allocator's settings as they are, with segments that grow."""
+    name = next((name for name in ALLOCATOR if name in environment), ALLOCATOR[0])
+    said = [one.strip() for one in environment.get(name, "").split(",")]
+    kept = [one for one in said if one and not one.startswith(EXPANDABLE)]
+    return {name: ",".join([*kept, f"{EXPANDABLE}:True"])}
 
 
 def own_world(port: int) -> dict[str, str]:

@@ -196,7 +196,7 @@ class Watch:
                 f"{self._task.workload.name}, so there are no batches to give again"
             )
         peak = self.devices.peak_memory_bytes()
-        self._observer.see(self._sights.finished(self.timed_steps, peak))
+        self._observer.see(self._sights.finished(self.timed_steps, self.devices))
         found = self._recorder.samples(
             peak_memory_bytes=peak,
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
@@ -250,9 +250,9 @@ class Watch:
         """The warm-up's last step comes: facts are known, and ranks that are apart meet."""
         self._boundary.settle()
         self._feed.warming = False
-        self._sights.settle(self.steps)
+        self._sights.settle(self.steps, self.devices)
         self._warm_up.undo()
-        self._observer.see(self._sights.finished(0, self.devices.peak_memory_bytes()))
+        self._observer.see(self._sights.finished(0, self.devices))
         if self._task.turns:
             self._agreed = self._checksum()
         self._observer.await_others(self.steps)

@@ -64,10 +64,9 @@ def _fetches(data: Slow, **how: Any) -> tuple[Fetches, Fetches]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_set_that_sleeps_waits(workers: int) -> None:
     found, seen = _fetches(Slow(waits_s=0.002), num_workers=workers)
-    assert found.batches > 0
-    assert found.waited_s >= 0.9 * found.batches * BATCH * 0.002
-    assert found.waited_s <= found.seconds
-    assert seen.waited_s / seen.seconds > 0.5
+    for one in (found, seen):
+        assert one.batches > 0
+        assert 0.9 * one.batches * BATCH * 0.002 <= one.waited_s <= one.seconds
 
 
 @pytest.mark.parametrize("workers", [0, 2])
