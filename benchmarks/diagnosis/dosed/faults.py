@@ -3,8 +3,8 @@
 Every key is a cause, every value its dose in milliseconds a step. What is counted in something
 else (all-reduces, bytes, permutes, copies) is timed in this process first, so that a dose is
 milliseconds here and now. On a GPU a dose of device time keeps the device busy, not the host.
-``undivided-work`` and ``threads`` are switches, ``host-syncs`` is a count: what they cost is
-measured by running the script without them.
+``undivided-work`` and ``threads`` are switches, ``host-syncs`` and ``memory`` are counts: what they
+cost is measured by running the script without them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ballast import Ballast
 from calibrate import LARGE_BYTES, SMALL_BYTES, count_for, empty_bytes, repeat, timed
 from exchanges import link, nothing, synchronization
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ CAUSES = (
     "copies",
     "epoch-boundary",
     "host-syncs",
+    "memory",
     "threads",
     "undivided-work",
 )
@@ -234,6 +236,7 @@ MADE: dict[str, Callable[[float, torch.device], Callable[[], None]]] = {
     "link": link,
     "layout": _layout,
     "host-syncs": _host_syncs,
+    "memory": Ballast,
 }
 
 

@@ -119,15 +119,16 @@ class Fit:
         return {key: self._value(key, draws, of_trees) for key in self._rounds}
 
     def _value(self, key: Key, draws: random.Random | None, of_trees: dict[str, float]) -> float:
-        """What may be 0 or less has no logarithm: its runs' mean."""
-        if key in self._sums:
-            sums = self._sums[key]
-            return fmean(draws.choices(sums, k=len(sums)) if draws is not None else sums)
-        effect, rounds = self._effects[key], self._rounds[key]
+        """What may be 0 or less has no logarithm: its runs' mean, as uncertain as their steps."""
+        rounds, error = self._rounds[key], 0.0
         if draws is not None:
             errors = [self._error((key[0], number), draws, of_trees) for number in rounds]
-            effect += fmean(errors) * _wider(len(rounds))
-        return math.exp(effect)
+            error = fmean(errors) * _wider(len(rounds))
+        if key in self._sums:
+            sums = self._sums[key]
+            drawn = draws.choices(sums, k=len(sums)) if draws is not None else sums
+            return fmean(drawn) * math.exp(error)
+        return math.exp(self._effects[key] + error)
 
     def _error(self, run: Run, draws: random.Random, of_trees: dict[str, float]) -> float:
         """One run's: its process tree's, and its own where others had their turns in that."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from nfold.seen import Loader, Seen
 
+LEAST_READ = 10_000
+"""Bytes of a batch: below, what was read were no samples."""
 NCCL = "init_process_group('nccl'): gloo sends what is on GPUs through the host"
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where it is started"
 BATCH_NORM = "BatchNorm in place of SyncBatchNorm, if the training allows it"
@@ -39,7 +41,7 @@ def faster_reads(seen: Seen) -> str:
     more = workers(seen, 4 * (fed.workers or 1))
     text = f"{more} (workers that wait need no core), or the data in memory or on a local disk"
     read = seen.fetches
-    if read is None or not read.batches or not read.read_bytes:
+    if read is None or read.read_bytes < LEAST_READ * max(1, read.batches):
         return text
     of_batch, part = read.read_bytes / read.batches / 1e6, read.disk_bytes / read.read_bytes
     return f"{text}; a batch reads {of_batch:.2f} MB, {min(1.0, part):.0%} of it from a local disk"

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 
+import ballast
 import calibrate
 import exchanges
 import faults
@@ -133,6 +134,17 @@ def test_values_are_read_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(faults, "repeat", lambda act, count: counted.append(count))
     faults.MADE["host-syncs"](7.0, CPU)()
     assert counted == [7]
+
+
+def test_a_ballast_leaves_no_room_for_two_of_the_tensors_that_grow() -> None:
+    room = ballast.ROOM_BYTES
+    small, large = ballast.sizes(room)
+    assert 2 * small > room > large > small
+    assert small % ballast.PIECE_BYTES == large % ballast.PIECE_BYTES == 0
+    # Times that it grows before all starts anew: some hundred steps of a few.
+    assert (large - small) / ballast.PIECE_BYTES > 1000
+    with pytest.raises(ValueError, match="memory on cpu: allowed are GPUs"):
+        faults.MADE["memory"](1.0, CPU)
 
 
 def test_a_batch_on_its_device_brings_nothing_along(

@@ -124,11 +124,11 @@ class Simulation:
         return tuple(windows), tuple(losses)
 
     def _fetches(self, batches: int, samples: int) -> Fetches | None:
-        """What the loaders were seen to do for so many steps."""
+        """What the loaders were seen to do for so many steps, where they do anything."""
         costs = of_rank(self.script, self.task, self.task.rank)
-        if not costs.host_fed:
+        computing_ms, waiting_ms = costs.fetching(samples) if costs.host_fed else (0.0, 0.0)
+        if not computing_ms + waiting_ms:
             return None
-        computing_ms, waiting_ms = costs.fetching(samples)
         seconds = (computing_ms + waiting_ms) / 1e3
         return Fetches(batches=batches, seconds=seconds, waited_s=waiting_ms / 1e3)
 
