@@ -29,8 +29,9 @@ class Ablation:
     broadcast them before a forward; without ``host_syncs``, what the host reads from a device
     in a step (``.item()``) is the last value that was really read, and nobody waits for it.
     Without ``repeated_exchange``, a step of several batches exchanges with the last one only.
-    With ``expandable_segments``, the allocator of a GPU lets what it keeps grow in place, where it
-    would give back and ask again.
+    With ``late_exchange``, independent devices exchange all gradients at once, before a step of the
+    optimizer, and nothing hides it. With ``expandable_segments``, the allocator of a GPU lets what
+    it keeps grow in place, where it would give back and ask again.
     """
 
     input: Literal["real", "replayed", "resident"] = "real"
@@ -48,6 +49,7 @@ class Ablation:
     host_syncs: bool = True
     repeated_exchange: bool = True
     expandable_segments: bool = False
+    late_exchange: bool = False
 
     def __post_init__(self) -> None:
         for name in ("devices", "shares"):
@@ -67,7 +69,7 @@ class Ablation:
     @property
     def coupled(self) -> bool:
         """Whether ranks still wait for each other in every step."""
-        return self.exchange != "none" and not self.independent
+        return self.exchange != "none" and (not self.independent or self.late_exchange)
 
     def merged(self, other: Ablation) -> Ablation:
         """What both leave out; where both say something, ``other`` counts."""
@@ -85,6 +87,10 @@ class Ablation:
             ),
             (self.independent and one, "one device has no other to be independent of"),
             (self.independent and plan.strategy == "dp", "nn.DataParallel has one process"),
+            (
+                self.late_exchange and not self.independent,
+                "devices that are not independent exchange their gradients themselves",
+            ),
             (self.device > 0 and not one, "a single device is chosen for a plan on one device"),
             (self.input != "real" and plan.input == "resident", "the data are on the device"),
             (

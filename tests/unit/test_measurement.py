@@ -86,6 +86,7 @@ FULL = Measurement(
         host_syncs=False,
         repeated_exchange=False,
         expandable_segments=True,
+        late_exchange=True,
     ),
     repeat=3,
     cause=Cause(text="no room", rank=1, step=5, signal=9),
@@ -196,7 +197,7 @@ def test_the_cell_id_is_pinned() -> None:
     assert dataclasses.replace(FULL, ablation=Ablation()).cell == "574fec7b11"
     ablation = dataclasses.replace(typing.cast(Ablation, FULL.ablation), buffers=True)
     ablation = dataclasses.replace(ablation, host_syncs=True, repeated_exchange=True)
-    ablation = dataclasses.replace(ablation, expandable_segments=False)
+    ablation = dataclasses.replace(ablation, expandable_segments=False, late_exchange=False)
     assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
 
 

@@ -96,7 +96,7 @@ class Account:
 
     def speedup(self, view: View, gained_ms: float = 0.0) -> float:
         """Throughput of N devices over that of one, after so much is gained."""
-        achieved = max(1e-9, self.achieved_ms(view) - max(0.0, gained_ms))
+        achieved = max(1e-9, self.achieved_ms(view) - gained_ms)
         return self.ladder.devices * self.ideal_ms(view) / achieved
 
     def rows(self) -> list[Finding]:
@@ -112,7 +112,7 @@ class Account:
     def _row(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
         if isinstance(cause, UndividedWork) and not self.undivided:
             return self._finding(cause, rungs, lambda view: 0.0)
-        found = self._finding(cause, rungs, lambda view: cause.lost_ms(self.ladder, view))
+        found = self._finding(cause, rungs, self._lost(cause))
         if isinstance(cause, UndividedWork):
             # What ranks were fed is a fact, however much times scatter.
             found = dataclasses.replace(found, named=True)
@@ -124,12 +124,23 @@ class Account:
         return Finding(
             cause=cause.id,
             lost_ms=cost,
-            predicted_speedup=self.fit.interval(lambda view: self.speedup(view, lost(view))),
+            predicted_speedup=self._predicted(cause, lost),
             fix=cause.fix(self.ladder, self.fit.view),
-            evidence=self.measured.ids(rungs),
+            evidence=self.measured.ids([*rungs, *_telling(cause, self.ladder)]),
             named=beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
             parts=tuple((name, self._part(cause, name)) for name in parts),
         )
+
+    def _predicted(self, cause: Cause, lost: Number) -> Interval:
+        """From what is won at least to all that is lost, where the two differ."""
+        most = self.fit.interval(lambda view: self.speedup(view, max(0.0, lost(view))))
+        view = self.fit.view
+        if cause.gained_ms(self.ladder, view) == cause.lost_ms(self.ladder, view):
+            return most
+        least = self.fit.interval(
+            lambda view: self.speedup(view, cause.gained_ms(self.ladder, view))
+        )
+        return Interval(least.value, least.low, max(most.high or 0.0, least.high or 0.0))
 
     def _part(self, cause: Cause, name: str) -> Interval:
         return self.fit.interval(lambda view: cause.parts(self.ladder, view)[name])
@@ -201,7 +212,9 @@ class Account:
     def unexplained_ms(self, rows: Sequence[Finding]) -> Interval:
         """What is missing to N-fold less the rows that are beyond the noise, losses or gains."""
         achieved = self.achieved_ms(self.fit.view)
-        costs = [self._lost(row) for row in rows if beyond(row.lost_ms, achieved)]
+        by_name = {cause.id: cause for cause in CAUSES}
+        large = [row.cause for row in rows if beyond(row.lost_ms, achieved)]
+        costs = [self._lost(by_name[name]) for name in large]
 
         def rest(view: View) -> float:
             missing = self.achieved_ms(view) - self.ideal_ms(view)
@@ -209,8 +222,7 @@ class Account:
 
         return self.fit.interval(rest)
 
-    def _lost(self, row: Finding) -> Number:
-        (cause,) = (cause for cause in CAUSES if cause.id == row.cause)
+    def _lost(self, cause: Cause) -> Number:
         return lambda view: cause.lost_ms(self.ladder, view)
 
     def speed(self, rung: Rung, times: int = 1) -> Speed:
@@ -273,6 +285,13 @@ def _warnings(account: Account, measured: Measured) -> tuple[Doubt, ...]:
         text = "too few repeats to see how runs differ: intervals are from inside single runs"
         found.append(Doubt(kind="few_repeats", text=text))
     return tuple(found)
+
+
+def _telling(cause: Cause, ladder: Ladder) -> Iterator[Rung]:
+    """The run that changes nothing but tells more of a cause."""
+    told = cause.fixes(ladder).get("")
+    if told is not None:
+        yield told
 
 
 def _ordered(findings: Iterable[Finding]) -> list[Finding]:

@@ -283,3 +283,29 @@ def test_where_the_allocator_never_tried_again_the_used_memory_is_told() -> None
     used = dataclasses.replace(DDP, peak_memory_bytes=10**9)
     told = causes.memory.Memory().silent(dataclasses.replace(looked(used), memory_bytes=4 * 10**9))
     assert told == f"{reason}; 1.0 of 4.0 GB of a device are used: the batch may grow"
+
+
+def test_a_process_a_device_gains_what_is_left_of_it_by_an_exchange() -> None:
+    """At batch 100 one device takes 10 ms, two 5 + 8 + 4; copies 5, with an exchange at the end 14.
+
+    The simulated process has ranks inside, which hide 5 of the 9 ms of their exchange.
+    """
+    seen = dataclasses.replace(PLAIN, parallel="dp", dp_devices=2)
+    found = explained(seen, wrapper_ms=8.0, transfer_ms=9.0, overlap=1.0)
+    row = next(row for row in found.rows if row.cause == "single-process")
+    assert row.lost_ms.value == pytest.approx(12.0)
+    assert found.speedup.value == pytest.approx(10 / 17)
+    predicted = row.predicted_speedup
+    assert predicted is not None
+    assert predicted.value == pytest.approx(10 / 14)
+    assert predicted.low == pytest.approx(10 / 14)
+    assert predicted.high == pytest.approx(10 / 5)
+    assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-9)
+
+
+def test_an_exchange_that_costs_more_than_the_one_process_is_no_gain() -> None:
+    seen = dataclasses.replace(PLAIN, parallel="dp", dp_devices=2)
+    found = explained(seen, dp_exchange_ms=2.0, transfer_ms=9.0, overlap=1.0)
+    row = next(row for row in found.rows if row.cause == "single-process")
+    assert row.predicted_speedup is not None
+    assert row.predicted_speedup.value < found.speedup.value

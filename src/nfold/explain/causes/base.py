@@ -35,6 +35,10 @@ class Cause:
         """What a step on N devices loses to it."""
         raise NotImplementedError
 
+    def gained_ms(self, ladder: Ladder, view: View) -> float:
+        """What is won at least when it goes; less than it costs, where something else comes."""
+        return self.lost_ms(ladder, view)
+
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """What the cost is made of, where that can be told."""
         del ladder, view
@@ -54,7 +58,10 @@ class Cause:
         raise NotImplementedError
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
-        """Plan edits to try on N devices where the cause was found, by the flags that say them."""
+        """Plan edits to try on N devices where the cause was found, by the flags that say them.
+
+        Without a flag: a run that changes nothing, but tells more.
+        """
         del ladder
         return {}
 

@@ -31,6 +31,8 @@ class Costs:
         busy += self._straggling(late)
         if self._exchanging:
             busy += self._exchange(compute)
+        if self.task.left_out.late_exchange:
+            busy += self.script.latency_ms + self.script.exchange_ms + self.script.transfer_ms
         return self._fed(busy, samples)
 
     @property

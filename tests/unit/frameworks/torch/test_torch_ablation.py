@@ -106,6 +106,7 @@ def test_nothing_is_exchanged_at_once() -> None:
         (Ablation(buffers=False), {}, "none are broadcast"),
         (Ablation(host_syncs=False), {"device": "cuda"}, "the host reads nothing"),
         (Ablation(expandable_segments=True), {"device": "cuda"}, "as it is"),
+        (Ablation(independent=True, late_exchange=True), {"device": "cuda"}, "itself"),
         (Ablation(), {}, None),
         (Ablation(exchange="none", input="replayed"), {}, None),
     ],

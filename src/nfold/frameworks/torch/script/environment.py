@@ -12,6 +12,7 @@ from nfold.frameworks.cores import claimed_cores
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
+HOST, PORT = "MASTER_ADDR", "MASTER_PORT"
 WORLD = (
     "RANK",
     "LOCAL_RANK",
@@ -22,8 +23,8 @@ WORLD = (
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",
     "ROLE_NAME",
-    "MASTER_ADDR",
-    "MASTER_PORT",
+    HOST,
+    PORT,
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS",
@@ -34,6 +35,8 @@ WORLD = (
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Where PyTorch reads how its allocator works; the first that is there counts."""
 EXPANDABLE = "expandable_segments"
+MEETING = "NFOLD_MEETING"
+"""Where copies of a script that know nothing of each other could meet: host and port."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -49,6 +52,7 @@ def entered(task: Task) -> Iterator[None]:
     if _one_process(task):
         _forget(WORLD)
     elif alone(task):
+        os.environ[MEETING] = f"{os.environ.get(HOST)}:{os.environ.get(PORT)}"
         _forget(WORLD)
         os.environ |= own_world(_free_port())
     threads = task.left_out.threads
@@ -102,8 +106,8 @@ def own_world(port: int) -> dict[str, str]:
     return {
         **dict.fromkeys(zeros, "0"),
         **dict.fromkeys(ones, "1"),
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(port),
+        HOST: LOOPBACK,
+        PORT: str(port),
         "TORCHELASTIC_RUN_ID": "nfold",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "GLOO_SOCKET_IFNAME": "lo",

@@ -22,6 +22,7 @@ from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import LateClock
 from nfold.frameworks.torch.script.facts import joined
 from nfold.frameworks.torch.script.fetching import NONE
+from nfold.frameworks.torch.script.late import LateExchange
 from nfold.frameworks.torch.script.left_out import LeftOut
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
@@ -57,6 +58,7 @@ class Watch:
         )
         self._overrides = Overrides(task)
         self._left_out = LeftOut(task)
+        self._late = LateExchange(task, self._left_out)
         self._feed = Feed(
             prepare=self._prepare, left_out=self._left_out, replay=self._replay, listener=self
         )
@@ -96,6 +98,7 @@ class Watch:
         """Put everything in its place; the script has just imported torch."""
         self._feed.install(self._patches, self._warm_up)
         self._sights.install(self._patches, self._warm_up)
+        self._late.install()
         self._patches.put(GradScaler, "step", self._scaling)
         for owner in (dist, distributed_c10d):
             self._patches.put(owner, "destroy_process_group", self._parting)
@@ -105,6 +108,7 @@ class Watch:
     def remove(self) -> None:
         """Put PyTorch back as it was."""
         self._hook.remove()
+        self._late.remove()
         self._sights.stop()
         self._warm_up.undo()
         self._patches.undo()
@@ -228,6 +232,7 @@ class Watch:
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._stepped = False
+            self._late.scaled(optimizer)
             returned = usual(scaler, optimizer, *args, **kwargs)
             if not self._stepped:
                 self._sights.skipped_steps += 1
