@@ -14,6 +14,9 @@ from nfold.errors import UsageError
 from nfold.plain import from_plain, to_plain
 from nfold.plan import Plan
 
+Rule = tuple[bool, str]
+"""Whether something is refused, and why."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
@@ -77,9 +80,14 @@ class Ablation:
 
     def refusal(self, plan: Plan) -> str | None:
         """Why this cannot be taken away from the complete plan, whatever the framework, or None."""
+        rules = (*self._among_devices(plan), *self._inside_a_step(plan))
+        return next((reason for refused, reason in rules if refused), None)
+
+    def _among_devices(self, plan: Plan) -> tuple[Rule, ...]:
+        """What several devices do with each other."""
         devices = plan.devices or 1
         one = devices == 1
-        rules = (
+        return (
             (self.exchange != "real" and one, "one device exchanges no gradients"),
             (
                 self.exchange != "real" and plan.strategy == "dp",
@@ -92,12 +100,6 @@ class Ablation:
                 "devices that are not independent exchange their gradients themselves",
             ),
             (self.device > 0 and not one, "a single device is chosen for a plan on one device"),
-            (self.input != "real" and plan.input == "resident", "the data are on the device"),
-            (
-                not self.synchronised_batch_norm and plan.batch_norm != "synchronised",
-                "batch norm is not synchronised",
-            ),
-            (self.captured and "captured" in str(plan.step), "the step is captured already"),
             (not self.buffers and one, "one device broadcasts no buffers"),
             (
                 not self.repeated_exchange and (one or plan.accumulate == 1),
@@ -107,6 +109,21 @@ class Ablation:
                 not self.buffers and plan.strategy == "dp",
                 "nn.DataParallel copies the whole module, not its buffers alone",
             ),
+            *(
+                (len(o) not in (0, devices), f"{o} is no order of {devices} devices")
+                for o in (self.devices, self.shares)
+            ),
+        )
+
+    def _inside_a_step(self, plan: Plan) -> tuple[Rule, ...]:
+        """What each device does by itself."""
+        return (
+            (self.input != "real" and plan.input == "resident", "the data are on the device"),
+            (
+                not self.synchronised_batch_norm and plan.batch_norm != "synchronised",
+                "batch norm is not synchronised",
+            ),
+            (self.captured and "captured" in str(plan.step), "the step is captured already"),
             (
                 not self.host_syncs and plan.device == "cpu",
                 "on a CPU device an operation is done when its call returns: nothing waits",
@@ -115,12 +132,7 @@ class Ablation:
                 self.expandable_segments and plan.device == "cpu",
                 "memory of CPU devices is the system's, no allocator keeps it",
             ),
-            *(
-                (len(o) not in (0, devices), f"{o} is no order of {devices} devices")
-                for o in (self.devices, self.shares)
-            ),
         )
-        return next((reason for refused, reason in rules if refused), None)
 
     def to_dict(self) -> dict[str, object]:
         """What is left out, as plain JSON values; a default is not written: ids stay."""

@@ -25,7 +25,7 @@ def main() -> None:
             grow()
             loss = nn.functional.cross_entropy(model(samples.to(DEVICE)), labels.to(DEVICE))
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
 
 

@@ -77,9 +77,11 @@ class LateExchange:
         if self._group is None:
             self._group = self._joined(flat.device)
         self._group.allreduce([flat]).wait()
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
+        first = 0
+        for gradient in gradients:
+            own = flat[first : first + gradient.numel()]
+            gradient.copy_(own.view_as(gradient))
+            first += gradient.numel()
 
     def _joined(self, device: torch.device) -> Any:
         """A group that is not the script's: by the store of those who started all copies."""
