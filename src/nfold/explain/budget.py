@@ -126,7 +126,7 @@ class Account:
             lost_ms=cost,
             predicted_speedup=self._predicted(cause, lost),
             fix=cause.fix(self.ladder, self.fit.view),
-            evidence=self.measured.ids([*rungs, *_telling(cause, self.ladder)]),
+            evidence=self.measured.ids([*rungs, *cause.telling(self.ladder)]),
             named=beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
             parts=tuple((name, self._part(cause, name)) for name in parts),
         )
@@ -285,13 +285,6 @@ def _warnings(account: Account, measured: Measured) -> tuple[Doubt, ...]:
         text = "too few repeats to see how runs differ: intervals are from inside single runs"
         found.append(Doubt(kind="few_repeats", text=text))
     return tuple(found)
-
-
-def _telling(cause: Cause, ladder: Ladder) -> Iterator[Rung]:
-    """The run that changes nothing but tells more of a cause."""
-    told = cause.fixes(ladder).get("")
-    if told is not None:
-        yield told
 
 
 def _ordered(findings: Iterable[Finding]) -> list[Finding]:

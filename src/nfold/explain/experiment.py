@@ -271,7 +271,8 @@ def _wanted(ladder: Ladder) -> Iterator[Rung]:
     """The rungs of every cause that the plan can have; whole epochs are asked for apart."""
     for cause in CAUSES:
         if cause.silent(ladder) is None:
-            for rung in (*cause.rungs(ladder), *cause.single_rungs(ladder)):
+            own = (*cause.rungs(ladder), *cause.telling(ladder))
+            for rung in (*own, *cause.single_rungs(ladder)):
                 if rung.plan.steps is not None:
                     yield rung
 

@@ -31,6 +31,11 @@ class Cause:
         del ladder
         return ()
 
+    def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """More runs, which tell what the fix would gain; without them ``lost_ms`` stands for it."""
+        del ladder
+        return ()
+
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What a step on N devices loses to it."""
         raise NotImplementedError

@@ -27,15 +27,19 @@ class SingleProcess(Cause):
         """What goes when every device has its process."""
         return view.step(ladder.full()) - view.step(self._each(ladder))
 
+    def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """Of a script, copies that exchange their gradients."""
+        return (ladder.copies("real", late_exchange=True),) if ladder.seen is not None else ()
+
     def gained_ms(self, ladder: Ladder, view: View) -> float:
         """Of a script, what is left when the copies exchange gradients and nothing hides it.
 
         DistributedDataParallel hides some of that: it comes to lie between this and ``lost_ms``.
         """
-        late = ladder.copies("real", late_exchange=True)
-        if ladder.seen is None or not view.has(late):
+        late = self.telling(ladder)
+        if not late or not view.has(*late):
             return self.lost_ms(ladder, view)
-        return view.step(ladder.full()) - view.step(late)
+        return view.step(ladder.full()) - view.step(late[0])
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """The strategy."""
@@ -44,9 +48,9 @@ class SingleProcess(Cause):
         return "--strategy ddp"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
-        """Both ways to have a process a device; of a script, what an exchange would cost."""
+        """Both ways to have a process a device."""
         if ladder.seen is not None:
-            return {"": ladder.copies("real", late_exchange=True)}
+            return {}
         return {f"--strategy {name}": ladder.edited(strategy=name) for name in ("ddp", "nfold")}
 
     def _each(self, ladder: Ladder) -> Rung:
