@@ -30,8 +30,8 @@ class Slow(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(self._waits_s)
-        end = time.process_time() + self._computes_s
-        while time.process_time() < end:
+        end = time.thread_time() + self._computes_s
+        while time.thread_time() < end:
             pass
         if self._file is not None:
             self._file.read_bytes()
