@@ -148,7 +148,7 @@ def _attributed(found: Any, strong: bool) -> dict[str, float]:
     for number, block in enumerate(blocks):
         for row in block:
             # Without worker processes nothing hides the input, on one device or on several.
-            alone = row["cause"] == "input" and found["plan"]["workers"] == 0
+            alone = row["cause"] in ("input", "storage") and found["plan"]["workers"] == 0
             if not strong or number == alone:
                 lost[row["cause"]] = lost.get(row["cause"], 0.0) + row["lost_ms"]["value"]
     return lost

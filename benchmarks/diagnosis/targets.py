@@ -151,18 +151,20 @@ class Script:
         ("imbalance", "link"),
         ("input", "synchronization"),
         ("imbalance", "input"),
+        ("input", "storage"),
     )
 
     @property
     def causes(self) -> tuple[str, ...]:
         """Those that this kind of script can have on such devices."""
-        both = ("input", "imbalance", "synchronization", "link", "epoch-boundary", "layout")
-        cuda = () if self.cpu else ("host-syncs", "threads")
+        host = ("input", "storage", "epoch-boundary")
+        both = (*host, "imbalance", "synchronization", "link", "layout")
+        cuda = () if self.cpu else ("host-syncs", "threads", "memory")
         # Accelerate and Lightning divide the work and move it to the device themselves.
         moving = ("copies",) if self.kind in ("ddp", "dataparallel") and not self.cpu else ()
         own = (*moving, "undivided-work") if self.kind == "ddp" else moving
         one_process = self.kind == "dataparallel"
-        none = {"synchronization", "link", "threads"} if one_process else set()
+        none = {"synchronization", "link", "threads", "memory"} if one_process else set()
         return tuple(cause for cause in (*both, *cuda, *own) if cause not in none)
 
     @property

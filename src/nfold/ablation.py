@@ -14,6 +14,9 @@ from nfold.errors import UsageError
 from nfold.plain import from_plain, to_plain
 from nfold.plan import Plan
 
+Rule = tuple[bool, str]
+"""Whether something is refused, and why."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
@@ -29,6 +32,9 @@ class Ablation:
     broadcast them before a forward; without ``host_syncs``, what the host reads from a device
     in a step (``.item()``) is the last value that was really read, and nobody waits for it.
     Without ``repeated_exchange``, a step of several batches exchanges with the last one only.
+    With ``late_exchange``, independent devices exchange all gradients at once, before a step of the
+    optimizer, and nothing hides it. With ``expandable_segments``, the allocator of a GPU lets what
+    it keeps grow in place, where it would give back and ask again.
     """
 
     input: Literal["real", "replayed", "resident"] = "real"
@@ -45,6 +51,8 @@ class Ablation:
     buffers: bool = True
     host_syncs: bool = True
     repeated_exchange: bool = True
+    expandable_segments: bool = False
+    late_exchange: bool = False
 
     def __post_init__(self) -> None:
         for name in ("devices", "shares"):
@@ -64,7 +72,7 @@ class Ablation:
     @property
     def coupled(self) -> bool:
         """Whether ranks still wait for each other in every step."""
-        return self.exchange != "none" and not self.independent
+        return self.exchange != "none" and (not self.independent or self.late_exchange)
 
     def merged(self, other: Ablation) -> Ablation:
         """What both leave out; where both say something, ``other`` counts."""
@@ -72,9 +80,14 @@ class Ablation:
 
     def refusal(self, plan: Plan) -> str | None:
         """Why this cannot be taken away from the complete plan, whatever the framework, or None."""
+        rules = (*self._among_devices(plan), *self._inside_a_step(plan))
+        return next((reason for refused, reason in rules if refused), None)
+
+    def _among_devices(self, plan: Plan) -> tuple[Rule, ...]:
+        """What several devices do with each other."""
         devices = plan.devices or 1
         one = devices == 1
-        rules = (
+        return (
             (self.exchange != "real" and one, "one device exchanges no gradients"),
             (
                 self.exchange != "real" and plan.strategy == "dp",
@@ -82,13 +95,11 @@ class Ablation:
             ),
             (self.independent and one, "one device has no other to be independent of"),
             (self.independent and plan.strategy == "dp", "nn.DataParallel has one process"),
-            (self.device > 0 and not one, "a single device is chosen for a plan on one device"),
-            (self.input != "real" and plan.input == "resident", "the data are on the device"),
             (
-                not self.synchronised_batch_norm and plan.batch_norm != "synchronised",
-                "batch norm is not synchronised",
+                self.late_exchange and not self.independent,
+                "devices that are not independent exchange their gradients themselves",
             ),
-            (self.captured and "captured" in str(plan.step), "the step is captured already"),
+            (self.device > 0 and not one, "a single device is chosen for a plan on one device"),
             (not self.buffers and one, "one device broadcasts no buffers"),
             (
                 not self.repeated_exchange and (one or plan.accumulate == 1),
@@ -98,16 +109,30 @@ class Ablation:
                 not self.buffers and plan.strategy == "dp",
                 "nn.DataParallel copies the whole module, not its buffers alone",
             ),
-            (
-                not self.host_syncs and plan.device == "cpu",
-                "on a CPU device an operation is done when its call returns: nothing waits",
-            ),
             *(
                 (len(o) not in (0, devices), f"{o} is no order of {devices} devices")
                 for o in (self.devices, self.shares)
             ),
         )
-        return next((reason for refused, reason in rules if refused), None)
+
+    def _inside_a_step(self, plan: Plan) -> tuple[Rule, ...]:
+        """What each device does by itself."""
+        return (
+            (self.input != "real" and plan.input == "resident", "the data are on the device"),
+            (
+                not self.synchronised_batch_norm and plan.batch_norm != "synchronised",
+                "batch norm is not synchronised",
+            ),
+            (self.captured and "captured" in str(plan.step), "the step is captured already"),
+            (
+                not self.host_syncs and plan.device == "cpu",
+                "on a CPU device an operation is done when its call returns: nothing waits",
+            ),
+            (
+                self.expandable_segments and plan.device == "cpu",
+                "memory of CPU devices is the system's, no allocator keeps it",
+            ),
+        )
 
     def to_dict(self) -> dict[str, object]:
         """What is left out, as plain JSON values; a default is not written: ids stay."""

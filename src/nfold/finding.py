@@ -36,7 +36,7 @@ CAUSES: dict[str, str] = {
 """Every cause by its stable identifier, in a few words."""
 
 
-FAULTS = ("imbalance", "input", "single-process", "undivided-work")
+FAULTS = ("imbalance", "input", "single-process", "storage", "undivided-work")
 """Causes that can go as a whole: while there is one, devices that are slower than one may help."""
 
 

@@ -23,17 +23,35 @@ UNFINISHED: tuple[str, ...] = ("interrupted", "killed")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fetches:
+    """Batches that the data set of a script gave in some time, in whatever process.
+
+    ``seconds`` add up over the processes that made them. In ``waited_s`` of these they neither
+    computed nor wanted a core: they slept for a disk, a network, a lock. ``read_bytes`` is what
+    was read from files, ``disk_bytes`` what of it was not in the host's memory.
+    """
+
+    batches: int
+    seconds: float
+    waited_s: float
+    read_bytes: int = 0
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Window:
     """Some consecutive steps of one rank, fenced by device synchronisation at both ends.
 
     ``start_s`` is on the host's monotonic clock (the same for every process of the host),
-    ``samples`` counts this rank's own.
+    ``samples`` counts this rank's own. ``fetches`` are those that ended in it, None where nobody
+    could watch them.
     """
 
     start_s: float
     seconds: float
     steps: int
     samples: int
+    fetches: Fetches | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from nfold.measurement import Fetches
+
 Parallel = Literal["none", "dp", "ddp", "fsdp", "other"]
 
 
@@ -68,8 +70,13 @@ class Seen:
     their steps; the steps of ``optimizers[boundary]`` are counted. ``precision`` is ``fp32``,
     ``tf32``, ``bf16`` or ``fp16`` as the forward computes, ``autocast`` the type where it is
     automatic. ``input_wait_ms`` is how long a step waited for the DataLoader, ``epoch_wait_ms`` how
-    long for the first batch of a pass over it, in the middle. ``epochs_ended`` counts passes of the
-    DataLoader, ``children`` processes that the script started apart from loaders' workers.
+    long for the first batch of a pass over it, in the middle. ``fetches`` are the batches that its
+    data set gave after the warm-up, None where nobody could watch it. ``epochs_ended`` counts
+    passes of the DataLoader, ``children`` processes that the script started apart from loaders'
+    workers.
+
+    ``alloc_retries`` counts, of a step after the warm-up, how often a GPU had no memory left, so
+    that the allocator gave back what it kept and asked again.
 
     ``places`` are lines of the user's code, the most frequent first, by what happens there:
     ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``,
@@ -104,12 +111,14 @@ class Seen:
     copies: Copies = field(default_factory=Copies)
     host_syncs: float = 0.0
     input_wait_ms: float = 0.0
+    fetches: Fetches | None = None
     precision: str = "fp32"
     autocast: str | None = None
     epoch_wait_ms: float = 0.0
     channels_last: bool = False
     threads: int = 1
     peak_memory_bytes: int | None = None
+    alloc_retries: float = 0.0
     epochs_ended: int = 0
     children: int = 0
     places: dict[str, tuple[Place, ...]] = field(default_factory=dict)

@@ -24,6 +24,7 @@ SWITCHED = (
     "buffers",
     "host_syncs",
     "threads",
+    "late_exchange",
 )
 """What can change from step to step, in a script. The other fields of an Ablation hold for a whole
 process, and a workload may have fewer of these: its framework says which."""

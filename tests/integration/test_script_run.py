@@ -103,3 +103,12 @@ def test_a_script_that_ends_too_early_or_fails_says_so(tmp_path: Path) -> None:
     assert _place('raise KeyError("accuracy")') in fails.cause.text
     assert fails.cause.step == 3
     assert "finally 3" in folder.log(0).read_text()
+
+
+def test_copies_can_exchange_before_every_step(tmp_path: Path) -> None:
+    """By a group that the script does not see: each is still alone in its world."""
+    late = Ablation(independent=True, late_exchange=True)
+    found, folder = _measured(tmp_path, "usual", late)
+    assert found.status == "ok", found.cause
+    assert [len(rank.step_ms) for rank in found.ranks] == [20, 20]
+    assert [one.world_size for one in folder.read_seen()] == [1, 1]

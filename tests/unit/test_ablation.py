@@ -78,6 +78,8 @@ def test_two_ablations_leave_out_what_either_does() -> None:
         (Ablation(buffers=False), {"devices": 1}, "one device broadcasts"),
         (Ablation(buffers=False), {"devices": 2, "strategy": "dp"}, "whole module"),
         (Ablation(host_syncs=False), {"device": "cpu"}, "nothing waits"),
+        (Ablation(expandable_segments=True), {"device": "cpu"}, "no allocator keeps it"),
+        (Ablation(late_exchange=True), {"device": "cuda"}, "not independent exchange"),
     ],
 )
 def test_what_cannot_be_taken_away_says_why(

@@ -18,6 +18,7 @@ from nfold.measurement import (
     Cause,
     Doubt,
     Epoch,
+    Fetches,
     Measurement,
     Part,
     RankSamples,
@@ -40,12 +41,13 @@ HOST = Machine(
     versions={"torch": "2.13.0"},
     limits={"open files": "1024"},
 )
+FETCHES = Fetches(batches=5, seconds=0.75, waited_s=0.5, read_bytes=2**13, disk_bytes=2**12)
 RANK = RankSamples(
     rank=1,
     device="cuda:1",
     first_step_ms=850.5,
     warmup_steps=10,
-    windows=(Window(start_s=1.5, seconds=0.25, steps=5, samples=80),),
+    windows=(Window(start_s=1.5, seconds=0.25, steps=5, samples=80, fetches=FETCHES),),
     step_ms=(49.5, 50.25),
     turns=(1, 0),
     epochs=(Epoch(seconds=2.5, samples=1437, train_loss=0.75, accuracy=0.9),),
@@ -83,6 +85,8 @@ FULL = Measurement(
         buffers=False,
         host_syncs=False,
         repeated_exchange=False,
+        expandable_segments=True,
+        late_exchange=True,
     ),
     repeat=3,
     cause=Cause(text="no room", rank=1, step=5, signal=9),
@@ -193,6 +197,7 @@ def test_the_cell_id_is_pinned() -> None:
     assert dataclasses.replace(FULL, ablation=Ablation()).cell == "574fec7b11"
     ablation = dataclasses.replace(typing.cast(Ablation, FULL.ablation), buffers=True)
     ablation = dataclasses.replace(ablation, host_syncs=True, repeated_exchange=True)
+    ablation = dataclasses.replace(ablation, expandable_segments=False, late_exchange=False)
     assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
 
 

@@ -3,8 +3,8 @@
 Every key is a cause, every value its dose in milliseconds a step. What is counted in something
 else (all-reduces, bytes, permutes, copies) is timed in this process first, so that a dose is
 milliseconds here and now. On a GPU a dose of device time keeps the device busy, not the host.
-``undivided-work`` and ``threads`` are switches, ``host-syncs`` is a count: what they cost is
-measured by running the script without them.
+``undivided-work`` and ``threads`` are switches, ``host-syncs`` and ``memory`` are counts: what they
+cost is measured by running the script without them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ballast import Ballast
 from calibrate import LARGE_BYTES, SMALL_BYTES, count_for, empty_bytes, repeat, timed
 from exchanges import link, nothing, synchronization
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 ENVIRONMENT = "FAULTS"
 CAUSES = (
     "input",
+    "storage",
     "imbalance",
     "synchronization",
     "link",
@@ -33,12 +35,15 @@ CAUSES = (
     "copies",
     "epoch-boundary",
     "host-syncs",
+    "memory",
     "threads",
     "undivided-work",
 )
 CUDA: Any = torch.cuda
 """Typed in one version of PyTorch, untyped in another."""
 SLOW_RANK = 1
+SHORTEST_MS = 1.0
+"""Of a sleep."""
 PERMUTED = {"cpu": (16, 64, 8, 8), "cuda": (64, 64, 32, 32)}
 """The tensor that is permuted: 256 KiB on a CPU, 16 MiB on a GPU."""
 
@@ -96,10 +101,44 @@ class SlowData(Dataset[Any]):
         return self._data[index]
 
 
-def data(given: Dataset[Any], batch: int) -> Dataset[Any]:
-    """The data set, slower by ``input`` milliseconds for a batch of one device."""
-    dose = doses().get("input", 0.0)
-    return SlowData(given, dose / batch) if dose else given
+class Disk(Dataset[Any]):
+    """A data set whose samples come at so many bytes a millisecond, and no core is busy meanwhile.
+
+    A token bucket without credit: what nobody asked for in time is not there later. Short waits
+    are saved up, because a sleep is late by some tenths of a millisecond.
+    """
+
+    def __init__(self, data: Any, bytes_per_ms: float) -> None:
+        self._data = data
+        self._bytes_per_ms = bytes_per_ms
+        self._due_ms = 0.0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self._data[index]
+        self._due_ms += sample_bytes(sample) / self._bytes_per_ms
+        if self._due_ms >= SHORTEST_MS:
+            begin = time.perf_counter()
+            time.sleep(self._due_ms / 1e3)
+            self._due_ms -= (time.perf_counter() - begin) * 1e3
+        return sample
+
+
+def sample_bytes(sample: Any) -> int:
+    """Of its tensors."""
+    return sum(part.nbytes for part in sample if isinstance(part, Tensor))
+
+
+def data(given: Any, batch: int) -> Dataset[Any]:
+    """The data set, slower for a batch of one device: by ``input`` milliseconds of a busy core,
+    by ``storage`` milliseconds of waiting for a disk of the speed that takes.
+    """
+    asked = doses()
+    if "storage" in asked:
+        given = Disk(given, sample_bytes(given[0]) * batch / asked["storage"])
+    return SlowData(given, asked["input"] / batch) if "input" in asked else given
 
 
 def sampler(given: Any) -> Sampler[int]:
@@ -197,6 +236,7 @@ MADE: dict[str, Callable[[float, torch.device], Callable[[], None]]] = {
     "link": link,
     "layout": _layout,
     "host-syncs": _host_syncs,
+    "memory": Ballast,
 }
 
 

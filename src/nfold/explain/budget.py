@@ -96,7 +96,7 @@ class Account:
 
     def speedup(self, view: View, gained_ms: float = 0.0) -> float:
         """Throughput of N devices over that of one, after so much is gained."""
-        achieved = max(1e-9, self.achieved_ms(view) - max(0.0, gained_ms))
+        achieved = max(1e-9, self.achieved_ms(view) - gained_ms)
         return self.ladder.devices * self.ideal_ms(view) / achieved
 
     def rows(self) -> list[Finding]:
@@ -122,12 +122,23 @@ class Account:
         return Finding(
             cause=cause.id,
             lost_ms=cost,
-            predicted_speedup=self.fit.interval(lambda view: self.speedup(view, lost(view))),
+            predicted_speedup=self._predicted(cause, lost),
             fix=cause.fix(self.ladder, self.fit.view),
-            evidence=self.measured.ids(rungs),
+            evidence=self.measured.ids([*rungs, *cause.telling(self.ladder)]),
             named=beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
             parts=tuple((name, self._part(cause, name)) for name in parts),
         )
+
+    def _predicted(self, cause: Cause, lost: Number) -> Interval:
+        """From what is won at least to all that is lost, where the two differ."""
+        most = self.fit.interval(lambda view: self.speedup(view, max(0.0, lost(view))))
+        view = self.fit.view
+        if cause.gained_ms(self.ladder, view) == cause.lost_ms(self.ladder, view):
+            return most
+        least = self.fit.interval(
+            lambda view: self.speedup(view, cause.gained_ms(self.ladder, view))
+        )
+        return Interval(least.value, least.low, max(most.high or 0.0, least.high or 0.0))
 
     def _part(self, cause: Cause, name: str) -> Interval:
         return self.fit.interval(lambda view: cause.parts(self.ladder, view)[name])

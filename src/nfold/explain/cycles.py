@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from nfold.explain.ladder import Rung
 from nfold.explain.polish import OF_MEDIAN, Key, logs, polished
-from nfold.explain.readings import Readings, readings
+from nfold.explain.readings import SUMS, Readings, readings
 from nfold.measurement import Measurement, RankSamples, Window
 from nfold.turns import CYCLES
 
@@ -20,17 +20,21 @@ from nfold.turns import CYCLES
 def together(members: Mapping[Rung, Measurement]) -> tuple[dict[Rung, Readings], float]:
     """The readings of rungs that shared a process tree, and the relative error of a step.
 
-    That error does not hold what differs by process tree; it is 0 where nothing tells it.
+    That error does not hold what differs by process tree; it is 0 where nothing tells it. What may
+    be 0 or less has no logarithm and is read over all cycles.
     """
     ranks = [rank for m in members.values() for rank in m.ranks if rank.windows]
     count = min([CYCLES, *(len(rank.windows) for rank in ranks)])
     table: dict[Key, dict[int, float]] = {}
+    found: dict[Rung, Readings] = {}
     for rung, measurement in members.items():
+        whole = readings(measurement, coupled=rung.coupled)
+        found[rung] = {name: value for name, value in whole.items() if name in SUMS}
         for cycle, part in enumerate(divided(measurement, count)):
             for name, value in readings(part, coupled=rung.coupled).items():
-                table.setdefault((rung, name), {})[cycle] = value
+                if name not in SUMS:
+                    table.setdefault((rung, name), {})[cycle] = value
     effects, rests = polished({key: logs(cycles) for key, cycles in table.items()})
-    found: dict[Rung, Readings] = {rung: {} for rung in members}
     for (rung, name), effect in effects.items():
         found[rung][name] = math.exp(effect)
     squares = [rest**2 for key, r in rests.items() if key[1] == "step" for rest in r.values()]

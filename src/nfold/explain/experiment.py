@@ -250,7 +250,7 @@ class Experiment:
         for cause in CAUSES:
             if any(row.cause == cause.id for row in named):
                 found += cause.fixes(ladder).values()
-        if any(row.cause == "input" for row in named):
+        if any(row.cause in ("input", "storage") for row in named):
             found += real_ladder(ladder)
         if account.speedup(account.fit.view) < 1 and not ladder.plain:
             found += batch.rungs(ladder)
@@ -278,7 +278,8 @@ def _wanted(ladder: Ladder) -> Iterator[Rung]:
     """The rungs of every cause that the plan can have; whole epochs are asked for apart."""
     for cause in CAUSES:
         if cause.silent(ladder) is None:
-            for rung in (*cause.rungs(ladder), *cause.single_rungs(ladder)):
+            own = (*cause.rungs(ladder), *cause.telling(ladder))
+            for rung in (*own, *cause.single_rungs(ladder)):
                 if rung.plan.steps is not None:
                     yield rung
 

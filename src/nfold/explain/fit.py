@@ -17,6 +17,7 @@ from statistics import fmean
 
 from nfold.explain.ladder import Rung
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, logs, polished
+from nfold.explain.readings import SUMS
 from nfold.stats import LEVEL, Interval, quantile
 
 RESAMPLES = 500
@@ -59,6 +60,10 @@ class View:
         """Milliseconds a step between epochs."""
         return self.values[rung, "gap"]
 
+    def fetching(self, rung: Rung) -> tuple[float, float]:
+        """Milliseconds a step in which batches are made, and those of them spent waiting."""
+        return self.values.get((rung, "loading"), 0.0), self.values.get((rung, "waiting"), 0.0)
+
     def has(self, *rungs: Rung) -> bool:
         """Whether all of these were measured."""
         return all((rung, "step") in self.values for rung in rungs)
@@ -84,7 +89,7 @@ class Fit:
         self._shared = shared or {}
         values = {key: logs(rounds) for key, rounds in table.items()}
         self._effects, rests = polished(values)
-        self._gaps = {key: [*r.values()] for key, r in table.items() if key[1] == "gap"}
+        self._sums = {key: [*r.values()] for key, r in table.items() if key[1] in SUMS}
         self._resamples = resamples
         of_runs, of_turns = _divided(
             {k: r for k, r in rests.items() if k[1] == "step"}, self._shared
@@ -116,15 +121,16 @@ class Fit:
         return {key: self._value(key, draws, of_trees) for key in self._rounds}
 
     def _value(self, key: Key, draws: random.Random | None, of_trees: dict[str, float]) -> float:
-        """A gap may be 0 or less and is no logarithm: its runs' mean."""
-        if key in self._gaps:
-            gaps = self._gaps[key]
-            return fmean(draws.choices(gaps, k=len(gaps)) if draws is not None else gaps)
-        effect, rounds = self._effects[key], self._rounds[key]
+        """What may be 0 or less has no logarithm: its runs' mean, as uncertain as their steps."""
+        rounds, error = self._rounds[key], 0.0
         if draws is not None:
             errors = [self._error((key[0], number), draws, of_trees) for number in rounds]
-            effect += fmean(errors) * _wider(len(rounds))
-        return math.exp(effect)
+            error = fmean(errors) * _wider(len(rounds))
+        if key in self._sums:
+            sums = self._sums[key]
+            drawn = draws.choices(sums, k=len(sums)) if draws is not None else sums
+            return fmean(drawn) * math.exp(error)
+        return math.exp(self._effects[key] + error)
 
     def _error(self, run: Run, draws: random.Random, of_trees: dict[str, float]) -> float:
         """One run's: its process tree's, and its own where others had their turns in that."""

@@ -135,10 +135,10 @@ class Ladder:
         return Rung(plan=self._on_one(batch=self.share), ablation=ablation)
 
     @remembered
-    def copies(self, input_: Input) -> Rung:
+    def copies(self, input_: Input, **left_out: Any) -> Rung:
         """N devices at the same time, each by itself; a script's one process is then N."""
         plan = self.plan.edit(strategy="ddp") if self.one_process else self.plan
-        return Rung(plan=plan, ablation=Ablation(input=input_, independent=True))
+        return Rung(plan=plan, ablation=Ablation(input=input_, independent=True, **left_out))
 
     @remembered
     def unexchanged(self, input_: Input, devices: tuple[int, ...] = ()) -> Rung:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from nfold.seen import Loader, Seen
 
+LEAST_READ = 10_000
+"""Bytes of a batch: below, what was read were no samples."""
 NCCL = "init_process_group('nccl'): gloo sends what is on GPUs through the host"
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where it is started"
 BATCH_NORM = "BatchNorm in place of SyncBatchNorm, if the training allows it"
 
 
@@ -32,6 +35,18 @@ def more_input(seen: Seen) -> str:
     return at(fed.place, text)
 
 
+def faster_reads(seen: Seen) -> str:
+    """Less waiting for samples, or more at the same time; and where the bytes come from."""
+    fed = loader(seen)
+    more = workers(seen, 4 * (fed.workers or 1))
+    text = f"{more} (workers that wait need no core), or the data in memory or on a local disk"
+    read = seen.fetches
+    if read is None or read.read_bytes < LEAST_READ * max(1, read.batches):
+        return text
+    of_batch, part = read.read_bytes / read.batches / 1e6, read.disk_bytes / read.read_bytes
+    return f"{text}; a batch reads {of_batch:.2f} MB, {min(1.0, part):.0%} of it from a local disk"
+
+
 def between_epochs(seen: Seen) -> str:
     """Workers that stay, and less to do while no step is made."""
     fed, text = loader(seen), "evaluate, log and save less often"
@@ -51,6 +66,12 @@ def copies(seen: Seen) -> str:
 def larger_batch(seen: Seen, also: str = "") -> str:
     """More work a step."""
     return at(loader(seen).place, f"a larger batch_size{also}")
+
+
+def allocator(seen: Seen) -> str:
+    """Memory that grows in place, or less of it."""
+    less = at(loader(seen).place, "a smaller batch_size")
+    return f"{EXPANDABLE}, or {less} ({seen.alloc_retries:.1f} allocator retries a step)"
 
 
 def bytes_sent(seen: Seen) -> str:

@@ -11,7 +11,11 @@ from nfold.stats import median
 CHUNKS = 10
 Readings = dict[str, float]
 """``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
-``slowest``: what a step would take if they did; ``gap``: ms a step between epochs."""
+``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``loading``:
+ms in which the loader's workers, side by side, make the batches of a step; ``waiting``: of these
+the ms in which they wait and do not compute."""
+SUMS = ("gap", "loading", "waiting")
+"""Readings that may be 0 or less."""
 
 
 def readings(measurement: Measurement, *, coupled: bool) -> Readings:
@@ -29,6 +33,7 @@ def readings(measurement: Measurement, *, coupled: bool) -> Readings:
         own = {f"rank {r.rank}": median(_window_ms(r, batch / len(ranks))) for r in ranks}
         mean = fmean(own.values())
         found = {"step": mean, "slowest": mean * _slowest(ranks), **own}
+    found |= _fetching(measurement, ranks)
     gaps = _gaps(measurement)
     return {**found, "gap": median(gaps)} if gaps else found
 
@@ -70,6 +75,28 @@ def _slowest(ranks: Sequence[RankSamples]) -> float:
     size = max(1, -(-len(steps) // CHUNKS))
     chunks = [steps[k : k + size] for k in range(0, len(steps), size)]
     return median([sum(map(max, chunk)) / sum(map(fmean, chunk)) for chunk in chunks])
+
+
+def _fetching(measurement: Measurement, ranks: Sequence[RankSamples]) -> Readings:
+    """Of the rank whose batches take longest: the others wait for it."""
+    plan = measurement.plan
+    times = [plan.accumulate / max(1, plan.workers or 0)] * len(ranks)
+    found = [
+        (1e3 * seconds * part / batches, 1e3 * waited * part / batches)
+        for part, (batches, seconds, waited) in zip(times, map(_fetched, ranks), strict=True)
+        if batches
+    ]
+    if not found:
+        return {}
+    loading, waiting = max(found)
+    return {"loading": loading, "waiting": waiting}
+
+
+def _fetched(rank: RankSamples) -> tuple[int, float, float]:
+    """Batches, their seconds, and of these the seconds of waiting, in all windows."""
+    each = [window.fetches for window in rank.windows if window.fetches is not None]
+    batches = sum(one.batches for one in each)
+    return batches, sum(one.seconds for one in each), sum(one.waited_s for one in each)
 
 
 def _gaps(measurement: Measurement) -> list[float]:

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from nfold.errors import Diverged
 from nfold.frameworks.base import Observer, Phase
-from nfold.measurement import Epoch, RankSamples, Window
+from nfold.measurement import Epoch, Fetches, RankSamples, Window
 
 WINDOWS = 10
 LONGEST_WINDOW = 500
@@ -114,13 +114,16 @@ class Recorder(Generic[Loss]):
         observer: Observer,
         length: Length,
         read: Read[Loss],
+        fetched: Callable[[], Fetches | None] = lambda: None,
     ) -> None:
+        """``fetched`` tells of the batches that were made since it was last asked."""
         self._rank = rank
         self.device = device
         self._clock = clock
         self._observer = observer
         self._length = length
         self._read = read
+        self._fetched = fetched
         self._pending: list[_Call[Loss]] = []
         self._window_start = 0.0
         self._windows: list[Window] = []
@@ -241,13 +244,21 @@ class Recorder(Generic[Loss]):
         if not self._pending:
             return
         seconds, call_ms = self._clock.stop()
+        fetches = self._fetched()
         steps = sum(call.steps for call in self._pending)
         count = sum(call.steps * call.count for call in self._pending)
         if self.steps == steps and self._first_step_ms is None:
             self._first_step_ms = 1e3 * seconds
         if self.steps - steps >= self._length.warmup and not self._unkept:
-            window = Window(start_s=self._window_start, seconds=seconds, steps=steps, samples=count)
-            self._windows.append(window)
+            self._windows.append(
+                Window(
+                    start_s=self._window_start,
+                    seconds=seconds,
+                    steps=steps,
+                    samples=count,
+                    fetches=fetches,
+                )
+            )
             self._turns += [] if self._turn is None else [self._turn]
             pairs = zip(call_ms, self._pending, strict=True)
             self._step_ms += [ms / call.steps for ms, call in pairs for _ in range(call.steps)]

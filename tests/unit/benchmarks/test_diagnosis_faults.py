@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
+import ballast
 import calibrate
 import exchanges
 import faults
@@ -48,6 +50,24 @@ def test_a_batch_takes_the_dose_of_input(asked: Callable[[str], None], spun: lis
     data = faults.data(TensorDataset(torch.arange(8)), 4)
     assert [int(data[index][0]) for index in range(4)] == [0, 1, 2, 3]
     assert spun == [1.5] * 4
+
+
+def test_a_disk_keeps_its_rate_and_gives_no_credit(
+    asked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    now = itertools.count(0, 5)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    # By this clock every sleep takes 5 s: far more than was due, which is taken off the next.
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    asked('{"storage": 6}')
+    data = faults.data(TensorDataset(torch.arange(64)), 16)
+    assert [int(data[index][0]) for index in range(2)] == [0, 1]
+    assert slept == []
+    assert int(data[2][0]) == 2
+    assert slept == [pytest.approx(3 * 6 / 16 / 1e3)]
+    assert int(data[3][0]) == 3
+    assert len(slept) == 1
 
 
 def test_one_rank_is_slow(monkeypatch: pytest.MonkeyPatch, spun: list[float]) -> None:
@@ -118,6 +138,17 @@ def test_values_are_read_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(faults, "repeat", lambda act, count: counted.append(count))
     faults.MADE["host-syncs"](7.0, CPU)()
     assert counted == [7]
+
+
+def test_a_ballast_leaves_no_room_for_two_of_the_tensors_that_grow() -> None:
+    room = ballast.ROOM_BYTES
+    small, large = ballast.sizes(room)
+    assert 2 * small > room > large > small
+    assert small % ballast.PIECE_BYTES == large % ballast.PIECE_BYTES == 0
+    # Times that it grows before all starts anew: some hundred steps of a few.
+    assert (large - small) / ballast.PIECE_BYTES > 1000
+    with pytest.raises(ValueError, match="memory on cpu: allowed are GPUs"):
+        faults.MADE["memory"](1.0, CPU)
 
 
 def test_a_batch_on_its_device_brings_nothing_along(

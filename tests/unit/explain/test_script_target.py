@@ -10,13 +10,14 @@ import pytest
 from explaining import HOST, SECONDS, Memory, failed, runner, target
 from nfold.ablation import Ablation
 from nfold.errors import RunFailure, UsageError
+from nfold.explain import causes, lines
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Rung, Scaling
 from nfold.explain.script import first_look
 from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
-from nfold.measurement import Measurement
+from nfold.measurement import Fetches, Measurement
 from nfold.plan import Plan
 from nfold.seen import Loader, Place, Seen
 from nfold.sentences import sentences
@@ -187,3 +188,125 @@ def test_an_exchange_with_every_batch_of_a_step_is_a_part_of_synchronisation() -
     assert link.lost_ms.value == pytest.approx(2.0)
     once = explained(dataclasses.replace(seen, exchanges=1.0), exchange_ms=2.0)
     assert "synchronization" not in {row.cause for row in once.rows if row.named}
+
+
+def read(seen: Seen, workers: int) -> Seen:
+    """With loader workers that can be watched."""
+    fetches = Fetches(batches=10, seconds=1.0, waited_s=0.5, read_bytes=10**8, disk_bytes=10**8)
+    busy = dataclasses.replace(LOADER, workers=workers)
+    return dataclasses.replace(seen, loader=busy, fetches=fetches)
+
+
+@pytest.mark.parametrize(
+    ("workers", "costs", "storage", "input_"),
+    [
+        # A batch computes for 10 ms. Without workers all that is added is lost.
+        (0, {"load_ms_per_sample": 0.03, "read_ms_per_sample": 0.05}, 5.0, 3.0),
+        (0, {"load_ms_per_sample": 0.03}, 0.0, 3.0),
+        # Two workers take 15 ms: 5 are lost, and without waiting 5 are hidden.
+        (2, {"load_ms_per_sample": 0.1, "read_ms_per_sample": 0.2}, 5.0, 0.0),
+        (2, {"load_ms_per_sample": 0.2, "read_ms_per_sample": 0.1}, 0.0, 5.0),
+        (2, {"load_ms_per_sample": 0.05, "read_ms_per_sample": 0.4}, 12.5, 0.0),
+        (2, {"load_ms_per_sample": 0.26, "read_ms_per_sample": 0.1}, 0.0, 8.0),
+        (2, {"load_ms_per_sample": 0.3, "read_ms_per_sample": 0.28}, 4.0, 15.0),
+        # What is hidden costs nothing.
+        (2, {"load_ms_per_sample": 0.05, "read_ms_per_sample": 0.14}, 0.0, 0.0),
+    ],
+)
+def test_waiting_and_computing_share_what_the_input_costs(
+    workers: int, costs: dict[str, float], storage: float, input_: float
+) -> None:
+    """On one device, and no more on two: the ranks do not crowd each other."""
+    found = explained(read(DDP, workers), **costs)
+    single = {row.cause: row for row in found.single}
+    assert single["storage"].lost_ms.value == pytest.approx(storage)
+    assert single["input"].lost_ms.value == pytest.approx(input_)
+    assert {row.cause for row in found.named} == {
+        cause for cause, cost in (("storage", storage), ("input", input_)) if cost
+    }
+    assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-9)
+
+
+def test_workers_that_wait_are_cured_by_many_more_of_them() -> None:
+    found = explained(read(DDP, 2), read_ms_per_sample=0.6)
+    (first,) = found.named
+    assert first.cause == "storage"
+    assert first.fix == "train.py:7: DataLoader(..., num_workers=8)"
+    assert first.predicted_speedup is not None
+    assert first.predicted_speedup.value == pytest.approx(3.0)
+    words = lines.faster_reads(read(DDP, 2))
+    assert words.startswith("train.py:7: DataLoader(..., num_workers=8) (workers that wait")
+    assert words.endswith("; a batch reads 10.00 MB, 100% of it from a local disk")
+    assert "MB" not in lines.faster_reads(DDP)
+
+
+def test_waiting_under_noise_is_in_its_interval() -> None:
+    noisy = {"noise": 0.01, "process_noise": 0.01}
+    found = explained(read(DDP, 0), read_ms_per_sample=0.04, load_ms_per_sample=0.02, **noisy)
+    single = {row.cause: row.lost_ms for row in found.single}
+    for cause, cost in (("storage", 4.0), ("input", 2.0)):
+        low, high = single[cause].low, single[cause].high
+        assert low is not None
+        assert high is not None
+        assert low - 1e-9 <= cost <= high + 1e-9
+
+
+def test_of_one_process_that_reads_copies_tell() -> None:
+    """Copies of it share the disk's time and not the cores: nothing more is lost by two."""
+    found = explained(read(PLAIN, 0), read_ms_per_sample=0.05)
+    assert {row.cause for row in found.single if row.named} == {"storage"}
+    by_cause = {row.cause: row.lost_ms.value for row in found.rows}
+    assert by_cause["storage"] == pytest.approx(0.0, abs=1e-9)
+    assert by_cause["input"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_data_set_that_nobody_could_watch_leaves_all_to_the_input() -> None:
+    found = explained(DDP, read_ms_per_sample=0.05)
+    assert {row.cause for row in found.named} == {"input"}
+    assert "by spawn" in dict(found.untested)["storage"]
+
+
+def test_an_allocator_that_tries_again_is_told_by_one_that_need_not() -> None:
+    seen = dataclasses.replace(DDP, alloc_retries=1.5)
+    found = explained(seen, retries_ms=4.0)
+    (first,) = found.named
+    assert first.cause == "memory"
+    assert first.lost_ms.value == pytest.approx(4.0)
+    assert first.fix == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where it is started"
+    assert first.predicted_speedup is not None
+    assert first.predicted_speedup.value == pytest.approx(14 / 10)
+    assert lines.allocator(seen).endswith("a smaller batch_size (1.5 allocator retries a step)")
+
+
+def test_where_the_allocator_never_tried_again_the_used_memory_is_told() -> None:
+    reason = dict(explained(DDP).untested)["memory"]
+    assert reason == "in 30 steps the allocator never had to try again"
+    used = dataclasses.replace(DDP, peak_memory_bytes=10**9)
+    told = causes.memory.Memory().silent(dataclasses.replace(looked(used), memory_bytes=4 * 10**9))
+    assert told == f"{reason}; 1.0 of 4.0 GB of a device are used: the batch may grow"
+
+
+def test_a_process_a_device_gains_what_is_left_of_it_by_an_exchange() -> None:
+    """At batch 100 one device takes 10 ms, two 5 + 8 + 4; copies 5, with an exchange at the end 14.
+
+    The simulated process has ranks inside, which hide 5 of the 9 ms of their exchange.
+    """
+    seen = dataclasses.replace(PLAIN, parallel="dp", dp_devices=2)
+    found = explained(seen, wrapper_ms=8.0, transfer_ms=9.0, overlap=1.0)
+    row = next(row for row in found.rows if row.cause == "single-process")
+    assert row.lost_ms.value == pytest.approx(12.0)
+    assert found.speedup.value == pytest.approx(10 / 17)
+    predicted = row.predicted_speedup
+    assert predicted is not None
+    assert predicted.value == pytest.approx(10 / 14)
+    assert predicted.low == pytest.approx(10 / 14)
+    assert predicted.high == pytest.approx(10 / 5)
+    assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-9)
+
+
+def test_an_exchange_that_costs_more_than_the_one_process_is_no_gain() -> None:
+    seen = dataclasses.replace(PLAIN, parallel="dp", dp_devices=2)
+    found = explained(seen, dp_exchange_ms=2.0, transfer_ms=9.0, overlap=1.0)
+    row = next(row for row in found.rows if row.cause == "single-process")
+    assert row.predicted_speedup is not None
+    assert row.predicted_speedup.value < found.speedup.value

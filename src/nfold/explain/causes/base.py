@@ -31,9 +31,18 @@ class Cause:
         del ladder
         return ()
 
+    def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """More runs, which tell what the fix would gain; without them ``lost_ms`` stands for it."""
+        del ladder
+        return ()
+
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What a step on N devices loses to it."""
         raise NotImplementedError
+
+    def gained_ms(self, ladder: Ladder, view: View) -> float:
+        """What is won at least when it goes; less than it costs, where something else comes."""
+        return self.lost_ms(ladder, view)
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """What the cost is made of, where that can be told."""
@@ -54,7 +63,10 @@ class Cause:
         raise NotImplementedError
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
-        """Plan edits to try on N devices where the cause was found, by the flags that say them."""
+        """Plan edits to try on N devices where the cause was found, by the flags that say them.
+
+        Without a flag: a run that changes nothing, but tells more.
+        """
         del ladder
         return {}
 

@@ -37,7 +37,20 @@ class Input(Cause):
         return (ladder.full(), ladder.full("replayed"), *self.single_rungs(ladder))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
-        """What N devices wait more than one; with the real ladder, all that it adds to the bare.
+        """What N devices wait more than one, less what is storage's."""
+        return self.divided_ms(ladder, view)[0]
+
+    def divided_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
+        """What N devices lose more than one: to computing batches, and to waiting for a disk."""
+        whole, alone = self._whole_ms(ladder, view), ladder.alone("real")
+        bare = ladder.bare if _one_script(ladder) else "replayed"
+        on_n = ladder.copies("real") if _one_script(ladder) else ladder.full()
+        single = view.step(alone) - view.step(ladder.alone(bare))
+        more = _waiting(ladder, view, on_n, whole + single) - _waiting(ladder, view, alone, single)
+        return whole - more, more
+
+    def _whole_ms(self, ladder: Ladder, view: View) -> float:
+        """Of N devices more than of one; with the real ladder, all that it adds to the bare.
 
         What other causes lose is then less where the input hides it.
         """
@@ -50,7 +63,7 @@ class Input(Cause):
         if ladder.one_process or not view.has(*real_ladder(ladder)):
             on_n = view.step(ladder.full()) - view.step(ladder.full("replayed"))
             crowded = Threads().in_input_ms(ladder, view) if _crowding(ladder, view) else 0.0
-            return on_n - self.single_ms(ladder, view) - crowded
+            return on_n - sum(self.divided_single_ms(ladder, view)) - crowded
         rest = view.step(ladder.full()) - view.step(ladder.alone("real"))
         return rest - sum(cause.lost_ms(ladder, view) for cause in _others(ladder))
 
@@ -71,8 +84,15 @@ class Input(Cause):
         return (ladder.alone("real"), ladder.alone("replayed"))
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
-        """What one device alone waits."""
-        return view.step(ladder.alone("real")) - view.step(ladder.alone("replayed"))
+        """What one device alone waits, less what is storage's."""
+        return self.divided_single_ms(ladder, view)[0]
+
+    def divided_single_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
+        """What one device loses: to computing batches, and to waiting for a disk."""
+        real, replayed = self.single_rungs(ladder)
+        whole = view.step(real) - view.step(replayed)
+        waiting = _waiting(ladder, view, real, whole)
+        return whole - waiting, waiting
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words where no plan edit was measured to help."""
@@ -96,6 +116,21 @@ class Input(Cause):
         for other in others[: 2 if workers else 1]:
             found[f"--workers {other}"] = ladder.edited(workers=other)
         return found
+
+
+def _waiting(ladder: Ladder, view: View, rung: Rung, exposed_ms: float) -> float:
+    """Of what the input costs a step of a rung, the part that no computing explains.
+
+    Where computing and waiting are together more than is exposed, the larger one counts whole:
+    without the smaller one, as much would be lost.
+    """
+    if ladder.seen is None or ladder.seen.fetches is None:
+        return 0.0
+    loading, waiting = view.fetching(rung)
+    computing, exposed_ms = loading - waiting, max(0.0, exposed_ms)
+    if waiting < computing:
+        exposed_ms = max(0.0, exposed_ms - computing)
+    return min(exposed_ms, waiting)
 
 
 def real_ladder(ladder: Ladder) -> tuple[Rung, ...]:

@@ -1,22 +1,72 @@
-"""C14: a batch that memory cut, an allocator that tries again and again. Not tested yet."""
+"""C14: too little memory, so that the allocator gives back what it keeps and asks again.
+
+Every such retry waits for the device. The same run with segments that grow in place needs none,
+unless the tensors themselves are too many: the same work, another allocator.
+"""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from nfold.ablation import Ablation
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.ladder import Ladder
+from nfold.explain.fit import View
+from nfold.explain.ladder import Ladder, Rung
+from nfold.seen import Seen
 
 
 class Memory(Cause):
-    """Too little memory for the batch that would be fastest."""
+    """An allocator that tries again and again, seen in the steps of a first look."""
 
     id: ClassVar[str] = "memory"
+    removal: ClassVar[Ablation] = Ablation(expandable_segments=True)
 
     def silent(self, ladder: Ladder) -> str | None:
-        """No run tells what more memory would gain."""
-        seen, size = ladder.seen, ladder.memory_bytes
-        if seen is None or seen.peak_memory_bytes is None or size is None:
+        """Where nothing was tried again, no run shows what more memory would gain."""
+        seen = ladder.seen
+        if ladder.plan.device != "cuda":
+            return "memory of CPU devices is the system's, no allocator keeps it"
+        if seen is None:
             return "no run shows what more memory would gain; see peak memory in nfold bench"
-        part = f"{seen.peak_memory_bytes / 1e9:.1f} of {size / 1e9:.1f} GB of a device are used"
-        return f"{part}: the batch may grow" if 2 * seen.peak_memory_bytes < size else part
+        return None if seen.alloc_retries else _used(seen, ladder.memory_bytes)
+
+    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """Both ends of the ladder, with either allocator."""
+        return (ladder.full(), _growing(ladder), *self.single_rungs(ladder))
+
+    def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """What N devices lose more than one."""
+        on_n = view.step(ladder.full()) - view.step(_growing(ladder))
+        return on_n - self.single_ms(ladder, view)
+
+    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """One device alone."""
+        return (ladder.alone("real"), ladder.alone_with("real", expandable_segments=True))
+
+    def single_ms(self, ladder: Ladder, view: View) -> float:
+        """What retries cost one device alone."""
+        own, growing = self.single_rungs(ladder)
+        return view.step(own) - view.step(growing)
+
+    def fix(self, ladder: Ladder, view: View) -> str:
+        """Words."""
+        assert ladder.seen is not None
+        return lines.allocator(ladder.seen)
+
+    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+        """The experiment is the change."""
+        return {lines.EXPANDABLE: _growing(ladder)}
+
+
+def _growing(ladder: Ladder) -> Rung:
+    return ladder.full("real", expandable_segments=True)
+
+
+def _used(seen: Seen, size_bytes: int | None) -> str:
+    none = f"in {seen.steps} steps the allocator never had to try again"
+    if seen.peak_memory_bytes is None or size_bytes is None:
+        return none
+    used = f"{seen.peak_memory_bytes / 1e9:.1f} of {size_bytes / 1e9:.1f} GB of a device are used"
+    more = ": the batch may grow" if 2 * seen.peak_memory_bytes < size_bytes else ""
+    return f"{none}; {used}{more}"

@@ -31,6 +31,8 @@ class Costs:
         busy += self._straggling(late)
         if self._exchanging:
             busy += self._exchange(compute)
+        if self.task.left_out.late_exchange:
+            busy += self.script.latency_ms + self.script.exchange_ms + self.script.transfer_ms
         return self._fed(busy, samples)
 
     @property
@@ -41,11 +43,6 @@ class Costs:
     def _devices(self) -> int:
         return self.task.plan.devices or 1
 
-    @property
-    def _host_fed(self) -> bool:
-        """Whether the host reads samples in every step."""
-        return self.task.plan.input == "loader" and self.task.left_out.input == "real"
-
     def _launched(self, compute: float) -> float:
         """Compute, or the host's launches where those take longer and are not replayed."""
         captured = self.task.left_out.captured or "captured" in str(self.task.plan.step)
@@ -55,15 +52,17 @@ class Costs:
         """What adds up on every rank whether or not it exchanges."""
         script, plan, left_out = self.script, self.task.plan, self.task.left_out
         cost = script.layout_ms.get(str(plan.layout), 0.0)
-        if self._host_fed:
+        if self.host_fed:
             cost += script.input_ms_per_sample * samples
         if plan.input == "loader" and left_out.input != "resident":
             cost += script.copy_ms_per_sample * samples
         if left_out.host_syncs:
             cost += script.host_syncs_ms
+        if not left_out.expandable_segments:
+            cost += script.retries_ms
         if left_out.threads != 1:
             cost += script.contention_ms * (self._devices - 1)
-        if self._host_fed and left_out.threads is None:
+        if self.host_fed and left_out.threads is None:
             cost += script.crowding_ms * (self._devices - 1)
         return cost
 
@@ -96,16 +95,25 @@ class Costs:
 
     def _fed(self, busy: float, samples: int) -> float:
         """The step, or the loaders' time for its samples where that is longer."""
-        if not self._host_fed:
+        if not self.host_fed:
             return busy
+        workers = self.task.plan.workers or 0
+        load = sum(self.fetching(samples)) / max(1, workers)
+        return max(busy, load) if workers else busy + load
+
+    def fetching(self, samples: int) -> tuple[float, float]:
+        """Milliseconds that loaders compute for so many samples, and that they wait."""
         plan, script = self.task.plan, self.script
         cpu = plan.augment == "cpu" and self.task.left_out.augmentation
         per_sample = script.load_ms_per_sample + (script.augment_ms_per_sample if cpu else 0.0)
-        workers = plan.workers or 0
-        loaders = max(1, workers) * self._devices
+        loaders = max(1, plan.workers or 0) * self._devices
         crowded = max(1.0, loaders / script.host_cores) if script.host_cores else 1.0
-        load = samples * per_sample * crowded / max(1, workers)
-        return max(busy, load) if workers else busy + load
+        return samples * per_sample * crowded, samples * script.read_ms_per_sample
+
+    @property
+    def host_fed(self) -> bool:
+        """Whether the host reads samples in every step."""
+        return self.task.plan.input == "loader" and self.task.left_out.input == "real"
 
 
 def of_rank(script: Script, task: Task, rank: int) -> Costs:

@@ -36,7 +36,8 @@ class Script:
 
     These hide behind something: ``load_ms_per_sample`` (and ``augment_ms_per_sample``, of the
     plan's CPU augmentation) is the work of a rank's W loaders and hides behind the step; W above
-    the share of ``host_cores`` make each other slower; without workers nothing hides it. Of
+    the share of ``host_cores`` make each other slower; without workers nothing hides it. With it
+    goes ``read_ms_per_sample``, in which a loader waits and needs no core. Of
     ``transfer_ms``, the gradients' way, as much hides as the part ``overlap`` of compute.
     ``launch_ms`` of the host is shorter than compute or hides it, unless the step is captured.
     All others add up. ``exchange_ms`` is per step on several devices,
@@ -44,6 +45,7 @@ class Script:
     host's part and ``latency_ms`` the part that does not depend on bytes; ``batch_norm_ms`` is
     of synchronised batch norm, ``buffers_ms`` of buffers that a wrapper broadcasts,
     ``layout_ms`` of a layout, ``host_syncs_ms`` of a host that waits for its device.
+    ``retries_ms`` is of an allocator that tries again, unless its segments grow.
     ``contention_ms`` is what every other process on the host costs one that computes with more
     threads than one, ``crowding_ms`` what it costs one that also reads samples in more threads than
     it has cores. ``repeated_ms`` is of gradients exchanged more than once a step.
@@ -61,6 +63,7 @@ class Script:
     input_ms_per_sample: float = 0.0
     copy_ms_per_sample: float = 0.0
     load_ms_per_sample: float = 0.0
+    read_ms_per_sample: float = 0.0
     augment_ms_per_sample: float = 0.0
     host_cores: int = 0
     """0: as many as there are loaders."""
@@ -76,6 +79,7 @@ class Script:
     batch_norm_ms: float = 0.0
     buffers_ms: float = 0.0
     host_syncs_ms: float = 0.0
+    retries_ms: float = 0.0
     layout_ms: dict[str, float] = field(default_factory=dict)
     exchange_ms: float = 0.0
     dp_exchange_ms: float = 0.0

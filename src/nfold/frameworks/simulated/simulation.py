@@ -14,7 +14,7 @@ from nfold.errors import Diverged, Hung, Killed, OutOfMemory, RunFailure
 from nfold.frameworks.base import Observer, Phase, Task
 from nfold.frameworks.simulated.cost import of_rank
 from nfold.frameworks.simulated.script import Planted, Script
-from nfold.measurement import Epoch, RankSamples, Window
+from nfold.measurement import Epoch, Fetches, RankSamples, Window
 from nfold.plan import Plan
 
 WINDOWS = 10
@@ -116,15 +116,26 @@ class Simulation:
         windows, losses = [], []
         for first, last, start_s in self._spans(size, end):
             steps = range(first, last)
+            samples = sum(self._share(self._batch(step), self.task.rank) for step in steps)
             window = Window(
                 start_s=start_s,
                 seconds=sum(self.wall_ms[first:last]) / 1e3,
                 steps=len(steps),
-                samples=sum(self._share(self._batch(step), self.task.rank) for step in steps),
+                samples=samples,
+                fetches=self._fetches(len(steps), samples),
             )
             windows.append(window)
             losses.append((last, fmean(map(self._loss, steps))))
         return tuple(windows), tuple(losses)
+
+    def _fetches(self, batches: int, samples: int) -> Fetches | None:
+        """What the loaders were seen to do for so many steps, where they do anything."""
+        costs = of_rank(self.script, self.task, self.task.rank)
+        computing_ms, waiting_ms = costs.fetching(samples) if costs.host_fed else (0.0, 0.0)
+        if not computing_ms + waiting_ms:
+            return None
+        seconds = (computing_ms + waiting_ms) / 1e3
+        return Fetches(batches=batches, seconds=seconds, waited_s=waiting_ms / 1e3)
 
     def _spans(self, size: int, end: int) -> Iterator[tuple[int, int, float]]:
         """First step, step after the last, and virtual start in seconds of every window."""

@@ -33,6 +33,8 @@ def refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
             "batch-norm statistics are a device's own: none are broadcast",
         ),
         (not ablation.host_syncs, "the host reads nothing from the device in a step"),
+        (ablation.late_exchange, "a workload exchanges its gradients itself"),
+        (ablation.expandable_segments, "the allocator of a workload is PyTorch's as it is"),
         (
             bool(ablation) and plan.strategy == "dp" and bool(ablation.devices or ablation.shares),
             "nn.DataParallel has one rank",

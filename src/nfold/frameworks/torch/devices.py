@@ -42,6 +42,12 @@ class Devices:
         """The most that PyTorch's allocator took from the fullest GPU; None on CPU devices."""
         return self.peak_memory_bytes() if self.cuda else None
 
+    def allocator_retries(self) -> int:
+        """How often PyTorch's allocator gave back what it kept, because a GPU had no more."""
+        if not self.cuda:
+            return 0
+        return sum(torch.cuda.memory_stats(one).get("num_alloc_retries", 0) for one in self.all)
+
     def describe(self) -> str:
         """For example ``cuda:1 NVIDIA H200`` or ``cpu:0``."""
         if not self.cuda:

@@ -112,6 +112,8 @@ def test_nothing_is_exchanged_at_once() -> None:
         (Ablation(captured=True), {"device": "cuda", "strategy": "ddp"}, "strategy nfold"),
         (Ablation(buffers=False), {}, "none are broadcast"),
         (Ablation(host_syncs=False), {"device": "cuda"}, "the host reads nothing"),
+        (Ablation(expandable_segments=True), {"device": "cuda"}, "as it is"),
+        (Ablation(independent=True, late_exchange=True), {"device": "cuda"}, "itself"),
         (Ablation(), {}, None),
         (Ablation(exchange="none", input="replayed"), {}, None),
     ],
@@ -135,6 +137,7 @@ def test_what_torch_cannot_take_away_says_why(
         (Ablation(exchange="none"), {"devices": 1}, "one device"),
         (Ablation(input="resident", exchange="barrier", buffers=False), {}, None),
         (Ablation(host_syncs=False), {"device": "cuda"}, None),
+        (Ablation(expandable_segments=True), {"device": "cuda"}, None),
     ],
 )
 def test_what_cannot_be_taken_from_a_script_says_why(

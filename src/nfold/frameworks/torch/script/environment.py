@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 from nfold.frameworks.base import Task
@@ -12,6 +12,7 @@ from nfold.frameworks.cores import claimed_cores
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
+HOST, PORT = "MASTER_ADDR", "MASTER_PORT"
 WORLD = (
     "RANK",
     "LOCAL_RANK",
@@ -22,8 +23,8 @@ WORLD = (
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",
     "ROLE_NAME",
-    "MASTER_ADDR",
-    "MASTER_PORT",
+    HOST,
+    PORT,
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS",
@@ -31,6 +32,11 @@ WORLD = (
     "TORCHELASTIC_ERROR_FILE",
 )
 """What torchrun sets in every rank."""
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Where PyTorch reads how its allocator works; the first that is there counts."""
+EXPANDABLE = "expandable_segments"
+MEETING = "NFOLD_MEETING"
+"""Where copies of a script that know nothing of each other could meet: host and port."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -41,9 +47,12 @@ def entered(task: Task) -> Iterator[None]:
     The threads that the environment asks for already stay what they are.
     """
     os.environ |= environment(task, os.environ.get(VISIBLE))
+    if task.left_out.expandable_segments:
+        os.environ |= expandable(os.environ)
     if _one_process(task):
         _forget(WORLD)
     elif alone(task):
+        os.environ[MEETING] = f"{os.environ.get(HOST)}:{os.environ.get(PORT)}"
         _forget(WORLD)
         os.environ |= own_world(_free_port())
     threads = task.left_out.threads
@@ -82,6 +91,14 @@ def environment(task: Task, visible: str | None) -> dict[str, str]:
     return {VISIBLE: _named(task.left_out.devices or range(count), visible)}
 
 
+def expandable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The allocator's settings as they are, with segments that grow."""
+    name = next((name for name in ALLOCATOR if name in environment), ALLOCATOR[0])
+    said = [one.strip() for one in environment.get(name, "").split(",")]
+    kept = [one for one in said if one and not one.startswith(EXPANDABLE)]
+    return {name: ",".join([*kept, f"{EXPANDABLE}:True"])}
+
+
 def own_world(port: int) -> dict[str, str]:
     """What torchrun would set for the only rank of a job."""
     zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
@@ -89,8 +106,8 @@ def own_world(port: int) -> dict[str, str]:
     return {
         **dict.fromkeys(zeros, "0"),
         **dict.fromkeys(ones, "1"),
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(port),
+        HOST: LOOPBACK,
+        PORT: str(port),
         "TORCHELASTIC_RUN_ID": "nfold",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "GLOO_SOCKET_IFNAME": "lo",

@@ -19,6 +19,7 @@ from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script import facts, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
+from nfold.frameworks.torch.script.fetching import NONE, Fetching
 from nfold.frameworks.torch.script.forward import Forward
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.streams import Feed, Taken
@@ -41,6 +42,9 @@ class Sights:
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self._collectives = Collectives(left_out, self._tally)
         self._unwaited = Unwaited(left_out)
+        self.fetching = Fetching()
+        self._warm = NONE
+        self._retries = 0
         self._batches: list[int] = []
         self._counts: list[int] = []
         self._wait_s = 0.0
@@ -53,6 +57,7 @@ class Sights:
         """Put everything in its place."""
         self._wrappers.install(patches, warm_up)
         self._collectives.install(patches, warm_up)
+        self.fetching.install(patches)
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)
         tensors.install(warm_up, self._tally)
@@ -159,21 +164,24 @@ class Sights:
         """Samples of a step of the warm-up."""
         return round(median(self._counts)) if self._counts else 0
 
-    def settle(self, steps: int) -> None:
+    def settle(self, steps: int, devices: Devices) -> None:
         """The warm-up is over but for one step: nothing looks any more, the facts are known."""
         counted = steps - 1
         self.stop()
         self._unwaited.begin()
         self._wait_s = 0.0
         self._seen = self._facts(counted)
+        self._warm = self.fetching.total(self._feed.loader)
+        self._retries = devices.allocator_retries()
 
     def stop(self) -> None:
         """Look at nothing any more."""
         self._tally.on = False
         self._forward.stop()
 
-    def finished(self, timed_steps: int, peak_bytes: int) -> Seen:
+    def finished(self, timed_steps: int, devices: Devices) -> Seen:
         """The facts, with what only the timed steps tell."""
+        retries = devices.allocator_retries() - self._retries
         first = self._feed.first_waits_s
         later = first[1:] or first
         return dataclasses.replace(
@@ -181,8 +189,10 @@ class Sights:
             steps=timed_steps,
             input_wait_ms=1e3 * self._wait_s / max(1, timed_steps),
             epoch_wait_ms=1e3 * median(later) if later else 0.0,
+            fetches=self.fetching.since(self._feed.loader, self._warm),
             skipped_steps=self.skipped_steps,
-            peak_memory_bytes=peak_bytes,
+            peak_memory_bytes=devices.peak_memory_bytes(),
+            alloc_retries=retries / max(1, timed_steps),
             epochs_ended=self._feed.epochs_ended,
             children=self.children,
         )

@@ -22,6 +22,8 @@ from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import LateClock
 from nfold.frameworks.torch.script.facts import joined
+from nfold.frameworks.torch.script.fetching import NONE
+from nfold.frameworks.torch.script.late import LateExchange
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
@@ -29,7 +31,7 @@ from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.streams import Feed, Taken
 from nfold.frameworks.torch.script.turning import Turning, length_of
 from nfold.frameworks.torch.weights import checksum_of
-from nfold.measurement import Epoch, RankSamples
+from nfold.measurement import Epoch, Fetches, RankSamples
 
 FEWEST_STEPS = 5
 """Timed steps; from fewer nobody can tell anything."""
@@ -51,14 +53,18 @@ class Watch:
         length = length_of(task)
         self._settles_at = max(1, length.warmup - 1)
         self.warmup_steps = length.warmup
-        self._recorder = Recorder(task.rank, "", self._clock, observer, length, _no_losses)
+        self._recorder = Recorder(
+            task.rank, "", self._clock, observer, length, _no_losses, self._fetched
+        )
         self._overrides = Overrides(task)
         self._left_out = LeftOut(task)
+        self._late = LateExchange(task, self._left_out)
         self._feed = Feed(
             prepare=self._prepare, left_out=self._left_out, replay=self._replay, listener=self
         )
         self._sights = Sights(task, self._left_out, self._feed, self._boundary)
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
+        self._before = NONE
         self._agreed: str | None = None
         self._stepped = False
         self._epoch_began: float | None = None
@@ -92,6 +98,7 @@ class Watch:
         """Put everything in its place; the script has just imported torch."""
         self._feed.install(self._patches, self._warm_up)
         self._sights.install(self._patches, self._warm_up)
+        self._late.install()
         self._patches.put(GradScaler, "step", self._scaling)
         for owner in (dist, distributed_c10d):
             self._patches.put(owner, "destroy_process_group", self._parting)
@@ -101,6 +108,7 @@ class Watch:
     def remove(self) -> None:
         """Put PyTorch back as it was."""
         self._hook.remove()
+        self._late.remove()
         self._sights.stop()
         self._warm_up.undo()
         self._patches.undo()
@@ -136,6 +144,12 @@ class Watch:
         except NfoldError as error:
             self.refused = error
             raise
+
+    def _fetched(self) -> Fetches | None:
+        """Batches that were made since the last window ended."""
+        loader, before = self._feed.loader, self._before
+        self._before = self._sights.fetching.total(loader)
+        return self._sights.fetching.since(loader, before)
 
     def _prepare(self, loader: Any) -> None:
         with self._kept():
@@ -186,7 +200,7 @@ class Watch:
                 f"{self._task.workload.name}, so there are no batches to give again"
             )
         peak = self.devices.peak_memory_bytes()
-        self._observer.see(self._sights.finished(self.timed_steps, peak))
+        self._observer.see(self._sights.finished(self.timed_steps, self.devices))
         found = self._recorder.samples(
             peak_memory_bytes=peak,
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
@@ -218,6 +232,7 @@ class Watch:
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._stepped = False
+            self._late.scaled(optimizer)
             returned = usual(scaler, optimizer, *args, **kwargs)
             if not self._stepped:
                 self._sights.skipped_steps += 1
@@ -240,9 +255,9 @@ class Watch:
         """The warm-up's last step comes: facts are known, and ranks that are apart meet."""
         self._boundary.settle()
         self._feed.warming = False
-        self._sights.settle(self.steps)
+        self._sights.settle(self.steps, self.devices)
         self._warm_up.undo()
-        self._observer.see(self._sights.finished(0, self.devices.peak_memory_bytes()))
+        self._observer.see(self._sights.finished(0, self.devices))
         if self._task.turns:
             self._agreed = self._checksum()
         self._observer.await_others(self.steps)

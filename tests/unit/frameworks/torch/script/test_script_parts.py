@@ -27,7 +27,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks.imports import after_import
 from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script import tensors
-from nfold.frameworks.torch.script.environment import WORLD, entered, environment
+from nfold.frameworks.torch.script.environment import WORLD, entered, environment, expandable
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
@@ -93,6 +93,32 @@ def _on_gpus(ablation: Ablation | None, rank: int = 0, world: int = 2, **changes
 )
 def test_a_script_sees_the_gpus_of_its_plan(task: Any, visible: str | None, said: str) -> None:
     assert environment(task, visible) == {"CUDA_VISIBLE_DEVICES": said}
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "becomes"),
+    [
+        ({}, "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64, expandable_segments:False"},
+            "PYTORCH_ALLOC_CONF",
+            "max_split_size_mb:64,expandable_segments:True",
+        ),
+    ],
+)
+def test_segments_grow_beside_what_the_allocator_was_told(
+    said: dict[str, str], name: str, becomes: str
+) -> None:
+    assert expandable({**said, "HOME": "x"}) == {name: becomes}
+
+
+def test_only_the_experiment_has_segments_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    with entered(script_task()):
+        assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+    task = script_task(Ablation(expandable_segments=True))
+    with entered(task):
+        assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True"
 
 
 def test_one_rank_alone_is_a_world_and_one_process_for_all_is_none(

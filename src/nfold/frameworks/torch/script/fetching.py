@@ -1,0 +1,175 @@
+"""How long a script's data set takes for batches, and how much of that it waits, wherever it is.
+
+Workers are forked from this process: they write what they find into memory that both see. A
+process that waits for a disk sleeps; one whose cores are taken does not, and Linux tells both
+apart: /proc/thread-self/schedstat has the time that a thread wanted a core and had none
+(Documentation/scheduler/sched-stats.rst). Workers by spawn are not watched.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import resource
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from io import FileIO
+from typing import Any
+
+from torch.utils.data import dataloader as module
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import fetch
+
+from nfold.frameworks.torch.script.patches import Patches
+from nfold.measurement import Fetches
+
+ROWS = 256
+"""Of processes that make one loader's batches; from there on two share a row."""
+Total = tuple[float, ...]
+"""Batches, seconds, seconds of waiting, bytes read, bytes from a disk."""
+FIELDS = 5
+NONE: Total = (0.0,) * FIELDS
+MOST_BYTES = 512
+"""Of what the kernel tells in a file."""
+SCHEDSTAT, IO = "/proc/thread-self/schedstat", "/proc/self/io"
+
+
+class Ledger:
+    """Sums of what was noted of one data set; every process adds to a row of its own."""
+
+    def __init__(self) -> None:
+        self._values = memoryview(mmap.mmap(-1, 8 * ROWS * FIELDS)).cast("d")
+
+    def add(self, row: int, *noted: float) -> None:
+        """One more batch."""
+        first = row % ROWS * FIELDS
+        for place, value in enumerate((1.0, *noted), start=first):
+            self._values[place] += value
+
+    def total(self) -> Total:
+        """Over all rows."""
+        return tuple(sum(self._values[field::FIELDS]) for field in range(FIELDS))
+
+
+class Fetching:
+    """Notes every batch that a data set gives, in this process and in its workers."""
+
+    def __init__(self) -> None:
+        self._ledgers: dict[int, Ledger] = {}
+
+    def install(self, patches: Patches) -> None:
+        """Stand between a data set and what asks it for batches; a ledger is there before that."""
+        if watch() is None:
+            return
+        patches.put(module._BaseDataLoaderIter, "__init__", self._beginning)
+        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            patches.put(kind, "fetch", self._fetching)
+
+    def total(self, loader: Any) -> Total:
+        """What the loader's data set gave so far; zeros where nobody could watch it."""
+        ledger = None if loader is None else self._ledgers.get(id(loader.dataset))
+        return NONE if ledger is None else ledger.total()
+
+    def since(self, loader: Any, before: Total) -> Fetches | None:
+        """What it gave since a moment; None where it was never seen to give anything."""
+        now = self.total(loader)
+        more = [max(0.0, after - then) for after, then in zip(now, before, strict=True)]
+        batches, read, disk = (round(more[field]) for field in (0, 3, 4))
+        given = Fetches(
+            batches=batches, seconds=more[1], waited_s=more[2], read_bytes=read, disk_bytes=disk
+        )
+        return given if now[0] else None
+
+    def _beginning(self, usual: Any) -> Any:
+        @functools.wraps(usual)
+        def begin(iterator: Any, loader: Any) -> None:
+            self._ledgers.setdefault(id(loader.dataset), Ledger())
+            usual(iterator, loader)
+
+        return begin
+
+    def _fetching(self, usual: Any) -> Any:
+        @functools.wraps(usual)
+        def noted(fetcher: Any, indices: Any) -> Any:
+            ledger = self._ledgers.get(id(fetcher.dataset))
+            before = watch() if ledger is not None else None
+            batch = usual(fetcher, indices)
+            after = watch() if before is not None else None
+            if ledger is not None and before is not None and after is not None:
+                worker = get_worker_info()
+                ledger.add(0 if worker is None else worker.id + 1, *after.since(before))
+            return batch
+
+        return noted
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A moment of a thread: seconds on the wall, on a core, without one; times that it slept."""
+
+    wall_s: float
+    core_s: float
+    delayed_s: float
+    sleeps: int
+    read_bytes: int
+    disk_bytes: int
+
+    def since(self, before: Watched) -> tuple[float, float, int, int]:
+        """Seconds, seconds of waiting, bytes read, bytes from a disk.
+
+        A thread that never slept has waited for nothing, whatever a hypervisor took from it.
+        """
+        seconds = self.wall_s - before.wall_s
+        busy = self.core_s - before.core_s + self.delayed_s - before.delayed_s
+        waited = max(0.0, seconds - busy) if self.sleeps > before.sleeps else 0.0
+        read = self.read_bytes - before.read_bytes
+        return seconds, waited, read, self.disk_bytes - before.disk_bytes
+
+
+class Told(threading.local):
+    """The kernel's files on this thread, opened once: what is forked opens its own."""
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._files: list[FileIO] = []
+
+    def __call__(self) -> tuple[list[bytes], list[bytes]]:
+        """The words of both; none of a file that is not there."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._files = [_opened(name) for name in (SCHEDSTAT, IO)]
+        first, second = (os.pread(file.fileno(), MOST_BYTES, 0).split() for file in self._files)
+        return first, second
+
+
+def _opened(name: str) -> FileIO:
+    with suppress(OSError):
+        return FileIO(name)
+    return FileIO(os.devnull)
+
+
+TOLD = Told()
+
+
+def watch() -> Watched | None:
+    """Now, of this thread; None where the kernel does not tell.
+
+    A worker may compute in threads of its own, so all of its cores count; in the process that
+    trains, threads of others are busy, too.
+    """
+    core_s = time.thread_time if get_worker_info() is None else time.process_time
+    scheduled, sizes = TOLD()
+    if len(scheduled) < 2:
+        return None
+    named = dict(zip(sizes[::2], sizes[1::2], strict=False))
+    return Watched(
+        wall_s=time.perf_counter(),
+        core_s=core_s(),
+        delayed_s=int(scheduled[1]) / 1e9,
+        sleeps=resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw,
+        read_bytes=int(named.get(b"rchar:", 0)),
+        disk_bytes=int(named.get(b"read_bytes:", 0)),
+    )

@@ -1,0 +1,115 @@
+"""Copies of a script exchange their gradients all at once, before each step of an optimizer.
+
+What a process a device would cost if nothing of the exchange were hidden behind backward. The
+copies know nothing of each other: the group is of this experiment alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from nfold.frameworks.base import Task
+from nfold.frameworks.torch.left_out import LeftOut
+from nfold.frameworks.torch.script.environment import MEETING
+
+BUCKET_BYTES = 25 * 2**20
+"""As DistributedDataParallel has them by default."""
+TIMEOUT = timedelta(seconds=60)
+
+
+PUBLIC: Any = dist
+OWN: Any = distributed_c10d
+"""Not everything in them is in their stubs."""
+
+
+class LateExchange:
+    """Stands in front of every optimizer's step, where an experiment asks for it at some time."""
+
+    def __init__(self, task: Task, left_out: LeftOut) -> None:
+        self._task = task
+        self._left_out = left_out
+        self._group: Any = None
+        self._done: Any = None
+        self._hook: Any = None
+
+    def install(self) -> None:
+        """Before the first step."""
+        if not self._left_out.never("late_exchange"):
+            self._hook = register_optimizer_step_pre_hook(lambda one, *_: self._stepping(one))
+
+    def remove(self) -> None:
+        """No more."""
+        if self._hook is not None:
+            self._hook.remove()
+
+    def scaled(self, optimizer: Any) -> None:
+        """A GradScaler's step begins: ranks that skip it must exchange as well."""
+        if self._hook is not None:
+            self._exchange(optimizer)
+            self._done = optimizer
+
+    def _stepping(self, optimizer: Any) -> None:
+        if self._done is not optimizer:
+            self._exchange(optimizer)
+        self._done = None
+
+    def _exchange(self, optimizer: Any) -> None:
+        if not self._left_out.now.late_exchange:
+            return
+        given = [p for group in optimizer.param_groups for p in group["params"]]
+        for bucket in buckets([p for p in given if p.requires_grad]):
+            self._reduce(bucket)
+
+    @torch.no_grad()
+    def _reduce(self, parameters: Sequence[Tensor]) -> None:
+        """The sum over all copies; one that has no gradient takes part with zeros."""
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        if self._group is None:
+            self._group = self._joined(flat.device)
+        self._group.allreduce([flat]).wait()
+        first = 0
+        for gradient in gradients:
+            own = flat[first : first + gradient.numel()]
+            gradient.copy_(own.view_as(gradient))
+            first += gradient.numel()
+
+    def _joined(self, device: torch.device) -> Any:
+        """A group that is not the script's: by the store of those who started all copies."""
+        host, _, port = os.environ[MEETING].rpartition(":")
+        whole = PUBLIC.TCPStore(host, int(port), is_master=False, timeout=TIMEOUT)
+        store = PUBLIC.PrefixStore("nfold", whole)
+        rank, world = self._task.rank, self._task.world_size
+        if device.type == "cuda":
+            options = OWN.ProcessGroupNCCL.Options()
+            options._timeout = TIMEOUT
+            return OWN.ProcessGroupNCCL(store, rank, world, options)
+        return OWN.ProcessGroupGloo(store, rank, world, TIMEOUT)
+
+
+def buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The parameters in their order, in pieces of one type, on one device and of some size."""
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        alike = not bucket or _kind(bucket[0]) == _kind(parameter)
+        if bucket and (not alike or size + parameter.nbytes > BUCKET_BYTES):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += parameter.nbytes
+    if bucket:
+        yield bucket
+
+
+def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device

@@ -1,0 +1,49 @@
+"""Too little memory on a GPU: retries of the allocator are seen, and go where segments grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from nfold.ablation import Ablation
+from nfold.plan import Plan
+from nfold.run.handoff import Folder
+from nfold.run.options import Options
+from nfold.run.run import run
+from nfold.telemetry.inspection import inspect_machine
+from nfold.workload import Workload
+
+HOST = inspect_machine()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.integration,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU"),
+]
+SCRIPT = str(Path(__file__).parent / "scripts" / "growing.py")
+
+
+def _retries_and_step_ms(
+    tmp_path: Path, ablation: Ablation | None, count: int
+) -> tuple[float, float]:
+    plan = Plan(
+        device="cuda", devices=1, strategy="single", cores_per_device=1, steps=30, warmup_steps=10
+    )
+    workload = Workload.of_script(SCRIPT, str(count))
+    found = run(workload, plan, ablation, machine=HOST, options=Options(results=tmp_path))
+    assert found.status == "ok", found.cause
+    (seen,) = Folder(tmp_path / str(found.folder)).read_seen()
+    return seen.alloc_retries, median(found.ranks[0].step_ms)
+
+
+def test_retries_are_seen_and_go_with_segments_that_grow(tmp_path: Path) -> None:
+    healthy, calm_ms = _retries_and_step_ms(tmp_path, None, 0)
+    retries, slow_ms = _retries_and_step_ms(tmp_path, None, 2)
+    left, growing_ms = _retries_and_step_ms(tmp_path, Ablation(expandable_segments=True), 2)
+    assert healthy == 0
+    assert retries == pytest.approx(2, abs=0.5)
+    assert left < 0.1
+    assert calm_ms < slow_ms
+    assert growing_ms < slow_ms

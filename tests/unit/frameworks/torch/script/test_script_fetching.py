@@ -1,0 +1,108 @@
+"""How long a data set computes and how long it waits, in this process and in workers."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from nfold.frameworks.torch.script.fetching import Watched, watch
+from nfold.measurement import Fetches
+from watched import CLASSES, FEATURES, loop, model, script_task, watched
+
+pytestmark = pytest.mark.skipif(watch() is None, reason="the kernel tells nothing of its queues")
+BATCH = 4
+
+
+class Slow(Dataset[Any]):
+    """Every sample waits and computes for so long."""
+
+    def __init__(self, waits_s: float = 0.0, computes_s: float = 0.0, file: Path | None = None):
+        self._waits_s, self._computes_s, self._file = waits_s, computes_s, file
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self._waits_s)
+        end = time.thread_time() + self._computes_s
+        while time.thread_time() < end:
+            pass
+        if self._file is not None:
+            self._file.read_bytes()
+        return torch.zeros(FEATURES), index % CLASSES
+
+
+def _fetches(data: Slow, **how: Any) -> tuple[Fetches, Fetches]:
+    """Of all windows, and what was seen after the warm-up."""
+
+    def training() -> None:
+        module, loader = model(), DataLoader(data, batch_size=BATCH, **how)
+        loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task())
+    gc.collect()
+    assert found.samples is not None
+    windows = [window.fetches for window in found.samples.windows]
+    each = [one for one in windows if one is not None]
+    assert len(each) == len(windows)
+    assert found.seen.fetches is not None
+    total = Fetches(
+        batches=sum(one.batches for one in each),
+        seconds=sum(one.seconds for one in each),
+        waited_s=sum(one.waited_s for one in each),
+        read_bytes=sum(one.read_bytes for one in each),
+    )
+    return total, found.seen.fetches
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_that_sleeps_waits(workers: int) -> None:
+    found, seen = _fetches(Slow(waits_s=0.002), num_workers=workers)
+    for one in (found, seen):
+        assert one.batches > 0
+        assert 0.9 * one.batches * BATCH * 0.002 <= one.waited_s <= one.seconds
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_that_computes_does_not_wait(workers: int) -> None:
+    found, _ = _fetches(Slow(computes_s=0.002), num_workers=workers)
+    assert found.seconds >= found.batches * BATCH * 0.002
+    assert found.waited_s < 0.2 * found.seconds
+
+
+def test_what_is_read_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "sample"
+    file.write_bytes(bytes(50_000))
+    found, _ = _fetches(Slow(file=file))
+    assert 1 <= found.read_bytes / (found.batches * BATCH * 50_000) < 1.2
+
+
+def test_only_a_thread_that_slept_has_waited() -> None:
+    begun = Watched(wall_s=1.0, core_s=1.0, delayed_s=0.0, sleeps=3, read_bytes=0, disk_bytes=0)
+
+    def later(sleeps: int, delayed_s: float = 0.0) -> Watched:
+        return Watched(
+            wall_s=2.0, core_s=1.25, delayed_s=delayed_s, sleeps=sleeps, read_bytes=7, disk_bytes=5
+        )
+
+    assert later(3).since(begun) == (1.0, 0.0, 7, 5)
+    assert later(4).since(begun) == (1.0, 0.75, 7, 5)
+    assert later(4, delayed_s=0.5).since(begun) == (1.0, 0.25, 7, 5)
+
+
+def test_an_input_that_is_no_data_set_is_not_watched() -> None:
+    def training() -> None:
+        module = model()
+        batches = [(torch.zeros(4, FEATURES), torch.zeros(4, dtype=torch.long))] * 8
+        loop(batches, module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task())
+    assert found.samples is not None
+    assert found.seen.fetches is None
+    assert {window.fetches for window in found.samples.windows} == {None}

@@ -1,0 +1,120 @@
+"""Copies of a script that exchange their gradients before a step of the optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+from nfold.ablation import Ablation
+from nfold.frameworks.torch.left_out import LeftOut
+from nfold.frameworks.torch.script import late
+from nfold.frameworks.torch.script.environment import MEETING
+from nfold.turns import schedule
+from watched import dataset, loop, model, script_task, watched
+
+LATE = Ablation(independent=True, late_exchange=True)
+
+
+@pytest.fixture
+def _meeting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    own: Any = dist
+    store = own.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv(MEETING, f"127.0.0.1:{store.port}")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    yield
+    gc.collect()
+
+
+def _gradients(rank: int) -> list[torch.Tensor]:
+    """Of one of two copies after two exchanges; the last parameter has one in copy 0 only."""
+    task = dataclasses.replace(script_task(LATE, world_size=2), rank=rank)
+    parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)),
+                  nn.Parameter(torch.zeros(2, dtype=torch.float64))]  # fmt: skip
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    exchange = late.LateExchange(task, LeftOut(task))
+    for _ in range(2):
+        for parameter in parameters[: 3 - rank]:
+            parameter.grad = torch.full_like(parameter, rank + 1.0)
+        exchange._exchange(optimizer)
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+@pytest.mark.usefixtures("_meeting")
+def test_copies_add_up_their_gradients() -> None:
+    with ThreadPoolExecutor(2) as both:
+        first, second = both.map(_gradients, (0, 1))
+    assert [set(gradient.flatten().tolist()) for gradient in first] == [{3.0}, {3.0}, {1.0}]
+    assert [set(gradient.flatten().tolist()) for gradient in second] == [{3.0}, {3.0}]
+
+
+def test_buckets_are_of_one_type_and_of_some_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late, "BUCKET_BYTES", 40)
+    small = [torch.zeros(4) for _ in range(3)]
+    half, large = torch.zeros(4, dtype=torch.float16), torch.zeros(100)
+    found = [[one.nbytes for one in bucket] for bucket in late.buckets([*small, half, large])]
+    assert found == [[16, 16], [16], [8], [400]]
+    assert list(late.buckets([])) == []
+
+
+class Counted:
+    """Notes in which step gradients were exchanged."""
+
+    def __init__(self) -> None:
+        self.exchanged: list[int] = []
+        self.steps = 0
+
+    def stepped(self) -> None:
+        self.steps += 1
+
+    def __call__(self, _parameters: Any) -> None:
+        self.exchanged.append(self.steps)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    found = Counted()
+    monkeypatch.setattr(late.LateExchange, "_reduce", found)
+    return found
+
+
+def test_an_exchange_takes_turns_with_none(counted: Counted) -> None:
+    def training() -> None:
+        module = model()
+        module.register_forward_pre_hook(lambda *_: counted.stepped())
+        loop(DataLoader(dataset(), batch_size=8), module, torch.optim.SGD(module.parameters(), 0.1))
+
+    task = script_task(Ablation(independent=True))
+    task = dataclasses.replace(task, turns=(Ablation(independent=True), LATE))
+    assert watched(training, task).samples is not None
+    at = task.plan.warmup_steps
+    for part in schedule(task.turns, task.plan):
+        made = {step for step in counted.exchanged if at < step <= at + part.steps}
+        if part.turn is not None:
+            assert len(made) == (part.steps if part.turn else 0)
+        at += part.steps
+    assert min(counted.exchanged) > task.plan.warmup_steps
+
+
+def test_a_step_that_a_scaler_may_skip_is_exchanged_once(counted: Counted) -> None:
+    def training() -> None:
+        module = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu")
+        for number, (samples, labels) in enumerate([*DataLoader(dataset(), batch_size=4)] * 2):
+            loss = nn.functional.cross_entropy(module(samples), labels)
+            scaler.scale(loss * (float("inf") if number % 2 else 1.0)).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+            counted.steps += 1
+
+    assert watched(training, script_task(LATE)).samples is not None
+    assert counted.exchanged == list(range(14))
