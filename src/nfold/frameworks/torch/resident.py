@@ -18,6 +18,7 @@ from nfold.frameworks.stream import Ids
 from nfold.frameworks.torch.batch import Samples, Tensors
 from nfold.frameworks.torch.devices import Devices, free_bytes
 from nfold.frameworks.torch.input import Stream
+from nfold.frameworks.torch.parallel import smallest
 from nfold.frameworks.torch.placed import Placed, uploaded
 
 MOST_OF_FREE = 0.8
@@ -40,6 +41,27 @@ def check_fits(
         f"input 'resident' needs {_gib(needed_bytes)}{sharded} on {where}, of whose free "
         f"{_gib(free_bytes)} it may take {MOST_OF_FREE:.0%}; next: --input loader"
     )
+
+
+def fits_whole(
+    needed_bytes: int, samples: int, free_bytes: int, *, ranks: int, device: torch.device
+) -> bool:
+    """Whether every device holds the whole data set, else its shard; OutOfMemory for neither.
+
+    All ranks choose by the least that any has free, and must ask together. CPU devices share
+    the host's memory: it takes every rank's copy, or all shards.
+    """
+    least = smallest(free_bytes, ranks, device)
+    if device.type == "cuda":
+        whole, shard = needed_bytes, -(-samples // ranks) * (needed_bytes // max(1, samples))
+        where = str(device) if ranks == 1 else f"each of {ranks} GPUs"
+    else:
+        whole, shard = ranks * needed_bytes, needed_bytes
+        where = f"the host ({ranks} ranks)"
+    if fits(whole, least):
+        return True
+    check_fits(whole, least, where, sharded_bytes=shard if ranks > 1 else None)
+    return False
 
 
 def free(task: Task, devices: Devices) -> int:
