@@ -129,7 +129,7 @@ def alone(
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x[own]), y[own])
             loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(float(loss))
+            losses.append(loss.item())
             if second:
                 (0.1 * model(x[own]).square().mean()).backward()
             if clip:

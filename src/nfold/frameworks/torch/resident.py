@@ -31,20 +31,34 @@ def fits(needed_bytes: int, free_bytes: int) -> bool:
 
 
 def check_fits(
-    needed_bytes: int, free_bytes: int, where: str, *, sharded_bytes: int | None = None
+    needed_bytes: int,
+    free_bytes: int,
+    where: str,
+    *,
+    sharded_bytes: int | None = None,
+    instead: str = "--input loader",
 ) -> None:
-    """Raise OutOfMemory where a data set fits neither whole nor, if it can be, sharded."""
+    """Raise OutOfMemory where a data set fits neither whole nor, if it can be, sharded.
+
+    ``instead`` is what a reader is told to do.
+    """
     if fits(needed_bytes if sharded_bytes is None else sharded_bytes, free_bytes):
         return
     sharded = "" if sharded_bytes is None else f", sharded {_gib(sharded_bytes)},"
     raise OutOfMemory(
         f"input 'resident' needs {_gib(needed_bytes)}{sharded} on {where}, of whose free "
-        f"{_gib(free_bytes)} it may take {MOST_OF_FREE:.0%}; next: --input loader"
+        f"{_gib(free_bytes)} it may take {MOST_OF_FREE:.0%}; next: {instead}"
     )
 
 
 def fits_whole(
-    needed_bytes: int, samples: int, free_bytes: int, *, ranks: int, device: torch.device
+    needed_bytes: int,
+    samples: int,
+    free_bytes: int,
+    *,
+    ranks: int,
+    device: torch.device,
+    instead: str = "--input loader",
 ) -> bool:
     """Whether every device holds the whole data set, else its shard; OutOfMemory for neither.
 
@@ -60,7 +74,8 @@ def fits_whole(
         where = f"the host ({ranks} ranks)"
     if fits(whole, least):
         return True
-    check_fits(whole, least, where, sharded_bytes=shard if ranks > 1 else None)
+    sharded = shard if ranks > 1 else None
+    check_fits(whole, least, where, sharded_bytes=sharded, instead=instead)
     return False
 
 

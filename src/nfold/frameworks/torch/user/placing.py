@@ -23,6 +23,9 @@ from nfold.frameworks.torch.user.moving import moved
 from nfold.frameworks.torch.user.recipe import Fetched, Recipe
 from nfold.frameworks.torch.user.source import bytes_of, length_of
 
+INSTEAD = 'nfold.Run(input="loader")'
+"""What a script does with data that fit on no device."""
+
 
 def placed(arrays: Any, recipe: Recipe) -> Arrays | ShardedArrays:
     """The arrays where the recipe's ``input`` says; OutOfMemory where resident ones do not fit.
@@ -35,7 +38,7 @@ def placed(arrays: Any, recipe: Recipe) -> Arrays | ShardedArrays:
         return Arrays(arrays, recipe, on_device=fit)
     ranks = recipe.division.ranks
     samples = length_of(arrays)
-    if fits_whole(needed, samples, free, ranks=ranks, device=device):
+    if fits_whole(needed, samples, free, ranks=ranks, device=device, instead=INSTEAD):
         return Arrays(arrays, recipe, on_device=True)
     if recipe.division.steps(samples) == 0:
         return Arrays(arrays, recipe, on_device=False)
@@ -80,7 +83,7 @@ class ShardedArrays:
         self._arrays = over_tensors(arrays, lambda tensor: _shard(tensor[own], recipe.device))
         self._ahead = Ahead(self._routes)
         if division.rank == 0:
-            warnings.warn(doubt("data set", division.ranks), stacklevel=5)  # run.loader's caller
+            warnings.warn(doubt("data set", division.ranks), stacklevel=6)  # run.loader's caller
 
     def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
         """The batches of an epoch from step ``skip`` on, exchanged as they are asked for."""
