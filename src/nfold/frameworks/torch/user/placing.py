@@ -46,7 +46,7 @@ def placed(arrays: Any, recipe: Recipe) -> Arrays | ShardedArrays:
 
 
 class Arrays:
-    """Tensors in memory, or on the device ``on_device``: batches are indexed."""
+    """Tensors, whole, in memory or where ``on_device`` on the device: batches are indexed."""
 
     def __init__(self, arrays: Any, recipe: Recipe, *, on_device: bool) -> None:
         self.samples: int | None = length_of(arrays)
@@ -77,8 +77,8 @@ class ShardedArrays:
         self.samples: int | None = length_of(arrays)
         self._recipe = recipe
         division = recipe.division
-        self._cuts = Cuts(division, self.samples)
-        self._shards = Shards(self.samples, self._cuts, division.rank, division.ranks)
+        cuts = Cuts(division, self.samples)
+        self._shards = Shards(self.samples, cuts, division.rank, division.ranks)
         own = slice(self._shards.own.start, self._shards.own.stop)
         self._arrays = over_tensors(arrays, lambda tensor: _shard(tensor[own], recipe.device))
         self._ahead = Ahead(self._routes)
