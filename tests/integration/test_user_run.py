@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "own_model.py"
 WORLDS = (1, 2, 3)
+RESIDENT_BYTES = 1480
+"""Free for the data of 1184 bytes: of a host, enough for one copy, and for two ranks' shards."""
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "dataset": {"data": "dataset"},
@@ -49,6 +51,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "batch_norm": {"norm": True, "plan": {"batch_norm": "synchronised"}},
     "own_batch_norm": {"norm": True},
+    "one_left": {"batch": 12},
+    "resident": {"plan": {"input": "resident"}, "batch": 12, "free_bytes": RESIDENT_BYTES},
+    "resident_in_parts": {
+        "plan": {"input": "resident", "accumulate": 4},
+        "free_bytes": RESIDENT_BYTES,
+    },
     "stopped": {"folder": "checkpoints", "checkpoint": 3, "stop": True},
     "resumed": {"folder": "checkpoints", "checkpoint": 3},
 }
@@ -94,15 +102,22 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return results
 
 
-def reference(
+def reference(**said: Any) -> Tensor:
+    """The parameters after the script's training without nfold, on one device."""
+    return alone(**said)[0]
+
+
+def alone(
     *,
+    batch: int = 10,
     shuffle: bool = True,
     clip: float | None = None,
     second: bool = False,
     norm: bool = False,
     epochs: int = EPOCHS,
-) -> Tensor:
-    """The parameters after the script's training without nfold, on one device."""
+) -> tuple[Tensor, list[float]]:
+    """The same with the loss of every step."""
+    losses: list[float] = []
     torch.manual_seed(3)
     model = Net(norm=norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -110,16 +125,18 @@ def reference(
     x, y = made()
     for epoch in range(epochs):
         ids = order(len(x), seed=0, epoch=epoch, shuffle=shuffle)
-        for batch in torch.split(ids, 10):
+        for own in torch.split(ids, batch):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+            loss = nn.functional.cross_entropy(model(x[own]), y[own])
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.item())
             if second:
-                (0.1 * model(x[batch]).square().mean()).backward()
+                (0.1 * model(x[own]).square().mean()).backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             schedule.step()
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), losses
 
 
 REFERENCES: dict[str, dict[str, Any]] = {
@@ -135,6 +152,9 @@ REFERENCES: dict[str, dict[str, Any]] = {
     "captured_in_parts": {"clip": 0.05, "epochs": 6},
     "captured_reading": {"epochs": 6},
     "batch_norm": {"norm": True},
+    "one_left": {"batch": 12},
+    "resident": {"batch": 12},
+    "resident_in_parts": {},
     "resumed": {},
 }
 
@@ -173,6 +193,24 @@ def test_an_evaluation_counts_every_sample_once(found: Found, world: int) -> Non
 
 def test_means_are_weighted(found: Found) -> None:
     assert [rank["mean"] for rank in found["plain", 3]] == [pytest.approx(5 / 3)] * 3
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("case", ["one_left", "resident"])
+def test_a_mean_is_that_of_the_batch_where_ranks_have_no_sample(
+    found: Found, case: str, world: int
+) -> None:
+    """The last batch of 37 samples in batches of 12 is one sample."""
+    _, losses = alone(batch=12)
+    for rank in found[case, world]:
+        assert rank["means"] == pytest.approx(losses, abs=1e-5)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_resident_data_give_the_samples_of_a_loader(found: Found, world: int) -> None:
+    """Whole on one device, in shards of a half or a third each on several."""
+    for own, other in zip(found["resident", world], found["one_left", world], strict=True):
+        assert own["seen"] == other["seen"]
 
 
 def test_a_parameter_that_nobody_used_keeps_no_gradient(found: Found) -> None:

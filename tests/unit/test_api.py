@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from pathlib import Path
 
@@ -184,3 +185,9 @@ def test_sums_and_means_alone_are_the_values() -> None:
     assert run.sum(3) == 3
     assert run.sum(torch.tensor([1, 2])).tolist() == [1, 2]
     assert run.mean(2.5, count=4) == 2.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run.mean(torch.tensor(2.5, requires_grad=True) * 2) == 5.0
+    run._ledger.pads = True
+    assert run.mean(2.5) == 2.5
+    assert math.isnan(run.mean(2.5, count=1))

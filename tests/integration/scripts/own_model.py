@@ -10,11 +10,13 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 import nfold
+from nfold.frameworks.torch.user import placing
 
 SAMPLES, FEATURES, CLASSES = 37, 6, 3
 EPOCHS = 2
@@ -70,10 +72,13 @@ def main(case: dict[str, Any], out: str) -> None:
     model, optimizer, schedule = run.prepare(model, optimizer, schedule)
     x, y = made()
     data = data_of(case.get("data", "arrays"), x, y)
-    loader = run.loader(data, batch_size=10, shuffle=case.get("shuffle", True), workers=0)
+    batch, shuffle = case.get("batch", 10), case.get("shuffle", True)
+    with mock.patch.object(placing, "free_bytes", return_value=case.get("free_bytes", 2**30)):
+        loader = run.loader(data, batch_size=batch, shuffle=shuffle, workers=0)
     folder = Path(out).with_name(case.get("folder", "none"))
     resumed = run.resume(folder) if "folder" in case else None
     seen: list[list[float]] = []
+    means: list[float] = []
 
     def one(inputs: Tensor, labels: Tensor) -> Tensor:
         return train_step(case, run, model, optimizer, schedule, inputs, labels)
@@ -82,12 +87,12 @@ def main(case: dict[str, Any], out: str) -> None:
     for _ in range(loader.position.epoch, case.get("epochs", EPOCHS)):
         for inputs, labels in loader:
             seen.append(sorted(inputs[:, 0].tolist()))
-            step(inputs, labels)
+            means.append(run.mean(step(inputs, labels), count=len(labels)))
             if run.steps == case.get("checkpoint") and resumed is None:
                 run.checkpoint(folder, note="half way")
                 if case.get("stop"):
                     return
-    write(run, model, loader, seen, resumed, out)
+    write(run, model, {"seen": seen, "means": means, "resumed": resumed}, out)
 
 
 def train_step(
@@ -108,7 +113,7 @@ def train_step(
     return loss.detach()
 
 
-def write(run: Any, model: Any, loader: Any, seen: Any, resumed: Any, out: str) -> None:
+def write(run: Any, model: Any, noted: dict[str, Any], out: str) -> None:
     x, y = made()
     right = count = 0
     model.eval()
@@ -124,11 +129,10 @@ def write(run: Any, model: Any, loader: Any, seen: Any, resumed: Any, out: str) 
         "count": run.sum(count),
         "own_count": count,
         "mean": run.mean(float(run.rank), count=run.rank),
-        "seen": seen,
         "steps": run.steps,
-        "resumed": resumed,
         "model_class": type(model).__name__,
         "keys": list(model.state_dict()),
+        **noted,
     }
     Path(f"{out}-{run.rank}.json").write_text(json.dumps(found))
 

@@ -6,7 +6,7 @@ Samples, order, slices, weights and hashes are the stream's, the same as a loade
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -23,6 +23,28 @@ CHUNK_BYTES = 2**26
 """Copied at a time: a data set that is a memory map need not fit into the host's memory."""
 Route = TypeVar("Route")
 """What the host works out for all steps of an epoch before it begins."""
+
+
+class Ahead(Generic[Route]):
+    """What ``make`` gives for an epoch; that of the next one is made by a thread meanwhile."""
+
+    def __init__(self, make: Callable[[int], Route]) -> None:
+        self._make = make
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="order")
+        self._begun: dict[int, Future[Route]] = {}
+        self._begin(0)
+
+    def take(self, epoch: int) -> Route:
+        """That of ``epoch``; the one after it is begun."""
+        self._begin(epoch)
+        wanted = self._begun.pop(epoch)
+        self._begin(epoch + 1)
+        return wanted.result()
+
+    def _begin(self, epoch: int) -> None:
+        """Let the thread make that of ``epoch``, unless it does already."""
+        if epoch not in self._begun:
+            self._begun = {epoch: self._thread.submit(self._make, epoch)}
 
 
 class Placed(ABC, Generic[Route]):
@@ -42,9 +64,7 @@ class Placed(ABC, Generic[Route]):
         self._labels = copied(labels, device)
         self._positions = positions(stream.cuts)
         self._offsets = np.cumsum([0, *(len(cut.places) for cut in stream.cuts)])
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="order")
-        self._begun: dict[int, Future[tuple[Route, list[int]]]] = {}
-        self._begin(0)
+        self._ahead = Ahead(self._made)
 
     @abstractmethod
     def route(self, order: Ids) -> Route:
@@ -77,7 +97,7 @@ class Placed(ABC, Generic[Route]):
             yield from self._batches(epoch, cuts)
 
     def _batches(self, epoch: int, cuts: list[Cut]) -> Iterator[Batch]:
-        route, hashes = self._take(epoch)
+        route, hashes = self._ahead.take(epoch)
         now = torch.full((), epoch, dtype=torch.int64, device=self._device)
         for cut, tensors, hashed in zip(cuts, self.tensors(route), hashes, strict=False):
             yield Batch(
@@ -87,18 +107,6 @@ class Placed(ABC, Generic[Route]):
                 global_count=cut.global_count,
                 sample_hash=hashed,
             )
-
-    def _take(self, epoch: int) -> tuple[Route, list[int]]:
-        """The route and hashes of ``epoch``; those of the one after it are begun."""
-        self._begin(epoch)
-        wanted = self._begun.pop(epoch)
-        self._begin(epoch + 1)
-        return wanted.result()
-
-    def _begin(self, epoch: int) -> None:
-        """Let the thread make the route of ``epoch``, unless it does already."""
-        if epoch not in self._begun:
-            self._begun = {epoch: self._thread.submit(self._made, epoch)}
 
     def _made(self, epoch: int) -> tuple[Route, list[int]]:
         order = self._stream.order(epoch)

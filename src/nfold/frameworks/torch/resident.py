@@ -18,6 +18,7 @@ from nfold.frameworks.stream import Ids
 from nfold.frameworks.torch.batch import Samples, Tensors
 from nfold.frameworks.torch.devices import Devices, free_bytes
 from nfold.frameworks.torch.input import Stream
+from nfold.frameworks.torch.parallel import smallest
 from nfold.frameworks.torch.placed import Placed, uploaded
 
 MOST_OF_FREE = 0.8
@@ -30,16 +31,52 @@ def fits(needed_bytes: int, free_bytes: int) -> bool:
 
 
 def check_fits(
-    needed_bytes: int, free_bytes: int, where: str, *, sharded_bytes: int | None = None
+    needed_bytes: int,
+    free_bytes: int,
+    where: str,
+    *,
+    sharded_bytes: int | None = None,
+    instead: str = "--input loader",
 ) -> None:
-    """Raise OutOfMemory where a data set fits neither whole nor, if it can be, sharded."""
+    """Raise OutOfMemory where a data set fits neither whole nor, if it can be, sharded.
+
+    ``instead`` is what a reader is told to do.
+    """
     if fits(needed_bytes if sharded_bytes is None else sharded_bytes, free_bytes):
         return
     sharded = "" if sharded_bytes is None else f", sharded {_gib(sharded_bytes)},"
     raise OutOfMemory(
         f"input 'resident' needs {_gib(needed_bytes)}{sharded} on {where}, of whose free "
-        f"{_gib(free_bytes)} it may take {MOST_OF_FREE:.0%}; next: --input loader"
+        f"{_gib(free_bytes)} it may take {MOST_OF_FREE:.0%}; next: {instead}"
     )
+
+
+def fits_whole(
+    needed_bytes: int,
+    samples: int,
+    free_bytes: int,
+    *,
+    ranks: int,
+    device: torch.device,
+    instead: str = "--input loader",
+) -> bool:
+    """Whether every device holds the whole data set, else its shard; OutOfMemory for neither.
+
+    All ranks choose by the least that any has free, and must ask together. CPU devices share
+    the host's memory: it takes every rank's copy, or all shards.
+    """
+    least = smallest(free_bytes, ranks, device)
+    if device.type == "cuda":
+        whole, shard = needed_bytes, -(-samples // ranks) * (needed_bytes // max(1, samples))
+        where = str(device) if ranks == 1 else f"each of {ranks} GPUs"
+    else:
+        whole, shard = ranks * needed_bytes, needed_bytes
+        where = f"the host ({ranks} ranks)"
+    if fits(whole, least):
+        return True
+    sharded = shard if ranks > 1 else None
+    check_fits(whole, least, where, sharded_bytes=sharded, instead=instead)
+    return False
 
 
 def free(task: Task, devices: Devices) -> int:

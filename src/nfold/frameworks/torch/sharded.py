@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,13 +20,20 @@ from torch import Tensor
 
 from nfold.data.arrays import Arrays
 from nfold.frameworks.base import Task
-from nfold.frameworks.stream import Ids
+from nfold.frameworks.stream import Cut, Ids
 from nfold.frameworks.torch.batch import Samples, Tensors
 from nfold.frameworks.torch.input import Stream
 from nfold.frameworks.torch.placed import Placed, positions, uploaded
 
 Counts = list[list[int]]
 """Samples per step and rank."""
+
+
+class Divided(Protocol):
+    """Anything that says where each rank's samples lie in the order of an epoch."""
+
+    def cuts_of(self, rank: int) -> list[Cut]:
+        """A rank's part of every step."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +54,15 @@ class Routes:
 class Shards:
     """Who has which sample, and who needs it when. Rank r has the r-th of equal parts."""
 
-    def __init__(self, samples: int, stream: Stream, rank: int, ranks: int) -> None:
+    def __init__(self, samples: int, divided: Divided, rank: int, ranks: int) -> None:
         starts = [place * samples // ranks for place in range(ranks + 1)]
         self.own = range(starts[rank], starts[rank + 1])
         self._starts = np.array(starts[:-1])
         self._rank = rank
-        cuts = [stream.cuts_of(one) for one in range(ranks)]
+        cuts = [divided.cuts_of(one) for one in range(ranks)]
         self._needed = [positions(each) for each in cuts]
         self._steps = [_steps([len(cut.places) for cut in each]) for each in cuts]
-        self._shape = len(stream.cuts), ranks
+        self._shape = len(cuts[rank]), ranks
 
     def routes(self, order: Ids) -> Routes:
         """The routes of an epoch, from all ranks' samples in its order."""
@@ -93,6 +102,44 @@ def _starts(counts: Ids) -> Ids:
     return np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
+@dataclass(frozen=True)
+class Trade:
+    """One step's exchange, as tensors on the device and counts; ``ids`` [n] are the batch's."""
+
+    sends: Tensor
+    send_counts: list[int]
+    places: Tensor
+    receive_counts: list[int]
+    ids: Tensor
+
+    def of(self, shard: Tensor) -> Tensor:
+        """The batch's samples, of this rank's shard and those of others; all ranks ask together."""
+        chosen = shard.index_select(0, self.sends)
+        came = exchanged(chosen, self.receive_counts, self.send_counts)
+        return came.index_select(0, self.places)
+
+
+def trades(routes: Routes, device: torch.device) -> Iterator[Trade]:
+    """The exchange of every step of an epoch; nothing is exchanged before it is asked for."""
+    numbers = uploaded(np.concatenate([routes.sends, routes.places, routes.ids]), device)
+    lengths = [len(routes.sends), len(routes.places), len(routes.ids)]
+    sends, places, ids = torch.split(numbers, lengths)
+    sent = pairwise(np.cumsum([0, *map(sum, routes.send_counts)]))
+    came = pairwise(np.cumsum([0, *map(sum, routes.receive_counts)]))
+    steps = zip(sent, came, routes.send_counts, routes.receive_counts, strict=True)
+    for (first, last), (start, stop), send_counts, receive_counts in steps:
+        own = slice(start, stop)
+        yield Trade(sends[first:last], send_counts, places[own], receive_counts, ids[own])
+
+
+def doubt(what: str, ranks: int) -> str:
+    """What a reader has to know of sharded data."""
+    return (
+        f"the {what} does not fit whole: it is sharded over {ranks} devices, which exchange "
+        "samples in every step"
+    )
+
+
 class Sharded(Placed[Routes]):
     """This rank's part of the data set on its device; a batch is its samples, as a loader's is."""
 
@@ -106,11 +153,7 @@ class Sharded(Placed[Routes]):
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
         """That steps exchange samples, which takes time."""
-        text = (
-            f"the training set does not fit whole: it is sharded over {self._ranks} devices, "
-            "which exchange samples in every step"
-        )
-        return (("sharded", text),)
+        return (("sharded", doubt("training set", self._ranks)),)
 
     def route(self, order: Ids) -> Routes:
         """Sends and receipts of every step."""
@@ -118,17 +161,8 @@ class Sharded(Placed[Routes]):
 
     def tensors(self, route: Routes) -> Iterator[Tensors]:
         """The samples of every batch, exchanged when it is asked for; all ranks ask together."""
-        numbers = uploaded(np.concatenate([route.sends, route.places, route.ids]), self._device)
-        lengths = [len(route.sends), len(route.places), len(route.ids)]
-        sends, places, ids = torch.split(numbers, lengths)
-        sent_until = np.cumsum([0, *map(sum, route.send_counts)])
-        steps = zip(pairwise(sent_until), pairwise(self._offsets), strict=True)
-        for step, ((first, last), (start, stop)) in enumerate(steps):
-            split = route.receive_counts[step], route.send_counts[step]
-            chosen, place = sends[first:last], places[start:stop]
-            images = exchanged(self._images.index_select(0, chosen), *split)
-            labels = exchanged(self._labels.index_select(0, chosen), *split)
-            yield images.index_select(0, place), labels.index_select(0, place), ids[start:stop]
+        for trade in trades(route, self._device):
+            yield trade.of(self._images), trade.of(self._labels), trade.ids
 
     def unpack(self, tensors: Tensors) -> Samples:
         """The samples, which the tensors are."""
@@ -138,5 +172,11 @@ class Sharded(Placed[Routes]):
 def exchanged(own: Tensor, receive_counts: list[int], send_counts: list[int]) -> Tensor:
     """What the other ranks send this one, in their order; ``own`` is cut by ``send_counts``."""
     received = own.new_empty((sum(receive_counts), *own.shape[1:]))
-    dist.all_to_all_single(received, own, receive_counts, send_counts)
+    dist.all_to_all_single(_as_bytes(received), _as_bytes(own), receive_counts, send_counts)
     return received
+
+
+def _as_bytes(samples: Tensor) -> Tensor:
+    """The memory of samples [n, ...] as uint8 [n, bytes]: NCCL and gloo lack some types (int16)."""
+    row_bytes = prod(samples.shape[1:]) * samples.element_size()
+    return samples.view(-1).view(torch.uint8).view(len(samples), row_bytes)

@@ -34,11 +34,17 @@ def weighted(count: int, ranks: int, *, parts: int = 1, last: bool = True) -> Sh
 class Ledger:
     """The current share: loaders write it, the gradient exchange reads it.
 
-    Before any loader of nfold has spoken, every rank counts the same.
+    Before any loader of nfold has spoken, every rank counts the same. ``pads``: the batch that
+    the script has in hand is one sample that only keeps this rank in step, and counts nothing.
     """
 
     def __init__(self, world_size: int) -> None:
         self.share = Share(count=1, global_count=world_size)
+        self.pads = False
+
+    def real(self, count: int) -> int:
+        """How many of ``count`` samples in hand count: none of a padded batch, which is one."""
+        return 0 if self.pads and count == 1 else count
 
     def begin(self, share: Share) -> None:
         """A loader hands out this share next."""

@@ -25,10 +25,9 @@ from nfold.frameworks.torch.images import Normalize
 from nfold.frameworks.torch.input import Batches, Loaded, Stream
 from nfold.frameworks.torch.landing import Canvases
 from nfold.frameworks.torch.nvjpeg import Decoded, Files, torchvision_decode
-from nfold.frameworks.torch.parallel import smallest
 from nfold.frameworks.torch.photographs import Photos
 from nfold.frameworks.torch.prefetch import Land, copied
-from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes, fits, free
+from nfold.frameworks.torch.resident import Resident, data_bytes, fits_whole, free
 from nfold.frameworks.torch.sharded import Sharded
 from nfold.frameworks.torch.whole import ResidentPhotographs
 from nfold.frameworks.turning import length_of
@@ -122,24 +121,9 @@ def preparation(
 
 
 def _resident(arrays: Arrays, stream: Stream, task: Task, devices: Devices) -> Source:
-    """Whole on every device, or else sharded; all ranks choose by the least that any has free."""
-    whole, shard, where = _needs(arrays, task, devices)
-    least = smallest(free(task, devices), task.world_size, devices.primary)
-    if fits(whole, least):
-        return Resident(arrays, stream, devices.primary)
-    sharded = shard if task.world_size > 1 else None
-    check_fits(whole, least, where, sharded_bytes=sharded)
-    return Sharded(arrays, stream, task, devices.primary)
-
-
-def _needs(arrays: Arrays, task: Task, devices: Devices) -> tuple[int, int, str]:
-    """Bytes of the data whole and of the largest shard, and where they would lie.
-
-    CPU devices share the host's memory: it takes every rank's copy, or all shards.
-    """
-    needed, ranks = data_bytes(arrays), task.world_size
-    if not devices.cuda:
-        return ranks * needed, needed, f"the host ({ranks} ranks)"
-    samples = len(arrays.train_labels)
-    shard = -(-samples // ranks) * (needed // samples)
-    return needed, shard, str(devices.primary) if ranks == 1 else f"each of {ranks} GPUs"
+    """Whole on every device, or else sharded."""
+    samples, device = len(arrays.train_labels), devices.primary
+    left = free(task, devices)
+    if fits_whole(data_bytes(arrays), samples, left, ranks=task.world_size, device=device):
+        return Resident(arrays, stream, device)
+    return Sharded(arrays, stream, task, device)

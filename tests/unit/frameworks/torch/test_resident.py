@@ -68,7 +68,7 @@ def test_epochs_may_be_asked_for_in_any_order() -> None:
 def test_the_next_order_is_begun_before_it_is_needed() -> None:
     source = Resident(arrays(40), Stream(40, task(batch=40)), CPU)
     next(iter(source))
-    assert list(source._begun) == [1]
+    assert list(source._ahead._begun) == [1]
 
 
 def test_a_step_takes_its_ids_from_the_epoch_s_one_tensor() -> None:

@@ -2,61 +2,35 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, local
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from made import arrays, task
-from nfold.frameworks.torch import sharded
 from nfold.frameworks.torch.batch import Batch, Samples
 from nfold.frameworks.torch.input import Stream
 from nfold.frameworks.torch.resident import Resident
 from nfold.frameworks.torch.sharded import Sharded, Shards
+from rank_threads import on_threads
 
 CPU = torch.device("cpu")
 SAMPLES = 103
 Shared = list[tuple[Batch, Samples]]
 
 
-class Threads:
-    """An all-to-all between threads, each of which is a rank."""
-
-    def __init__(self, ranks: int) -> None:
-        self.here = local()
-        self._barrier = Barrier(ranks, timeout=30)
-        self._outgoing: list[tuple[Tensor, ...]] = [()] * ranks
-
-    def exchanged(self, own: Tensor, receive_counts: list[int], send_counts: list[int]) -> Tensor:
-        rank = self.here.rank
-        assert len(own) == sum(send_counts)
-        self._outgoing[rank] = torch.split(own, send_counts)
-        self._barrier.wait()
-        incoming = [parts[rank] for parts in self._outgoing]
-        assert [len(part) for part in incoming] == receive_counts
-        self._barrier.wait()
-        return torch.cat(incoming)
-
-
 def _all(
     patch: pytest.MonkeyPatch, ranks: int, batch: int, *, limit: int | None, epoch: int
 ) -> list[Shared]:
     """Every rank's batches with their samples."""
-    threads = Threads(ranks)
-    patch.setattr(sharded, "exchanged", threads.exchanged)
 
     def work(rank: int) -> Shared:
-        threads.here.rank = rank
         asked = task(batch=batch, rank=rank, world_size=ranks)
         source = Sharded(arrays(SAMPLES), Stream(SAMPLES, asked, limit=limit), asked, CPU)
         source.epoch = epoch
         return [(got, source.unpack(got.tensors)) for got in source]
 
-    with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(work, range(ranks)))
+    return on_threads(patch, ranks, work)
 
 
 def _compare(patch: pytest.MonkeyPatch, ranks: int, batch: int, limit: int | None = None) -> None:

@@ -37,7 +37,7 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank of several has no process group here: all have as much memory as it."""
-    monkeypatch.setattr(sources, "smallest", lambda value, *_: value)
+    monkeypatch.setattr(resident, "smallest", lambda value, *_: value)
 
 
 Step = tuple[Tensor, Tensor, tuple[int, int, int]]

@@ -19,7 +19,7 @@ from nfold.frameworks.torch.augment import augmentation
 from nfold.frameworks.torch.capture import Captured, CudaRecorder
 from nfold.frameworks.torch.images import Normalizer
 from nfold.frameworks.torch.step import Now
-from nfold.frameworks.torch.user.loader import Augment
+from nfold.frameworks.torch.user.recipe import Augment
 from nfold.images import MOST_CHANNELS, Images
 from nfold.plan import Plan
 

@@ -4,43 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
     Sampler,
-    default_collate,
 )
 
 from nfold.errors import UsageError
-from nfold.frameworks.torch.devices import free_bytes
-from nfold.frameworks.torch.nested import over_tensors
-from nfold.frameworks.torch.resident import MOST_OF_FREE, check_fits
 from nfold.frameworks.torch.share import Ledger
-from nfold.frameworks.torch.user.batches import Division, Slice, order
-from nfold.frameworks.torch.user.moving import landed, moved
+from nfold.frameworks.torch.user.batches import order
+from nfold.frameworks.torch.user.moving import landed
+from nfold.frameworks.torch.user.placing import Arrays, ShardedArrays, placed
+from nfold.frameworks.torch.user.recipe import Fetched, Recipe
 from nfold.frameworks.torch.user.source import (
     arrays_of,
-    bytes_of,
     is_map_style,
-    length_of,
     stream_of,
 )
 from nfold.lifeline import PARENT, die_with_parent
-
-Augment = Callable[[Any, Tensor, int], Any]
-"""A batch on the device, its samples' numbers [n] and its epoch to the batch that is trained on."""
-
-
-Fetched = tuple[Slice, Any, Tensor]
-"""A part of a step, its batch, and the numbers of its samples [n]."""
 
 
 @dataclass(kw_only=True)
@@ -49,26 +37,6 @@ class Position:
 
     epoch: int = 0
     step: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How a loader treats its data; ``train`` loaders tell the exchange what batches weigh.
-
-    ``input`` is ``resident`` (on the device), ``loader``, or None for arrays on GPUs where they
-    fit and everything else by a loader. ``options`` are DataLoader's.
-    """
-
-    division: Division
-    device: torch.device
-    seed: int
-    shuffle: bool
-    train: bool
-    workers: int = 0
-    input: str | None = None
-    augment: Augment | None = None
-    collate: Callable[[list[Any]], Any] = default_collate
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 class Loader:
@@ -115,14 +83,15 @@ class Loader:
         if self._entered:
             self.position = Position(epoch=self.position.epoch + 1)
         self._entered = True
+        held, self._ledger.pads = self._ledger.pads, False
         self._before()
         position = self.position
         try:
             yield from self._batches(position)
         except GeneratorExit:
-            self._finish(position)
+            self._finish(position, held)
             raise
-        self._finish(position)
+        self._finish(position, held)
 
     def _batches(self, position: Position) -> Iterator[Any]:
         """The batches from ``position`` on, which moves with them."""
@@ -137,36 +106,18 @@ class Loader:
             if self._recipe.train:
                 self._ledger.begin(part.share)
                 position.step = skip + number // parts + (number % parts == parts - 1)
+            self._ledger.pads = part.padded
             augment = self._recipe.augment
             yield ready if augment is None else augment(ready, ids, epoch)
 
-    def _finish(self, position: Position) -> None:
-        """The epoch that ``position`` is in is over, unless another iteration has begun since."""
+    def _finish(self, position: Position, held: bool) -> None:
+        """The epoch that ``position`` is in is over, unless another iteration has begun since.
+
+        ``held``: whether the batch pads that the script had in hand before, of another loader.
+        """
         if position is self.position:
+            self._ledger.pads = held
             self.position, self._entered = Position(epoch=position.epoch + 1), False
-
-
-class Arrays:
-    """Tensors in memory, or on the device where they are ``resident``: batches are indexed."""
-
-    def __init__(self, arrays: Any, recipe: Recipe) -> None:
-        self.samples: int | None = length_of(arrays)
-        self._recipe = recipe
-        self.on_device = _resident(arrays, recipe)
-        self._arrays = moved(arrays, recipe.device) if self.on_device else arrays
-
-    def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
-        """The batches of an epoch from step ``skip`` on."""
-        recipe, samples = self._recipe, self.samples or 0
-        ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
-        if self.on_device:
-            ids = ids.to(recipe.device)
-        for part in recipe.division.epoch(samples, skip):
-            own = ids[part.first : part.last]
-            yield part, self._take(own), own
-
-    def _take(self, ids: Tensor) -> Any:
-        return over_tensors(self._arrays, lambda tensor: tensor[ids])
 
 
 class Samples:
@@ -249,19 +200,10 @@ class _Pass(IterableDataset[Fetched]):
             before += len(whole)
 
 
-def _resident(arrays: Any, recipe: Recipe) -> bool:
-    """Whether arrays go to the device; raises OutOfMemory where they were to and do not fit."""
-    needed, free = bytes_of(arrays), free_bytes(recipe.device)
-    if recipe.input == "resident":
-        check_fits(needed, free, str(recipe.device))
-        return True
-    return recipe.input is None and recipe.device.type == "cuda" and needed <= MOST_OF_FREE * free
-
-
-def _source(data: Any, recipe: Recipe) -> Arrays | Samples | Stream:
+def _source(data: Any, recipe: Recipe) -> Arrays | ShardedArrays | Samples | Stream:
     arrays = arrays_of(data)
     if arrays is not None:
-        return Arrays(arrays, recipe)
+        return placed(arrays, recipe)
     if recipe.input == "resident":
         raise UsageError(
             f"input 'resident' needs arrays, a {type(data).__name__} gives samples one by one; "

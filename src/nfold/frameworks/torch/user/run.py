@@ -234,9 +234,14 @@ class UserRun:
         """The sum over all ranks, on every rank: of a number, a number; of a tensor, a tensor."""
         return total(value, self.device, self.world_size)
 
-    def mean(self, value: Any, count: int = 1) -> float:
-        """The mean over all ranks of a number or a tensor of one, each counting ``count`` times."""
-        return weighted_mean(value, count, self.device, self.world_size)
+    def mean(self, value: Any, count: int | None = None) -> float:
+        """The mean over all ranks of a number or a tensor of one, each counting ``count`` times.
+
+        Where nothing is said every rank counts once. In a training loop, ``count=len(labels)``
+        of a rank that has no sample of a batch, and computes one beside it, is 0.
+        """
+        real = 1 if count is None else self._ledger.real(count)
+        return weighted_mean(value, real, self.device, self.world_size)
 
     def checkpoint(self, folder: str | Path, *, keep: int = 2, **values: Any) -> Path:
         """Write everything that training goes on from into ``folder``; all ranks must call it.

@@ -16,7 +16,7 @@ from torch.utils.data import (
 from nfold.errors import UnknownValue, UsageError
 from nfold.frameworks.torch.user.batches import Division
 from nfold.frameworks.torch.user.job import Job
-from nfold.frameworks.torch.user.loader import Recipe
+from nfold.frameworks.torch.user.recipe import Recipe
 from nfold.frameworks.torch.user.source import is_map_style
 from nfold.plan import Plan
 

@@ -21,6 +21,8 @@ def total(value: Any, device: torch.device, world_size: int) -> Any:
 
 def weighted_mean(value: Any, count: int, device: torch.device, world_size: int) -> float:
     """The mean over all ranks, each counting ``count`` times; NaN where nobody counts."""
-    own = torch.tensor([float(value) * count, count], dtype=torch.float64)
-    weighted, counted = total(own, device, world_size).tolist()
-    return float(weighted / counted) if counted else math.nan
+    value = value.detach() if isinstance(value, Tensor) else value
+    weighted = float(value) * count if count else 0.0  # not NaN of what counts nothing
+    own = torch.tensor([weighted, count], dtype=torch.float64)
+    whole, counted = total(own, device, world_size).tolist()
+    return float(whole / counted) if counted else math.nan

@@ -14,7 +14,8 @@ from nfold.errors import UnknownValue, UsageError
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division
 from nfold.frameworks.torch.user.images import Augmented
-from nfold.frameworks.torch.user.loader import Loader, Position, Recipe
+from nfold.frameworks.torch.user.loader import Loader, Position
+from nfold.frameworks.torch.user.recipe import Recipe
 from nfold.images import Images
 from nfold.plan import Plan
 

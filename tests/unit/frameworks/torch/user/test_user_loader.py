@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler, d
 from nfold.errors import OutOfMemory, UnknownValue, UsageError
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.batches import Division
-from nfold.frameworks.torch.user.loader import Loader, Position, Recipe
+from nfold.frameworks.torch.user.loader import Loader, Position
+from nfold.frameworks.torch.user.recipe import Recipe
 from nfold.frameworks.torch.user.settings import settings_of
 
 ALONE = Recipe(
@@ -97,6 +98,28 @@ def test_the_ledger_is_told_what_each_batch_weighs() -> None:
         (4, 4),
         (2, 2),
     ]
+
+
+def test_a_padded_batch_in_hand_counts_nothing() -> None:
+    """Six samples in batches of four: the third rank has one of the first, none of the second."""
+    ledger = Ledger(3)
+    three = Division(batch=4, rank=0, ranks=3)
+    made = loader(torch.arange(6), replace(ALONE, division=three), ledger)
+    checks = loader(
+        torch.arange(6), replace(ALONE, division=three, train=False, shuffle=False), ledger
+    )
+    counts, inside, beside = [], [], []
+    for batch in made:
+        counts.append(ledger.real(len(batch)))
+        inside += [ledger.real(len(one)) for one in checks]
+        beside.append((ledger.real(len(batch)), ledger.real(7)))
+    assert (counts, inside) == ([1, 0], [1, 1])
+    assert beside == [(1, 7), (0, 7)]
+    assert ledger.real(1) == 1
+    for _ in made:
+        if ledger.pads:
+            break
+    assert not ledger.pads
 
 
 def test_an_evaluation_tells_the_ledger_nothing_and_skips_padding() -> None:
@@ -192,7 +215,7 @@ def test_resident_data_that_are_no_arrays_or_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=r"needs arrays, a list gives.*run\.loader"):
         loader([1, 2], replace(ALONE, input="resident"))
-    monkeypatch.setattr("nfold.frameworks.torch.user.loader.free_bytes", lambda _: 90)
+    monkeypatch.setattr("nfold.frameworks.torch.user.placing.free_bytes", lambda _: 90)
     with pytest.raises(OutOfMemory, match="may take 80%"):
         loader(torch.arange(10), replace(ALONE, input="resident"))
     loader(torch.arange(9), replace(ALONE, input="resident"))
