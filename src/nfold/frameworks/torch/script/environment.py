@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 from nfold.frameworks.base import Task
 from nfold.frameworks.cores import claimed_cores
@@ -13,6 +13,8 @@ from nfold.frameworks.cores import claimed_cores
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 HOST, PORT = "MASTER_ADDR", "MASTER_PORT"
+PORTS = range(20000, 32000)
+"""Of which a rank that is alone in its world takes one."""
 WORLD = (
     "RANK",
     "LOCAL_RANK",
@@ -132,7 +134,13 @@ def _named(indices: Sequence[int], visible: str | None) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """One that nobody listens on, a process its own; the script comes to listen seconds later.
+
+    So it is none of those that the kernel gives to whoever asks for any (from 32768 on, ip(7)).
+    """
+    for more in range(len(PORTS)):
+        port = PORTS[(os.getpid() + more) % len(PORTS)]
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("", port))
+            return port
+    raise OSError(f"no port from {PORTS[0]} to {PORTS[-1]} is free")

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import multiprocessing
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks.imports import after_import
 from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script import tensors
-from nfold.frameworks.torch.script.environment import WORLD, entered, environment, expandable
+from nfold.frameworks.torch.script.environment import PORTS, WORLD, entered, environment, expandable
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
@@ -129,8 +130,13 @@ def test_one_rank_alone_is_a_world_and_one_process_for_all_is_none(
     with entered(script_task(Ablation(threads=3))):
         assert [os.environ[n] for n in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["0", "0", "1"]
         assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
-        assert int(os.environ["MASTER_PORT"]) > 7
+        port = int(os.environ["MASTER_PORT"])
+        assert port in PORTS
         assert os.environ["OMP_NUM_THREADS"] == "3"
+    with socket.socket() as another:
+        another.bind(("", port))
+        with entered(script_task(Ablation(threads=3))):
+            assert int(os.environ["MASTER_PORT"]) in {*PORTS} - {port}
     with entered(script_task(strategy="dp")):
         assert not set(WORLD) & set(os.environ)
 
