@@ -8,26 +8,28 @@ from typing import Any
 
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.recording import Length, Recorder
 from nfold.turns import schedule
 
 
 class Turning:
-    """Goes through the parts of a run; ``now`` is what is left out, ``change`` makes it so."""
+    """Goes through the parts of a run; ``left_out`` has what is left out now, ``change`` acts."""
 
     def __init__(
         self,
         task: Task,
+        left_out: LeftOut,
         recorder: Recorder[Any],
         observer: Observer,
         change: Callable[[Ablation], None],
     ) -> None:
         self._turns = task.turns
+        self._left_out = left_out
         self._recorder = recorder
         self._observer = observer
         self._change = change
         self._parts = list(schedule(task.turns, task.plan)) if task.turns else []
-        self.now = task.left_out
 
     @property
     def over(self) -> bool:
@@ -42,11 +44,11 @@ class Turning:
         part = self._parts.pop(0)
         self._recorder.take_turn(part.turn)
         turn = part.turn if part.turn is not None else self._parts[0].turn
-        now = self._turns[turn or 0]
-        if now != self.now:
-            if not self.now.coupled:
+        before, now = self._left_out.now, self._turns[turn or 0]
+        if now != before:
+            if not before.coupled:
                 self._observer.await_others(steps)
-            self.now = now
+            self._left_out.now = now
             self._change(now)
         return part.steps
 

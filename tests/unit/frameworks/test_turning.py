@@ -8,6 +8,7 @@ from typing import Any, cast
 from made import task
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Observer
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.recording import Recorder
 from nfold.frameworks.turning import Turning, length_of
 from nfold.turns import SETTLE
@@ -35,7 +36,7 @@ def _gone_through(*turns: Ablation, ablation: Ablation | None = None) -> list[tu
     made = task(steps=4, warmup_steps=2)
     asked = dataclasses.replace(made, turns=turns, ablation=ablation)
     noting = Noting()
-    turning = Turning(asked, cast(Recorder[Any], noting), noting, noting.change)
+    turning = Turning(asked, LeftOut(asked), cast(Recorder[Any], noting), noting, noting.change)
     steps = length_of(asked).warmup
     while not turning.over:
         steps += turning.begin(steps)
@@ -65,4 +66,4 @@ def test_ranks_that_never_wait_meet_before_every_change() -> None:
 def test_without_turns_a_run_is_as_long_as_its_plan_says() -> None:
     asked, noting = task(steps=30, warmup_steps=10), Noting()
     assert length_of(asked).total == 40
-    assert Turning(asked, cast(Recorder[Any], noting), noting, noting.change).over
+    assert Turning(asked, LeftOut(asked), cast(Recorder[Any], noting), noting, noting.change).over

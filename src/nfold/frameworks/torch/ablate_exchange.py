@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 
-from nfold.frameworks.torch.left_out import LeftOut
+from nfold.frameworks.left_out import LeftOut
 
 AllReduce = Callable[..., Any]
 """``dist.all_reduce``, or what stands in for it."""

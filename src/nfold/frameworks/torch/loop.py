@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.recording import Length, Recorder
 from nfold.frameworks.torch import ablate, batch_norm, layout, parallel
 from nfold.frameworks.torch.ablation import Renamed, seen
@@ -29,7 +30,6 @@ from nfold.frameworks.torch.evaluate import evaluate
 from nfold.frameworks.torch.forward import Way, compiled, pieces_of, written
 from nfold.frameworks.torch.images import normalizer
 from nfold.frameworks.torch.keeping import State, keeper
-from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.observe import losses_of
 from nfold.frameworks.torch.parts import Parts, cut
 from nfold.frameworks.torch.precision import Precision
@@ -186,9 +186,11 @@ class Trainer:
         """Where experiments share the run, let the source change what is left out."""
         if not self.task.turns:
             return
-        change = Switches(self.left_out, self.module, self._step)
-        turning = Turning(self.task, recorder, observer, change)
-        self.source = Turned(self.source, self.task, self.devices, turning, self._agree)
+        change = Switches(self.module, self._step)
+        turning = Turning(self.task, self.left_out, recorder, observer, change)
+        self.source = Turned(
+            self.source, self.task, self.devices, self.left_out, turning, self._agree
+        )
 
     def _agree(self) -> None:
         """Ranks have equal weights now: for the last time where some turns exchange none."""

@@ -14,11 +14,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nfold.frameworks.base import Task
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch import ablate_exchange
 from nfold.frameworks.torch.bucket_size import LARGEST, measured_bucket_bytes
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.exchange import Exchange
-from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.share import Ledger, Share
 
 Turn = Callable[[Share], AbstractContextManager[None]]

@@ -13,10 +13,10 @@ from torch import nn
 
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Task
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch import ablate, batch_norm
 from nfold.frameworks.torch.batch import Batch, Given, Tensors
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.source import Source
 from nfold.frameworks.torch.step import Step
 from nfold.frameworks.turning import Turning, length_of
@@ -26,15 +26,13 @@ from nfold.turns import exchanged
 class Switches:
     """Everything but the input that a turn changes in a training."""
 
-    def __init__(self, left_out: LeftOut, module: nn.Module, step: Step) -> None:
-        self._left_out = left_out
+    def __init__(self, module: nn.Module, step: Step) -> None:
         self._batch_norm = batch_norm.Switch(module)
         self._step = step
         self._threads = torch.get_num_threads()
 
     def __call__(self, now: Ablation) -> None:
         """Leave this out, from the next step on."""
-        self._left_out.now = now
         self._batch_norm(synchronised=now.synchronised_batch_norm)
         self._step.switch(exchanged(now))
         threads = now.threads or self._threads
@@ -53,12 +51,14 @@ class Turned:
         source: Source,
         task: Task,
         devices: Devices,
+        left_out: LeftOut,
         turning: Turning,
         settled: Callable[[], None],
     ) -> None:
-        kinds = {left_out.input for left_out in task.turns}
+        kinds = {one.input for one in left_out.turns}
         self._real = source
         self._replays = ablate.replays(source, kinds, devices)
+        self._left_out = left_out
         self._turning = turning
         self._settled = settled
         self._warmup = length_of(task).warmup
@@ -86,7 +86,7 @@ class Turned:
         made = self._warmup
         while not self._turning.over:
             steps = self._turning.begin(made)
-            yield from islice(again.get(self._turning.now.input, real), steps)
+            yield from islice(again.get(self._left_out.now.input, real), steps)
             made += steps
 
     def unpack(self, tensors: Tensors) -> Given:

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from made import arrays, machine, plan, task
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Observer
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch import ablate, ablate_exchange
 from nfold.frameworks.torch.ablation import Renamed, refusal, script_refusal, seen
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.source import source
 from nfold.measurement import RankSamples
 from nfold.workload import Workload

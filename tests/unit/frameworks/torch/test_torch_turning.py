@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from made import arrays, task
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch import ablate_exchange
 from nfold.frameworks.torch.ablation import switched
 from nfold.frameworks.torch.batch_norm import Switch, Synchronised, synchronise
 from nfold.frameworks.torch.capture import WARM_UP, CudaRecorder
 from nfold.frameworks.torch.definition import Definition
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.loop import Trainer
 from nfold.frameworks.torch.parts import cut
 from nfold.frameworks.torch.rate import Fixed

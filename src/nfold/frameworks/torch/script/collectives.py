@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as module
 
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.ablate_exchange import Done
-from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Make, Patches
 from nfold.frameworks.torch.script.stand_ins import STAND_INS
 from nfold.frameworks.torch.script.tally import Tally

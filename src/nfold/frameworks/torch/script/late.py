@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.left_out import LeftOut
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.environment import MEETING
 
 BUCKET_BYTES = 25 * 2**20

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script import facts, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives

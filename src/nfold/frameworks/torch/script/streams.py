@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as module
 
-from nfold.frameworks.torch.left_out import LeftOut
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.batches import count_of, hash_of
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from nfold.ablation import Ablation
 from nfold.frameworks import turning
 from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.recording import Length, Recorder
-from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script.sights import Sights
 
 ENDLESS = 2**62
@@ -26,19 +25,13 @@ class Turning:
         observer: Observer,
         sights: Sights,
     ) -> None:
-        self._left_out = left_out
-        self._sights = sights
-        self._turning = turning.Turning(task, recorder, observer, self._change)
+        self._turning = turning.Turning(task, left_out, recorder, observer, lambda _: sights.turn())
         self._ends = length_of(task).warmup
 
     def stepped(self, steps: int) -> None:
         """So many steps are made."""
         if not self._turning.over and steps == self._ends:
             self._ends += self._turning.begin(steps)
-
-    def _change(self, now: Ablation) -> None:
-        self._left_out.now = now
-        self._sights.turn()
 
 
 def length_of(task: Task) -> Length:

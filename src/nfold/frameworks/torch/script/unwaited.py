@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nfold.frameworks.torch.left_out import LeftOut
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Patches
 
 READS = ("item", "tolist", "__float__", "__int__", "__bool__", "cpu")

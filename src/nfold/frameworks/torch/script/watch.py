@@ -16,9 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from nfold.errors import NfoldError, Unsupported
 from nfold.frameworks.base import Observer, Phase, Task
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import LateClock
 from nfold.frameworks.torch.script.facts import joined

@@ -14,8 +14,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.ablate_exchange import ddp_hook
-from nfold.frameworks.torch.left_out import LeftOut
 from nfold.frameworks.torch.parallel import WITHOUT_BUFFERS
 from nfold.frameworks.torch.script.patches import Patches
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from nfold.ablation import Ablation
-from nfold.frameworks.torch.left_out import LeftOut
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script import late
 from nfold.frameworks.torch.script.environment import MEETING
 from nfold.turns import schedule

@@ -26,7 +26,7 @@ from made import machine
 from nfold.ablation import Ablation
 from nfold.errors import Unsupported
 from nfold.frameworks.imports import after_import
-from nfold.frameworks.torch.left_out import LeftOut
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.environment import PORTS, WORLD, entered, environment, expandable
 from nfold.frameworks.torch.script.overrides import Overrides
