@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -119,6 +121,20 @@ class RankSamples:
     parameter_count: int | None = None
     notes: tuple[tuple[str, str], ...] = ()
     """Doubts that the rank itself noticed, as (kind, text); they become warnings."""
+
+    def divided(self, parts: Sequence[int], count: int) -> list[RankSamples]:
+        """Every window with its steps in the one of ``count`` parts that is named for it."""
+        windows: list[list[Window]] = [[] for _ in range(count)]
+        times: list[list[float]] = [[] for _ in range(count)]
+        first = 0
+        for window, part in zip(self.windows, parts, strict=True):
+            windows[part].append(window)
+            times[part] += self.step_ms[first : first + window.steps]
+            first += window.steps
+        return [
+            dataclasses.replace(self, windows=tuple(own), step_ms=tuple(own_ms), turns=())
+            for own, own_ms in zip(windows, times, strict=True)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from itertools import accumulate
 
 from nfold.explain.ladder import Rung
 from nfold.explain.polish import OF_MEDIAN, Key, logs, polished
-from nfold.explain.readings import SUMS, Readings, readings
-from nfold.measurement import Measurement, RankSamples, Window
+from nfold.explain.readings import Readings, sums, times
+from nfold.measurement import Measurement, RankSamples
 from nfold.turns import CYCLES
 
 
@@ -28,12 +29,10 @@ def together(members: Mapping[Rung, Measurement]) -> tuple[dict[Rung, Readings],
     table: dict[Key, dict[int, float]] = {}
     found: dict[Rung, Readings] = {}
     for rung, measurement in members.items():
-        whole = readings(measurement, coupled=rung.coupled)
-        found[rung] = {name: value for name, value in whole.items() if name in SUMS}
+        found[rung] = sums(measurement)
         for cycle, part in enumerate(divided(measurement, count)):
-            for name, value in readings(part, coupled=rung.coupled).items():
-                if name not in SUMS:
-                    table.setdefault((rung, name), {})[cycle] = value
+            for name, value in times(part, coupled=rung.coupled).items():
+                table.setdefault((rung, name), {})[cycle] = value
     effects, rests = polished({key: logs(cycles) for key, cycles in table.items()})
     for (rung, name), effect in effects.items():
         found[rung][name] = math.exp(effect)
@@ -51,15 +50,6 @@ def divided(measurement: Measurement, count: int) -> list[Measurement]:
 
 
 def _divided(rank: RankSamples, count: int) -> list[RankSamples]:
-    windows: list[list[Window]] = [[] for _ in range(count)]
-    times: list[list[float]] = [[] for _ in range(count)]
-    total, done = sum(window.steps for window in rank.windows), 0
-    for window in rank.windows:
-        part = min(count - 1, int(count * (done + window.steps / 2) / total))
-        windows[part].append(window)
-        times[part] += rank.step_ms[done : done + window.steps]
-        done += window.steps
-    return [
-        dataclasses.replace(rank, windows=tuple(own), step_ms=tuple(own_ms))
-        for own, own_ms in zip(windows, times, strict=True)
-    ]
+    ends = list(accumulate(window.steps for window in rank.windows))
+    middles = (end - window.steps / 2 for end, window in zip(ends, rank.windows, strict=True))
+    return rank.divided([min(count - 1, int(count * at / ends[-1])) for at in middles], count)

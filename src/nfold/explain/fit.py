@@ -87,7 +87,7 @@ class Fit:
         """
         self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
         self._shared = shared or {}
-        values = {key: logs(rounds) for key, rounds in table.items()}
+        values = {key: logs(rounds) for key, rounds in table.items() if key[1] not in SUMS}
         self._effects, rests = polished(values)
         self._sums = {key: [*r.values()] for key, r in table.items() if key[1] in SUMS}
         self._resamples = resamples

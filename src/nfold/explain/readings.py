@@ -19,13 +19,18 @@ SUMS = ("gap", "loading", "waiting")
 
 
 def readings(measurement: Measurement, *, coupled: bool) -> Readings:
-    """The numbers of one measurement; empty where nothing was timed.
+    """The numbers of one measurement; empty where nothing was timed."""
+    return {**times(measurement, coupled=coupled), **sums(measurement)}
+
+
+def times(measurement: Measurement, *, coupled: bool) -> Readings:
+    """Those that are above 0, of steps.
 
     Steps are counted by their samples, as whole batches: the last batch of an epoch is smaller,
     and another part of an epoch's steps where a batch is.
     """
-    ranks = [rank for rank in measurement.ranks if rank.windows]
-    if not ranks or measurement.status != "ok":
+    ranks = _timed(measurement)
+    if not ranks:
         return {}
     batch = measurement.plan.batch or _batch(ranks)
     found: Readings = {"step": median(_together(ranks, batch))}
@@ -33,8 +38,15 @@ def readings(measurement: Measurement, *, coupled: bool) -> Readings:
         own = {f"rank {r.rank}": median(_window_ms(r, batch / len(ranks))) for r in ranks}
         mean = fmean(own.values())
         found = {"step": mean, "slowest": mean * _slowest(ranks), **own}
-    found |= _fetching(measurement, ranks)
-    gaps = _gaps(measurement)
+    return found
+
+
+def sums(measurement: Measurement) -> Readings:
+    """Those that may be 0 or less."""
+    ranks = _timed(measurement)
+    if not ranks:
+        return {}
+    found, gaps = _fetching(measurement, ranks), _gaps(measurement)
     return {**found, "gap": median(gaps)} if gaps else found
 
 
@@ -45,6 +57,11 @@ def scatter(measurement: Measurement) -> float:
     if len(times) < 2:
         return 0.0
     return float(1.25 * stdev(times) / fmean(times) / len(times) ** 0.5)
+
+
+def _timed(measurement: Measurement) -> list[RankSamples]:
+    """The ranks with windows, of a run that ended well."""
+    return [r for r in measurement.ranks if r.windows] if measurement.status == "ok" else []
 
 
 def _batch(ranks: Sequence[RankSamples]) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from nfold.ablation import Ablation
-from nfold.measurement import Measurement, RankSamples, Window, cell_id
+from nfold.measurement import Measurement, RankSamples, cell_id
 from nfold.run import checks
 
 
@@ -15,12 +15,15 @@ def apart(whole: Measurement, turns: Sequence[Ablation]) -> list[Measurement]:
 
     Where the run failed, each has failed.
     """
-    return [_of_turn(whole, turn, left_out) for turn, left_out in enumerate(turns)]
+    ranks = [rank.divided(rank.turns, len(turns)) for rank in whole.ranks]
+    return [
+        _of_turn(whole, left_out, tuple(parts[turn] for parts in ranks))
+        for turn, left_out in enumerate(turns)
+    ]
 
 
-def _of_turn(whole: Measurement, turn: int, left_out: Ablation) -> Measurement:
+def _of_turn(whole: Measurement, left_out: Ablation, ranks: tuple[RankSamples, ...]) -> Measurement:
     cell = cell_id(whole.workload, whole.plan, left_out or None, whole.machine)
-    ranks = tuple(_windows_of(rank, turn) for rank in whole.ranks)
     found = checks.doubts(ranks, left_out or None) if whole.status == "ok" else []
     return dataclasses.replace(
         whole,
@@ -30,15 +33,3 @@ def _of_turn(whole: Measurement, turn: int, left_out: Ablation) -> Measurement:
         energy_joules=None,
         warnings=(*found, *whole.warnings),
     )
-
-
-def _windows_of(rank: RankSamples, turn: int) -> RankSamples:
-    windows: list[Window] = []
-    times: list[float] = []
-    first = 0
-    for window, whose in zip(rank.windows, rank.turns, strict=True):
-        if whose == turn:
-            windows.append(window)
-            times += rank.step_ms[first : first + window.steps]
-        first += window.steps
-    return dataclasses.replace(rank, windows=tuple(windows), step_ms=tuple(times), turns=())
