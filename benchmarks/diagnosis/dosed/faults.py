@@ -182,8 +182,14 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 @cache
 def _luggage(dose_ms: float, device: torch.device) -> Tensor:
+    return empty_bytes(int(dose_ms * _bytes_per_ms(device)))
+
+
+@cache
+def _bytes_per_ms(device: torch.device) -> float:
+    """Of pageable memory; read once, so that doses are in proportion."""
     small, large = (_copy_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
-    return empty_bytes(int(dose_ms * (LARGE_BYTES - SMALL_BYTES) / (large - small)))
+    return (LARGE_BYTES - SMALL_BYTES) / (large - small)
 
 
 class Steps:

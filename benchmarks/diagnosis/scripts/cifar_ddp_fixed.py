@@ -11,14 +11,12 @@ import os
 import numpy as np
 import torch
 import torch.distributed as dist
+import transformed
 from pictures import cifar10
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-
-MEAN = np.float32([125.3, 123.0, 113.9]).reshape(3, 1, 1)
-INVERSE_STD = 1 / np.float32([63.0, 62.1, 66.7]).reshape(3, 1, 1)
 
 
 class Augmented(Dataset):
@@ -26,18 +24,15 @@ class Augmented(Dataset):
 
     def __init__(self) -> None:
         pictures, labels = cifar10()
-        self.pictures, self.labels = pictures.numpy(), labels.numpy()
+        self.pictures = np.ascontiguousarray(pictures.permute(0, 2, 3, 1).numpy())
+        self.labels = labels.numpy()
+        self.change = transformed.training()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        picture = np.pad(self.pictures[index], ((0, 0), (4, 4), (4, 4)))
-        top, left, mirrored = torch.randint(0, 9, (3,)).tolist()
-        picture = picture[:, top : top + 32, left : left + 32]
-        if mirrored % 2:
-            picture = picture[:, :, ::-1]
-        return torch.from_numpy((picture - MEAN) * INVERSE_STD), int(self.labels[index])
+        return self.change(self.pictures[index]), int(self.labels[index])
 
 
 def network() -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--dp", action="store_true")
-    parser.add_argument("--read", type=int, default=1)
+    parser.add_argument("--slow", action="store_true", help="host and device, 20 and 10 ms a step")
     asked = parser.parse_args()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
@@ -51,8 +52,10 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            for _ in range(asked.read):
-                loss.item()
+            if asked.slow:
+                torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+            loss.item()
+            time.sleep(0.02 if asked.slow else 0)
 
 
 if __name__ == "__main__":
