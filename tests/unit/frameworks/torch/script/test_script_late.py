@@ -56,15 +56,6 @@ def test_copies_add_up_their_gradients() -> None:
     assert [set(gradient.flatten().tolist()) for gradient in second] == [{3.0}, {3.0}]
 
 
-def test_buckets_are_of_one_type_and_of_some_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "BUCKET_BYTES", 40)
-    small = [torch.zeros(4) for _ in range(3)]
-    half, large = torch.zeros(4, dtype=torch.float16), torch.zeros(100)
-    found = [[one.nbytes for one in bucket] for bucket in late.buckets([*small, half, large])]
-    assert found == [[16, 16], [16], [8], [400]]
-    assert list(late.buckets([])) == []
-
-
 class Counted:
     """Notes in which step gradients were exchanged."""
 
