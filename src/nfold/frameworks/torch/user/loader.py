@@ -19,7 +19,6 @@ from torch.utils.data import (
 
 from nfold.errors import UsageError
 from nfold.frameworks.torch.share import Ledger
-from nfold.frameworks.torch.user.batches import order
 from nfold.frameworks.torch.user.moving import landed
 from nfold.frameworks.torch.user.placing import Arrays, ShardedArrays, placed
 from nfold.frameworks.torch.user.recipe import Fetched, Recipe
@@ -137,7 +136,7 @@ class Samples:
     def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
         """The batches of an epoch from step ``skip`` on; skipped samples are not read."""
         recipe, samples = self._recipe, self.samples or 0
-        ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
+        ids = recipe.order(samples, epoch)
         parts = list(recipe.division.epoch(samples, skip))
         own = [ids[part.first : part.last] for part in parts]
         self._keys.batches = [each.tolist() for each in own]
