@@ -19,7 +19,7 @@ from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script import late
 from nfold.frameworks.torch.script.environment import MEETING
 from nfold.turns import schedule
-from watched import dataset, loop, model, script_task, watched
+from watched import dataset, loop, model, scaled, script_task, watched
 
 LATE = Ablation(independent=True, late_exchange=True)
 
@@ -96,16 +96,6 @@ def test_an_exchange_takes_turns_with_none(counted: Counted) -> None:
 
 
 def test_a_step_that_a_scaler_may_skip_is_exchanged_once(counted: Counted) -> None:
-    def training() -> None:
-        module = nn.Linear(8, 4)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu")
-        for number, (samples, labels) in enumerate([*DataLoader(dataset(), batch_size=4)] * 2):
-            loss = nn.functional.cross_entropy(module(samples), labels)
-            scaler.scale(loss * (float("inf") if number % 2 else 1.0)).backward()  # type: ignore[no-untyped-call]
-            scaler.step(optimizer)
-            scaler.update()
-            counted.steps += 1
-
-    assert watched(training, script_task(LATE)).samples is not None
+    found = watched(lambda: scaled(after_step=counted.stepped), script_task(LATE))
+    assert found.samples is not None
     assert counted.exchanged == list(range(14))
