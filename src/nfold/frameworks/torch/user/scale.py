@@ -25,12 +25,13 @@ class LossScale:
     def __init__(self) -> None:
         self.scale = FIRST
         self.good_steps = 0
-        self._scaled = False
+        self._backwards = 0
+        self._stepped: dict[torch.optim.Optimizer, int] = {}
 
     def backward(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
         """``loss.backward()``; afterwards gradients are those of the loss itself, or None."""
         (loss * self.scale).backward()  # type: ignore[no-untyped-call]
-        self._scaled = True
+        self._backwards += 1
         held = [parameter for parameter in parameters if parameter.grad is not None]
         if held:
             self._unscale(held)
@@ -53,16 +54,16 @@ class LossScale:
             self.scale, self.good_steps = self.scale * 2, 0
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse a step of ``optimizer`` after a backward that was not scaled."""
+        """Refuse a step of ``optimizer`` without a scaled backward since its last one."""
         optimizer.register_step_pre_hook(self._check)
 
-    def _check(self, *_: Any) -> None:
-        if not self._scaled:
+    def _check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        before, self._stepped[optimizer] = self._stepped.get(optimizer, 0), self._backwards
+        if before == self._backwards:
             raise UsageError(
                 "precision fp16 needs a scaled loss; next: run.backward(loss) in place of "
                 "loss.backward(), or precision bf16, which needs none"
             )
-        self._scaled = False
 
     def state(self) -> dict[str, float]:
         """What a checkpoint keeps."""
