@@ -29,7 +29,14 @@ class LossScale:
         self._stepped: dict[torch.optim.Optimizer, int] = {}
 
     def backward(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
-        """``loss.backward()``; afterwards gradients are those of the loss itself, or None."""
+        """``loss.backward()``; afterwards gradients are those of the loss itself, or None.
+
+        Gradients of an earlier backward are scaled first, so that those of both add up.
+        """
+        parameters = list(parameters)
+        earlier = _gradients(parameters)
+        if earlier:
+            torch._foreach_mul_(earlier, self.scale)
         (loss * self.scale).backward()  # type: ignore[no-untyped-call]
         self._backwards += 1
         held = [parameter for parameter in parameters if parameter.grad is not None]
@@ -37,7 +44,7 @@ class LossScale:
             self._unscale(held)
 
     def _unscale(self, held: list[nn.Parameter]) -> None:
-        gradients = [parameter.grad for parameter in held if parameter.grad is not None]
+        gradients = _gradients(held)
         finite = bool(torch.nn.utils.get_total_norm(gradients).isfinite())
         if finite:
             torch._foreach_mul_(gradients, 1 / self.scale)
@@ -72,3 +79,7 @@ class LossScale:
     def load(self, state: dict[str, float]) -> None:
         """Go on from ``state``."""
         self.scale, self.good_steps = state["scale"], int(state["good_steps"])
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
