@@ -213,7 +213,8 @@ class Feed:
             if self._left_out.turns:
                 found.collect(self._onwards(stream), length)
             else:
-                found.collect(chain([stream.first], stream.source), length)
+                given = [] if stream.first is None else [stream.first]
+                found.collect(chain(given, stream.source), length)
                 # The real iterator goes, and its workers with it.
                 stream.source = iter(())
             self._replays[id(loader), self._left_out.now.input] = found

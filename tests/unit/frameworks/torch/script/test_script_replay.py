@@ -64,6 +64,21 @@ def test_a_short_epoch_is_kept_whole_of_a_long_one_the_first_batches(
     assert torch.equal(given[2], given[2 + kept])
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_pass_that_ends_with_the_first_step_is_kept_from_the_next(accumulate: int) -> None:
+    data = Reading(8 * accumulate)
+
+    def training() -> None:
+        module, loader = model(), DataLoader(data, batch_size=8)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(loader, module, optimizer, accumulate=accumulate)
+
+    found = watched(training, script_task(REPLAYED))
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 80 * accumulate
+    assert data.read == 2 * len(data)
+
+
 def test_a_loader_of_unknown_length_goes_on_for_ever() -> None:
     class Endless(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Any:
