@@ -152,6 +152,32 @@ def test_a_hash_knows_samples_by_index_and_label_not_by_augmentation_or_order() 
     assert _hash(lambda x, y: [x, y * 0], None) != _hash(lambda x, y: [x + 1, y * 0], None)
 
 
+@pytest.mark.parametrize("drawn", [3, "a name", torch.tensor(3), None])
+def test_one_index_for_a_whole_batch_is_no_sample_s(drawn: Any) -> None:
+    assert _hash(lambda x, y: [x, y], drawn) == _hash(lambda x, y: [x, y], [])
+
+
+def test_a_batch_without_samples_has_no_hash() -> None:
+    assert _hash(lambda x, y: [x[:0], y[:0]], []) == 0
+
+
+def test_a_data_set_may_give_whole_batches() -> None:
+    class Whole(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            return dataset(64)[8 * index : 8 * index + 8]
+
+    def training() -> None:
+        module, loader = model(), DataLoader(Whole(), batch_size=None)
+        loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task())
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 80
+
+
 def test_a_batch_that_holds_its_tensors_out_of_sight_moves_itself() -> None:
     class Graphs:
         num_graphs = 3
