@@ -15,6 +15,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     Sampler,
+    default_collate,
 )
 
 from nfold.errors import UsageError
@@ -201,8 +202,14 @@ class _Pass(IterableDataset[Fetched]):
 
 def _source(data: Any, recipe: Recipe) -> Arrays | ShardedArrays | Samples | Stream:
     arrays = arrays_of(data)
-    if arrays is not None:
+    collates = recipe.collate is not default_collate
+    if arrays is not None and not collates:
         return placed(arrays, recipe)
+    if collates and type(data) in (tuple, dict):
+        raise UsageError(
+            f"collate of a {type(data).__name__} of arrays, which have no samples to put together; "
+            "next: a TensorDataset of them, or augment=, which gets each batch"
+        )
     if recipe.input == "resident":
         raise UsageError(
             f"input 'resident' needs arrays, a {type(data).__name__} gives samples one by one; "
