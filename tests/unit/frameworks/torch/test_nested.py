@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from nfold.frameworks.torch.nested import over_tensors, taken_apart
 
@@ -65,3 +66,12 @@ def _form(value: object) -> object:
     tensors, form = taken_apart(value)
     assert all(isinstance(tensor, Tensor) for tensor in tensors)
     return form
+
+
+def test_packed_sequences_keep_their_sizes_on_the_host() -> None:
+    packed = pack_sequence([torch.zeros(2), torch.zeros(3)], enforce_sorted=False)
+    there: Any = over_tensors([packed], lambda tensor: tensor.to("meta"))[0]
+    assert type(there) is PackedSequence
+    moved = [there.data, there.sorted_indices, there.unsorted_indices]
+    assert [tensor is not None and tensor.device.type for tensor in moved] == ["meta"] * 3
+    assert there.batch_sizes.tolist() == [2, 2, 1]
