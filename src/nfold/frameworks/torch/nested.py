@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import UserDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -21,8 +23,11 @@ def over_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(*(over_tensors(item, change) for item in value))
     if type(value) in (list, tuple):
         return type(value)(over_tensors(item, change) for item in value)
-    if type(value) is dict:
-        return {name: over_tensors(item, change) for name, item in value.items()}
+    if isinstance(value, dict | UserDict):
+        own = copy.copy(value)
+        for name, item in value.items():
+            own[name] = over_tensors(item, change)
+        return own
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict
 from typing import Any, NamedTuple
 
 import pytest
@@ -75,3 +76,12 @@ def test_packed_sequences_keep_their_sizes_on_the_host() -> None:
     moved = [there.data, there.sorted_indices, there.unsorted_indices]
     assert [tensor is not None and tensor.device.type for tensor in moved] == ["meta"] * 3
     assert there.batch_sizes.tolist() == [2, 2, 1]
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])
+def test_a_dictionary_of_any_kind_stays_one_with_its_tensors_changed(kind: Any) -> None:
+    given = kind(a=[ONE], b="text")
+    changed = over_tensors(given, lambda tensor: tensor + 10)
+    assert type(changed) is kind
+    assert dict(changed) == {"a": [ONE + 10], "b": "text"}
+    assert given["a"] == [ONE]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from nfold.frameworks.torch.nested import over_tensors, taken_apart
+from nfold.frameworks.torch.nested import over_tensors
 from nfold.frameworks.torch.prefetch import brought
 
 About = TypeVar("About")
@@ -37,4 +37,15 @@ def landed(
         about, batch, ids = read
         return about, moved(batch, device), ids
 
-    return brought(batches, device, land, lambda read: taken_apart(read[1])[0])
+    return brought(batches, device, land, lambda read: _tensors(read[1]))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    over_tensors(value, note)
+    return found
