@@ -1,4 +1,4 @@
-"""One pass over a script's DataLoader; the loader itself remembers it."""
+"""One pass over a script's DataLoader; the loader itself remembers it, and where it was made."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 INDICES = "_nfold_indices"
 """Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
-LATEST = "_nfold_pass"
-"""Where a DataLoader keeps its last pass.
+LATEST, MADE_AT = "_nfold_pass", "_nfold_place"
+"""Where a DataLoader keeps its last pass, and the line of the user's code that made it.
 
-Nothing else holds on to it: what a script is through with may go, with its workers.
+Nothing else holds on to them: what a script is through with may go, with its workers.
 """
 
 Begin = Callable[[], Iterator[Any]]
@@ -86,6 +86,12 @@ class Stream:
 def first_time(loader: Any) -> bool:
     """Whether nobody has iterated over it before."""
     return LATEST not in vars(loader)
+
+
+def same_place(loader: Any, other: Any) -> bool:
+    """Whether one line of the user's code made both."""
+    place = vars(loader).get(MADE_AT)
+    return place is not None and place == vars(other).get(MADE_AT)
 
 
 def keeping(usual: Any) -> Any:

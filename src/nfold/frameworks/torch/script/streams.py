@@ -16,10 +16,12 @@ from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.batches import count_of, hash_of
 from nfold.frameworks.torch.script.passes import (
     LATEST,
+    MADE_AT,
     Pass,
     Stream,
     first_time,
     keeping,
+    same_place,
 )
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
@@ -56,7 +58,8 @@ class Feed:
     """All streams of a process, and which of them feed the training.
 
     A DataLoader feeds the training if a step followed on one of its batches while the script
-    warmed up. ``prepare`` gets each before it is iterated; ``replay`` makes what gives the first
+    warmed up, or if it stands in the place of such a one: some scripts make theirs anew for every
+    epoch. ``prepare`` gets each before it is iterated; ``replay`` makes what gives the first
     batches again, in the way that is left out now. ``listener`` is told of passes, and of batches
     that feed no training.
     """
@@ -118,6 +121,8 @@ class Feed:
         if first_time(loader):
             # What is pending under its number is of a loader that is no more.
             self._pending.pop(id(loader), None)
+            if torch.is_grad_enabled():
+                self._take_over(loader, of_same_data=True)
         else:
             self._leave(loader)
         self._listener.pass_begins(feeds=self.feeds(loader))
@@ -131,6 +136,19 @@ class Feed:
         before: Pass = vars(loader)[LATEST]
         if before.given:
             self.ended(loader, before)
+
+    def _take_over(self, loader: Any, *, of_same_data: bool) -> None:
+        """Stand in the place of a training's loader that the same line has made, if any has."""
+        made_there = (old for old in self._training.values() if same_place(old, loader))
+        same_data = (old for old in made_there if old.dataset is loader.dataset)
+        old = next(same_data if of_same_data else made_there, None)
+        if old is None:
+            return
+        self._leave(old)
+        del self._training[id(old)]
+        self._training[id(loader)] = loader
+        for kind in [kind for number, kind in self._replays if number == id(old)]:
+            self._replays[id(loader), kind] = self._replays.pop((id(old), kind))
 
     def _replaying(self, loader: Any) -> Replay | None:
         return self._replays.get((id(loader), self._left_out.now.input))
@@ -190,8 +208,8 @@ class Feed:
         taken.wait_s += wait_s
         if self.warming:
             taken.sample_hash += hash_of(batch, stream.indices())
-            self._last = stream.loader
             stream.first = batch if stream.first is None else stream.first
+        self._last = stream.loader
         if not self.feeds(stream.loader):
             self._listener.aside()
         elif stream.made.given == 1:
@@ -210,6 +228,8 @@ class Feed:
         """What fed the step that has just been made."""
         if self.warming and self._last is not None:
             self._training[id(self._last)] = self._last
+        elif self._last is not None and not self._pending.keys() & self._training.keys():
+            self._take_over(self._last, of_same_data=False)
         fed = [taken for key, taken in self._pending.items() if key in self._training]
         self._pending, self._last = {}, None
         return Taken(
@@ -227,6 +247,7 @@ class Feed:
             usual(loader, *args, **kwargs)
             found = place_here()
             if found is not None:
+                vars(loader)[MADE_AT] = found
                 self._places.setdefault(id(loader.dataset), found)
 
         return construct
