@@ -115,3 +115,17 @@ def usual(samples: int = 64, batch: int = 8, **how: Any) -> None:
     module = model()
     loader = DataLoader(dataset(samples), batch_size=batch, shuffle=True)
     loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1), **how)
+
+
+def scaled(after_step: Callable[[], object] = lambda: None) -> None:
+    """A training with a GradScaler whose every second step overflows, and is skipped."""
+    module = nn.Linear(FEATURES, CLASSES)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for number, (samples, labels) in enumerate([*DataLoader(dataset(), batch_size=4)] * 2):
+        loss = nn.functional.cross_entropy(module(samples), labels)
+        scaler.scale(loss * (float("inf") if number % 2 else 1.0)).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        after_step()

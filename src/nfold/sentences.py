@@ -15,23 +15,10 @@ def sentences(budget: Budget) -> list[str]:
         return _unexchanged(budget)
     if budget.cannot_help:
         return no_help(budget)
-    left = [cause for cause, reason in budget.untested if reason == NO_TIME]
-    if not budget.named and left:
-        return [
-            f"Nothing that was measured costs more than {FLOOR:.0%} of a step beyond the noise.",
-            f"Change nothing yet: there was no time for {', '.join(left)}; next: a larger "
-            "--budget, which goes on from here.",
-            f"{budget.devices} devices are {times(budget.speedup)} as fast as one.",
-        ]
-    if not budget.named and _is_missing(budget):
-        return _spread(budget)
-    if not budget.named:
-        return [
-            f"No cause costs more than {FLOOR:.0%} of a step beyond the noise.",
-            "There is nothing to change.",
-            f"{budget.devices} devices are {times(budget.speedup)} as fast as one.",
-        ]
-    first = budget.named[0]
+    return _named(budget, budget.named[0]) if budget.named else _nameless(budget)
+
+
+def _named(budget: Budget, first: Finding) -> list[str]:
     on_n = first in budget.rows
     step = budget.n_devices.step_ms if on_n else budget.one_device.step_ms
     part = 100 * first.lost_ms.value / step.value
@@ -44,12 +31,35 @@ def sentences(budget: Budget) -> list[str]:
     ]
 
 
+def _nameless(budget: Budget) -> list[str]:
+    """No row is a cause: perhaps one was not measured, or what is missing has no name."""
+    left = [cause for cause, reason in budget.untested if reason == NO_TIME]
+    if left:
+        return [
+            f"Nothing that was measured costs more than {FLOOR:.0%} of a step beyond the noise.",
+            f"Change nothing yet: there was no time for {', '.join(left)}; next: a larger "
+            "--budget, which goes on from here.",
+            _as_it_is(budget),
+        ]
+    if _is_missing(budget):
+        return _spread(budget)
+    return [
+        f"No cause costs more than {FLOOR:.0%} of a step beyond the noise.",
+        "There is nothing to change.",
+        _as_it_is(budget),
+    ]
+
+
 def _unexchanged(budget: Budget) -> list[str]:
     return [
         f"The training on {budget.devices} devices is wrong: {'; '.join(budget.wrong)}.",
         "Change that first: DistributedDataParallel, or tell the trainer of all processes.",
-        f"{budget.devices} devices are {times(budget.speedup)} as fast as one, sharing no work.",
+        _as_it_is(budget, ", sharing no work"),
     ]
+
+
+def _as_it_is(budget: Budget, more: str = "") -> str:
+    return f"{budget.devices} devices are {times(budget.speedup)} as fast as one{more}."
 
 
 def _expectation(budget: Budget, first: Finding, *, on_n: bool) -> str:
@@ -82,5 +92,5 @@ def _spread(budget: Budget) -> list[str]:
         f"{missing:.2f} ms, {missing / step_ms:.0%} of a step, is missing to "
         f"{budget.devices}-fold. {over} above the noise of these runs.",
         "Change nothing yet: measure longer (a larger --budget), with the machine to itself.",
-        f"{budget.devices} devices are {times(budget.speedup)} as fast as one.",
+        _as_it_is(budget),
     ]

@@ -24,9 +24,9 @@ class Memory(Cause):
 
     def silent(self, ladder: Ladder) -> str | None:
         """Where nothing was tried again, no run shows what more memory would gain."""
-        seen = ladder.seen
-        if ladder.plan.device != "cuda":
-            return "memory of CPU devices is the system's, no allocator keeps it"
+        seen, refusal = ladder.seen, self.removal.refusal(ladder.plan)
+        if refusal is not None:
+            return refusal
         if seen is None:
             return "no run shows what more memory would gain; see peak memory in nfold bench"
         return None if seen.alloc_retries else _used(seen, ladder.memory_bytes)

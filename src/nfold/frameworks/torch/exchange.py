@@ -27,6 +27,7 @@ from nfold.frameworks.torch.share import Ledger
 FIRST_BUCKET_BYTES = 2**20
 """The first bucket is small, so that the exchange begins early."""
 BUCKET_BYTES = 25 * 2**20
+"""As DistributedDataParallel has them by default."""
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+from collections import UserDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 
 def over_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same structure with every tensor changed; what holds no tensor is left as it is."""
     if isinstance(value, Tensor):
         return change(value)
+    if isinstance(value, PackedSequence):
+        data, batch_sizes, *orders = value  # sizes are the host's, wherever the data are
+        return type(value)(change(data), batch_sizes, *(over_tensors(o, change) for o in orders))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(over_tensors(item, change) for item in value))
     if type(value) in (list, tuple):
         return type(value)(over_tensors(item, change) for item in value)
-    if type(value) is dict:
-        return {name: over_tensors(item, change) for name, item in value.items()}
+    if isinstance(value, dict | UserDict):
+        own = copy.copy(value)
+        for name, item in value.items():
+            own[name] = over_tensors(item, change)
+        return own
     return value
 
 

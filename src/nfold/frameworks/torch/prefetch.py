@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from nfold.frameworks.torch.batch import Batch
 
 Item = TypeVar("Item")
 Begun = TypeVar("Begun")
-Copying = tuple[Batch, torch.cuda.Event]
-"""A batch on the device whose copies may be under way, and the event after them."""
 Land = Callable[[Batch, torch.device], Batch]
 """What queues everything that brings a batch to the device, on the current stream."""
 
@@ -29,10 +28,20 @@ def on_device(
     batches: Iterable[Batch], device: torch.device, land: Land = copied
 ) -> Iterable[Batch]:
     """The batches as ``land`` brings them to ``device``."""
+    return brought(batches, device, lambda batch: land(batch, device), lambda batch: batch.tensors)
+
+
+def brought(
+    items: Iterable[Item],
+    device: torch.device,
+    land: Callable[[Item], Item],
+    tensors: Callable[[Item], Iterable[Tensor]],
+) -> Iterable[Item]:
+    """The items as ``land`` brings them to ``device``; ``tensors`` are those of one there."""
     if device.type != "cuda":
-        return (land(batch, device) for batch in batches)
-    copies = Copies(device, land)
-    return one_ahead(batches, copies.begin, copies.finish)
+        return map(land, items)
+    copies = Copies(device, land, tensors)
+    return one_ahead(items, copies.begin, copies.finish)
 
 
 def one_ahead(
@@ -48,28 +57,41 @@ def one_ahead(
         yield finish(last)
 
 
-class Copies:
-    """Copies from page-locked memory on a side stream; the step's stream waits, not the host."""
+class Copies(Generic[Item]):
+    """Copies from page-locked memory on a side stream; the step's stream waits, not the host.
 
-    def __init__(self, device: torch.device, land: Land = copied) -> None:
+    ``land`` and ``tensors`` are as for ``brought``.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        land: Callable[[Item], Item],
+        tensors: Callable[[Item], Iterable[Tensor]],
+    ) -> None:
         self._device = device
         self._land = land
+        self._tensors = tensors
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def begin(self, batch: Batch) -> Copying:
-        """Start copying; the host's memory stays taken until the copies are done (by PyTorch)."""
-        with torch.cuda.stream(self._stream):
-            return self._land(batch, self._device), self._stream.record_event()
+    def begin(self, item: Item) -> tuple[Item, torch.cuda.Event]:
+        """Start copying; returns the item on the device and the event after its copies.
 
-    def finish(self, copying: Copying) -> Batch:
+        The host's memory stays taken until they are done (by PyTorch).
+        """
+        with torch.cuda.stream(self._stream):
+            return self._land(item), self._stream.record_event()
+
+    def finish(self, copying: tuple[Item, torch.cuda.Event]) -> Item:
         """Let the current stream wait for the copies, and keep their memory until it is through.
 
         Without ``record_stream`` the allocator would give the memory, which belongs to the side
-        stream, to the next copy as soon as Python forgets the batch, while the step still reads.
+        stream, to the next copy as soon as Python forgets the item, while the step still reads.
         """
-        batch, copied = copying
+        item, copied = copying
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copied)
-        for tensor in batch.tensors:
-            tensor.record_stream(current)
-        return batch
+        for tensor in self._tensors(item):
+            if tensor.is_cuda:
+                tensor.record_stream(current)
+        return item

@@ -37,6 +37,15 @@ def test_types_are_not_mixed() -> None:
     assert [len(group) for group in in_buckets(parameters, 1024, 1024)] == [2, 1]
 
 
+def test_buckets_are_of_one_type_and_of_some_size() -> None:
+    small = [parameter(4) for _ in range(3)]
+    half, large = parameter(4, torch.float16), parameter(100)
+    last_first = [*small, half, large][::-1]
+    found = [[one.nbytes for one in bucket] for bucket in in_buckets(last_first, 40, 40)]
+    assert found == [[16, 16], [16], [8], [400]]
+    assert in_buckets([], 40, 40) == []
+
+
 def test_parts_of_a_step_add_up_to_the_mean_over_the_batch() -> None:
     weight, ledger = parameter(1), Ledger(1)
     Exchange([[weight]], 1, ledger)

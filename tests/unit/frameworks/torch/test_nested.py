@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import OrderedDict, UserDict
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from nfold.frameworks.torch.nested import over_tensors, taken_apart
 
@@ -65,3 +67,21 @@ def _form(value: object) -> object:
     tensors, form = taken_apart(value)
     assert all(isinstance(tensor, Tensor) for tensor in tensors)
     return form
+
+
+def test_packed_sequences_keep_their_sizes_on_the_host() -> None:
+    packed = pack_sequence([torch.zeros(2), torch.zeros(3)], enforce_sorted=False)
+    there: Any = over_tensors([packed], lambda tensor: tensor.to("meta"))[0]
+    assert type(there) is PackedSequence
+    moved = [there.data, there.sorted_indices, there.unsorted_indices]
+    assert [tensor is not None and tensor.device.type for tensor in moved] == ["meta"] * 3
+    assert there.batch_sizes.tolist() == [2, 2, 1]
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])
+def test_a_dictionary_of_any_kind_stays_one_with_its_tensors_changed(kind: Any) -> None:
+    given = kind(a=[ONE], b="text")
+    changed = over_tensors(given, lambda tensor: tensor + 10)
+    assert type(changed) is kind
+    assert dict(changed) == {"a": [ONE + 10], "b": "text"}
+    assert given["a"] == [ONE]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -52,25 +53,33 @@ def with_tensors(batch: Any, change: Change) -> Any:
     return batch
 
 
-def hash_of(batch: Any, indices: Sequence[object] | None) -> int:
+def hash_of(batch: Any, drawn: Any) -> int:
     """A sum over samples of a hash of each: its index, where known, and its labels.
 
-    Labels are the whole numbers of a batch: two ranks may augment the same sample differently.
-    Where there are none, or all are equal, every tensor counts.
+    ``drawn`` are the samples' indices, or what stands for a whole batch, or None. Labels are the
+    whole numbers of a batch: two ranks may augment the same sample differently. Where there are
+    none, or all are equal, every tensor counts.
     """
-    count = count_of(batch)
+    count, indices = count_of(batch), _listed(drawn)
     samples = [_on_host(t) for t in tensors_of(batch) if t.dim() and len(t) == count]
     labels = [t for t in samples if not t.is_floating_point() and t.dim() == 1 and _varies(t)]
-    rows = [_rows(tensor) for tensor in labels or samples]
+    rows = [_rows(tensor) for tensor in labels or samples] if count else []
     total = 0
     for row in range(count if rows else 0):
         digest = hashlib.blake2b(digest_size=8)
-        if indices is not None and row < len(indices):
+        if row < len(indices):
             digest.update(repr(indices[row]).encode())
         for content in rows:
             digest.update(content[row])
         total += int.from_bytes(digest.digest(), "big")
     return total
+
+
+def _listed(drawn: Any) -> list[object]:
+    """A batch sampler's indices; a sampler of whole batches draws one for all of their samples."""
+    with suppress(TypeError):
+        return [] if isinstance(drawn, str) else list(drawn)
+    return []
 
 
 def _on_host(tensor: Tensor) -> Tensor:

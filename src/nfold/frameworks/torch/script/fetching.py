@@ -73,16 +73,6 @@ class Fetching:
         ledger = None if loader is None else self._ledgers.get(id(loader.dataset))
         return NONE if ledger is None else ledger.total()
 
-    def since(self, loader: Any, before: Total) -> Fetches | None:
-        """What it gave since a moment; None where it was never seen to give anything."""
-        now = self.total(loader)
-        more = [max(0.0, after - then) for after, then in zip(now, before, strict=True)]
-        batches, read, disk = (round(more[field]) for field in (0, 3, 4))
-        given = Fetches(
-            batches=batches, seconds=more[1], waited_s=more[2], read_bytes=read, disk_bytes=disk
-        )
-        return given if now[0] else None
-
     def _beginning(self, usual: Any) -> Any:
         @functools.wraps(usual)
         def begin(iterator: Any, loader: Any) -> None:
@@ -104,6 +94,17 @@ class Fetching:
             return batch
 
         return noted
+
+
+def fetched(before: Total, now: Total) -> Fetches | None:
+    """What lies between two totals; None where nothing was ever seen to be given."""
+    if not now[0]:
+        return None
+    more = [max(0.0, after - then) for after, then in zip(now, before, strict=True)]
+    batches, read, disk = (round(more[field]) for field in (0, 3, 4))
+    return Fetches(
+        batches=batches, seconds=more[1], waited_s=more[2], read_bytes=read, disk_bytes=disk
+    )
 
 
 @dataclass(frozen=True)

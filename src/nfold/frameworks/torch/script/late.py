@@ -7,7 +7,7 @@ copies know nothing of each other: the group is of this experiment alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,10 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nfold.frameworks.base import Task
 from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.torch.exchange import BUCKET_BYTES, in_buckets
 from nfold.frameworks.torch.script.environment import MEETING
 
-BUCKET_BYTES = 25 * 2**20
-"""As DistributedDataParallel has them by default."""
 TIMEOUT = timedelta(seconds=60)
 
 
@@ -66,7 +65,8 @@ class LateExchange:
         if not self._left_out.now.late_exchange:
             return
         given = [p for group in optimizer.param_groups for p in group["params"]]
-        for bucket in buckets([p for p in given if p.requires_grad]):
+        own = [parameter for parameter in given if parameter.requires_grad]
+        for bucket in in_buckets(own, BUCKET_BYTES, BUCKET_BYTES):
             self._reduce(bucket)
 
     @torch.no_grad()
@@ -94,22 +94,3 @@ class LateExchange:
             options._timeout = TIMEOUT
             return OWN.ProcessGroupNCCL(store, rank, world, options)
         return OWN.ProcessGroupGloo(store, rank, world, TIMEOUT)
-
-
-def buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The parameters in their order, in pieces of one type, on one device and of some size."""
-    bucket: list[Tensor] = []
-    size = 0
-    for parameter in parameters:
-        alike = not bucket or _kind(bucket[0]) == _kind(parameter)
-        if bucket and (not alike or size + parameter.nbytes > BUCKET_BYTES):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(parameter)
-        size += parameter.nbytes
-    if bucket:
-        yield bucket
-
-
-def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
-    return parameter.dtype, parameter.device

@@ -19,7 +19,7 @@ from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script import facts, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
-from nfold.frameworks.torch.script.fetching import NONE, Fetching
+from nfold.frameworks.torch.script.fetching import NONE, Fetching, fetched
 from nfold.frameworks.torch.script.forward import Forward
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.streams import Feed, Taken
@@ -189,7 +189,7 @@ class Sights:
             steps=timed_steps,
             input_wait_ms=1e3 * self._wait_s / max(1, timed_steps),
             epoch_wait_ms=1e3 * median(later) if later else 0.0,
-            fetches=self.fetching.since(self._feed.loader, self._warm),
+            fetches=fetched(self._warm, self.fetching.total(self._feed.loader)),
             skipped_steps=self.skipped_steps,
             peak_memory_bytes=devices.peak_memory_bytes(),
             alloc_retries=retries / max(1, timed_steps),

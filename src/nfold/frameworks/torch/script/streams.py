@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -16,15 +14,18 @@ from torch.utils.data import dataloader as module
 
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.batches import count_of, hash_of
+from nfold.frameworks.torch.script.passes import (
+    LATEST,
+    MADE_AT,
+    Pass,
+    Stream,
+    first_time,
+    keeping,
+    same_place,
+)
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.place import place_here
-
-INDICES = "_nfold_indices"
-"""Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
-
-
-Begin = Callable[[], Iterator[Any]]
 
 
 @dataclass
@@ -53,55 +54,12 @@ class Listener(Protocol):
         """A batch was given that feeds no training, or not yet."""
 
 
-class Stream:
-    """One pass over a DataLoader. What it has not itself is its real iterator's.
-
-    ``begin`` makes that.
-    """
-
-    def __init__(self, loader: Any, begin: Begin, feed: Feed) -> None:
-        self.loader = loader
-        self.source: Iterator[Any] = iter(())
-        self.begin = begin
-        self.begun = False
-        self.first: Any = None
-        self.given = 0
-        self.over = False
-        self._feed = feed
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> Any:
-        began = time.perf_counter()
-        try:
-            batch = self._feed.next_of(self)
-        except StopIteration:
-            self._feed.ended(self)
-            raise
-        self.given += 1
-        self._feed.gave(self, batch, time.perf_counter() - began)
-        return batch
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "source":
-            raise AttributeError(name)
-        return getattr(self.source, name)
-
-    def indices(self) -> Any:
-        """Those of the batch that was given last, None where the data set has none."""
-        drawn = getattr(self.source, INDICES, None)
-        return drawn.popleft() if drawn else None
-
-
 class Feed:
     """All streams of a process, and which of them feed the training.
 
     A DataLoader feeds the training if a step followed on one of its batches while the script
-    warmed up. ``prepare`` gets each before it is iterated; ``replay`` makes what gives the first
+    warmed up, or if it stands in the place of such a one: some scripts make theirs anew for every
+    epoch. ``prepare`` gets each before it is iterated; ``replay`` makes what gives the first
     batches again, in the way that is left out now. ``listener`` is told of passes, and of batches
     that feed no training.
     """
@@ -122,7 +80,6 @@ class Feed:
         self._places: dict[int, str] = {}
         self._replays: dict[tuple[int, str], Replay] = {}
         self._training: dict[int, Any] = {}
-        self._open: dict[int, Stream] = {}
         self._last: Any = None
         self._pending: dict[int, Taken] = {}
         self.warming = True
@@ -138,7 +95,7 @@ class Feed:
 
         patches.put(DataLoader, "__iter__", iterate)
         patches.put(DataLoader, "__init__", self._constructing)
-        warm_up.put(module._BaseDataLoaderIter, "_next_index", _keeping)
+        warm_up.put(module._BaseDataLoaderIter, "_next_index", keeping)
 
     @property
     def loader(self) -> Any:
@@ -161,14 +118,37 @@ class Feed:
 
     def iterate(self, loader: Any, usual: Callable[[Any], Iterator[Any]]) -> Stream:
         """A new pass over the loader."""
-        before = self._open.get(id(loader))
-        if before is not None and before.given:
-            self.ended(before)
+        if first_time(loader):
+            # What is pending under its number is of a loader that is no more.
+            self._pending.pop(id(loader), None)
+            if torch.is_grad_enabled():
+                self._take_over(loader, of_same_data=True)
+        else:
+            self._leave(loader)
         self._listener.pass_begins(feeds=self.feeds(loader))
-        self._open[id(loader)] = stream = Stream(loader, lambda: usual(loader), self)
+        stream = Stream(loader, lambda: usual(loader), self)
         if not self._replaying(loader):
             self._source(stream)
         return stream
+
+    def _leave(self, loader: Any) -> None:
+        """A pass that was begun is not gone on with."""
+        before: Pass = vars(loader)[LATEST]
+        if before.given:
+            self.ended(loader, before)
+
+    def _take_over(self, loader: Any, *, of_same_data: bool) -> None:
+        """Stand in the place of a training's loader that the same line has made, if any has."""
+        made_there = (old for old in self._training.values() if same_place(old, loader))
+        same_data = (old for old in made_there if old.dataset is loader.dataset)
+        old = next(same_data if of_same_data else made_there, None)
+        if old is None:
+            return
+        self._leave(old)
+        del self._training[id(old)]
+        self._training[id(loader)] = loader
+        for kind in [kind for number, kind in self._replays if number == id(old)]:
+            self._replays[id(loader), kind] = self._replays.pop((id(old), kind))
 
     def _replaying(self, loader: Any) -> Replay | None:
         return self._replays.get((id(loader), self._left_out.now.input))
@@ -198,7 +178,7 @@ class Feed:
         if not self.feeds(loader) or self._always_real:
             return next(stream.source)
         length = length_of(loader)
-        if length is not None and stream.given >= length:
+        if length is not None and stream.made.given >= length:
             raise StopIteration
         if self._left_out.now.input == "real":
             return next(self._source(stream))
@@ -213,7 +193,8 @@ class Feed:
             if self._left_out.turns:
                 found.collect(self._onwards(stream), length)
             else:
-                found.collect(chain([stream.first], stream.source), length)
+                given = [] if stream.first is None else [stream.first]
+                found.collect(chain(given, stream.source), length)
                 # The real iterator goes, and its workers with it.
                 stream.source = iter(())
             self._replays[id(loader), self._left_out.now.input] = found
@@ -227,19 +208,19 @@ class Feed:
         taken.wait_s += wait_s
         if self.warming:
             taken.sample_hash += hash_of(batch, stream.indices())
-            self._last = stream.loader
             stream.first = batch if stream.first is None else stream.first
+        self._last = stream.loader
         if not self.feeds(stream.loader):
             self._listener.aside()
-        elif stream.given == 1:
+        elif stream.made.given == 1:
             self.first_waits_s.append(wait_s)
             if stream.loader.num_workers and not self._replays:
                 self._listener.pass_began()
 
-    def ended(self, stream: Stream) -> None:
+    def ended(self, loader: Any, made: Pass) -> None:
         """Note the end of a pass, once; a loop that counts its batches asks for no more of them."""
-        ended, stream.over = not stream.over, True
-        if ended and self.feeds(stream.loader):
+        ended, made.over = not made.over, True
+        if ended and self.feeds(loader):
             self.epochs_ended += 1
             self._listener.pass_ended()
 
@@ -247,6 +228,8 @@ class Feed:
         """What fed the step that has just been made."""
         if self.warming and self._last is not None:
             self._training[id(self._last)] = self._last
+        elif self._last is not None and not self._pending.keys() & self._training.keys():
+            self._take_over(self._last, of_same_data=False)
         fed = [taken for key, taken in self._pending.items() if key in self._training]
         self._pending, self._last = {}, None
         return Taken(
@@ -264,6 +247,7 @@ class Feed:
             usual(loader, *args, **kwargs)
             found = place_here()
             if found is not None:
+                vars(loader)[MADE_AT] = found
                 self._places.setdefault(id(loader.dataset), found)
 
         return construct
@@ -275,14 +259,3 @@ def length_of(sized: Any) -> int | None:
         return len(sized)
     except (TypeError, NotImplementedError):
         return None
-
-
-def _keeping(usual: Any) -> Any:
-    """Drawing the indices of a batch, which are kept until it is given."""
-
-    def next_index(iterator: Any) -> Any:
-        drawn = usual(iterator)
-        vars(iterator).setdefault(INDICES, deque()).append(drawn)
-        return drawn
-
-    return next_index

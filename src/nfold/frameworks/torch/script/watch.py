@@ -22,7 +22,7 @@ from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import LateClock
 from nfold.frameworks.torch.script.facts import joined
-from nfold.frameworks.torch.script.fetching import NONE
+from nfold.frameworks.torch.script.fetching import NONE, fetched
 from nfold.frameworks.torch.script.late import LateExchange
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
@@ -147,9 +147,8 @@ class Watch:
 
     def _fetched(self) -> Fetches | None:
         """Batches that were made since the last window ended."""
-        loader, before = self._feed.loader, self._before
-        self._before = self._sights.fetching.total(loader)
-        return self._sights.fetching.since(loader, before)
+        before, self._before = self._before, self._sights.fetching.total(self._feed.loader)
+        return fetched(before, self._before)
 
     def _prepare(self, loader: Any) -> None:
         with self._kept():

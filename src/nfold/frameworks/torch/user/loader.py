@@ -15,11 +15,11 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     Sampler,
+    default_collate,
 )
 
 from nfold.errors import UsageError
 from nfold.frameworks.torch.share import Ledger
-from nfold.frameworks.torch.user.batches import order
 from nfold.frameworks.torch.user.moving import landed
 from nfold.frameworks.torch.user.placing import Arrays, ShardedArrays, placed
 from nfold.frameworks.torch.user.recipe import Fetched, Recipe
@@ -137,7 +137,7 @@ class Samples:
     def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
         """The batches of an epoch from step ``skip`` on; skipped samples are not read."""
         recipe, samples = self._recipe, self.samples or 0
-        ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
+        ids = recipe.order(samples, epoch)
         parts = list(recipe.division.epoch(samples, skip))
         own = [ids[part.first : part.last] for part in parts]
         self._keys.batches = [each.tolist() for each in own]
@@ -202,8 +202,14 @@ class _Pass(IterableDataset[Fetched]):
 
 def _source(data: Any, recipe: Recipe) -> Arrays | ShardedArrays | Samples | Stream:
     arrays = arrays_of(data)
-    if arrays is not None:
+    collates = recipe.collate is not default_collate
+    if arrays is not None and not collates:
         return placed(arrays, recipe)
+    if collates and type(data) in (tuple, dict):
+        raise UsageError(
+            f"collate of a {type(data).__name__} of arrays, which have no samples to put together; "
+            "next: a TensorDataset of them, or augment=, which gets each batch"
+        )
     if recipe.input == "resident":
         raise UsageError(
             f"input 'resident' needs arrays, a {type(data).__name__} gives samples one by one; "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nfold.frameworks.torch.nested import over_tensors
-from nfold.frameworks.torch.prefetch import one_ahead
+from nfold.frameworks.torch.prefetch import brought
 
 About = TypeVar("About")
 
@@ -32,30 +32,20 @@ def landed(
     batches: Iterable[tuple[About, Any, Tensor]], device: torch.device
 ) -> Iterable[tuple[About, Any, Tensor]]:
     """What a loader reads, (about it, batch, ids), the batch on ``device``."""
-    if device.type != "cuda":
-        return ((about, moved(batch, device), ids) for about, batch, ids in batches)
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    copying: list[torch.cuda.Event] = []
 
-    def begin(read: tuple[About, Any, Tensor]) -> tuple[About, Any, Tensor]:
+    def land(read: tuple[About, Any, Tensor]) -> tuple[About, Any, Tensor]:
         about, batch, ids = read
-        with torch.cuda.stream(side):
-            there = moved(batch, device)
-            copying.append(side.record_event())
-        return about, there, ids
+        return about, moved(batch, device), ids
 
-    def finish(read: tuple[About, Any, Tensor]) -> tuple[About, Any, Tensor]:
-        """The step's stream waits for the copies, not the host, and keeps their memory."""
-        current = torch.cuda.current_stream(device)
-        current.wait_event(copying.pop(0))
-        about, there, ids = read
-        return about, over_tensors(there, lambda tensor: _kept(tensor, current)), ids
-
-    return one_ahead(batches, begin, finish)
+    return brought(batches, device, land, lambda read: _tensors(read[1]))
 
 
-def _kept(tensor: Tensor, stream: torch.cuda.Stream) -> Tensor:
-    """The tensor, whose memory is not given to another before ``stream`` is through with it."""
-    if tensor.is_cuda:
-        tensor.record_stream(stream)
-    return tensor
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    over_tensors(value, note)
+    return found

@@ -18,7 +18,7 @@ from nfold.frameworks.torch.nested import over_tensors
 from nfold.frameworks.torch.placed import Ahead
 from nfold.frameworks.torch.resident import fits, fits_whole
 from nfold.frameworks.torch.sharded import Routes, Shards, doubt, trades
-from nfold.frameworks.torch.user.batches import Division, order
+from nfold.frameworks.torch.user.batches import Division
 from nfold.frameworks.torch.user.moving import moved
 from nfold.frameworks.torch.user.recipe import Fetched, Recipe
 from nfold.frameworks.torch.user.source import bytes_of, length_of
@@ -57,7 +57,7 @@ class Arrays:
     def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
         """The batches of an epoch from step ``skip`` on."""
         recipe, samples = self._recipe, self.samples or 0
-        ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
+        ids = recipe.order(samples, epoch)
         if self.on_device:
             ids = ids.to(recipe.device)
         for part in recipe.division.epoch(samples, skip):
@@ -94,9 +94,7 @@ class ShardedArrays:
             yield part, over_tensors(self._arrays, trade.of), trade.ids
 
     def _routes(self, epoch: int) -> Routes:
-        recipe, samples = self._recipe, self.samples or 0
-        ids = order(samples, seed=recipe.seed, epoch=epoch, shuffle=recipe.shuffle)
-        return self._shards.routes(ids.numpy())
+        return self._shards.routes(self._recipe.order(self.samples or 0, epoch).numpy())
 
 
 class Cuts:

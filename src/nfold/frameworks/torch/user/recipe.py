@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from nfold.frameworks.torch.user.batches import Division, Slice
+from nfold.frameworks.torch.user.batches import Division, Slice, order
 
 Augment = Callable[[Any, Tensor, int], Any]
 """A batch on the device, its samples' numbers [n] and its epoch to the batch that is trained on."""
@@ -36,3 +36,7 @@ class Recipe:
     augment: Augment | None = None
     collate: Callable[[list[Any]], Any] = default_collate
     options: dict[str, Any] = field(default_factory=dict)
+
+    def order(self, samples: int, epoch: int) -> Tensor:
+        """The order of an epoch of so many samples: int64 [samples], the same on every rank."""
+        return order(samples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)

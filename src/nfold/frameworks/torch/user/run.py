@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,12 +23,13 @@ from nfold.frameworks.torch.parallel import WIRE, average_buffers
 from nfold.frameworks.torch.precision import Precision
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user import registry
-from nfold.frameworks.torch.user.books import Books
+from nfold.frameworks.torch.user.books import Books, Note
 from nfold.frameworks.torch.user.images import Given, augment_of
 from nfold.frameworks.torch.user.job import Job
 from nfold.frameworks.torch.user.loader import Loader
 from nfold.frameworks.torch.user.model import prepare, same_everywhere
 from nfold.frameworks.torch.user.scale import LossScale
+from nfold.frameworks.torch.user.schedule import through
 from nfold.frameworks.torch.user.settings import recipe_of, settings_of
 from nfold.frameworks.torch.user.step import captured, say_needs_gpu
 from nfold.frameworks.torch.user.totals import total, weighted_mean
@@ -135,15 +135,13 @@ class UserRun:
         """Under accumulation a schedule that is stepped every batch steps once a step."""
         if schedule in self._prepared.schedulers:
             return
-        step = schedule.step
 
-        @wraps(step)
-        def once(*args: Any, **kwargs: Any) -> None:
+        def once(step: Note) -> None:
             if self._ledger.share.last:
-                self._books.note(lambda: step(*args, **kwargs))
+                self._books.note(step)
 
         if self.plan.accumulate > 1 or self._captures:
-            schedule.step = once  # type: ignore[method-assign]
+            through(schedule, once)
         self._prepared.schedulers.append(schedule)
 
     @property

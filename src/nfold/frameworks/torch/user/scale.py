@@ -25,18 +25,26 @@ class LossScale:
     def __init__(self) -> None:
         self.scale = FIRST
         self.good_steps = 0
-        self._scaled = False
+        self._backwards = 0
+        self._stepped: dict[torch.optim.Optimizer, int] = {}
 
     def backward(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
-        """``loss.backward()``; afterwards gradients are those of the loss itself, or None."""
+        """``loss.backward()``; afterwards gradients are those of the loss itself, or None.
+
+        Gradients of an earlier backward are scaled first, so that those of both add up.
+        """
+        parameters = list(parameters)
+        earlier = _gradients(parameters)
+        if earlier:
+            torch._foreach_mul_(earlier, self.scale)
         (loss * self.scale).backward()  # type: ignore[no-untyped-call]
-        self._scaled = True
+        self._backwards += 1
         held = [parameter for parameter in parameters if parameter.grad is not None]
         if held:
             self._unscale(held)
 
     def _unscale(self, held: list[nn.Parameter]) -> None:
-        gradients = [parameter.grad for parameter in held if parameter.grad is not None]
+        gradients = _gradients(held)
         finite = bool(torch.nn.utils.get_total_norm(gradients).isfinite())
         if finite:
             torch._foreach_mul_(gradients, 1 / self.scale)
@@ -53,16 +61,16 @@ class LossScale:
             self.scale, self.good_steps = self.scale * 2, 0
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse a step of ``optimizer`` after a backward that was not scaled."""
+        """Refuse a step of ``optimizer`` without a scaled backward since its last one."""
         optimizer.register_step_pre_hook(self._check)
 
-    def _check(self, *_: Any) -> None:
-        if not self._scaled:
+    def _check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        before, self._stepped[optimizer] = self._stepped.get(optimizer, 0), self._backwards
+        if before == self._backwards:
             raise UsageError(
                 "precision fp16 needs a scaled loss; next: run.backward(loss) in place of "
                 "loss.backward(), or precision bf16, which needs none"
             )
-        self._scaled = False
 
     def state(self) -> dict[str, float]:
         """What a checkpoint keeps."""
@@ -71,3 +79,7 @@ class LossScale:
     def load(self, state: dict[str, float]) -> None:
         """Go on from ``state``."""
         self.scale, self.good_steps = state["scale"], int(state["good_steps"])
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

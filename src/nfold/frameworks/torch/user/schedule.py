@@ -1,9 +1,13 @@
-"""The linear scaling rule: what many people do to the learning rate when the batch grows."""
+"""Learning-rate schedules: the linear scaling rule for larger batches, and steps in parts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from nfold.errors import UsageError
 
@@ -28,3 +32,18 @@ def linear_scaling_rule(
         return 1 + gain * (min(1.0, step / warmup_steps) if warmup_steps else 1.0)
 
     return LambdaLR(optimizer, factor)
+
+
+def through(schedule: LRScheduler, change: Callable[[Callable[[], None]], None]) -> None:
+    """Have every ``step`` of a schedule hand to ``change`` what it would do.
+
+    Its class is changed, not the object: what an object holds goes into its checkpoint.
+    """
+    original = type(schedule)
+
+    @wraps(original.step)
+    def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        change(lambda: original.step(self, *args, **kwargs))
+
+    body = {"step": step, "__module__": original.__module__, "__doc__": original.__doc__}
+    schedule.__class__ = type(original.__name__, (original,), body)

@@ -25,6 +25,8 @@ Sample = Any
 def arrays_of(data: Any) -> Any | None:
     """``data`` as tensors in its own structure where it is made of arrays, else None."""
     if isinstance(data, TensorDataset):
+        if type(data).__getitem__ is not TensorDataset.__getitem__:
+            return None  # it does something to each sample
         return tuple(data.tensors)
     if isinstance(data, np.ndarray):
         return _tensor(data)

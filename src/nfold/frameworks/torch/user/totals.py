@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,9 @@ def total(value: Any, device: torch.device, world_size: int) -> Any:
     """The sum over all ranks: of a number, a number of its kind; of a tensor, a tensor."""
     if isinstance(value, Tensor):
         return summed(value.detach().clone().to(device), world_size)
-    exact = torch.float64 if isinstance(value, float) else torch.int64
-    return total(torch.tensor(value, dtype=exact), device, world_size).item()
+    given = np.asarray(value)
+    exact = np.int64 if given.dtype.kind in "biu" else np.float64
+    return total(torch.from_numpy(given.astype(exact)), device, world_size).item()
 
 
 def weighted_mean(value: Any, count: int, device: torch.device, world_size: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from nfold.frameworks.torch.script.fetching import Watched, watch
+from nfold.frameworks.torch.script.fetching import NONE, Watched, fetched, watch
 from nfold.measurement import Fetches
 from watched import CLASSES, FEATURES, loop, model, script_task, watched
 
@@ -94,6 +95,14 @@ def test_only_a_thread_that_slept_has_waited() -> None:
     assert later(3).since(begun) == (1.0, 0.0, 7, 5)
     assert later(4).since(begun) == (1.0, 0.75, 7, 5)
     assert later(4, delayed_s=0.5).since(begun) == (1.0, 0.25, 7, 5)
+
+
+def test_windows_that_follow_each_other_share_no_batch() -> None:
+    totals = [(2.0, 1.0, 0.5, 70.0, 7.0), (3.0, 2.0, 0.5, 140.0, 7.0)]
+    first, second = (fetched(before, now) for before, now in pairwise([NONE, *totals]))
+    assert first == Fetches(batches=2, seconds=1.0, waited_s=0.5, read_bytes=70, disk_bytes=7)
+    assert second == Fetches(batches=1, seconds=1.0, waited_s=0.0, read_bytes=70, disk_bytes=0)
+    assert fetched(NONE, NONE) is None
 
 
 def test_an_input_that_is_no_data_set_is_not_watched() -> None:

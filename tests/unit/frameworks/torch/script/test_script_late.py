@@ -19,7 +19,7 @@ from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script import late
 from nfold.frameworks.torch.script.environment import MEETING
 from nfold.turns import schedule
-from watched import dataset, loop, model, script_task, watched
+from watched import dataset, loop, model, scaled, script_task, watched
 
 LATE = Ablation(independent=True, late_exchange=True)
 
@@ -54,15 +54,6 @@ def test_copies_add_up_their_gradients() -> None:
         first, second = both.map(_gradients, (0, 1))
     assert [set(gradient.flatten().tolist()) for gradient in first] == [{3.0}, {3.0}, {1.0}]
     assert [set(gradient.flatten().tolist()) for gradient in second] == [{3.0}, {3.0}]
-
-
-def test_buckets_are_of_one_type_and_of_some_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "BUCKET_BYTES", 40)
-    small = [torch.zeros(4) for _ in range(3)]
-    half, large = torch.zeros(4, dtype=torch.float16), torch.zeros(100)
-    found = [[one.nbytes for one in bucket] for bucket in late.buckets([*small, half, large])]
-    assert found == [[16, 16], [16], [8], [400]]
-    assert list(late.buckets([])) == []
 
 
 class Counted:
@@ -105,16 +96,6 @@ def test_an_exchange_takes_turns_with_none(counted: Counted) -> None:
 
 
 def test_a_step_that_a_scaler_may_skip_is_exchanged_once(counted: Counted) -> None:
-    def training() -> None:
-        module = nn.Linear(8, 4)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu")
-        for number, (samples, labels) in enumerate([*DataLoader(dataset(), batch_size=4)] * 2):
-            loss = nn.functional.cross_entropy(module(samples), labels)
-            scaler.scale(loss * (float("inf") if number % 2 else 1.0)).backward()  # type: ignore[no-untyped-call]
-            scaler.step(optimizer)
-            scaler.update()
-            counted.steps += 1
-
-    assert watched(training, script_task(LATE)).samples is not None
+    found = watched(lambda: scaled(after_step=counted.stepped), script_task(LATE))
+    assert found.samples is not None
     assert counted.exchanged == list(range(14))

@@ -64,6 +64,21 @@ def test_a_short_epoch_is_kept_whole_of_a_long_one_the_first_batches(
     assert torch.equal(given[2], given[2 + kept])
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_pass_that_ends_with_the_first_step_is_kept_from_the_next(accumulate: int) -> None:
+    data = Reading(8 * accumulate)
+
+    def training() -> None:
+        module, loader = model(), DataLoader(data, batch_size=8)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(loader, module, optimizer, accumulate=accumulate)
+
+    found = watched(training, script_task(REPLAYED))
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 80 * accumulate
+    assert data.read == 2 * len(data)
+
+
 def test_a_loader_of_unknown_length_goes_on_for_ever() -> None:
     class Endless(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Any:
@@ -135,6 +150,32 @@ def test_a_hash_knows_samples_by_index_and_label_not_by_augmentation_or_order() 
     assert _hash(lambda x, y: [x, y + 1], [0, 1, 2, 3]) != plain
     # Equal labels tell nothing: the samples themselves count.
     assert _hash(lambda x, y: [x, y * 0], None) != _hash(lambda x, y: [x + 1, y * 0], None)
+
+
+@pytest.mark.parametrize("drawn", [3, "a name", torch.tensor(3), None])
+def test_one_index_for_a_whole_batch_is_no_sample_s(drawn: Any) -> None:
+    assert _hash(lambda x, y: [x, y], drawn) == _hash(lambda x, y: [x, y], [])
+
+
+def test_a_batch_without_samples_has_no_hash() -> None:
+    assert _hash(lambda x, y: [x[:0], y[:0]], []) == 0
+
+
+def test_a_data_set_may_give_whole_batches() -> None:
+    class Whole(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            return dataset(64)[8 * index : 8 * index + 8]
+
+    def training() -> None:
+        module, loader = model(), DataLoader(Whole(), batch_size=None)
+        loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task())
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 80
 
 
 def test_a_batch_that_holds_its_tensors_out_of_sight_moves_itself() -> None:

@@ -15,7 +15,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks import recording
 from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.script import watch
-from watched import dataset, loop, model, script_task, usual, watched
+from watched import dataset, loop, model, scaled, script_task, usual, watched
 
 
 def test_a_training_ends_after_its_steps_and_its_samples_are_counted() -> None:
@@ -67,18 +67,7 @@ def test_two_optimizers_make_one_step_together() -> None:
 
 
 def test_a_step_that_a_scaler_skips_is_a_step() -> None:
-    def overflowing() -> None:
-        module = nn.Linear(8, 4)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu")
-        for number, (samples, labels) in enumerate([*DataLoader(dataset(), batch_size=4)] * 2):
-            loss = nn.functional.cross_entropy(module(samples), labels)
-            scaler.scale(loss * (float("inf") if number % 2 else 1.0)).backward()  # type: ignore[no-untyped-call]
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-
-    found = watched(overflowing, script_task())
+    found = watched(scaled, script_task())
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
     assert found.seen.skipped_steps == 7

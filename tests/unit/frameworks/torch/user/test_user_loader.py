@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from nfold.errors import OutOfMemory, UnknownValue, UsageError
 from nfold.frameworks.torch.share import Ledger
@@ -130,6 +136,14 @@ def test_an_evaluation_tells_the_ledger_nothing_and_skips_padding() -> None:
     assert read(made) == [[0]]
     assert len(made) == 1
     assert ledger.share is before
+
+
+@pytest.mark.parametrize("data", [TensorDataset(torch.arange(6)), torch.arange(6)])
+def test_tensors_are_put_together_as_the_user_says(data: Any) -> None:
+    collated = replace(ALONE, collate=lambda items: torch.tensor([len(items)]))
+    assert read(loader(data, collated)) == [[4], [2]]
+    with pytest.raises(UsageError, match=r"collate of a tuple of arrays.*TensorDataset"):
+        loader((torch.arange(6),), collated)
 
 
 def test_a_stream_has_no_length_and_may_be_collated_by_the_user() -> None:

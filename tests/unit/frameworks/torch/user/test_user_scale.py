@@ -40,3 +40,26 @@ def test_a_step_after_a_plain_backward_is_refused() -> None:
         optimizer.step()
     scale.backward(weight.sum(), [weight])
     optimizer.step()
+
+
+def test_every_optimizer_may_step_after_a_backward() -> None:
+    scale, weights = LossScale(), [nn.Parameter(torch.tensor([2.0])) for _ in range(2)]
+    both = [torch.optim.SGD([weight], lr=0.5) for weight in weights]
+    for optimizer in both:
+        scale.watch(optimizer)
+    scale.backward(torch.stack([*weights]).sum(), weights)
+    for optimizer in both:
+        optimizer.step()
+    assert [weight.item() for weight in weights] == [1.5, 1.5]
+    with pytest.raises(UsageError, match=r"run\.backward\(loss\)"):
+        both[1].step()
+
+
+def test_backwards_without_a_step_between_them_add_up() -> None:
+    scale = LossScale()
+    weight, other = (nn.Parameter(torch.tensor([2.0])) for _ in range(2))
+    scale.backward(3 * weight.sum() + other.sum(), [weight, other])
+    scale.backward(4 * weight.sum(), iter([weight, other]))
+    assert weight.grad is not None
+    assert other.grad is not None
+    assert (weight.grad.item(), other.grad.item()) == (7.0, 1.0)

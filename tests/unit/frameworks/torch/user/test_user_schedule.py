@@ -1,10 +1,14 @@
-"""The linear scaling rule rises from the base rate to the scaled one, and stays there."""
+"""The linear scaling rule rises to the scaled rate and stays there; schedules of steps in parts."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import nfold
 from nfold.errors import UsageError
 from nfold.frameworks.torch.user.schedule import linear_scaling_rule
 
@@ -37,3 +41,24 @@ def test_the_base_batch_changes_nothing() -> None:
 def test_impossible_values_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="allowed are whole numbers"):
         rates(**{"batch": 1, "base_batch": 1, "warmup_steps": 1, **options})
+
+
+def test_a_checkpoint_keeps_the_schedule_of_a_step_in_parts(tmp_path: Path) -> None:
+    def prepared() -> tuple[nfold.Run, Any, Any, Any]:
+        run, model = nfold.Run(device="cpu", accumulate=2), torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        _, optimizer, schedule = run.prepare(model, optimizer, schedule)
+        return run, run.loader(torch.zeros(8, 2), batch_size=4), optimizer, schedule
+
+    run, loader, optimizer, schedule = prepared()
+    for _ in loader:
+        optimizer.step()
+        schedule.step()
+    assert type(schedule).__name__ == "StepLR"
+    assert schedule.get_last_lr() == [0.1]
+    run.checkpoint(tmp_path)
+    later, _, _, again = prepared()
+    later.resume(tmp_path)
+    assert again.get_last_lr() == [0.1]
+    assert again.last_epoch == 2

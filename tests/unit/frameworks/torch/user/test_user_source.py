@@ -34,6 +34,14 @@ def test_other_things_are_no_arrays(data: object) -> None:
     assert arrays_of(data) is None
 
 
+def test_tensors_that_are_changed_when_they_are_read_are_no_arrays() -> None:
+    class Halved(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return [tensor[index] / 2 for tensor in self.tensors]
+
+    assert arrays_of(Halved(torch.ones(4))) is None
+
+
 def test_arrays_that_torch_cannot_read_as_they_lie_are_copied(tmp_path: Path) -> None:
     numbers = np.arange(6, dtype=np.float32).reshape(3, 2)
     np.save(tmp_path / "kept.npy", numbers)

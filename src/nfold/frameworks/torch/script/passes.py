@@ -1,0 +1,105 @@
+"""One pass over a script's DataLoader; the loader itself remembers it, and where it was made."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+INDICES = "_nfold_indices"
+"""Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
+LATEST, MADE_AT = "_nfold_pass", "_nfold_place"
+"""Where a DataLoader keeps its last pass, and the line of the user's code that made it.
+
+Nothing else holds on to them: what a script is through with may go, with its workers.
+"""
+
+Begin = Callable[[], Iterator[Any]]
+
+
+@dataclass
+class Pass:
+    """How far a pass has come."""
+
+    given: int = 0
+    over: bool = False
+
+
+class Giver(Protocol):
+    """Whose batches a stream gives."""
+
+    def next_of(self, stream: Stream) -> Any:
+        """The next batch; StopIteration at the end."""
+
+    def gave(self, stream: Stream, batch: Any, wait_s: float) -> None:
+        """A batch was given."""
+
+    def ended(self, loader: Any, made: Pass) -> None:
+        """There are no more."""
+
+
+class Stream:
+    """One pass over a DataLoader. What it has not itself is its real iterator's.
+
+    ``begin`` makes that.
+    """
+
+    def __init__(self, loader: Any, begin: Begin, feed: Giver) -> None:
+        self.loader = loader
+        self.source: Iterator[Any] = iter(())
+        self.begin = begin
+        self.begun = False
+        self.first: Any = None
+        self.made = vars(loader)[LATEST] = Pass()
+        self._feed = feed
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        try:
+            batch = self._feed.next_of(self)
+        except StopIteration:
+            self._feed.ended(self.loader, self.made)
+            raise
+        self.made.given += 1
+        self._feed.gave(self, batch, time.perf_counter() - began)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "source":
+            raise AttributeError(name)
+        return getattr(self.source, name)
+
+    def indices(self) -> Any:
+        """Those of the batch that was given last, None where the data set has none."""
+        drawn = getattr(self.source, INDICES, None)
+        return drawn.popleft() if drawn else None
+
+
+def first_time(loader: Any) -> bool:
+    """Whether nobody has iterated over it before."""
+    return LATEST not in vars(loader)
+
+
+def same_place(loader: Any, other: Any) -> bool:
+    """Whether one line of the user's code made both."""
+    place = vars(loader).get(MADE_AT)
+    return place is not None and place == vars(other).get(MADE_AT)
+
+
+def keeping(usual: Any) -> Any:
+    """Drawing the indices of a batch, which are kept until it is given."""
+
+    def next_index(iterator: Any) -> Any:
+        drawn = usual(iterator)
+        vars(iterator).setdefault(INDICES, deque()).append(drawn)
+        return drawn
+
+    return next_index
