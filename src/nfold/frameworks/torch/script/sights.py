@@ -60,9 +60,10 @@ class Sights:
         self.fetching.install(patches)
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)
-        tensors.install(warm_up, self._tally)
+        # What stays goes in before what the end of the warm-up takes out again.
         if not self._left_out.never("host_syncs"):
             self._unwaited.install(patches)
+        tensors.install(warm_up, self._tally)
         threads = self._left_out.now.threads
         if threads is not None:
             torch.set_num_threads(threads)

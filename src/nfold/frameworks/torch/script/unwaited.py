@@ -14,8 +14,8 @@ from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.patches import Patches
 
 READS = ("item", "tolist", "__float__", "__int__", "__bool__", "cpu")
-PRINTS = "torch._tensor"
-"""The module of PyTorch's that writes a tensor as text."""
+PASSING = ("torch._tensor", "nfold.frameworks.torch.script.tensors")
+"""Modules that read for somebody else: PyTorch's that writes a tensor as text, ours that counts."""
 
 
 class Unwaited:
@@ -72,7 +72,7 @@ class Unwaited:
 
 def reader(frame: FrameType | None) -> FrameType | None:
     """Whose line reads a tensor; None where PyTorch does by itself, and not to print it."""
-    while frame is not None and _module(frame) == PRINTS:
+    while frame is not None and _module(frame) in PASSING:
         frame = frame.f_back
     return None if frame is None or _module(frame).startswith("torch.") else frame
 

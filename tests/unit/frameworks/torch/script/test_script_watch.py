@@ -38,6 +38,32 @@ def test_pytorch_is_as_it_was_when_the_rank_has_ended() -> None:
     assert [name in vars(torch.Tensor) for name in ("item", "to")] == own
 
 
+@pytest.mark.parametrize(("host_syncs", "reads"), [(True, 14), (False, 3)])
+def test_after_the_warm_up_a_script_does_not_wait_for_what_it_reads(
+    host_syncs: bool, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual_item, made, there = torch.Tensor.item, [], torch.zeros((), device="meta")
+
+    def item(tensor: torch.Tensor) -> Any:
+        if tensor.device.type != "meta":
+            return usual_item(tensor)
+        made.append(tensor)
+        return 0.0
+
+    def reading() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            for samples, _ in DataLoader(dataset(), batch_size=8):
+                module(samples).sum().backward()
+                assert there.item() == 0.0
+                optimizer.step()
+
+    monkeypatch.setattr(torch.Tensor, "item", item)
+    watched(reading, script_task(Ablation(host_syncs=host_syncs)))
+    assert len(made) == reads
+
+
 def test_a_training_that_ends_by_itself_is_measured_as_far_as_it_came() -> None:
     found = watched(lambda: usual(epochs=1), script_task(steps=100))
     assert found.samples is not None
