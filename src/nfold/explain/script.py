@@ -10,7 +10,7 @@ from nfold.explain.ladder import Ladder, Rung, Scaling, made_ahead
 from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import WARMUP_STEPS, Plan
-from nfold.seen import Seen
+from nfold.seen import Loader, Seen
 from nfold.stats import median
 
 LOOK_STEPS = 40
@@ -63,9 +63,8 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
     batch = seen.batch or round(seen.samples_per_step * seen.world_size)
     if scaling != _own_scaling(seen):
         batch = _other_scaling(batch, scaling, seen, plan.devices or 1)
-    loader = seen.loader
-    workers = loader.workers if loader else 0
-    ahead = made_ahead(workers, loader.prefetch_factor if loader else None)
+    workers = seen.loader.workers if seen.loader else 0
+    ahead = _ahead(seen.loader, seen.world_size)
     made = plan.edit(
         batch=max(1, batch),
         accumulate=seen.accumulation,
@@ -85,6 +84,14 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
         step_ms=_step_ms(found) if ahead <= LOOK_STEPS and scaling == _own_scaling(seen) else None,
         memory_bytes=memory,
     )
+
+
+def _ahead(loader: Loader | None, world_size: int) -> int:
+    """Batches that queues may hold: none is left when an epoch ends, on one device alone either."""
+    if loader is None:
+        return 0
+    ahead = made_ahead(loader.workers, loader.prefetch_factor)
+    return min(ahead, world_size * (loader.batches or ahead))
 
 
 def _own_scaling(seen: Seen) -> Scaling:

@@ -84,11 +84,16 @@ def test_without_a_process_group_one_process_is_compared_at_its_batch() -> None:
 
 
 def test_the_warm_up_lets_pass_what_workers_made_ahead() -> None:
-    busy = dataclasses.replace(LOADER, workers=3, prefetch_factor=5)
+    busy = dataclasses.replace(LOADER, workers=3, prefetch_factor=5, batches=100)
     seen = dataclasses.replace(DDP, loader=busy, accumulation=2)
     asked = looked(seen)
     assert asked.plan.warmup_steps == 10 + 4 * 3 * 5 // 2
     assert asked.plan.batch == 400
+
+
+def test_an_epoch_has_no_more_than_itself_made_ahead() -> None:
+    short = dataclasses.replace(LOADER, workers=3, prefetch_factor=5, batches=7)
+    assert looked(dataclasses.replace(DDP, loader=short)).plan.warmup_steps == 10 + 2 * 7
 
 
 def test_a_script_that_fails_as_ranks_is_tried_as_one_process() -> None:
