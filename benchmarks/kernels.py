@@ -167,7 +167,11 @@ def main() -> None:
     plan = Plan(device="cuda", devices=1, batch=asked.batch, epochs=1)
     plan = plan.edit(**{"precision": "bf16", "step": "compiled+captured", **fields})
     machine, workload = inspect_machine(), Workload.parse(asked.workload)
-    plan = plan.resolve(machine, info(workload.name).defaults)
+    known = info(workload.name)
+    # An incomplete last batch would be recorded, and timed, as another graph.
+    whole = known.training_samples - known.training_samples % asked.batch
+    workload = workload.with_parameters(samples=whole)
+    plan = plan.resolve(machine, known.defaults)
     task = Task(workload=workload, plan=plan, machine=machine)
     with claimed_cores(plan, 0):
         trainer = Trainer(task, open_devices(task))
