@@ -115,6 +115,11 @@ class Exchange:
         self._next = 0
         self._running = False
 
+    def begin(self) -> None:
+        """An epoch begins: a step whose loop was left between two parts is forgotten."""
+        self.abandon()
+        self._holding = False
+
     def overlap(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the last bucket travel on while ``optimizer`` updates what the others hold.
 

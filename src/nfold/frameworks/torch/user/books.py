@@ -35,6 +35,11 @@ class Books:
         self._exchanged: dict[Optimizer, int] = {}
         self._told = False
 
+    def begin(self) -> None:
+        """An epoch of training begins."""
+        for exchange in self.exchanges:
+            exchange.begin()
+
     def note(self, change: Note) -> None:
         """Make a change now, or where a graph is recorded after each of its replays."""
         if self._recording is None:
