@@ -29,3 +29,26 @@ def _trained(accumulate: int, leave_at: int | None = None) -> Tensor:
 @pytest.mark.parametrize("leave_at", [0, 1])
 def test_a_step_that_was_left_in_the_middle_adds_nothing_to_the_next(leave_at: int) -> None:
     assert torch.allclose(_trained(2, leave_at=leave_at), _trained(1, leave_at=0))
+
+
+def _thawed(accumulate: int) -> list[Tensor]:
+    """The weights after an epoch with the first layer frozen, and one with the last."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    run = nfold.Run(device="cpu", accumulate=accumulate)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = run.loader(torch.arange(16.0).view(8, 2), batch_size=4, shuffle=False)
+    for _ in range(2):
+        for samples in loader:
+            optimizer.zero_grad()
+            model(samples).mean().backward()
+            optimizer.step()
+        model[0].requires_grad_(True)
+        model[1].requires_grad_(False)
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def test_what_is_thawed_after_an_epoch_is_exchanged() -> None:
+    for found, expected in zip(_thawed(2), _thawed(1), strict=True):
+        assert torch.allclose(found, expected)
