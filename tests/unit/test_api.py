@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,25 @@ def test_captured_on_a_cpu_runs_and_says_where_once() -> None:
             return 2 * x
 
     assert train_step(3) == 6
+
+
+class Doubling:
+    def __call__(self, x: int) -> int:
+        return 2 * x
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        (functools.partial(Doubling.__call__, Doubling()), r"__call__ .*test_api\.py:\d+"),
+        (Doubling(), r"Doubling .*test_api\.py:\d+"),
+        (functools.partial(math.prod, start=2), r"prod \(built in\)"),
+    ],
+)
+def test_a_step_may_be_anything_that_can_be_called(step: Callable[..., int], name: str) -> None:
+    with pytest.warns(UserWarning, match=f"'captured' needs a GPU: {name}"):
+        made = nfold.Run(device="cpu", step="captured").step(step)
+    assert made is step
 
 
 def test_a_log_is_a_line_and_a_record(

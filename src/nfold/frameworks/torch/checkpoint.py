@@ -62,6 +62,8 @@ def read_part(folder: Path, name: str) -> Any:
 def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """JSON for ``value``; tensors are moved to ``tensors`` under their path."""
     if isinstance(value, Tensor):
+        while path in tensors:  # two keys of which one has the separator in it, or is a number
+            path += SEPARATOR
         tensors[path] = value
         return {"tensor": path}
     if isinstance(value, Mapping):

@@ -77,18 +77,10 @@ class Exchange:
         self._all_reduce = all_reduce
         self._world_size = world_size
         self._ledger = ledger
-        parts = [[p for p in group if p.requires_grad] for group in groups]
+        self._groups = [list(group) for group in groups]
+        self._wire = wire
         first = bucket_bytes if together else min(FIRST_BUCKET_BYTES, bucket_bytes)
-        self.buckets = [
-            Bucket(filled, wire)
-            for part in reversed(parts)
-            for filled in in_buckets(part, bucket_bytes, first)
-        ]
-        self._where = {
-            parameter: (number, place)
-            for number, bucket in enumerate(self.buckets)
-            for place, parameter in enumerate(bucket.parameters)
-        }
+        self._sizes = bucket_bytes, first
         self._next = 0
         self._running = False
         self._holding = False
@@ -96,7 +88,28 @@ class Exchange:
         self._overlaps = False
         self._late: Travelling | None = None
         self.finished = 0
-        self._handles = [_hook(parameter, self._arrive) for part in parts for parameter in part]
+        self._where: dict[nn.Parameter, tuple[int, int]] = {}
+        self._handles: list[RemovableHandle] = []
+        self._take()
+
+    def _take(self) -> None:
+        """Exchange from now on what is trained now, besides what was so far."""
+        before = self._where
+        parts = [[p for p in g if p.requires_grad or p in before] for g in self._groups]
+        new = [p for part in parts for p in part if p not in before]
+        if before and not new:
+            return
+        self.buckets = [
+            Bucket(filled, self._wire)
+            for part in reversed(parts)
+            for filled in in_buckets(part, *self._sizes)
+        ]
+        self._where = {
+            parameter: (number, place)
+            for number, bucket in enumerate(self.buckets)
+            for place, parameter in enumerate(bucket.parameters)
+        }
+        self._handles += [_hook(parameter, self._arrive) for parameter in new]
 
     @property
     def holding(self) -> bool:
@@ -114,6 +127,16 @@ class Exchange:
         self._works.clear()
         self._next = 0
         self._running = False
+
+    def begin(self) -> None:
+        """An epoch begins: a step whose loop was left between two parts is forgotten.
+
+        What a script has thawed since the last one is exchanged from now on. What it has frozen
+        still is, without a gradient: some scripts freeze a model for a part of every step.
+        """
+        self.abandon()
+        self._holding = False
+        self._take()
 
     def overlap(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the last bucket travel on while ``optimizer`` updates what the others hold.

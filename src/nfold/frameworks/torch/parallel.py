@@ -132,8 +132,27 @@ def average_buffers(module: nn.Module, world_size: int) -> None:
         return
     for buffer in module.buffers():
         if buffer.is_floating_point():
-            dist.all_reduce(buffer)
-            buffer /= world_size
+            in_place(buffer, lambda whole: _average(whole, world_size))
+
+
+def _average(values: Tensor, world_size: int) -> None:
+    dist.all_reduce(values)
+    values /= world_size
+
+
+def in_place(tensor: Tensor, collective: Callable[[Tensor], object]) -> None:
+    """Have a collective change a tensor, however it lies in memory.
+
+    One that is told of a tensor with gaps, or with an axis that was expanded, writes into what
+    lies between its numbers or behind them, with gloo even without an error.
+    """
+    once = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
+    own = tensor.detach()[once]
+    whole = own.contiguous()
+    if whole.numel():
+        collective(torch.view_as_real(whole) if whole.is_complex() else whole)
+    if whole.data_ptr() != own.data_ptr():
+        own.copy_(whole)
 
 
 def summed(values: Tensor, world_size: int) -> Tensor:

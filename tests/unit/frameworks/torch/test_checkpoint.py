@@ -36,6 +36,13 @@ def test_nested_values_come_back_as_they_were(tmp_path: Path) -> None:
     assert found["tensor"] == "a text"
 
 
+def test_keys_that_read_the_same_keep_their_own_tensors(tmp_path: Path) -> None:
+    values: dict[Any, Any] = {"a": {"b": torch.tensor(1)}, "a/b": torch.tensor(2)}
+    values |= {"0": torch.tensor(3), 0: torch.tensor(4)}
+    files.write_part(tmp_path, "part", values)
+    assert files.read_part(tmp_path, "part") == values
+
+
 def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the state of part cannot be kept"):
         files.write_part(tmp_path, "part", {"function": print})

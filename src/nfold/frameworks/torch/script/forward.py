@@ -11,7 +11,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from nfold.frameworks.torch.script.batches import tensors_of
+from nfold.frameworks.torch.script.batches import count_of, tensors_of
 
 HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -26,6 +26,7 @@ class Forward:
         self.samples = 0
         self._depth = 0
         self._handles: list[Any] = []
+        self._by_name: set[int] = set()
 
     def start(self) -> None:
         """Look at every call of a module from now on."""
@@ -54,7 +55,18 @@ class Forward:
         self._note_type(args)
         if self._depth == 1 and _trains(module):
             self.model = module
-            self.samples += next((len(t) for t in tensors_of(args) if t.dim()), 0)
+            found = count_of(args)
+            self.samples += found
+            if not found and id(module) not in self._by_name:
+                self._by_name.add(id(module))
+                self._handles.append(
+                    module.register_forward_pre_hook(self._before_by_name, with_kwargs=True)
+                )
+
+    def _before_by_name(self, _module: nn.Module, args: Any, named: Any) -> None:
+        """A model that gets its samples by name tells them here, from its second call on."""
+        if self._depth == 1 and torch.is_grad_enabled() and not count_of(args):
+            self.samples += count_of(named)
 
     def _after(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         if not torch.compiler.is_compiling():

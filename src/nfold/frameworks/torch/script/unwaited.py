@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from types import FrameType
@@ -67,7 +68,7 @@ class Unwaited:
         if not self._on or where not in self._read:
             self._read[where] = usual(tensor)
         found = self._read[where]
-        return found.clone() if isinstance(found, Tensor) else found
+        return found.clone() if isinstance(found, Tensor) else copy.deepcopy(found)
 
 
 def reader(frame: FrameType | None) -> FrameType | None:

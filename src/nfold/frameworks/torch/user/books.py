@@ -34,6 +34,14 @@ class Books:
         self._recording: list[Note] | None = None
         self._exchanged: dict[Optimizer, int] = {}
         self._told = False
+        self._trained: tuple[bool, ...] = ()
+
+    def begin(self) -> None:
+        """An epoch of training begins; what is trained in it is what is not frozen now."""
+        for exchange in self.exchanges:
+            exchange.begin()
+        parameters = (p for model in self._prepared.models for p in model.parameters())
+        self._trained = tuple(parameter.requires_grad for parameter in parameters)
 
     def note(self, change: Note) -> None:
         """Make a change now, or where a graph is recorded after each of its replays."""
@@ -70,13 +78,14 @@ class Books:
             self._observer.beat(Phase.STEPPING, self._prepared.steps)
 
     def frozen(self) -> Hashable:
-        """Share of the batch, settings of the optimizers, modes of the models."""
+        """Share of the batch, settings of the optimizers, modes of the models, what is trained."""
         prepared = self._prepared
         return (
             self._ledger.share,
             tuple(exchange.holding for exchange in self.exchanges),
             tuple(frozen(optimizer) for optimizer in prepared.optimizers),
             tuple(model.training for model in prepared.models),
+            self._trained,
         )
 
     def rates(self) -> list[int]:

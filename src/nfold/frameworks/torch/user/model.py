@@ -18,6 +18,7 @@ from nfold.frameworks.torch.batch_norm import synchronise
 from nfold.frameworks.torch.disguise import disguised
 from nfold.frameworks.torch.layout import FORMATS
 from nfold.frameworks.torch.nested import over_tensors
+from nfold.frameworks.torch.parallel import in_place
 from nfold.frameworks.torch.precision import AUTOCAST
 from nfold.frameworks.torch.share import Ledger
 from nfold.frameworks.torch.user.moving import moved
@@ -74,4 +75,4 @@ def _in_full(output: Any, half: torch.dtype) -> Any:
 def same_everywhere(tensors: Iterable[Tensor]) -> None:
     """Give every rank rank 0's values of parameters and buffers."""
     for tensor in tensors:
-        dist.broadcast(tensor.detach(), src=0)
+        in_place(tensor, lambda whole: dist.broadcast(whole, src=0))

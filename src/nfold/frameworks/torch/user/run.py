@@ -190,6 +190,7 @@ class UserRun:
 
     def _begin_training(self) -> None:
         self._training()
+        self._books.begin()
         found = self._prepared.missing()
         if found is not None and self.is_main and found not in self._said:
             self._said.add(found)

@@ -11,7 +11,7 @@ import atexit
 import traceback
 import warnings
 from collections.abc import Callable, Hashable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -86,11 +86,11 @@ class CapturedStep:
         self.close()
         self._books.gave_up()
         self._captured = None
-        code = self._function.__code__
-        where = _users_line(cause) or f"{code.co_filename}:{code.co_firstlineno}"
+        name, line = _named(self._function)
+        where = _users_line(cause) or line
         reason = str(cause).strip().split("\n")[0] if cause else "it cannot be captured"
         warnings.warn(
-            f"step {self._function.__name__} runs eagerly: {where} cannot be captured ({reason})",
+            f"step {name} runs eagerly: {where} cannot be captured ({reason})",
             stacklevel=3,
         )
 
@@ -104,12 +104,20 @@ def captured(function: Callable[P, R], books: Bookkeeping) -> Callable[P, R]:
 
 def say_needs_gpu(function: Callable[..., Any]) -> None:
     """Warn that a function was to be captured where there is no GPU."""
-    code = function.__code__
+    name, line = _named(function)
     warnings.warn(
-        f"step 'captured' needs a GPU: {function.__name__} "
-        f"({code.co_filename}:{code.co_firstlineno}) runs as it is",
+        f"step 'captured' needs a GPU: {name} ({line}) runs as it is",
         stacklevel=3,
     )
+
+
+def _named(function: Callable[..., Any]) -> tuple[str, str]:
+    """The name of the user's function and where it begins, also of a partial or an object."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__name__", type(function).__name__)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return name, f"{code.co_filename}:{code.co_firstlineno}" if code else "built in"
 
 
 class _Noting:

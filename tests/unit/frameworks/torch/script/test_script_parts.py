@@ -221,6 +221,15 @@ def test_what_was_read_last_is_read_again_without_waiting() -> None:
     assert unwaited.value(("another",), lambda _: next(values), tensor) == 3.0
 
 
+def test_a_list_that_was_read_is_the_script_s_to_change() -> None:
+    unwaited, tensor = Unwaited(LeftOut(script_task(WITHOUT_WAITING))), torch.ones(2)
+    unwaited.begin()
+    for _ in range(2):
+        read = unwaited.value(("a line",), torch.Tensor.tolist, tensor)
+        assert read == [1.0, 1.0]
+        read.append(2.0)
+
+
 def _frame_in(module: str) -> FrameType:
     """A frame of a function of that module, called from here."""
     code = compile("import sys\ndef here(): return sys._getframe()", "made.py", "exec")

@@ -221,6 +221,27 @@ def test_without_a_loader_the_model_s_calls_tell_the_samples() -> None:
     assert found.samples.sample_hashes == ()
 
 
+def test_a_model_may_get_its_samples_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 4)
+
+        def forward(self, *, scale: float, samples: torch.Tensor) -> Any:
+            return scale * self.inner(samples)
+
+    def training() -> None:
+        module = Named()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(24):
+            module(scale=2.0, samples=torch.randn(6, 8)).sum().backward()
+            optimizer.step()
+
+    found = watched(training, script_task()).samples
+    assert found is not None
+    assert sum(window.samples for window in found.windows) == 60
+
+
 def test_without_a_loader_there_is_nothing_to_give_again() -> None:
     with pytest.raises(Unsupported, match="no DataLoader fed"):
         watched(_no_loader, script_task(Ablation(input="replayed")))
