@@ -10,20 +10,16 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nfold.errors import RunFailure
-from nfold.explain import batch
-from nfold.explain.budget import Account, pairs
-from nfold.explain.causes import BY_ID, CAUSES
+from nfold.explain import asking
 from nfold.explain.causes.epoch_boundary import whole_epochs
-from nfold.explain.causes.input import real_ladder
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
 from nfold.explain.readings import readings
 from nfold.explain.target import Target
-from nfold.finding import Finding
 from nfold.measurement import Measurement
 from nfold.plan import Plan
 from nfold.run.options import Stop
@@ -35,10 +31,6 @@ TIMED_S = 2.0
 TIMED_IN_TURNS_S = {"cuda": 1.0, "cpu": 3.0}
 """Where rungs that are compared share a run. On a CPU everything else on the host is in a step."""
 MOST_ROUNDS = 6
-NARROW = 0.01
-"""Of a step: once every interval is as narrow, nothing is repeated."""
-PROBING = 100
-"""Resamples while the experiment goes on: its choices need no more."""
 EPOCH_PART = 0.1
 """The part of the time budget that whole epochs may take."""
 
@@ -82,19 +74,20 @@ class Experiment:
     stop: Stop = field(default_factory=Stop)
     measured: Measured = field(default_factory=Measured)
     _by_itself: set[Rung] = field(default_factory=set)
+    _tried_again: set[Rung] = field(default_factory=set)
     _finds_unused: bool = False
 
     def run(self, ladder: Ladder) -> Ladder:
         """Measure; the ladder with the length of its runs. Raises RunFailure without a result."""
         ladder = self._long_enough(ladder)
         self._finds_unused = ladder.seen is not None and ladder.seen.find_unused_parameters
-        wanted = list(_wanted(ladder))
+        wanted = list(asking.wanted(ladder))
         self._need((ladder.full(), ladder.one), wanted)
         first = [*wanted, *self._epochs(ladder)]
         self._round(self._fitting(first), 0)
         self._round(first, 0)
         for number in range(1, MOST_ROUNDS):
-            follow_ups = self._follow_ups(ladder)
+            follow_ups = asking.follow_ups(ladder, self.measured)
             rungs = self._next(ladder, [*first, *follow_ups], number)
             new = [rung for rung in follow_ups if not self.measured.rounds(rung)]
             if self.stop or not (rungs or new) or not self._round([*new, *rungs], number):
@@ -162,13 +155,16 @@ class Experiment:
     def _need(self, needed: Iterable[Rung], wanted: Sequence[Rung] = ()) -> None:
         """First runs without which nothing can be said, whatever time is left.
 
-        What is wanted and shares their process trees is measured with them.
+        What is wanted and shares their process trees is measured with them. One that fails is
+        tried once more: a script that could be looked at may have failed by chance.
         """
         for rung in needed:
             while rung not in self.measured.runs:
                 if rung in self.measured.reasons:
-                    reason = self.measured.reasons[rung]
-                    raise RunFailure(f"{rung}: {reason}; nothing can be explained")
+                    reason = self.measured.reasons.pop(rung)
+                    if rung in self._tried_again:
+                        raise RunFailure(f"{rung}: {reason}; nothing can be explained")
+                    self._tried_again.add(rung)
                 (group, *_) = self._groups([rung, *wanted])
                 asked = [one for one in group if self._open(one, 0)]
                 if rung in asked:
@@ -191,7 +187,8 @@ class Experiment:
         if rung in self.measured.reasons or number in self.measured.runs.get(rung, {}):
             return False
         reason = self.target.refuses(rung)
-        found = self.target.known(rung, number) if reason is None else None
+        anew = reason is not None or (number == 0 and rung in self._tried_again)
+        found = None if anew else self.target.known(rung, number)
         if reason is not None:
             self.measured.reasons[rung] = reason
         elif found is not None:
@@ -222,7 +219,7 @@ class Experiment:
     def _epochs(self, ladder: Ladder) -> list[Rung]:
         """Whole epochs, where they are known to be short."""
         rungs = [whole_epochs(ladder.full()), whole_epochs(ladder.one)]
-        view = self.measured.fit(PROBING).view
+        view = self.measured.fit(asking.PROBING).view
         taken_s = 0.0
         for rung, timed in zip(rungs, (ladder.full(), ladder.one), strict=True):
             steps = ladder.epoch_steps(rung.plan) or self.target.epoch_steps(rung.plan)
@@ -241,21 +238,6 @@ class Experiment:
             self.measured.reasons[rung] = reason
         return []
 
-    def _follow_ups(self, ladder: Ladder) -> list[Rung]:
-        """What the rows so far ask for."""
-        account = Account(ladder, self.measured, PROBING)
-        rows, single = account.rows(), account.single()
-        named = [row for row in (*rows, *single) if row.named]
-        found = [rung for pair in pairs(ladder, named) for rung in pair.rungs]
-        for cause in CAUSES:
-            if any(row.cause == cause.id for row in named):
-                found += cause.fixes(ladder).values()
-        if any(row.cause in ("input", "storage") for row in named):
-            found += real_ladder(ladder)
-        if account.speedup(account.fit.view) < 1 and not ladder.plain:
-            found += batch.rungs(ladder)
-        return list(dict.fromkeys(found))
-
     def _next(self, ladder: Ladder, rungs: list[Rung], number: int) -> list[Rung]:
         """All that there is in the second and third round; then what the widest row needs.
 
@@ -264,30 +246,9 @@ class Experiment:
         """
         if number < 3:
             return rungs
-        account = Account(ladder, self.measured, PROBING)
-        widest = max(account.rows(), key=_width, default=None)
-        step_ms = account.achieved_ms(account.fit.view)
-        if widest is None or _width(widest) < NARROW * step_ms:
-            return []
-        asked = [ladder.full(), ladder.one, *BY_ID[widest.cause].rungs(ladder)]
+        asked = asking.narrowing(ladder, self.measured)
         shared = {self.target.together(rung) for rung in asked} - {None}
         return [*asked, *(rung for rung in rungs if self.target.together(rung) in shared)]
-
-
-def _wanted(ladder: Ladder) -> Iterator[Rung]:
-    """The rungs of every cause that the plan can have; whole epochs are asked for apart."""
-    for cause in CAUSES:
-        if cause.silent(ladder) is None:
-            own = (*cause.rungs(ladder), *cause.telling(ladder))
-            for rung in (*own, *cause.single_rungs(ladder)):
-                if rung.plan.steps is not None:
-                    yield rung
-
-
-def _width(row: Finding) -> float:
-    assert row.lost_ms.low is not None
-    assert row.lost_ms.high is not None
-    return row.lost_ms.high - row.lost_ms.low
 
 
 def rounded(steps: float) -> int:

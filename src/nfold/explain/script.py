@@ -81,7 +81,7 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
         plan=made,
         scaling=scaling,
         seen=seen,
-        step_ms=_step_ms(found) if ahead <= LOOK_STEPS and scaling == _own_scaling(seen) else None,
+        step_ms=_step_ms(found, seen, ahead) if scaling == _own_scaling(seen) else None,
         memory_bytes=memory,
     )
 
@@ -99,11 +99,22 @@ def _own_scaling(seen: Seen) -> Scaling:
     return "weak" if seen.world_size > 1 else "strong"
 
 
-def _step_ms(found: Measurement) -> float | None:
-    """Of the last quarter of the steps, on the slowest rank."""
+def _step_ms(found: Measurement, seen: Seen, ahead: int) -> float | None:
+    """Of the last quarter of the steps, on the slowest rank.
+
+    Where all of them were fed from queues, at least what the loader takes to make a step's
+    batches; None where nobody could watch it.
+    """
     last = LOOK_STEPS // 4
-    times = [median(rank.step_ms[-last:]) for rank in found.ranks if rank.step_ms]
-    return max(times, default=None)
+    step_ms = max(
+        (median(rank.step_ms[-last:]) for rank in found.ranks if rank.step_ms), default=None
+    )
+    if step_ms is None or ahead <= LOOK_STEPS:
+        return step_ms
+    if seen.fetches is None or not seen.fetches.batches or seen.loader is None:
+        return None
+    made_s = seen.fetches.seconds / seen.fetches.batches / max(1, seen.loader.workers)
+    return max(step_ms, 1e3 * made_s * seen.accumulation)
 
 
 def _other_scaling(batch: int, scaling: Scaling, seen: Seen, devices: int) -> int:

@@ -12,8 +12,10 @@ from explaining import Memory, failed, ladder, runner, target
 from nfold import turns
 from nfold.ablation import Ablation
 from nfold.errors import RunFailure
-from nfold.explain.budget import budget
-from nfold.explain.experiment import Clock, Events, Experiment, _wanted, rounded
+from nfold.explain import asking
+from nfold.explain.budget import Account, budget
+from nfold.explain.causes import BY_ID
+from nfold.explain.experiment import Clock, Events, Experiment, rounded
 from nfold.explain.ladder import Ladder, Rung
 from nfold.finding import NO_TIME
 from nfold.frameworks.simulated import Script
@@ -136,6 +138,38 @@ def test_a_plan_that_fails_cannot_be_explained() -> None:
         experiment.run(ladder())
 
 
+def test_a_plan_that_fails_once_is_tried_again() -> None:
+    usual, asked = runner(SCRIPT), 0
+
+    def run(workload: Any, plan: Any, ablation: Any = None, **more: Any) -> Measurement:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            return failed(Rung(plan=plan), "the port was taken")
+        measurement: Measurement = usual(workload, plan, ablation, **more)
+        return measurement
+
+    experiment = Experiment(target(SCRIPT, run=run), Clock(1000.0), Events())
+    found = budget("digits", experiment.run(ladder()), experiment.measured)
+    assert found.speedup.value == pytest.approx(20 / 12)
+    assert found.unexplained_ms.value == pytest.approx(0, abs=0.01)
+
+
+def test_what_seems_to_cost_much_is_worth_its_fixes_before_it_is_named() -> None:
+    """Runs of one and the same rung differ by a tenth: no interval excludes 0."""
+    script = dataclasses.replace(SCRIPT, process_noise=0.1, noise_seed=5)
+    experiment = Experiment(target(script), Clock(1000.0), Events())
+    asked = experiment._long_enough(ladder())
+    experiment._round([asked.full(), asked.one, *asking.wanted(asked)], 0)
+    rows = Account(asked, experiment.measured, 100).rows()
+    assert not any(row.named for row in rows)
+    largest = max(rows, key=lambda row: row.lost_ms.value)
+    assert largest.lost_ms.value > 2
+    fixes = BY_ID[largest.cause].fixes(asked).values()
+    assert fixes
+    assert set(fixes) <= set(asking.follow_ups(asked, experiment.measured))
+
+
 def test_a_named_cause_asks_for_its_fixes() -> None:
     experiment, _, noting = _experiment(1000.0)
     asked = experiment.run(ladder())
@@ -147,7 +181,7 @@ def test_a_short_time_is_for_what_is_wanted_first() -> None:
     experiment.run(ladder())
     assert ticking.now <= 6.0
     asked = [rung for rung, number in noting.runs if number == 0][3:]
-    wanted = list(dict.fromkeys(_wanted(experiment_ladder(asked))))
+    wanted = list(dict.fromkeys(asking.wanted(experiment_ladder(asked))))
     measured = [rung for rung in wanted if rung in asked]
     assert measured
     left = [rung for rung in wanted if rung not in {rung for rung, _ in noting.runs}]

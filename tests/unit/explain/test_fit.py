@@ -57,14 +57,14 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert held >= 0.9 * times
 
 
-def test_one_run_a_rung_has_the_scatter_inside_runs() -> None:
+def test_one_run_a_rung_has_the_scatter_inside_runs_or_that_of_processes() -> None:
     table: dict[Key, dict[int, float]] = {(FULL, "step"): {0: 12.0}, (BARRIER, "step"): {0: 10.0}}
-    exact = Fit(table, [0.0]).interval(_difference)
-    assert (exact.low, exact.high) == pytest.approx((2.0, 2.0))
-    wide = Fit(table, [0.05]).interval(_difference)
+    least, wide = (Fit(table, [scatter]).interval(_difference) for scatter in (0.0, 0.05))
+    assert least.low is not None
     assert wide.low is not None
+    assert least.value == pytest.approx(2.0)
+    assert 1 < least.low < 2
     assert wide.low < 1
-    assert Fit(table, [0.05]).free < 3
 
 
 @pytest.mark.parametrize(("slow", "reference"), [(1.0, (0, 1)), (1.01, (0, 1)), (1.2, (0,))])

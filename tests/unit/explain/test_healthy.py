@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from explaining import ladder, runner, target
+from nfold.explain.asking import wanted
 from nfold.explain.budget import Account
-from nfold.explain.experiment import _wanted
 from nfold.explain.measured import Measured
 from nfold.frameworks.simulated import Script
 
@@ -14,7 +14,7 @@ ROUNDS = 3
 
 def test_no_cause_is_named_on_healthy_runs() -> None:
     asked = ladder(batch=200, steps=10, warmup_steps=1)
-    rungs = list(dict.fromkeys([asked.full(), asked.one, *_wanted(asked)]))
+    rungs = list(dict.fromkeys([asked.full(), asked.one, *wanted(asked)]))
     named = []
     for seed in range(RUNS):
         healthy = Script(compute_ms_per_sample=0.1, noise=0.01, process_noise=0.01, noise_seed=seed)

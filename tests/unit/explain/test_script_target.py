@@ -96,6 +96,23 @@ def test_an_epoch_has_no_more_than_itself_made_ahead() -> None:
     assert looked(dataclasses.replace(DDP, loader=short)).plan.warmup_steps == 10 + 2 * 7
 
 
+@pytest.mark.parametrize(
+    ("fetches", "step_ms"),
+    [
+        (None, None),
+        (Fetches(batches=0, seconds=0.0, waited_s=0.0), None),
+        (Fetches(batches=10, seconds=1.0, waited_s=0.0), pytest.approx(10.0, rel=0.2)),
+        (Fetches(batches=10, seconds=8.0, waited_s=0.0), 2 * 8e3 / 10 / 20),
+    ],
+)
+def test_steps_that_queues_fed_take_as_long_as_their_batches(
+    fetches: Fetches | None, step_ms: float | None
+) -> None:
+    deep = dataclasses.replace(LOADER, workers=20, batches=1000)
+    seen = dataclasses.replace(DDP, loader=deep, accumulation=2, fetches=fetches)
+    assert looked(seen).step_ms == step_ms
+
+
 def test_a_script_that_fails_as_ranks_is_tried_as_one_process() -> None:
     assert looked(PLAIN, refused="ddp").plain
 

@@ -1,0 +1,72 @@
+"""Which rungs are asked for: by the causes that a plan can have, and by what was found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nfold.explain import batch
+from nfold.explain.budget import Account, pairs
+from nfold.explain.causes import BY_ID, CAUSES
+from nfold.explain.causes.input import real_ladder
+from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.measured import Measured
+from nfold.finding import Finding
+
+NARROW = 0.01
+"""Of a step: once every interval is as narrow, nothing is repeated."""
+PROBING = 100
+"""Resamples while the experiment goes on: its choices need no more."""
+SUSPECT = 0.1
+"""Of a step: what seems to cost as much is worth its fixes, however wide its interval."""
+
+
+def wanted(ladder: Ladder) -> Iterator[Rung]:
+    """The rungs of every cause that the plan can have; whole epochs are asked for apart."""
+    for cause in CAUSES:
+        if cause.silent(ladder) is None:
+            own = (*cause.rungs(ladder), *cause.telling(ladder))
+            for rung in (*own, *cause.single_rungs(ladder)):
+                if rung.plan.steps is not None:
+                    yield rung
+
+
+def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
+    """What the rows so far ask for: fixes, causes taken away together, other batches."""
+    account = Account(ladder, measured, PROBING)
+    rows = [*account.rows(), *account.single()]
+    named = [row for row in rows if row.named]
+    asking = named or _suspected(rows, account.achieved_ms(account.fit.view))
+    found = [rung for pair in pairs(ladder, named) for rung in pair.rungs]
+    for cause in CAUSES:
+        if any(row.cause == cause.id for row in asking):
+            found += cause.fixes(ladder).values()
+    if any(row.cause in ("input", "storage") for row in asking):
+        found += real_ladder(ladder)
+    if account.speedup(account.fit.view) < 1 and not ladder.plain:
+        found += batch.rungs(ladder)
+    return list(dict.fromkeys(found))
+
+
+def _suspected(rows: list[Finding], step_ms: float) -> list[Finding]:
+    """The row that seems to cost most, where nothing is named and it costs much.
+
+    A fix that is measured says more than the same rung again: either it helps or it does not.
+    """
+    largest = max(rows, key=lambda row: row.lost_ms.value, default=None)
+    much = largest is not None and largest.lost_ms.value > SUSPECT * step_ms
+    return [largest] if largest is not None and much else []
+
+
+def narrowing(ladder: Ladder, measured: Measured) -> list[Rung]:
+    """What makes the widest row narrower; empty where all are narrow."""
+    account = Account(ladder, measured, PROBING)
+    widest = max(account.rows(), key=_width, default=None)
+    if widest is None or _width(widest) < NARROW * account.achieved_ms(account.fit.view):
+        return []
+    return [ladder.full(), ladder.one, *BY_ID[widest.cause].rungs(ladder)]
+
+
+def _width(row: Finding) -> float:
+    assert row.lost_ms.low is not None
+    assert row.lost_ms.high is not None
+    return row.lost_ms.high - row.lost_ms.low
