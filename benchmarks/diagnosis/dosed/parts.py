@@ -25,7 +25,7 @@ def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000, help="timed, after the warm-up")
     parser.add_argument("--batch", type=int, default=256 if CUDA else 64, help="of one device")
-    parser.add_argument("--width", type=int, default=128 if CUDA else 8)
+    parser.add_argument("--width", type=int, default=128 if CUDA else 12)
     parser.add_argument("--workers", type=int, default=0, help="of one device")
     return parser.parse_args()
 
