@@ -2,12 +2,12 @@
 
     python benchmarks/kernels.py cnn10 --batch 512 [--set kernels=tuned] [--out kernels.json]
 
-The steps are nfold's own under a plan (bf16, compiled and captured where nothing else is said),
-traced by PyTorch's profiler after its warm-up. Floors are of the layers as they are, each pass by
-itself: of a convolution the longer of its arithmetic and its bytes, of a batch norm with its
-activation every byte it must read and write where nothing of it lies in a convolution's kernel, of
-the optimizer parameters, gradients and momentum. Constants are this card's, measured
-(`docs/decisions/0013`): 790 TFLOP/s in bf16, 4.25 TB/s.
+The steps are nfold's own under a plan (bf16, compiled and captured, resident data where nothing
+else is said), traced by PyTorch's profiler after its warm-up. Floors are of the layers as they are,
+each pass by itself: of a convolution the longer of its arithmetic and its bytes, of a batch norm
+with its activation every byte it must read and write where nothing of it lies in a convolution's
+kernel, of the optimizer parameters, gradients and momentum. Constants are this card's, measured:
+790 TFLOP/s in bf16, 4.25 TB/s.
 """
 
 from __future__ import annotations
@@ -154,6 +154,22 @@ def _convolution(module: nn.Conv2d, given: Tensor, result: Tensor) -> float:
     return max(work / FLOPS, moved / BYTES) * 1e3
 
 
+def planned(workload: str, batch: int, device: str, fields: list[str]) -> Task:
+    """One device's task: whole batches of resident data, ``fields`` of the plan as said."""
+    known, asked = info(Workload.parse(workload).name), Workload.parse(workload)
+    cuda = {"precision": "bf16", "step": "compiled+captured"} if device == "cuda" else {}
+    said = dict(text.split("=", 1) for text in fields)
+    plan = Plan(device=device, devices=1, batch=batch, epochs=1)
+    plan = plan.edit(**{"input": "resident", **cuda, **said})
+    machine = inspect_machine()
+    return Task(
+        # An incomplete last batch would be recorded, and timed, as another graph.
+        workload=asked.with_parameters(samples=known.training_samples // batch * batch),
+        plan=plan.resolve(machine, known.defaults),
+        machine=machine,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("workload")
@@ -163,17 +179,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    fields = dict(text.split("=", 1) for text in asked.set)
-    plan = Plan(device="cuda", devices=1, batch=asked.batch, epochs=1)
-    plan = plan.edit(**{"precision": "bf16", "step": "compiled+captured", **fields})
-    machine, workload = inspect_machine(), Workload.parse(asked.workload)
-    known = info(workload.name)
-    # An incomplete last batch would be recorded, and timed, as another graph.
-    whole = known.training_samples - known.training_samples % asked.batch
-    workload = workload.with_parameters(samples=whole)
-    plan = plan.resolve(machine, known.defaults)
-    task = Task(workload=workload, plan=plan, machine=machine)
-    with claimed_cores(plan, 0):
+    task = planned(asked.workload, asked.batch, "cuda", asked.set)
+    with claimed_cores(task.plan, 0):
         trainer = Trainer(task, open_devices(task))
         rows, single, step_ms = traced(trainer, asked.steps, asked.warmup)
         least = floors(trainer)

@@ -24,6 +24,7 @@ def _device_ms(dose_ms: float, device: torch.device) -> float:
     return float(begin.elapsed_time(end))
 
 
+@pytest.mark.alone
 def test_a_dose_is_time_of_the_device() -> None:
     device = torch.device("cuda", 0)
     _device_ms(20.0, device)

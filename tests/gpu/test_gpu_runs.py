@@ -96,6 +96,7 @@ def test_telemetry_has_the_card_s_power_and_energy(host: Machine, tmp_path: Path
     assert done.energy_joules > 0
 
 
+@pytest.mark.alone
 @two_gpus
 @pytest.mark.parametrize("action", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_rank_frees_both_cards(host: Machine, tmp_path: Path, action: int) -> None:

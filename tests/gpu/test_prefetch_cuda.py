@@ -59,6 +59,7 @@ def test_every_step_reads_its_own_batch() -> None:
     assert torch.equal(torch.stack(read), torch.stack(expected))
 
 
+@pytest.mark.alone
 def test_the_host_does_not_wait_for_the_step() -> None:
     """The next batch is given out while the step before it is still busy."""
     device = torch.device("cuda", 0)
@@ -105,6 +106,7 @@ def test_every_step_of_a_script_reads_its_own_batch() -> None:
     assert torch.equal(torch.stack(read), torch.stack(expected))
 
 
+@pytest.mark.alone
 def test_a_script_s_host_does_not_wait_for_its_step() -> None:
     device = torch.device("cuda", 0)
     steps: list[torch.cuda.Event] = []

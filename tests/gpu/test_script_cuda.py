@@ -60,6 +60,7 @@ def test_copies_and_reads_are_seen_and_resident_batches_are_not_copied(tmp_path:
     assert not replayed.ranks[0].data_bytes
 
 
+@pytest.mark.alone
 @one_gpu
 def test_the_host_need_not_wait_for_what_it_reads(tmp_path: Path) -> None:
     """Of 20 ms of the host and 10 of the device a step, what is read puts one after the other."""

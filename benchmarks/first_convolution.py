@@ -1,0 +1,120 @@
+"""A network's first convolution as cuDNN's, and as a matrix product of patches, on one GPU.
+
+    python benchmarks/first_convolution.py cnn10 --batch 512 [--set kernels=tuned] [--pairs 40]
+
+Three channels fill three of eight that cuDNN's kernels read. As a product, patches of 27 numbers,
+filled up to 32, are one generated kernel that also crops and normalises, and the rest is cuBLAS'.
+Two trainings of the same weights on the same samples, one of each kind, take turns of 50 steps in
+one process; ratios are formed pair by pair. Losses of their first steps stand beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from kernels import planned, steps_of
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nfold.frameworks.cores import claimed_cores
+from nfold.frameworks.torch.devices import open_devices
+from nfold.frameworks.torch.loop import Trainer
+from nfold.plain import to_plain
+from nfold.stats import bootstrap, paired_ratio
+
+BLOCK = 50
+WARM_UP = 60
+ALIGNED = 8
+"""Numbers of a row that tensor cores read at once in bf16."""
+
+
+class OfPatches(nn.Conv2d):
+    """A convolution of few channels as a matrix product; one of stride 1 that pads with zeros."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[n, c, h, w] to [n, o, h, w], channels last."""
+        count, _, height, width = images.shape
+        patches = functional.unfold(images, self.kernel_size, padding=self.padding)
+        weights = self.weight.flatten(1)
+        more = -weights.shape[1] % ALIGNED
+        rows = functional.pad(patches.transpose(1, 2), (0, more)).flatten(0, 1)
+        result = rows @ functional.pad(weights, (0, more)).t()
+        return result.view(count, height, width, -1).permute(0, 3, 1, 2)
+
+
+def first_of(module: nn.Module) -> nn.Conv2d:
+    """The first convolution, if it can be a product."""
+    found = next(m for m in module.modules() if isinstance(m, nn.Conv2d))
+    plain = found.stride == (1, 1) and found.groups == 1 and found.dilation == (1, 1)
+    if not plain or found.bias is not None or found.padding_mode != "zeros":
+        raise ValueError(f"{found} cannot be a product of patches")
+    return found
+
+
+class Arm:
+    """One training, made in blocks."""
+
+    def __init__(self, task: Any, *, product: bool) -> None:
+        self.trainer = Trainer(task, open_devices(task))
+        if product:
+            first_of(self.trainer.module).__class__ = OfPatches
+        self.first_losses = self._first_losses()
+        self._steps = iter(steps_of(self.trainer))
+        self.block(WARM_UP)
+
+    def _first_losses(self) -> list[float]:
+        self.trainer.model.train()
+        batches = itertools.islice(self.trainer.source, 5)
+        return [float(self.trainer.step(batch)) for batch in batches]
+
+    def block(self, count: int = BLOCK) -> float:
+        """Seconds of so many steps."""
+        self.trainer.devices.synchronize()
+        began, done = time.perf_counter(), 0
+        while done < count:
+            done += next(self._steps)
+        self.trainer.devices.synchronize()
+        return (time.perf_counter() - began) / done
+
+
+def alternating(one: Arm, other: Arm, pairs: int) -> Iterator[tuple[float, float]]:
+    """Seconds a step of both, the order within a pair swapping each time."""
+    for pair in range(pairs):
+        if pair % 2:
+            second = other.block()
+            yield one.block(), second
+        else:
+            yield one.block(), other.block()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("workload")
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
+    asked = parser.parse_args()
+    task = planned(asked.workload, asked.batch, asked.device, asked.set)
+    with claimed_cores(task.plan, 0):
+        arms = [Arm(task, product=product) for product in (False, True)]
+        usual, product = zip(*alternating(*arms, asked.pairs), strict=True)
+    found = {
+        "workload": str(task.workload),
+        "torch": torch.__version__,
+        "step_ms": to_plain(bootstrap([1e3 * seconds for seconds in usual])),
+        "of_patches_ms": to_plain(bootstrap([1e3 * seconds for seconds in product])),
+        "ratio": to_plain(paired_ratio(usual, product)),
+        "first_losses": [arm.first_losses for arm in arms],
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
