@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import made
 from nfold.ablation import Ablation
@@ -83,6 +83,21 @@ def dataset(samples: int = 64) -> TensorDataset:
     draw = torch.Generator().manual_seed(0)
     labels = torch.randint(0, CLASSES, (samples,), generator=draw)
     return TensorDataset(torch.randn(samples, FEATURES, generator=draw), labels)
+
+
+class Reading(Dataset[Any]):
+    """Counts what is read of it."""
+
+    def __init__(self, samples: int = 64) -> None:
+        self.of = dataset(samples)
+        self.read = 0
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        return self.of[index]
 
 
 def model() -> nn.Sequential:

@@ -8,25 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from nfold.ablation import Ablation
-from watched import Noting, dataset, loop, model, script_task, watched
-
-
-class Reading(Dataset[Any]):
-    """Counts what is read of it."""
-
-    def __init__(self) -> None:
-        self.of = dataset()
-        self.read = 0
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def __getitem__(self, index: int) -> Any:
-        self.read += 1
-        return self.of[index]
+from watched import Noting, Reading, dataset, loop, model, script_task, watched
 
 
 def _trained(task: Any, data: Any, *, subsets: bool = False) -> Noting:

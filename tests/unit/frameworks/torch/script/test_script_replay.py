@@ -13,24 +13,9 @@ from nfold.ablation import Ablation
 from nfold.errors import Unsupported
 from nfold.frameworks.torch.script.batches import count_of, hash_of, tensors_of, with_tensors
 from nfold.frameworks.torch.script.replay import Replay
-from watched import dataset, loop, model, script_task, watched
+from watched import Reading, dataset, loop, model, script_task, watched
 
 REPLAYED = Ablation(input="replayed")
-
-
-class Reading(torch.utils.data.Dataset[Any]):
-    """Counts what is read of it."""
-
-    def __init__(self, samples: int) -> None:
-        self.of = dataset(samples)
-        self.read = 0
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def __getitem__(self, index: int) -> Any:
-        self.read += 1
-        return self.of[index]
 
 
 @pytest.mark.parametrize(("samples", "read"), [(64, 64), (80 * 8, 16 * 8)])
