@@ -15,7 +15,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks import recording
 from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.script import watch
-from watched import dataset, loop, model, scaled, script_task, usual, watched
+from watched import Noting, dataset, loop, model, scaled, script_task, usual, watched
 
 
 def test_a_training_ends_after_its_steps_and_its_samples_are_counted() -> None:
@@ -62,6 +62,19 @@ def test_after_the_warm_up_a_script_does_not_wait_for_what_it_reads(
     monkeypatch.setattr(torch.Tensor, "item", item)
     watched(reading, script_task(Ablation(host_syncs=host_syncs)))
     assert len(made) == reads
+
+
+def test_what_the_end_of_the_warm_up_takes_out_takes_nothing_else_out() -> None:
+    everything = Ablation(host_syncs=False, threads=1, buffers=False, exchange="none")
+    found = watch.Watch(script_task(everything), Noting())
+    found.install()
+    try:
+        places = {(owner, name) for owner, name, *_ in found._patches._made}
+        found._warm_up.undo()
+        after = {(owner, name): getattr(owner, name) for owner, name in places}
+    finally:
+        found.remove()
+    assert [name for (owner, name), put in after.items() if getattr(owner, name) is put] == []
 
 
 def test_a_training_that_ends_by_itself_is_measured_as_far_as_it_came() -> None:
