@@ -65,16 +65,16 @@ def test_after_the_warm_up_a_script_does_not_wait_for_what_it_reads(
 
 
 def test_what_the_end_of_the_warm_up_takes_out_takes_nothing_else_out() -> None:
-    everything = Ablation(host_syncs=False, threads=1, buffers=False, exchange="none")
-    found = watch.Watch(script_task(everything), Noting())
+    asked = script_task(Ablation(host_syncs=False, threads=1, buffers=False, exchange="none"))
+    own = [(torch.Tensor, "item"), (torch.cuda, "synchronize"), (torch, "set_num_threads")]
+    before = [getattr(*place) for place in own]
+    found = watch.Watch(asked, Noting())
     found.install()
-    try:
-        places = {(owner, name) for owner, name, *_ in found._patches._made}
-        found._warm_up.undo()
-        after = {(owner, name): getattr(owner, name) for owner, name in places}
-    finally:
-        found.remove()
-    assert [name for (owner, name), put in after.items() if getattr(owner, name) is put] == []
+    found._warm_up.undo()
+    during = [getattr(*place) for place in own]
+    found.remove()
+    assert not any(now is usual for now, usual in zip(during, before, strict=True))
+    assert [getattr(*place) for place in own] == before
 
 
 def test_a_training_that_ends_by_itself_is_measured_as_far_as_it_came() -> None:
