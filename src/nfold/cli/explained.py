@@ -76,7 +76,12 @@ def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]
     for place, head in enumerate(heads):
         numbers = head in NUMBERS
         keep = numbers or place == 0
-        table.add_column(Text(head), justify="right" if numbers else "left", no_wrap=keep)
+        table.add_column(
+            Text(head),
+            justify="right" if numbers else "left",
+            no_wrap=keep,
+            overflow="fold",  # a line of the user's code is told whole, over two lines if need be
+        )
     for row in rows:
         table.add_row(*(Text(inert(cell)) for cell in row))
     console.print(table)

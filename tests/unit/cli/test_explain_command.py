@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from nfold.cli.app import app
+from nfold.cli.explained import _table
 from nfold.cli.explaining import seconds
 from nfold.errors import NfoldError, RunFailure, UsageError
 from nfold.store.store import Store
@@ -53,6 +56,13 @@ def test_the_table_says_what_costs_what_to_change_and_what_to_expect(tmp_path: P
     assert "<script" not in page
     assert "+3.00" in page
     assert "link" in (tmp_path / "nfold-results" / "explain.md").read_text()
+
+
+def test_a_line_to_change_is_told_whole_however_narrow_the_terminal() -> None:
+    written = StringIO()
+    line = "benchmarks/diagnosis/scripts/with_accelerate.py:44"
+    _table(Console(width=40, file=written), ["cause", "change"], [["synchronization", line]])
+    assert line in "".join(written.getvalue().split())
 
 
 def _intervals(rows: list[dict[str, Any]]) -> bool:
