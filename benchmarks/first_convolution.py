@@ -14,11 +14,11 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from kernels import planned, steps_of
+from kernels import made, planned, steps_of
+from own_cost import alternating
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -74,23 +74,12 @@ class Arm:
         return [float(self.trainer.step(batch)) for batch in batches]
 
     def block(self, count: int = BLOCK) -> float:
-        """Seconds of so many steps."""
+        """Seconds a step, over at least so many."""
         self.trainer.devices.synchronize()
-        began, done = time.perf_counter(), 0
-        while done < count:
-            done += next(self._steps)
+        began = time.perf_counter()
+        done = made(self._steps, count)
         self.trainer.devices.synchronize()
         return (time.perf_counter() - began) / done
-
-
-def alternating(one: Arm, other: Arm, pairs: int) -> Iterator[tuple[float, float]]:
-    """Seconds a step of both, the order within a pair swapping each time."""
-    for pair in range(pairs):
-        if pair % 2:
-            second = other.block()
-            yield one.block(), second
-        else:
-            yield one.block(), other.block()
 
 
 def main() -> None:
@@ -104,7 +93,8 @@ def main() -> None:
     task = planned(asked.workload, asked.batch, asked.device, asked.set)
     with claimed_cores(task.plan, 0):
         arms = [Arm(task, product=product) for product in (False, True)]
-        usual, product = zip(*alternating(*arms, asked.pairs), strict=True)
+        blocks = [arm.block for arm in arms]
+        usual, product = zip(*alternating(*blocks, asked.pairs), strict=True)
     found = {
         "workload": str(task.workload),
         "torch": torch.__version__,

@@ -17,7 +17,7 @@ import collections
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -137,8 +137,9 @@ def floors(trainer: Trainer) -> dict[str, float]:
     found = dict.fromkeys((*PASSES, "generated", "optimizer"), 0.0)
     for number, (module, given, result) in enumerate(shapes):
         if isinstance(module, nn.Conv2d):
-            for name in PASSES[: 1 if number == 0 else 2] + PASSES[2:]:
-                found[name] += _convolution(module, given, result)
+            for name in PASSES:
+                if number or name != "data gradient":  # images need none
+                    found[name] += _convolution(module, given, result)
         else:
             # Forward reads twice and writes; backward reads input and gradient twice and writes.
             found["generated"] += 8 * result.numel() * ELEMENT / BYTES * 1e3
@@ -156,7 +157,8 @@ def _convolution(module: nn.Conv2d, given: Tensor, result: Tensor) -> float:
 
 def planned(workload: str, batch: int, device: str, fields: list[str]) -> Task:
     """One device's task: whole batches of resident data, ``fields`` of the plan as said."""
-    known, asked = info(Workload.parse(workload).name), Workload.parse(workload)
+    asked = Workload.parse(workload)
+    known = info(asked.name)
     cuda = {"precision": "bf16", "step": "compiled+captured"} if device == "cuda" else {}
     said = dict(text.split("=", 1) for text in fields)
     plan = Plan(device=device, devices=1, batch=batch, epochs=1)
@@ -186,21 +188,21 @@ def main() -> None:
         least = floors(trainer)
     for row in rows:
         row.floor_ms = least.get(row.kind)
-    show(sorted(rows, key=lambda row: -row.ms), single, step_ms, print)
+    show(sorted(rows, key=lambda row: -row.ms), single, step_ms)
     if asked.out:
         written = {"step_ms": step_ms, "rows": [asdict(row) for row in rows], "kernels": single}
         asked.out.write_text(json.dumps({"asked": str(asked), **written}, indent=1) + "\n")
 
 
-def show(rows: list[Row], single: list[Kernel], step_ms: float, say: Callable[[str], None]) -> None:
+def show(rows: list[Row], single: list[Kernel], step_ms: float) -> None:
     """The table, and the longest kernels."""
-    say(f"step {step_ms:.3f} ms, kernels {sum(row.ms for row in rows):.3f} ms")
-    say(f"{'kind':<18} {'kernels':>8} {'ms':>8} {'floor':>8}")
+    print(f"step {step_ms:.3f} ms, kernels {sum(row.ms for row in rows):.3f} ms")
+    print(f"{'kind':<18} {'kernels':>8} {'ms':>8} {'floor':>8}")
     for row in rows:
         floor = "" if row.floor_ms is None else f"{row.floor_ms:.3f}"
-        say(f"{row.kind:<18} {row.count:>8.1f} {row.ms:>8.3f} {floor:>8}")
+        print(f"{row.kind:<18} {row.count:>8.1f} {row.ms:>8.3f} {floor:>8}")
     for name, count, ms in single[:15]:
-        say(f"{ms:>8.3f} ms {count:>6.1f} × {name[:80]}")
+        print(f"{ms:>8.3f} ms {count:>6.1f} × {name[:80]}")
 
 
 if __name__ == "__main__":

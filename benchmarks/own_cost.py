@@ -16,7 +16,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nfold.frameworks.base import Observer, Task
@@ -33,6 +33,8 @@ from nfold.workloads import info
 BLOCK_STEPS = 100
 WINDOW_STEPS = 20
 """As in a run of --steps 200: ten windows."""
+Block = Callable[[], float]
+"""Trains a block; returns its seconds."""
 
 
 def main() -> None:
@@ -87,7 +89,7 @@ def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
         devices.synchronize()
         return time.perf_counter() - started
 
-    pairs = list(_alternate(observed, bare, blocks + 1))[1:]
+    pairs = list(alternating(observed, bare, blocks + 1))[1:]
     with_nfold, without = zip(*pairs, strict=True)
     per_step = [1e3 * seconds / BLOCK_STEPS for seconds in without]
     ratio = paired_ratio(with_nfold, without)
@@ -101,8 +103,8 @@ def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
     }
 
 
-def _alternate(first, second, pairs: int) -> Iterator[tuple[float, float]]:  # type: ignore[no-untyped-def]
-    """Each pair in turn, the order within a pair swapping each time."""
+def alternating(first: Block, second: Block, pairs: int) -> Iterator[tuple[float, float]]:
+    """Seconds of both, pair by pair, the order within a pair swapping each time."""
     for pair in range(pairs):
         if pair % 2 == 0:
             a = first()
