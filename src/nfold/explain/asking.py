@@ -52,9 +52,8 @@ def _suspected(rows: list[Finding], step_ms: float) -> list[Finding]:
 
     A fix that is measured says more than the same rung again: either it helps or it does not.
     """
-    largest = max(rows, key=lambda row: row.lost_ms.value, default=None)
-    much = largest is not None and largest.lost_ms.value > SUSPECT * step_ms
-    return [largest] if largest is not None and much else []
+    much = [row for row in rows if row.lost_ms.value > SUSPECT * step_ms]
+    return sorted(much, key=lambda row: -row.lost_ms.value)[:1]
 
 
 def narrowing(ladder: Ladder, measured: Measured) -> list[Rung]:

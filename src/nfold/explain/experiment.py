@@ -187,13 +187,14 @@ class Experiment:
         if rung in self.measured.reasons or number in self.measured.runs.get(rung, {}):
             return False
         reason = self.target.refuses(rung)
-        anew = reason is not None or (number == 0 and rung in self._tried_again)
-        found = None if anew else self.target.known(rung, number)
         if reason is not None:
             self.measured.reasons[rung] = reason
-        elif found is not None:
+            return False
+        again = number == 0 and rung in self._tried_again
+        found = None if again else self.target.known(rung, number)
+        if found is not None:
             self._keep_all([rung], number, [found])
-        return reason is None and found is None
+        return found is None
 
     def _run(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
         if len(rungs) > 1:

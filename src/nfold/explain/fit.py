@@ -101,9 +101,8 @@ class Fit:
             {k: r for k, r in rests.items() if k[1] == "step"}, self._shared
         )
         self.free = _free(of_runs)
-        self._draw = _drawing(list(_flat(of_runs)), self.free, [max(APART, s) for s in scatters])
-        least = [max(INSIDE, error) for error in inside]
-        self._draw_inside = _drawing(list(_flat(of_turns)), _free(of_turns), least)
+        self._draw = _drawing(list(_flat(of_runs)), self.free, scatters, APART)
+        self._draw_inside = _drawing(list(_flat(of_turns)), _free(of_turns), inside, INSIDE)
         self.view = View(self._values(None), _reference(self._values(None), self._scale()))
         self._drawn: list[View] | None = None
 
@@ -197,11 +196,13 @@ def _free(rests: Mapping[object, Rounds]) -> int:
 
 
 def _drawing(
-    rests: Sequence[float], free: int, scatters: Sequence[float]
+    rests: Sequence[float], free: int, scatters: Sequence[float], least: float
 ) -> Callable[[random.Random], float]:
-    """One run's relative error: a rest, or normal with the scatter inside runs."""
+    """One run's relative error: a rest, or normal with the scatter inside runs, each at least
+    ``least``.
+    """
     if free < LEAST_FREE:
-        inside = math.sqrt(fmean(s * s for s in scatters)) if scatters else 0.0
+        inside = math.sqrt(fmean(max(s, least) ** 2 for s in scatters)) if scatters else 0.0
         return lambda draws: draws.gauss(0, inside)
     wider = math.sqrt(len(rests) / free) * (T[free - 1] if free <= len(T) else NORMAL) / NORMAL
     pool = [rest * wider for rest in rests]

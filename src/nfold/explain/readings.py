@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from nfold.measurement import Measurement, RankSamples
+from nfold.plan import Plan
 from nfold.stats import median
 
 CHUNKS = 10
@@ -97,16 +98,20 @@ def _slowest(ranks: Sequence[RankSamples]) -> float:
 def _fetching(measurement: Measurement, ranks: Sequence[RankSamples]) -> Readings:
     """Of the rank whose batches take longest: the others wait for it."""
     plan = measurement.plan
-    times = [plan.accumulate / max(1, plan.workers or 0)] * len(ranks)
     found = [
-        (1e3 * seconds * part / batches, 1e3 * waited * part / batches)
-        for part, (batches, seconds, waited) in zip(times, map(_fetched, ranks), strict=True)
+        (made_ms(plan, batches, seconds), made_ms(plan, batches, waited))
+        for batches, seconds, waited in map(_fetched, ranks)
         if batches
     ]
     if not found:
         return {}
     loading, waiting = max(found)
     return {"loading": loading, "waiting": waiting}
+
+
+def made_ms(plan: Plan, batches: int, seconds: float) -> float:
+    """Of a step, where its loader's workers were so many seconds, added up, about some batches."""
+    return 1e3 * seconds * plan.accumulate / max(1, plan.workers or 0) / batches
 
 
 def _fetched(rank: RankSamples) -> tuple[int, float, float]:

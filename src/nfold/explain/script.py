@@ -7,6 +7,7 @@ from collections.abc import Callable
 from nfold.errors import RunFailure, UsageError
 from nfold.explain.experiment import Experiment
 from nfold.explain.ladder import Ladder, Rung, Scaling, made_ahead
+from nfold.explain.readings import made_ms
 from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import WARMUP_STEPS, Plan
@@ -81,7 +82,7 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
         plan=made,
         scaling=scaling,
         seen=seen,
-        step_ms=_step_ms(found, seen, ahead) if scaling == _own_scaling(seen) else None,
+        step_ms=_step_ms(found, made, seen, ahead) if scaling == _own_scaling(seen) else None,
         memory_bytes=memory,
     )
 
@@ -99,7 +100,7 @@ def _own_scaling(seen: Seen) -> Scaling:
     return "weak" if seen.world_size > 1 else "strong"
 
 
-def _step_ms(found: Measurement, seen: Seen, ahead: int) -> float | None:
+def _step_ms(found: Measurement, made: Plan, seen: Seen, ahead: int) -> float | None:
     """Of the last quarter of the steps, on the slowest rank.
 
     Where all of them were fed from queues, at least what the loader takes to make a step's
@@ -111,10 +112,9 @@ def _step_ms(found: Measurement, seen: Seen, ahead: int) -> float | None:
     )
     if step_ms is None or ahead <= LOOK_STEPS:
         return step_ms
-    if seen.fetches is None or not seen.fetches.batches or seen.loader is None:
+    if seen.fetches is None or not seen.fetches.batches:
         return None
-    made_s = seen.fetches.seconds / seen.fetches.batches / max(1, seen.loader.workers)
-    return max(step_ms, 1e3 * made_s * seen.accumulation)
+    return max(step_ms, made_ms(made, seen.fetches.batches, seen.fetches.seconds))
 
 
 def _other_scaling(batch: int, scaling: Scaling, seen: Seen, devices: int) -> int:

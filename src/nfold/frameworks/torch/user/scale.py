@@ -39,17 +39,17 @@ class LossScale:
             torch._foreach_mul_(earlier, self.scale)
         (loss * self.scale).backward()  # type: ignore[no-untyped-call]
         self._backwards += 1
-        held = [parameter for parameter in parameters if parameter.grad is not None]
-        if held:
-            self._unscale(held)
+        self._unscale(parameters)
 
-    def _unscale(self, held: list[nn.Parameter]) -> None:
-        gradients = _gradients(held)
+    def _unscale(self, parameters: list[nn.Parameter]) -> None:
+        gradients = _gradients(parameters)
+        if not gradients:
+            return
         finite = bool(torch.nn.utils.get_total_norm(gradients).isfinite())
         if finite:
             torch._foreach_mul_(gradients, 1 / self.scale)
         else:
-            for parameter in held:
+            for parameter in parameters:
                 parameter.grad = None
         self._adapt(finite)
 
