@@ -43,7 +43,7 @@ FAULTS = {
     "with_accelerate": Fault("huggingface/accelerate#192", "synchronization"),
     "dataparallel": Fault("keras-team/keras#11342, #9204", "single-process"),
     "single": Fault("Lightning-AI/pytorch-lightning#1216", "input", alone=True),
-    "cifar_ddp": Fault("pytorch/pytorch#73600", "threads"),
+    "cifar_ddp": Fault("pytorch/pytorch#73600", "input"),
 }
 
 

@@ -25,21 +25,22 @@ def wanted(ladder: Ladder) -> Iterator[Rung]:
     for cause in CAUSES:
         if cause.silent(ladder) is None:
             own = (*cause.rungs(ladder), *cause.telling(ladder))
-            for rung in (*own, *cause.single_rungs(ladder)):
+            for rung in (*own, *cause.single_evidence(ladder)):
                 if rung.plan.steps is not None:
                     yield rung
 
 
 def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
-    """What the rows so far ask for: fixes, causes taken away together, other batches."""
+    """What the rows so far ask for: fixes first, causes taken away together, other batches."""
     account = Account(ladder, measured, PROBING)
     rows = [*account.rows(), *account.single()]
     named = [row for row in rows if row.named]
     asking = named or _suspected(rows, account.achieved_ms(account.fit.view))
-    found = [rung for pair in pairs(ladder, named) for rung in pair.rungs]
+    found: list[Rung] = []
     for cause in CAUSES:
         if any(row.cause == cause.id for row in asking):
             found += cause.fixes(ladder).values()
+    found += [rung for pair in pairs(ladder, named) for rung in pair.rungs]
     if any(row.cause in ("input", "storage") for row in asking):
         found += real_ladder(ladder)
     if account.speedup(account.fit.view) < 1 and not ladder.plain:

@@ -106,7 +106,7 @@ class Account:
 
     def single(self) -> list[Finding]:
         """What one device loses by itself, the largest first."""
-        asked = ((c, c.single_rungs(self.ladder)) for c in CAUSES if not c.silent(self.ladder))
+        asked = ((c, c.single_evidence(self.ladder)) for c in CAUSES if not c.silent(self.ladder))
         return _ordered(self._own(c, r) for c, r in asked if r and self.measured.has(r))
 
     def _row(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
@@ -191,7 +191,7 @@ class Account:
             cause=cause.id,
             lost_ms=cost,
             predicted_speedup=self.fit.interval(gained),
-            fix=best[0] if best else cause.fix(self.ladder, self.fit.view),
+            fix=best[0] if best else cause.single_fix(self.ladder, self.fit.view),
             evidence=self.measured.ids([*rungs, *([best[1]] if best else [])]),
             named=named,
         )
@@ -242,7 +242,7 @@ class Account:
         """Causes with the reason why nothing is known of them."""
         found = []
         for cause in CAUSES:
-            asked = {*cause.rungs(self.ladder), *cause.single_rungs(self.ladder)}
+            asked = {*cause.rungs(self.ladder), *cause.single_evidence(self.ladder)}
             reason = cause.silent(self.ladder) or self.measured.missing(asked)
             if reason is not None:
                 found.append((cause.id, reason))

@@ -1,8 +1,8 @@
 """The experiment: which rungs are run, in which order, how often, until the time is over.
 
 Rounds over all rungs, each in a random order of its own, so that drift meets all alike. What
-the first round shows asks for further rungs (fixes, causes taken away together, other batches);
-later rounds repeat the rungs of the row whose interval is widest.
+the first round shows asks for further rungs (fixes, causes taken away together, other batches),
+which come first in the next; later rounds repeat the rungs of the row whose interval is widest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nfold.errors import RunFailure
@@ -90,7 +90,7 @@ class Experiment:
             follow_ups = asking.follow_ups(ladder, self.measured)
             rungs = self._next(ladder, [*first, *follow_ups], number)
             new = [rung for rung in follow_ups if not self.measured.rounds(rung)]
-            if self.stop or not (rungs or new) or not self._round([*new, *rungs], number):
+            if self.stop or not (rungs or new) or not self._round([*new, *rungs], number, new):
                 break
         return ladder
 
@@ -122,10 +122,16 @@ class Experiment:
         (found,) = self.measured.runs.pop(pilot).values()
         return readings(found, coupled=True)["step"]
 
-    def _round(self, rungs: Iterable[Rung], number: int) -> bool:
-        """Every rung once, in a random order; whether any was run or known."""
+    def _round(self, rungs: Iterable[Rung], number: int, first: Collection[Rung] = ()) -> bool:
+        """Every rung once; whether any was run or known.
+
+        What comes ``first``, with all that shares its process trees, is in the order in which it
+        is wanted, because time may be over soon. The rest is in a random one.
+        """
         groups = self._groups(rungs)
         random.Random(number).shuffle(groups)
+        wanted = {rung: place for place, rung in enumerate(first)}
+        groups.sort(key=lambda group: min(wanted.get(rung, len(wanted)) for rung in group))
         found = [self._measure(group, number) for group in groups]
         return any(found)
 

@@ -1,10 +1,11 @@
 """From readings to values with intervals: rungs and rounds told apart, residuals resampled.
 
 The logarithm of a reading is taken as a sum: its rung's, its round's (the machine drifts, and a
-round is short) and a rest (``polish``). Rungs that shared a process tree share a part of their
-rests, which does not count where they are compared with each other. Intervals come from a
-bootstrap of the rests, pooled over all rungs, because no rung has many runs (Efron and Tibshirani,
-An Introduction to the Bootstrap, 1993, chapter 9), widened by Student's t for the few there are.
+round is short) as far as process trees agree on it, and a rest (``polish``). Rungs that shared a
+process tree share a part of their rests, which does not count where they are compared with each
+other. Intervals come from a bootstrap of the rests, pooled over all rungs, because no rung has many
+runs (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 9), widened by Student's
+t for the few there are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from nfold.explain.ladder import Rung
-from nfold.explain.polish import OF_MEDIAN, Key, Rounds, logs, polished
+from nfold.explain.polish import OF_MEDIAN, Key, Rounds, Run, logs, polished
 from nfold.explain.readings import SUMS
 from nfold.stats import LEVEL, Interval, quantile
 
@@ -33,8 +34,6 @@ T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.
 """Student's t for a 95 % interval, by degrees of freedom from 1."""
 NORMAL = 1.96
 
-Run = tuple[Rung, int]
-"""A rung in a round."""
 Number = Callable[["View"], float]
 
 
@@ -94,7 +93,7 @@ class Fit:
         self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
         self._shared = shared or {}
         values = {key: logs(rounds) for key, rounds in table.items() if key[1] not in SUMS}
-        self._effects, rests = polished(values)
+        self._effects, rests = polished(values, self._shared)
         self._sums = {key: [*r.values()] for key, r in table.items() if key[1] in SUMS}
         self._resamples = resamples
         of_runs, of_turns = _divided(

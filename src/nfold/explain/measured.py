@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nfold.explain.cycles import together
-from nfold.explain.fit import RESAMPLES, Fit, Run
+from nfold.explain.fit import RESAMPLES, Fit
 from nfold.explain.ladder import Rung
-from nfold.explain.polish import Key
+from nfold.explain.polish import Key, Run
 from nfold.explain.readings import readings, scatter
 from nfold.finding import NO_TIME
 from nfold.measurement import Doubt, Measurement

@@ -90,6 +90,15 @@ def test_rungs_are_repeated_in_rounds_of_another_order() -> None:
     assert all(len(set(rungs)) == len(rungs) for rungs in rounds.values())
 
 
+def test_fixes_of_what_was_found_come_before_anything_is_repeated() -> None:
+    experiment, _, noting = _experiment(1000.0)
+    asked = experiment.run(ladder())
+    fixes = set(BY_ID["link"].fixes(asked).values())
+    second = [rung for rung, number in noting.runs if number == 1]
+    assert fixes
+    assert set(second[: len(fixes)]) == fixes
+
+
 def test_what_was_measured_before_is_not_run_again() -> None:
     store = Memory()
     first, _, noting = _experiment(14.0, store)

@@ -42,6 +42,18 @@ def test_a_rung_of_later_rounds_only_is_compared_fairly() -> None:
     assert Fit(table, []).view.step(FULL) / Fit(table, []).view.step(BARRIER) == pytest.approx(1.2)
 
 
+def test_one_slow_process_tree_is_no_slow_round() -> None:
+    table: dict[Key, dict[int, float]] = {
+        (FULL, "step"): {0: 16.4},
+        (LADDER.one, "step"): {0: 12.5, 1: 16.2},
+        (LADDER.alone("resident"), "step"): {0: 6.7, 1: 8.3},
+        (LADDER.copies("resident"), "step"): {0: 6.68, 1: 6.67},
+    }
+    alone = [LADDER.one, LADDER.alone("resident")]
+    shared = {(rung, number): f"tree {number}" for rung in alone for number in (0, 1)}
+    assert Fit(table, [], shared=shared).view.step(FULL) == pytest.approx(16.4)
+
+
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     draws, held, times = random.Random(3), 0, 60
     for _ in range(times):

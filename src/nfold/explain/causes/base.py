@@ -54,6 +54,11 @@ class Cause:
         del ladder
         return ()
 
+    def single_evidence(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """The runs that tell ``single_ms`` and its part of a step; none without the former."""
+        own = self.single_rungs(ladder)
+        return tuple(dict.fromkeys((*own, ladder.alone("real")))) if own else ()
+
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What a step of one device alone loses to it."""
         raise NotImplementedError
@@ -61,6 +66,10 @@ class Cause:
     def fix(self, ladder: Ladder, view: View) -> str:
         """What to change, in words."""
         raise NotImplementedError
+
+    def single_fix(self, ladder: Ladder, view: View) -> str:
+        """What to change for what one device alone loses; ``single_rungs`` were measured."""
+        return self.fix(ladder, view)
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """Plan edits to try on N devices where the cause was found, by the flags that say them.

@@ -75,10 +75,13 @@ class Synchronization(Cause):
         own, without = self.single_rungs(ladder)
         return view.step(own) - view.step(without)
 
+    def single_fix(self, ladder: Ladder, view: View) -> str:
+        """One device has nobody to wait for but itself."""
+        assert ladder.seen is not None
+        return lines.host_syncs(ladder.seen)
+
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words for the largest part."""
-        if ladder.one_process and ladder.seen is not None:
-            return lines.host_syncs(ladder.seen)
         found = self.parts(ladder, view)
         largest = max(found, key=lambda name: found[name])
         if ladder.seen is not None:

@@ -33,6 +33,7 @@ class Threads(Cause):
             view,
             lambda input_: view.own(ladder.copies(input_)) - view.step(ladder.alone(input_)),
             ladder.copies("real"),
+            ladder.alone("real"),
         )
         return between + self.in_input_ms(ladder, view)
 

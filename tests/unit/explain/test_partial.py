@@ -1,0 +1,98 @@
+"""Time may be over after any run: whatever was measured by then is explained."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+
+from explaining import ladder, target
+from nfold.explain import asking
+from nfold.explain.budget import budget
+from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.measured import Measured
+from nfold.frameworks.simulated import Script
+from nfold.measurement import Fetches
+from nfold.seen import Loader, Place, Seen
+
+COSTS = Script(
+    compute_ms_per_sample=0.1,
+    exchange_ms=3.0,
+    load_ms_per_sample=0.2,
+    host_ms=2.0,
+    host_cores=4,
+    samples_per_epoch=2000,
+)
+LOADER = Loader(batch=100, batches=20, samples=2000, workers=2, place="train.py:7")
+ONE = Seen(
+    steps=30,
+    loader=LOADER,
+    samples_per_step=100.0,
+    device="cuda:0",
+    host_syncs=3.0,
+    alloc_retries=1.0,
+    threads=99,
+    fetches=Fetches(batches=10, seconds=1.0, waited_s=0.3),
+    places={"host_sync": (Place(where="train.py:9"),)},
+)
+RANKS = dataclasses.replace(
+    ONE,
+    world_size=2,
+    process_group=True,
+    parallel="ddp",
+    backend="nccl",
+    broadcast_buffers=True,
+    buffers=3,
+    exchanges=2.0,
+    accumulation=2,
+)
+LADDERS: dict[str, dict[str, Any]] = {
+    "workload": {"workers": 4, "augment": "cpu"},
+    "one process": {"strategy": "dp", "workers": 4},
+    "ranks": {"seen": RANKS, "scaling": "weak", "accumulate": 2, "batch_norm": "synchronised"},
+    "script under nn.DataParallel": {"seen": dataclasses.replace(ONE, parallel="dp")},
+    "plain script": {"seen": ONE},
+}
+
+
+def made(seen: Seen | None = None, **changes: Any) -> Ladder:
+    if seen is None:
+        return ladder(**changes)
+    said = {"strategy": "ddp" if seen.process_group else "dp", "workers": 2, "input": "loader"}
+    asked = ladder(**{**said, "step": "eager", **changes})
+    return dataclasses.replace(asked, seen=seen, made={})
+
+
+def whole(asked: Ladder) -> tuple[Ladder, Measured]:
+    """All that an explanation with much time measures."""
+    experiment = Experiment(target(COSTS), Clock(1000.0), Events())
+    return experiment.run(asked), experiment.measured
+
+
+def some(measured: Measured, needed: tuple[Rung, ...], draws: random.Random) -> Measured:
+    """What is needed, and any of the others, in any rounds."""
+    part = draws.random()
+    kept = {
+        rung: {n: m for n, m in runs.items() if rung in needed or draws.random() < part}
+        for rung, runs in measured.runs.items()
+    }
+    return Measured({rung: runs for rung, runs in kept.items() if runs}, dict(measured.reasons))
+
+
+@pytest.mark.parametrize("what", list(LADDERS))
+def test_any_part_of_the_runs_has_a_budget_that_adds_up(what: str) -> None:
+    asked, measured = whole(made(**LADDERS[what]))
+    draws = random.Random(what)
+    assert len(measured.runs) > 5
+    for _ in range(60):
+        known = some(measured, (asked.full(), asked.one), draws)
+        found = budget("train.py", asked, known, resamples=5)
+        rows = sum(row.lost_ms.value for row in found.rows)
+        missing = found.n_devices.step_ms.value - found.ideal_ms.value
+        if not found.wrong:
+            assert rows + found.unexplained_ms.value == pytest.approx(missing, abs=1e-6)
+        assert all(row.fix for row in (*found.rows, *found.single))
+        assert all(isinstance(rung, Rung) for rung in asking.follow_ups(asked, known))
