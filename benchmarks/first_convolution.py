@@ -2,8 +2,7 @@
 
     python benchmarks/first_convolution.py cnn10 --batch 512 [--set kernels=tuned] [--pairs 40]
 
-Three channels fill three of eight that cuDNN's kernels read. As a product, patches of 27 numbers,
-filled up to 32, are one generated kernel that also crops and normalises, and the rest is cuBLAS'.
+nfold takes the product where it was faster here (docs/decisions/0030).
 Two trainings of the same weights on the same samples, one of each kind, take turns of 50 steps in
 one process; ratios are formed pair by pair. Losses of their first steps stand beside.
 """
@@ -19,40 +18,24 @@ from typing import Any
 import torch
 from kernels import made, planned, steps_of
 from own_cost import alternating
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from nfold.frameworks.cores import claimed_cores
 from nfold.frameworks.torch.devices import open_devices
+from nfold.frameworks.torch.few_channels import PRODUCT, possible
 from nfold.frameworks.torch.loop import Trainer
 from nfold.plain import to_plain
 from nfold.stats import bootstrap, paired_ratio
 
 BLOCK = 50
 WARM_UP = 60
-ALIGNED = 8
-"""Numbers of a row that tensor cores read at once in bf16."""
 
 
-class OfPatches(nn.Conv2d):
-    """A convolution of few channels as a matrix product; one of stride 1 that pads with zeros."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """[n, c, h, w] to [n, o, h, w], channels last."""
-        count, _, height, width = images.shape
-        patches = functional.unfold(images, self.kernel_size, padding=self.padding)
-        weights = self.weight.flatten(1)
-        more = -weights.shape[1] % ALIGNED
-        rows = functional.pad(patches.transpose(1, 2), (0, more)).flatten(0, 1)
-        result = rows @ functional.pad(weights, (0, more)).t()
-        return result.view(count, height, width, -1).permute(0, 3, 1, 2)
-
-
-def first_of(module: nn.Module) -> nn.Conv2d:
+def first_of(module: nn.Module) -> nn.Module:
     """The first convolution, if it can be a product."""
     found = next(m for m in module.modules() if isinstance(m, nn.Conv2d))
-    plain = found.stride == (1, 1) and found.groups == 1 and found.dilation == (1, 1)
-    if not plain or found.bias is not None or found.padding_mode != "zeros":
+    found.__class__ = nn.Conv2d
+    if not possible(found):
         raise ValueError(f"{found} cannot be a product of patches")
     return found
 
@@ -62,8 +45,7 @@ class Arm:
 
     def __init__(self, task: Any, *, product: bool) -> None:
         self.trainer = Trainer(task, open_devices(task))
-        if product:
-            first_of(self.trainer.module).__class__ = OfPatches
+        first_of(self.trainer.module).__class__ = PRODUCT if product else nn.Conv2d
         self.first_losses = self._first_losses()
         self._steps = iter(steps_of(self.trainer))
         self.block(WARM_UP)

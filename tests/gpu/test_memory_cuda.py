@@ -38,6 +38,7 @@ def _retries_and_step_ms(
     return seen.alloc_retries, median(found.ranks[0].step_ms)
 
 
+@pytest.mark.alone
 def test_retries_are_seen_and_go_with_segments_that_grow(tmp_path: Path) -> None:
     healthy, calm_ms = _retries_and_step_ms(tmp_path, None, 0)
     retries, slow_ms = _retries_and_step_ms(tmp_path, None, 2)

@@ -27,6 +27,7 @@ from nfold.frameworks.torch.clock import clock
 from nfold.frameworks.torch.definition import Definition, check_alike, definition
 from nfold.frameworks.torch.devices import Devices, open_devices
 from nfold.frameworks.torch.evaluate import evaluate
+from nfold.frameworks.torch.few_channels import as_products
 from nfold.frameworks.torch.forward import Way, compiled, pieces_of, written
 from nfold.frameworks.torch.images import normalizer
 from nfold.frameworks.torch.keeping import State, keeper
@@ -108,6 +109,7 @@ class Trainer:
         plan, pieces = self.task.plan, pieces_of(self.module, self.task)
         ledger = Ledger(self.task.world_size)
         batch_norm.synchronise(self.module, plan, ledger)
+        as_products(self.module, plan)
         self.model = parallel.wrapped(
             self.module, self.task, self.devices, ledger, self.optimizer, pieces, self.left_out
         )
