@@ -41,12 +41,24 @@ class Fetches:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Between:
+    """What lies between two passes over the data, in no window.
+
+    ``seconds`` from the last step of one to the first of the next, of a script to its first batch;
+    ``steps`` of the former.
+    """
+
+    seconds: float
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Window:
     """Some consecutive steps of one rank, fenced by device synchronisation at both ends.
 
     ``start_s`` is on the host's monotonic clock (the same for every process of the host),
     ``samples`` counts this rank's own. ``fetches`` are those that ended in it, None where nobody
-    could watch them.
+    could watch them. ``between`` is what lies before it where a pass over the data begins with it.
     """
 
     start_s: float
@@ -54,6 +66,7 @@ class Window:
     steps: int
     samples: int
     fetches: Fetches | None = None
+    between: Between | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nfold.explain import batch
-from nfold.explain.budget import Account, pairs
+from nfold.explain.budget import Account
 from nfold.explain.causes import BY_ID, CAUSES
 from nfold.explain.causes.input import real_ladder
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
+from nfold.explain.pairs import pairs
 from nfold.finding import Finding
 
 NARROW = 0.01
@@ -63,7 +64,9 @@ def narrowing(ladder: Ladder, measured: Measured) -> list[Rung]:
     widest = max(account.rows(), key=_width, default=None)
     if widest is None or _width(widest) < NARROW * account.achieved_ms(account.fit.view):
         return []
-    return [ladder.full(), ladder.one, *BY_ID[widest.cause].rungs(ladder)]
+    cause = BY_ID[widest.cause]
+    told = (rung for rung in cause.telling(ladder) if measured.rounds(rung))
+    return [ladder.full(), ladder.one, *cause.rungs(ladder), *told]
 
 
 def _width(row: Finding) -> float:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Iterable, Sequence
 
 from nfold.explain import batch, lines
 from nfold.explain.causes import BY_ID, CAUSES, Cause
-from nfold.explain.causes.epoch_boundary import whole_epochs
 from nfold.explain.causes.undivided_work import SIGN, UndividedWork
 from nfold.explain.fit import LEAST_FREE, RESAMPLES, Fit, Number, View
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
-from nfold.finding import Budget, Finding, Interaction, Speed, beyond
+from nfold.explain.pairs import pairs
+from nfold.finding import NO_TIME, Budget, Finding, Interaction, Speed, beyond
 from nfold.measurement import Doubt
 from nfold.stats import Interval
 
@@ -22,39 +20,6 @@ WRONG = (SIGN, "parameters_differ")
 """Doubts that say the training itself is wrong."""
 NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
 """Doubts that are said elsewhere: runs are short on purpose, and slow ranks have a row."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two causes that can both be taken away from the real run, each alone and together."""
-
-    first: Cause
-    second: Cause
-    ladder: Ladder
-
-    @property
-    def rungs(self) -> tuple[Rung, Rung, Rung, Rung]:
-        """The real run; without the first, the second, and both."""
-        left_out = (self.first.removal, self.second.removal)
-        both = left_out[0].merged(left_out[1])
-        without = (Rung(plan=self.ladder.plan, ablation=one) for one in (*left_out, both))
-        first, second, neither = without
-        return (self.ladder.full(), first, second, neither)
-
-    def lost_ms(self, view: View) -> float:
-        """What both cost together beyond the sum of each alone."""
-        real, first, second, neither = map(view.step, self.rungs)
-        return first + second - real - neither
-
-
-def pairs(ladder: Ladder, findings: Sequence[Finding]) -> Iterator[Pair]:
-    """Pairs of the three largest of these findings that can be taken away from the real run."""
-    names = [row.cause for row in sorted(findings, key=lambda row: -row.lost_ms.value)]
-    removable = [c for c in CAUSES if c.removal and c.removal.refusal(ladder.plan) is None]
-    by_name = {cause.id: cause for cause in removable}
-    largest = [by_name[name] for name in dict.fromkeys(names) if name in by_name][:3]
-    for first, second in combinations(largest, 2):
-        yield Pair(first, second, ladder)
 
 
 class Account:
@@ -66,7 +31,7 @@ class Account:
         self.fit: Fit = measured.fit(resamples)
         full = measured.runs[ladder.full()].values()
         self.kinds = {doubt.kind: doubt.text for m in full for doubt in m.warnings}
-        self._gaps = measured.has((whole_epochs(ladder.full()), whole_epochs(ladder.one)))
+        self._gaps = BY_ID["epoch-boundary"].known(ladder, self.fit.view)
 
     @property
     def undivided(self) -> bool:
@@ -91,8 +56,8 @@ class Account:
         return step * (self.ladder.devices if self.undivided else 1)
 
     def _gap(self, rung: Rung, view: View) -> float:
-        """A step's part of the time between epochs, where that was measured."""
-        return view.gap(whole_epochs(rung)) if self._gaps else 0.0
+        """A step's part of the time between epochs, where that was measured at both ends."""
+        return view.gap(rung) if self._gaps and view.has_gap(rung) else 0.0
 
     def speedup(self, view: View, gained_ms: float = 0.0) -> float:
         """Throughput of N devices over that of one, after so much is gained."""
@@ -102,12 +67,16 @@ class Account:
     def rows(self) -> list[Finding]:
         """What N devices lose, the largest first."""
         asked = ((c, c.rungs(self.ladder)) for c in CAUSES if not c.silent(self.ladder))
-        return _ordered(self._row(c, r) for c, r in asked if r and self.measured.has(r))
+        return _ordered(self._row(c, r) for c, r in asked if self._knows(c, r))
 
     def single(self) -> list[Finding]:
         """What one device loses by itself, the largest first."""
         asked = ((c, c.single_evidence(self.ladder)) for c in CAUSES if not c.silent(self.ladder))
-        return _ordered(self._own(c, r) for c, r in asked if r and self.measured.has(r))
+        return _ordered(self._own(c, r) for c, r in asked if self._knows(c, r))
+
+    def _knows(self, cause: Cause, rungs: Sequence[Rung]) -> bool:
+        known = bool(rungs) and self.measured.has(rungs)
+        return known and cause.known(self.ladder, self.fit.view)
 
     def _row(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
         found = self._finding(cause, rungs, self._lost(cause))
@@ -165,14 +134,18 @@ class Account:
         known = {flag: rung for flag, rung in tried.items() if self.measured.has([rung])}
         if not known:
             return None
-        flag = min(known, key=lambda flag: self.fit.view.step(known[flag]))
+        flag = max(known, key=lambda flag: self._gained(known[flag], self.fit.view))
         gain = self.fit.interval(lambda view: self._gained(known[flag], view))
         if gain.value <= 0 or not beyond(gain, self.achieved_ms(self.fit.view)):
             return None
         return flag, known[flag]
 
     def _gained(self, rung: Rung, view: View) -> float:
-        return view.step(self.ladder.full()) - view.step(rung)
+        """By a fix, between epochs too where that is known of it."""
+        full = self.ladder.full()
+        gained = view.step(full) - view.step(rung)
+        between = self._gaps and view.has_gap(rung)
+        return gained + (view.gap(full) - view.gap(rung) if between else 0.0)
 
     def _own(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
         times = self.ladder.devices if self.ladder.scaling == "strong" else 1
@@ -244,6 +217,8 @@ class Account:
         for cause in CAUSES:
             asked = {*cause.rungs(self.ladder), *cause.single_evidence(self.ladder)}
             reason = cause.silent(self.ladder) or self.measured.missing(asked)
+            if reason is None and not cause.known(self.ladder, self.fit.view):
+                reason = self.measured.missing(cause.telling(self.ladder)) or NO_TIME
             if reason is not None:
                 found.append((cause.id, reason))
         return found

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from nfold.errors import RunFailure
 from nfold.explain import asking
-from nfold.explain.causes.epoch_boundary import whole_epochs
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder, Rung, whole_epochs
 from nfold.explain.measured import Measured
 from nfold.explain.readings import readings
 from nfold.explain.target import Target
@@ -224,9 +223,11 @@ class Experiment:
                 self.measured.add(rung, number, measurement)
 
     def _epochs(self, ladder: Ladder) -> list[Rung]:
-        """Whole epochs, where they are known to be short."""
+        """Whole epochs, where they are known to be short, and no run in steps has had enough."""
         rungs = [whole_epochs(ladder.full()), whole_epochs(ladder.one)]
         view = self.measured.fit(asking.PROBING).view
+        if view.has_gap(ladder.full()) and view.has_gap(ladder.one):
+            return []
         taken_s = 0.0
         for rung, timed in zip(rungs, (ladder.full(), ladder.one), strict=True):
             steps = ladder.epoch_steps(rung.plan) or self.target.epoch_steps(rung.plan)

@@ -10,13 +10,14 @@ t for the few there are.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nfold.explain.ladder import Rung
+from nfold.explain.ladder import Rung, whole_epochs
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, Run, logs, polished
 from nfold.explain.readings import SUMS
 from nfold.stats import LEVEL, Interval, quantile
@@ -63,7 +64,11 @@ class View:
 
     def gap(self, rung: Rung) -> float:
         """Milliseconds a step between epochs."""
-        return self.values[rung, "gap"]
+        return next(self.values[key] for key in _gaps_of(rung) if key in self.values)
+
+    def has_gap(self, rung: Rung) -> bool:
+        """Whether an epoch ended while the rung was measured, in steps or in whole epochs."""
+        return any(key in self.values for key in _gaps_of(rung))
 
     def fetching(self, rung: Rung) -> tuple[float, float]:
         """Milliseconds a step in which batches are made, and those of them spent waiting."""
@@ -72,6 +77,12 @@ class View:
     def has(self, *rungs: Rung) -> bool:
         """Whether all of these were measured."""
         return all((rung, "step") in self.values for rung in rungs)
+
+
+@functools.cache
+def _gaps_of(rung: Rung) -> tuple[Key, Key]:
+    """Where the time between epochs may stand."""
+    return (rung, "gap"), (whole_epochs(rung), "gap")
 
 
 class Fit:

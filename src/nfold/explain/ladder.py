@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from nfold.ablation import Ablation
-from nfold.plan import Plan
+from nfold.plan import WARMUP_STEPS, Plan
 from nfold.seen import Seen
 
 Make = TypeVar("Make", bound=Callable[..., "Rung"])
@@ -33,6 +33,10 @@ def remembered(make: Make) -> Make:
         return ladder.made[key]
 
     return cast(Make, asked)
+
+
+EPOCHS = 3
+"""Of a run of whole epochs."""
 
 
 def made_ahead(workers: int, prefetch_factor: int | None = None) -> int:
@@ -65,6 +69,14 @@ class Rung:
         words += ", a first look" if self.plan.batch is None else f", batch {self.plan.batch}"
         words += ", whole epochs" if self.plan.epochs else ""
         return f"{words}, {self.ablation}" if self.ablation else words
+
+
+@functools.cache
+def whole_epochs(rung: Rung) -> Rung:
+    """The same run, measured in epochs; what was made ahead is used up when the first one ends."""
+    warmup = min(WARMUP_STEPS, rung.plan.warmup_steps or WARMUP_STEPS)
+    plan = rung.plan.edit(epochs=EPOCHS, steps=None, warmup_steps=warmup)
+    return Rung(plan=plan, ablation=rung.ablation)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,11 +48,14 @@ def faster_reads(seen: Seen) -> str:
 
 
 def between_epochs(seen: Seen) -> str:
-    """Workers that stay, and less to do while no step is made."""
+    """Workers that stay, fewer first batches to wait for, less to do while no step is made."""
     fed, text = loader(seen), "evaluate, log and save less often"
-    if not fed.workers or fed.persistent_workers:
+    if not fed.workers:
         return text
-    return at(fed.place, f"DataLoader(..., persistent_workers=True), and {text}")
+    if not fed.persistent_workers:
+        return at(fed.place, f"DataLoader(..., persistent_workers=True), and {text}")
+    longer = "a sampler that goes through the data several times (every pass begins with a wait)"
+    return at(fed.place, f"{longer}, and {text}")
 
 
 def copies(seen: Seen) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from nfold.measurement import Measurement, RankSamples
+from nfold.measurement import Measurement, RankSamples, Window
 from nfold.plan import Plan
 from nfold.stats import median
 
@@ -122,6 +122,22 @@ def _fetched(rank: RankSamples) -> tuple[int, float, float]:
 
 
 def _gaps(measurement: Measurement) -> list[float]:
+    """Of every pass over the data that was timed: ms a step between it and the one before.
+
+    The rank that waits least: it waits for the others in a step.
+    """
+    if measurement.plan.epochs is None:
+        passes = zip(*(map(_between_ms, rank.windows) for rank in measurement.ranks), strict=False)
+        return [min(each) for each in passes if None not in each]
+    return _epoch_gaps(measurement)
+
+
+def _between_ms(window: Window) -> float | None:
+    between = window.between
+    return 1e3 * between.seconds / between.steps if between is not None else None
+
+
+def _epoch_gaps(measurement: Measurement) -> list[float]:
     """Of every epoch that was timed whole: ms a step that no window holds."""
     rank = measurement.ranks[0]
     batch = measurement.plan.batch or 1

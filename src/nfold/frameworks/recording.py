@@ -7,16 +7,15 @@ mark: losses are kept as the framework's own tensors and read after the window's
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from nfold.errors import Diverged
 from nfold.frameworks.base import Observer, Phase
-from nfold.measurement import Epoch, Fetches, RankSamples, Window
+from nfold.frameworks.clock import Clock
+from nfold.measurement import Between, Epoch, Fetches, RankSamples, Window
 
 WINDOWS = 10
 LONGEST_WINDOW = 500
@@ -25,41 +24,6 @@ HASH_BITS = 64
 Loss = TypeVar("Loss")
 Read = Callable[[Sequence[Loss]], Sequence[float]]
 """The losses of all steps, in order, from what the framework returned for them."""
-
-
-class Clock(Protocol):
-    """Marks the ends of steps inside a window; reads them only after the window."""
-
-    def start(self) -> float:
-        """Fence the devices and begin a window; host monotonic seconds."""
-
-    def mark(self) -> None:
-        """The end of a call of one or more steps. Never synchronises."""
-
-    def stop(self) -> tuple[float, list[float]]:
-        """Fence the devices and end the window: its seconds, and milliseconds of each call."""
-
-
-class HostClock:
-    """For CPU devices, where an operation is done when its call returns."""
-
-    def __init__(self) -> None:
-        self._marks: list[float] = []
-
-    def start(self) -> float:
-        """Begin a window now."""
-        self._marks = [time.monotonic()]
-        return self._marks[0]
-
-    def mark(self) -> None:
-        """Note the time."""
-        self._marks.append(time.monotonic())
-
-    def stop(self) -> tuple[float, list[float]]:
-        """The window ends with its last step."""
-        seconds = time.monotonic() - self._marks[0]
-        pairs = itertools.pairwise(self._marks)
-        return seconds, [1e3 * (after - before) for before, after in pairs]
 
 
 class Counted(Protocol):
@@ -126,6 +90,9 @@ class Recorder(Generic[Loss]):
         self._fetched = fetched
         self._pending: list[_Call[Loss]] = []
         self._window_start = 0.0
+        self._last_end = 0.0
+        self._began_at = 0
+        self._between: Between | None = None
         self._windows: list[Window] = []
         self._turns: list[int] = []
         self._turn: int | None = None
@@ -146,10 +113,10 @@ class Recorder(Generic[Loss]):
 
     def begin(self) -> None:
         """Begin an epoch: fence, and start a window."""
-        self._epoch_hash = (0, 0)
-        self._epoch_losses = []
+        self._epoch_hash, self._epoch_losses = (0, 0), []
         self._beat()
-        self._window_start = self._clock.start()
+        passed, self._began_at = self.steps - self._began_at, self.steps
+        self._start_window(passed)
 
     def step(self, batch: Counted, loss: Loss) -> None:
         """Note one step; close the window where it is full, warm-up ends, or it was the first."""
@@ -168,12 +135,15 @@ class Recorder(Generic[Loss]):
         self._beat()
         if self._window_is_full(before):
             self._close_window()
-            self._window_start = self._clock.start()
+            self._start_window()
 
-    def apart(self) -> None:
-        """What has passed since the last step belongs to no window; the next one begins now."""
+    def apart(self, passed: int = 0) -> None:
+        """What has passed since the last step belongs to no window; the next one begins now.
+
+        It lies between two passes over the data where the first of them had ``passed`` steps.
+        """
         self._close_window()
-        self._window_start = self._clock.start()
+        self._start_window(passed)
 
     def take_turn(self, turn: int | None) -> None:
         """A window ends here; what follows is of this turn, or with None, is not kept."""
@@ -224,6 +194,12 @@ class Recorder(Generic[Loss]):
             **more,
         )
 
+    def _start_window(self, passed: int = 0) -> None:
+        """Now; before it lies the end of an epoch that had so many steps, 0: none."""
+        self._window_start = self._clock.start()
+        seconds = self._window_start - self._last_end
+        self._between = Between(seconds=seconds, steps=passed) if passed else None
+
     def _beat(self) -> None:
         self._tell_phase(Phase.FIRST_STEP if self.steps == 0 else Phase.STEPPING)
 
@@ -244,6 +220,8 @@ class Recorder(Generic[Loss]):
         if not self._pending:
             return
         seconds, call_ms = self._clock.stop()
+        self._last_end = self._window_start + seconds
+        between, self._between = self._between, None
         fetches = self._fetched()
         steps = sum(call.steps for call in self._pending)
         count = sum(call.steps * call.count for call in self._pending)
@@ -257,6 +235,7 @@ class Recorder(Generic[Loss]):
                     steps=steps,
                     samples=count,
                     fetches=fetches,
+                    between=between,
                 )
             )
             self._turns += [] if self._turn is None else [self._turn]

@@ -41,6 +41,7 @@ PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
     ("launch-bound", 2.0, {"host_ms": 4.0}, {}),
     ("single-process", 6.0, {"dp_exchange_ms": 6.0}, {"strategy": "dp"}),
     ("epoch-boundary", 1.5, {"epoch_gap_ms": 30.0}, {}),
+    ("epoch-boundary", 1.5, {"epoch_gap_ms": 600.0, "samples_per_epoch": 40_000}, {}),
     ("input", 7.5, {"load_ms_per_sample": 0.35, "host_cores": 4}, {"workers": 4}),
 ]
 
@@ -49,7 +50,7 @@ PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
 def test_a_planted_cost_is_found_exactly(
     cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    found = explained(Script(**BASE, **planted), **changes)
+    found = explained(Script(**{**BASE, **planted}), **changes)
     assert row(found, cause).lost_ms.value == pytest.approx(lost_ms)
     assert named(found)[0] == cause
     assert {r.cause for r in found.rows if r.named} == {cause}
@@ -61,7 +62,7 @@ def test_a_planted_cost_is_found_exactly(
 def test_under_noise_the_interval_holds_the_planted_cost(
     cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    noisy = Script(**BASE, **planted, noise=0.01, process_noise=0.01)
+    noisy = Script(**{**BASE, **planted}, noise=0.01, process_noise=0.01)
     found = explained(noisy, **changes)
     # Steps that vary are an imbalance of their own: with this noise 0.6 % of a step.
     slack = 0.12 if cause == "imbalance" else 0.0

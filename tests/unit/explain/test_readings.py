@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from made import machine, plan
 from nfold.explain.readings import readings, scatter
-from nfold.measurement import Epoch, Measurement, RankSamples, Status, Window
+from nfold.measurement import Between, Epoch, Measurement, RankSamples, Status, Window
 from nfold.workload import Workload
 
 HOST = machine()
@@ -20,8 +21,8 @@ def _rank(rank: int, seconds: list[float], samples: int = 80, **more: Any) -> Ra
     return RankSamples(rank=rank, device="cpu", windows=windows, step_ms=steps, **more)
 
 
-def _of(*ranks: RankSamples, status: Status = "ok") -> Measurement:
-    asked = plan(HOST, devices=len(ranks), batch=8 * len(ranks))
+def _of(*ranks: RankSamples, status: Status = "ok", **changes: Any) -> Measurement:
+    asked = plan(HOST, devices=len(ranks), batch=8 * len(ranks), **changes)
     return Measurement(
         id="m",
         workload=Workload(name="digits"),
@@ -68,3 +69,20 @@ def test_the_scatter_inside_a_run() -> None:
     assert scatter(_of(_rank(0, [0.1]))) == 0
     assert scatter(_of(_rank(0, [0.1] * 4))) == 0
     assert scatter(_of(_rank(0, [0.1, 0.12, 0.1, 0.12]))) == pytest.approx(0.066, rel=0.02)
+
+
+def test_between_passes_the_rank_counts_that_waits_least() -> None:
+    """Where a batch comes late the others wait in their step."""
+
+    def rank(number: int, *waits: float | None) -> RankSamples:
+        made = _rank(number, [0.1] * len(waits))
+        between = [None if s is None else Between(seconds=s, steps=20) for s in waits]
+        windows = zip(made.windows, between, strict=True)
+        ends = tuple(dataclasses.replace(window, between=one) for window, one in windows)
+        return dataclasses.replace(made, windows=ends)
+
+    both = rank(0, None, 0.1, 0.4), rank(1, None, 0.3, 0.2)
+    found = readings(_of(*both, epochs=None, steps=30), coupled=True)
+    assert found["gap"] == pytest.approx((100 / 20 + 200 / 20) / 2)
+    apart = _of(rank(0, None), rank(1, 0.1), epochs=None, steps=10)
+    assert "gap" not in readings(apart, coupled=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from nfold.errors import Diverged
 from nfold.frameworks.base import Observer
-from nfold.frameworks.recording import HostClock, Length, Recorder
+from nfold.frameworks.clock import HostClock
+from nfold.frameworks.recording import Length, Recorder
 
 Losses = list[float]
 
@@ -44,3 +46,26 @@ def test_a_loss_that_is_no_number_names_its_step() -> None:
     recorder.begin()
     with pytest.raises(Diverged, match="step 2"):
         recorder.made(3, 8, 0, [1.0, math.nan, 1.0])
+
+
+def test_what_lies_between_two_epochs_stands_beside_the_first_window_of_the_second() -> None:
+    recorder = _recorder(12, 1)
+    for _ in range(2):
+        recorder.begin()
+        for _ in range(3):
+            recorder.made(1, 8, 1, [1.0])
+        recorder.end()
+        time.sleep(0.02)
+    recorder.begin()
+    recorder.made(1, 8, 1, [1.0])
+    time.sleep(0.01)
+    recorder.apart(1)
+    recorder.made(1, 8, 1, [1.0])
+    recorder.take_turn(0)
+    recorder.made(1, 8, 1, [1.0])
+    recorder.end()
+    windows = recorder.samples().windows
+    found = [(window.between.steps, window.between.seconds) for window in windows if window.between]
+    assert [steps for steps, _ in found] == [3, 3, 1]
+    assert all(seconds >= least for (_, seconds), least in zip(found, (0.02, 0.02, 0), strict=True))
+    assert windows[-1].between is None

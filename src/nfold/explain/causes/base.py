@@ -36,6 +36,11 @@ class Cause:
         del ladder
         return ()
 
+    def known(self, ladder: Ladder, view: View) -> bool:
+        """Whether the runs of ``rungs``, once they are made, tell what ``lost_ms`` needs."""
+        del ladder, view
+        return True
+
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What a step on N devices loses to it."""
         raise NotImplementedError

@@ -1,40 +1,50 @@
-"""C8: time between epochs: workers that start anew, work of one rank while the others wait."""
+"""C8: time between epochs: workers that start anew, work of one rank while the others wait.
+
+The first batch of an epoch is waited for too, as long as a worker makes it: the shorter epochs are,
+the more of a step that is.
+"""
 
 from __future__ import annotations
 
-import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
-from nfold.explain.ladder import Ladder, Rung
-
-EPOCHS: dict[str, Any] = {"epochs": 3, "steps": None}
+from nfold.explain.ladder import Ladder, Rung, whole_epochs
 
 
 class EpochBoundary(Cause):
-    """An epoch's wall time less the windows in it, over its steps."""
+    """What lies between two epochs and in no step, over the steps of one.
+
+    Of a script with short epochs the ladder's own runs hold some; else whole epochs are run.
+    """
 
     id: ClassVar[str] = "epoch-boundary"
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """Both ends of the ladder, over whole epochs."""
-        return (whole_epochs(ladder.full()), whole_epochs(ladder.one))
+        """Both ends of the ladder."""
+        return (ladder.full(), ladder.one)
+
+    def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """The same over whole epochs."""
+        return tuple(map(whole_epochs, self.rungs(ladder)))
+
+    def known(self, ladder: Ladder, view: View) -> bool:
+        """Whether both ends have had an end of an epoch."""
+        return all(map(view.has_gap, self.rungs(ladder)))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more than one does at N-fold speed."""
-        on_n, on_one = map(view.gap, self.rungs(ladder))
-        return on_n - on_one / (ladder.devices if ladder.scaling == "strong" else 1)
+        return view.gap(ladder.full()) - self.single_ms(ladder, view)
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """One device, over whole epochs."""
-        return (whole_epochs(ladder.one),)
+        """One device."""
+        return (ladder.one,)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What one device loses in a step over its share."""
-        times = ladder.devices if ladder.scaling == "strong" else 1
-        return view.gap(whole_epochs(ladder.one)) / times
+        return view.gap(ladder.one) / (ladder.devices if ladder.scaling == "strong" else 1)
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
@@ -44,9 +54,3 @@ class EpochBoundary(Cause):
             "keep loader workers alive between epochs (persistent_workers), and evaluate and log "
             "less often"
         )
-
-
-@functools.cache
-def whole_epochs(rung: Rung) -> Rung:
-    """The same run, measured in epochs."""
-    return Rung(plan=rung.plan.edit(**EPOCHS), ablation=rung.ablation)

@@ -12,8 +12,8 @@ import threading
 import time
 from typing import Any
 
+from nfold.frameworks.clock import HostClock
 from nfold.frameworks.keras.engine import Engine
-from nfold.frameworks.recording import HostClock
 
 
 class QueueClock(HostClock):

@@ -14,7 +14,7 @@ from nfold.errors import Diverged, Hung, Killed, OutOfMemory, RunFailure
 from nfold.frameworks.base import Observer, Phase, Task
 from nfold.frameworks.simulated.cost import of_rank
 from nfold.frameworks.simulated.script import Planted, Script
-from nfold.measurement import Epoch, Fetches, RankSamples, Window
+from nfold.measurement import Between, Epoch, Fetches, RankSamples, Window
 from nfold.plan import Plan
 
 WINDOWS = 10
@@ -123,10 +123,18 @@ class Simulation:
                 steps=len(steps),
                 samples=samples,
                 fetches=self._fetches(len(steps), samples),
+                between=self._between(first),
             )
             windows.append(window)
             losses.append((last, fmean(map(self._loss, steps))))
         return tuple(windows), tuple(losses)
+
+    def _between(self, step: int) -> Between | None:
+        """What lies before a step where a later epoch begins with it."""
+        of_epoch = len(self.epochs[0])
+        if step % of_epoch or not step:
+            return None
+        return Between(seconds=self.script.epoch_gap_ms / 1e3, steps=of_epoch)
 
     def _fetches(self, batches: int, samples: int) -> Fetches | None:
         """What the loaders were seen to do for so many steps, where they do anything."""

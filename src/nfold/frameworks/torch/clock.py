@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from nfold.frameworks.recording import Clock, HostClock
+from nfold.frameworks.clock import Clock, HostClock
 from nfold.frameworks.torch.devices import Devices
 
 

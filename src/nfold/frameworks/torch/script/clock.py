@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfold.frameworks.recording import Clock, HostClock
+from nfold.frameworks.clock import Clock, HostClock
 from nfold.frameworks.torch.clock import clock
 from nfold.frameworks.torch.devices import Devices
 

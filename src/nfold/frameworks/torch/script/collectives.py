@@ -56,8 +56,9 @@ class Collectives:
         def collective(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return usual(*args, **kwargs)
-            self._tally.note("collective", name, bytes_of(name, args, kwargs))
-            if name in STAND_INS and self._off:
+            if self._tally.on:
+                self._tally.note("collective", name, bytes_of(name, args, kwargs))
+            if name in STAND_INS and self._off and not self._is_one_element(args):
                 return self._instead(name, signature.bind(*args, **kwargs))
             self._inside = True
             try:
@@ -66,6 +67,15 @@ class Collectives:
                 self._inside = False
 
         return collective
+
+    def _is_one_element(self, args: tuple[Any, ...]) -> bool:
+        """Whether a barrier would exchange just that: then it is the collective itself.
+
+        Some scripts make hundreds of them in a step; whatever we do for each would be in a rung.
+        """
+        if self._left_out.now.exchange != "barrier" or not args:
+            return False
+        return isinstance(args[0], Tensor) and args[0].numel() == 1
 
     def _instead(self, name: str, given: inspect.BoundArguments) -> Any:
         """This rank's part alone; under ``barrier`` with one element exchanged beside it."""

@@ -214,7 +214,7 @@ class Feed:
             self._listener.aside()
         elif stream.made.given == 1:
             self.first_waits_s.append(wait_s)
-            if stream.loader.num_workers and not self._replays:
+            if stream.loader.num_workers and self._left_out.now.input == "real":
                 self._listener.pass_began()
 
     def ended(self, loader: Any, made: Pass) -> None:

@@ -40,8 +40,8 @@ FEWEST_STEPS = 5
 class Watch:
     """Counts the steps of one rank's script, times them, and ends the process after the last.
 
-    Time between two passes over the training data belongs to no window; in a run of whole
-    epochs it belongs to the epoch before it.
+    Time between two passes over the training data belongs to no window, but stands beside the
+    next one; in a run of whole epochs it belongs to the epoch before it.
     """
 
     def __init__(self, task: Task, observer: Observer) -> None:
@@ -67,6 +67,7 @@ class Watch:
         self._before = NONE
         self._agreed: str | None = None
         self._stepped = False
+        self._pass_from, self._passed = 0, 0
         self._epoch_began: float | None = None
         self._epoch_ended = 0.0
         self._epochs = 0
@@ -162,6 +163,7 @@ class Watch:
         elif feeds and self._task.plan.epochs is not None:
             self._end_epoch(time.monotonic())
         elif feeds:
+            self._pass_from, self._passed = self.steps, self.steps - self._pass_from
             self._apart()
         if feeds or not self.steps:
             self._epoch_began = time.monotonic()
@@ -173,7 +175,7 @@ class Watch:
     def _apart(self) -> None:
         """What lies between two passes is in no window."""
         self._clock.ends_with_step = True
-        self._recorder.apart()
+        self._recorder.apart(self._passed)
 
     def pass_ended(self) -> None:
         """Where the script ends now, its last epoch did too."""

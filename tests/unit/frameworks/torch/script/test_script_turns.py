@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import time
 from collections import Counter
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from nfold.ablation import Ablation
 from nfold.turns import SETTLE, schedule
 from watched import dataset, loop, model, script_task, watched
 
 REAL, REPLAYED = Ablation(), Ablation(input="replayed")
+WAIT_S = 0.05
 
 
 class Noted:
@@ -89,6 +91,34 @@ def test_a_real_pass_that_a_replay_began_in_goes_on() -> None:
     assert found.samples is not None
     assert set(passes[:-1]) == {8}
     assert len(found.samples.step_ms) == 40
+
+
+def test_passes_of_every_real_turn_begin_with_a_wait_that_is_in_no_window() -> None:
+    """Its first batch takes a worker so long; a replayed pass waits for nothing."""
+
+    class Slow(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(WAIT_S if index == 0 else 0)
+            return self.tensors[0][index], self.tensors[1][index]
+
+    def training() -> None:
+        module = model()
+        loader = DataLoader(Slow(*dataset(32).tensors), batch_size=8, num_workers=1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(loader, module, optimizer)
+
+    found = watched(training, _task(REAL, REPLAYED, steps=40)).samples
+    gc.collect()
+    assert found is not None
+    waits: dict[int, list[float]] = {0: [], 1: []}
+    for window, turn in zip(found.windows, found.turns, strict=True):
+        if window.between is not None:
+            assert window.between.steps == 4
+            waits[turn].append(window.between.seconds)
+    assert len(waits[0]) > 4
+    assert len(waits[1]) > 4
+    assert min(waits[0]) >= WAIT_S
+    assert min(waits[1]) < WAIT_S
 
 
 @pytest.mark.usefixtures("group")

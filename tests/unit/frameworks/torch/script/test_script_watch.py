@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from nfold.ablation import Ablation
 from nfold.errors import Unsupported
-from nfold.frameworks import recording
+from nfold.frameworks import clock
 from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.script import watch
+from nfold.measurement import Between
 from watched import Noting, dataset, loop, model, scaled, script_task, usual, watched
 
 
@@ -141,7 +142,7 @@ class Seconds:
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     made = Seconds()
-    monkeypatch.setattr(recording, "time", made)
+    monkeypatch.setattr(clock, "time", made)
     monkeypatch.setattr(watch, "time", made)
     return made
 
@@ -170,6 +171,9 @@ def test_what_lies_between_passes_is_in_no_window(length: Any, seconds: Seconds)
         assert [epoch.samples for epoch in found.epochs] == [64, 64, 64]
         assert [epoch.train_loss for epoch in found.epochs] == [None] * 3
         assert [epoch.seconds for epoch in found.epochs] == [108, 108, 108]
+    else:
+        between = [window.between for window in found.windows if window.between]
+        assert between == [Between(seconds=100, steps=8)] * 2
 
 
 @pytest.mark.parametrize(("workers", "step_ms"), [(0, 21_000), (1, 1000)])
@@ -189,6 +193,9 @@ def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
     found = watched(training, script_task(steps=3, warmup_steps=2)).samples
     assert found is not None
     assert found.step_ms == (step_ms,) * 3
+    between = [window.between for window in found.windows if window.between]
+    assert between == [Between(seconds=20.0 if workers else 0.0, steps=1)] * len(between)
+    assert between
 
 
 def test_a_pass_that_is_not_asked_for_its_end_has_ended_when_the_next_begins() -> None:
