@@ -37,6 +37,8 @@ SCRIPTS = {
     "accelerate": "with_accelerate.py",
     "dataparallel": "dataparallel.py",
 }
+EXACT = ("imbalance",)
+"""A rank that is busy for so long; all-reduces take what they take beside the rest of a step."""
 TIMED_STEPS = 60
 REPEATS = 3
 PRINTED = re.compile(r'"step_ms": ([0-9.]+)')
@@ -199,15 +201,15 @@ class Script:
         return {"FAULTS": json.dumps(doses), **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {})}
 
     def injected(self, doses: Doses, found: Any) -> dict[str, float]:
-        """What the dose says where it cannot hide; else timed without nfold, with and without."""
+        """What the dose says where it is exact; else timed without nfold, with and without."""
         if set(doses) == {"undivided-work"}:
             whole = float(found["n_devices"]["step_ms"]["value"])
             return {"undivided-work": whole * (self.count - 1)}
-        if set(doses) <= {"imbalance", "synchronization", "link"}:
-            return dict(doses)
         # Values that the host reads are a part of synchronization.
         return {
-            cause.replace("host-syncs", "synchronization"): self.timed_ms({cause: dose})
+            cause.replace("host-syncs", "synchronization"): (
+                dose if cause in EXACT else self.timed_ms({cause: dose})
+            )
             for cause, dose in doses.items()
         }
 
@@ -221,10 +223,11 @@ class Script:
 
     def step_ms(self, doses: Doses) -> float:
         """A step on all devices by the script's own clock, the slowest rank's."""
+        pinned = {"FAULTS_PINNED": "1"} if self.cpu and self.launcher() else {}
         done = subprocess.run(
             [self.python, *self.launcher(), str(self.file), "--steps", str(TIMED_STEPS),
              *self.arguments],
-            env={**os.environ, **self.environment(doses, 0)},
+            env={**os.environ, **self.environment(doses, 0), **pinned},
             capture_output=True,
             text=True,
         )  # fmt: skip

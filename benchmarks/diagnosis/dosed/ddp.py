@@ -47,6 +47,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             if clock.step():
+                dist.destroy_process_group()
                 return
 
 

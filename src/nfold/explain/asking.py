@@ -33,7 +33,7 @@ def wanted(ladder: Ladder) -> Iterator[Rung]:
 
 def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
     """What the rows so far ask for: fixes first, causes taken away together, other batches."""
-    account = Account(ladder, measured, PROBING)
+    account = Account(ladder, measured, PROBING, final=False)
     rows = [*account.rows(), *account.single()]
     named = [row for row in rows if row.named]
     asking = named or _suspected(rows, account.achieved_ms(account.fit.view))
@@ -60,7 +60,7 @@ def _suspected(rows: list[Finding], step_ms: float) -> list[Finding]:
 
 def narrowing(ladder: Ladder, measured: Measured) -> list[Rung]:
     """What makes the widest row narrower; empty where all are narrow."""
-    account = Account(ladder, measured, PROBING)
+    account = Account(ladder, measured, PROBING, final=False)
     widest = max(account.rows(), key=_width, default=None)
     if widest is None or _width(widest) < NARROW * account.achieved_ms(account.fit.view):
         return []

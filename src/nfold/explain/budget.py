@@ -25,10 +25,17 @@ NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
 class Account:
     """One budget while it is made: the ladder, its runs, their fitted values."""
 
-    def __init__(self, ladder: Ladder, measured: Measured, resamples: int = RESAMPLES) -> None:
+    def __init__(
+        self,
+        ladder: Ladder,
+        measured: Measured,
+        resamples: int = RESAMPLES,
+        *,
+        final: bool = True,
+    ) -> None:
         self.ladder = ladder
         self.measured = measured
-        self.fit: Fit = measured.fit(resamples)
+        self.fit: Fit = measured.fit(resamples, final=final)
         full = measured.runs[ladder.full()].values()
         self.kinds = {doubt.kind: doubt.text for m in full for doubt in m.warnings}
         self._gaps = BY_ID["epoch-boundary"].known(ladder, self.fit.view)

@@ -10,6 +10,7 @@ t for the few there are.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import random
@@ -42,11 +43,13 @@ Number = Callable[["View"], float]
 class View:
     """One value for every reading of every rung: the fitted ones, or one resample of them.
 
-    ``reference`` are the ranks that stand for one device where ranks do not wait.
+    ``reference`` are the ranks that stand for one device where ranks do not wait. ``final`` where
+    nothing more will be measured.
     """
 
     values: Mapping[Key, float]
     reference: tuple[int, ...] = ()
+    final: bool = True
 
     def step(self, rung: Rung) -> float:
         """Milliseconds of a step."""
@@ -95,6 +98,8 @@ class Fit:
         resamples: int = RESAMPLES,
         shared: Mapping[Run, str] | None = None,
         inside: Sequence[float] = (),
+        *,
+        final: bool = True,
     ) -> None:
         """``shared`` names the process tree of every run that had one with others.
 
@@ -113,7 +118,8 @@ class Fit:
         self.free = _free(of_runs)
         self._draw = _drawing(list(_flat(of_runs)), self.free, scatters, APART)
         self._draw_inside = _drawing(list(_flat(of_turns)), _free(of_turns), inside, INSIDE)
-        self.view = View(self._values(None), _reference(self._values(None), self._scale()))
+        fitted = self._values(None)
+        self.view = View(fitted, _reference(fitted, self._scale()), final)
         self._drawn: list[View] | None = None
 
     def interval(self, number: Number) -> Interval:
@@ -127,7 +133,8 @@ class Fit:
         if self._drawn is None:
             draws = random.Random(0)
             self._drawn = [
-                View(self._values(draws), self.view.reference) for _ in range(self._resamples)
+                dataclasses.replace(self.view, values=self._values(draws))
+                for _ in range(self._resamples)
             ]
         return self._drawn
 

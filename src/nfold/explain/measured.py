@@ -65,8 +65,8 @@ class Measured:
         nearest = min((abs(size - len(rungs)) for size, _ in walls), default=0)
         return max((s for size, s in walls if abs(size - len(rungs)) == nearest), default=0.0)
 
-    def fit(self, resamples: int = RESAMPLES) -> Fit:
-        """The values of all readings."""
+    def fit(self, resamples: int = RESAMPLES, *, final: bool = True) -> Fit:
+        """The values of all readings; ``final`` where nothing more will be measured."""
         table: dict[Key, dict[int, float]] = {}
         shared: dict[Run, str] = {}
         inside: list[float] = []
@@ -80,7 +80,8 @@ class Measured:
             for rung, named in found.items():
                 for name, value in named.items():
                     table.setdefault((rung, name), {})[number] = value
-        return Fit(table, [scatter(m) for m in self._all()], resamples, shared, inside)
+        scatters = [scatter(m) for m in self._all()]
+        return Fit(table, scatters, resamples, shared, inside, final=final)
 
     def _trees(self) -> Iterator[tuple[str, int, dict[Rung, Measurement]]]:
         """Every process tree: its folder, its round, and what had a turn in it."""

@@ -9,6 +9,9 @@ from nfold.ablation import Ablation
 from nfold.explain.fit import View
 from nfold.explain.ladder import Input, Ladder, Rung
 
+STARVED = 0.3
+"""Of a step of one device: where its input costs as much, other costs may hide behind that."""
+
 
 class Cause:
     """One cause of ``nfold.finding.CAUSES``: which runs prove it, and what it costs by them.
@@ -89,7 +92,20 @@ def exposed(ladder: Ladder, view: View, cost: Callable[[Input], float], *real: R
     """A cost on the ladder without the real input, or with it where that shows less.
 
     Beside input that is slower, another cost hides and taking it away gains nothing. What the
-    real input adds to it is the input's own. ``real`` are the rungs that tell.
+    real input adds to it is the input's own. ``real`` are the rungs that tell; where there was no
+    time for them, no more is gained than what N devices lose at all.
     """
     bare = cost(ladder.bare)
-    return min(bare, max(0.0, cost("real"))) if view.has(*real) else bare
+    if view.has(*real):
+        return min(bare, max(0.0, cost("real")))
+    if not view.final or not starved(ladder, view):
+        return bare
+    return min(bare, max(0.0, view.step(ladder.full()) - view.step(ladder.alone("real"))))
+
+
+def starved(ladder: Ladder, view: View) -> bool:
+    """Whether a good part of one device's step goes to its input."""
+    real, bare = ladder.alone("real"), ladder.alone(ladder.bare)
+    if ladder.one_process or not view.has(ladder.full(), real, bare):
+        return False
+    return view.step(real) - view.step(bare) > STARVED * view.step(real)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from nfold.ablation import Ablation
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause
+from nfold.explain.causes.base import Cause, starved
 from nfold.explain.causes.copies import NO_LOADER, Copies
 from nfold.explain.causes.imbalance import Imbalance
 from nfold.explain.causes.link import Link
@@ -60,7 +60,8 @@ class Input(Cause):
                 for copies, alone in (_each(ladder, "real"), _each(ladder, ladder.bare))
             )
             return crowd - calm
-        if ladder.one_process or not view.has(*real_ladder(ladder)):
+        told = view.has(*real_ladder(ladder)) or (view.final and starved(ladder, view))
+        if ladder.one_process or not told or not _all_known(ladder, view):
             on_n = view.step(ladder.full()) - view.step(ladder.full("replayed"))
             crowded = Threads().in_input_ms(ladder, view) if _crowding(ladder, view) else 0.0
             return on_n - sum(self.divided_single_ms(ladder, view)) - crowded
@@ -138,6 +139,11 @@ def real_ladder(ladder: Ladder) -> tuple[Rung, ...]:
     if ladder.one_process:
         return ()
     return (ladder.copies("real"), ladder.unexchanged("real"), ladder.barrier("real"))
+
+
+def _all_known(ladder: Ladder, view: View) -> bool:
+    """Whether the costs that are not the input's were all measured."""
+    return all(view.has(*cause.rungs(ladder)) for cause in _others(ladder))
 
 
 def _others(ladder: Ladder) -> list[Cause]:
