@@ -34,7 +34,8 @@ class Ablation:
     Without ``repeated_exchange``, a step of several batches exchanges with the last one only.
     With ``late_exchange``, independent devices exchange all gradients at once, before a step of the
     optimizer, and nothing hides it. With ``expandable_segments``, the allocator of a GPU lets what
-    it keeps grow in place, where it would give back and ask again.
+    it keeps grow in place, where it would give back and ask again. With ``traced``, a script makes
+    some steps more, under a profiler and in no window.
     """
 
     input: Literal["real", "replayed", "resident"] = "real"
@@ -53,6 +54,7 @@ class Ablation:
     repeated_exchange: bool = True
     expandable_segments: bool = False
     late_exchange: bool = False
+    traced: bool = False
 
     def __post_init__(self) -> None:
         for name in ("devices", "shares"):
@@ -68,6 +70,11 @@ class Ablation:
     def __bool__(self) -> bool:
         """Whether anything is left out."""
         return self != NOTHING
+
+    @property
+    def trains(self) -> bool:
+        """Whether a training under it is the user's own: nothing is left out of a step."""
+        return dataclasses.replace(self, traced=False) == NOTHING
 
     @property
     def coupled(self) -> bool:

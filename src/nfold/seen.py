@@ -59,6 +59,22 @@ class Loader:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What a profiler saw in some steps of one rank.
+
+    ``reordering_ms`` are those of each step in which only the order of dimensions in memory is
+    changed. ``launches`` counts kernels and copies on a device in a step, ``busy_ms`` is how long
+    any runs (None: there is no GPU), added up over devices; exchanges between devices are in
+    neither.
+    """
+
+    steps: int
+    reordering_ms: tuple[float, ...]
+    launches: float = 0.0
+    busy_ms: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Seen:
     """The facts of one rank of a script, from its warm-up.
 
@@ -75,6 +91,7 @@ class Seen:
     passes of the DataLoader, ``children`` processes that the script started apart from loaders'
     workers.
 
+    ``traced`` is what a profiler saw after the other steps, None where nobody asked for it.
     ``alloc_retries`` counts, of a step after the warm-up, how often a GPU had no memory left, so
     that the allocator gave back what it kept and asked again.
 
@@ -119,6 +136,7 @@ class Seen:
     threads: int = 1
     peak_memory_bytes: int | None = None
     alloc_retries: float = 0.0
+    traced: Traced | None = None
     epochs_ended: int = 0
     children: int = 0
     places: dict[str, tuple[Place, ...]] = field(default_factory=dict)

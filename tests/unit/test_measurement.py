@@ -15,6 +15,7 @@ from nfold.machine import Device, Link, Machine
 from nfold.measurement import (
     STATUSES,
     UNFINISHED,
+    Between,
     Cause,
     Doubt,
     Epoch,
@@ -47,7 +48,16 @@ RANK = RankSamples(
     device="cuda:1",
     first_step_ms=850.5,
     warmup_steps=10,
-    windows=(Window(start_s=1.5, seconds=0.25, steps=5, samples=80, fetches=FETCHES),),
+    windows=(
+        Window(
+            start_s=1.5,
+            seconds=0.25,
+            steps=5,
+            samples=80,
+            fetches=FETCHES,
+            between=Between(seconds=0.5, steps=9),
+        ),
+    ),
     step_ms=(49.5, 50.25),
     turns=(1, 0),
     epochs=(Epoch(seconds=2.5, samples=1437, train_loss=0.75, accuracy=0.9),),
@@ -87,6 +97,7 @@ FULL = Measurement(
         repeated_exchange=False,
         expandable_segments=True,
         late_exchange=True,
+        traced=True,
     ),
     repeat=3,
     cause=Cause(text="no room", rank=1, step=5, signal=9),
@@ -198,6 +209,7 @@ def test_the_cell_id_is_pinned() -> None:
     ablation = dataclasses.replace(typing.cast(Ablation, FULL.ablation), buffers=True)
     ablation = dataclasses.replace(ablation, host_syncs=True, repeated_exchange=True)
     ablation = dataclasses.replace(ablation, expandable_segments=False, late_exchange=False)
+    ablation = dataclasses.replace(ablation, traced=False)
     assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
 
 

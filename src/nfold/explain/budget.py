@@ -164,7 +164,7 @@ class Account:
             alone = view.step(self.ladder.alone("real")) + self._gap(self.ladder.one, view) / times
             return alone / max(1e-9, alone - max(0.0, lost(view)))
 
-        cost = self.fit.interval(lost)
+        cost = cause.told(self.ladder) or self.fit.interval(lost)
         named = beyond(cost, self.fit.view.step(self.ladder.alone("real"))) and cost.value > 0
         best = self._best(cause) if named else None
         return Finding(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from nfold.explain.ladder import Rung
-from nfold.explain.polish import OF_MEDIAN, Key, logs, polished
+from nfold.explain.polish import OF_MEDIAN, Key, in_cycles, logs
 from nfold.explain.readings import Readings, sums, times
 from nfold.measurement import Measurement, RankSamples
 from nfold.turns import CYCLES
@@ -33,7 +33,7 @@ def together(members: Mapping[Rung, Measurement]) -> tuple[dict[Rung, Readings],
         for cycle, part in enumerate(divided(measurement, count)):
             for name, value in times(part, coupled=rung.coupled).items():
                 table.setdefault((rung, name), {})[cycle] = value
-    effects, rests = polished({key: logs(cycles) for key, cycles in table.items()})
+    effects, rests = in_cycles({key: logs(cycles) for key, cycles in table.items()})
     for (rung, name), effect in effects.items():
         found[rung][name] = math.exp(effect)
     squares = [rest**2 for key, r in rests.items() if key[1] == "step" for rest in r.values()]

@@ -68,7 +68,7 @@ class Rung:
         words = f"{devices} device{'s' * (devices != 1)}"
         words += ", a first look" if self.plan.batch is None else f", batch {self.plan.batch}"
         words += ", whole epochs" if self.plan.epochs else ""
-        return f"{words}, {self.ablation}" if self.ablation else words
+        return words if self.ablation.trains else f"{words}, {self.ablation}"
 
 
 @functools.cache

@@ -58,6 +58,13 @@ def between_epochs(seen: Seen) -> str:
     return at(fed.place, f"{longer}, and {text}")
 
 
+def reordering(seen: Seen) -> str:
+    """One order of dimensions throughout, so that nothing is written out in another one."""
+    own, other = ("last", "first") if seen.channels_last else ("first", "last")
+    moved = at(seen.first_place("model"), f"model and images in channels_{other}")
+    return f"{moved} (now channels_{own}), and no .contiguous() after a permute in a step"
+
+
 def copies(seen: Seen) -> str:
     """Pinned memory, and copies that the host does not wait for."""
     moved = at(seen.first_place("copy"), ".to(device, non_blocking=True)")
@@ -126,7 +133,15 @@ def process_each(seen: Seen, devices: int) -> str:
 
 
 def way(seen: Seen) -> str:
-    """How the script uses devices."""
+    """How the script uses devices; of GPUs, how many launches of a step keep them busy how long."""
+    traced = seen.traced
+    if traced is None or traced.busy_ms is None:
+        return _wrapper(seen)
+    busy = f"{traced.launches:.0f} launches a step, busy for {traced.busy_ms:.2f} ms"
+    return f"{_wrapper(seen)}, {busy}"
+
+
+def _wrapper(seen: Seen) -> str:
     if seen.process_group:
         own = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "dp": "nn.DataParallel"}
         return own.get(seen.parallel, "a process group without a wrapper")

@@ -1,20 +1,23 @@
-"""Median polish: every reading's logarithm is its rung's part, its round's, and a rest.
+"""Median polish: every reading's logarithm is its rung's part, its process tree's, and a rest.
 
-Both parts are fitted by medians in turn (J. W. Tukey, Exploratory Data Analysis, 1977, chapter 11),
-so that one disturbed run moves neither. A round's part is then kept as far as its process trees
-agree on it (method of moments of a random effect: S. R. Searle and others, Variance Components,
-1992, chapter 3): one tree that was slow is no round that was.
+Parts are fitted by medians in turn (J. W. Tukey, Exploratory Data Analysis, 1977, chapter 11), so
+that one disturbed run moves none. Rungs that share process trees are fitted with each other first:
+what a tree does to all of them cancels between them, also where one was in more rounds than
+another. What trees of a round have in common is the round's part, as far as they agree on it
+(method of moments of a random effect: S. R. Searle and others, Variance Components, 1992,
+chapter 3): one tree that was slow is no round that was.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean, median
+from typing import TypeVar
 
 from nfold.explain.ladder import Rung
 
-SWEEPS = 10
+SWEEPS = 30
 OF_MEDIAN = 1.2
 """A median of a few normal values scatters by so much more than their mean."""
 
@@ -22,6 +25,9 @@ Key = tuple[Rung, str]
 Rounds = Mapping[int, float]
 Run = tuple[Rung, int]
 """A rung in a round."""
+Fitted = tuple[dict[Key, float], dict[Key, dict[int, float]]]
+"""Every reading's part, and what is left of its runs when the round's part is taken away too."""
+What = TypeVar("What")
 
 
 def logs(rounds: Rounds) -> dict[int, float]:
@@ -29,66 +35,89 @@ def logs(rounds: Rounds) -> dict[int, float]:
     return {number: math.log(max(value, 1e-9)) for number, value in rounds.items()}
 
 
-def polished(
-    logs: Mapping[Key, Rounds], shared: Mapping[Run, str] | None = None
-) -> tuple[dict[Key, float], dict[Key, dict[int, float]]]:
-    """Every rung's part, and what is left when the round's is taken away too.
-
-    ``shared`` names the process trees of runs that had one with others; without it rounds are taken
-    as they are fitted.
-    """
-    fitted = {key: rounds for key, rounds in logs.items() if key[1] == "step"}
-    trees = {} if shared is None else shared
-    of_round = _fitted(fitted, trees)
-    if shared is not None:
-        kept = _kept(fitted, trees, of_round)
-        of_round = {number: kept * value for number, value in of_round.items()}
-    of_key = {k: median(v - of_round[n] for n, v in r.items()) for k, r in logs.items()}
-    left = {k: {n: v - of_key[k] - of_round[n] for n, v in r.items()} for k, r in logs.items()}
-    return of_key, left
+def in_cycles(logs: Mapping[Key, Rounds]) -> Fitted:
+    """Of rungs that all had their turn in every cycle of one process tree."""
+    of_cycle = _common(_steps(logs), fmean)
+    of_key = {k: median(v - of_cycle[n] for n, v in r.items()) for k, r in logs.items()}
+    return of_key, _left(logs, of_key, of_cycle)
 
 
-def _fitted(logs: Mapping[Key, Rounds], trees: Mapping[Run, str]) -> dict[int, float]:
-    """What each round does to all of its runs, 0 on average."""
-    numbers = sorted({number for rounds in logs.values() for number in rounds})
+def polished(logs: Mapping[Key, Rounds], shared: Mapping[Run, str]) -> Fitted:
+    """Of runs; ``shared`` names the process trees of those that had one with others."""
+    steps = _steps(logs)
+    kinds = _kinds((rung for rung, _ in steps), shared)
+    members: dict[int, dict[Key, Rounds]] = {}
+    for key, rounds in steps.items():
+        members.setdefault(kinds[key[0]], {})[key] = rounds
+    of_tree = {kind: _common(of_kind, median) for kind, of_kind in members.items()}
+    of_round = _agreed(of_tree)
+    of_kind = {k: median(t - of_round[n] for n, t in r.items()) for k, r in of_tree.items()}
+    of_key = {}
+    for key, rounds in logs.items():
+        kind = kinds[key[0]]
+        tree = of_tree[kind]
+        of_key[key] = of_kind[kind] + median(v - tree[n] for n, v in rounds.items())
+    return of_key, _left(logs, of_key, of_round)
+
+
+def _steps(logs: Mapping[Key, Rounds]) -> dict[Key, Rounds]:
+    return {key: rounds for key, rounds in logs.items() if key[1] == "step"}
+
+
+def _left(
+    logs: Mapping[Key, Rounds], of_key: Mapping[Key, float], of_round: Rounds
+) -> dict[Key, dict[int, float]]:
+    return {k: {n: v - of_key[k] - of_round[n] for n, v in r.items()} for k, r in logs.items()}
+
+
+def _kinds(rungs: Iterable[Rung], shared: Mapping[Run, str]) -> dict[Rung, int]:
+    """A number for each rung, the same for those that were ever in one process tree."""
+    kinds = {rung: number for number, rung in enumerate(rungs)}
+    trees: dict[str, list[Rung]] = {}
+    for (rung, _), tree in shared.items():
+        if rung in kinds:
+            trees.setdefault(tree, []).append(rung)
+    for members in trees.values():
+        joined = {kinds[rung] for rung in members}
+        kinds = {r: min(joined) if kind in joined else kind for r, kind in kinds.items()}
+    return kinds
+
+
+def _common(
+    table: Mapping[What, Rounds], centre: Callable[[Iterable[float]], float]
+) -> dict[int, float]:
+    """What each round does to all that was measured in it, 0 in its ``centre``."""
+    numbers = sorted({number for rounds in table.values() for number in rounds})
     of_round = dict.fromkeys(numbers, 0.0)
     for _ in range(SWEEPS if len(numbers) > 1 else 0):
-        votes = _votes(logs, trees, of_round)
+        votes = _votes(table, of_round)
         moved = {number: median(votes.get(number) or [0.0]) for number in numbers}
-        centre = fmean(moved.values())
-        of_round = {number: value - centre for number, value in moved.items()}
+        middle = centre(moved.values())
+        of_round = {number: value - middle for number, value in moved.items()}
     return of_round
 
 
-def _votes(
-    logs: Mapping[Key, Rounds], trees: Mapping[Run, str], of_round: Rounds
-) -> dict[int, list[float]]:
-    """By round, by how much each of its process trees is above its rungs' parts.
-
-    A rung that was run in one round only cannot tell.
-    """
-    found: dict[tuple[int, object], list[float]] = {}
-    for (rung, _), rounds in logs.items():
+def _votes(table: Mapping[What, Rounds], of_round: Rounds) -> dict[int, list[float]]:
+    """By round, by how much each is above its own part; what was in one round only cannot tell."""
+    votes: dict[int, list[float]] = {}
+    for rounds in table.values():
         if len(rounds) > 1:
             own = median(value - of_round[number] for number, value in rounds.items())
             for number, value in rounds.items():
-                tree = trees.get((rung, number), rung)
-                found.setdefault((number, tree), []).append(value - own)
-    votes: dict[int, list[float]] = {}
-    for (number, _), members in found.items():
-        votes.setdefault(number, []).append(median(members))
+                votes.setdefault(number, []).append(value - own)
     return votes
 
 
-def _kept(logs: Mapping[Key, Rounds], trees: Mapping[Run, str], of_round: Rounds) -> float:
-    """The part of the rounds' variance that is not what single trees scatter by, 0 to 1."""
-    votes = _votes(logs, trees, of_round)
-    count = sum(map(len, votes.values()))
-    sizes = max(map(len, votes.values()), default=0)
-    free = count - sizes - len(votes) + 1
+def _agreed(of_tree: Mapping[int, Rounds]) -> dict[int, float]:
+    """The rounds' parts, as much smaller as single trees scatter, and 0 where that is all."""
+    of_round = _common(of_tree, fmean)
+    votes = _votes(of_tree, of_round)
+    kinds = sum(len(rounds) > 1 for rounds in of_tree.values())
+    free = sum(map(len, votes.values())) - kinds - len(votes) + 1
     between = sum(of_round[number] ** 2 for number in votes) / max(1, len(votes) - 1)
     if free < 1 or between == 0:
-        return 0.0
+        return dict.fromkeys(of_round, 0.0)
     inside = sum((v - of_round[n]) ** 2 for n, each in votes.items() for v in each) / free
     of_mean = inside * fmean(1 / len(each) for each in votes.values())
-    return max(0.0, 1 - of_mean / between)
+    kept = max(0.0, 1 - of_mean / between)
+    return {number: kept * value for number, value in of_round.items()}

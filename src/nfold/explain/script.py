@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nfold.ablation import Ablation
 from nfold.errors import RunFailure, UsageError
 from nfold.explain.experiment import Experiment
 from nfold.explain.ladder import Ladder, Rung, Scaling, made_ahead
@@ -29,11 +30,12 @@ def first_look(
     group, or fails, it is run again as one process that sees all devices. Raises RunFailure with
     the script's own error where neither trains.
     """
-    ranks = Rung(plan=place.edit(strategy="ddp", steps=LOOK_STEPS, warmup_steps=WARMUP_STEPS))
+    looked = place.edit(strategy="ddp", steps=LOOK_STEPS, warmup_steps=WARMUP_STEPS)
+    ranks = Rung(plan=looked, ablation=Ablation(traced=True))
     first, seen = _look(experiment, ranks, read)
     if first.status == "ok" and any(one.process_group for one in seen):
         return _ladder(first, scaling or "weak", seen[0], machine)
-    single = Rung(plan=ranks.plan.edit(strategy="dp"))
+    single = Rung(plan=looked.edit(strategy="dp"), ablation=ranks.ablation)
     second, seen = _look(experiment, single, read)
     failed = next((m for m in (first, second) if m.status != "ok"), None)
     if second.status != "ok" and failed is not None:

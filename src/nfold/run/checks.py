@@ -19,10 +19,11 @@ def doubts(ranks: Sequence[RankSamples], ablation: Ablation | None = None) -> li
 
     Under an ablation nobody minds what is trained: only the times are doubted.
     """
+    trained = ablation is None or ablation.trains
     noted = [Doubt(kind=kind, text=text) for rank in ranks for kind, text in rank.notes]
     found = [
-        None if ablation else same_samples(ranks),
-        None if ablation else parameters_differ(ranks),
+        same_samples(ranks) if trained else None,
+        parameters_differ(ranks) if trained else None,
         few_windows(ranks),
         drift(ranks),
         slow_rank(ranks),

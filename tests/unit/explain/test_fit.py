@@ -42,6 +42,20 @@ def test_a_rung_of_later_rounds_only_is_compared_fairly() -> None:
     assert Fit(table, []).view.step(FULL) / Fit(table, []).view.step(BARRIER) == pytest.approx(1.2)
 
 
+def test_what_a_tree_does_to_its_rungs_cancels_where_one_was_in_fewer_rounds() -> None:
+    slow = {0: 1.0, 1: 1.1, 2: 0.95, 3: 1.2, 4: 1.3}
+    table: dict[Key, dict[int, float]] = {
+        (FULL, "step"): {n: 12 * by for n, by in slow.items()},
+        (BARRIER, "step"): {n: 10 * slow[n] for n in (0, 1)},
+        (BARRIER, "slowest"): {n: 9 * slow[n] for n in (0, 1)},
+        (LADDER.one, "step"): {0: 20.0, 1: 20.1},
+    }
+    shared = {(rung, n): f"tree {n}" for rung in (FULL, BARRIER) for n in slow}
+    fit = Fit(table, [], shared=shared)
+    assert fit.view.step(FULL) / fit.view.step(BARRIER) == pytest.approx(1.2)
+    assert fit.view.step(BARRIER) / fit.view.slowest(BARRIER) == pytest.approx(10 / 9)
+
+
 def test_one_slow_process_tree_is_no_slow_round() -> None:
     table: dict[Key, dict[int, float]] = {
         (FULL, "step"): {0: 16.4},

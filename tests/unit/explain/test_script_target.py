@@ -19,7 +19,7 @@ from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Fetches, Measurement
 from nfold.plan import Plan
-from nfold.seen import Loader, Place, Seen
+from nfold.seen import Loader, Place, Seen, Traced
 from nfold.sentences import sentences
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
@@ -298,6 +298,25 @@ def test_an_allocator_that_tries_again_is_told_by_one_that_need_not() -> None:
     assert first.predicted_speedup is not None
     assert first.predicted_speedup.value == pytest.approx(14 / 10)
     assert lines.allocator(seen).endswith("a smaller batch_size (1.5 allocator retries a step)")
+
+
+@pytest.mark.parametrize(("seen", "share"), [(DDP, 1.0), (PLAIN, 0.5)])
+def test_copies_into_another_order_are_told_by_a_trace(seen: Seen, share: float) -> None:
+    traced = Traced(steps=3, reordering_ms=(2.0, 2.1, 2.2))
+    found = explained(dataclasses.replace(seen, traced=traced))
+    (row,) = (row for row in found.single if row.named)
+    assert row.cause == "layout"
+    ends = (row.lost_ms.low, row.lost_ms.value, row.lost_ms.high)
+    assert ends == pytest.approx((2.0 * share, 2.1 * share, 2.2 * share))
+    assert "channels_last (now channels_first)" in row.fix
+    busy = Traced(steps=3, reordering_ms=(), launches=411.7, busy_ms=4.9)
+    assert lines.way(dataclasses.replace(seen, traced=busy)).endswith(
+        ", 412 launches a step, busy for 4.90 ms"
+    )
+    calm = explained(dataclasses.replace(seen, traced=Traced(steps=3, reordering_ms=(0.0,) * 3)))
+    assert not calm.named
+    assert "layout" not in dict(calm.untested)
+    assert "was traced" in dict(explained(seen).untested)["layout"]
 
 
 def test_where_the_allocator_never_tried_again_the_used_memory_is_told() -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from nfold.ablation import Ablation
 from nfold.explain.fit import View
 from nfold.explain.ladder import Input, Ladder, Rung
+from nfold.stats import Interval
 
 STARVED = 0.3
 """Of a step of one device: where its input costs as much, other costs may hide behind that."""
@@ -66,6 +67,11 @@ class Cause:
         """The runs that tell ``single_ms`` and its part of a step; none without the former."""
         own = self.single_rungs(ladder)
         return tuple(dict.fromkeys((*own, ladder.alone("real")))) if own else ()
+
+    def told(self, ladder: Ladder) -> Interval | None:
+        """``single_ms`` with its interval, where no rung but the first look tells it."""
+        del ladder
+        return None
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What a step of one device alone loses to it."""

@@ -23,12 +23,13 @@ SIDES: list[dict[str, Any]] = [
 
 def _images() -> torch.Tensor:
     torch.manual_seed(0)
-    return torch.randn(4, 3, 9, 7).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(4, 3, 9, 7, dtype=torch.float64)
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("sides", SIDES)
 def test_it_is_the_convolution(sides: dict[str, Any]) -> None:
-    layer = nn.Conv2d(3, 6, **sides)
+    layer = nn.Conv2d(3, 6, **sides).double()
     found, expected = product(layer, _images()), layer(_images())
     assert found.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(found, expected)
@@ -41,7 +42,7 @@ def _gradients(layer: nn.Module, outputs: torch.Tensor) -> tuple[torch.Tensor, .
 
 
 def test_compiled_code_takes_products_and_other_code_does_not() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3))
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3)).double()
     expected, kept = model(_images()), copy.deepcopy(model)
     as_products(model, PLAN)
     assert [isinstance(layer, Product) for layer in model] == [True, False, False]

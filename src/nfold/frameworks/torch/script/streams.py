@@ -38,6 +38,14 @@ class Taken:
     wait_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Fed:
+    """A step's samples and their hash, as a recorder notes them."""
+
+    count: int
+    sample_hash: int
+
+
 class Listener(Protocol):
     """Who is told what happens between steps."""
 

@@ -28,7 +28,8 @@ from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.frameworks.torch.script.sights import Sights
-from nfold.frameworks.torch.script.streams import Feed, Taken
+from nfold.frameworks.torch.script.streams import Fed, Feed
+from nfold.frameworks.torch.script.trace import Tracing
 from nfold.frameworks.torch.script.turning import Turning, length_of
 from nfold.frameworks.torch.weights import checksum_of
 from nfold.measurement import Epoch, Fetches, RankSamples
@@ -64,6 +65,7 @@ class Watch:
         )
         self._sights = Sights(task, self._left_out, self._feed, self._boundary)
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
+        self._tracing = Tracing(wanted=self._left_out.now.traced)
         self._before = NONE
         self._agreed: str | None = None
         self._stepped = False
@@ -123,17 +125,23 @@ class Watch:
 
     def _count_step(self) -> None:
         taken = self._feed.taken()
+        if self._tracing.on:
+            if self._tracing.stepped():
+                self._leave()
+            return
         if not self.steps:
             self._know_devices()
-        self._recorder.step(_Fed(taken, self._sights.stepped(taken)), None)
+        self._recorder.step(Fed(self._sights.stepped(taken), taken.sample_hash), None)
         if self.steps == 1:
             self._sights.begin()
         if self.steps == self._settles_at:
             self._settle()
-        if self._recorder.done:
-            self._leave()
-        else:
+        if not self._recorder.done:
             self._turning.stepped(self.steps)
+        elif self._tracing.wanted:
+            self._tracing.begin(cuda=self.devices.cuda)
+        else:
+            self._leave()
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -201,7 +209,8 @@ class Watch:
                 f"{self._task.workload.name}, so there are no batches to give again"
             )
         peak = self.devices.peak_memory_bytes()
-        self._observer.see(self._sights.finished(self.timed_steps, self.devices))
+        seen = self._sights.finished(self.timed_steps, self.devices)
+        self._observer.see(dataclasses.replace(seen, traced=self._tracing.found()))
         found = self._recorder.samples(
             peak_memory_bytes=peak,
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
@@ -215,7 +224,7 @@ class Watch:
 
     def _checksum(self) -> str | None:
         """Of what all ranks must have alike: not of shards, nor where something is left out."""
-        alike = self._sights.replicated and not self._task.left_out
+        alike = self._sights.replicated and self._task.left_out.trains
         return checksum_of(self._sights.parameters) if alike else None
 
     def _parting(self, usual: Any) -> Any:
@@ -277,18 +286,6 @@ class Watch:
     def _leave(self) -> None:
         self.left = True
         self._observer.leave(self.samples())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Fed:
-    """A step's samples, as the recorder notes them."""
-
-    taken: Taken
-    count: int
-
-    @property
-    def sample_hash(self) -> int:
-        return self.taken.sample_hash
 
 
 def _no_losses(_kept: Sequence[None]) -> Sequence[float]:

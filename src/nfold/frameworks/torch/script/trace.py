@@ -1,0 +1,164 @@
+"""Some steps of a script under PyTorch's profiler: what no hook of ours can see.
+
+Copies that do nothing but change the order of dimensions in memory (a permute that is written out,
+cuDNN's own between channels_first and channels_last), how many kernels a step launches, how long
+its device is busy. They follow on the steps that were asked for, in no window: a profiler costs
+more than what it looks at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from nfold.seen import Traced
+
+STEPS = 6
+"""Traced, after one that warms the profiler up."""
+STEP_ENDS = "nfold: a step ends"
+REORDERING = re.compile("nchwtonhwc|nhwctonchw|transpose", re.IGNORECASE)
+"""Kernels that are named for it."""
+ELSEWHERE = re.compile("nccl", re.IGNORECASE)
+"""Kernels in which a device waits for others."""
+COPY = "aten::copy_"
+MATRIX = 2
+"""Dimensions of what a product may want the other way round."""
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+Event = Mapping[str, Any]
+
+
+class Tracing:
+    """The steps after the last one, where they were asked for."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.wanted = wanted
+        self._profile: profile | None = None
+        self._left = 1 + STEPS
+        self._found: Traced | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether steps are traced now."""
+        return self._profile is not None
+
+    def begin(self, *, cuda: bool) -> None:
+        """From the next step on."""
+        self.wanted = False
+        on_device = [ProfilerActivity.CUDA] if cuda else []
+        self._profile = profile(activities=[ProfilerActivity.CPU, *on_device], record_shapes=True)
+        self._profile.start()
+        _step_ends()
+
+    def stepped(self) -> bool:
+        """One more; whether it was the last."""
+        _step_ends()
+        self._left -= 1
+        return self._left == 0
+
+    def found(self) -> Traced | None:
+        """What the traced steps showed; None where there were none."""
+        if self._profile is not None:
+            stopped, self._profile = self._profile, None
+            stopped.stop()
+            self._found = read(_events(stopped))
+        return self._found
+
+
+def _step_ends() -> None:
+    with record_function(STEP_ENDS):
+        pass
+
+
+def _events(stopped: profile) -> list[Event]:
+    """What the profiler exports: the only place where it tells strides."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        stopped.export_chrome_trace(str(file))
+        told: list[Event] = json.loads(file.read_text())["traceEvents"]
+    return [event for event in told if "dur" in event]
+
+
+def read(events: Sequence[Event]) -> Traced | None:
+    """Facts of the steps between marks, the first left out; None of fewer than two marks."""
+    marks = sorted(float(e["ts"]) for e in events if e["name"] == STEP_ENDS and _on_host(e))
+    steps = list(pairwise(marks[1:]))
+    if not steps:
+        return None
+    operations = {_number(e): e for e in events if e.get("cat") == "cpu_op"}
+    kernels = [e for e in events if e.get("cat") in ON_DEVICE]
+    reordering: list[tuple[float, float]]
+    if kernels:
+        told = [(e, operations.get(_number(e), e)) for e in kernels]
+        reordering = [(float(op["ts"]), e["dur"]) for e, op in told if _reorders(e, op)]
+    else:
+        reordering = [(float(e["ts"]), e["dur"]) for e in operations.values() if _reorders(e, e)]
+    own = [e for e in kernels if not ELSEWHERE.search(e["name"])]
+    begin, end = marks[1], marks[-1]
+    inside = [e for e in own if begin <= float(operations.get(_number(e), e)["ts"]) < end]
+    return Traced(
+        steps=len(steps),
+        reordering_ms=tuple(
+            sum(taken for at, taken in reordering if begin <= at < end) / 1e3
+            for begin, end in steps
+        ),
+        launches=len(inside) / len(steps),
+        busy_ms=_union(inside) / 1e3 / len(steps) if kernels else None,
+    )
+
+
+def _on_host(event: Event) -> bool:
+    return event.get("cat") == "user_annotation"
+
+
+def _number(event: Event) -> Any:
+    """What a kernel shares with the operation that launched it."""
+    return event.get("args", {}).get("External id")
+
+
+def _reorders(event: Event, operation: Event) -> bool:
+    """Whether nothing but the order of dimensions is another after it."""
+    if event.get("cat") == "kernel" and REORDERING.search(event["name"]):
+        return True
+    told = operation.get("args", {})
+    sizes, strides = told.get("Input Dims", ()), told.get("Input Strides", ())
+    if operation["name"] != COPY or len(sizes) < 2 or len(strides) < 2 or sizes[0] != sizes[1]:
+        return False
+    orders = [_order(*pair) for pair in zip(sizes[:2], strides[:2], strict=True)]
+    return None not in orders and orders[0] != orders[1]
+
+
+def _order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """Its dimensions from the outermost to the innermost; None of a matrix, or with gaps."""
+    several = [place for place, size in enumerate(sizes) if size > 1]
+    if len(several) <= MATRIX:
+        return None
+    order = sorted(several, key=lambda place: -strides[place])
+    dense = 1
+    for place in reversed(order):
+        if strides[place] != dense:
+            return None
+        dense *= sizes[place]
+    return tuple(order)
+
+
+def _union(events: Iterable[Event]) -> float:
+    """Microseconds in which any of these runs, added up over devices."""
+    by_device: dict[Any, list[tuple[float, float]]] = {}
+    for event in events:
+        begin = float(event["ts"])
+        device = event.get("args", {}).get("device")
+        by_device.setdefault(device, []).append((begin, begin + event["dur"]))
+    total = 0.0
+    for spans in by_device.values():
+        until = 0.0
+        for begin, end in sorted(spans):
+            total += max(0.0, end - max(begin, until))
+            until = max(until, end)
+    return total

@@ -1,0 +1,110 @@
+"""What a profiler tells of some steps: copies into another order, launches, a busy device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from nfold.ablation import Ablation
+from nfold.frameworks.torch.script.trace import STEP_ENDS, STEPS, read
+from nfold.seen import Traced
+from watched import dataset, loop, model, script_task, watched
+
+IMAGES, LAST, FIRST = [4, 8, 2, 2], [32, 1, 16, 8], [32, 4, 2, 1]
+
+
+def _mark(at: float) -> dict[str, Any]:
+    return {"name": STEP_ENDS, "cat": "user_annotation", "ts": at, "dur": 1}
+
+
+def _copy(number: int, at: float, strides: list[list[int]]) -> dict[str, Any]:
+    told = {"External id": number, "Input Dims": [IMAGES, IMAGES, []], "Input Strides": strides}
+    return {"name": "aten::copy_", "cat": "cpu_op", "ts": at, "dur": 5, "args": told}
+
+
+def _kernel(number: int, at: float, taken: float, name: str = "elementwise") -> dict[str, Any]:
+    told = {"External id": number, "device": 0}
+    return {"name": name, "cat": "kernel", "ts": at, "dur": taken, "args": told}
+
+
+def test_copies_into_another_order_count_in_the_step_that_launched_them() -> None:
+    events = [
+        *map(_mark, (0, 100, 200, 300)),
+        _copy(1, 10, [LAST, FIRST]),
+        _kernel(1, 20, 7000),
+        _copy(2, 110, [LAST, FIRST]),
+        _kernel(2, 250, 3000),
+        _copy(3, 120, [FIRST, FIRST]),
+        _kernel(3, 4000, 500),
+        _kernel(4, 4600, 2000, "cudnn::ops::nchwToNhwcKernel"),
+        _copy(5, 210, [FIRST, [0, 0, 0, 0]]),
+        _kernel(5, 7000, 100),
+        _kernel(6, 7050, 150, "ncclDevKernel_AllReduce"),
+    ]
+    events += [{"name": "cudaLaunchKernel", "cat": "cuda_runtime", "ts": 220, "dur": 3}]
+    events[10]["args"]["External id"] = 3
+    found = read(events)
+    assert found is not None
+    assert found.steps == 2
+    assert found.reordering_ms == (5.0, 0.0)
+    assert found.launches == 4 / 2
+    assert found.busy_ms == pytest.approx((3000 + 500 + 2000 + 100) / 1e3 / 2)
+
+
+def test_on_cpus_the_copies_themselves_count_and_no_device_is_busy() -> None:
+    found = read(
+        [*map(_mark, (0, 100, 200)), _copy(1, 110, [FIRST, LAST]), _copy(2, 20, [FIRST, LAST])]
+    )
+    assert found is not None
+    assert found.reordering_ms == (0.005,)
+    assert (found.launches, found.busy_ms) == (0, None)
+    assert read([_mark(0), _mark(1)]) is None
+
+
+class Permuting(nn.Module):
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.inner, self.times = model(), times
+        self.images = torch.zeros(32, 64, 16, 16)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            self.images.permute(0, 2, 3, 1).contiguous()
+            self.images.clone()
+        result: torch.Tensor = self.inner(given)
+        return result
+
+
+def test_traced_steps_follow_on_those_that_are_timed() -> None:
+    none, some = _traced(0), _traced(4)
+    assert none.steps == some.steps == STEPS
+    assert none.reordering_ms == (0.0,) * STEPS
+    assert min(some.reordering_ms) > 0
+
+
+def _traced(times: int) -> Traced:
+    def training() -> None:
+        module = Permuting(times)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(DataLoader(dataset(), batch_size=8), module, optimizer)
+
+    found = watched(training, script_task(Ablation(traced=True), steps=12))
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 12
+    assert found.samples.parameter_checksum
+    assert found.seen.traced is not None
+    return found.seen.traced
+
+
+def test_a_script_that_ends_before_is_not_traced() -> None:
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(DataLoader(dataset(64), batch_size=8), module, optimizer, epochs=2)
+
+    found = watched(training, script_task(Ablation(traced=True), steps=100))
+    assert found.seen.traced is None
