@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from nfold.seen import Traced
@@ -40,6 +41,7 @@ class Tracing:
     def __init__(self, *, wanted: bool) -> None:
         self.wanted = wanted
         self._profile: profile | None = None
+        self._cuda = False
         self._left = 1 + STEPS
         self._found: Traced | None = None
 
@@ -48,13 +50,16 @@ class Tracing:
         """Whether steps are traced now."""
         return self._profile is not None
 
-    def begin(self, *, cuda: bool) -> None:
-        """From the next step on."""
-        self.wanted = False
+    def begin(self, *, cuda: bool) -> bool:
+        """From the next step on; False under a profiler of the script's own: there is but one."""
+        self.wanted, self._cuda = False, cuda
+        if profiler._is_profiler_enabled:
+            return False
         on_device = [ProfilerActivity.CUDA] if cuda else []
         self._profile = profile(activities=[ProfilerActivity.CPU, *on_device], record_shapes=True)
         self._profile.start()
         _step_ends()
+        return True
 
     def stepped(self) -> bool:
         """One more; whether it was the last."""
@@ -67,7 +72,7 @@ class Tracing:
         if self._profile is not None:
             stopped, self._profile = self._profile, None
             stopped.stop()
-            self._found = read(_events(stopped))
+            self._found = read(_events(stopped), cuda=self._cuda)
         return self._found
 
 
@@ -85,14 +90,17 @@ def _events(stopped: profile) -> list[Event]:
     return [event for event in told if "dur" in event]
 
 
-def read(events: Sequence[Event]) -> Traced | None:
-    """Facts of the steps between marks, the first left out; None of fewer than two marks."""
+def read(events: Sequence[Event], *, cuda: bool) -> Traced | None:
+    """Facts of the steps between marks, the first left out.
+
+    None of fewer than two marks, and of a GPU that did not tell its kernels.
+    """
     marks = sorted(float(e["ts"]) for e in events if e["name"] == STEP_ENDS and _on_host(e))
     steps = list(pairwise(marks[1:]))
-    if not steps:
+    kernels = [e for e in events if e.get("cat") in ON_DEVICE]
+    if not steps or (cuda and not kernels):
         return None
     operations = {_number(e): e for e in events if e.get("cat") == "cpu_op"}
-    kernels = [e for e in events if e.get("cat") in ON_DEVICE]
     reordering: list[tuple[float, float]]
     if kernels:
         told = [(e, operations.get(_number(e), e)) for e in kernels]

@@ -138,9 +138,7 @@ class Watch:
             self._settle()
         if not self._recorder.done:
             self._turning.stepped(self.steps)
-        elif self._tracing.wanted:
-            self._tracing.begin(cuda=self.devices.cuda)
-        else:
+        elif not (self._tracing.wanted and self._tracing.begin(cuda=self.devices.cuda)):
             self._leave()
 
     @contextmanager

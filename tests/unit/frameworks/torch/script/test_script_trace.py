@@ -47,7 +47,7 @@ def test_copies_into_another_order_count_in_the_step_that_launched_them() -> Non
     ]
     events += [{"name": "cudaLaunchKernel", "cat": "cuda_runtime", "ts": 220, "dur": 3}]
     events[10]["args"]["External id"] = 3
-    found = read(events)
+    found = read(events, cuda=True)
     assert found is not None
     assert found.steps == 2
     assert found.reordering_ms == (5.0, 0.0)
@@ -56,13 +56,13 @@ def test_copies_into_another_order_count_in_the_step_that_launched_them() -> Non
 
 
 def test_on_cpus_the_copies_themselves_count_and_no_device_is_busy() -> None:
-    found = read(
-        [*map(_mark, (0, 100, 200)), _copy(1, 110, [FIRST, LAST]), _copy(2, 20, [FIRST, LAST])]
-    )
+    copies = _copy(1, 110, [FIRST, LAST]), _copy(2, 20, [FIRST, LAST])
+    found = read([*map(_mark, (0, 100, 200)), *copies], cuda=False)
     assert found is not None
     assert found.reordering_ms == (0.005,)
     assert (found.launches, found.busy_ms) == (0, None)
-    assert read([_mark(0), _mark(1)]) is None
+    assert read([_mark(0), _mark(1)], cuda=False) is None
+    assert read([*map(_mark, (0, 100, 200)), *copies], cuda=True) is None
 
 
 class Permuting(nn.Module):
@@ -107,4 +107,17 @@ def test_a_script_that_ends_before_is_not_traced() -> None:
         loop(DataLoader(dataset(64), batch_size=8), module, optimizer, epochs=2)
 
     found = watched(training, script_task(Ablation(traced=True), steps=100))
+    assert found.seen.traced is None
+
+
+def test_a_script_with_a_profiler_of_its_own_is_not_traced() -> None:
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        with torch.profiler.profile():
+            loop(DataLoader(dataset(64), batch_size=8), module, optimizer)
+
+    found = watched(training, script_task(Ablation(traced=True), steps=12))
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 12
     assert found.seen.traced is None
