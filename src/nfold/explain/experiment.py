@@ -8,6 +8,7 @@ which come first in the next; later rounds repeat the rungs of the row whose int
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -29,6 +30,8 @@ TIMED_S = 2.0
 """What a run is to time of a rung: about as long as it takes to start one."""
 TIMED_IN_TURNS_S = {"cuda": 1.0, "cpu": 3.0}
 """Where rungs that are compared share a run. On a CPU everything else on the host is in a step."""
+FACTORS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+"""Of round numbers: a run is at most half as long again as it should be."""
 MOST_ROUNDS = 6
 EPOCH_PART = 0.1
 """The part of the time budget that whole epochs may take."""
@@ -260,10 +263,10 @@ class Experiment:
 
 
 def rounded(steps: float) -> int:
-    """The next of 1, 2, 5, 10, 20, ... from ``steps`` on."""
+    """The next of 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, ... from ``steps`` on."""
     size = 1
     while True:
-        for factor in (1, 2, 5):
-            if factor * size >= steps:
-                return factor * size
+        for factor in FACTORS:
+            if (found := math.ceil(factor * size)) >= steps:
+                return found
         size *= 10

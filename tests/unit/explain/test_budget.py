@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -58,16 +59,17 @@ def test_a_planted_cost_is_found_exactly(
     assert row(found, cause).evidence
 
 
-@pytest.mark.parametrize(("cause", "lost_ms", "planted", "changes"), PLANTED)
-def test_under_noise_the_interval_holds_the_planted_cost(
-    cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any]
-) -> None:
-    noisy = Script(**{**BASE, **planted}, noise=0.01, process_noise=0.01)
-    found = explained(noisy, **changes)
-    # Steps that vary are an imbalance of their own: with this noise 0.6 % of a step.
-    slack = 0.12 if cause == "imbalance" else 0.0
-    assert holds(row(found, cause).lost_ms, lost_ms, slack)
-    assert named(found)[0] == cause
+def test_under_noise_intervals_hold_planted_costs_as_often_as_they_say() -> None:
+    """In nine of ten at least: they are of 95 %, and these are 22."""
+    held = []
+    for (cause, lost_ms, planted, changes), seed in product(PLANTED, (0, 1)):
+        costs = {**BASE, **planted, "noise": 0.01, "process_noise": 0.01, "noise_seed": seed}
+        found = explained(Script(**costs), **changes)
+        # Steps that vary are an imbalance of their own: with this noise 0.6 % of a step.
+        slack = 0.12 if cause == "imbalance" else 0.0
+        held.append(holds(row(found, cause).lost_ms, lost_ms, slack))
+        assert named(found)[0] == cause
+    assert sum(held) >= 0.9 * len(held)
 
 
 def test_ranks_that_are_late_in_turn_cost_the_latest_over_the_mean() -> None:

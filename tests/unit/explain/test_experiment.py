@@ -59,7 +59,9 @@ def _experiment(
     return made, ticking, noting
 
 
-@pytest.mark.parametrize(("steps", "found"), [(0.2, 1), (3, 5), (11, 20), (200, 200), (201, 500)])
+@pytest.mark.parametrize(
+    ("steps", "found"), [(0.2, 1), (3, 3), (11, 15), (200, 200), (201, 300), (701, 1000)]
+)
 def test_lengths_are_round(steps: float, found: int) -> None:
     assert rounded(steps) == found
 
