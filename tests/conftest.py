@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
@@ -38,10 +39,17 @@ def _commit() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests never join a job, nor write into results, that the shell around them names."""
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tests never join a job, nor write into results, that the shell around them names.
+
+    Nor one that a test before has left in the environment, as a rank does.
+    """
     for name in OF_A_JOB:
         monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture
