@@ -34,8 +34,7 @@ WARM_UP = 60
 def first_of(module: nn.Module) -> nn.Module:
     """The first convolution, if it can be a product."""
     found = next(m for m in module.modules() if isinstance(m, nn.Conv2d))
-    found.__class__ = nn.Conv2d
-    if not possible(found):
+    if not isinstance(found, PRODUCT) and not possible(found):
         raise ValueError(f"{found} cannot be a product of patches")
     return found
 

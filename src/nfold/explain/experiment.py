@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from nfold.errors import RunFailure
 from nfold.explain import asking
-from nfold.explain.ladder import Ladder, Rung, whole_epochs
+from nfold.explain.causes import BY_ID
+from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
 from nfold.explain.readings import readings
 from nfold.explain.target import Target
@@ -227,12 +228,13 @@ class Experiment:
 
     def _epochs(self, ladder: Ladder) -> list[Rung]:
         """Whole epochs, where they are known to be short, and no run in steps has had enough."""
-        rungs = [whole_epochs(ladder.full()), whole_epochs(ladder.one)]
+        cause = BY_ID["epoch-boundary"]
+        rungs = list(cause.telling(ladder))
         view = self.measured.fit(asking.PROBING).view
-        if view.has_gap(ladder.full()) and view.has_gap(ladder.one):
+        if cause.known(ladder, view):
             return []
         taken_s = 0.0
-        for rung, timed in zip(rungs, (ladder.full(), ladder.one), strict=True):
+        for rung, timed in zip(rungs, cause.rungs(ladder), strict=True):
             steps = ladder.epoch_steps(rung.plan) or self.target.epoch_steps(rung.plan)
             if steps is None:
                 return self._leave_out(rungs, "how long an epoch is is not known")

@@ -91,7 +91,7 @@ class Recorder(Generic[Loss]):
         self._pending: list[_Call[Loss]] = []
         self._window_start = 0.0
         self._last_end = 0.0
-        self._began_at = 0
+        self._began_at = self._passed = 0
         self._between: Between | None = None
         self._windows: list[Window] = []
         self._turns: list[int] = []
@@ -115,8 +115,8 @@ class Recorder(Generic[Loss]):
         """Begin an epoch: fence, and start a window."""
         self._epoch_hash, self._epoch_losses = (0, 0), []
         self._beat()
-        passed, self._began_at = self.steps - self._began_at, self.steps
-        self._start_window(passed)
+        self._end_pass()
+        self._start_window()
 
     def step(self, batch: Counted, loss: Loss) -> None:
         """Note one step; close the window where it is full, warm-up ends, or it was the first."""
@@ -137,17 +137,21 @@ class Recorder(Generic[Loss]):
             self._close_window()
             self._start_window()
 
-    def apart(self, passed: int = 0) -> None:
+    def apart(self, *, pass_ended: bool = False) -> None:
         """What has passed since the last step belongs to no window; the next one begins now.
 
-        It lies between two passes over the data where the first of them had ``passed`` steps.
+        It lies between two passes over the data where one ``pass_ended`` since that step.
         """
         self._close_window()
-        self._start_window(passed)
+        if pass_ended:
+            self._end_pass()
+        self._start_window()
 
     def take_turn(self, turn: int | None) -> None:
         """A window ends here; what follows is of this turn, or with None, is not kept."""
-        self.apart()
+        self._close_window()
+        self._passed = 0
+        self._start_window()
         self._turn, self._unkept = turn, turn is None
 
     def end(self) -> tuple[float, int]:
@@ -194,11 +198,15 @@ class Recorder(Generic[Loss]):
             **more,
         )
 
-    def _start_window(self, passed: int = 0) -> None:
-        """Now; before it lies the end of an epoch that had so many steps, 0: none."""
+    def _end_pass(self) -> None:
+        """Until the next step, what is in no window lies between two passes over the data."""
+        self._passed, self._began_at = self.steps - self._began_at, self.steps
+
+    def _start_window(self) -> None:
+        """Now; before it lies the end of a pass, if one has ended since the last step."""
         self._window_start = self._clock.start()
         seconds = self._window_start - self._last_end
-        self._between = Between(seconds=seconds, steps=passed) if passed else None
+        self._between = Between(seconds=seconds, steps=self._passed) if self._passed else None
 
     def _beat(self) -> None:
         self._tell_phase(Phase.FIRST_STEP if self.steps == 0 else Phase.STEPPING)
@@ -221,7 +229,7 @@ class Recorder(Generic[Loss]):
             return
         seconds, call_ms = self._clock.stop()
         self._last_end = self._window_start + seconds
-        between, self._between = self._between, None
+        between, self._passed = self._between, 0
         fetches = self._fetched()
         steps = sum(call.steps for call in self._pending)
         count = sum(call.steps * call.count for call in self._pending)

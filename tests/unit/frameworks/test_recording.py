@@ -59,7 +59,7 @@ def test_what_lies_between_two_epochs_stands_beside_the_first_window_of_the_seco
     recorder.begin()
     recorder.made(1, 8, 1, [1.0])
     time.sleep(0.01)
-    recorder.apart(1)
+    recorder.apart(pass_ended=True)
     recorder.made(1, 8, 1, [1.0])
     recorder.take_turn(0)
     recorder.made(1, 8, 1, [1.0])

@@ -39,11 +39,9 @@ class Tracing:
     """The steps after the last one, where they were asked for."""
 
     def __init__(self, *, wanted: bool) -> None:
-        self.wanted = wanted
+        self._wanted = wanted
         self._profile: profile | None = None
-        self._cuda = False
         self._left = 1 + STEPS
-        self._found: Traced | None = None
 
     @property
     def on(self) -> bool:
@@ -51,9 +49,10 @@ class Tracing:
         return self._profile is not None
 
     def begin(self, *, cuda: bool) -> bool:
-        """From the next step on; False under a profiler of the script's own: there is but one."""
-        self.wanted, self._cuda = False, cuda
-        if profiler._is_profiler_enabled:
+        """From the next step on; False where nobody asked for it, and under a profiler of the
+        script's own: there is but one.
+        """
+        if not self._wanted or profiler._is_profiler_enabled:
             return False
         on_device = [ProfilerActivity.CUDA] if cuda else []
         self._profile = profile(activities=[ProfilerActivity.CPU, *on_device], record_shapes=True)
@@ -68,12 +67,12 @@ class Tracing:
         return self._left == 0
 
     def found(self) -> Traced | None:
-        """What the traced steps showed; None where there were none."""
-        if self._profile is not None:
-            stopped, self._profile = self._profile, None
-            stopped.stop()
-            self._found = read(_events(stopped), cuda=self._cuda)
-        return self._found
+        """What the traced steps showed, told once; None where there were none."""
+        if self._profile is None:
+            return None
+        stopped, self._profile = self._profile, None
+        stopped.stop()
+        return read(_events(stopped), cuda=ProfilerActivity.CUDA in stopped.activities)
 
 
 def _step_ends() -> None:

@@ -69,7 +69,6 @@ class Watch:
         self._before = NONE
         self._agreed: str | None = None
         self._stepped = False
-        self._pass_from, self._passed = 0, 0
         self._epoch_began: float | None = None
         self._epoch_ended = 0.0
         self._epochs = 0
@@ -138,7 +137,7 @@ class Watch:
             self._settle()
         if not self._recorder.done:
             self._turning.stepped(self.steps)
-        elif not (self._tracing.wanted and self._tracing.begin(cuda=self.devices.cuda)):
+        elif not self._tracing.begin(cuda=self.devices.cuda):
             self._leave()
 
     @contextmanager
@@ -169,8 +168,7 @@ class Watch:
         elif feeds and self._task.plan.epochs is not None:
             self._end_epoch(time.monotonic())
         elif feeds:
-            self._pass_from, self._passed = self.steps, self.steps - self._pass_from
-            self._apart()
+            self._apart(pass_ended=True)
         if feeds or not self.steps:
             self._epoch_began = time.monotonic()
 
@@ -178,10 +176,10 @@ class Watch:
         """The start of workers lies between two passes."""
         self._apart()
 
-    def _apart(self) -> None:
+    def _apart(self, *, pass_ended: bool = False) -> None:
         """What lies between two passes is in no window."""
         self._clock.ends_with_step = True
-        self._recorder.apart(self._passed)
+        self._recorder.apart(pass_ended=pass_ended)
 
     def pass_ended(self) -> None:
         """Where the script ends now, its last epoch did too."""
