@@ -4,8 +4,8 @@
     python benchmarks/diagnosis/repaired.py --on 2 --tool traceml --out repaired.jsonl
     python benchmarks/diagnosis/repaired.py --read repaired.jsonl
 
-The gain that is predicted is that of the row that names the fault; the gain that is achieved is
-that of ``*_fixed.py``, explained in the same way.
+What is predicted is the rate without the fault, of the row that names it; what is achieved is that
+of ``*_fixed.py``, explained in the same way.
 """
 
 from __future__ import annotations
@@ -85,11 +85,15 @@ def verdict(name: str, devices: str, faulty: Any, fixed: Any) -> Verdict:
     case = diagnose.read(name, faulty, {fault.cause: 0.0}, strong=True)
     block = "single_device_budget" if fault.alone else "budget"
     rows = [row for row in faulty[block] if row["cause"] == fault.cause]
-    gained = rows[0]["predicted_speedup"] if rows else None
     said = rows[0]["fix"] if rows else "no such row"
     rate = "one_device" if fault.alone else "n_devices"
     alone = faulty["one_device"]["samples_per_s"]["value"]
     wrong = " ".join(faulty["wrong"])
+    predicted = None
+    if rows and fault.alone:
+        predicted = rows[0]["predicted_speedup"]["value"]
+    elif rows and rows[0]["predicted_samples_per_s"]:
+        predicted = rows[0]["predicted_samples_per_s"]["value"] / alone
     return Verdict(
         script=name,
         devices=devices,
@@ -97,7 +101,7 @@ def verdict(name: str, devices: str, faulty: Any, fixed: Any) -> Verdict:
         named=case.named,
         said=f"{wrong} {said}".strip(),
         before=faulty[rate]["samples_per_s"]["value"] / alone,
-        predicted=None if gained is None else gained["value"],
+        predicted=predicted,
         achieved=fixed[rate]["samples_per_s"]["value"] / alone,
         unexplained=case.unexplained_ms / case.step_ms,
     )

@@ -6,6 +6,7 @@ CPU devices, ``Script`` into an unmodified script through the environment (dosed
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 HERE = Path(__file__).resolve().parent
@@ -41,6 +43,7 @@ EXACT = ("imbalance",)
 """A rank that is busy for so long; all-reduces take what they take beside the rest of a step."""
 TIMED_STEPS = 60
 REPEATS = 3
+"""Of the processes that time a dose; the middle one counts."""
 PRINTED = re.compile(r'"step_ms": ([0-9.]+)')
 TAIL = 2000
 """Characters of a failed script's output that are told."""
@@ -214,12 +217,17 @@ class Script:
         }
 
     def timed_ms(self, doses: Doses) -> float:
-        """How much longer a step on all devices takes: medians of fresh, alternating processes."""
+        """How much longer a step on all devices takes: medians of fresh, alternating processes.
+
+        A GPU's steps are alike from minute to minute: without a dose they are timed once.
+        """
+        if not self.cpu:
+            return median([self.step_ms(doses) for _ in range(REPEATS)]) - _healthy_ms(self)
         with_, without = [], []
         for _ in range(REPEATS):
             with_.append(self.step_ms(doses))
             without.append(self.step_ms({}))
-        return sorted(with_)[REPEATS // 2] - sorted(without)[REPEATS // 2]
+        return median(with_) - median(without)
 
     def step_ms(self, doses: Doses) -> float:
         """A step on all devices by the script's own clock, the slowest rank's."""
@@ -241,3 +249,8 @@ class Script:
         if self.kind == "dataparallel":
             return []
         return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.count}"]
+
+
+@functools.cache
+def _healthy_ms(script: Script) -> float:
+    return median([script.step_ms({}) for _ in range(REPEATS)])

@@ -46,7 +46,8 @@ class Finding:
 
     ``evidence`` are ids of measurements. ``named``: the interval lies well above 0 and the value
     above ``FLOOR`` of the step. ``predicted_speedup`` is after the fix, None without one;
-    ``proven``: the fix itself was measured. ``parts`` are what the cost is made of.
+    ``predicted_samples_per_s`` is the rate of N devices then, without what one device loses to the
+    same cause too. ``proven``: the fix itself was measured. ``parts`` are what the cost is made of.
     """
 
     cause: str
@@ -55,6 +56,7 @@ class Finding:
     fix: str
     evidence: tuple[str, ...]
     named: bool
+    predicted_samples_per_s: Interval | None = None
     proven: bool = False
     parts: tuple[tuple[str, Interval], ...] = ()
 
@@ -69,6 +71,7 @@ class Finding:
             "cause": self.cause,
             "lost_ms": to_plain(self.lost_ms),
             "predicted_speedup": to_plain(self.predicted_speedup),
+            "predicted_samples_per_s": to_plain(self.predicted_samples_per_s),
             "fix": self.fix,
             "evidence": list(self.evidence),
         }

@@ -45,11 +45,13 @@ class Between:
     """What lies between two passes over the data, in no window.
 
     ``seconds`` from the last step of one to the first of the next, of a script to its first batch;
-    ``steps`` of the former.
+    ``steps`` of the former. ``waited_s`` of them a script waits for that batch, its loader's
+    workers starting or at work on it.
     """
 
     seconds: float
     steps: int
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,11 +66,14 @@ def _expectation(budget: Budget, first: Finding, *, on_n: bool) -> str:
     if first.predicted_speedup is None:
         return "No prediction: what the change gains was not measured."
     how = "as measured with the change" if first.proven else "if the whole cost goes"
+    rate = first.predicted_samples_per_s
+    at_rate = f", {budget.devices} devices at {rate.value:,.0f} samples/s" if rate else ""
     if not on_n:
-        return f"Expect one device to be {times(first.predicted_speedup)} as fast, {how}."
+        gain = times(first.predicted_speedup)
+        return f"Expect one device to be {gain} as fast{at_rate}, {how}."
     return (
         f"Expect {times(first.predicted_speedup)} of one device instead of "
-        f"{times(budget.speedup)}, {how}."
+        f"{times(budget.speedup)}{at_rate}, {how}."
     )
 
 

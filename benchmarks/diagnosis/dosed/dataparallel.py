@@ -27,6 +27,7 @@ def main() -> None:
         num_workers=told.workers,
         pin_memory=CUDA,
         drop_last=True,
+        persistent_workers=faults.stay(told.workers),
         worker_init_fn=faults.start_worker(len(data) // told.batch // devices),
     )
     clock = Clock(told.steps)

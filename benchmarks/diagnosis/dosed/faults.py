@@ -148,6 +148,11 @@ def sampler(given: Any) -> Sampler[int]:
     return DistributedSampler(given)
 
 
+def stay(workers: int) -> bool:
+    """Whether workers live from epoch to epoch: their start is the dose of ``epoch-boundary``."""
+    return workers > 0 and "epoch-boundary" not in doses()
+
+
 def start_worker(batches: int) -> Callable[[int], None] | None:
     """A worker's start that is late by ``epoch-boundary`` for each of an epoch's batches."""
     dose = doses().get("epoch-boundary", 0.0)

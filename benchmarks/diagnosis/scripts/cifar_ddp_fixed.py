@@ -1,6 +1,6 @@
 """Ten layers on CIFAR-10 under DDP as a careful engineer writes it, 512 pictures a device.
 
-torchrun --nproc-per-node 4 cifar_ddp.py --workers 14
+torchrun --nproc-per-node 4 cifar_ddp.py
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import transformed
@@ -16,23 +15,7 @@ from pictures import cifar10
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
-
-
-class Augmented(Dataset):
-    """Every picture cropped, mirrored and normalised by itself."""
-
-    def __init__(self) -> None:
-        pictures, labels = cifar10()
-        self.pictures = np.ascontiguousarray(pictures.permute(0, 2, 3, 1).numpy())
-        self.labels = labels.numpy()
-        self.change = transformed.training()
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.change(self.pictures[index]), int(self.labels[index])
+from torch.utils.data import DataLoader, DistributedSampler
 
 
 def network() -> nn.Module:
@@ -52,7 +35,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--batch", type=int, default=512, help="of one device")
-    parser.add_argument("--workers", type=int, default=7, help="of one device")
     asked = parser.parse_args()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -70,25 +52,25 @@ def main() -> None:
         broadcast_buffers=False,
     )
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=5e-4, fused=True)
-    data = Augmented()
+    pictures, labels = (one.to(device) for one in cifar10())
+    mean, std = transformed.statistics(device)
+    data = range(len(labels))
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(
         data,
         asked.batch,
         sampler=sampler,
-        num_workers=asked.workers,
         pin_memory=cuda,
-        persistent_workers=asked.workers > 0,
-        prefetch_factor=4 if asked.workers else None,
         drop_last=True,
     )
     for epoch in range(asked.epochs):
         sampler.set_epoch(epoch)
-        for pictures, labels in loader:
-            pictures = pictures.to(device, non_blocking=True, memory_format=torch.channels_last)
-            labels = labels.to(device, non_blocking=True)
+        for indices in loader:
+            which = indices.to(device, non_blocking=True)
+            batch = (transformed.cropped(pictures[which]) / 255 - mean) / std
+            batch = batch.contiguous(memory_format=torch.channels_last)
             with torch.autocast(device.type, torch.bfloat16):
-                loss = functional.cross_entropy(model(pictures), labels)
+                loss = functional.cross_entropy(model(batch), labels[which])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()

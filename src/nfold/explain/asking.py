@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from nfold.explain import batch
 from nfold.explain.budget import Account
@@ -36,7 +36,8 @@ def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
     account = Account(ladder, measured, PROBING, final=False)
     rows = [*account.rows(), *account.single()]
     named = [row for row in rows if row.named]
-    asking = named or _suspected(rows, account.achieved_ms(account.fit.view))
+    step_ms = account.achieved_ms(account.fit.view)
+    asking = [*named, *_suspected(ladder, rows, named, step_ms)]
     found: list[Rung] = []
     for cause in CAUSES:
         if any(row.cause == cause.id for row in asking):
@@ -49,13 +50,22 @@ def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
     return list(dict.fromkeys(found))
 
 
-def _suspected(rows: list[Finding], step_ms: float) -> list[Finding]:
-    """The row that seems to cost most, where nothing is named and it costs much.
+def _suspected(
+    ladder: Ladder, rows: list[Finding], named: list[Finding], step_ms: float
+) -> list[Finding]:
+    """Where nothing is named: the row that seems to cost most of those that cost much.
 
-    A fix that is measured says more than the same rung again: either it helps or it does not.
+    Where nothing that is named has fixes to measure, the one of them that has: a fix says more
+    than the same rung again, either it helps or it does not.
     """
     much = [row for row in rows if row.lost_ms.value > SUSPECT * step_ms]
-    return sorted(much, key=lambda row: -row.lost_ms.value)[:1]
+    much.sort(key=lambda row: -row.lost_ms.value)
+    fixable = [] if any(map(_has_fixes(ladder), named)) else [*filter(_has_fixes(ladder), much)]
+    return [*([] if named else much[:1]), *fixable[:1]]
+
+
+def _has_fixes(ladder: Ladder) -> Callable[[Finding], bool]:
+    return lambda row: bool(BY_ID[row.cause].fixes(ladder))
 
 
 def narrowing(ladder: Ladder, measured: Measured) -> list[Rung]:

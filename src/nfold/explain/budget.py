@@ -99,6 +99,7 @@ class Account:
             cause=cause.id,
             lost_ms=cost,
             predicted_speedup=self._predicted(cause, lost),
+            predicted_samples_per_s=self._rate_without(cause),
             fix=cause.fix(self.ladder, self.fit.view),
             evidence=self.measured.ids([*rungs, *cause.telling(self.ladder)]),
             named=beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
@@ -116,6 +117,25 @@ class Account:
         )
         return Interval(least.value, least.low, max(most.high or 0.0, least.high or 0.0))
 
+    def _rate_without(self, cause: Cause, best: tuple[str, Rung] | None = None) -> Interval | None:
+        """Of N devices, or with the ``best`` fix of it; None of a script that uses one."""
+        if best is not None:
+            return self._rate(lambda view: self._gained(best[1], view))
+        if self.ladder.plain or not self.measured.has(cause.rungs(self.ladder)):
+            return None
+        if isinstance(cause, UndividedWork):
+            return self._rate(self._lost(cause))
+        return self._rate(lambda view: cause.whole_ms(self.ladder, view))
+
+    def _rate(self, gained: Number) -> Interval:
+        """Distinct samples a second on N devices, after so much is gained."""
+        samples = self.ladder.plan.batch or 1
+
+        def rate(view: View) -> float:
+            return 1e3 * samples / max(1e-9, self.achieved_ms(view) - gained(view))
+
+        return self.fit.interval(rate)
+
     def _part(self, cause: Cause, name: str) -> Interval:
         return self.fit.interval(lambda view: cause.parts(self.ladder, view)[name])
 
@@ -131,6 +151,7 @@ class Account:
             predicted_speedup=self.fit.interval(
                 lambda view: self.speedup(view, self._gained(rung, view))
             ),
+            predicted_samples_per_s=self._rate(lambda view: self._gained(rung, view)),
             evidence=(*found.evidence, *self.measured.ids([rung])),
             proven=True,
         )
@@ -171,6 +192,7 @@ class Account:
             cause=cause.id,
             lost_ms=cost,
             predicted_speedup=self.fit.interval(gained),
+            predicted_samples_per_s=self._rate_without(cause, best),
             fix=best[0] if best else cause.single_fix(self.ladder, self.fit.view),
             evidence=self.measured.ids([*rungs, *([best[1]] if best else [])]),
             named=named,

@@ -67,11 +67,15 @@ class View:
 
     def gap(self, rung: Rung) -> float:
         """Milliseconds a step between epochs."""
-        return next(self.values[key] for key in _gaps_of(rung) if key in self.values)
+        return next(self.values[key] for key in _between(rung, "gap") if key in self.values)
+
+    def first_wait(self, rung: Rung) -> float:
+        """Of the time between epochs, what is waited for an epoch's first batch."""
+        return next((self.values[k] for k in _between(rung, "first") if k in self.values), 0.0)
 
     def has_gap(self, rung: Rung) -> bool:
         """Whether an epoch ended while the rung was measured, in steps or in whole epochs."""
-        return any(key in self.values for key in _gaps_of(rung))
+        return any(key in self.values for key in _between(rung, "gap"))
 
     def fetching(self, rung: Rung) -> tuple[float, float]:
         """Milliseconds a step in which batches are made, and those of them spent waiting."""
@@ -83,9 +87,9 @@ class View:
 
 
 @functools.cache
-def _gaps_of(rung: Rung) -> tuple[Key, Key]:
-    """Where the time between epochs may stand."""
-    return (rung, "gap"), (whole_epochs(rung), "gap")
+def _between(rung: Rung, reading: str) -> tuple[Key, Key]:
+    """Where a reading of what lies between epochs may stand."""
+    return (rung, reading), (whole_epochs(rung), reading)
 
 
 class Fit:

@@ -31,8 +31,10 @@ def more_input(seen: Seen) -> str:
     fed = loader(seen)
     if not fed.workers:
         return workers(seen, 2)
-    text = "less work a sample in the data set, or another num_workers (fewer may be faster)"
-    return at(fed.place, text)
+    less = "less work a sample in the data set"
+    if seen.device != "cpu":
+        less += " (whole batches can be changed on the GPU)"
+    return at(fed.place, f"{less}, or another num_workers (fewer may be faster)")
 
 
 def faster_reads(seen: Seen) -> str:
@@ -47,15 +49,20 @@ def faster_reads(seen: Seen) -> str:
     return f"{text}; a batch reads {of_batch:.2f} MB, {min(1.0, part):.0%} of it from a local disk"
 
 
-def between_epochs(seen: Seen) -> str:
-    """Workers that stay, fewer first batches to wait for, less to do while no step is made."""
+def between_epochs(seen: Seen, *, waits: bool) -> str:
+    """Workers that stay, fewer first batches to wait for, less to do while no step is made.
+
+    ``waits``: most of the time is waited for a first batch.
+    """
     fed, text = loader(seen), "evaluate, log and save less often"
     if not fed.workers:
         return text
     if not fed.persistent_workers:
         return at(fed.place, f"DataLoader(..., persistent_workers=True), and {text}")
-    longer = "a sampler that goes through the data several times (every pass begins with a wait)"
-    return at(fed.place, f"{longer}, and {text}")
+    if not waits:
+        return text
+    longer = "a sampler that goes through the data several times"
+    return at(fed.place, f"less work a sample, or {longer} (every pass waits for its first batch)")
 
 
 def reordering(seen: Seen) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from nfold.measurement import Measurement, RankSamples, Window
+from nfold.measurement import Between, Measurement, RankSamples
 from nfold.plan import Plan
 from nfold.stats import median
 
 CHUNKS = 10
 Readings = dict[str, float]
 """``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
-``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``loading``:
-ms in which the loader's workers, side by side, make the batches of a step; ``waiting``: of these
-the ms in which they wait and do not compute."""
-SUMS = ("gap", "loading", "waiting")
+``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``first``: those
+of them spent waiting for an epoch's first batch; ``loading``: ms in which the loader's workers,
+side by side, make the batches of a step; ``waiting``: of these the ms in which they wait and do
+not compute."""
+SUMS = ("gap", "first", "loading", "waiting")
 """Readings that may be 0 or less."""
 
 
@@ -47,7 +48,11 @@ def sums(measurement: Measurement) -> Readings:
     ranks = _timed(measurement)
     if not ranks:
         return {}
-    found, gaps = _fetching(measurement, ranks), _gaps(measurement)
+    found, ends = _fetching(measurement, ranks), _ends(measurement)
+    if ends:
+        found["first"] = median([1e3 * one.waited_s / one.steps for one in ends])
+    gaps = [1e3 * one.seconds / one.steps for one in ends]
+    gaps = gaps if measurement.plan.epochs is None else _epoch_gaps(measurement)
     return {**found, "gap": median(gaps)} if gaps else found
 
 
@@ -121,20 +126,18 @@ def _fetched(rank: RankSamples) -> tuple[int, float, float]:
     return batches, sum(one.seconds for one in each), sum(one.waited_s for one in each)
 
 
-def _gaps(measurement: Measurement) -> list[float]:
-    """Of every pass over the data that was timed: ms a step between it and the one before.
+def _ends(measurement: Measurement) -> list[Between]:
+    """Of every pass over the data that was timed: what lies between it and the one before.
 
     The rank that waits least: it waits for the others in a step.
     """
-    if measurement.plan.epochs is None:
-        passes = zip(*(map(_between_ms, rank.windows) for rank in measurement.ranks), strict=False)
-        return [min(each) for each in passes if None not in each]
-    return _epoch_gaps(measurement)
-
-
-def _between_ms(window: Window) -> float | None:
-    between = window.between
-    return 1e3 * between.seconds / between.steps if between is not None else None
+    windows = zip(*(rank.windows for rank in measurement.ranks), strict=False)
+    passes = ([window.between for window in same] for same in windows)
+    return [
+        min((one for one in each if one is not None), key=lambda one: one.seconds / one.steps)
+        for each in passes
+        if None not in each
+    ]
 
 
 def _epoch_gaps(measurement: Measurement) -> list[float]:

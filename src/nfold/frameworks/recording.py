@@ -92,6 +92,7 @@ class Recorder(Generic[Loss]):
         self._window_start = 0.0
         self._last_end = 0.0
         self._began_at = self._passed = 0
+        self._asked_at: float | None = None
         self._between: Between | None = None
         self._windows: list[Window] = []
         self._turns: list[int] = []
@@ -115,8 +116,7 @@ class Recorder(Generic[Loss]):
         """Begin an epoch: fence, and start a window."""
         self._epoch_hash, self._epoch_losses = (0, 0), []
         self._beat()
-        self._end_pass()
-        self._start_window()
+        self._begin_pass()
 
     def step(self, batch: Counted, loss: Loss) -> None:
         """Note one step; close the window where it is full, warm-up ends, or it was the first."""
@@ -140,12 +140,14 @@ class Recorder(Generic[Loss]):
     def apart(self, *, pass_ended: bool = False) -> None:
         """What has passed since the last step belongs to no window; the next one begins now.
 
-        It lies between two passes over the data where one ``pass_ended`` since that step.
+        It lies between two passes over the data where one ``pass_ended`` since that step. From
+        then until this is called again, the next one's first batch is waited for.
         """
         self._close_window()
         if pass_ended:
-            self._end_pass()
-        self._start_window()
+            self._begin_pass()
+        else:
+            self._start_window()
 
     def take_turn(self, turn: int | None) -> None:
         """A window ends here; what follows is of this turn, or with None, is not kept."""
@@ -198,15 +200,22 @@ class Recorder(Generic[Loss]):
             **more,
         )
 
-    def _end_pass(self) -> None:
+    def _begin_pass(self) -> None:
         """Until the next step, what is in no window lies between two passes over the data."""
         self._passed, self._began_at = self.steps - self._began_at, self.steps
+        self._asked_at = None
+        self._start_window()
+        self._asked_at = self._window_start
 
     def _start_window(self) -> None:
         """Now; before it lies the end of a pass, if one has ended since the last step."""
         self._window_start = self._clock.start()
+        if not self._passed:
+            self._between = None
+            return
         seconds = self._window_start - self._last_end
-        self._between = Between(seconds=seconds, steps=self._passed) if self._passed else None
+        waited = self._window_start - self._asked_at if self._asked_at is not None else 0.0
+        self._between = Between(seconds=seconds, steps=self._passed, waited_s=waited)
 
     def _beat(self) -> None:
         self._tell_phase(Phase.FIRST_STEP if self.steps == 0 else Phase.STEPPING)

@@ -16,7 +16,7 @@ CHANGED = {
     "with_accelerate": 6,
     "dataparallel": 23,
     "single": 2,
-    "cifar_ddp": 2,
+    "cifar_ddp": 38,
 }
 """Lines that go or come with the fix; from nn.DataParallel to DDP is the longest way."""
 

@@ -79,16 +79,16 @@ def test_ranks_that_are_late_in_turn_cost_the_latest_over_the_mean() -> None:
     assert [r.cause for r in found.rows if r.named] == ["imbalance"]
 
 
-@pytest.mark.parametrize(
-    ("cause", "lost_ms", "planted", "changes"),
-    [
-        ("input", 5.0, {"load_ms_per_sample": 0.6}, {"workers": 4}),
-        ("input", 2.0, {"input_ms_per_sample": 0.02}, {}),
-        ("copies", 2.0, {"copy_ms_per_sample": 0.02}, {}),
-        ("launch-bound", 3.0, {"launch_ms": 13.0}, {}),
-        ("layout", 2.5, {"layout_ms": {"channels_first": 2.5}}, {}),
-    ],
-)
+ON_ONE: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
+    ("input", 5.0, {"load_ms_per_sample": 0.6}, {"workers": 4}),
+    ("input", 2.0, {"input_ms_per_sample": 0.02}, {}),
+    ("copies", 2.0, {"copy_ms_per_sample": 0.02}, {}),
+    ("launch-bound", 3.0, {"launch_ms": 13.0}, {}),
+    ("layout", 2.5, {"layout_ms": {"channels_first": 2.5}}, {}),
+]
+
+
+@pytest.mark.parametrize(("cause", "lost_ms", "planted", "changes"), ON_ONE)
 def test_what_one_device_loses_by_itself_is_in_the_second_block(
     cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any]
 ) -> None:
@@ -98,6 +98,24 @@ def test_what_one_device_loses_by_itself_is_in_the_second_block(
     assert named(found)[0] == cause
     assert not any(r.named for r in found.rows)
     assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("cause", "planted", "changes", "single"),
+    [
+        # Of work that does not shrink with the batch, only what N devices lose more can go.
+        *((c, planted, changes, False) for c, _, planted, changes in PLANTED if c[:6] != "launch"),
+        *((c, planted, {**changes, "scaling": "weak"}, True) for c, _, planted, changes in ON_ONE),
+    ],
+)
+def test_the_rate_without_a_cause_is_that_of_a_run_that_never_had_it(
+    cause: str, planted: dict[str, Any], changes: dict[str, Any], single: bool
+) -> None:
+    found = row(explained(Script(**{**BASE, **planted}), **changes), cause, single=single)
+    healthy = explained(Script(**BASE), **changes).n_devices.samples_per_s
+    assert found.predicted_samples_per_s is not None
+    assert found.predicted_samples_per_s.value == pytest.approx(healthy.value)
+    assert found.to_json()["predicted_samples_per_s"]["value"] == pytest.approx(healthy.value)
 
 
 @pytest.mark.parametrize(

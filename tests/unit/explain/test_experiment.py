@@ -17,11 +17,12 @@ from nfold.explain.budget import Account, budget
 from nfold.explain.causes import BY_ID
 from nfold.explain.experiment import Clock, Events, Experiment, rounded
 from nfold.explain.ladder import Ladder, Rung
-from nfold.finding import NO_TIME
+from nfold.finding import NO_TIME, Finding
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Measurement
 from nfold.run.options import Stop
 from nfold.sentences import sentences
+from nfold.stats import Interval
 
 SCRIPT = Script(compute_ms_per_sample=0.1, exchange_ms=2.0, samples_per_epoch=2000)
 
@@ -179,6 +180,34 @@ def test_what_seems_to_cost_much_is_worth_its_fixes_before_it_is_named() -> None
     fixes = BY_ID[largest.cause].fixes(asked).values()
     assert fixes
     assert set(fixes) <= set(asking.follow_ups(asked, experiment.measured))
+
+
+@pytest.mark.parametrize(
+    ("named", "tried"),
+    [
+        ([], ["epoch-boundary", "input"]),
+        (["epoch-boundary"], ["input"]),
+        (["epoch-boundary", "link"], []),
+    ],
+)
+def test_a_fix_of_what_costs_much_is_tried_unless_one_of_what_is_named_can_be(
+    named: list[str], tried: list[str]
+) -> None:
+    rows = [_costing(cause, ms) for cause, ms in (("epoch-boundary", 8), ("input", 5), ("link", 1))]
+    known = [row for row in rows if row.cause in named]
+    suspected = asking._suspected(ladder(workers=4), rows, known, 20.0)
+    assert [row.cause for row in suspected] == tried
+
+
+def _costing(cause: str, ms: float) -> Finding:
+    return Finding(
+        cause=cause,
+        lost_ms=Interval(ms, 0.0, 2 * ms),
+        predicted_speedup=None,
+        fix="",
+        evidence=(),
+        named=False,
+    )
 
 
 def test_a_named_cause_asks_for_its_fixes() -> None:

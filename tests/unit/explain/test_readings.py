@@ -76,7 +76,9 @@ def test_between_passes_the_rank_counts_that_waits_least() -> None:
 
     def rank(number: int, *waits: float | None) -> RankSamples:
         made = _rank(number, [0.1] * len(waits))
-        between = [None if s is None else Between(seconds=s, steps=20) for s in waits]
+        between = [
+            None if s is None else Between(seconds=s, steps=20, waited_s=s / 2) for s in waits
+        ]
         windows = zip(made.windows, between, strict=True)
         ends = tuple(dataclasses.replace(window, between=one) for window, one in windows)
         return dataclasses.replace(made, windows=ends)
@@ -84,5 +86,6 @@ def test_between_passes_the_rank_counts_that_waits_least() -> None:
     both = rank(0, None, 0.1, 0.4), rank(1, None, 0.3, 0.2)
     found = readings(_of(*both, epochs=None, steps=30), coupled=True)
     assert found["gap"] == pytest.approx((100 / 20 + 200 / 20) / 2)
+    assert found["first"] == pytest.approx(found["gap"] / 2)
     apart = _of(rank(0, None), rank(1, 0.1), epochs=None, steps=10)
     assert "gap" not in readings(apart, coupled=True)

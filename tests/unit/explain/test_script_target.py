@@ -351,3 +351,34 @@ def test_an_exchange_that_costs_more_than_the_one_process_is_no_gain() -> None:
     row = next(row for row in found.rows if row.cause == "single-process")
     assert row.predicted_speedup is not None
     assert row.predicted_speedup.value < found.speedup.value
+
+
+def test_the_wait_for_an_epochs_first_batch_goes_with_the_input() -> None:
+    """Between epochs of 10 steps: 60 ms wait for the loader, 20 ms are the script's own."""
+    seen = dataclasses.replace(DDP, loader=dataclasses.replace(LOADER, workers=2))
+    costs = {"load_ms_per_sample": 0.3, "host_cores": 4}
+    found = explained(seen, **costs, epoch_wait_ms=60.0, epoch_gap_ms=20.0)
+    assert found.n_devices.step_ms.value == pytest.approx(15 + 8)
+    rows = {row.cause: row for row in found.rows}
+    # An epoch has 10 steps on two devices, and 20 on one, which loses half as much in each.
+    assert [cost.value for _, cost in rows["epoch-boundary"].parts] == pytest.approx([3, 1])
+    rates = {cause: row.predicted_samples_per_s for cause, row in rows.items()}
+    assert rates["input"] is not None
+    assert rates["input"].value == pytest.approx(200 / 12e-3)
+    assert rates["epoch-boundary"] is not None
+    assert rates["epoch-boundary"].value == pytest.approx(200 / 15e-3)
+
+
+@pytest.mark.parametrize(
+    ("persistent", "waits", "said"),
+    [
+        (False, True, "persistent_workers=True"),
+        (True, True, "every pass waits for its first batch"),
+        (True, False, "evaluate, log and save less often"),
+    ],
+)
+def test_what_lies_between_epochs_has_the_change_that_helps(
+    persistent: bool, waits: bool, said: str
+) -> None:
+    fed = dataclasses.replace(LOADER, workers=2, persistent_workers=persistent)
+    assert said in lines.between_epochs(dataclasses.replace(DDP, loader=fed), waits=waits)

@@ -69,3 +69,21 @@ def test_what_lies_between_two_epochs_stands_beside_the_first_window_of_the_seco
     assert [steps for steps, _ in found] == [3, 3, 1]
     assert all(seconds >= least for (_, seconds), least in zip(found, (0.02, 0.02, 0), strict=True))
     assert windows[-1].between is None
+
+
+def test_of_what_lies_between_two_epochs_the_wait_for_a_first_batch_is_known() -> None:
+    """From the moment when it is asked for: what the script does before that is its own."""
+    recorder = _recorder(12, 1)
+    recorder.begin()
+    for _ in range(3):
+        recorder.made(1, 8, 1, [1.0])
+    time.sleep(0.02)
+    recorder.apart(pass_ended=True)
+    time.sleep(0.01)
+    recorder.apart()
+    recorder.made(1, 8, 1, [1.0])
+    recorder.end()
+    between = recorder.samples().windows[-1].between
+    assert between is not None
+    assert between.waited_s >= 0.01
+    assert between.seconds - between.waited_s >= 0.02

@@ -53,6 +53,13 @@ class Cause:
         """What is won at least when it goes; less than it costs, where something else comes."""
         return self.lost_ms(ladder, view)
 
+    def whole_ms(self, ladder: Ladder, view: View) -> float:
+        """All that a step on N devices loses to it: what one device loses in the same way, too."""
+        own, single = self.rungs(ladder), self.single_rungs(ladder)
+        more = self.lost_ms(ladder, view) if own and view.has(*own) else 0.0
+        alone = self.single_ms(ladder, view) if single and view.has(*single) else 0.0
+        return max(0.0, more) + max(0.0, alone)
+
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """What the cost is made of, where that can be told."""
         del ladder, view

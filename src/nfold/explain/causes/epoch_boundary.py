@@ -38,19 +38,32 @@ class EpochBoundary(Cause):
         """What N devices lose more than one does at N-fold speed."""
         return view.gap(ladder.full()) - self.single_ms(ladder, view)
 
+    def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
+        """The wait for an epoch's first batch, and what the script does before it asks for that."""
+        first = view.first_wait(ladder.full()) - self._share(ladder) * view.first_wait(ladder.one)
+        if not first:
+            return {}
+        rest = self.lost_ms(ladder, view) - first
+        return {"waiting for an epoch's first batch": first, "what else lies between epochs": rest}
+
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """One device."""
         return (ladder.one,)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What one device loses in a step over its share."""
-        return view.gap(ladder.one) / (ladder.devices if ladder.scaling == "strong" else 1)
+        return self._share(ladder) * view.gap(ladder.one)
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
         if ladder.seen is not None:
-            return lines.between_epochs(ladder.seen)
+            waits = 2 * view.first_wait(ladder.full()) > view.gap(ladder.full())
+            return lines.between_epochs(ladder.seen, waits=waits)
         return (
             "keep loader workers alive between epochs (persistent_workers), and evaluate and log "
             "less often"
         )
+
+    def _share(self, ladder: Ladder) -> float:
+        """Of what one device loses in a step, what its share is."""
+        return 1 / ladder.devices if ladder.scaling == "strong" else 1.0

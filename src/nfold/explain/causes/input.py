@@ -8,6 +8,7 @@ from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause, starved
 from nfold.explain.causes.copies import NO_LOADER, Copies
+from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.causes.imbalance import Imbalance
 from nfold.explain.causes.link import Link
 from nfold.explain.causes.network import Network
@@ -67,6 +68,12 @@ class Input(Cause):
             return on_n - sum(self.divided_single_ms(ladder, view)) - crowded
         rest = view.step(ladder.full()) - view.step(ladder.alone("real"))
         return rest - sum(cause.lost_ms(ladder, view) for cause in _others(ladder))
+
+    def whole_ms(self, ladder: Ladder, view: View) -> float:
+        """With what every pass over the data waits for its first batch: that is made as well."""
+        between = EpochBoundary().known(ladder, view)
+        first = view.first_wait(ladder.full()) if between else 0.0
+        return super().whole_ms(ladder, view) + first
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """How much of it independent copies lose too: loaders in each other's way."""

@@ -45,6 +45,13 @@ class LaunchBound(Cause):
         n, share, whole = ladder.devices, view.step(ladder.alone("real")), view.step(ladder.one)
         return (n * share - whole) / (n - 1)
 
+    def whole_ms(self, ladder: Ladder, view: View) -> float:
+        """What N devices lose more is a part of what one does."""
+        own, single = self.rungs(ladder), self.single_rungs(ladder)
+        more = self.lost_ms(ladder, view) if own and view.has(*own) else 0.0
+        alone = self.single_ms(ladder, view) if single and view.has(*single) else 0.0
+        return max(0.0, more, alone)
+
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
         if ladder.seen is not None:

@@ -134,7 +134,19 @@ class Simulation:
         of_epoch = len(self.epochs[0])
         if step % of_epoch or not step:
             return None
-        return Between(seconds=self.script.epoch_gap_ms / 1e3, steps=of_epoch)
+        waited_s = self._first_wait_ms / 1e3
+        return Between(seconds=self._gap_ms / 1e3, steps=of_epoch, waited_s=waited_s)
+
+    @functools.cached_property
+    def _first_wait_ms(self) -> float:
+        """An epoch's first batch is waited for where the host makes it."""
+        fed = of_rank(self.script, self.task, self.task.rank).host_fed
+        return self.script.epoch_wait_ms if fed else 0.0
+
+    @property
+    def _gap_ms(self) -> float:
+        """Between two epochs."""
+        return self.script.epoch_gap_ms + self._first_wait_ms
 
     def _fetches(self, batches: int, samples: int) -> Fetches | None:
         """What the loaders were seen to do for so many steps, where they do anything."""
@@ -149,7 +161,7 @@ class Simulation:
         """First step, step after the last, and virtual start in seconds of every window."""
         clock_ms, first = 0.0, 0
         for number, epoch in enumerate(self.epochs):
-            clock_ms += self.script.epoch_gap_ms if number else 0.0
+            clock_ms += self._gap_ms if number else 0.0
             stop = min(first + len(epoch), end)
             timed = min(max(first, self.warmup), stop)
             clock_ms += sum(self.wall_ms[first:timed])
@@ -167,7 +179,7 @@ class Simulation:
             last = first + len(epoch)
             if last > end:
                 break
-            gap_ms = self.script.epoch_gap_ms if number else 0.0
+            gap_ms = self._gap_ms if number else 0.0
             finished = Epoch(
                 seconds=(sum(self.wall_ms[first:last]) + gap_ms) / 1e3,
                 samples=sum(epoch),
