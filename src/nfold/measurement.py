@@ -61,6 +61,8 @@ class Window:
     ``start_s`` is on the host's monotonic clock (the same for every process of the host),
     ``samples`` counts this rank's own. ``fetches`` are those that ended in it, None where nobody
     could watch them. ``between`` is what lies before it where a pass over the data begins with it.
+    ``ahead_s`` is how long the devices went on when the host had nothing more for them: long where
+    they are what a step waits for, not where they wait for the host. None: not known.
     """
 
     start_s: float
@@ -69,6 +71,7 @@ class Window:
     samples: int
     fetches: Fetches | None = None
     between: Between | None = None
+    ahead_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,10 @@ class View:
         """Of the time between epochs, what is waited for an epoch's first batch."""
         return next((self.values[k] for k in _between(rung, "first") if k in self.values), 0.0)
 
+    def ahead(self, rung: Rung) -> float | None:
+        """Milliseconds by which the host is ahead of its devices; None where nobody can tell."""
+        return self.values.get((rung, "ahead"))
+
     def has_gap(self, rung: Rung) -> bool:
         """Whether an epoch ended while the rung was measured, in steps or in whole epochs."""
         return any(key in self.values for key in _between(rung, "gap"))

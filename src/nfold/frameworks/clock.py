@@ -19,6 +19,13 @@ class Clock(Protocol):
     def stop(self) -> tuple[float, list[float]]:
         """Fence the devices and end the window: its seconds, and milliseconds of each call."""
 
+    @property
+    def ahead_s(self) -> float | None:
+        """Seconds that the devices went on after the last mark of the window that was stopped.
+
+        None where nobody can tell.
+        """
+
 
 class HostClock:
     """For CPU devices, where an operation is done when its call returns."""
@@ -40,3 +47,8 @@ class HostClock:
         seconds = time.monotonic() - self._marks[0]
         pairs = itertools.pairwise(self._marks)
         return seconds, [1e3 * (after - before) for before, after in pairs]
+
+    @property
+    def ahead_s(self) -> float | None:
+        """The host is the device."""
+        return None

@@ -253,6 +253,7 @@ class Recorder(Generic[Loss]):
                     samples=count,
                     fetches=fetches,
                     between=between,
+                    ahead_s=self._clock.ahead_s,
                 )
             )
             self._turns += [] if self._turn is None else [self._turn]

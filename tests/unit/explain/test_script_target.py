@@ -382,3 +382,22 @@ def test_what_lies_between_epochs_has_the_change_that_helps(
 ) -> None:
     fed = dataclasses.replace(LOADER, workers=2, persistent_workers=persistent)
     assert said in lines.between_epochs(dataclasses.replace(DDP, loader=fed), waits=waits)
+
+
+@pytest.mark.parametrize(
+    ("launch_ms", "host_syncs", "lost_ms"), [(13.0, 0.0, 3.0), (9.0, 0.0, 0.0), (13.0, 1.0, None)]
+)
+def test_a_gpu_that_waits_for_launches_is_told_by_how_long_it_was_busy(
+    launch_ms: float, host_syncs: float, lost_ms: float | None
+) -> None:
+    """Where the host is ahead of it, it waits for nothing."""
+    traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=900, busy_ms=10.0)
+    seen = dataclasses.replace(DDP, traced=traced, host_syncs=host_syncs)
+    found = explained(seen, launch_ms=launch_ms)
+    rows = {row.cause: row for row in found.single}
+    if lost_ms is None:
+        assert dict(found.untested)["launch-bound"].startswith("the script reads values")
+        return
+    assert rows["launch-bound"].lost_ms.value == pytest.approx(lost_ms)
+    assert rows["launch-bound"].named == (lost_ms > 0)
+    assert "reduce-overhead" in rows["launch-bound"].fix

@@ -11,6 +11,9 @@ from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
 
+AHEAD = 0.5
+"""Of a step: a host that is further ahead when a window of several ends is not waited for."""
+
 
 class LaunchBound(Cause):
     """A device with its share of the batch, against an N-th of the whole batch on one."""
@@ -18,9 +21,15 @@ class LaunchBound(Cause):
     id: ClassVar[str] = "launch-bound"
 
     def silent(self, ladder: Ladder) -> str | None:
-        """Weak scaling leaves every device its batch; a step can be captured on a GPU only."""
-        if ladder.scaling == "weak" and not _captures(ladder):
+        """Weak scaling leaves every device its batch; what launches cost shows on a GPU only."""
+        if ladder.scaling == "strong" or _captures(ladder):
+            return None
+        if ladder.seen is None or ladder.seen.device == "cpu":
             return "the batch of a device does not shrink with their number"
+        if _busy_ms(ladder) is None:
+            return "no step of the script was traced"
+        if ladder.seen.host_syncs >= 1:
+            return "the script reads values in every step, so that its host is never ahead"
         return None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
@@ -33,13 +42,21 @@ class LaunchBound(Cause):
         return share - view.step(ladder.one) / ladder.devices
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """Eager launches against one graph, where there are graphs; else two batches."""
+        """Eager launches against one graph, where there are graphs; else two batches.
+
+        A script's are told by the time in which its GPU was busy.
+        """
         if _captures(ladder):
             return (ladder.alone(ladder.bare), _captured(ladder))
-        return self.rungs(ladder)
+        return (ladder.alone(ladder.bare),) if _traced(ladder) else self.rungs(ladder)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
-        """What a graph saves; else the part of the step that a line gives batch 0."""
+        """What a graph saves; else the part of the step that a line gives batch 0.
+
+        Of a script, the time in which its GPU has nothing to do, unless its host is ahead of it.
+        """
+        if _traced(ladder):
+            return _idle_ms(ladder, view)
         if _captures(ladder):
             return view.step(ladder.alone(ladder.bare)) - view.step(_captured(ladder))
         n, share, whole = ladder.devices, view.step(ladder.alone("real")), view.step(ladder.one)
@@ -74,6 +91,24 @@ def _captures(ladder: Ladder) -> bool:
         return False
     eager = "captured" not in str(ladder.plan.step) and ladder.plan.precision != "fp16"
     return ladder.plan.device == "cuda" and eager
+
+
+def _busy_ms(ladder: Ladder) -> float | None:
+    traced = ladder.seen.traced if ladder.seen is not None else None
+    return None if traced is None else traced.busy_ms
+
+
+def _traced(ladder: Ladder) -> bool:
+    """Whether a script's busy time stands for what a graph would take."""
+    return ladder.scaling == "weak" and not _captures(ladder) and _busy_ms(ladder) is not None
+
+
+def _idle_ms(ladder: Ladder, view: View) -> float:
+    alone = ladder.alone(ladder.bare)
+    step_ms, ahead_ms = view.step(alone), view.ahead(alone)
+    if ahead_ms is None or ahead_ms > AHEAD * step_ms:
+        return 0.0
+    return max(0.0, step_ms - (_busy_ms(ladder) or 0.0))
 
 
 def _captured(ladder: Ladder) -> Rung:

@@ -124,6 +124,7 @@ class Simulation:
                 samples=samples,
                 fetches=self._fetches(len(steps), samples),
                 between=self._between(first),
+                ahead_s=self._ahead_s(first, last),
             )
             windows.append(window)
             losses.append((last, fmean(map(self._loss, steps))))
@@ -147,6 +148,14 @@ class Simulation:
     def _gap_ms(self) -> float:
         """Between two epochs."""
         return self.script.epoch_gap_ms + self._first_wait_ms
+
+    def _ahead_s(self, first: int, last: int) -> float | None:
+        """Launches that take as long as the device does are never early."""
+        if self.plan.device != "cuda":
+            return None
+        compute_ms = self.script.compute_ms_per_sample * self._share(self._batch(first), 0)
+        early_ms = max(0.0, compute_ms - self.script.launch_ms)
+        return early_ms * (last - first) / 1e3
 
     def _fetches(self, batches: int, samples: int) -> Fetches | None:
         """What the loaders were seen to do for so many steps, where they do anything."""

@@ -18,7 +18,8 @@ class DeviceClock:
         self._devices = devices
         self._pool: list[torch.cuda.Event] = []
         self._used = 0
-        self._started = 0.0
+        self._started = self._marked = 0.0
+        self.ahead_s: float | None = None
 
     def start(self) -> float:
         """Fence, then begin."""
@@ -39,11 +40,13 @@ class DeviceClock:
             self._pool.append(event)
         self._pool[self._used].record(torch.cuda.current_stream(self._devices.primary))
         self._used += 1
+        self._marked = time.monotonic()
 
     def stop(self) -> tuple[float, list[float]]:
         """Fence, then read the events."""
         self._devices.synchronize()
-        seconds = time.monotonic() - self._started
+        now = time.monotonic()
+        seconds, self.ahead_s = now - self._started, now - self._marked
         events = self._pool[: self._used]
         pairs = itertools.pairwise(events)
         return seconds, [before.elapsed_time(after) for before, after in pairs]

@@ -16,6 +16,7 @@ class LateClock:
         self._devices: Devices | None = None
         self.ends_with_step = False
         """Whether the window that is open ends with its last step, and not now."""
+        self.ahead_s: float | None = None
 
     def know(self, devices: Devices) -> None:
         """These are the devices; the window that is open is fenced by them at its end."""
@@ -36,4 +37,5 @@ class LateClock:
         if self._devices is not None:
             self._devices.synchronize()
         seconds, call_ms = self._now.stop()
+        self.ahead_s = None if self.ends_with_step else self._now.ahead_s
         return (sum(call_ms) / 1e3 if self.ends_with_step else seconds), call_ms
