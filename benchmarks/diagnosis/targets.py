@@ -222,7 +222,7 @@ class Script:
         A GPU's steps are alike from minute to minute: without a dose they are timed once.
         """
         if not self.cpu:
-            return median([self.step_ms(doses) for _ in range(REPEATS)]) - _healthy_ms(self)
+            return median([self.step_ms(doses) for _ in range(REPEATS - 1)]) - _healthy_ms(self)
         with_, without = [], []
         for _ in range(REPEATS):
             with_.append(self.step_ms(doses))
