@@ -29,9 +29,6 @@ import traced
 from diagnosis_score import Case, table
 from targets import HERE, SCRIPTS, Doses, Planted, Script, Simulated, Target
 
-from nfold.finding import beyond
-from nfold.stats import Interval
-
 DOSES = "0.5,1,2,4"
 
 
@@ -102,13 +99,7 @@ def read(target: str, found: Any, injected: dict[str, float], *, strong: bool) -
     # Lost input is a loss of one device too: both blocks count it.
     rows = [*found["budget"], *found["single_device_budget"]]
     rows.sort(key=lambda row: -row["lost_ms"]["value"])
-    named = tuple(
-        dict.fromkeys(
-            row["cause"]
-            for row in rows
-            if beyond(Interval(**row["lost_ms"]), step) and row["lost_ms"]["value"] > 0
-        )
-    )
+    named = tuple(dict.fromkeys(row["cause"] for row in rows if row["named"]))
     promised = [
         row["predicted_speedup"]["value"]
         for row in found["budget"]

@@ -44,10 +44,11 @@ FAULTS = ("imbalance", "input", "single-process", "storage", "undivided-work")
 class Finding:
     """One row: what a cause costs in milliseconds a step, what proves it, what would remove it.
 
-    ``evidence`` are ids of measurements. ``named``: the interval lies well above 0 and the value
-    above ``FLOOR`` of the step. ``predicted_speedup`` is after the fix, None without one;
-    ``predicted_samples_per_s`` is the rate of N devices then, without what one device loses to the
-    same cause too. ``proven``: the fix itself was measured. ``parts`` are what the cost is made of.
+    ``evidence`` are ids of measurements. ``named``: the value is above ``FLOOR`` of the step, and
+    its interval or what a measured fix gains lies well above 0. ``predicted_speedup`` is after the
+    fix, None without one; ``predicted_samples_per_s`` is the rate of N devices then, and
+    ``bound_samples_per_s`` that without any of the cause, what one device loses to it too.
+    ``proven``: the fix itself was measured. ``parts`` are what the cost is made of.
     """
 
     cause: str
@@ -57,6 +58,7 @@ class Finding:
     evidence: tuple[str, ...]
     named: bool
     predicted_samples_per_s: Interval | None = None
+    bound_samples_per_s: Interval | None = None
     proven: bool = False
     parts: tuple[tuple[str, Interval], ...] = ()
 
@@ -72,7 +74,10 @@ class Finding:
             "lost_ms": to_plain(self.lost_ms),
             "predicted_speedup": to_plain(self.predicted_speedup),
             "predicted_samples_per_s": to_plain(self.predicted_samples_per_s),
+            "bound_samples_per_s": to_plain(self.bound_samples_per_s),
             "fix": self.fix,
+            "named": self.named,
+            "proven": self.proven,
             "evidence": list(self.evidence),
         }
 

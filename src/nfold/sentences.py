@@ -66,8 +66,10 @@ def _expectation(budget: Budget, first: Finding, *, on_n: bool) -> str:
     if first.predicted_speedup is None:
         return "No prediction: what the change gains was not measured."
     how = "as measured with the change" if first.proven else "if the whole cost goes"
-    rate = first.predicted_samples_per_s
+    rate, bound = first.predicted_samples_per_s, first.bound_samples_per_s
     at_rate = f", {budget.devices} devices at {rate.value:,.0f} samples/s" if rate else ""
+    if first.proven and bound is not None:
+        how += f" ({bound.value:,.0f} if the whole cost went)"
     if not on_n:
         gain = times(first.predicted_speedup)
         return f"Expect one device to be {gain} as fast{at_rate}, {how}."

@@ -18,6 +18,7 @@ from calibrate import (
     synchronize,
     timed,
 )
+from settled import known, settled, tell
 from torch import Tensor
 
 LEARNT = 7
@@ -36,10 +37,12 @@ class Synchronization:
         self._device = device
         self._tensor = torch.zeros(1, device=device)
         self._found: list[float] = []
-        self._count = TOGETHER
+        before = known("synchronization")
+        self._left = LEARNT if before is None else 0
+        self._count = TOGETHER if before is None else before
 
     def __call__(self) -> None:
-        if len(self._found) < LEARNT:
+        if self._left:
             self._learn()
             return
         for _ in range(self._count):
@@ -55,6 +58,9 @@ class Synchronization:
         one_ms = (time.perf_counter() - begin) * 1e3 / self._count
         self._found.append(agreed(one_ms, self._device))
         self._count = count_for(self._dose_ms, statistics.median(self._found))
+        self._left -= 1
+        if not self._left:
+            tell("synchronization", self._count)
 
 
 def synchronization(dose_ms: float, device: torch.device) -> Callable[[], None]:
@@ -66,14 +72,18 @@ def link(dose_ms: float, device: torch.device) -> Callable[[], None]:
     """One more all-reduce, of as many bytes as take so long beyond one element."""
     if not several():
         return nothing
-    small, large = (_reduce_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
-    ms_per_byte = max((large - small) / (LARGE_BYTES - SMALL_BYTES), 1e-9)
-    tensor = empty_bytes(min(int(dose_ms / ms_per_byte), 1 << 32), device)
+    tensor = empty_bytes(settled("link", lambda: _bytes_for(dose_ms, device)), device)
 
     def send() -> None:
         dist.all_reduce(tensor)
 
     return send
+
+
+def _bytes_for(dose_ms: float, device: torch.device) -> int:
+    small, large = (_reduce_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
+    ms_per_byte = max((large - small) / (LARGE_BYTES - SMALL_BYTES), 1e-9)
+    return min(int(dose_ms / ms_per_byte), 1 << 32)
 
 
 def _reduce_ms(size: int, device: torch.device) -> float:

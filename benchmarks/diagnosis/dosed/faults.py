@@ -2,9 +2,10 @@
 
 Every key is a cause, every value its dose in milliseconds a step. What is counted in something
 else (all-reduces, bytes, permutes, copies) is timed in this process first, so that a dose is
-milliseconds here and now. On a GPU a dose of device time keeps the device busy, not the host.
-``undivided-work`` and ``threads`` are switches, ``host-syncs`` and ``memory`` are counts: what they
-cost is measured by running the script without them.
+milliseconds here and now, unless an earlier process has settled it (settled.py). On a GPU a dose
+of device time keeps the device busy, not the host. ``undivided-work`` and ``threads`` are switches,
+``host-syncs`` and ``memory`` are counts: what they cost is measured by running the script without
+them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from ballast import Ballast
 from calibrate import LARGE_BYTES, SMALL_BYTES, count_for, empty_bytes, repeat, timed
 from exchanges import link, nothing, synchronization
+from settled import settled
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
@@ -187,7 +189,7 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 @cache
 def _luggage(dose_ms: float, device: torch.device) -> Tensor:
-    return empty_bytes(int(dose_ms * _bytes_per_ms(device)))
+    return empty_bytes(settled("copies", lambda: int(dose_ms * _bytes_per_ms(device))))
 
 
 @cache
@@ -231,7 +233,7 @@ def _layout(dose_ms: float, device: torch.device) -> Callable[[], None]:
     def permute() -> None:
         tensor.permute(0, 2, 3, 1).contiguous()
 
-    count = count_for(dose_ms, timed(permute, device))
+    count = settled("layout", lambda: count_for(dose_ms, timed(permute, device)))
     return lambda: repeat(permute, count)
 
 

@@ -8,18 +8,13 @@ from collections.abc import Iterable, Sequence
 from nfold.explain import batch, lines
 from nfold.explain.causes import BY_ID, CAUSES, Cause
 from nfold.explain.causes.undivided_work import SIGN, UndividedWork
-from nfold.explain.fit import LEAST_FREE, RESAMPLES, Fit, Number, View
+from nfold.explain.doubts import warnings, wrong
+from nfold.explain.fit import RESAMPLES, Fit, Number, View
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
 from nfold.explain.pairs import pairs
-from nfold.finding import NO_TIME, Budget, Finding, Interaction, Speed, beyond
-from nfold.measurement import Doubt
+from nfold.finding import FLOOR, NO_TIME, Budget, Finding, Interaction, Speed, beyond
 from nfold.stats import Interval
-
-WRONG = (SIGN, "parameters_differ")
-"""Doubts that say the training itself is wrong."""
-NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
-"""Doubts that are said elsewhere: runs are short on purpose, and slow ranks have a row."""
 
 
 class Account:
@@ -90,16 +85,17 @@ class Account:
         if isinstance(cause, UndividedWork) and self.undivided:
             # What ranks were fed is a fact, however much times scatter.
             found = dataclasses.replace(found, named=True)
-        return self._fixed(cause, found) if found.named else found
+        return self._fixed(cause, found)
 
     def _finding(self, cause: Cause, rungs: Sequence[Rung], lost: Number) -> Finding:
-        cost = self.fit.interval(lost)
+        cost, without = self.fit.interval(lost), self._rate_without(cause)
         parts = cause.parts(self.ladder, self.fit.view)
         return Finding(
             cause=cause.id,
             lost_ms=cost,
             predicted_speedup=self._predicted(cause, lost),
-            predicted_samples_per_s=self._rate_without(cause),
+            predicted_samples_per_s=without,
+            bound_samples_per_s=without,
             fix=cause.fix(self.ladder, self.fit.view),
             evidence=self.measured.ids([*rungs, *cause.telling(self.ladder)]),
             named=beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
@@ -117,10 +113,12 @@ class Account:
         )
         return Interval(least.value, least.low, max(most.high or 0.0, least.high or 0.0))
 
-    def _rate_without(self, cause: Cause, best: tuple[str, Rung] | None = None) -> Interval | None:
-        """Of N devices, or with the ``best`` fix of it; None of a script that uses one."""
-        if best is not None:
-            return self._rate(lambda view: self._gained(best[1], view))
+    def _rate_with(self, best: tuple[str, Rung] | None) -> Interval | None:
+        """Of N devices with a measured fix."""
+        return self._rate(lambda view: self._gained(best[1], view)) if best else None
+
+    def _rate_without(self, cause: Cause) -> Interval | None:
+        """Of N devices without the cause; None of a script that uses one."""
         if self.ladder.plain or not self.measured.has(cause.rungs(self.ladder)):
             return None
         if isinstance(cause, UndividedWork):
@@ -140,9 +138,13 @@ class Account:
         return self.fit.interval(lambda view: cause.parts(self.ladder, view)[name])
 
     def _fixed(self, cause: Cause, found: Finding) -> Finding:
-        """The finding with the best measured fix, where one is better than the noise."""
+        """The finding with the best measured fix, where one is better than the noise.
+
+        What a change to it gains is a cost of it, however uncertain the cost itself is.
+        """
         best = self._best(cause)
-        if best is None:
+        worth = found.lost_ms.value > FLOOR * self.achieved_ms(self.fit.view)
+        if best is None or not (found.named or worth):
             return found
         flag, rung = best
         return dataclasses.replace(
@@ -151,8 +153,9 @@ class Account:
             predicted_speedup=self.fit.interval(
                 lambda view: self.speedup(view, self._gained(rung, view))
             ),
-            predicted_samples_per_s=self._rate(lambda view: self._gained(rung, view)),
+            predicted_samples_per_s=self._rate_with(best),
             evidence=(*found.evidence, *self.measured.ids([rung])),
+            named=True,
             proven=True,
         )
 
@@ -186,16 +189,19 @@ class Account:
             return alone / max(1e-9, alone - max(0.0, lost(view)))
 
         cost = cause.told(self.ladder) or self.fit.interval(lost)
-        named = beyond(cost, self.fit.view.step(self.ladder.alone("real"))) and cost.value > 0
-        best = self._best(cause) if named else None
+        step_ms = self.fit.view.step(self.ladder.alone("real"))
+        named = beyond(cost, step_ms) and cost.value > 0
+        best = self._best(cause) if named or cost.value > FLOOR * step_ms else None
+        without = self._rate_without(cause)
         return Finding(
             cause=cause.id,
             lost_ms=cost,
             predicted_speedup=self.fit.interval(gained),
-            predicted_samples_per_s=self._rate_without(cause, best),
+            predicted_samples_per_s=self._rate_with(best) or without,
+            bound_samples_per_s=without,
             fix=best[0] if best else cause.single_fix(self.ladder, self.fit.view),
             evidence=self.measured.ids([*rungs, *([best[1]] if best else [])]),
-            named=named,
+            named=named or best is not None,
         )
 
     def interactions(self, findings: Sequence[Finding]) -> list[Interaction]:
@@ -273,26 +279,13 @@ def budget(
         interactions=tuple(account.interactions([*rows, *single])),
         others_ms=account.others_ms(rows),
         unexplained_ms=account.unexplained_ms(rows),
-        wrong=_wrong(account),
-        warnings=_warnings(account, measured),
+        wrong=wrong(account.kinds, account.whole),
+        warnings=warnings(measured, account.fit),
         untested=tuple(account.untested()),
         limit=None if ladder.plain else batch.limit(ladder, measured, account.fit, speedup),
         way=lines.way(ladder.seen) if ladder.seen else "",
         headline=lines.headline(target, ladder.seen, ladder.devices) if ladder.seen else "",
     )
-
-
-def _wrong(account: Account) -> tuple[str, ...]:
-    found = tuple(text for kind, text in account.kinds.items() if kind in WRONG)
-    return (*found, account.whole) if account.whole else found
-
-
-def _warnings(account: Account, measured: Measured) -> tuple[Doubt, ...]:
-    found = [doubt for doubt in measured.doubts() if doubt.kind not in NOT_DOUBTS]
-    if account.fit.free < LEAST_FREE:
-        text = "too few repeats to see how runs differ: intervals are from inside single runs"
-        found.append(Doubt(kind="few_repeats", text=text))
-    return tuple(found)
 
 
 def _ordered(findings: Iterable[Finding]) -> list[Finding]:

@@ -11,6 +11,7 @@ import calibrate
 import exchanges
 import faults
 import pytest
+import settled
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -195,3 +196,17 @@ def test_the_time_of_one_is_the_median_of_groups() -> None:
     calls: list[int] = []
     assert calibrate.timed(lambda: calls.append(1), CPU) < 5
     assert len(calls) == (calibrate.PROBES + 2) * calibrate.TOGETHER
+
+
+def test_what_was_settled_before_is_not_learnt_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert settled.settled("layout", lambda: 31) == 31
+    assert capsys.readouterr().out == '{"settled": {"layout": 31}}\n'
+    monkeypatch.setenv(settled.ENVIRONMENT, '{"layout": 31, "synchronization": 4}')
+    assert settled.settled("layout", lambda: 7) == 31
+    assert capsys.readouterr().out == ""
+    reduced: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", reduced.append)
+    exchanges.Synchronization(99.0, CPU)()
+    assert len(reduced) == 4

@@ -38,6 +38,7 @@ def _row(cause: str, gained: float) -> dict[str, Any]:
         "lost_ms": {"value": 8.0, "low": 7.0, "high": 9.0},
         "predicted_speedup": {"value": gained},
         "predicted_samples_per_s": {"value": 170.0},
+        "named": True,
         "fix": f"mend {cause}",
     }
 

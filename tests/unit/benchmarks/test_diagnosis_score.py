@@ -188,4 +188,5 @@ def test_lost_input_is_in_one_block_or_in_both(strong: bool, attributed: float) 
 
 def _row(cause: str, value: float) -> dict[str, object]:
     lost = {"value": value, "low": 0.9 * value, "high": 1.1 * value}
-    return {"cause": cause, "lost_ms": lost, "predicted_speedup": {"value": 1.9}}
+    promised = {"value": 1.9}
+    return {"cause": cause, "lost_ms": lost, "predicted_speedup": promised, "named": True}
