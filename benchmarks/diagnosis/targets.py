@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,9 @@ SCRIPTS = {
     "accelerate": "with_accelerate.py",
     "dataparallel": "dataparallel.py",
 }
-EXACT = ("imbalance",)
-"""A rank that is busy for so long; all-reduces take what they take beside the rest of a step."""
+EXACT = ("imbalance", "epoch-boundary")
+"""A rank that is busy for so long, workers that sleep for so long before each epoch; all-reduces
+take what they take beside the rest of a step."""
 TIMED_STEPS = 60
 REPEATS = 3
 """Of the processes that time a dose; the middle one counts."""
@@ -242,26 +244,31 @@ class Script:
         return max(printed_ms(self.output(doses, self.environment(doses, 0))))
 
     def output(self, doses: Doses, environment: Mapping[str, str]) -> str:
-        """What the script prints without nfold; every rank's clock has spoken."""
-        pinned = {"FAULTS_PINNED": "1"} if self.cpu and self.launcher() else {}
-        done = subprocess.run(
-            [self.python, *self.launcher(), str(self.file), "--steps", str(TIMED_STEPS),
-             *self.arguments],
-            env={**os.environ, **environment, **pinned},
-            capture_output=True,
-            text=True,
-        )  # fmt: skip
+        """What the script prints by itself; every rank's clock has spoken."""
+        with tempfile.TemporaryDirectory() as logs:
+            done = subprocess.run(
+                [self.python, *self.launcher(logs), str(self.file), "--steps", str(TIMED_STEPS),
+                 *self.arguments],
+                env={**os.environ, **environment},
+                capture_output=True,
+                text=True,
+            )  # fmt: skip
         found = printed_ms(done.stdout)
         # With gloo, one process in ten or so aborts when it ends, long after its clock has spoken.
-        if len(found) < (self.count if self.launcher() else 1):
+        if len(found) < (1 if self.strong else self.count):
             raise RuntimeError(f"{self.name}, {dict(doses)}: {done.stderr[-TAIL:]}")
         return done.stdout
 
-    def launcher(self) -> list[str]:
-        """One process for nn.DataParallel, else one a device."""
-        if self.kind == "dataparallel":
+    def launcher(self, logs: str) -> list[str]:
+        """One process for nn.DataParallel; else one a device, which nfold starts and leaves alone.
+
+        So that threads, cores and the allocator are those of the runs that are explained.
+        """
+        if self.strong:
             return []
-        return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.count}"]
+        ranks = ",".join(map(str, range(self.count)))
+        told = ["--nproc-per-node", str(self.count), "--local-ranks-filter", ranks]
+        return ["-m", "nfold", "run", *told, "--results", logs]
 
 
 @functools.cache

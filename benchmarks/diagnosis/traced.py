@@ -37,7 +37,7 @@ ENTRY = "import sys; from traceml_ai.launcher.cli import main; sys.exit(main())"
 
 def case(script: Script, doses: Doses) -> Case:
     """One run of a script with doses in it, which count as asked for: it tells no sizes."""
-    ranks = script.count if script.launcher() else 0
+    ranks = 0 if script.strong else script.count
     own = ["--steps", str(STEPS), *script.arguments]
     environment = {**os.environ, **script.environment(doses, 0)}
     with tempfile.TemporaryDirectory() as folder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -21,23 +20,10 @@ CUDA = torch.cuda.is_available()
 WARMUP = 15
 WHOLE = 60_000
 """Pictures in an epoch on GPUs: as many as the training set has."""
-PINNED = "FAULTS_PINNED"
-
-
-def pin() -> None:
-    """Where PINNED asks: a rank on a share of the cores of its own, as nfold's CPU devices are."""
-    if PINNED not in os.environ:
-        return
-    ranks, rank = (int(os.environ[f"LOCAL_{name}"]) for name in ("WORLD_SIZE", "RANK"))
-    cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // ranks
-    os.sched_setaffinity(0, cores[share * rank : share * (rank + 1)])
-    torch.set_num_threads(share)
 
 
 def asked() -> argparse.Namespace:
     """The same arguments for all of them."""
-    pin()
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000, help="timed, after the warm-up")
     parser.add_argument("--batch", type=int, default=256 if CUDA else 64, help="of one device")
