@@ -162,10 +162,17 @@ class Budget:
     @property
     def cannot_help(self) -> bool:
         """Whether N devices are slower than one, and no change is known that makes them faster."""
-        if self.limit is None or self.limit.helps:
+        if self.limit is None or self.limit.helps or self.unseen:
             return False
         fault = bool(self.named) and self.named[0].cause in FAULTS
         return not fault and not any(_makes_faster(row) for row in self.rows)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether something is missing that is in no row, and there was no time for all causes."""
+        rest, step_ms = self.unexplained_ms, self.n_devices.step_ms.value
+        much = rest.low is not None and rest.low > 0 and rest.value > FLOOR * step_ms
+        return much and any(reason == NO_TIME for _, reason in self.untested)
 
     def to_json(self) -> dict[str, Any]:
         """The versioned object that ``nfold explain --json`` prints."""

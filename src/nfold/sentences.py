@@ -18,27 +18,37 @@ def sentences(budget: Budget) -> list[str]:
     return _named(budget, budget.named[0]) if budget.named else _nameless(budget)
 
 
+def _no_time(budget: Budget) -> str:
+    """The causes that there was none for."""
+    left = [cause for cause, reason in budget.untested if reason == NO_TIME]
+    causes = ", ".join(left)
+    return f"there was no time for {causes}; next: a larger --budget, which goes on from here"
+
+
 def _named(budget: Budget, first: Finding) -> list[str]:
     on_n = first in budget.rows
     step = budget.n_devices.step_ms if on_n else budget.one_device.step_ms
     part = 100 * first.lost_ms.value / step.value
     where = f"of a step on {budget.devices} devices" if on_n else "of a step even on one device"
-    return [
-        f"Most is lost to {first.cause} ({first.what}): {milliseconds(first.lost_ms)}, "
-        f"{part:.0f} % {where}.",
-        f"Change: {first.fix}.",
-        _expectation(budget, first, on_n=on_n),
-    ]
+    cost = f"{first.cause} ({first.what}): {milliseconds(first.lost_ms)}, {part:.0f} % {where}"
+    expected = _expectation(budget, first, on_n=on_n)
+    rest = budget.unexplained_ms
+    if budget.unseen and rest.value > first.lost_ms.value:
+        return [
+            f"Most is in no row yet, {milliseconds(rest)} of a step on {budget.devices} devices: "
+            f"{_no_time(budget)}.",
+            f"Of what was measured most is lost to {cost}. Change: {first.fix}.",
+            expected,
+        ]
+    return [f"Most is lost to {cost}.", f"Change: {first.fix}.", expected]
 
 
 def _nameless(budget: Budget) -> list[str]:
     """No row is a cause: perhaps one was not measured, or what is missing has no name."""
-    left = [cause for cause, reason in budget.untested if reason == NO_TIME]
-    if left:
+    if any(reason == NO_TIME for _, reason in budget.untested):
         return [
             f"Nothing that was measured costs more than {FLOOR:.0%} of a step beyond the noise.",
-            f"Change nothing yet: there was no time for {', '.join(left)}; next: a larger "
-            "--budget, which goes on from here.",
+            f"Change nothing yet: {_no_time(budget)}.",
             _as_it_is(budget),
         ]
     if _is_missing(budget):
@@ -65,18 +75,36 @@ def _as_it_is(budget: Budget, more: str = "") -> str:
 def _expectation(budget: Budget, first: Finding, *, on_n: bool) -> str:
     if first.predicted_speedup is None:
         return "No prediction: what the change gains was not measured."
-    how = "as measured with the change" if first.proven else "if the whole cost goes"
-    rate, bound = first.predicted_samples_per_s, first.bound_samples_per_s
-    at_rate = f", {budget.devices} devices at {rate.value:,.0f} samples/s" if rate else ""
-    if first.proven and bound is not None:
-        how += f" ({bound.value:,.0f} if the whole cost went)"
+    gain, rate = times(first.predicted_speedup), _rate(budget, first)
     if not on_n:
-        gain = times(first.predicted_speedup)
-        return f"Expect one device to be {gain} as fast{at_rate}, {how}."
-    return (
-        f"Expect {times(first.predicted_speedup)} of one device instead of "
-        f"{times(budget.speedup)}{at_rate}, {how}."
-    )
+        measured = ", as measured with the change" if first.proven and rate else ""
+        return f"Expect one device to be {gain} as fast if the whole cost goes{rate}{measured}."
+    expected = f"Expect {gain} of one device instead of {times(budget.speedup)}"
+    if first.proven or _same_on_one(budget, first):
+        return f"{expected}{rate}, {_how(first)}."
+    return f"{expected} where they lose no more to it than one does{rate} without any of it."
+
+
+def _rate(budget: Budget, first: Finding) -> str:
+    rate = first.predicted_samples_per_s
+    return f", {budget.devices} devices at {rate.value:,.0f} samples/s" if rate else ""
+
+
+def _how(first: Finding) -> str:
+    if not first.proven:
+        return "if the whole cost goes"
+    bound = first.bound_samples_per_s
+    most = f" ({bound.value:,.0f} if the whole cost went)" if bound else ""
+    return f"as measured with the change{most}"
+
+
+def _same_on_one(budget: Budget, first: Finding) -> bool:
+    """Whether nothing goes on one device that N devices lose too: then both numbers are one."""
+    rate, gain = first.predicted_samples_per_s, first.predicted_speedup
+    if rate is None or gain is None:
+        return True
+    one = budget.one_device.samples_per_s.value
+    return abs(rate.value / (gain.value * one) - 1) < FLOOR
 
 
 def _is_missing(budget: Budget) -> bool:

@@ -85,6 +85,12 @@ def _outcome(rung: Rung, measurement: Measurement) -> str:
     return f"{measurement.status}: {cause}" if step is None else f"{step:.2f} ms a step"
 
 
+UNFINISHED = (
+    "nfold: stopped before N devices and one device were both measured: nothing can be told yet; "
+    "next: the same command, which goes on from here"
+)
+
+
 def explain(request: Request) -> int:
     """Measure, print, report; the exit code. Raises RunFailure where nothing can be said."""
     if attach.attached():
@@ -101,6 +107,8 @@ def explain(request: Request) -> int:
             measured = _run(experiment, subject)
         if measured is not None:
             _show(request, budget(target.name, measured, experiment.measured))
+        else:
+            sys.stderr.write(inert(f"{UNFINISHED}\n"))
     return 128 + stop.signum if stop.signum is not None else 0
 
 

@@ -199,6 +199,7 @@ class Account:
             predicted_speedup=self.fit.interval(gained),
             predicted_samples_per_s=self._rate_with(best) or without,
             bound_samples_per_s=without,
+            proven=best is not None,
             fix=best[0] if best else cause.single_fix(self.ladder, self.fit.view),
             evidence=self.measured.ids([*rungs, *([best[1]] if best else [])]),
             named=named or best is not None,

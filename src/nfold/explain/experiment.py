@@ -171,7 +171,7 @@ class Experiment:
             while rung not in self.measured.runs:
                 if rung in self.measured.reasons:
                     reason = self.measured.reasons.pop(rung)
-                    if rung in self._tried_again:
+                    if self.stop or rung in self._tried_again:
                         raise RunFailure(f"{rung}: {reason}; nothing can be explained")
                     self._tried_again.add(rung)
                 (group, *_) = self._groups([rung, *wanted])

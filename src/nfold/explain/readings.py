@@ -14,9 +14,8 @@ Readings = dict[str, float]
 """``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
 ``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``first``: those
 of them spent waiting for an epoch's first batch; ``ahead``: ms by which the host is ahead of its
-devices when a window ends; ``loading``: ms in which the loader's workers,
-side by side, make the batches of a step; ``waiting``: of these the ms in which they wait and do
-not compute."""
+devices when a window ends; ``loading``: ms in which the loader's workers, side by side, make the
+batches of a step; ``waiting``: of these the ms in which they wait and do not compute."""
 SUMS = ("gap", "first", "ahead", "loading", "waiting")
 """Readings that may be 0 or less."""
 

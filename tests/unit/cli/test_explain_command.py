@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from nfold.cli import explaining
 from nfold.cli.app import app
 from nfold.cli.explained import _table
 from nfold.cli.explaining import seconds
@@ -150,3 +151,10 @@ def test_a_wrong_request_says_what_is_allowed(arguments: list[str], said: str) -
 )
 def test_times_are_read(text: str, value: float) -> None:
     assert seconds(text) == value
+
+
+def test_stopped_before_there_is_a_speedup_it_says_so(planted: pytest.MonkeyPatch) -> None:
+    planted.setattr(explaining, "_run", lambda *_: None)
+    found = _explain("digits", *SIMULATED)
+    assert found.stdout == ""
+    assert "next: the same command, which goes on from here" in found.stderr

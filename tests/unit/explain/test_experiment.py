@@ -17,7 +17,8 @@ from nfold.explain.budget import Account, budget
 from nfold.explain.causes import BY_ID
 from nfold.explain.experiment import Clock, Events, Experiment, rounded
 from nfold.explain.ladder import Ladder, Rung
-from nfold.finding import NO_TIME, Finding
+from nfold.explain.measured import Measured
+from nfold.finding import NO_TIME, BatchLimit, Finding
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Measurement
 from nfold.run.options import Stop
@@ -75,6 +76,29 @@ def test_a_budget_that_is_too_short_gives_a_partial_answer_and_says_so() -> None
     assert NO_TIME in dict(found.untested).values()
 
 
+def test_what_there_was_no_time_for_is_said_before_a_smaller_row() -> None:
+    """1 ms is lost between epochs; time is over before anything of an exchange is known."""
+    rows = [_costing("epoch-boundary", 1.0, named=True)]
+    whole = budget("digits", *_measured_alone())
+    assert ("link", NO_TIME) in whole.untested
+    found = dataclasses.replace(whole, rows=tuple(rows), unexplained_ms=Interval(5.0, 4.0, 6.0))
+    first, second, _ = sentences(found)
+    assert first.startswith("Most is in no row yet, 5.00 ms (4.00 to 6.00) of a step on 2 devices")
+    assert "link" in first
+    assert second.startswith("Of what was measured most is lost to epoch-boundary")
+    slower = BatchLimit(helps=False, batch=None, evidence=())
+    assert not dataclasses.replace(found, limit=slower).cannot_help
+    assert dataclasses.replace(found, limit=slower, untested=()).cannot_help
+    small = dataclasses.replace(found, unexplained_ms=Interval(0.5, 0.1, 0.9))
+    assert sentences(small)[0].startswith("Most is lost to epoch-boundary")
+
+
+def _measured_alone() -> tuple[Ladder, Measured]:
+    """Both ends of the ladder, and no time for more."""
+    experiment, _, _ = _experiment(2.0)
+    return experiment.run(ladder()), experiment.measured
+
+
 def test_even_without_time_the_speedup_is_measured() -> None:
     experiment, ticking, _ = _experiment(0.5)
     found = budget("digits", experiment.run(ladder()), experiment.measured)
@@ -119,6 +143,21 @@ def test_a_request_to_stop_ends_it_with_what_there_is() -> None:
     found = budget("digits", experiment.run(ladder()), experiment.measured)
     assert ticking.now == 3.0
     assert found.untested
+
+
+def test_a_run_that_ends_because_of_a_request_to_stop_is_not_tried_again() -> None:
+    stop, asked = Stop(), 0
+
+    def run(workload: Any, plan: Any, ablation: Any = None, **_: Any) -> Measurement:
+        nonlocal asked
+        asked += 1
+        stop.signum = 2
+        return failed(Rung(plan=plan), "nfold got SIGINT")
+
+    experiment = Experiment(target(SCRIPT, run=run), Clock(1000.0), Events(), stop)
+    with pytest.raises(RunFailure):
+        experiment.run(ladder())
+    assert asked == 1
 
 
 def test_a_rung_that_fails_is_left_out_with_its_reason_and_not_tried_again() -> None:
@@ -199,14 +238,14 @@ def test_a_fix_of_what_costs_much_is_tried_unless_one_of_what_is_named_can_be(
     assert [row.cause for row in suspected] == tried
 
 
-def _costing(cause: str, ms: float) -> Finding:
+def _costing(cause: str, ms: float, *, named: bool = False) -> Finding:
     return Finding(
         cause=cause,
         lost_ms=Interval(ms, 0.0, 2 * ms),
         predicted_speedup=None,
         fix="",
         evidence=(),
-        named=False,
+        named=named,
     )
 
 

@@ -39,10 +39,10 @@ class EpochBoundary(Cause):
         return view.gap(ladder.full()) - self.single_ms(ladder, view)
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
-        """The wait for an epoch's first batch, and what the script does before it asks for that."""
-        first = view.first_wait(ladder.full()) - self._share(ladder) * view.first_wait(ladder.one)
-        if not first:
+        """The wait for the first batch of a script's workers, and what it does before it asks."""
+        if ladder.seen is None or not lines.loader(ladder.seen).workers:
             return {}
+        first = view.first_wait(ladder.full()) - self._share(ladder) * view.first_wait(ladder.one)
         rest = self.lost_ms(ladder, view) - first
         return {"waiting for an epoch's first batch": first, "what else lies between epochs": rest}
 
