@@ -23,7 +23,7 @@ from nfold.frameworks.cores import core_share
 from nfold.lifeline import die_with_parent
 from nfold.place import user_place
 from nfold.run.handoff import Failure, Folder, Heart
-from nfold.run.rank import failure_of, redirect_output, stacks_on_signal
+from nfold.run.rank import end_well, failure_of, redirect_output, stacks_on_signal
 
 
 def main() -> None:
@@ -34,10 +34,11 @@ def main() -> None:
     _begin(folder, rank, int(os.environ["LOCAL_RANK"]), int(cores))
     with stacks_on_signal(folder.stack(rank)):
         run(folder, rank, kind, target, arguments)
+    end_well()
 
 
 def run(folder: Folder, rank: int, kind: str, target: str, arguments: list[str]) -> None:
-    """Run the target to its end; leaves a Failure, and ends with 1 or the script's own code.
+    """Run the target to its end; leaves a Failure and ends with 1 or the script's own code.
 
     An uncaught exception goes through ``sys.excepthook``, as in plain Python, without nfold's
     frames in its traceback.
@@ -47,7 +48,7 @@ def run(folder: Folder, rank: int, kind: str, target: str, arguments: list[str])
     except SystemExit as ended:
         if ended.code not in (None, 0):
             folder.write_failure(failure(ended, rank, _step(folder, rank)))
-        raise
+            raise
     except Exception as error:
         folder.write_failure(failure(error, rank, _step(folder, rank)))
         own = error.with_traceback(_own_frames(error.__traceback__))

@@ -12,7 +12,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +21,7 @@ from nfold.lifeline import die_with_parent
 from nfold.measurement import RankSamples
 from nfold.place import user_place
 from nfold.run.handoff import Beat, Folder, Heart
-from nfold.run.rank import failure_of, redirect_output, stacks_on_signal
+from nfold.run.rank import end_now, end_well, failure_of, redirect_output, stacks_on_signal
 from nfold.run.scratch import in_scratch
 from nfold.seen import Seen
 
@@ -111,16 +110,9 @@ def main() -> None:
     redirect_output(folder.log(rank))
     with stacks_on_signal(folder.stack(rank)):
         ended_well = run_rank(folder, rank, int(os.environ["WORLD_SIZE"]))
-    if not ended_well:
-        end_now(1)
-
-
-def end_now(code: int) -> NoReturn:
-    """End this process without tidying up: tearing down NCCL after a failure can hang."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    if ended_well:
+        end_well()
+    end_now(1)
 
 
 def run_rank(folder: Folder, rank: int, world_size: int) -> bool:

@@ -169,3 +169,23 @@ def test_a_lost_rank_stays_lost_where_the_script_wraps_it() -> None:
     wrapped.__cause__ = lost
     assert script.failure(wrapped, 0, 3).collateral
     assert not script.failure(ValueError("own"), 0, 3).collateral
+
+
+LATER = """
+import atexit, sys, threading, time
+def late(): time.sleep(0.3); print("thread")
+threading.Thread(target=late).start()
+atexit.register(print, "handler")
+print("script", end="; ")
+if len(sys.argv) > 1: sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [((), 0), (("0",), 0), (("3",), 3)])
+def test_threads_and_exit_handlers_have_their_turn(
+    tmp_path: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    (tmp_path / "later.py").write_text(LATER)
+    done = rank(tmp_path / "run", "script", "0", "later.py", *arguments, cwd=tmp_path)
+    assert done.returncode == code
+    assert Folder(tmp_path / "run").log(1).read_text() == "script; thread\nhandler\n"
