@@ -194,7 +194,8 @@ def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
     assert found is not None
     assert found.step_ms == (step_ms,) * 3
     between = [window.between for window in found.windows if window.between]
-    assert between == [Between(seconds=20.0 if workers else 0.0, steps=1)] * len(between)
+    waited_s = 20.0 if workers else 0.0
+    assert between == [Between(seconds=waited_s, steps=1, waited_s=waited_s)] * len(between)
     assert between
 
 
