@@ -94,7 +94,7 @@ def _how(first: Finding) -> str:
     if not first.proven:
         return "if the whole cost goes"
     rate, bound = first.predicted_samples_per_s, first.bound_samples_per_s
-    more = rate is not None and bound is not None and bound.value > rate.value
+    more = rate is not None and bound is not None and bound.value > (1 + FLOOR) * rate.value
     most = f" ({bound.value:,.0f} if the whole cost went)" if bound and more else ""
     return f"as measured with the change{most}"
 
