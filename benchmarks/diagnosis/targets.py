@@ -254,8 +254,7 @@ class Script:
                 text=True,
             )  # fmt: skip
         found = printed_ms(done.stdout)
-        # With gloo, one process in ten or so aborts when it ends, long after its clock has spoken.
-        if len(found) < (1 if self.strong else self.count):
+        if done.returncode or len(found) < (1 if self.strong else self.count):
             raise RuntimeError(f"{self.name}, {dict(doses)}: {done.stderr[-TAIL:]}")
         return done.stdout
 

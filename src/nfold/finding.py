@@ -170,9 +170,17 @@ class Budget:
     @property
     def unseen(self) -> bool:
         """Whether something is missing that is in no row, and there was no time for all causes."""
-        rest, step_ms = self.unexplained_ms, self.n_devices.step_ms.value
-        much = rest.low is not None and rest.low > 0 and rest.value > FLOOR * step_ms
-        return much and any(reason == NO_TIME for _, reason in self.untested)
+        return bool(self.no_time) and self.misses(self.unexplained_ms)
+
+    @property
+    def no_time(self) -> tuple[str, ...]:
+        """The causes that there was no time for."""
+        return tuple(cause for cause, reason in self.untested if reason == NO_TIME)
+
+    def misses(self, rest: Interval) -> bool:
+        """Whether so much is missing for sure. To say so takes less than to name a cause for it."""
+        least = FLOOR * self.n_devices.step_ms.value
+        return rest.low is not None and rest.low > 0 and rest.value > least
 
     def to_json(self) -> dict[str, Any]:
         """The versioned object that ``nfold explain --json`` prints."""

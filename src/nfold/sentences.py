@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfold.finding import FLOOR, NO_TIME, Budget, Finding, milliseconds, no_help, times
+from nfold.finding import FLOOR, Budget, Finding, milliseconds, no_help, times
 from nfold.measurement import UNEXCHANGED
 
 MENTIONED = 3
@@ -20,8 +20,7 @@ def sentences(budget: Budget) -> list[str]:
 
 def _no_time(budget: Budget) -> str:
     """The causes that there was none for."""
-    left = [cause for cause, reason in budget.untested if reason == NO_TIME]
-    causes = ", ".join(left)
+    causes = ", ".join(budget.no_time)
     return f"there was no time for {causes}; next: a larger --budget, which goes on from here"
 
 
@@ -45,7 +44,7 @@ def _named(budget: Budget, first: Finding) -> list[str]:
 
 def _nameless(budget: Budget) -> list[str]:
     """No row is a cause: perhaps one was not measured, or what is missing has no name."""
-    if any(reason == NO_TIME for _, reason in budget.untested):
+    if budget.no_time:
         return [
             f"Nothing that was measured costs more than {FLOOR:.0%} of a step beyond the noise.",
             f"Change nothing yet: {_no_time(budget)}.",
@@ -109,10 +108,8 @@ def _same_on_one(budget: Budget, first: Finding) -> bool:
 
 
 def _is_missing(budget: Budget) -> bool:
-    """Whether something has no name. To say so takes less than to name a cause for it."""
-    least = FLOOR * budget.n_devices.step_ms.value
-    rests = (budget.others_ms, budget.unexplained_ms)
-    return any(rest.low is not None and rest.low > 0 and rest.value > least for rest in rests)
+    """Whether something has no name."""
+    return budget.misses(budget.others_ms) or budget.misses(budget.unexplained_ms)
 
 
 def _spread(budget: Budget) -> list[str]:

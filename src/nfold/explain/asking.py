@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from nfold.explain import batch
 from nfold.explain.budget import Account
@@ -60,12 +60,10 @@ def _suspected(
     """
     much = [row for row in rows if row.lost_ms.value > SUSPECT * step_ms]
     much.sort(key=lambda row: -row.lost_ms.value)
-    fixable = [] if any(map(_has_fixes(ladder), named)) else [*filter(_has_fixes(ladder), much)]
-    return [*([] if named else much[:1]), *fixable[:1]]
-
-
-def _has_fixes(ladder: Ladder) -> Callable[[Finding], bool]:
-    return lambda row: bool(BY_ID[row.cause].fixes(ladder))
+    found = [] if named else much[:1]
+    if not any(BY_ID[row.cause].fixes(ladder) for row in named):
+        found += [row for row in much if BY_ID[row.cause].fixes(ladder)][:1]
+    return found
 
 
 def narrowing(ladder: Ladder, measured: Measured) -> list[Rung]:

@@ -49,7 +49,7 @@ class Account:
     def ideal_ms(self, view: View) -> float:
         """A step at N-fold speed."""
         one = view.step(self.ladder.one) + self._gap(self.ladder.one, view)
-        return one / (self.ladder.devices if self.ladder.scaling == "strong" else 1)
+        return one / self.ladder.split
 
     def achieved_ms(self, view: View) -> float:
         """A step's worth of distinct samples on N devices."""
@@ -142,9 +142,9 @@ class Account:
 
         What a change to it gains is a cost of it, however uncertain the cost itself is.
         """
-        best = self._best(cause)
         worth = found.lost_ms.value > FLOOR * self.achieved_ms(self.fit.view)
-        if best is None or not (found.named or worth):
+        best = self._best(cause) if found.named or worth else None
+        if best is None:
             return found
         flag, rung = best
         return dataclasses.replace(
@@ -179,13 +179,14 @@ class Account:
         return gained + (view.gap(full) - view.gap(rung) if between else 0.0)
 
     def _own(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
-        times = self.ladder.devices if self.ladder.scaling == "strong" else 1
-
         def lost(view: View) -> float:
             return cause.single_ms(self.ladder, view)
 
         def gained(view: View) -> float:
-            alone = view.step(self.ladder.alone("real")) + self._gap(self.ladder.one, view) / times
+            alone = (
+                view.step(self.ladder.alone("real"))
+                + self._gap(self.ladder.one, view) / self.ladder.split
+            )
             return alone / max(1e-9, alone - max(0.0, lost(view)))
 
         cost = cause.told(self.ladder) or self.fit.interval(lost)

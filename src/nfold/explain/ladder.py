@@ -106,6 +106,11 @@ class Ladder:
         return -(-(self.plan.batch or 1) // self.devices)
 
     @property
+    def split(self) -> int:
+        """How many devices share the work of one in a step; with weak scaling each has its own."""
+        return self.devices if self.scaling == "strong" else 1
+
+    @property
     def one_process(self) -> bool:
         """Whether one process drives all devices (nn.DataParallel), or could."""
         return self.plan.strategy == "dp"

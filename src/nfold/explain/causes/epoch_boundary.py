@@ -42,7 +42,7 @@ class EpochBoundary(Cause):
         """The wait for the first batch of a script's workers, and what it does before it asks."""
         if ladder.seen is None or not lines.loader(ladder.seen).workers:
             return {}
-        first = view.first_wait(ladder.full()) - self._share(ladder) * view.first_wait(ladder.one)
+        first = view.first_wait(ladder.full()) - view.first_wait(ladder.one) / ladder.split
         rest = self.lost_ms(ladder, view) - first
         return {"waiting for an epoch's first batch": first, "what else lies between epochs": rest}
 
@@ -52,7 +52,7 @@ class EpochBoundary(Cause):
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What one device loses in a step over its share."""
-        return self._share(ladder) * view.gap(ladder.one)
+        return view.gap(ladder.one) / ladder.split
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
@@ -63,7 +63,3 @@ class EpochBoundary(Cause):
             "keep loader workers alive between epochs (persistent_workers), and evaluate and log "
             "less often"
         )
-
-    def _share(self, ladder: Ladder) -> float:
-        """Of what one device loses in a step, what its share is."""
-        return 1 / ladder.devices if ladder.scaling == "strong" else 1.0

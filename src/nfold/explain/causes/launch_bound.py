@@ -64,10 +64,7 @@ class LaunchBound(Cause):
 
     def whole_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more is a part of what one does."""
-        own, single = self.rungs(ladder), self.single_rungs(ladder)
-        more = self.lost_ms(ladder, view) if own and view.has(*own) else 0.0
-        alone = self.single_ms(ladder, view) if single and view.has(*single) else 0.0
-        return max(0.0, more, alone)
+        return max(self.both_ms(ladder, view))
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
@@ -100,7 +97,7 @@ def _busy_ms(ladder: Ladder) -> float | None:
 
 def _traced(ladder: Ladder) -> bool:
     """Whether a script's busy time stands for what a graph would take."""
-    return ladder.scaling == "weak" and not _captures(ladder) and _busy_ms(ladder) is not None
+    return ladder.scaling == "weak" and _busy_ms(ladder) is not None
 
 
 def _idle_ms(ladder: Ladder, view: View) -> float:

@@ -41,8 +41,7 @@ class Layout(Cause):
         """Of a script: the mean over traced steps, and the least and most of any."""
         if ladder.seen is None or ladder.seen.traced is None:
             return None
-        share = 1 / (ladder.devices if ladder.scaling == "strong" else 1)
-        each = [share * ms for ms in ladder.seen.traced.reordering_ms]
+        each = [ms / ladder.split for ms in ladder.seen.traced.reordering_ms]
         return Interval(fmean(each), min(each), max(each))
 
     def fix(self, ladder: Ladder, view: View) -> str:
