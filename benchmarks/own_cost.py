@@ -60,7 +60,8 @@ def main() -> None:
 
 def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
     """Alternate observed and bare blocks; the first of each warms up and is thrown away."""
-    from nfold.frameworks.recording import Length, Recorder
+    from nfold.frameworks.length import Length
+    from nfold.frameworks.recording import Recorder
     from nfold.frameworks.torch.clock import clock
     from nfold.frameworks.torch.devices import open_devices
     from nfold.frameworks.torch.loop import Trainer

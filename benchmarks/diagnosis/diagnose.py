@@ -27,7 +27,8 @@ from typing import Any
 
 import traced
 from diagnosis_score import Case, table
-from targets import HERE, SCRIPTS, Doses, Planted, Script, Simulated, Target
+from own_clock import Doses
+from targets import HERE, SCRIPTS, Planted, Script, Simulated, Target
 
 DOSES = "0.5,1,2,4"
 
@@ -48,7 +49,9 @@ def jobs(asked: argparse.Namespace, target: Target) -> list[tuple[Doses, int]]:
 def cases(asked: argparse.Namespace, target: Target) -> Iterator[Case]:
     """One explanation after the other, while there is time."""
     end = time.monotonic() + asked.seconds
-    for doses, seed in jobs(asked, target):
+    every = jobs(asked, target)
+    _learn(asked.clock, target, [doses for doses, _ in every])
+    for doses, seed in every:
         if time.monotonic() > end:
             print(f"{target.name}: out of time", flush=True)
             return
@@ -61,6 +64,15 @@ def cases(asked: argparse.Namespace, target: Target) -> Iterator[Case]:
         injected = ", ".join(f"{cause} {ms:.2f} ms" for cause, ms in case.injected.items())
         print(f"{injected or 'healthy'}: {found or case.said}, {case.named}", flush=True)
         yield case
+
+
+def _learn(clock: Path | None, target: Target, every: list[Doses]) -> None:
+    """What a script's own clock says of all doses; kept in a file for the next time."""
+    if clock and clock.exists() and isinstance(target, Script):
+        target.readings.read(clock)
+    target.learn(every)
+    if clock and isinstance(target, Script):
+        target.readings.keep(clock)
 
 
 def _case(asked: argparse.Namespace, target: Target, doses: Doses, seed: int) -> Case:
@@ -162,6 +174,7 @@ def main(arguments: list[str] | None = None) -> list[Case]:
     parser.add_argument("--seed", type=int, default=0, help="of the order of cases")
     parser.add_argument("--out", type=Path, help="a file to which every case is added")
     parser.add_argument("--keep", type=Path, help="a folder for the whole explanations")
+    parser.add_argument("--clock", type=Path, help="keeps what a script's own clock said of doses")
     parser.add_argument("--read", type=Path, nargs="+", help="print the score of such files")
     parser.add_argument("--verbose", action="store_true", help="show every run")
     asked = parser.parse_args(arguments)

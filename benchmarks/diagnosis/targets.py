@@ -6,21 +6,19 @@ CPU devices, ``Script`` into an unmodified script through the environment (dosed
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any, Protocol
 
+from own_clock import IN_TURNS, TIMED_STEPS, Doses, Readings, printed_ms
+
 HERE = Path(__file__).resolve().parent
-Doses = Mapping[str, float]
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "noise": 0.01, "process_noise": 0.005}
 SHARE = 100
 """Samples of a device in a step, on the simulated framework: 10 ms."""
@@ -43,20 +41,8 @@ SCRIPTS = {
 EXACT = ("imbalance", "epoch-boundary")
 """A rank that is busy for so long, workers that sleep for so long before each epoch; all-reduces
 take what they take beside the rest of a step."""
-TIMED_STEPS = 60
-REPEATS = 3
-"""Of the processes that time a dose; the middle one counts."""
-COUNTED = ("synchronization", "link", "layout", "copies")
-"""Doses that a process turns into a number or a size."""
-SETTLED = re.compile(r'"settled": (\{[^}]*\})')
-PRINTED = re.compile(r'"step_ms": ([0-9.]+)')
 TAIL = 2000
 """Characters of a failed script's output that are told."""
-
-
-def printed_ms(text: str) -> list[float]:
-    """What the ranks' clocks printed; two ranks may have written on one line."""
-    return [float(found) for found in PRINTED.findall(text)]
 
 
 class Target(Protocol):
@@ -85,6 +71,9 @@ class Target(Protocol):
     def command(self) -> list[str]:
         """What follows ``nfold explain``, without its own flags."""
 
+    def learn(self, every: Sequence[Doses]) -> None:
+        """Find out what must be known of all doses before the first one is put in."""
+
     def environment(self, doses: Doses, seed: int) -> dict[str, str]:
         """What puts the doses in."""
 
@@ -109,6 +98,9 @@ class Simulated:
     def command(self) -> list[str]:
         options = ["--framework", "simulated", "--device", "cuda", "--devices", "2"]
         return ["digits", *options, "--batch", str(2 * SHARE), "--workers", "4"]
+
+    def learn(self, every: Sequence[Doses]) -> None:
+        """Nothing: what is planted is exact."""
 
     def environment(self, doses: Doses, seed: int) -> dict[str, str]:
         script = {**BASE, "noise_seed": seed}
@@ -137,6 +129,9 @@ class Planted:
     def command(self) -> list[str]:
         return ["planted:digits", "--devices", self.devices, "--strategy", "nfold"]
 
+    def learn(self, every: Sequence[Doses]) -> None:
+        """Nothing: what is planted is exact."""
+
     def environment(self, doses: Doses, seed: int) -> dict[str, str]:
         return {"NFOLD_PLANTED": json.dumps(doses)}
 
@@ -163,6 +158,10 @@ class Script:
         ("imbalance", "input"),
         ("input", "storage"),
     )
+    readings: Readings = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "readings", Readings(drifts=self.cpu))
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -205,46 +204,40 @@ class Script:
         own = ["--", "--steps", "1000000", *self.arguments]
         return [str(self.file), "--devices", self.devices, *own]
 
-    def environment(self, doses: Doses, seed: int) -> dict[str, str]:
-        counts = {cause: dose for cause, dose in doses.items() if cause in COUNTED}
-        settled = _settled(self, tuple(counts.items())) if counts else {}
-        return {**self._faults(doses), "FAULTS_SETTLED": json.dumps(settled)}
+    def learn(self, every: Sequence[Doses]) -> None:
+        """Time every dose that is spent in a step by the script's own clock, all in one run."""
+        singles = {(cause, dose): None for doses in every for cause, dose in doses.items()}
+        asked = [(cause, dose) for cause, dose in singles if cause in IN_TURNS]
+        self.readings.learn(asked, self.run)
 
-    def _faults(self, doses: Doses) -> dict[str, str]:
-        return {"FAULTS": json.dumps(doses), **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {})}
+    def environment(self, doses: Doses, seed: int) -> dict[str, str]:
+        told = {"FAULTS": json.dumps(doses), "FAULTS_SETTLED": json.dumps(self.readings.settled)}
+        return {**told, **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {})}
 
     def injected(self, doses: Doses, found: Any) -> dict[str, float]:
-        """What the dose says where it is exact; else timed without nfold, with and without."""
+        """What the dose says where it is exact; else what the script's own clock says."""
         if set(doses) == {"undivided-work"}:
             whole = float(found["n_devices"]["step_ms"]["value"])
             return {"undivided-work": whole * (self.count - 1)}
         # Values that the host reads are a part of synchronization.
         return {
-            cause.replace("host-syncs", "synchronization"): (
-                dose if cause in EXACT else self.timed_ms({cause: dose})
-            )
+            cause.replace("host-syncs", "synchronization"): self._ms(cause, dose)
             for cause, dose in doses.items()
         }
 
-    def timed_ms(self, doses: Doses) -> float:
-        """How much longer a step on all devices takes: medians of fresh, alternating processes.
+    def _ms(self, cause: str, dose: float) -> float:
+        if cause in EXACT:
+            return dose
+        if (cause, dose) in self.readings.ms:
+            return self.readings.ms[cause, dose]
+        return self.readings.beside({cause: dose}, self.run)
 
-        A GPU's steps are alike from minute to minute: without a dose they are timed once.
-        """
-        if not self.cpu:
-            return median([self.step_ms(doses) for _ in range(REPEATS - 1)]) - _healthy_ms(self)
-        with_, without = [], []
-        for _ in range(REPEATS):
-            with_.append(self.step_ms(doses))
-            without.append(self.step_ms({}))
-        return median(with_) - median(without)
-
-    def step_ms(self, doses: Doses) -> float:
-        """A step on all devices by the script's own clock, the slowest rank's."""
-        return max(printed_ms(self.output(doses, self.environment(doses, 0))))
-
-    def output(self, doses: Doses, environment: Mapping[str, str]) -> str:
-        """What the script prints by itself; every rank's clock has spoken."""
+    def run(self, asked: Doses | Sequence[Doses]) -> str:
+        """What the script prints by itself, with these doses or with several in turn."""
+        environment = {
+            **self.environment({}, 0),
+            "FAULTS": json.dumps(asked),
+        }
         with tempfile.TemporaryDirectory() as logs:
             done = subprocess.run(
                 [self.python, *self.launcher(logs), str(self.file), "--steps", str(TIMED_STEPS),
@@ -253,9 +246,10 @@ class Script:
                 capture_output=True,
                 text=True,
             )  # fmt: skip
-        found = printed_ms(done.stdout)
-        if done.returncode or len(found) < (1 if self.strong else self.count):
-            raise RuntimeError(f"{self.name}, {dict(doses)}: {done.stderr[-TAIL:]}")
+        ranks = 1 if self.strong else self.count
+        turns = 1 if isinstance(asked, Mapping) else len(asked)
+        if done.returncode or len(printed_ms(done.stdout)) < ranks * turns:
+            raise RuntimeError(f"{self.name}, {asked}: {done.stderr[-TAIL:]}")
         return done.stdout
 
     def launcher(self, logs: str) -> list[str]:
@@ -268,19 +262,3 @@ class Script:
         ranks = ",".join(map(str, range(self.count)))
         told = ["--nproc-per-node", str(self.count), "--local-ranks-filter", ranks]
         return ["-m", "nfold", "run", *told, "--results", logs]
-
-
-@functools.cache
-def _settled(script: Script, counts: tuple[tuple[str, float], ...]) -> dict[str, int]:
-    """How many or how large the faults are, by one run of the script: the same in all others."""
-    printed = script.output(dict(counts), script._faults(dict(counts)))
-    return {
-        cause: count
-        for found in SETTLED.findall(printed)
-        for cause, count in json.loads(found).items()
-    }
-
-
-@functools.cache
-def _healthy_ms(script: Script) -> float:
-    return median([script.step_ms({}) for _ in range(REPEATS)])

@@ -48,6 +48,8 @@ MINIMUM: dict[str, int] = {
 """The smallest value of every numeric axis."""
 
 WARMUP_STEPS = 10
+LOADER_AHEAD = 4
+"""Batches that each worker of nfold's own loaders makes ahead of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)

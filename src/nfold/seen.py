@@ -63,9 +63,9 @@ class Traced:
     """What a profiler saw in some steps of one rank.
 
     ``reordering_ms`` are those of each step in which only the order of dimensions in memory is
-    changed. ``launches`` counts kernels and copies on a device in a step, ``busy_ms`` is how long
-    any runs (None: there is no GPU), added up over devices; exchanges between devices are in
-    neither.
+    changed, on a GPU with what lies between each such kernel and the one before. ``launches``
+    counts kernels and copies on a device in a step, ``busy_ms`` is how long any runs (None: there
+    is no GPU), added up over devices; exchanges between devices are in neither.
     """
 
     steps: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from own_clock import slowest_ms
 from targets import Script
 
 
@@ -13,4 +14,14 @@ def test_two_ranks_spend_at_least_what_is_asked_for() -> None:
     script = Script("ddp", "cpu:2", arguments=("--width", "1", "--batch", "8"))
     doses = dict.fromkeys(("imbalance", "input", "synchronization", "link", "layout"), 2.0)
     # The two busy waits cannot take less; the others are counts of what was timed.
-    assert script.step_ms(doses) >= doses["imbalance"] + doses["input"]
+    assert slowest_ms(script.run(doses))[0] >= doses["imbalance"] + doses["input"]
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("shared_data")
+def test_doses_take_turns_in_one_run() -> None:
+    script = Script("ddp", "cpu:2", arguments=("--width", "1", "--batch", "8"))
+    steps_ms = slowest_ms(script.run([{}, {"imbalance": 20.0}, {"layout": 2.0}]))
+    assert sorted(steps_ms) == [0, 1, 2]
+    assert steps_ms[1] >= 20.0

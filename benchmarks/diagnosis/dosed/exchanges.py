@@ -37,7 +37,7 @@ class Synchronization:
         self._device = device
         self._tensor = torch.zeros(1, device=device)
         self._found: list[float] = []
-        before = known("synchronization")
+        before = known("synchronization", dose_ms)
         self._left = LEARNT if before is None else 0
         self._count = TOGETHER if before is None else before
 
@@ -60,7 +60,7 @@ class Synchronization:
         self._count = count_for(self._dose_ms, statistics.median(self._found))
         self._left -= 1
         if not self._left:
-            tell("synchronization", self._count)
+            tell("synchronization", self._dose_ms, self._count)
 
 
 def synchronization(dose_ms: float, device: torch.device) -> Callable[[], None]:
@@ -72,7 +72,7 @@ def link(dose_ms: float, device: torch.device) -> Callable[[], None]:
     """One more all-reduce, of as many bytes as take so long beyond one element."""
     if not several():
         return nothing
-    tensor = empty_bytes(settled("link", lambda: _bytes_for(dose_ms, device)), device)
+    tensor = empty_bytes(settled("link", dose_ms, lambda: _bytes_for(dose_ms, device)), device)
 
     def send() -> None:
         dist.all_reduce(tensor)

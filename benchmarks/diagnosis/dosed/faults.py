@@ -1,4 +1,4 @@
-"""Costs of a known size, put into a script from outside: FAULTS='{"imbalance": 5, "input": 2}'.
+"""Costs of a known size, put into a script from outside (rota.py).
 
 Every key is a cause, every value its dose in milliseconds a step. What is counted in something
 else (all-reduces, bytes, permutes, copies) is timed in this process first, so that a dose is
@@ -10,7 +10,6 @@ them.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -22,25 +21,11 @@ import torch.distributed as dist
 from ballast import Ballast
 from calibrate import LARGE_BYTES, SMALL_BYTES, count_for, empty_bytes, repeat, timed
 from exchanges import link, nothing, synchronization
+from rota import doses
 from settled import settled
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
-ENVIRONMENT = "FAULTS"
-CAUSES = (
-    "input",
-    "storage",
-    "imbalance",
-    "synchronization",
-    "link",
-    "layout",
-    "copies",
-    "epoch-boundary",
-    "host-syncs",
-    "memory",
-    "threads",
-    "undivided-work",
-)
 CUDA: Any = torch.cuda
 """Typed in one version of PyTorch, untyped in another."""
 SLOW_RANK = 1
@@ -48,15 +33,6 @@ SHORTEST_MS = 1.0
 """Of a sleep."""
 PERMUTED = {"cpu": (16, 64, 8, 8), "cuda": (64, 64, 32, 32)}
 """The tensor that is permuted: 256 KiB on a CPU, 16 MiB on a GPU."""
-
-
-def doses() -> dict[str, float]:
-    """What FAULTS asks for, by cause."""
-    asked: dict[str, float] = json.loads(os.environ.get(ENVIRONMENT) or "{}")
-    unknown = sorted(set(asked) - set(CAUSES))
-    if unknown:
-        raise ValueError(f"{ENVIRONMENT} {unknown[0]!r}: allowed are {', '.join(CAUSES)}")
-    return {cause: float(dose) for cause, dose in asked.items() if dose}
 
 
 def spin(milliseconds: float) -> None:
@@ -171,7 +147,7 @@ def threads() -> None:
 
 def plant(module: nn.Module) -> nn.Module:
     """Everything that costs something in a step, before the forward pass of every step."""
-    steps = Steps(doses())
+    steps = Steps()
     module.register_forward_pre_hook(lambda made, given: steps(made, given[0]))
     return module
 
@@ -189,7 +165,7 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 @cache
 def _luggage(dose_ms: float, device: torch.device) -> Tensor:
-    return empty_bytes(settled("copies", lambda: int(dose_ms * _bytes_per_ms(device))))
+    return empty_bytes(settled("copies", dose_ms, lambda: int(dose_ms * _bytes_per_ms(device))))
 
 
 @cache
@@ -200,23 +176,23 @@ def _bytes_per_ms(device: torch.device) -> float:
 
 
 class Steps:
-    """The faults of every step of a rank; calibrated in the first one, on its device."""
+    """The faults of every step of a rank; each is calibrated when it comes first, on its device."""
 
-    def __init__(self, asked: dict[str, float]) -> None:
-        self._asked = asked
-        self._made: dict[torch.device, list[Callable[[], None]]] = {}
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, float, torch.device], Callable[[], None]] = {}
 
     def __call__(self, module: nn.Module, given: Tensor) -> None:
-        if not module.training or not self._asked:
+        if not module.training:
             return
-        if given.device not in self._made:
-            self._made[given.device] = [
-                MADE[cause](dose, given.device)
-                for cause, dose in self._asked.items()
-                if cause in MADE
-            ]
-        for act in self._made[given.device]:
-            act()
+        for cause, dose in doses().items():
+            if cause in MADE:
+                self._act(cause, dose, given.device)
+
+    def _act(self, cause: str, dose: float, device: torch.device) -> None:
+        asked = (cause, dose, device)
+        if asked not in self._made:
+            self._made[asked] = MADE[cause](dose, device)
+        self._made[asked]()
 
 
 def _imbalance(dose_ms: float, device: torch.device) -> Callable[[], None]:
@@ -233,7 +209,7 @@ def _layout(dose_ms: float, device: torch.device) -> Callable[[], None]:
     def permute() -> None:
         tensor.permute(0, 2, 3, 1).contiguous()
 
-    count = settled("layout", lambda: count_for(dose_ms, timed(permute, device)))
+    count = settled("layout", dose_ms, lambda: count_for(dose_ms, timed(permute, device)))
     return lambda: repeat(permute, count)
 
 

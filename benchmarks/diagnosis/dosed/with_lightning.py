@@ -7,6 +7,7 @@ from typing import Any
 
 import faults
 import lightning.pytorch as lightning
+import rota
 import torch
 from parts import CUDA, WARMUP, Clock, asked, network, pictures
 from torch import Tensor
@@ -59,7 +60,7 @@ def main() -> None:
         devices=ranks,
         strategy="ddp",
         max_epochs=-1,
-        max_steps=WARMUP + told.steps,
+        max_steps=(WARMUP + told.steps) * len(rota.turns()),
         callbacks=[Timed(told.steps)],
         logger=False,
         enable_checkpointing=False,

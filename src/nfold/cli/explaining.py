@@ -29,7 +29,7 @@ from nfold.frameworks.registry import framework
 from nfold.inert import inert
 from nfold.machine import Machine
 from nfold.measurement import Measurement
-from nfold.plan import WARMUP_STEPS, Plan
+from nfold.plan import LOADER_AHEAD, WARMUP_STEPS, Plan
 from nfold.run import attach
 from nfold.run.options import Stop
 from nfold.run.run import run
@@ -193,7 +193,7 @@ def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     asked = Plan().edit(**changes).edit(steps=1)
     plan = completing(machine, request.data)(workload, asked)
     check_several(plan)
-    ahead = made_ahead(plan.workers or 0)
+    ahead = made_ahead(plan.workers or 0, LOADER_AHEAD)
     batch = (plan.batch or 1) * ((plan.devices or 1) if axes.scaling == "weak" else 1)
     ladder = Ladder(
         plan=plan.edit(warmup_steps=WARMUP_STEPS + ahead, batch=batch), scaling=axes.scaling

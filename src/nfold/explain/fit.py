@@ -32,6 +32,10 @@ apart on two H200s (decision 27), which no look inside one shows."""
 INSIDE = 0.014
 """The same of a turn in a tree: in 14 explanations of one healthy script on two idle CPU cores,
 what two turns differ by varied from tree to tree by 2.0 % of a step (standard deviation)."""
+APART_AHEAD, INSIDE_AHEAD = 0.005, 0.003
+"""The same where a device is what every step waits for, because the host is a step ahead of it or
+more: in seven explanations of one script on two H200s a step on one was 21.03 ms each time, and
+what costs nothing was found as -0.03 to 0.04 ms (decision 36)."""
 T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 """Student's t for a 95 % interval, by degrees of freedom from 1."""
 NORMAL = 1.96
@@ -108,12 +112,14 @@ class Fit:
         inside: Sequence[float] = (),
         *,
         final: bool = True,
+        ahead: bool = False,
     ) -> None:
         """``shared`` names the process tree of every run that had one with others.
 
         Relative errors for where there are too few repeats: ``scatters`` of runs, and ``inside`` of
-        what is compared within one process tree.
+        what is compared within one process tree; both are smaller where hosts are ``ahead``.
         """
+        apart, in_turns = (APART_AHEAD, INSIDE_AHEAD) if ahead else (APART, INSIDE)
         self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
         self._shared = shared or {}
         values = {key: logs(rounds) for key, rounds in table.items() if key[1] not in SUMS}
@@ -124,8 +130,8 @@ class Fit:
             {k: r for k, r in rests.items() if k[1] == "step"}, self._shared
         )
         self.free = _free(of_runs)
-        self._draw = _drawing(list(_flat(of_runs)), self.free, scatters, APART)
-        self._draw_inside = _drawing(list(_flat(of_turns)), _free(of_turns), inside, INSIDE)
+        self._draw = _drawing(list(_flat(of_runs)), self.free, scatters, apart)
+        self._draw_inside = _drawing(list(_flat(of_turns)), _free(of_turns), inside, in_turns)
         fitted = self._values(None)
         self.view = View(fitted, _reference(fitted, self._scale()), final)
         self._drawn: list[View] | None = None

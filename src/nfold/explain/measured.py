@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nfold.explain.cycles import together
@@ -81,7 +81,8 @@ class Measured:
                 for name, value in named.items():
                     table.setdefault((rung, name), {})[number] = value
         scatters = [scatter(m) for m in self._all()]
-        return Fit(table, scatters, resamples, shared, inside, final=final)
+        ahead = bool(table) and all(_ahead(rung, table) for rung in self.runs)
+        return Fit(table, scatters, resamples, shared, inside, final=final, ahead=ahead)
 
     def _trees(self) -> Iterator[tuple[str, int, dict[Rung, Measurement]]]:
         """Every process tree: its folder, its round, and what had a turn in it."""
@@ -95,3 +96,9 @@ class Measured:
     def _all(self) -> Iterator[Measurement]:
         for runs in self.runs.values():
             yield from runs.values()
+
+
+def _ahead(rung: Rung, table: Mapping[Key, Mapping[int, float]]) -> bool:
+    """Whether its host was a step ahead of its devices, or more, in every run."""
+    steps, ahead = table.get((rung, "step"), {}), table.get((rung, "ahead"), {})
+    return all(ahead.get(number, 0.0) >= step_ms for number, step_ms in steps.items())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
 from nfold.measurement import Between, Measurement, RankSamples
 from nfold.plan import Plan
 from nfold.stats import median
 
 CHUNKS = 10
+OF_DEVIATION = 1.4826
+"""A normal value's standard deviation over its median absolute deviation."""
 Readings = dict[str, float]
 """``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
 ``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``first``: those
@@ -60,12 +62,18 @@ def sums(measurement: Measurement) -> Readings:
 
 
 def scatter(measurement: Measurement) -> float:
-    """The relative standard error of a median over this measurement's windows."""
+    """The relative standard error of a median over this measurement's windows.
+
+    By their median absolute deviation: an epoch's smaller last batch, for which everything is
+    recorded once more, moves neither (F. R. Hampel, The Influence Curve, JASA 69, 1974).
+    """
     ranks = [rank for rank in measurement.ranks if rank.windows]
     times = _together(ranks, 1) if ranks else []
     if len(times) < 2:
         return 0.0
-    return float(1.25 * stdev(times) / fmean(times) / len(times) ** 0.5)
+    middle = median(times)
+    deviation = OF_DEVIATION * median([abs(one - middle) for one in times])
+    return float(1.25 * deviation / middle / len(times) ** 0.5)
 
 
 def _timed(measurement: Measurement) -> list[RankSamples]:

@@ -6,19 +6,18 @@ mark: losses are kept as the framework's own tensors and read after the window's
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from nfold.errors import Diverged
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.clock import Clock
+from nfold.frameworks.length import Length
 from nfold.measurement import Between, Epoch, Fetches, RankSamples, Window
 
-WINDOWS = 10
-LONGEST_WINDOW = 500
 HASH_BITS = 64
 
 Loss = TypeVar("Loss")
@@ -48,23 +47,13 @@ class _Call(Generic[Loss]):
 
 
 @dataclass(frozen=True)
-class Length:
-    """How many steps a run has, how many of them warm up, how many make a window.
+class _Cut:
+    """The end of a window: its ``calls``, counted from the last fence, and what was known then."""
 
-    ``before`` steps were made by an earlier process, and are not counted in the others.
-    """
-
-    total: int
-    warmup: int
-    window: int
-    before: int = 0
-
-    @classmethod
-    def of(cls, total: int, warmup: int, before: int = 0) -> Length:
-        """Between one step and half of them warm up; the rest is cut into about ten windows."""
-        warmup = min(max(1, warmup), total // 2)
-        window = min(max(1, math.ceil((total - warmup) / WINDOWS)), LONGEST_WINDOW)
-        return cls(total, warmup, window, before)
+    calls: int
+    turn: int | None
+    kept: bool
+    fetches: Fetches | None
 
 
 class Recorder(Generic[Loss]):
@@ -79,8 +68,13 @@ class Recorder(Generic[Loss]):
         length: Length,
         read: Read[Loss],
         fetched: Callable[[], Fetches | None] = lambda: None,
+        span_s: float = 0.0,
     ) -> None:
-        """``fetched`` tells of the batches that were made since it was last asked."""
+        """``fetched`` tells of the batches that were made since it was last asked.
+
+        Windows follow each other without a fence for ``span_s`` seconds: after one, devices wait
+        until the host has something for them, which in a step without one it had long before.
+        """
         self._rank = rank
         self.device = device
         self._clock = clock
@@ -88,7 +82,9 @@ class Recorder(Generic[Loss]):
         self._length = length
         self._read = read
         self._fetched = fetched
+        self._span_s = span_s
         self._pending: list[_Call[Loss]] = []
+        self._cuts: list[_Cut] = []
         self._window_start = 0.0
         self._last_end = 0.0
         self._began_at = self._passed = 0
@@ -134,8 +130,7 @@ class Recorder(Generic[Loss]):
         self._epoch_hash = (counted + steps * count, (total + sample_hash) % 2**HASH_BITS)
         self._beat()
         if self._window_is_full(before):
-            self._close_window()
-            self._start_window()
+            self._end_window(fenced=before == 0 or self.done)
 
     def apart(self, *, pass_ended: bool = False) -> None:
         """What has passed since the last step belongs to no window; the next one begins now.
@@ -151,9 +146,8 @@ class Recorder(Generic[Loss]):
 
     def take_turn(self, turn: int | None) -> None:
         """A window ends here; what follows is of this turn, or with None, is not kept."""
-        self._close_window()
         self._passed = 0
-        self._start_window()
+        self._end_window(fenced=turn is None)
         self._turn, self._unkept = turn, turn is None
 
     def end(self) -> tuple[float, int]:
@@ -229,38 +223,65 @@ class Recorder(Generic[Loss]):
         return (
             before == 0
             or before < self._length.warmup <= self.steps
-            or sum(call.steps for call in self._pending) >= self._length.window
+            or sum(call.steps for call in self._pending[self._begun :]) >= self._length.window
         )
+
+    @property
+    def _begun(self) -> int:
+        """The calls since the last fence that are in windows which have ended."""
+        return self._cuts[-1].calls if self._cuts else 0
+
+    def _end_window(self, *, fenced: bool) -> None:
+        """A window ends, and the next one begins: at once, unless a fence has its time."""
+        if fenced or time.monotonic() - self._window_start >= self._span_s:
+            self._close_window()
+            self._start_window()
+        else:
+            self._cut()
+
+    def _cut(self) -> None:
+        if len(self._pending) > self._begun:
+            calls, kept = len(self._pending), not self._unkept
+            self._cuts.append(_Cut(calls, self._turn, kept, self._fetched()))
 
     def _close_window(self) -> None:
         """Fence, then read times and losses; windows of the warm-up are not kept."""
         if not self._pending:
             return
+        self._cut()
         seconds, call_ms = self._clock.stop()
         self._last_end = self._window_start + seconds
-        between, self._passed = self._between, 0
-        fetches = self._fetched()
-        steps = sum(call.steps for call in self._pending)
-        count = sum(call.steps * call.count for call in self._pending)
-        if self.steps == steps and self._first_step_ms is None:
+        if self._first_step_ms is None and self.steps == sum(call.steps for call in self._pending):
             self._first_step_ms = 1e3 * seconds
-        if self.steps - steps >= self._length.warmup and not self._unkept:
-            self._windows.append(
-                Window(
-                    start_s=self._window_start,
-                    seconds=seconds,
-                    steps=steps,
-                    samples=count,
-                    fetches=fetches,
-                    between=between,
-                    ahead_s=self._clock.ahead_s,
-                )
-            )
-            self._turns += [] if self._turn is None else [self._turn]
-            pairs = zip(call_ms, self._pending, strict=True)
-            self._step_ms += [ms / call.steps for ms, call in pairs for _ in range(call.steps)]
-        self._read_losses(count)
+        self._keep(seconds, call_ms)
+        self._passed = 0
+        self._read_losses(sum(call.steps * call.count for call in self._pending))
         self._observer.save(self.samples())
+
+    def _keep(self, seconds: float, call_ms: Sequence[float]) -> None:
+        """The windows since the last fence, which took so long together."""
+        first, start_s = 0, self._window_start
+        made = self.steps - sum(call.steps for call in self._pending)
+        for cut in self._cuts:
+            calls, their_ms = self._pending[first : cut.calls], call_ms[first : cut.calls]
+            last = cut is self._cuts[-1]
+            window = Window(
+                start_s=start_s,
+                seconds=self._window_start + seconds - start_s if last else sum(their_ms) / 1e3,
+                steps=sum(call.steps for call in calls),
+                samples=sum(call.steps * call.count for call in calls),
+                fetches=cut.fetches,
+                between=None if first else self._between,
+                ahead_s=self._clock.ahead_s if last else None,
+            )
+            if made >= self._length.warmup and cut.kept:
+                self._windows.append(window)
+                self._turns += [] if cut.turn is None else [cut.turn]
+                pairs = zip(their_ms, calls, strict=True)
+                self._step_ms += [ms / call.steps for ms, call in pairs for _ in range(call.steps)]
+            first, made = cut.calls, made + window.steps
+            start_s += window.seconds
+        self._cuts.clear()
 
     def _read_losses(self, count: int) -> None:
         losses = self._read([call.loss for call in self._pending])
@@ -278,11 +299,3 @@ class Recorder(Generic[Loss]):
         if count:
             self._losses.append((last, sum(terms) / count))
         self._pending.clear()
-
-
-def checksum(contents: Iterable[bytes]) -> str:
-    """SHA-256 of the bytes of all parameters, 16 hex digits: equal where parameters are."""
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(content)
-    return digest.hexdigest()[:16]

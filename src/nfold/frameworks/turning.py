@@ -9,7 +9,8 @@ from typing import Any
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.recording import Length, Recorder
+from nfold.frameworks.length import Length
+from nfold.frameworks.recording import Recorder
 from nfold.turns import schedule
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -82,5 +83,20 @@ def end_well() -> NoReturn:
     two ranks, 2.13; decision 35), and the agent would end the other ranks for it.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends its children
+    _end_loaders()
     atexit._run_exitfuncs()
     end_now(0)
+
+
+def _end_loaders() -> None:
+    """Tell the workers of every DataLoader that somebody still refers to that it is over.
+
+    Nobody else does before exit handlers run, and there PyTorch (seen in 2.11) waits 5 s for each
+    worker of one that pins memory and keeps its workers.
+    """
+    loading = sys.modules.get("torch.utils.data.dataloader")
+    kind = getattr(loading, "_MultiProcessingDataLoaderIter", None)
+    if kind is not None:
+        for one in gc.get_objects():
+            if type(one) is kind:
+                one._shutdown_workers()

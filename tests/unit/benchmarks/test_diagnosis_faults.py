@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import json
 import time
 from collections.abc import Callable
 
@@ -11,6 +13,7 @@ import calibrate
 import exchanges
 import faults
 import pytest
+import rota
 import settled
 import torch
 from torch import nn
@@ -21,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    return lambda text: monkeypatch.setenv(faults.ENVIRONMENT, text)
+    return lambda text: monkeypatch.setenv(rota.ENVIRONMENT, text)
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def spun(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_nothing_is_asked_for_by_default(asked: Callable[[str], None]) -> None:
     asked("")
     data = TensorDataset(torch.zeros(4))
-    assert faults.doses() == {}
+    assert rota.doses() == {}
     assert faults.data(data, 2) is data
     assert faults.start_worker(10) is None
 
@@ -43,7 +46,7 @@ def test_nothing_is_asked_for_by_default(asked: Callable[[str], None]) -> None:
 def test_an_unknown_cause_is_refused(asked: Callable[[str], None]) -> None:
     asked('{"wind": 1}')
     with pytest.raises(ValueError, match=r"'wind'.*imbalance"):
-        faults.doses()
+        rota.doses()
 
 
 def test_a_batch_takes_the_dose_of_input(asked: Callable[[str], None], spun: list[float]) -> None:
@@ -201,12 +204,34 @@ def test_the_time_of_one_is_the_median_of_groups() -> None:
 def test_what_was_settled_before_is_not_learnt_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert settled.settled("layout", lambda: 31) == 31
-    assert capsys.readouterr().out == '{"settled": {"layout": 31}}\n'
-    monkeypatch.setenv(settled.ENVIRONMENT, '{"layout": 31, "synchronization": 4}')
-    assert settled.settled("layout", lambda: 7) == 31
+    assert settled.settled("layout", 5.0, lambda: 31) == 31
+    assert capsys.readouterr().out == '{"settled": {"layout 5": 31}}\n'
+    monkeypatch.setenv(settled.ENVIRONMENT, '{"layout 5": 31, "synchronization 99": 4}')
+    assert settled.settled("layout", 5.0, lambda: 7) == 31
     assert capsys.readouterr().out == ""
+    assert settled.settled("layout", 6.0, lambda: 7) == 7
     reduced: list[torch.Tensor] = []
     monkeypatch.setattr(torch.distributed, "all_reduce", reduced.append)
     exchanges.Synchronization(99.0, CPU)()
     assert len(reduced) == 4
+
+
+def test_doses_take_turns_while_the_clock_tells_what_a_step_takes(
+    asked: Callable[[str], None],
+    spun: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parts = importlib.import_module("parts")
+    asked('[{}, {"imbalance": 3}, {"imbalance": 5}]')
+    monkeypatch.setattr(rota, "_turn", 0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    model, clock = faults.plant(nn.Linear(2, 2)), parts.Clock(2)
+    of_one = parts.WARMUP + 2
+    for step in range(3 * of_one):
+        model(torch.zeros(1, 2))
+        assert clock.step() == (step == 3 * of_one - 1)
+    assert spun == [3.0] * of_one + [5.0] * of_one
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["turn"] for one in printed] == [0, 1, 2]

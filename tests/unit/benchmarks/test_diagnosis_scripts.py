@@ -7,7 +7,7 @@ import difflib
 
 import pytest
 import traced
-from targets import HERE, SCRIPTS, printed_ms
+from targets import HERE, SCRIPTS
 
 SCRIPTS_WITH_FAULTS = HERE / "scripts"
 CHANGED = {
@@ -55,10 +55,6 @@ def test_a_loop_is_instrumented_as_documented(kind: str) -> None:
     assert made.count("traceml.trace_step(") == made.count("traceml.init(") == 1
     inside = made.index("traceml.trace_step(")
     assert made.index("for images, labels in loader:") < inside < made.index("optimizer.step()")
-
-
-def test_clocks_of_two_ranks_may_share_a_line() -> None:
-    assert printed_ms('x{"step_ms": 1.5}{"step_ms": 2}\n{"step_ms": 3.25}') == [1.5, 2.0, 3.25]
 
 
 def test_a_verdict_is_its_status_and_its_words() -> None:

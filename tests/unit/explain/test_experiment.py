@@ -207,8 +207,8 @@ def test_a_plan_that_fails_once_is_tried_again() -> None:
 
 
 def test_what_seems_to_cost_much_is_worth_its_fixes_before_it_is_named() -> None:
-    """Runs of one and the same rung differ by a tenth: no interval excludes 0."""
-    script = dataclasses.replace(SCRIPT, process_noise=0.1, noise_seed=5)
+    """Steps of one and the same rung differ by more than half: no interval excludes 0."""
+    script = dataclasses.replace(SCRIPT, noise=0.6, noise_seed=5)
     experiment = Experiment(target(script), Clock(1000.0), Events())
     asked = experiment._long_enough(ladder())
     experiment._round([asked.full(), asked.one, *asking.wanted(asked)], 0)

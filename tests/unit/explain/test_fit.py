@@ -93,6 +93,16 @@ def test_one_run_a_rung_has_the_scatter_inside_runs_or_that_of_processes() -> No
     assert wide.low < 1
 
 
+def test_where_hosts_are_ahead_one_run_a_rung_tells_more() -> None:
+    table: dict[Key, dict[int, float]] = {(FULL, "step"): {0: 12.0}, (BARRIER, "step"): {0: 10.0}}
+    found = Fit(table, [0.0], ahead=True).interval(_difference)
+    assert found.low is not None
+    assert 1.7 < found.low < 2
+    wide = Fit(table, [0.05], ahead=True).interval(_difference)
+    assert wide.low is not None
+    assert wide.low < 1
+
+
 @pytest.mark.parametrize(("slow", "reference"), [(1.0, (0, 1)), (1.01, (0, 1)), (1.2, (0,))])
 def test_ranks_that_differ_are_not_averaged(slow: float, reference: tuple[int, ...]) -> None:
     table: dict[Key, dict[int, float]] = {

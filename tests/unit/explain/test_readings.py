@@ -68,7 +68,12 @@ def test_a_failure_has_no_readings() -> None:
 def test_the_scatter_inside_a_run() -> None:
     assert scatter(_of(_rank(0, [0.1]))) == 0
     assert scatter(_of(_rank(0, [0.1] * 4))) == 0
-    assert scatter(_of(_rank(0, [0.1, 0.12, 0.1, 0.12]))) == pytest.approx(0.066, rel=0.02)
+    assert scatter(_of(_rank(0, [0.1, 0.12, 0.1, 0.12]))) == pytest.approx(0.084, rel=0.02)
+
+
+def test_one_window_in_which_something_is_recorded_is_no_scatter_of_the_others() -> None:
+    steady = [0.1, 0.102, 0.1, 0.098, 0.1, 0.101]
+    assert scatter(_of(_rank(0, [*steady, 12.0]))) < 2 * scatter(_of(_rank(0, steady)))
 
 
 def test_between_passes_the_rank_counts_that_waits_least() -> None:

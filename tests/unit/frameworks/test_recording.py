@@ -11,7 +11,8 @@ import pytest
 from nfold.errors import Diverged
 from nfold.frameworks.base import Observer
 from nfold.frameworks.clock import HostClock
-from nfold.frameworks.recording import Length, Recorder
+from nfold.frameworks.length import Length
+from nfold.frameworks.recording import Recorder
 
 Losses = list[float]
 
@@ -87,3 +88,67 @@ def test_of_what_lies_between_two_epochs_the_wait_for_a_first_batch_is_known() -
     assert between is not None
     assert between.waited_s >= 0.01
     assert between.seconds - between.waited_s >= 0.02
+
+
+class _FencedClock(HostClock):
+    """Every step takes 10 ms; the first one after a fence 50 ms more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fences = 0
+        self.calls = 0
+
+    def start(self) -> float:
+        self.fences, self.calls = self.fences + 1, 0
+        return 100.0 * self.fences
+
+    def mark(self) -> None:
+        self.calls += 1
+
+    def stop(self) -> tuple[float, list[float]]:
+        call_ms = [60.0, *[10.0] * (self.calls - 1)]
+        return sum(call_ms) / 1e3, call_ms
+
+    @property
+    def ahead_s(self) -> float:
+        return 0.5
+
+
+def _spanning(clock: _FencedClock, total: int, warmup: int) -> Recorder[None]:
+    length = Length.of(total, warmup)
+    return Recorder(0, "gpu", clock, Observer(), length, lambda _: (), lambda: None, 1e6)
+
+
+def test_windows_of_a_span_follow_each_other_without_a_fence() -> None:
+    clock = _FencedClock()
+    recorder = _spanning(clock, 34, 4)
+    recorder.begin()
+    for _ in range(34):
+        recorder.made(1, 8, 1, None)
+    samples = recorder.samples()
+    assert [window.steps for window in samples.windows] == [3] * 10
+    # The 50 ms after the fence are in the warm-up, which the span began with.
+    assert [window.seconds for window in samples.windows] == [pytest.approx(0.03)] * 10
+    assert len(samples.step_ms) == 30
+    starts = [window.start_s for window in samples.windows]
+    assert starts == sorted(set(starts))
+    assert [window.ahead_s for window in samples.windows] == [*[None] * 9, 0.5]
+    # At the begin, after the first step, after the last.
+    assert clock.fences == 3
+
+
+def test_a_turn_begins_without_a_fence_after_the_steps_that_settle() -> None:
+    clock = _FencedClock()
+    recorder = _spanning(clock, 44, 4)
+    recorder.begin()
+    for _ in range(4):
+        recorder.made(1, 8, 1, None)
+    for turn in (0, None, 1, None, 0):
+        recorder.take_turn(turn)
+        for _ in range(2 if turn is None else 6):
+            recorder.made(1, 8, 1, None)
+    recorder.end()
+    samples = recorder.samples()
+    assert samples.turns == (0, 0, 1, 1, 0, 0)
+    assert [window.steps for window in samples.windows] == [4, 2, 4, 2, 4, 2]
+    assert sum(window.seconds for window in samples.windows) == pytest.approx(0.18)

@@ -12,11 +12,13 @@ from typing import Any
 
 from nfold.data.arrays import Images, Labels
 from nfold.frameworks.base import Observer, Task
+from nfold.frameworks.checksum import checksum
 from nfold.frameworks.keras.clock import clock
 from nfold.frameworks.keras.engine import Definition, Engine, definition
 from nfold.frameworks.keras.feed import feed
 from nfold.frameworks.keras.opened import opened, translated
-from nfold.frameworks.recording import Length, Recorder, checksum
+from nfold.frameworks.length import Length
+from nfold.frameworks.recording import Recorder
 from nfold.measurement import Epoch, RankSamples
 
 AT_ONCE = 500

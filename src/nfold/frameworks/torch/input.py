@@ -19,12 +19,13 @@ from nfold.frameworks.torch.augment import Augment
 from nfold.frameworks.torch.batch import Batch, Boxed, Given, Samples, Tensors
 from nfold.frameworks.torch.prefetch import Land, copied, on_device
 from nfold.lifeline import die_with_parent
-from nfold.plan import Plan
+from nfold.plan import LOADER_AHEAD, Plan
 
-AHEAD = 4
-"""Batches that a worker makes ahead of the step."""
 MOST_READY = 0.1
 """The part of the timed steps whose input may lie ready before they begin."""
+USED = 4
+"""A warm-up of so many times what may lie ready uses it up, unless the workers are almost as fast
+as the devices."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +144,14 @@ class Loaded:
 
 
 def ready_before(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """A doubt where a run is too short to show how fast its workers are.
+    """A doubt where a run and its warm-up are too short to show how fast its workers are.
 
     While the first steps are compiled and warm up, workers fill their queues; timed steps that
     take from there wait for nobody.
     """
-    ready, steps = AHEAD * (plan.workers or 0), plan.steps
-    if steps is None or ready <= MOST_READY * steps:
+    ready, steps = LOADER_AHEAD * (plan.workers or 0), plan.steps
+    used = (plan.warmup_steps or 0) >= USED * ready
+    if steps is None or ready <= MOST_READY * steps or used:
         return ()
     text = (
         f"the workers may have had {ready} batches ready when the {steps} timed steps began: they "
@@ -159,7 +161,7 @@ def ready_before(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def loader(batches: Dataset[Batch], task: Task, stream: Stream) -> DataLoader[Batch]:
-    """A DataLoader over ``stream``: persistent workers, ``AHEAD`` batches each, pinned for GPUs.
+    """A DataLoader over ``stream``: persistent workers, batches made ahead, pinned for GPUs.
 
     It seeds its workers from a generator of its own: how often it does depends on where a
     resumed run began, and dropout draws from the default one.
@@ -173,7 +175,7 @@ def loader(batches: Dataset[Batch], task: Task, stream: Stream) -> DataLoader[Ba
         num_workers=workers,
         pin_memory=task.plan.device == "cuda",
         persistent_workers=workers > 0,
-        prefetch_factor=AHEAD if workers else None,
+        prefetch_factor=LOADER_AHEAD if workers else None,
         worker_init_fn=_start_worker,
         generator=torch.Generator(),
     )

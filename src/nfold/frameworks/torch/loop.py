@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.recording import Length, Recorder
+from nfold.frameworks.length import Length
+from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch import ablate, batch_norm, layout, parallel
 from nfold.frameworks.torch.ablation import Renamed, seen
 from nfold.frameworks.torch.batch import Batch

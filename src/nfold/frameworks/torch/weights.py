@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from nfold.frameworks.recording import checksum
+from nfold.frameworks.checksum import checksum
 
 
 def checksum_of(parameters: Iterable[Tensor]) -> str:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from torch.autograd import profiler
@@ -32,6 +33,8 @@ COPY = "aten::copy_"
 MATRIX = 2
 """Dimensions of what a product may want the other way round."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+NEXT_US = 5.0
+"""A kernel that begins so soon after the one before had been launched by then."""
 Event = Mapping[str, Any]
 
 
@@ -103,7 +106,8 @@ def read(events: Sequence[Event], *, cuda: bool) -> Traced | None:
     reordering: list[tuple[float, float]]
     if kernels:
         told = [(e, operations.get(_number(e), e)) for e in kernels]
-        reordering = [(float(op["ts"]), e["dur"]) for e, op in told if _reorders(e, op)]
+        apart_us = _apart_us(kernels)
+        reordering = [(float(op["ts"]), e["dur"] + apart_us) for e, op in told if _reorders(e, op)]
     else:
         reordering = [(float(e["ts"]), e["dur"]) for e in operations.values() if _reorders(e, e)]
     own = [e for e in kernels if not ELSEWHERE.search(e["name"])]
@@ -155,17 +159,34 @@ def _order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | No
     return tuple(order)
 
 
+def _apart_us(kernels: Iterable[Event]) -> float:
+    """Between a kernel and the next one that waits for it, in the middle: without one of them the
+    device has that time too (1.4 µs on an H200, beside copies of 19 µs).
+    """
+    gaps = [
+        after[0] - before[1]
+        for spans in _by_device(kernels)
+        for before, after in pairwise(spans)
+        if 0 <= after[0] - before[1] < NEXT_US
+    ]
+    return median(gaps) if gaps else 0.0
+
+
 def _union(events: Iterable[Event]) -> float:
     """Microseconds in which any of these runs, added up over devices."""
-    by_device: dict[Any, list[tuple[float, float]]] = {}
-    for event in events:
-        begin = float(event["ts"])
-        device = event.get("args", {}).get("device")
-        by_device.setdefault(device, []).append((begin, begin + event["dur"]))
     total = 0.0
-    for spans in by_device.values():
+    for spans in _by_device(events):
         until = 0.0
-        for begin, end in sorted(spans):
+        for begin, end in spans:
             total += max(0.0, end - max(begin, until))
             until = max(until, end)
     return total
+
+
+def _by_device(events: Iterable[Event]) -> list[list[tuple[float, float]]]:
+    """When each began and ended in microseconds, in their order, device by device."""
+    found: dict[Any, list[tuple[float, float]]] = {}
+    for event in events:
+        begin, device = float(event["ts"]), event.get("args", {}).get("device")
+        found.setdefault(device, []).append((begin, begin + event["dur"]))
+    return [sorted(spans) for spans in found.values()]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from nfold.frameworks import turning
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.recording import Length, Recorder
+from nfold.frameworks.length import Length
+from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch.script.sights import Sights
 
 ENDLESS = 2**62

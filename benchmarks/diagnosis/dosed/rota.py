@@ -1,0 +1,58 @@
+"""Which doses a script has now: FAULTS='{"imbalance": 5, "input": 2}', or several in turn.
+
+A list of such objects has one turn each, in one run, while the script's own clock tells what a
+step takes: FAULTS='[{}, {"link": 3}, {"link": 6}]'. Only doses that are spent in a step can be
+in a list; what workers do was made long before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+ENVIRONMENT = "FAULTS"
+CAUSES = (
+    "input",
+    "storage",
+    "imbalance",
+    "synchronization",
+    "link",
+    "layout",
+    "copies",
+    "epoch-boundary",
+    "host-syncs",
+    "memory",
+    "threads",
+    "undivided-work",
+)
+Doses = dict[str, float]
+_turn = 0
+
+
+def turns() -> list[Doses]:
+    """All that FAULTS asks for, one after the other; by cause."""
+    asked: Doses | list[Doses] = json.loads(os.environ.get(ENVIRONMENT) or "{}")
+    every = asked if isinstance(asked, list) else [asked]
+    unknown = sorted({cause for one in every for cause in one} - set(CAUSES))
+    if unknown:
+        raise ValueError(f"{ENVIRONMENT} {unknown[0]!r}: allowed are {', '.join(CAUSES)}")
+    return [{cause: float(dose) for cause, dose in one.items() if dose} for one in every]
+
+
+def doses() -> Doses:
+    """Those of the present turn."""
+    return turns()[_turn]
+
+
+def turn() -> int:
+    """The number of the present turn, from 0."""
+    return _turn
+
+
+def next_turn() -> bool:
+    """Go on to the next turn; whether there is one."""
+    global _turn  # one script, one clock: who asks for doses knows of neither
+    if _turn + 1 == len(turns()):
+        return False
+    _turn += 1
+    return True
