@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from made import plan
+from nfold.ablation import Ablation
 from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.run.handoff import Folder
@@ -144,3 +145,22 @@ def test_conv2d_on_two_gpus_agrees_with_scipy(host: Machine, tmp_path: Path, str
     assert done.status == "ok", done.cause
     names = {part.name for part in done.ranks[0].parts}
     assert any("end to end" in name for name in names)
+
+
+@one_gpu
+def test_an_experiment_leaves_out_the_copies_of_conv2d(host: Machine, tmp_path: Path) -> None:
+    asked = plan(host, device="cuda", batch=840, steps=20)
+    found = [
+        run(
+            Workload.parse("conv2d"),
+            asked,
+            left_out,
+            machine=host,
+            options=Options(results=tmp_path),
+        )
+        for left_out in (None, Ablation(input="resident"))
+    ]
+    assert [one.status for one in found] == ["ok", "ok"], found[-1].cause
+    whole, resident = (sum(w.seconds for w in one.ranks[0].windows) for one in found)
+    assert resident < whole
+    assert [part.name for part in found[1].ranks[0].parts] == ["first call", "resident"]

@@ -55,3 +55,24 @@ def _shared_runs(found: list[Measurement]) -> None:
     assert {"real", "none", "barrier"} in exchanges
     for tree in trees.values():
         assert len({held(left_out, ("input", "exchange")) for left_out in tree}) == 1
+
+
+def test_an_operation_is_explained_by_its_calls(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two CPU devices need two cores")
+    target = ["conv2d:size=16", "--devices", "cpu:2", "--batch", "64", "--budget", "30s"]
+    done = subprocess.run(
+        [sys.executable, "-m", "nfold", "explain", *target, "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["n_devices"]["samples_per_s"]["value"] > 0
+    assert {row["cause"] for row in found["budget"]} == {"launch-bound", "threads"}
+    reasons = {w["kind"]: w["text"] for w in found["warnings"]}
+    assert reasons["untested_link"] == "the devices of an operation exchange nothing"
+    with Store.open(tmp_path / "nfold-results") as store:
+        assert {one.status for one in store.measurements()} == {"ok"}

@@ -172,12 +172,19 @@ def seconds(text: str) -> float:
 def _workload(text: str) -> Workload:
     workload = workloads.identified(Workload.parse(text))
     workloads.parameters(workload)
-    if workloads.info(workload.name).kind == "operation":
-        raise UsageError(
-            f"{workload.name} has parts, not steps, and no gradients; next: nfold bench "
-            f"{workload.name} shows what each part takes"
-        )
     return workload
+
+
+def _is_operation(workload: Workload, plan: Plan) -> bool:
+    """Whether it is one; UsageError where its framework cannot leave out the copies of it."""
+    if workload.reference is not None or workloads.info(workload.name).kind != "operation":
+        return False
+    if plan.framework != "torch":
+        raise UsageError(
+            f"{workload.name} on {plan.framework}: its copies cannot be left out there; next: "
+            f"--framework torch, or nfold bench {workload.name}, which shows what each part takes"
+        )
+    return True
 
 
 def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
@@ -196,7 +203,9 @@ def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     ahead = made_ahead(plan.workers or 0, LOADER_AHEAD)
     batch = (plan.batch or 1) * ((plan.devices or 1) if axes.scaling == "weak" else 1)
     ladder = Ladder(
-        plan=plan.edit(warmup_steps=WARMUP_STEPS + ahead, batch=batch), scaling=axes.scaling
+        plan=plan.edit(warmup_steps=WARMUP_STEPS + ahead, batch=batch),
+        scaling=axes.scaling,
+        operation=_is_operation(workload, plan),
     )
     reason = framework(plan.framework).unsupported(workload, ladder.plan, machine)
     if reason is not None:

@@ -24,7 +24,7 @@ SUSPECT = 0.1
 def wanted(ladder: Ladder) -> Iterator[Rung]:
     """The rungs of every cause that the plan can have; whole epochs are asked for apart."""
     for cause in CAUSES:
-        if cause.silent(ladder) is None:
+        if cause.absent(ladder) is None:
             own = (*cause.rungs(ladder), *cause.telling(ladder))
             for rung in (*own, *cause.single_evidence(ladder)):
                 if rung.plan.steps is not None:

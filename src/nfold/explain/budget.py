@@ -68,12 +68,12 @@ class Account:
 
     def rows(self) -> list[Finding]:
         """What N devices lose, the largest first."""
-        asked = ((c, c.rungs(self.ladder)) for c in CAUSES if not c.silent(self.ladder))
+        asked = ((c, c.rungs(self.ladder)) for c in CAUSES if not c.absent(self.ladder))
         return _ordered(self._row(c, r) for c, r in asked if self._knows(c, r))
 
     def single(self) -> list[Finding]:
         """What one device loses by itself, the largest first."""
-        asked = ((c, c.single_evidence(self.ladder)) for c in CAUSES if not c.silent(self.ladder))
+        asked = ((c, c.single_evidence(self.ladder)) for c in CAUSES if not c.absent(self.ladder))
         return _ordered(self._own(c, r) for c, r in asked if self._knows(c, r))
 
     def _knows(self, cause: Cause, rungs: Sequence[Rung]) -> bool:
@@ -253,7 +253,7 @@ class Account:
         found = []
         for cause in CAUSES:
             asked = {*cause.rungs(self.ladder), *cause.single_evidence(self.ladder)}
-            reason = cause.silent(self.ladder) or self.measured.missing(asked)
+            reason = cause.absent(self.ladder) or self.measured.missing(asked)
             if reason is None and not cause.known(self.ladder, self.fit.view):
                 reason = self.measured.missing(cause.telling(self.ladder)) or NO_TIME
             if reason is not None:

@@ -85,7 +85,7 @@ class Ladder:
 
     ``seen`` is what a first look at a script showed, ``step_ms`` how long its steps took there,
     where nothing had been made ahead of them; None for a workload. ``memory_bytes`` is that of one
-    device.
+    device. An ``operation`` has calls for steps, and neither gradients nor a loader.
     """
 
     plan: Plan
@@ -93,6 +93,7 @@ class Ladder:
     seen: Seen | None = field(default=None, compare=False)
     step_ms: float | None = field(default=None, compare=False)
     memory_bytes: int | None = field(default=None, compare=False)
+    operation: bool = field(default=False, compare=False)
     made: dict[tuple[object, ...], Rung] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -130,7 +131,12 @@ class Ladder:
         """The input that costs least and can be had: the ladder's, free of the real input."""
         if self.plan.input == "resident" or not self.feeds:
             return "real"
-        return "resident" if self.plan.device == "cuda" else "replayed"
+        return "resident" if self.plan.device == "cuda" else self.on_host
+
+    @property
+    def on_host(self) -> Input:
+        """Batches that are ready in the host's memory: an operation's always are."""
+        return "real" if self.operation else "replayed"
 
     @functools.cached_property
     def one(self) -> Rung:
@@ -153,8 +159,13 @@ class Ladder:
 
     @remembered
     def copies(self, input_: Input, **left_out: Any) -> Rung:
-        """N devices at the same time, each by itself; a script's one process is then N."""
+        """N devices at the same time, each by itself; a script's one process is then N.
+
+        Those of an operation always are.
+        """
         plan = self.plan.edit(strategy="ddp") if self.one_process else self.plan
+        if self.operation:
+            return Rung(plan=plan, ablation=Ablation(input=input_))
         return Rung(plan=plan, ablation=Ablation(input=input_, independent=True, **left_out))
 
     @remembered

@@ -16,8 +16,9 @@ Readings = dict[str, float]
 """``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
 ``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``first``: those
 of them spent waiting for an epoch's first batch; ``ahead``: ms by which the host is ahead of its
-devices when a window ends; ``loading``: ms in which the loader's workers, side by side, make the
-batches of a step; ``waiting``: of these the ms in which they wait and do not compute."""
+devices when a window ends, on the rank where that is least; ``loading``: ms in which the loader's
+workers, side by side, make the batches of a step; ``waiting``: of these the ms in which they wait
+and do not compute."""
 SUMS = ("gap", "first", "ahead", "loading", "waiting")
 """Readings that may be 0 or less."""
 
@@ -53,9 +54,9 @@ def sums(measurement: Measurement) -> Readings:
     found, ends = _fetching(measurement, ranks), _ends(measurement)
     if ends:
         found["first"] = median([1e3 * one.waited_s / one.steps for one in ends])
-    ahead = [w.ahead_s for rank in ranks for w in rank.windows if w.ahead_s is not None]
-    if ahead:
-        found["ahead"] = 1e3 * median(ahead)
+    each = [[w.ahead_s for w in rank.windows if w.ahead_s is not None] for rank in ranks]
+    if all(each):
+        found["ahead"] = 1e3 * min(map(median, each))
     gaps = [1e3 * one.seconds / one.steps for one in ends]
     gaps = gaps if measurement.plan.epochs is None else _epoch_gaps(measurement)
     return {**found, "gap": median(gaps)} if gaps else found

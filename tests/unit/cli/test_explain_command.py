@@ -133,7 +133,7 @@ def test_a_failing_plan_is_one_sentence(planted: pytest.MonkeyPatch) -> None:
         (["digits", "--framework", "simulated", "--devices", "cuda:1"], "--devices 2"),
         (["digits", "--devices", "cpu:1"], "next: --devices cpu:2"),
         (["digts", "--devices", "cpu:2"], "workload 'digts'"),
-        (["conv2d", "--devices", "cpu:2"], "nfold bench conv2d"),
+        (["conv2d", "--devices", "cpu:2", "--framework", "jax"], "nfold bench conv2d"),
         (["digits", *SIMULATED, "--budget", "soon"], "allowed are times above 0"),
         (["digits", *SIMULATED, "--budget", "0s"], "allowed are times above 0"),
         (["digits", "--framework", "simulated", "--devices", "cuda:2,cuda:4"], "one value"),

@@ -186,3 +186,17 @@ def test_a_wrong_image_is_named_by_its_index_where_it_is_looked_at(image: int) -
     process.compare(hosts["pageable"], expected)
     with pytest.raises(Mismatch, match=f"image {image} "):
         process.compare(hosts["pinned"], expected)
+
+
+@pytest.mark.parametrize(
+    ("resident", "told"),
+    [(False, ["upload", "compute", "download", "finish"]), (True, ["compute", "finish"])],
+)
+def test_an_experiment_times_one_way_and_without_copies_what_is_on_the_devices(
+    resident: bool, told: list[str]
+) -> None:
+    process, hosts, log = made()
+    probe = process.throughput(hosts, resident=resident)
+    assert probe.windowed
+    probe.call()
+    assert log == [action for action in told for _ in range(2)]

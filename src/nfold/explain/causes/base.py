@@ -8,6 +8,7 @@ from typing import ClassVar
 from nfold.ablation import Ablation
 from nfold.explain.fit import View
 from nfold.explain.ladder import Input, Ladder, Rung
+from nfold.explain.operation import ABSENT
 from nfold.stats import Interval
 
 STARVED = 0.3
@@ -24,6 +25,10 @@ class Cause:
     id: ClassVar[str]
     removal: ClassVar[Ablation] = Ablation()
     """What takes the cause away from the real run, for interactions; nothing: nothing can."""
+
+    def absent(self, ladder: Ladder) -> str | None:
+        """Why there is no row of it, or None."""
+        return (ABSENT.get(self.id) if ladder.operation else None) or self.silent(ladder)
 
     def silent(self, ladder: Ladder) -> str | None:
         """Why this plan cannot have the cause or nothing can show it, or None."""

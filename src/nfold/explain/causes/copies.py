@@ -29,31 +29,33 @@ class Copies(Cause):
         """Both ends of the ladder, replayed and resident."""
         if ladder.one_process and ladder.seen is not None:
             return ()
-        on_n = (ladder.full("replayed"), ladder.full("resident"))
+        on_n = (ladder.full(ladder.on_host), ladder.full("resident"))
         return (*on_n, *self.single_rungs(ladder))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What copies cost N devices more than one."""
-        on_n = view.step(ladder.full("replayed")) - view.step(ladder.full("resident"))
+        on_n = view.step(ladder.full(ladder.on_host)) - view.step(ladder.full("resident"))
         return on_n - self.single_ms(ladder, view)
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """One device alone."""
-        return (ladder.alone("replayed"), ladder.alone("resident"))
+        return (ladder.alone(ladder.on_host), ladder.alone("resident"))
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What copies cost one device alone."""
-        return view.step(ladder.alone("replayed")) - view.step(ladder.alone("resident"))
+        return view.step(ladder.alone(ladder.on_host)) - view.step(ladder.alone("resident"))
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
         if ladder.seen is not None:
             return lines.copies(ladder.seen)
+        if ladder.operation:
+            return "keep images and results on the devices between calls, or compute more on each"
         return "keep the data on the device: --input resident"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """Data on the device."""
-        if ladder.seen is not None:
+        if ladder.seen is not None or ladder.operation:
             return {}
         plan = {"input": "resident", "augment": "device", "workers": 0}
         return {"--input resident": ladder.edited(**plan)}

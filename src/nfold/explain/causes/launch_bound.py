@@ -84,7 +84,7 @@ class LaunchBound(Cause):
 
 
 def _captures(ladder: Ladder) -> bool:
-    if ladder.seen is not None:
+    if ladder.seen is not None or ladder.operation:
         return False
     eager = "captured" not in str(ladder.plan.step) and ladder.plan.precision != "fp16"
     return ladder.plan.device == "cuda" and eager

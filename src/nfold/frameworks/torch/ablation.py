@@ -17,6 +17,14 @@ def refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
     """Why PyTorch cannot apply the ablation to the complete plan, or None."""
     cpu = plan.device == "cpu"
     rules = (
+        (
+            _is_operation(workload) and ablation != Ablation(input=ablation.input),
+            f"{workload.name} has no gradients and no model: only its input can be left out",
+        ),
+        (
+            _is_operation(workload) and ablation.input == "resident" and cpu,
+            "a CPU device reads the host's memory: nothing is copied",
+        ),
         (ablation.captured and cpu, "a captured step is a CUDA graph: it needs a GPU"),
         (
             ablation.captured and plan.strategy in ("ddp", "dp"),
@@ -69,12 +77,14 @@ def switched(workload: Workload, plan: Plan) -> tuple[str, ...]:
         return ()
     if workload.script:
         return turns.SWITCHED
-    built_in = workload.reference is None
-    operation = built_in and workloads.info(workload.name).kind == "operation"
-    if operation or plan.steps_per_execution > 1:
+    if _is_operation(workload) or plan.steps_per_execution > 1:
         return ()
     found = ("input", "exchange", "synchronised_batch_norm")
     return found if "compiled" in str(plan.step) else (*found, "threads")
+
+
+def _is_operation(workload: Workload) -> bool:
+    return workload.reference is None and workloads.info(workload.name).kind == "operation"
 
 
 def _augments(workload: Workload) -> bool:

@@ -35,6 +35,7 @@ def operate(task: Task, observer: Observer) -> RankSamples:
                 devices=devices.all,
                 barrier=partial(parallel.barrier, task.world_size),
                 beat=beat,
+                left_out=task.left_out,
             )
         )
     return RankSamples(

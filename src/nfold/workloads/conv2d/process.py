@@ -83,6 +83,17 @@ class Process(Generic[H]):
         found += [self._end_to_end(kind, hosts, kind == last) for kind in hosts]
         return found + self._kernels()
 
+    def throughput(self, hosts: Mapping[str, H], *, resident: bool) -> Probe:
+        """The one probe of an experiment: end to end, or from images to results on the devices."""
+        kind = list(hosts)[-1]
+        if not resident:
+            whole = self._copy_only if self.problem.copy_only else self._end_to_end
+            return whole(kind, hosts, True)
+        compute = partial(
+            self._host_time, lambda lane: [lane.skip if self.problem.copy_only else lane.compute]
+        )
+        return Probe(name="resident", call=compute, bytes=2 * self.one_way_bytes, windowed=True)
+
     def _copies(self, kind: str) -> bool:
         return bool(kind) or self.lanes[0].copies
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from nfold.ablation import Ablation
 from nfold.measurement import Part, Window
 from nfold.plan import Plan
 from nfold.workloads.conv2d.baselines import Baseline, measure
@@ -23,7 +24,8 @@ class ConvTask(Generic[D]):
     """One rank's part. ``plan`` is complete, ``parameters`` are all of the workload's.
 
     ``devices`` are those that this process drives, the same number on every rank. ``barrier``
-    waits for all ranks; ``beat`` takes (calls done, calls planned).
+    waits for all ranks; ``beat`` takes (calls done, calls planned). Under an experiment, which
+    has something ``left_out``, nothing but the measurement's throughput is timed.
     """
 
     parameters: Mapping[str, int]
@@ -33,6 +35,7 @@ class ConvTask(Generic[D]):
     devices: Sequence[D]
     barrier: Callable[[], None]
     beat: Callable[[int, int], None]
+    left_out: Ablation = field(default_factory=Ablation)
 
     @property
     def problem(self) -> Problem:
@@ -90,13 +93,16 @@ def measure_rank(
     """Verify, time every part, verify what the timed calls left, then time the baselines."""
     expected = process.verify(hosts)
     peak = process.peak_memory_bytes()
-    probes = process.probes(hosts)
+    if task.left_out:
+        probes = [process.throughput(hosts, resident=task.left_out.input == "resident")]
+    else:
+        probes = process.probes(hosts)
     sampler = _sampler(task, clock)
     parts, windows = sampler.run(probes)
     for host in hosts.values():
         process.compare(host, expected)
     others = []
-    for baseline in () if process.problem.copy_only else baselines:
+    for baseline in () if process.problem.copy_only or task.left_out else baselines:
         others += _measure_baseline(task, baseline, clock)
         sampler.beat_all(len(probes))
     return ConvResult(

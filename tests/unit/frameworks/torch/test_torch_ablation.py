@@ -103,6 +103,24 @@ def test_nothing_is_exchanged_at_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ablation", "device", "said"),
+    [
+        (Ablation(), "cuda", None),
+        (Ablation(input="resident"), "cuda", None),
+        (Ablation(input="resident"), "cpu", "nothing is copied"),
+        (Ablation(independent=True), "cuda", "only its input"),
+        (Ablation(input="resident", captured=True), "cuda", "only its input"),
+    ],
+)
+def test_of_an_operation_only_the_input_can_be_left_out(
+    ablation: Ablation, device: str, said: str | None
+) -> None:
+    asked = plan(machine(gpus=2, cores=2), devices=2, device=device)
+    reason = refusal(ablation, Workload(name="conv2d"), asked)
+    assert (reason is None) if said is None else (reason is not None and said in reason)
+
+
+@pytest.mark.parametrize(
     ("ablation", "changes", "said"),
     [
         (Ablation(captured=True), {}, "needs a GPU"),

@@ -1,0 +1,62 @@
+"""What was measured so far, as a whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from made import machine, plan
+from nfold.ablation import Ablation
+from nfold.explain.ladder import Rung
+from nfold.explain.measured import Measured
+from nfold.explain.readings import readings
+from nfold.measurement import Measurement, RankSamples, Window
+from nfold.workload import Workload
+
+HOST = machine(gpus=2)
+STEP_S = 0.02
+REAL = Rung(plan=plan(HOST, devices=2, batch=16))
+RESIDENT = Rung(plan=REAL.plan, ablation=Ablation(input="resident"))
+
+
+def _run(rung: Rung, *ahead_s: float | None) -> Measurement:
+    """Each rank's host is so far ahead when its windows end."""
+    ranks = tuple(
+        RankSamples(
+            rank=rank,
+            device="gpu",
+            windows=tuple(
+                Window(start_s=0, seconds=10 * STEP_S, steps=10, samples=80, ahead_s=one)
+                for _ in range(4)
+            ),
+        )
+        for rank, one in enumerate(ahead_s)
+    )
+    return Measurement(
+        id="m", workload=Workload(name="digits"), plan=rung.plan, machine=HOST, ranks=ranks,
+        status="ok",
+    )  # fmt: skip
+
+
+def _width_ms(*runs: tuple[Rung, Measurement]) -> float:
+    measured = Measured()
+    for rung, run in runs:
+        measured.add(rung, 0, run)
+    found = measured.fit(200).interval(lambda view: view.step(REAL))
+    assert found.low is not None
+    assert found.high is not None
+    return found.high - found.low
+
+
+def test_of_two_ranks_the_one_counts_whose_host_is_less_ahead() -> None:
+    assert readings(_run(REAL, 0.2, 0.01), coupled=True)["ahead"] == pytest.approx(10)
+    assert "ahead" not in readings(_run(REAL, 0.2, None), coupled=True)
+
+
+@pytest.mark.parametrize("other", [(0.2, 0.01), (0.2, None), (0.01, 0.01)])
+def test_steps_scatter_less_where_every_host_is_ahead_in_every_run(
+    other: tuple[float | None, ...],
+) -> None:
+    ahead = (REAL, _run(REAL, 0.2, 0.3))
+    narrow = _width_ms(ahead, (RESIDENT, _run(RESIDENT, 0.1, 0.02)))
+    wide = _width_ms(ahead, (RESIDENT, _run(RESIDENT, *other)))
+    assert narrow < 0.3 * wide

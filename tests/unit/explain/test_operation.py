@@ -1,0 +1,69 @@
+"""An operation: one call after the other, nothing exchanged, nothing loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from explaining import SECONDS, ladder, target
+from nfold.ablation import Ablation
+from nfold.explain.budget import budget
+from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.ladder import Ladder
+from nfold.explain.operation import ABSENT
+from nfold.finding import Budget
+from nfold.frameworks.simulated import Script
+
+COSTS: dict[str, Any] = {
+    "compute_ms_per_sample": 0.1,
+    "copy_ms_per_sample": 0.02,
+    "contention_ms": 1.5,
+    "host_ms": 2.0,
+}
+
+
+def _operation(**changes: Any) -> Ladder:
+    return dataclasses.replace(ladder(**changes), operation=True)
+
+
+def _explained(asked: Ladder) -> tuple[Experiment, Budget]:
+    experiment = Experiment(target(Script(**COSTS)), Clock(SECONDS), Events())
+    return experiment, budget("conv2d", experiment.run(asked), experiment.measured)
+
+
+def test_only_its_copies_are_left_out() -> None:
+    experiment, _ = _explained(_operation())
+    left_out = {rung.ablation for rung in experiment.measured.runs}
+    assert left_out == {Ablation(), Ablation(input="resident")}
+
+
+def test_its_rows_are_what_does_not_shrink_what_is_shared_and_what_is_copied() -> None:
+    _, found = _explained(_operation())
+    costs = {row.cause: row.lost_ms.value for row in found.rows}
+    assert costs == pytest.approx(
+        {"launch-bound": 1.0, "threads": 1.5, "copies": 0.0, **_none(found)}, abs=0.01
+    )
+    assert found.unexplained_ms.value == pytest.approx(0, abs=0.01)
+    alone = {row.cause: row.lost_ms.value for row in found.single}
+    assert alone["copies"] == pytest.approx(2.0, abs=0.01)
+    fix = next(row.fix for row in found.single if row.cause == "copies")
+    assert "--input" not in fix
+
+
+def _none(found: Budget) -> dict[str, float]:
+    named = ("launch-bound", "threads", "copies")
+    return dict.fromkeys((row.cause for row in found.rows if row.cause not in named), 0.0)
+
+
+def test_what_it_cannot_have_is_said_with_the_reason() -> None:
+    _, found = _explained(_operation())
+    told = dict(found.untested)
+    assert {cause: told[cause] for cause in ABSENT} == ABSENT
+
+
+def test_cpu_devices_copy_nothing_and_everything_else_is_what_they_share() -> None:
+    asked = _operation(device="cpu")
+    assert asked.bare == "real"
+    assert asked.copies(asked.bare) == asked.full()
