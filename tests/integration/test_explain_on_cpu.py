@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,20 +19,26 @@ from nfold.turns import held
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("nfold", marks=pytest.mark.slow)])
-def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
+def _explained(folder: Path, *command: str) -> dict[str, Any]:
+    """What ``nfold explain`` says of two CPU devices."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two CPU devices need two cores")
-    command = ["digits:samples=128", "--devices", "cpu:2", "--batch", "32", "--budget", "15s"]
     done = subprocess.run(
-        [sys.executable, "-m", "nfold", "explain", *command, "--strategy", strategy, "--json"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "nfold", "explain", *command, "--devices", "cpu:2", "--json"],
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("nfold", marks=pytest.mark.slow)])
+def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
+    told = ["--batch", "32", "--budget", "15s", "--strategy", strategy]
+    found = _explained(tmp_path, "digits:samples=128", *told)
     assert found["one_device"]["samples_per_s"]["value"] > 0
     speedup = found["speedup"]
     assert speedup["low"] <= speedup["value"] <= speedup["high"]
@@ -58,18 +65,7 @@ def _shared_runs(found: list[Measurement]) -> None:
 
 
 def test_an_operation_is_explained_by_its_calls(tmp_path: Path) -> None:
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("two CPU devices need two cores")
-    target = ["conv2d:size=16", "--devices", "cpu:2", "--batch", "64", "--budget", "30s"]
-    done = subprocess.run(
-        [sys.executable, "-m", "nfold", "explain", *target, "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = _explained(tmp_path, "conv2d:size=16", "--batch", "64", "--budget", "30s")
     assert found["n_devices"]["samples_per_s"]["value"] > 0
     assert {row["cause"] for row in found["budget"]} == {"launch-bound", "threads"}
     reasons = {w["kind"]: w["text"] for w in found["warnings"]}

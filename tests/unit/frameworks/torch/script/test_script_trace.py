@@ -55,6 +55,21 @@ def test_copies_into_another_order_count_in_the_step_that_launched_them() -> Non
     assert found.busy_ms == pytest.approx((3000 + 500 + 2000 + 100) / 1e3 / 2)
 
 
+def test_with_a_kernel_goes_what_lies_between_it_and_the_one_before() -> None:
+    """Kernels that were launched in time are 1.5 µs apart; a late one is 100 µs."""
+    kernels = [_kernel(9, 500 + 21.5 * place, 20) for place in range(5)]
+    events = [
+        *map(_mark, (0, 100, 200)),
+        *kernels,
+        _kernel(9, 800, 20),
+        _copy(1, 110, [LAST, FIRST]),
+        _kernel(1, 1000, 40),
+    ]
+    found = read(events, cuda=True)
+    assert found is not None
+    assert found.reordering_ms == (pytest.approx(0.0415),)
+
+
 def test_on_cpus_the_copies_themselves_count_and_no_device_is_busy() -> None:
     copies = _copy(1, 110, [FIRST, LAST]), _copy(2, 20, [FIRST, LAST])
     found = read([*map(_mark, (0, 100, 200)), *copies], cuda=False)
