@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from nfold.explain import batch, lines
 from nfold.explain.causes import BY_ID, CAUSES, Cause
 from nfold.explain.causes.undivided_work import SIGN, UndividedWork
-from nfold.explain.doubts import warnings, wrong
+from nfold.explain.doubts import overtaken, warnings, wrong
 from nfold.explain.fit import RESAMPLES, Fit, Number, View
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
@@ -282,7 +282,10 @@ def budget(
         others_ms=account.others_ms(rows),
         unexplained_ms=account.unexplained_ms(rows),
         wrong=wrong(account.kinds, account.whole),
-        warnings=warnings(measured, account.fit),
+        warnings=(
+            *overtaken(ladder, measured, account.achieved_ms(account.fit.view)),
+            *warnings(measured, account.fit),
+        ),
         untested=tuple(account.untested()),
         limit=None if ladder.plain else batch.limit(ladder, measured, account.fit, speedup),
         way=lines.way(ladder.seen) if ladder.seen else "",

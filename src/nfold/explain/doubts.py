@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from nfold.explain.causes.undivided_work import SIGN
 from nfold.explain.fit import LEAST_FREE, Fit
+from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
 from nfold.measurement import Doubt
+from nfold.stats import median
 
 WRONG = (SIGN, "parameters_differ")
 """Doubts that say the training itself is wrong."""
@@ -28,3 +30,18 @@ def warnings(measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
         text = "too few repeats to see how runs differ: intervals are from inside single runs"
         found.append(Doubt(kind="few_repeats", text=text))
     return tuple(found)
+
+
+def overtaken(ladder: Ladder, measured: Measured, step_ms: float) -> tuple[Doubt, ...]:
+    """That another library without the devices is faster than all of them in an operation."""
+    runs = (run for rung in (ladder.full(), ladder.one) for run in measured.runs[rung].values())
+    others = [part for run in runs for part in run.ranks[0].parts if part.baseline]
+    taken = [(1e3 * median(part.seconds), part.name) for part in others]
+    if not taken or min(taken)[0] >= step_ms:
+        return ()
+    other_ms, name = min(taken)
+    text = (
+        f"{name} takes {other_ms:.3g} ms without them, {ladder.devices} devices {step_ms:.3g} from "
+        "the host's memory and back; next: compute more on what is copied, or leave it there"
+    )
+    return (Doubt(kind="overtaken", text=text),)

@@ -15,6 +15,7 @@ from nfold.explain.ladder import Ladder
 from nfold.explain.operation import ABSENT
 from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
+from nfold.measurement import Part
 
 COSTS: dict[str, Any] = {
     "compute_ms_per_sample": 0.1,
@@ -67,3 +68,22 @@ def test_cpu_devices_copy_nothing_and_everything_else_is_what_they_share() -> No
     asked = _operation(device="cpu")
     assert asked.bare == "real"
     assert asked.copies(asked.bare) == asked.full()
+
+
+@pytest.mark.parametrize(("their_ms", "told"), [(1.0, True), (1000.0, False)])
+def test_another_library_that_is_faster_than_all_devices_is_told(
+    their_ms: float, told: bool
+) -> None:
+    asked = _operation()
+    experiment, _ = _explained(asked)
+    measured = experiment.measured
+    runs = next(runs for rung, runs in measured.runs.items() if rung.plan.devices == 2)
+    part = Part(name="scipy", seconds=(their_ms / 1e3,), images=1, bytes=0, baseline=True)
+    first = runs[0]
+    ranks = (dataclasses.replace(first.ranks[0], parts=(part,)), *first.ranks[1:])
+    runs[0] = dataclasses.replace(first, ranks=ranks)
+    full = next(rung for rung in measured.runs if rung.plan.devices == 2 and not rung.ablation)
+    found = budget("conv2d", dataclasses.replace(asked, plan=full.plan), measured)
+    texts = {doubt.kind: doubt.text for doubt in found.warnings}
+    assert ("overtaken" in texts) == told
+    assert not told or "scipy takes 1 ms" in texts["overtaken"]
