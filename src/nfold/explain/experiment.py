@@ -31,6 +31,8 @@ TIMED_S = 2.0
 """What a run is to time of a rung: about as long as it takes to start one."""
 TIMED_IN_TURNS_S = {"cuda": 1.0, "cpu": 3.0}
 """Where rungs that are compared share a run. On a CPU everything else on the host is in a step."""
+TIMED_OF_OPERATION_S = 0.5
+"""Of each of an operation's parts, some ten in a run."""
 FACTORS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 """Of round numbers: a run is at most half as long again as it should be."""
 MOST_ROUNDS = 6
@@ -115,6 +117,7 @@ class Experiment:
         step_s = (ladder.step_ms or self._pilot_ms(plan)) / 1e3
         in_turns = self.target.together(Rung(plan=plan.edit(steps=1, epochs=None))) is not None
         timed_s = TIMED_IN_TURNS_S[str(plan.device)] if in_turns else TIMED_S
+        timed_s = TIMED_OF_OPERATION_S if ladder.operation else timed_s
         steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(timed_s / max(1e-6, step_s))))
         timed = plan.edit(steps=steps, epochs=None)
         return dataclasses.replace(ladder, plan=timed, made={})
