@@ -22,7 +22,7 @@ from nfold.explain.measured import Measured
 from nfold.explain.readings import readings
 from nfold.explain.target import Target
 from nfold.measurement import Measurement
-from nfold.plan import Plan
+from nfold.plan import WARMUP_STEPS, Plan
 from nfold.run.options import Stop
 
 PILOT_STEPS = 30
@@ -33,6 +33,8 @@ TIMED_IN_TURNS_S = {"cuda": 1.0, "cpu": 3.0}
 """Where rungs that are compared share a run. On a CPU everything else on the host is in a step."""
 TIMED_OF_OPERATION_S = 0.5
 """Of each of an operation's parts, some ten in a run."""
+WARMUP_S = 5.0
+"""The longest warm-up, and the longest time that queues of loaders get to settle in a turn."""
 FACTORS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 """Of round numbers: a run is at most half as long again as it should be."""
 MOST_ROUNDS = 6
@@ -118,8 +120,11 @@ class Experiment:
         in_turns = self.target.together(Rung(plan=plan.edit(steps=1, epochs=None))) is not None
         timed_s = TIMED_IN_TURNS_S[str(plan.device)] if in_turns else TIMED_S
         timed_s = TIMED_OF_OPERATION_S if ladder.operation else timed_s
-        steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(timed_s / max(1e-6, step_s))))
-        timed = plan.edit(steps=steps, epochs=None)
+        step_s = max(1e-6, step_s)
+        steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(timed_s / step_s)))
+        warmup = max(WARMUP_STEPS, rounded(WARMUP_S / step_s))
+        warmup = min(plan.warmup_steps or WARMUP_STEPS, warmup)
+        timed = plan.edit(steps=steps, epochs=None, warmup_steps=warmup)
         return dataclasses.replace(ladder, plan=timed, made={})
 
     def _pilot_ms(self, plan: Plan) -> float:

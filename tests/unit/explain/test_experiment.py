@@ -206,6 +206,16 @@ def test_a_plan_that_fails_once_is_tried_again() -> None:
     assert found.unexplained_ms.value == pytest.approx(0, abs=0.01)
 
 
+def test_queues_of_loaders_get_no_more_than_some_seconds_to_settle() -> None:
+    """Steps are of 12 ms here."""
+    experiment = Experiment(target(SCRIPT), Clock(1000.0), Events())
+    warmups = [
+        experiment._long_enough(ladder(warmup_steps=steps)).plan.warmup_steps
+        for steps in (3, 74, 10_000)
+    ]
+    assert warmups == [3, 74, 500]
+
+
 def test_what_seems_to_cost_much_is_worth_its_fixes_before_it_is_named() -> None:
     """Steps of one and the same rung differ by more than half: no interval excludes 0."""
     script = dataclasses.replace(SCRIPT, noise=0.6, noise_seed=5)
