@@ -39,8 +39,7 @@ SCRIPTS = {
     "dataparallel": "dataparallel.py",
 }
 EXACT = ("imbalance", "epoch-boundary")
-"""A rank that is busy for so long, workers that sleep for so long before each epoch; all-reduces
-take what they take beside the rest of a step."""
+"""A rank that is busy for so long, workers that sleep for so long before each epoch."""
 TAIL = 2000
 """Characters of a failed script's output that are told."""
 
@@ -210,7 +209,8 @@ class Script:
         asked = [(cause, dose) for cause, dose in singles if cause in IN_TURNS]
         self.readings.learn(asked, self.run)
 
-    def environment(self, doses: Doses, seed: int) -> dict[str, str]:
+    def environment(self, doses: Doses | Sequence[Doses], seed: int) -> dict[str, str]:
+        """What puts the doses in, or gives several their turns."""
         told = {"FAULTS": json.dumps(doses), "FAULTS_SETTLED": json.dumps(self.readings.settled)}
         return {**told, **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {})}
 
@@ -234,15 +234,11 @@ class Script:
 
     def run(self, asked: Doses | Sequence[Doses]) -> str:
         """What the script prints by itself, with these doses or with several in turn."""
-        environment = {
-            **self.environment({}, 0),
-            "FAULTS": json.dumps(asked),
-        }
         with tempfile.TemporaryDirectory() as logs:
             done = subprocess.run(
                 [self.python, *self.launcher(logs), str(self.file), "--steps", str(TIMED_STEPS),
                  *self.arguments],
-                env={**os.environ, **environment},
+                env={**os.environ, **self.environment(asked, 0)},
                 capture_output=True,
                 text=True,
             )  # fmt: skip

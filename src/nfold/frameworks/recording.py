@@ -77,17 +77,14 @@ class Recorder(Generic[Loss]):
         """
         self._rank = rank
         self.device = device
-        self._clock = clock
-        self._observer = observer
-        self._length = length
+        self._clock, self._observer, self._length = clock, observer, length
         self._read = read
         self._fetched = fetched
         self._span_s = span_s
         self._pending: list[_Call[Loss]] = []
         self._cuts: list[_Cut] = []
-        self._window_start = 0.0
-        self._last_end = 0.0
-        self._began_at = self._passed = 0
+        self._window_start = self._last_end = 0.0
+        self._began_at = self._passed = self.steps = 0
         self._asked_at: float | None = None
         self._between: Between | None = None
         self._windows: list[Window] = []
@@ -101,7 +98,6 @@ class Recorder(Generic[Loss]):
         self._epoch_losses: list[float] = []
         self._first_step_ms: float | None = None
         self._unkept = False
-        self.steps = 0
 
     @property
     def done(self) -> bool:
