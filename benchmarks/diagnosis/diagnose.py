@@ -50,7 +50,8 @@ def cases(asked: argparse.Namespace, target: Target) -> Iterator[Case]:
     """One explanation after the other, while there is time."""
     end = time.monotonic() + asked.seconds
     every = jobs(asked, target)
-    _learn(asked.clock, target, [doses for doses, _ in every])
+    if isinstance(target, Script):
+        _learn(asked.clock, target, [doses for doses, _ in every])
     for doses, seed in every:
         if time.monotonic() > end:
             print(f"{target.name}: out of time", flush=True)
@@ -66,13 +67,13 @@ def cases(asked: argparse.Namespace, target: Target) -> Iterator[Case]:
         yield case
 
 
-def _learn(clock: Path | None, target: Target, every: list[Doses]) -> None:
+def _learn(clock: Path | None, script: Script, every: list[Doses]) -> None:
     """What a script's own clock says of all doses; kept in a file for the next time."""
-    if clock and clock.exists() and isinstance(target, Script):
-        target.readings.read(clock)
-    target.learn(every)
-    if clock and isinstance(target, Script):
-        target.readings.keep(clock)
+    if clock and clock.exists():
+        script.readings.read(clock)
+    script.learn(every)
+    if clock:
+        script.readings.keep(clock)
 
 
 def _case(asked: argparse.Namespace, target: Target, doses: Doses, seed: int) -> Case:

@@ -6,13 +6,14 @@ CPU devices, ``Script`` into an unmodified script through the environment (dosed
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,9 +71,6 @@ class Target(Protocol):
     def command(self) -> list[str]:
         """What follows ``nfold explain``, without its own flags."""
 
-    def learn(self, every: Sequence[Doses]) -> None:
-        """Find out what must be known of all doses before the first one is put in."""
-
     def environment(self, doses: Doses, seed: int) -> dict[str, str]:
         """What puts the doses in."""
 
@@ -97,9 +95,6 @@ class Simulated:
     def command(self) -> list[str]:
         options = ["--framework", "simulated", "--device", "cuda", "--devices", "2"]
         return ["digits", *options, "--batch", str(2 * SHARE), "--workers", "4"]
-
-    def learn(self, every: Sequence[Doses]) -> None:
-        """Nothing: what is planted is exact."""
 
     def environment(self, doses: Doses, seed: int) -> dict[str, str]:
         script = {**BASE, "noise_seed": seed}
@@ -128,9 +123,6 @@ class Planted:
     def command(self) -> list[str]:
         return ["planted:digits", "--devices", self.devices, "--strategy", "nfold"]
 
-    def learn(self, every: Sequence[Doses]) -> None:
-        """Nothing: what is planted is exact."""
-
     def environment(self, doses: Doses, seed: int) -> dict[str, str]:
         return {"NFOLD_PLANTED": json.dumps(doses)}
 
@@ -157,10 +149,11 @@ class Script:
         ("imbalance", "input"),
         ("input", "storage"),
     )
-    readings: Readings = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "readings", Readings(drifts=self.cpu))
+    @functools.cached_property
+    def readings(self) -> Readings:
+        """What the script's own clock has said of doses so far."""
+        return Readings(drifts=self.cpu)
 
     @property
     def causes(self) -> tuple[str, ...]:

@@ -50,6 +50,9 @@ MINIMUM: dict[str, int] = {
 WARMUP_STEPS = 10
 LOADER_AHEAD = 4
 """Batches that each worker of nfold's own loaders makes ahead of the step."""
+USED_UP = 4
+"""A warm-up of so many times what lies ready uses it up, unless a loader's workers are almost as
+fast as the devices."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
 
 ENVIRONMENT = "FAULTS"
 CAUSES = (
@@ -31,7 +32,13 @@ _turn = 0
 
 def turns() -> list[Doses]:
     """All that FAULTS asks for, one after the other; by cause."""
-    asked: Doses | list[Doses] = json.loads(os.environ.get(ENVIRONMENT) or "{}")
+    return _read(os.environ.get(ENVIRONMENT) or "{}")
+
+
+@cache
+def _read(text: str) -> list[Doses]:
+    """Once: a step asks for its doses several times."""
+    asked: Doses | list[Doses] = json.loads(text)
     every = asked if isinstance(asked, list) else [asked]
     unknown = sorted({cause for one in every for cause in one} - set(CAUSES))
     if unknown:

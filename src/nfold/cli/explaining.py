@@ -175,18 +175,6 @@ def _workload(text: str) -> Workload:
     return workload
 
 
-def _is_operation(workload: Workload, plan: Plan) -> bool:
-    """Whether it is one; UsageError where its framework cannot leave out the copies of it."""
-    if workload.reference is not None or workloads.info(workload.name).kind != "operation":
-        return False
-    if plan.framework != "torch":
-        raise UsageError(
-            f"{workload.name} on {plan.framework}: its copies cannot be left out there; next: "
-            f"--framework torch, or nfold bench {workload.name}, which shows what each part takes"
-        )
-    return True
-
-
 def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     """The complete plan on N devices, and how it scales; UsageError where it cannot be."""
     axes = read_axes(
@@ -200,12 +188,18 @@ def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     asked = Plan().edit(**changes).edit(steps=1)
     plan = completing(machine, request.data)(workload, asked)
     check_several(plan)
+    operation = workloads.is_operation(workload)
+    if operation and plan.framework != "torch":
+        raise UsageError(
+            f"{workload.name} on {plan.framework}: its copies cannot be left out there; next: "
+            f"--framework torch, or nfold bench {workload.name}, which shows what each part takes"
+        )
     ahead = made_ahead(plan.workers or 0, LOADER_AHEAD)
     batch = (plan.batch or 1) * ((plan.devices or 1) if axes.scaling == "weak" else 1)
     ladder = Ladder(
         plan=plan.edit(warmup_steps=WARMUP_STEPS + ahead, batch=batch),
         scaling=axes.scaling,
-        operation=_is_operation(workload, plan),
+        operation=operation,
     )
     reason = framework(plan.framework).unsupported(workload, ladder.plan, machine)
     if reason is not None:

@@ -36,10 +36,10 @@ def overtaken(ladder: Ladder, measured: Measured, step_ms: float) -> tuple[Doubt
     """That another library without the devices is faster than all of them in an operation."""
     runs = (run for rung in (ladder.full(), ladder.one) for run in measured.runs[rung].values())
     others = [part for run in runs for part in run.ranks[0].parts if part.baseline]
-    taken = [(1e3 * median(part.seconds), part.name) for part in others]
-    if not taken or min(taken)[0] >= step_ms:
+    taken = ((1e3 * median(part.seconds), part.name) for part in others)
+    other_ms, name = min(taken, default=(step_ms, ""))
+    if other_ms >= step_ms:
         return ()
-    other_ms, name = min(taken)
     text = (
         f"{name} takes {other_ms:.3g} ms without them, {ladder.devices} devices {step_ms:.3g} from "
         "the host's memory and back; next: compute more on what is copied, or leave it there"

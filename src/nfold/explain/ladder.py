@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from nfold.ablation import Ablation
-from nfold.plan import WARMUP_STEPS, Plan
+from nfold.plan import USED_UP, WARMUP_STEPS, Plan
 from nfold.seen import Seen
 
 Make = TypeVar("Make", bound=Callable[..., "Rung"])
@@ -40,8 +40,8 @@ EPOCHS = 3
 
 
 def made_ahead(workers: int, prefetch_factor: int | None = None) -> int:
-    """Batches that warm-up lets pass: four times what loader workers made before the first step."""
-    return 4 * workers * (prefetch_factor or PREFETCH)
+    """Batches that warm-up lets pass, until what workers made before the first step is used up."""
+    return USED_UP * workers * (prefetch_factor or PREFETCH)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -251,7 +251,7 @@ class Recorder(Generic[Loss]):
             self._first_step_ms = 1e3 * seconds
         self._keep(seconds, call_ms)
         self._passed = 0
-        self._read_losses(sum(call.steps * call.count for call in self._pending))
+        self._read_losses()
         self._observer.save(self.samples())
 
     def _keep(self, seconds: float, call_ms: Sequence[float]) -> None:
@@ -279,7 +279,7 @@ class Recorder(Generic[Loss]):
             start_s += window.seconds
         self._cuts.clear()
 
-    def _read_losses(self, count: int) -> None:
+    def _read_losses(self) -> None:
         losses = self._read([call.loss for call in self._pending])
         if not losses:
             self._pending.clear()
@@ -292,6 +292,6 @@ class Recorder(Generic[Loss]):
         counts = [call.count for call in self._pending for _ in range(call.steps)]
         terms = [loss * samples for loss, samples in zip(losses, counts, strict=True)]
         self._epoch_losses += terms
-        if count:
+        if count := sum(counts):
             self._losses.append((last, sum(terms) / count))
         self._pending.clear()

@@ -27,6 +27,11 @@ def info(name: str) -> Info:
     return found
 
 
+def is_operation(workload: Workload) -> bool:
+    """Whether it is one timed computation and not a training; a user's own always trains."""
+    return workload.reference is None and info(workload.name).kind == "operation"
+
+
 def identified(workload: Workload) -> Workload:
     """The workload with the code that it stands for, where it is a user's own."""
     if workload.reference is None:

@@ -13,7 +13,7 @@ from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
 from nfold.workload import Workload
-from nfold.workloads import info
+from nfold.workloads import info, is_operation
 
 
 class Keras(Framework):
@@ -29,7 +29,7 @@ class Keras(Framework):
             return f"{workload.name} is written in PyTorch; next: --framework torch"
         check_installed(self.name)
         known = info(workload.name)
-        operation = known.kind == "operation"
+        operation = is_operation(workload)
         if operation and not self.operates:
             return f"{workload.name} is not written for {self.name}; next: --framework torch"
         blind = without_cuda(self.name) if plan.device == "cuda" else None
@@ -43,7 +43,7 @@ class Keras(Framework):
     def run_rank(self, task: Task, observer: Observer) -> RankSamples:
         """Claim the cores of all CPU devices, then choose the back end and import it."""
         with claimed_cores(task.plan, 0, task.plan.devices or 1):
-            if info(task.workload.name).kind == "operation":
+            if is_operation(task.workload):
                 from nfold.frameworks.keras.operation import operate
 
                 return operate(task, observer)

@@ -18,11 +18,11 @@ def refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
     cpu = plan.device == "cpu"
     rules = (
         (
-            _is_operation(workload) and ablation != Ablation(input=ablation.input),
+            workloads.is_operation(workload) and ablation != Ablation(input=ablation.input),
             f"{workload.name} has no gradients and no model: only its input can be left out",
         ),
         (
-            _is_operation(workload) and ablation.input == "resident" and cpu,
+            workloads.is_operation(workload) and ablation.input == "resident" and cpu,
             "a CPU device reads the host's memory: nothing is copied",
         ),
         (ablation.captured and cpu, "a captured step is a CUDA graph: it needs a GPU"),
@@ -77,14 +77,10 @@ def switched(workload: Workload, plan: Plan) -> tuple[str, ...]:
         return ()
     if workload.script:
         return turns.SWITCHED
-    if _is_operation(workload) or plan.steps_per_execution > 1:
+    if workloads.is_operation(workload) or plan.steps_per_execution > 1:
         return ()
     found = ("input", "exchange", "synchronised_batch_norm")
     return found if "compiled" in str(plan.step) else (*found, "threads")
-
-
-def _is_operation(workload: Workload) -> bool:
-    return workload.reference is None and workloads.info(workload.name).kind == "operation"
 
 
 def _augments(workload: Workload) -> bool:

@@ -17,7 +17,7 @@ from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
 from nfold.workload import Workload
-from nfold.workloads import info
+from nfold.workloads import info, is_operation
 from nfold.workloads.base import Info
 
 GPU_DECODER = "torchvision, which brings nvJPEG,"
@@ -150,8 +150,7 @@ class Torch(Framework):
             return run_script_rank(task, observer)
         pinned = task.left_out.pinned
         with claimed_cores(task.plan, seen(task).local_rank) if pinned else nullcontext():
-            built_in = task.workload.reference is None
-            if built_in and info(task.workload.name).kind == "operation":
+            if is_operation(task.workload):
                 from nfold.frameworks.torch.operation import operate
 
                 return operate(task, observer)

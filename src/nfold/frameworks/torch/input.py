@@ -19,13 +19,10 @@ from nfold.frameworks.torch.augment import Augment
 from nfold.frameworks.torch.batch import Batch, Boxed, Given, Samples, Tensors
 from nfold.frameworks.torch.prefetch import Land, copied, on_device
 from nfold.lifeline import die_with_parent
-from nfold.plan import LOADER_AHEAD, Plan
+from nfold.plan import LOADER_AHEAD, USED_UP, Plan
 
 MOST_READY = 0.1
 """The part of the timed steps whose input may lie ready before they begin."""
-USED = 4
-"""A warm-up of so many times what may lie ready uses it up, unless the workers are almost as fast
-as the devices."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,7 @@ def ready_before(plan: Plan) -> tuple[tuple[str, str], ...]:
     take from there wait for nobody.
     """
     ready, steps = LOADER_AHEAD * (plan.workers or 0), plan.steps
-    used = (plan.warmup_steps or 0) >= USED * ready
+    used = (plan.warmup_steps or 0) >= USED_UP * ready
     if steps is None or ready <= MOST_READY * steps or used:
         return ()
     text = (

@@ -100,8 +100,12 @@ class Lane(ABC, Generic[H]):
 
     def there_and_back(self, host: H, copy_only: bool) -> Sequence[Step]:
         """What to do, in order, from images on the host to results on the host."""
-        between = self.skip if copy_only else self.compute
+        between = self.between(copy_only)
         return [partial(self.upload, host), between, partial(self.download, host)]
+
+    def between(self, copy_only: bool) -> Step:
+        """What makes results of images that are on the device."""
+        return self.skip if copy_only else self.compute
 
     def overlap(self, host: H) -> str:
         """How the steps there and back overlap, where they do."""

@@ -89,10 +89,8 @@ class Process(Generic[H]):
         if not resident:
             whole = self._copy_only if self.problem.copy_only else self._end_to_end
             return whole(kind, hosts, True)
-        compute = partial(
-            self._host_time, lambda lane: [lane.skip if self.problem.copy_only else lane.compute]
-        )
-        return Probe(name="resident", call=compute, bytes=2 * self.one_way_bytes, windowed=True)
+        call = partial(self._host_time, lambda lane: [lane.between(self.problem.copy_only)])
+        return Probe(name="resident", call=call, bytes=2 * self.one_way_bytes, windowed=True)
 
     def _copies(self, kind: str) -> bool:
         return bool(kind) or self.lanes[0].copies

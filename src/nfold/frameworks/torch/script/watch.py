@@ -58,7 +58,14 @@ class Watch:
         self._settles_at = max(1, length.warmup - 1)
         self.warmup_steps = length.warmup
         self._recorder = Recorder(
-            task.rank, "", self._clock, observer, length, _no_losses, self._fetched, SPAN_S
+            task.rank,
+            "",
+            self._clock,
+            observer,
+            length,
+            _no_losses,
+            fetched=self._fetched,
+            span_s=SPAN_S,
         )
         self._overrides = Overrides(task)
         self._left_out = LeftOut(task)
