@@ -109,10 +109,7 @@ def _explained(asked: argparse.Namespace, command: list[str], environment: dict[
 def read(target: str, found: Any, injected: dict[str, float], *, strong: bool) -> Case:
     """The case that an explanation is; ``strong`` where it counts from a fixed global batch."""
     step = found["n_devices"]["step_ms"]["value"]
-    # Lost input is a loss of one device too: both blocks count it.
     rows = [*found["budget"], *found["single_device_budget"]]
-    rows.sort(key=lambda row: -row["lost_ms"]["value"])
-    named = tuple(dict.fromkeys(row["cause"] for row in rows if row["named"]))
     promised = [
         row["predicted_speedup"]["value"]
         for row in found["budget"]
@@ -126,7 +123,7 @@ def read(target: str, found: Any, injected: dict[str, float], *, strong: bool) -
         step_ms=step,
         others_ms=found["others_ms"]["value"],
         unexplained_ms=found["unexplained_ms"]["value"],
-        named=named,
+        named=tuple(found["named"]),
         interaction_ms=sum(
             one["lost_ms"]["value"]
             for one in found["interactions"]

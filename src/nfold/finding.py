@@ -48,7 +48,9 @@ class Finding:
     its interval or what a measured fix gains lies well above 0. ``predicted_speedup`` is after the
     fix, None without one; ``predicted_samples_per_s`` is the rate of N devices then, and
     ``bound_samples_per_s`` that without any of the cause, what one device loses to it too.
-    ``proven``: the fix itself was measured. ``parts`` are what the cost is made of.
+    ``whole_ms`` is all that a step on N devices loses to the cause, what one device loses in the
+    same way too; None where it was not measured on N. ``proven``: the fix itself was measured.
+    ``parts`` are what the cost is made of.
     """
 
     cause: str
@@ -57,6 +59,7 @@ class Finding:
     fix: str
     evidence: tuple[str, ...]
     named: bool
+    whole_ms: Interval | None = None
     predicted_samples_per_s: Interval | None = None
     bound_samples_per_s: Interval | None = None
     proven: bool = False
@@ -67,11 +70,17 @@ class Finding:
         """The cause in a few words."""
         return CAUSES[self.cause]
 
+    @property
+    def all_ms(self) -> Interval:
+        """The whole cost, as far as it is known."""
+        return self.whole_ms or self.lost_ms
+
     def to_json(self) -> dict[str, Any]:
         """One entry of ``budget`` in the versioned JSON."""
         return {
             "cause": self.cause,
             "lost_ms": to_plain(self.lost_ms),
+            "whole_ms": to_plain(self.whole_ms),
             "predicted_speedup": to_plain(self.predicted_speedup),
             "predicted_samples_per_s": to_plain(self.predicted_samples_per_s),
             "bound_samples_per_s": to_plain(self.bound_samples_per_s),
@@ -156,8 +165,9 @@ class Budget:
 
     @property
     def named(self) -> tuple[Finding, ...]:
-        """The rows that are causes, of N devices first."""
-        return tuple(row for row in (*self.rows, *self.single) if row.named)
+        """A row of each cause, the one of N devices if it has two; the largest whole cost first."""
+        found = {row.cause: row for row in (*self.single, *self.rows) if row.named}
+        return tuple(sorted(found.values(), key=lambda row: -row.all_ms.value))
 
     @property
     def cannot_help(self) -> bool:
@@ -194,6 +204,7 @@ class Budget:
             "speedup": to_plain(self.speedup),
             "budget": [row.to_json() for row in self.rows],
             "single_device_budget": [row.to_json() for row in self.single],
+            "named": [row.cause for row in self.named],
             "interactions": [one.to_json() for one in self.interactions],
             "others_ms": to_plain(self.others_ms),
             "unexplained_ms": to_plain(self.unexplained_ms),

@@ -25,21 +25,40 @@ def _no_time(budget: Budget) -> str:
 
 
 def _named(budget: Budget, first: Finding) -> list[str]:
-    on_n = first in budget.rows
-    step = budget.n_devices.step_ms if on_n else budget.one_device.step_ms
-    part = 100 * first.lost_ms.value / step.value
-    where = f"of a step on {budget.devices} devices" if on_n else "of a step even on one device"
-    cost = f"{first.cause} ({first.what}): {milliseconds(first.lost_ms)}, {part:.0f} % {where}"
-    expected = _expectation(budget, first, on_n=on_n)
-    rest = budget.unexplained_ms
-    if budget.unseen and rest.value > first.lost_ms.value:
+    cost, rest = _cost(budget, first), budget.unexplained_ms
+    expected = _expectation(budget, first, on_n=first in budget.rows)
+    if budget.unseen and rest.value > first.all_ms.value:
         return [
             f"Most is in no row yet, {milliseconds(rest)} of a step on {budget.devices} devices: "
             f"{_no_time(budget)}.",
             f"Of what was measured most is lost to {cost}. Change: {first.fix}.",
             expected,
         ]
-    return [f"Most is lost to {cost}.", f"Change: {first.fix}.", expected]
+    return [f"Most is lost to {cost}.", f"Change: {first.fix}.", expected, *_missing(budget, first)]
+
+
+def _cost(budget: Budget, first: Finding) -> str:
+    """A cause, all that a step on N devices loses to it, and what one device loses of that."""
+    cost, step = first.all_ms, budget.n_devices.step_ms
+    part = f"{100 * cost.value / step.value:.0f} % of a step on {budget.devices} devices"
+    told = f"{first.cause} ({first.what}): {milliseconds(cost)}, {part}"
+    alone = next((row.lost_ms for row in budget.single if row.cause == first.cause), None)
+    if first not in budget.rows:
+        return f"{told}; one device alone loses it too"
+    if alone is None or alone.value < FLOOR * step.value:
+        return told
+    return f"{told}, of which one device alone loses {alone.value:.2f} ms"
+
+
+def _missing(budget: Budget, first: Finding) -> list[str]:
+    """What most of the rest to N-fold goes to, where one device loses as much to the first."""
+    more = next((row for row in budget.rows if row.named), None)
+    if more is None or first in budget.rows:
+        return []
+    return [
+        f"Of what is missing to {budget.devices}-fold most is {more.cause} ({more.what}): "
+        f"{milliseconds(more.lost_ms)}."
+    ]
 
 
 def _nameless(budget: Budget) -> list[str]:

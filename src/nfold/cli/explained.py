@@ -36,7 +36,7 @@ def show(budget: Budget, *, plain: bool = False) -> None:
     _table(console, explanation.HEADS, rows)
     single = explanation.lines(budget.single, budget)
     if single:
-        _line(console, explanation.SINGLE_HEAD)
+        _line(console, explanation.single_head(budget))
         _table(console, explanation.HEADS, single)
     for note in explanation.notes(budget):
         _line(console, note, "dim")

@@ -13,7 +13,8 @@ from nfold.explain.fit import RESAMPLES, Fit, Number, View
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
 from nfold.explain.pairs import pairs
-from nfold.finding import FLOOR, NO_TIME, Budget, Finding, Interaction, Speed, beyond
+from nfold.explain.untested import untested
+from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed, beyond
 from nfold.stats import Interval
 
 
@@ -93,6 +94,7 @@ class Account:
         return Finding(
             cause=cause.id,
             lost_ms=cost,
+            whole_ms=self._whole(cause),
             predicted_speedup=self._predicted(cause, lost),
             predicted_samples_per_s=without,
             bound_samples_per_s=without,
@@ -117,13 +119,21 @@ class Account:
         """Of N devices with a measured fix."""
         return self._rate(lambda view: self._gained(best[1], view)) if best else None
 
+    def _whole(self, cause: Cause) -> Interval | None:
+        """All that a step on N devices loses to it."""
+        measured = self.measured.has(cause.rungs(self.ladder))
+        return self.fit.interval(self._all_lost(cause)) if measured else None
+
+    def _all_lost(self, cause: Cause) -> Number:
+        if isinstance(cause, UndividedWork):
+            return self._lost(cause)
+        return lambda view: cause.whole_ms(self.ladder, view)
+
     def _rate_without(self, cause: Cause) -> Interval | None:
         """Of N devices without the cause; None of a script that uses one."""
         if self.ladder.plain or not self.measured.has(cause.rungs(self.ladder)):
             return None
-        if isinstance(cause, UndividedWork):
-            return self._rate(self._lost(cause))
-        return self._rate(lambda view: cause.whole_ms(self.ladder, view))
+        return self._rate(self._all_lost(cause))
 
     def _rate(self, gained: Number) -> Interval:
         """Distinct samples a second on N devices, after so much is gained."""
@@ -197,6 +207,7 @@ class Account:
         return Finding(
             cause=cause.id,
             lost_ms=cost,
+            whole_ms=self._whole(cause) if cause.rungs(self.ladder) else cost,
             predicted_speedup=self.fit.interval(gained),
             predicted_samples_per_s=self._rate_with(best) or without,
             bound_samples_per_s=without,
@@ -248,18 +259,6 @@ class Account:
         rate = self.fit.interval(lambda view: 1e3 * samples / (times * step(view)))
         return Speed(samples_per_s=rate, step_ms=self.fit.interval(step))
 
-    def untested(self) -> list[tuple[str, str]]:
-        """Causes with the reason why nothing is known of them."""
-        found = []
-        for cause in CAUSES:
-            asked = {*cause.rungs(self.ladder), *cause.single_evidence(self.ladder)}
-            reason = cause.absent(self.ladder) or self.measured.missing(asked)
-            if reason is None and not cause.known(self.ladder, self.fit.view):
-                reason = self.measured.missing(cause.telling(self.ladder)) or NO_TIME
-            if reason is not None:
-                found.append((cause.id, reason))
-        return found
-
 
 def budget(
     target: str, ladder: Ladder, measured: Measured, *, resamples: int = RESAMPLES
@@ -286,7 +285,7 @@ def budget(
             *overtaken(ladder, measured, account.achieved_ms(account.fit.view)),
             *warnings(measured, account.fit),
         ),
-        untested=tuple(account.untested()),
+        untested=tuple(untested(ladder, measured, account.fit.view)),
         limit=None if ladder.plain else batch.limit(ladder, measured, account.fit, speedup),
         way=lines.way(ladder.seen) if ladder.seen else "",
         headline=lines.headline(target, ladder.seen, ladder.devices) if ladder.seen else "",

@@ -26,7 +26,7 @@ def page(budget: Budget) -> str:
                 [*explanation.lines(budget.rows, budget), *explanation.ending(budget)],
             ),
             (
-                explanation.SINGLE_HEAD,
+                explanation.single_head(budget),
                 explanation.HEADS,
                 explanation.lines(budget.single, budget),
             ),

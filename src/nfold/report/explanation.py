@@ -22,7 +22,11 @@ def lost_head(budget: Budget) -> str:
     return f"Where {max(0.0, lost):.2f} ms of a step on {budget.devices} devices went"
 
 
-SINGLE_HEAD = "What a step of one device alone spends besides its compute"
+def single_head(budget: Budget) -> str:
+    """The head of the second block, whose steps are those of a device's share of the batch."""
+    share = -(-(budget.plan.batch or 0) // budget.devices)
+    step = f"a step of {share} samples" if share else "a step"
+    return f"What {step} spends on one device alone besides its compute"
 
 
 def title(budget: Budget) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from nfold.inert import inert
 from nfold.report import parts, tables
@@ -57,9 +57,12 @@ def _notes(notes: Sequence[str]) -> str:
     return "  \n".join(marked)
 
 
-def pipe_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in GitHub's form, all columns but the first on the right."""
-    rule = ["---", *["---:"] * (len(heads) - 1)]
+def pipe_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] | None = None
+) -> str:
+    """A table in GitHub's form, ``numbers`` on the right: all columns but the first unless told."""
+    right = heads[1:] if numbers is None else numbers
+    rule = ["---:" if head in right else "---" for head in heads]
     lines = [list(map(escaped, heads)), rule, *(list(map(escaped, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -22,6 +22,7 @@ def _explained(
         "n_devices": {"samples_per_s": {"value": several}, "step_ms": {"value": 20.0}},
         "budget": rows,
         "single_device_budget": single,
+        "named": [row["cause"] for row in (*rows, *single)],
         "interactions": [],
         "others_ms": {"value": 0.0},
         "unexplained_ms": {"value": 1.0},

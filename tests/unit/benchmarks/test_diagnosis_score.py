@@ -168,6 +168,7 @@ def test_lost_input_is_in_one_block_or_in_both(strong: bool, attributed: float) 
         "n_devices": {"step_ms": {"value": 20.0}},
         "budget": [_row("input", 2.0), _row("link", 4.0)],
         "single_device_budget": [_row("input", 3.0)],
+        "named": ["input", "link"],
         "interactions": [{"causes": ["link", "input"], "lost_ms": {"value": 1.0}}],
         "others_ms": {"value": 0.25},
         "unexplained_ms": {"value": 0.5},
@@ -177,7 +178,7 @@ def test_lost_input_is_in_one_block_or_in_both(strong: bool, attributed: float) 
     }
     case = diagnose.read("made", found, {"input": 4.0}, strong=strong)
     assert case.attributed == {"input": attributed}
-    assert case.named == ("link", "input")
+    assert case.named == ("input", "link")
     assert (case.predicted, case.interaction_ms, case.said) == (1.9, 0.0, "")
     healthy = diagnose.read("made", found, {}, strong=strong)
     assert healthy.attributed == {"input": attributed, "link": 4.0}

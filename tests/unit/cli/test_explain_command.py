@@ -83,6 +83,7 @@ def test_json_has_the_versioned_form_and_a_rerun_measures_nothing_anew() -> None
         "speedup",
         "budget",
         "single_device_budget",
+        "named",
         "interactions",
         "others_ms",
         "unexplained_ms",

@@ -100,6 +100,40 @@ def test_what_one_device_loses_by_itself_is_in_the_second_block(
     assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
 
 
+def test_what_costs_most_in_all_is_said_first_and_then_what_is_missing() -> None:
+    """2.5 ms of layout are lost on one device as on two, 1 ms of an exchange on two only."""
+    costs: dict[str, Any] = {"layout_ms": {"channels_first": 2.5}, "exchange_ms": 1.0}
+    found = explained(Script(**BASE, **costs), scaling="weak")
+    assert named(found) == ["layout", "link"]
+    said = sentences(found)
+    assert said[0].startswith("Most is lost to layout")
+    assert said[0].endswith("19 % of a step on 2 devices; one device alone loses it too.")
+    assert said[3].startswith("Of what is missing to 2-fold most is link")
+    assert "1.00 ms" in said[3]
+
+
+def test_a_cost_of_one_device_and_more_of_it_on_several_are_added_up() -> None:
+    """Eight loaders on four cores: one device alone loses 5 ms to them, each of two 20."""
+    costs: dict[str, Any] = {"load_ms_per_sample": 0.6, "host_cores": 4}
+    found = explained(Script(**BASE, **costs), scaling="weak", workers=4)
+    crowded, alone = row(found, "input"), row(found, "input", single=True)
+    assert crowded.whole_ms is not None
+    assert (crowded.lost_ms.value, alone.lost_ms.value) == pytest.approx((15.0, 5.0))
+    assert crowded.whole_ms.value == pytest.approx(20.0)
+    assert named(found)[0] == "input"
+    assert sentences(found)[0].endswith("2 devices, of which one device alone loses 5.00 ms.")
+
+
+def test_what_several_devices_lose_less_of_is_no_more_than_they_lose() -> None:
+    """Of 5 ms that one device waits for input, 3 are hidden by what two devices exchange."""
+    costs: dict[str, Any] = {"load_ms_per_sample": 0.6, "exchange_ms": 3.0}
+    found = explained(Script(**BASE, **costs), scaling="weak", workers=4)
+    waiting = row(found, "input", single=True)
+    assert waiting.lost_ms.value == pytest.approx(5.0)
+    assert waiting.whole_ms is not None
+    assert waiting.whole_ms.value == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(
     ("cause", "planted", "changes", "single"),
     [

@@ -60,14 +60,14 @@ class Cause:
 
     def whole_ms(self, ladder: Ladder, view: View) -> float:
         """All that a step on N devices loses to it: what one device loses in the same way, too."""
-        return sum(self.both_ms(ladder, view))
+        return max(0.0, sum(self.both_ms(ladder, view)))
 
     def both_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
-        """What N devices lose more than one, and what one does; 0 each where nobody knows."""
+        """What N devices lose more than one, or less, and what one does; 0 where nobody knows."""
         own, single = self.rungs(ladder), self.single_rungs(ladder)
         more = self.lost_ms(ladder, view) if own and view.has(*own) else 0.0
         alone = self.single_ms(ladder, view) if single and view.has(*single) else 0.0
-        return max(0.0, more), max(0.0, alone)
+        return more, alone
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """What the cost is made of, where that can be told."""

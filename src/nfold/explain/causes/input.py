@@ -70,10 +70,17 @@ class Input(Cause):
         return rest - sum(cause.lost_ms(ladder, view) for cause in _others(ladder))
 
     def whole_ms(self, ladder: Ladder, view: View) -> float:
-        """With what every pass over the data waits for its first batch: that is made as well."""
+        """With what every pass over the data waits for its first batch: that is made as well.
+
+        No more than goes with the input: what comes to light then is another cause's.
+        """
         between = EpochBoundary().known(ladder, view)
         first = view.first_wait(ladder.full()) if between else 0.0
-        return super().whole_ms(ladder, view) + first
+        lost = super().whole_ms(ladder, view)
+        if not _one_script(ladder):
+            gone = view.step(ladder.full()) - view.step(ladder.full("replayed"))
+            lost = min(lost, max(0.0, gone))
+        return lost + first
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """How much of it independent copies lose too: loaders in each other's way."""

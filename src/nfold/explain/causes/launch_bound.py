@@ -64,7 +64,7 @@ class LaunchBound(Cause):
 
     def whole_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more is a part of what one does."""
-        return max(self.both_ms(ladder, view))
+        return max(0.0, *self.both_ms(ladder, view))
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""

@@ -1,0 +1,22 @@
+"""Causes of which nothing is known, and why."""
+
+from __future__ import annotations
+
+from nfold.explain.causes import CAUSES
+from nfold.explain.fit import View
+from nfold.explain.ladder import Ladder
+from nfold.explain.measured import Measured
+from nfold.finding import NO_TIME
+
+
+def untested(ladder: Ladder, measured: Measured, view: View) -> list[tuple[str, str]]:
+    """Each with its reason: a plan cannot have it, its runs failed, or there was no time."""
+    found = []
+    for cause in CAUSES:
+        asked = {*cause.rungs(ladder), *cause.single_evidence(ladder)}
+        reason = cause.absent(ladder) or measured.missing(asked)
+        if reason is None and not cause.known(ladder, view):
+            reason = measured.missing(cause.telling(ladder)) or NO_TIME
+        if reason is not None:
+            found.append((cause.id, reason))
+    return found
