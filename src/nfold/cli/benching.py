@@ -27,6 +27,7 @@ from nfold.plan import Plan
 from nfold.records import Records
 from nfold.run import attach
 from nfold.run.run import run
+from nfold.run.spare import Spare
 from nfold.store.store import Store
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
@@ -117,14 +118,14 @@ def _measure(
     machine: Machine,
 ) -> int:
     """Sweep, and print what there is, also after a request to stop."""
-    with stop_on_signals() as stop:
+    with stop_on_signals() as stop, Spare() as spare:
         left = TimeLeft([part.seconds for part in expected])
         with screen(sys.stderr, plain=request.plain) as shown:
             measured = sweep(
                 planned,
                 store=store,
                 machine=machine,
-                options=request.options(in_process=request.in_process, stop=stop),
+                options=request.options(in_process=request.in_process, stop=stop, spare=spare),
                 run=run,
                 events=CellLines(shown, left),
             )

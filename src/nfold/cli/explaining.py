@@ -31,8 +31,9 @@ from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import LOADER_AHEAD, WARMUP_STEPS, Plan
 from nfold.run import attach
-from nfold.run.options import Stop
+from nfold.run.options import Options
 from nfold.run.run import run
+from nfold.run.spare import Spare
 from nfold.store.store import Store
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
@@ -98,8 +99,9 @@ def explain(request: Request) -> int:
     budget_s = seconds(request.budget)
     machine = inspect_machine()
     subject = _subject(request, machine)
-    with stop_on_signals() as stop, Store.open(request.results) as store:
-        target = _target(request, subject.workload, machine, store, stop)
+    with stop_on_signals() as stop, Store.open(request.results) as store, Spare() as spare:
+        options = request.options(stop=stop, spare=spare)
+        target = _target(request, subject.workload, machine, store, options)
         with screen(sys.stderr, plain=request.plain) as shown:
             for line in undo_left_over(request):
                 shown.say(inert(line))
@@ -208,7 +210,7 @@ def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
 
 
 def _target(
-    request: Request, workload: Workload, machine: Machine, store: Store, stop: Stop
+    request: Request, workload: Workload, machine: Machine, store: Store, options: Options
 ) -> WorkloadTarget:
     def refusal(asked: Workload, plan: Plan, ablation: Ablation) -> str | None:
         chosen = framework(plan.framework)
@@ -220,7 +222,7 @@ def _target(
     return WorkloadTarget(
         workload=workload,
         machine=machine,
-        options=request.options(stop=stop),
+        options=options,
         store=store,
         run=run,
         refusal=refusal,

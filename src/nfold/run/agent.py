@@ -1,12 +1,15 @@
 """The agent: torchelastic starts N ranks on this node and watches them.
 
 Runs as a process of its own, ``python -m nfold.run.agent FOLDER``, so that the parent never
-imports torch. The rendezvous store listens on 127.0.0.1 only; torchrun --standalone's listens
-on every interface and takes writes from anyone.
+imports torch. Without a folder it waits for its parent's word: a line of JSON with the folder and
+its environment, or the end of its input where it is not needed. The rendezvous store listens on
+127.0.0.1 only; torchrun --standalone's listens on every interface and takes writes from anyone.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import socket
 import sys
@@ -16,15 +19,32 @@ from nfold.lifeline import die_with_parent
 from nfold.plain import from_plain
 from nfold.run.handoff import Folder
 from nfold.run.processes import Group
+from nfold.run.rank import redirect_output
 
 LOOPBACK = "127.0.0.1"
+LAUNCHER = "torch.distributed.launcher.api"
 
 
 def main() -> None:
     """Start the ranks, wait for them, leave their exit codes behind."""
     die_with_parent()
-    folder = Folder(Path(sys.argv[1]))
+    folder = Folder(Path(sys.argv[1])) if sys.argv[1:] else _waited()
     sys.exit(launch(folder, from_plain(Group, folder.read_group())))
+
+
+def _waited() -> Folder:
+    """Import what takes long, then wait to be told; output goes to the folder's log from then."""
+    importlib.import_module(LAUNCHER)
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(0)
+    told = json.loads(line)
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    die_with_parent()
+    folder = Folder(Path(told["folder"]))
+    redirect_output(folder.agent_log)
+    return folder
 
 
 def launch(folder: Folder, group: Group) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nfold.errors import UsageError
+from nfold.run.spare import Spare
 
 
 @dataclass
@@ -40,7 +41,8 @@ class Options:
     """How a run is watched over. ``results`` is the results folder; times are in seconds.
 
     ``started`` is told the run's own folder before its ranks start. ``checkpoint`` is the folder
-    that training is kept in every ``checkpoint_every`` epochs, and gone on from.
+    that training is kept in every ``checkpoint_every`` epochs, and gone on from. ``spare`` keeps an
+    agent waiting for the next run.
     """
 
     results: Path
@@ -53,6 +55,7 @@ class Options:
     started: Started = lambda folder: None
     checkpoint: Path | None = None
     checkpoint_every: int = 1
+    spare: Spare | None = None
 
 
 def check_seconds(**options: float) -> None:

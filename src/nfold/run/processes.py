@@ -56,7 +56,8 @@ class Launch:
     ``batch`` the samples of a step (0: not known). With ``restarts``, a rank's failure is left
     to the agent. ``own_script`` is a user's: it may take any time before its first step, and is
     given ``stop_grace_s`` to end by itself when a request to stop has come. ``mark`` names the
-    variable of ``environment`` whose value no other run's processes have.
+    variable of ``environment`` whose value no other run's processes have. The agent of one that
+    ``may_wait`` can have started before it.
     """
 
     command: tuple[str, ...]
@@ -67,6 +68,10 @@ class Launch:
     own_script: bool = False
     stop_grace_s: float = 0.0
     mark: str | None = None
+    may_wait: bool = False
+
+
+AGENT = "nfold.run.agent"
 
 
 def python(module: str, *arguments: str) -> tuple[str, ...]:
@@ -101,13 +106,15 @@ def of_plan(folder: Folder, plan: Plan, processes: int, *, script: bool = False)
         processes=processes,
         batch=plan.batch or 0,
         mark=MARK if script else None,
+        # On CPU devices its start would take cores from ranks.
+        may_wait=processes > 1 and plan.device == "cuda",
     )
 
 
 def by_agent(folder: Folder, group: Group) -> tuple[str, ...]:
     """The agent's command; what it starts is handed over in the folder."""
     folder.write_group(group)
-    return python("nfold.run.agent", str(folder.path))
+    return python(AGENT, str(folder.path))
 
 
 def rank_environment(device: str, cores: int | None) -> dict[str, str]:

@@ -68,9 +68,14 @@ class Supervisor:
         return None if name is None else (name, self._launch.environment[name])
 
     def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        environment, spare = child_environment(**self._launch.environment), self._options.spare
+        if spare is not None and self._launch.may_wait:
+            waited = spare.take(self._folder, environment)
+            if waited is not None:
+                return waited
         return subprocess.Popen(
             self._launch.command,
-            env=child_environment(**self._launch.environment),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

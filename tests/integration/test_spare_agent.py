@@ -1,0 +1,88 @@
+"""An agent that has started before its run: it runs it like any other, and none is left over."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nfold.lifeline import child_environment
+from nfold.run.handoff import Folder
+from nfold.run.options import Options
+from nfold.run.processes import Group, Launch, by_agent
+from nfold.run.spare import Spare
+from nfold.run.supervise import Ending, Supervisor
+
+RANK = """
+import json, os, sys
+said = {name: os.environ.get(name) for name in ("RANK", "OF_THIS_RUN", "OF_NOBODY")}
+open(os.path.join(sys.argv[1], f"said-{said['RANK']}.json"), "w").write(json.dumps(said))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def _launch(folder: Folder, code: int = 0, **environment: str) -> Launch:
+    command = (sys.executable, "-c", RANK, str(folder.path), str(code))
+    root = by_agent(folder, Group(processes=2, command=command))
+    return Launch(command=root, environment=environment, processes=2, may_wait=True)
+
+
+def _run(folder: Folder, launch: Launch, spare: Spare) -> Ending:
+    return Supervisor(folder, launch, Options(results=folder.path, spare=spare)).run()
+
+
+def _waiting() -> list[psutil.Process]:
+    """This process's agents that have no folder yet."""
+    children = psutil.Process().children()
+    return [child for child in children if child.cmdline()[-1:] == ["nfold.run.agent"]]
+
+
+def test_the_second_run_takes_the_agent_that_waits(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Spare() as spare:
+        monkeypatch.setenv("OF_NOBODY", "gone before the second run")
+        assert _run(folder, _launch(folder), spare).exit_code == 0
+        (waited,) = _waiting()
+        monkeypatch.delenv("OF_NOBODY")
+        assert _run(folder, _launch(folder, OF_THIS_RUN="1"), spare).exit_code == 0
+        assert not waited.is_running()
+        (next_one,) = _waiting()
+    assert not next_one.is_running()
+    said = [json.loads((folder.path / f"said-{rank}.json").read_text()) for rank in (0, 1)]
+    assert said == [{"RANK": str(rank), "OF_THIS_RUN": "1", "OF_NOBODY": None} for rank in (0, 1)]
+
+
+def test_a_rank_s_failure_is_told_as_by_any_agent(folder: Folder) -> None:
+    with Spare() as spare:
+        spare.take(folder, {})
+        assert _run(folder, _launch(folder, code=3), spare).exit_code == 1
+    assert 3 in folder.read_exits().values()
+    assert "exitcode" in folder.agent_log.read_text()
+
+
+def test_an_agent_that_somebody_ended_is_not_missed(folder: Folder) -> None:
+    with Spare() as spare:
+        spare.take(folder, {})
+        (waited,) = _waiting()
+        waited.send_signal(signal.SIGKILL)
+        waited.wait()
+        assert spare.take(folder, child_environment()) is None
+        assert _run(folder, _launch(folder), spare).exit_code == 0
+
+
+def test_a_run_whose_agent_may_not_wait_starts_none(folder: Folder) -> None:
+    with Spare() as spare:
+        launch = _launch(folder)
+        own = Launch(command=launch.command, environment={}, processes=2)
+        assert _run(folder, own, spare).exit_code == 0
+        assert _waiting() == []
