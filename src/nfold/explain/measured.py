@@ -56,14 +56,22 @@ class Measured:
         return tuple({doubt.kind: doubt for doubt in reversed(found)}.values())
 
     def seconds(self, rungs: Collection[Rung]) -> float:
-        """How long a run of these that share it takes: as one of them did, or one of as many."""
+        """How long a run of these that share it takes: as one of them did, or one of as many.
+
+        Where none was of so few, the longest of the next more, less what it timed of the others.
+        """
         own = [m.wall_seconds for rung in rungs for m in self.runs.get(rung, {}).values()]
         if own:
             return max(own)
         sizes = Counter(m.folder or m.id for m in self._all())
-        walls = [(sizes[m.folder or m.id], m.wall_seconds) for m in self._all()]
-        nearest = min((abs(size - len(rungs)) for size, _ in walls), default=0)
-        return max((s for size, s in walls if abs(size - len(rungs)) == nearest), default=0.0)
+        walls = [(sizes[m.folder or m.id], m.wall_seconds, _timed_s(m)) for m in self._all()]
+        nearest = min((abs(size - len(rungs)) for size, _, _ in walls), default=0)
+        found = [
+            wall - max(0, size - len(rungs)) * timed
+            for size, wall, timed in walls
+            if abs(size - len(rungs)) == nearest
+        ]
+        return max(found, default=0.0)
 
     def fit(self, resamples: int = RESAMPLES, *, final: bool = True) -> Fit:
         """The values of all readings; ``final`` where nothing more will be measured."""
@@ -102,3 +110,8 @@ def _ahead(rung: Rung, table: Mapping[Key, Mapping[int, float]]) -> bool:
     """Whether its host was a step ahead of its devices, or more, in every run."""
     steps, ahead = table.get((rung, "step"), {}), table.get((rung, "ahead"), {})
     return all(ahead.get(number, 0.0) >= step_ms for number, step_ms in steps.items())
+
+
+def _timed_s(measurement: Measurement) -> float:
+    """Seconds that were timed of it."""
+    return sum(window.seconds for rank in measurement.ranks[:1] for window in rank.windows)

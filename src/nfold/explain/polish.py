@@ -18,6 +18,9 @@ from typing import TypeVar
 from nfold.explain.ladder import Rung
 
 SWEEPS = 30
+SHORT = 0.25
+"""Of the longest step: shorter ones tell nothing about a round. A fifth of 50 µs is 10 µs, which
+are no fifth of 800."""
 OF_MEDIAN = 1.2
 """A median of a few normal values scatters by so much more than their mean."""
 
@@ -50,7 +53,8 @@ def polished(logs: Mapping[Key, Rounds], shared: Mapping[Run, str]) -> Fitted:
     for key, rounds in steps.items():
         members.setdefault(kinds[key[0]], {})[key] = rounds
     of_tree = {kind: _common(of_kind, median) for kind, of_kind in members.items()}
-    of_round = _agreed(of_tree)
+    numbers = {number: 0.0 for rounds in steps.values() for number in rounds}
+    of_round = {**numbers, **_agreed({kind: of_tree[kind] for kind in _long(members)})}
     of_kind = {k: median(t - of_round[n] for n, t in r.items()) for k, r in of_tree.items()}
     of_key = {}
     for key, rounds in logs.items():
@@ -58,6 +62,16 @@ def polished(logs: Mapping[Key, Rounds], shared: Mapping[Run, str]) -> Fitted:
         tree = of_tree[kind]
         of_key[key] = of_kind[kind] + median(v - tree[n] for n, v in rounds.items())
     return of_key, _left(logs, of_key, of_round)
+
+
+def _long(members: Mapping[int, Mapping[Key, Rounds]]) -> list[int]:
+    """The kinds of trees with a step that is not short beside the longest."""
+    longest = {
+        kind: max(median(rounds.values()) for rounds in of_kind.values())
+        for kind, of_kind in members.items()
+    }
+    least = max(longest.values(), default=0.0) + math.log(SHORT)
+    return [kind for kind, value in longest.items() if value >= least]
 
 
 def _steps(logs: Mapping[Key, Rounds]) -> dict[Key, Rounds]:

@@ -56,6 +56,20 @@ def test_what_a_tree_does_to_its_rungs_cancels_where_one_was_in_fewer_rounds() -
     assert fit.view.step(BARRIER) / fit.view.slowest(BARRIER) == pytest.approx(10 / 9)
 
 
+def test_short_steps_that_scatter_say_nothing_about_long_ones() -> None:
+    """Calls of 50 µs took 60 and 70 in later rounds; one of 800 was in the first only."""
+    copies = Rung(plan=LADDER.plan, ablation=Ablation(input="resident", independent=True))
+    table: dict[Key, dict[int, float]] = {
+        (LADDER.one, "step"): {0: 0.80},
+        (FULL, "step"): {0: 0.46},
+        (copies, "step"): {0: 0.05, 1: 0.06, 2: 0.07},
+        (BARRIER, "step"): {0: 0.04, 1: 0.05, 2: 0.06},
+    }
+    view = Fit(table, []).view
+    assert (view.step(LADDER.one), view.step(FULL)) == pytest.approx((0.80, 0.46))
+    assert view.step(copies) == pytest.approx(0.06)
+
+
 def test_one_slow_process_tree_is_no_slow_round() -> None:
     table: dict[Key, dict[int, float]] = {
         (FULL, "step"): {0: 16.4},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from made import machine, plan
@@ -60,3 +62,15 @@ def test_steps_scatter_less_where_every_host_is_ahead_in_every_run(
     narrow = _width_ms(ahead, (RESIDENT, _run(RESIDENT, 0.1, 0.02)))
     wide = _width_ms(ahead, (RESIDENT, _run(RESIDENT, *other)))
     assert narrow < 0.3 * wide
+
+
+def test_a_run_of_fewer_rungs_than_any_takes_what_the_others_timed_less() -> None:
+    """Three rungs took 15 s together, 0.8 s of it timed of each: one alone takes 13.4 at most."""
+    measured = Measured()
+    rungs = [Rung(plan=REAL.plan, ablation=Ablation(threads=n)) for n in (1, 2, 3)]
+    for rung in rungs:
+        run = dataclasses.replace(_run(rung, None), folder="one tree", wall_seconds=15.0)
+        measured.add(rung, 0, run)
+    assert measured.seconds([REAL]) == pytest.approx(15.0 - 2 * 4 * 10 * STEP_S)
+    assert measured.seconds([REAL, RESIDENT, *rungs[:1]]) == 15.0
+    assert measured.seconds(rungs) == 15.0
