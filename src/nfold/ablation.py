@@ -35,7 +35,8 @@ class Ablation:
     With ``late_exchange``, independent devices exchange all gradients at once, before a step of the
     optimizer, and nothing hides it. With ``expandable_segments``, the allocator of a GPU lets what
     it keeps grow in place, where it would give back and ask again. With ``traced``, a script makes
-    some steps more, under a profiler and in no window.
+    some steps more, under a profiler and in no window. With ``pass_batches``, a pass over a
+    script's training data ends after so many batches of a rank.
     """
 
     input: Literal["real", "replayed", "resident"] = "real"
@@ -55,6 +56,7 @@ class Ablation:
     expandable_segments: bool = False
     late_exchange: bool = False
     traced: bool = False
+    pass_batches: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("devices", "shares"):

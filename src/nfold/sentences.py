@@ -5,6 +5,8 @@ from __future__ import annotations
 from nfold.finding import FLOOR, Budget, Finding, milliseconds, no_help, times
 from nfold.measurement import UNEXCHANGED
 
+AS_MUCH = 0.95
+"""Of a cost on N devices: one device that loses so much of it loses the same."""
 MENTIONED = 3
 """Rows within the noise that are told, where nothing has a name."""
 
@@ -43,10 +45,10 @@ def _cost(budget: Budget, first: Finding) -> str:
     part = f"{100 * cost.value / step.value:.0f} % of a step on {budget.devices} devices"
     told = f"{first.cause} ({first.what}): {milliseconds(cost)}, {part}"
     alone = next((row.lost_ms for row in budget.single if row.cause == first.cause), None)
-    if first not in budget.rows:
-        return f"{told}; one device alone loses it too"
     if alone is None or alone.value < FLOOR * step.value:
         return told
+    if alone.value > AS_MUCH * cost.value:
+        return f"{told}; one device alone loses as much"
     return f"{told}, of which one device alone loses {alone.value:.2f} ms"
 
 

@@ -105,6 +105,23 @@ def test_a_script_that_ends_too_early_or_fails_says_so(tmp_path: Path) -> None:
     assert "finally 3" in folder.log(0).read_text()
 
 
+def test_what_is_refused_is_told_though_tidying_up_fails_on_it(tmp_path: Path) -> None:
+    found, _ = _measured(tmp_path, "unbatched", devices=1, batch=16)
+    assert found.status == "unsupported"
+    assert found.cause is not None
+    assert found.cause.text.startswith("a batch of 16 a rank")
+
+
+def test_passes_that_are_cut_short_stand_for_whole_ones(tmp_path: Path) -> None:
+    """Of 8 batches of a rank a pass makes 3, and begins again."""
+    found, _ = _measured(tmp_path, "usual", Ablation(pass_batches=3), steps=9, warmup_steps=3)
+    assert found.status == "ok", found.cause
+    for rank in found.ranks:
+        ends = [window.between for window in rank.windows if window.between is not None]
+        assert [end.steps for end in ends] == [8, 8, 8]
+        assert all(end.seconds > 0 for end in ends)
+
+
 def test_copies_can_exchange_before_every_step(tmp_path: Path) -> None:
     """By a group that the script does not see: each is still alone in its world."""
     late = Ablation(independent=True, late_exchange=True)

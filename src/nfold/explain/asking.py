@@ -22,12 +22,12 @@ SUSPECT = 0.1
 
 
 def wanted(ladder: Ladder) -> Iterator[Rung]:
-    """The rungs of every cause that the plan can have; whole epochs are asked for apart."""
+    """The rungs of every cause that the plan can have; ends of epochs are asked for apart."""
     for cause in CAUSES:
         if cause.absent(ladder) is None:
             own = (*cause.rungs(ladder), *cause.telling(ladder))
             for rung in (*own, *cause.single_evidence(ladder)):
-                if rung.plan.steps is not None:
+                if rung.plan.steps is not None and rung.ablation.pass_batches is None:
                     yield rung
 
 

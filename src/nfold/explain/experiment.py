@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from nfold.errors import RunFailure
 from nfold.explain import asking
-from nfold.explain.causes import BY_ID
+from nfold.explain.causes.epoch_boundary import EpochBoundary
+from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
 from nfold.explain.readings import readings
@@ -235,29 +236,33 @@ class Experiment:
                 self.measured.add(rung, number, measurement)
 
     def _epochs(self, ladder: Ladder) -> list[Rung]:
-        """Whole epochs, where they are known to be short, and no run in steps has had enough."""
-        cause = BY_ID["epoch-boundary"]
-        rungs = list(cause.telling(ladder))
-        view = self.measured.fit(asking.PROBING).view
+        """Runs in which epochs end, where no other has had enough ends.
+
+        Whole epochs, where they are known to be short; else passes that are cut short, if they can.
+        """
+        cause, view = EpochBoundary(), self.measured.fit(asking.PROBING).view
         if cause.known(ladder, view):
             return []
+        reason = self._too_long(ladder, cause, view)
+        short = () if reason is None else cause.short(ladder)
+        if reason is not None and not short:
+            self.measured.reasons |= dict.fromkeys(cause.whole(ladder), reason)
+            return []
+        return list(short or cause.whole(ladder))
+
+    def _too_long(self, ladder: Ladder, cause: EpochBoundary, view: View) -> str | None:
+        """Why whole epochs are not run."""
         taken_s = 0.0
-        for rung, timed in zip(rungs, cause.rungs(ladder), strict=True):
+        for rung, timed in zip(cause.whole(ladder), cause.rungs(ladder), strict=True):
             steps = ladder.epoch_steps(rung.plan) or self.target.epoch_steps(rung.plan)
             if steps is None:
-                return self._leave_out(rungs, "how long an epoch is is not known")
+                return "how long an epoch is is not known"
             if (rung.plan.warmup_steps or 0) > ((rung.plan.epochs or 1) - 1) * steps:
-                return self._leave_out(rungs, f"epochs of {steps} steps are over in the warm-up")
+                return f"epochs of {steps} steps are over in the warm-up"
             taken_s += (rung.plan.epochs or 1) * steps * view.step(timed) / 1e3
         if taken_s > EPOCH_PART * self.clock.budget_s:
-            text = f"whole epochs take {taken_s:.0f} s; next: --budget {10 * taken_s:.0f}s"
-            return self._leave_out(rungs, text)
-        return rungs
-
-    def _leave_out(self, rungs: Iterable[Rung], reason: str) -> list[Rung]:
-        for rung in rungs:
-            self.measured.reasons[rung] = reason
-        return []
+            return f"whole epochs take {taken_s:.0f} s; next: --budget {10 * taken_s:.0f}s"
+        return None
 
     def _next(self, ladder: Ladder, rungs: list[Rung], number: int) -> list[Rung]:
         """All that there is in the second and third round; then what the widest row needs.

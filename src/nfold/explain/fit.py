@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nfold.explain.ladder import Rung, whole_epochs
+from nfold.explain.ladder import Rung, short_passes, whole_epochs
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, Run, logs, polished
 from nfold.explain.readings import SUMS
 from nfold.stats import LEVEL, Interval, quantile
@@ -95,9 +95,9 @@ class View:
 
 
 @functools.cache
-def _between(rung: Rung, reading: str) -> tuple[Key, Key]:
+def _between(rung: Rung, reading: str) -> tuple[Key, ...]:
     """Where a reading of what lies between epochs may stand."""
-    return (rung, reading), (whole_epochs(rung), reading)
+    return tuple((one, reading) for one in (rung, whole_epochs(rung), short_passes(rung)))
 
 
 class Fit:

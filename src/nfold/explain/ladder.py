@@ -36,6 +36,8 @@ def remembered(make: Make) -> Make:
 
 
 EPOCHS = 3
+PASS_STEPS, PASSES = 10, 3
+"""Of a pass that is cut short, and how many follow the first one."""
 """Of a run of whole epochs."""
 
 
@@ -77,6 +79,17 @@ def whole_epochs(rung: Rung) -> Rung:
     warmup = min(WARMUP_STEPS, rung.plan.warmup_steps or WARMUP_STEPS)
     plan = rung.plan.edit(epochs=EPOCHS, steps=None, warmup_steps=warmup)
     return Rung(plan=plan, ablation=rung.ablation)
+
+
+@functools.cache
+def short_passes(rung: Rung) -> Rung:
+    """The same run of a script, in passes of so few steps that some end while it is measured.
+
+    The first is the warm-up: what was made ahead is used up when it ends.
+    """
+    plan = rung.plan.edit(steps=PASSES * PASS_STEPS, epochs=None, warmup_steps=PASS_STEPS)
+    left_out = Ablation(pass_batches=PASS_STEPS * rung.plan.accumulate)
+    return Rung(plan=plan, ablation=rung.ablation.merged(left_out))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,12 +141,15 @@ def _fetched(rank: RankSamples) -> tuple[int, float, float]:
 def _ends(measurement: Measurement) -> list[Between]:
     """Of every pass over the data that was timed: what lies between it and the one before.
 
-    The rank that waits least: it waits for the others in a step.
+    The rank that waits least: it waits for the others in a step. Where passes are cut short for
+    nothing else, the one that waits longest: no step is asked for.
     """
+    cut_short = measurement.ablation is not None and measurement.ablation.pass_batches is not None
+    pick = max if cut_short else min
     windows = zip(*(rank.windows for rank in measurement.ranks), strict=False)
     passes = ([window.between for window in same] for same in windows)
     return [
-        min((one for one in each if one is not None), key=lambda one: one.seconds / one.steps)
+        pick((one for one in each if one is not None), key=lambda one: one.seconds / one.steps)
         for each in passes
         if None not in each
     ]

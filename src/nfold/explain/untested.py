@@ -16,7 +16,8 @@ def untested(ladder: Ladder, measured: Measured, view: View) -> list[tuple[str, 
         asked = {*cause.rungs(ladder), *cause.single_evidence(ladder)}
         reason = cause.absent(ladder) or measured.missing(asked)
         if reason is None and not cause.known(ladder, view):
-            reason = measured.missing(cause.telling(ladder)) or NO_TIME
+            told = [measured.reasons.get(rung) for rung in cause.telling(ladder)]
+            reason = next(filter(None, reversed(told)), NO_TIME)
         if reason is not None:
             found.append((cause.id, reason))
     return found

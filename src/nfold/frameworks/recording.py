@@ -128,15 +128,16 @@ class Recorder(Generic[Loss]):
         if self._window_is_full(before):
             self._end_window(fenced=before == 0 or self.done)
 
-    def apart(self, *, pass_ended: bool = False) -> None:
+    def apart(self, *, pass_ended: bool = False, times: float = 1.0) -> None:
         """What has passed since the last step belongs to no window; the next one begins now.
 
-        It lies between two passes over the data where one ``pass_ended`` since that step. From
-        then until this is called again, the next one's first batch is waited for.
+        It lies between two passes over the data where one ``pass_ended`` since that step, which
+        stands for one so many ``times`` as long. From then until this is called again, the next
+        one's first batch is waited for.
         """
         self._close_window()
         if pass_ended:
-            self._begin_pass()
+            self._begin_pass(times)
         else:
             self._start_window()
 
@@ -190,9 +191,10 @@ class Recorder(Generic[Loss]):
             **more,
         )
 
-    def _begin_pass(self) -> None:
+    def _begin_pass(self, times: float = 1.0) -> None:
         """Until the next step, what is in no window lies between two passes over the data."""
-        self._passed, self._began_at = self.steps - self._began_at, self.steps
+        made, self._began_at = self.steps - self._began_at, self.steps
+        self._passed = round(times * made)
         self._asked_at = None
         self._start_window()
         self._asked_at = self._window_start

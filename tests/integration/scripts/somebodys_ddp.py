@@ -19,7 +19,7 @@ def main(wish: str) -> None:
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(128, 8), torch.randint(0, 4, (128,)))
     sampler: Any = None if wish == "same" else DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = DataLoader(data, batch_size=None if wish == "unbatched" else 8, sampler=sampler)
     model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
     if wish != "forgets":
         model = DistributedDataParallel(model)
@@ -42,6 +42,8 @@ def main(wish: str) -> None:
                     break
     finally:
         sys.stdout.write(f"finally {steps}\n")
+        if wish == "unbatched":
+            raise RuntimeError("nothing to tidy up")
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_what_costs_most_in_all_is_said_first_and_then_what_is_missing() -> None
     assert named(found) == ["layout", "link"]
     said = sentences(found)
     assert said[0].startswith("Most is lost to layout")
-    assert said[0].endswith("19 % of a step on 2 devices; one device alone loses it too.")
+    assert said[0].endswith("19 % of a step on 2 devices; one device alone loses as much.")
     assert said[3].startswith("Of what is missing to 2-fold most is link")
     assert "1.00 ms" in said[3]
 

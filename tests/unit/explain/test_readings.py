@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from made import machine, plan
+from nfold.ablation import Ablation
 from nfold.explain.readings import readings, scatter
 from nfold.measurement import Between, Epoch, Measurement, RankSamples, Status, Window
 from nfold.workload import Workload
@@ -92,5 +93,9 @@ def test_between_passes_the_rank_counts_that_waits_least() -> None:
     found = readings(_of(*both, epochs=None, steps=30), coupled=True)
     assert found["gap"] == pytest.approx((100 / 20 + 200 / 20) / 2)
     assert found["first"] == pytest.approx(found["gap"] / 2)
+    short = dataclasses.replace(
+        _of(*both, epochs=None, steps=30), ablation=Ablation(pass_batches=10)
+    )
+    assert readings(short, coupled=True)["gap"] == pytest.approx((300 / 20 + 400 / 20) / 2)
     apart = _of(rank(0, None), rank(1, 0.1), epochs=None, steps=10)
     assert "gap" not in readings(apart, coupled=True)

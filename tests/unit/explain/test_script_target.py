@@ -60,7 +60,7 @@ def placed(seen: Seen, what: str, where: str) -> Seen:
 
 
 def explained(seen: Seen, **costs: Any) -> Budget:
-    one = experiment(Script(**COSTS, **costs))
+    one = experiment(Script(**{**COSTS, **costs}))
     asked = first_look(one, PLACE, None, HOST, lambda _: (seen,))
     return budget("train.py", one.run(asked), one.measured)
 
@@ -367,6 +367,20 @@ def test_the_wait_for_an_epochs_first_batch_goes_with_the_input() -> None:
     assert rates["input"].value == pytest.approx(200 / 12e-3)
     assert rates["epoch-boundary"] is not None
     assert rates["epoch-boundary"].value == pytest.approx(200 / 15e-3)
+
+
+def test_of_long_epochs_some_are_cut_short() -> None:
+    """Ten seconds between epochs of 10,000 steps on two devices, of 20,000 on one."""
+    fed = dataclasses.replace(LOADER, batches=10_000, samples=2_000_000)
+    seen = dataclasses.replace(DDP, loader=fed)
+    found = explained(seen, samples_per_epoch=2_000_000, epoch_gap_ms=10_000.0)
+    assert found.n_devices.step_ms.value == pytest.approx(10 + 1)
+    rows = {row.cause: row for row in found.rows}
+    assert rows["epoch-boundary"].lost_ms.value == pytest.approx(0.5)
+    assert rows["epoch-boundary"].named
+    endless = dataclasses.replace(DDP, loader=dataclasses.replace(fed, batches=None))
+    unknown = dict(explained(endless, samples_per_epoch=2_000_000).untested)
+    assert unknown["epoch-boundary"].startswith("whole epochs take 900 s; next: --budget 9000s")
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from typing import ClassVar
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
-from nfold.explain.ladder import Ladder, Rung, whole_epochs
+from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
 
 
 class EpochBoundary(Cause):
     """What lies between two epochs and in no step, over the steps of one.
 
-    Of a script with short epochs the ladder's own runs hold some; else whole epochs are run.
+    Of a script with short epochs the ladder's own runs hold some; else whole epochs are run, or
+    passes over the data that are cut short: what lies between them is the same.
     """
 
     id: ClassVar[str] = "epoch-boundary"
@@ -27,8 +28,18 @@ class EpochBoundary(Cause):
         return (ladder.full(), ladder.one)
 
     def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """The same over whole epochs."""
+        """The same over whole epochs, or where those are long, over short passes."""
+        return (*self.whole(ladder), *self.short(ladder))
+
+    def whole(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """Over whole epochs."""
         return tuple(map(whole_epochs, self.rungs(ladder)))
+
+    def short(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """Over passes that are cut short: of a script whose epochs have a length."""
+        if ladder.seen is None or not lines.loader(ladder.seen).batches:
+            return ()
+        return tuple(map(short_passes, self.rungs(ladder)))
 
     def known(self, ladder: Ladder, view: View) -> bool:
         """Whether both ends have had an end of an epoch."""

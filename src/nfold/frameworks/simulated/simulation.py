@@ -15,7 +15,6 @@ from nfold.frameworks.base import Observer, Phase, Task
 from nfold.frameworks.simulated.cost import of_rank
 from nfold.frameworks.simulated.script import Planted, Script
 from nfold.measurement import Between, Epoch, Fetches, RankSamples, Window
-from nfold.plan import Plan
 
 WINDOWS = 10
 START_LOSS = 2.302585
@@ -35,7 +34,7 @@ class Simulation:
         self.plan = task.plan
         self.devices = task.plan.devices or 1
         self.per_process = self.devices if task.plan.strategy == "dp" else 1
-        self.epochs = _epochs(task.plan, script)
+        self.epochs = _epochs(task, script)
         self.total = sum(map(len, self.epochs))
         self.warmup = min(max(1, task.plan.warmup_steps or 0), self.total // 2)
         self.failure = self._first_failure()
@@ -136,6 +135,8 @@ class Simulation:
         if step % of_epoch or not step:
             return None
         waited_s = self._first_wait_ms / 1e3
+        if self.task.left_out.pass_batches is not None:
+            of_epoch = ceil(self.script.samples_per_epoch / (self.plan.batch or 1))
         return Between(seconds=self._gap_ms / 1e3, steps=of_epoch, waited_s=waited_s)
 
     @functools.cached_property
@@ -251,11 +252,14 @@ class Simulation:
         return kinds[planted.kind](text, step=planted.step)
 
 
-def _epochs(plan: Plan, script: Script) -> list[Sequence[int]]:
-    """The global batch of every step, by epoch; a run measured in steps is one epoch."""
+def _epochs(task: Task, script: Script) -> list[Sequence[int]]:
+    """The global batch of every step, by epoch; a run measured in steps is one, or short passes."""
+    plan, batches = task.plan, task.left_out.pass_batches
     batch = plan.batch or 1
     if plan.steps is not None:
-        return [[batch] * (plan.steps + (plan.warmup_steps or 0))]
+        steps = plan.steps + (plan.warmup_steps or 0)
+        each = steps if batches is None else batches // plan.accumulate
+        return [[batch] * each] * (steps // each)
     full, rest = divmod(script.samples_per_epoch, batch)
     return [[batch] * full + [rest] * (rest > 0)] * (plan.epochs or 1)
 

@@ -56,13 +56,14 @@ def _run(task: Task, watches: list[Watch]) -> None:
     except NfoldError:
         raise
     except Exception as error:
-        told = _meaning(error) if watches else None
+        # A trainer that tidies up may fail on what was refused, and raise that instead.
+        told = (watches[0].refused or _meaning(error)) if watches else None
         if told is None:
             raise
         raise told.with_traceback(error.__traceback__) from error
 
 
-def _meaning(error: Exception) -> RunFailure | None:
+def _meaning(error: Exception) -> NfoldError | None:
     """What the error means to nfold, where it is more than itself."""
     from nfold.frameworks.torch.devices import devices_in_use
     from nfold.frameworks.torch.translate import told

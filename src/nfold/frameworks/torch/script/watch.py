@@ -24,7 +24,7 @@ from nfold.frameworks.torch.script.clock import LateClock
 from nfold.frameworks.torch.script.facts import joined
 from nfold.frameworks.torch.script.fetching import NONE, fetched
 from nfold.frameworks.torch.script.late import LateExchange
-from nfold.frameworks.torch.script.overrides import Overrides
+from nfold.frameworks.torch.script.overrides import Overrides, shortened
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.frameworks.torch.script.sights import Sights
@@ -189,7 +189,8 @@ class Watch:
     def _apart(self, *, pass_ended: bool = False) -> None:
         """What lies between two passes is in no window."""
         self._clock.ends_with_step = True
-        self._recorder.apart(pass_ended=pass_ended)
+        short = shortened(self._feed.loader)
+        self._recorder.apart(pass_ended=pass_ended, times=short.times if short else 1.0)
 
     def pass_ended(self) -> None:
         """Where the script ends now, its last epoch did too."""

@@ -176,6 +176,22 @@ def test_what_lies_between_passes_is_in_no_window(length: Any, seconds: Seconds)
         assert between == [Between(seconds=100, steps=8)] * 2
 
 
+def test_what_lies_between_short_passes_stands_for_whole_ones(seconds: Seconds) -> None:
+    """Of 8 steps each pass makes 2; 100 s lie between two, on 8 steps."""
+
+    def training() -> None:
+        module = _taking_a_second(seconds)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(_loader(), module, optimizer, after_epoch=lambda: seconds.pass_by(100))
+
+    task = script_task(Ablation(pass_batches=2), warmup_steps=2, steps=6)
+    found = watched(training, task).samples
+    assert found is not None
+    between = [window.between for window in found.windows if window.between]
+    assert between == [Between(seconds=100, steps=8)] * 3
+    assert found.step_ms == (1000,) * 6
+
+
 @pytest.mark.parametrize(("workers", "step_ms"), [(0, 21_000), (1, 1000)])
 def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
     workers: int, step_ms: float, seconds: Seconds
