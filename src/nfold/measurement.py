@@ -157,10 +157,15 @@ class RankSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class Doubt:
-    """Something that casts doubt on a number; printed beside it. ``kind`` is stable."""
+    """Something that casts doubt on a number; printed beside it. ``kind`` is stable.
+
+    ``value`` is the number in the text where others reckon with it: of ``busy_host`` the cores that
+    other processes used on average.
+    """
 
     kind: str
     text: str
+    value: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

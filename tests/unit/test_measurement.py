@@ -99,12 +99,13 @@ FULL = Measurement(
         expandable_segments=True,
         late_exchange=True,
         traced=True,
+        pass_batches=7,
     ),
     repeat=3,
     cause=Cause(text="no room", rank=1, step=5, signal=9),
     ranks=(RANK,),
     energy_joules=12.5,
-    warnings=(Doubt(kind="throttled", text="GPU 0 was throttled"),),
+    warnings=(Doubt(kind="throttled", text="GPU 0 was throttled", value=0.9),),
     started_at="2026-11-21T06:00:00+00:00",
     wall_seconds=61.5,
     folder="measurements/0123-0-abcdef",
@@ -210,7 +211,7 @@ def test_the_cell_id_is_pinned() -> None:
     ablation = dataclasses.replace(typing.cast(Ablation, FULL.ablation), buffers=True)
     ablation = dataclasses.replace(ablation, host_syncs=True, repeated_exchange=True)
     ablation = dataclasses.replace(ablation, expandable_segments=False, late_exchange=False)
-    ablation = dataclasses.replace(ablation, traced=False)
+    ablation = dataclasses.replace(ablation, traced=False, pass_batches=None)
     assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
 
 

@@ -10,7 +10,7 @@ from nfold.explain.cycles import together
 from nfold.explain.fit import RESAMPLES, Fit
 from nfold.explain.ladder import Rung
 from nfold.explain.polish import Key, Run
-from nfold.explain.readings import readings, scatter
+from nfold.explain.readings import crowded, readings, scatter
 from nfold.finding import NO_TIME
 from nfold.measurement import Doubt, Measurement
 
@@ -88,7 +88,7 @@ class Measured:
             for rung, named in found.items():
                 for name, value in named.items():
                     table.setdefault((rung, name), {})[number] = value
-        scatters = [scatter(m) for m in self._all()]
+        scatters = [max(scatter(m), crowded(m)) for m in self._all()]
         ahead = bool(table) and all(_ahead(rung, table) for rung in self.runs)
         return Fit(table, scatters, resamples, shared, inside, final=final, ahead=ahead)
 

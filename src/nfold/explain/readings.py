@@ -77,6 +77,14 @@ def scatter(measurement: Measurement) -> float:
     return float(1.25 * deviation / middle / len(times) ** 0.5)
 
 
+def crowded(measurement: Measurement) -> float:
+    """The part of the host's cores that other processes took from a run's own."""
+    plan, cores = measurement.plan, measurement.machine.cores
+    each = (plan.cores_per_device or 1) if plan.device == "cpu" else 1 + (plan.workers or 0)
+    others = sum(one.value or 0.0 for one in measurement.warnings if one.kind == "busy_host")
+    return min(others, max(0.0, others + each * (plan.devices or 1) - cores)) / cores
+
+
 def _timed(measurement: Measurement) -> list[RankSamples]:
     """The ranks with windows, of a run that ended well."""
     return [r for r in measurement.ranks if r.windows] if measurement.status == "ok" else []

@@ -171,7 +171,7 @@ def busy_host(spells: Sequence[Spell], cores: int) -> list[Doubt]:
     if mean <= max(BUSY_CORE_PERCENT, BUSY_HOST_PERCENT * cores):
         return []
     text = f"other processes used {mean / 100:.2f} of the host's {cores} cores on average"
-    return [Doubt(kind="busy_host", text=text)]
+    return [Doubt(kind="busy_host", text=text, value=mean / 100)]
 
 
 def _missing(text: str) -> Doubt:

@@ -10,8 +10,8 @@ from made import machine, plan
 from nfold.ablation import Ablation
 from nfold.explain.ladder import Rung
 from nfold.explain.measured import Measured
-from nfold.explain.readings import readings
-from nfold.measurement import Measurement, RankSamples, Window
+from nfold.explain.readings import crowded, readings
+from nfold.measurement import Doubt, Measurement, RankSamples, Window
 from nfold.workload import Workload
 
 HOST = machine(gpus=2)
@@ -74,3 +74,30 @@ def test_a_run_of_fewer_rungs_than_any_takes_what_the_others_timed_less() -> Non
     assert measured.seconds([REAL]) == pytest.approx(15.0 - 2 * 4 * 10 * STEP_S)
     assert measured.seconds([REAL, RESIDENT, *rungs[:1]]) == 15.0
     assert measured.seconds(rungs) == 15.0
+
+
+@pytest.mark.parametrize(
+    ("devices", "others", "taken"), [(2, 0.9, 0.45), (1, 0.9, 0.0), (1, 1.5, 0.25), (2, 0.0, 0.0)]
+)
+def test_what_other_processes_took_is_in_the_interval(
+    devices: int, others: float, taken: float
+) -> None:
+    """On two cores: a run on one of them loses nothing to what leaves it its own."""
+    host = machine(cores=2)
+    asked = plan(host, devices=devices, batch=16, device="cpu", cores_per_device=1)
+    busy = Doubt(kind="busy_host", text=f"other processes used {others} cores", value=others)
+    rung = Rung(plan=asked)
+    run = dataclasses.replace(_run(rung, *[None] * devices), machine=host)
+    disturbed = dataclasses.replace(run, warnings=(busy,) if others else ())
+    assert crowded(disturbed) == pytest.approx(taken)
+    calm, wide = (_interval(rung, one) for one in (run, disturbed))
+    assert (wide > 5 * calm) == (taken > 0)
+
+
+def _interval(rung: Rung, run: Measurement) -> float:
+    measured = Measured()
+    measured.add(rung, 0, run)
+    found = measured.fit(200).interval(lambda view: view.step(rung))
+    assert found.low is not None
+    assert found.high is not None
+    return found.high - found.low
