@@ -139,7 +139,7 @@ def test_json_of_a_measurement_has_the_promised_keys() -> None:
     assert (written["data_bytes"], written["graph_bytes"]) == ([3, None], [None, None])
     assert written["energy_joules"] == 2.0
     assert written["telemetry"] == "measurements/made/telemetry.csv"
-    assert written["warnings"] == [{"kind": "drift", "text": "slower"}]
+    assert written["warnings"] == [{"kind": "drift", "text": "slower", "value": None}]
     assert written["parts"][0]["name"] == "copy"
 
 

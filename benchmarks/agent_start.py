@@ -1,0 +1,73 @@
+"""How long a tree of ranks takes to start and end: with an agent of its own, or one that waited.
+
+    python benchmarks/agent_start.py [--ranks 2] [--pairs 5] [--between 3]
+
+Every rank imports torch, and where there are GPUs computes on its own, as a measurement's do. Arms
+alternate; between two runs nothing happens for a few seconds, in which the next agent starts as it
+does while a run is timed. Ratios are formed pair by pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from nfold.plain import to_plain
+from nfold.run.handoff import Folder
+from nfold.run.options import Options
+from nfold.run.processes import LOOPBACK, Group, Launch, by_agent
+from nfold.run.spare import Spare
+from nfold.run.supervise import Supervisor
+from nfold.stats import bootstrap, paired_ratio
+
+RANK = """
+import os, torch
+if torch.cuda.is_available():
+    torch.ones(8, device=f"cuda:{os.environ['LOCAL_RANK']}").sum().item()
+"""
+
+
+def seconds(ranks: int, spare: Spare, *, waits: bool) -> float:
+    """Of one tree, from its start until nothing of it is left."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Folder(Path(place))
+        root = by_agent(folder, Group(processes=ranks, command=(sys.executable, "-c", RANK)))
+        launch = Launch(command=root, environment=LOOPBACK, processes=ranks, may_wait=waits)
+        began = time.monotonic()
+        ending = Supervisor(folder, launch, Options(results=folder.path, spare=spare)).run()
+        took = time.monotonic() - began
+        if ending.exit_code != 0:
+            raise RuntimeError(folder.agent_log.read_text()[-2000:])
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--between", type=float, default=3.0, help="seconds between two runs")
+    asked = parser.parse_args()
+    found: dict[bool, list[float]] = {False: [], True: []}
+    with Spare() as spare:
+        # The first has none to take, and starts the one that waits.
+        seconds(asked.ranks, spare, waits=True)
+        for _ in range(asked.pairs):
+            for waits, took in found.items():
+                time.sleep(asked.between)
+                took.append(seconds(asked.ranks, spare, waits=waits))
+    own, waited = found[False], found[True]
+    row = {
+        "ranks": asked.ranks,
+        "own_agent_s": to_plain(bootstrap(own)),
+        "waiting_agent_s": to_plain(bootstrap(waited)),
+        "waiting_over_own": to_plain(paired_ratio(waited, own)),
+    }
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
