@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from nfold.run.processes import Group, Launch, by_agent
 from nfold.run.spare import Spare
 from nfold.run.supervise import Ending, Supervisor
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 RANK = """
 import json, os, sys
 said = {name: os.environ.get(name) for name in ("RANK", "OF_THIS_RUN", "OF_NOBODY")}
@@ -46,17 +48,25 @@ def _waiting() -> list[psutil.Process]:
     return [child for child in children if child.cmdline()[-1:] == ["nfold.run.agent"]]
 
 
+def _the_one_that_waits() -> psutil.Process:
+    """It may not yet be what it becomes, right after it was started."""
+    while not (found := _waiting()):
+        time.sleep(0.01)
+    (one,) = found
+    return one
+
+
 def test_the_second_run_takes_the_agent_that_waits(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Spare() as spare:
         monkeypatch.setenv("OF_NOBODY", "gone before the second run")
         assert _run(folder, _launch(folder), spare).exit_code == 0
-        (waited,) = _waiting()
+        waited = _the_one_that_waits()
         monkeypatch.delenv("OF_NOBODY")
         assert _run(folder, _launch(folder, OF_THIS_RUN="1"), spare).exit_code == 0
         assert not waited.is_running()
-        (next_one,) = _waiting()
+        next_one = _the_one_that_waits()
     assert not next_one.is_running()
     said = [json.loads((folder.path / f"said-{rank}.json").read_text()) for rank in (0, 1)]
     assert said == [{"RANK": str(rank), "OF_THIS_RUN": "1", "OF_NOBODY": None} for rank in (0, 1)]
@@ -73,7 +83,7 @@ def test_a_rank_s_failure_is_told_as_by_any_agent(folder: Folder) -> None:
 def test_an_agent_that_somebody_ended_is_not_missed(folder: Folder) -> None:
     with Spare() as spare:
         spare.take(folder, {})
-        (waited,) = _waiting()
+        waited = _the_one_that_waits()
         waited.send_signal(signal.SIGKILL)
         waited.wait()
         assert spare.take(folder, child_environment()) is None
