@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 from nfold.plain import to_plain
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--between", type=float, default=3.0, help="seconds between two runs")
     asked = parser.parse_args()
     found: dict[bool, list[float]] = {False: [], True: []}
-    with Spare() as spare:
+    with closing(Spare()) as spare:
         # The first has none to take, and starts the one that waits.
         seconds(asked.ranks, spare, waits=True)
         for _ in range(asked.pairs):

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -59,7 +60,7 @@ def _the_one_that_waits() -> psutil.Process:
 def test_the_second_run_takes_the_agent_that_waits(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Spare() as spare:
+    with closing(Spare()) as spare:
         monkeypatch.setenv("OF_NOBODY", "gone before the second run")
         assert _run(folder, _launch(folder), spare).exit_code == 0
         waited = _the_one_that_waits()
@@ -73,7 +74,7 @@ def test_the_second_run_takes_the_agent_that_waits(
 
 
 def test_a_rank_s_failure_is_told_as_by_any_agent(folder: Folder) -> None:
-    with Spare() as spare:
+    with closing(Spare()) as spare:
         spare.take(folder, {})
         assert _run(folder, _launch(folder, code=3), spare).exit_code == 1
     assert 3 in folder.read_exits().values()
@@ -81,7 +82,7 @@ def test_a_rank_s_failure_is_told_as_by_any_agent(folder: Folder) -> None:
 
 
 def test_an_agent_that_somebody_ended_is_not_missed(folder: Folder) -> None:
-    with Spare() as spare:
+    with closing(Spare()) as spare:
         spare.take(folder, {})
         waited = _the_one_that_waits()
         waited.send_signal(signal.SIGKILL)
@@ -91,7 +92,7 @@ def test_an_agent_that_somebody_ended_is_not_missed(folder: Folder) -> None:
 
 
 def test_a_run_whose_agent_may_not_wait_starts_none(folder: Folder) -> None:
-    with Spare() as spare:
+    with closing(Spare()) as spare:
         launch = _launch(folder)
         own = Launch(command=launch.command, environment={}, processes=2)
         assert _run(folder, own, spare).exit_code == 0

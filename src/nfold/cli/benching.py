@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from nfold.bench.axes import Axes, read_axes
@@ -118,7 +119,7 @@ def _measure(
     machine: Machine,
 ) -> int:
     """Sweep, and print what there is, also after a request to stop."""
-    with stop_on_signals() as stop, Spare() as spare:
+    with stop_on_signals() as stop, closing(Spare()) as spare:
         left = TimeLeft([part.seconds for part in expected])
         with screen(sys.stderr, plain=request.plain) as shown:
             measured = sweep(

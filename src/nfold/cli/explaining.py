@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,7 +100,7 @@ def explain(request: Request) -> int:
     budget_s = seconds(request.budget)
     machine = inspect_machine()
     subject = _subject(request, machine)
-    with stop_on_signals() as stop, Store.open(request.results) as store, Spare() as spare:
+    with stop_on_signals() as stop, Store.open(request.results) as store, closing(Spare()) as spare:
         options = request.options(stop=stop, spare=spare)
         target = _target(request, subject.workload, machine, store, options)
         with screen(sys.stderr, plain=request.plain) as shown:

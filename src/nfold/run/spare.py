@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from types import TracebackType
 
 from nfold.lifeline import child_environment
 from nfold.run.handoff import Folder
@@ -13,7 +12,7 @@ from nfold.run.processes import AGENT, python
 
 
 class Spare:
-    """At most one agent that waits for a run of this process; the context's end ends it.
+    """At most one agent that waits for a run of this process.
 
     The first starts with the first run that could have had one, and another whenever one is
     taken: beside the start of that run's ranks, before anything is timed.
@@ -22,15 +21,8 @@ class Spare:
     def __init__(self) -> None:
         self._waiting: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Spare:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the one that waits."""
         if self._waiting is not None:
             self._waiting.kill()
             self._waiting.communicate()
