@@ -15,12 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import launched
 from integration.scripts.own_model import EPOCHS, Net, made
 from nfold.frameworks.torch.user.batches import order
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "own_model.py"
+STILL_BUSY = SCRIPT.with_name("still_busy.py")
 WORLDS = (1, 2, 3)
 RESIDENT_BYTES = 1480
 """Free for the data of 1184 bytes: of a host, enough for one copy, and for two ranks' shards."""
@@ -285,3 +287,7 @@ def test_the_model_stays_the_users_own(found: Found) -> None:
     rank = found["plain", 2][0]
     assert rank["model_class"] == "Net"
     assert rank["keys"][0] == "first.weight"
+
+
+def test_a_script_may_end_while_a_thread_of_gloo_runs_python() -> None:
+    launched.launch(STILL_BUSY, 2)

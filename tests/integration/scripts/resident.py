@@ -16,6 +16,7 @@ from made import task
 from nfold.frameworks.base import Observer
 from nfold.frameworks.torch.loop import train
 from nfold.plain import to_plain
+from nfold.run.rank import end_well
 
 BATCH = 359
 """The last batch of 1,437 samples is a single one: all ranks but one pad."""
@@ -27,3 +28,4 @@ if __name__ == "__main__":
     host = dataclasses.replace(asked.machine, memory_bytes=int(sys.argv[2]))
     found = train(dataclasses.replace(asked, machine=host), Observer())
     (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(to_plain(found)))
+    end_well()

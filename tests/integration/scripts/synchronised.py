@@ -26,6 +26,7 @@ from nfold.frameworks.torch.devices import open_devices
 from nfold.frameworks.torch.share import Ledger, Share, weighted
 from nfold.frameworks.torch.source import Prepare, preparation
 from nfold.plan import Plan
+from nfold.run.rank import end_well
 from nfold.workloads.wide_resnet import torch as definition
 
 COUNTS = {2: (2, 5), 3: (4, 0, 3), 4: (2, 2, 2, 1)}
@@ -198,3 +199,4 @@ def main(folder: Path, kind: str = "cpu") -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
+    end_well()

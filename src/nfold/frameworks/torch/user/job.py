@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nfold.errors import DevicesMissing
+from nfold.frameworks.torch.user.rest import let_threads_rest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +62,12 @@ def _device(kind: str, local_rank: int) -> torch.device:
 
 
 def _leave_at_exit() -> None:
-    """Leave the process group of GPUs when the script ends well.
+    """When the script ends well, leave the process group of GPUs; let gloo's threads rest.
 
-    One of gloo ends with its process: a process that has left it may abort at its end (PyTorch
-    2.13, 3 of 10 runs of two ranks). Not after an error: the others may be waiting in a
-    collective, and leaving would wait for them. Ending the process lets them fail at once.
+    A group of gloo's ends with its process: leaving it joins its threads only where nothing else,
+    such as a DistributedDataParallel, refers to it (decision 40). Not after an error: the others
+    may be waiting in a collective, and leaving would wait for them. Ending the process lets them
+    fail at once.
     """
     failed: list[bool] = []
     before = sys.excepthook
@@ -75,7 +77,11 @@ def _leave_at_exit() -> None:
         return before(kind, error, trace)
 
     def leave() -> None:
-        if not failed and dist.is_initialized() and dist.get_backend() != "gloo":
+        if failed or not dist.is_initialized():
+            return
+        if dist.get_backend() == "gloo":
+            let_threads_rest()
+        else:
             dist.destroy_process_group()
 
     sys.excepthook = note
