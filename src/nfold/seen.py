@@ -43,7 +43,8 @@ class Loader:
     ``batch`` is what one rank gets at once, ``batches`` and ``samples`` the lengths of its epoch
     and of the whole data set (None: not known). ``sampler`` is a class's name; ``divides`` says
     whether ranks get different parts of the data set, None on one rank or where nobody knows.
-    ``place`` is where the user's code made it.
+    ``counted`` says whether what trains counts an epoch's batches before it begins: then none can
+    be cut short. ``place`` is where the user's code made it.
     """
 
     batch: int | None = None
@@ -55,6 +56,7 @@ class Loader:
     prefetch_factor: int | None = None
     pin_memory: bool = False
     persistent_workers: bool = False
+    counted: bool = False
     place: str | None = None
 
 

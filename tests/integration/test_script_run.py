@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from integration.scripts.somebodys_ddp import LONG_S
 from nfold.ablation import Ablation
 from nfold.measurement import Measurement
 from nfold.plan import Plan
@@ -120,6 +121,18 @@ def test_passes_that_are_cut_short_stand_for_whole_ones(tmp_path: Path) -> None:
         ends = [window.between for window in rank.windows if window.between is not None]
         assert [end.steps for end in ends] == [8, 8, 8]
         assert all(end.seconds > 0 for end in ends)
+
+
+def test_ranks_agree_that_nobody_waits_for_a_second_validation(tmp_path: Path) -> None:
+    short = {"steps": 9, "warmup_steps": 3}
+    found, _ = _measured(tmp_path, "validates", Ablation(pass_batches=3), **short)
+    assert found.status == "ok", found.cause
+    assert [len(rank.step_ms) for rank in found.ranks] == [3, 3]
+    for rank in found.ranks:
+        (end,) = [window.between for window in rank.windows if window.between is not None]
+        assert end.steps == 8
+    assert found.ranks[0].windows[0].between is not None
+    assert found.ranks[0].windows[0].between.seconds >= LONG_S
 
 
 def test_copies_can_exchange_before_every_step(tmp_path: Path) -> None:

@@ -261,7 +261,8 @@ class Experiment:
                 return f"epochs of {steps} steps are over in the warm-up"
             taken_s += (rung.plan.epochs or 1) * steps * view.step(timed) / 1e3
         if taken_s > EPOCH_PART * self.clock.budget_s:
-            return f"whole epochs take {taken_s:.0f} s; next: --budget {10 * taken_s:.0f}s"
+            counted = ", and what trains counts their batches ahead" * cause.counted(ladder)
+            return f"whole epochs take {taken_s:.0f} s{counted}; next: --budget {10 * taken_s:.0f}s"
         return None
 
     def _next(self, ladder: Ladder, rungs: list[Rung], number: int) -> list[Rung]:

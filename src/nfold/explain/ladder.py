@@ -36,9 +36,9 @@ def remembered(make: Make) -> Make:
 
 
 EPOCHS = 3
+"""Of a run of whole epochs."""
 PASS_STEPS, PASSES = 10, 3
 """Of a pass that is cut short, and how many follow the first one."""
-"""Of a run of whole epochs."""
 
 
 def made_ahead(workers: int, prefetch_factor: int | None = None) -> int:

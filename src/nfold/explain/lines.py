@@ -58,7 +58,8 @@ def between_epochs(seen: Seen, *, waits: bool) -> str:
     if not fed.workers:
         return text
     if not fed.persistent_workers:
-        return at(fed.place, f"DataLoader(..., persistent_workers=True), and {text}")
+        stay = at(fed.place, "DataLoader(..., persistent_workers=True)")
+        return f"{stay}, and {text}" if waits else f"{text}; {stay}"
     if not waits:
         return text
     longer = "a sampler that goes through the data several times"

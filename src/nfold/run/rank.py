@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -74,6 +75,17 @@ def end_now(code: int) -> NoReturn:
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def end_children() -> None:
+    """Kill every process that this one has started by multiprocessing.
+
+    PyTorch's handler would take the death of a loader's worker for a failure of this process.
+    """
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def end_well() -> NoReturn:

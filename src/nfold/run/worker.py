@@ -6,7 +6,6 @@ torchrun sets them. Only Python's own library is imported before the heart beats
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -21,7 +20,14 @@ from nfold.lifeline import die_with_parent
 from nfold.measurement import RankSamples
 from nfold.place import user_place
 from nfold.run.handoff import Beat, Folder, Heart
-from nfold.run.rank import end_now, end_well, failure_of, redirect_output, stacks_on_signal
+from nfold.run.rank import (
+    end_children,
+    end_now,
+    end_well,
+    failure_of,
+    redirect_output,
+    stacks_on_signal,
+)
 from nfold.run.scratch import in_scratch
 from nfold.seen import Seen
 
@@ -82,8 +88,7 @@ class FolderObserver(Observer):
         self._folder.write_samples(samples)
         self.beat(Phase.FINISHED, self.step)
         self._await(lambda beat: beat.phase == Phase.FINISHED)
-        for child in multiprocessing.active_children():
-            child.kill()
+        end_children()
         end_now(0)
 
     def _await(

@@ -12,6 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+LONG_S = 6.0
+"""Of a validation."""
+
 
 def main(wish: str) -> None:
     """Train for ever, unless the wish is another one."""
@@ -40,6 +43,8 @@ def main(wish: str) -> None:
                 steps += 1
                 if wish == "short" and steps > 6:
                     break
+            if wish == "validates" and dist.get_rank() == 0:
+                time.sleep(LONG_S)
     finally:
         sys.stdout.write(f"finally {steps}\n")
         if wish == "unbatched":

@@ -381,12 +381,16 @@ def test_of_long_epochs_some_are_cut_short() -> None:
     endless = dataclasses.replace(DDP, loader=dataclasses.replace(fed, batches=None))
     unknown = dict(explained(endless, samples_per_epoch=2_000_000).untested)
     assert unknown["epoch-boundary"].startswith("whole epochs take 900 s; next: --budget 9000s")
+    counted = dataclasses.replace(DDP, loader=dataclasses.replace(fed, counted=True))
+    refused = dict(explained(counted, samples_per_epoch=2_000_000).untested)
+    assert "what trains counts their batches ahead; next" in refused["epoch-boundary"]
 
 
 @pytest.mark.parametrize(
     ("persistent", "waits", "said"),
     [
-        (False, True, "persistent_workers=True"),
+        (False, True, "persistent_workers=True), and evaluate"),
+        (False, False, "save less often; train.py:7: DataLoader(..., persistent_workers=True)"),
         (True, True, "every pass waits for its first batch"),
         (True, False, "evaluate, log and save less often"),
     ],

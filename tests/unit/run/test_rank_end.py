@@ -17,6 +17,21 @@ workers = list(batches._workers)
 atexit.register(lambda: print(sum(one.is_alive() for one in workers), "of", len(workers)))
 end_well()
 """
+KILLED = """
+import os, time
+from torch.utils.data import DataLoader
+from nfold.run.rank import end_children, end_now
+
+loader = DataLoader(range(64), num_workers=4)
+batches = iter(loader)
+next(batches)
+pids = [one.pid for one in batches._workers]
+end_children()
+for pid in pids:
+    os.waitpid(pid, 0)
+print("killed", len(pids), flush=True)
+end_now(0)
+"""
 PLAIN = """
 import atexit
 from nfold.run.rank import end_well
@@ -35,6 +50,11 @@ def _printed(program: str) -> str:
 def test_workers_of_a_loader_are_gone_before_exit_handlers() -> None:
     """PyTorch waits for each of them there, for 5 s: nobody has told them to end."""
     assert _printed(REFERRED) == "0 of 2"
+
+
+def test_the_death_of_a_loader_s_workers_is_no_failure() -> None:
+    """PyTorch's handler of their signal raises it in whatever runs then."""
+    assert _printed(KILLED) == "killed 4"
 
 
 def test_without_torch_exit_handlers_run_too() -> None:

@@ -37,9 +37,13 @@ class EpochBoundary(Cause):
 
     def short(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Over passes that are cut short: of a script whose epochs have a length."""
-        if ladder.seen is None or not lines.loader(ladder.seen).batches:
+        if ladder.seen is None or not lines.loader(ladder.seen).batches or self.counted(ladder):
             return ()
         return tuple(map(short_passes, self.rungs(ladder)))
+
+    def counted(self, ladder: Ladder) -> bool:
+        """Whether the script's trainer knows an epoch's batches before it: none is cut short."""
+        return ladder.seen is not None and lines.loader(ladder.seen).counted
 
     def known(self, ladder: Ladder, view: View) -> bool:
         """Whether both ends have had an end of an epoch."""

@@ -6,6 +6,10 @@ from nfold.frameworks.clock import Clock, HostClock
 from nfold.frameworks.torch.clock import clock
 from nfold.frameworks.torch.devices import Devices
 
+SPAN_S = 2.0
+"""From fence to fence. A host that makes 600 small all-reduces a step was 16 ms behind after each,
+and five steps of 21 ms took 3 ms a step longer than 40 did."""
+
 
 class LateClock:
     """The host's clock until ``know``; from the next window on, the devices' own."""

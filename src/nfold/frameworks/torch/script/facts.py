@@ -14,7 +14,7 @@ from torch.utils.data import DistributedSampler
 
 from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.forward import HALVES
-from nfold.frameworks.torch.script.overrides import batch_of, samplers_of
+from nfold.frameworks.torch.script.overrides import batch_of, counted, samplers_of
 from nfold.frameworks.torch.script.stand_ins import STAND_INS
 from nfold.frameworks.torch.script.streams import length_of
 from nfold.frameworks.torch.script.tally import Tally
@@ -128,6 +128,7 @@ def loader_facts(loader: Any, place: str | None) -> Loader | None:
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
         pin_memory=bool(loader.pin_memory),
         persistent_workers=bool(loader.persistent_workers),
+        counted=counted(),
         place=place,
     )
 

@@ -75,13 +75,18 @@ def set_end(loader: Any, batches: int) -> None:
     """Have every pass end after so many batches, from its next one on."""
     if shortened(loader) is not None:
         return
-    if any(name in sys.modules for name in COUNTING):
+    if counted():
         raise Unsupported("Lightning counts an epoch's batches before it: no epoch is cut short")
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     whole = getattr(loader, name)
     if length_of(whole) is None:
         raise Unsupported("how long an epoch is is not known: none is cut short")
     vars(loader)[name] = Shortened(whole, batches)
+
+
+def counted() -> bool:
+    """Whether what trains counts an epoch's batches before it begins."""
+    return any(name in sys.modules for name in COUNTING)
 
 
 def shortened(loader: Any) -> Shortened | None:

@@ -20,12 +20,13 @@ from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script.boundary import Boundary
-from nfold.frameworks.torch.script.clock import LateClock
+from nfold.frameworks.torch.script.clock import SPAN_S, LateClock
 from nfold.frameworks.torch.script.facts import joined
 from nfold.frameworks.torch.script.fetching import NONE, fetched
 from nfold.frameworks.torch.script.late import LateExchange
 from nfold.frameworks.torch.script.overrides import Overrides, shortened
 from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.patience import Patience
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.streams import Fed, Feed
@@ -36,9 +37,6 @@ from nfold.measurement import Epoch, Fetches, RankSamples
 
 FEWEST_STEPS = 5
 """Timed steps; from fewer nobody can tell anything."""
-SPAN_S = 2.0
-"""From fence to fence. A host that makes 600 small all-reduces a step was 16 ms behind after each,
-and five steps of 21 ms took 3 ms a step longer than 40 did."""
 
 
 class Watch:
@@ -76,6 +74,7 @@ class Watch:
         self._sights = Sights(task, self._left_out, self._feed, self._boundary)
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
         self._tracing = Tracing(wanted=self._left_out.now.traced)
+        self._patience = Patience(task)
         self._before = NONE
         self._agreed: str | None = None
         self._stepped = False
@@ -145,7 +144,7 @@ class Watch:
             self._sights.begin()
         if self.steps == self._settles_at:
             self._settle()
-        if not self._recorder.done:
+        if not self._recorder.done and not self._patience.over(self.steps):
             self._turning.stepped(self.steps)
         elif not self._tracing.begin(cuda=self.devices.cuda):
             self._leave()

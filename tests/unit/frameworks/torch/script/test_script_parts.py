@@ -37,6 +37,7 @@ from nfold.frameworks.imports import after_import
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.environment import PORTS, WORLD, entered, environment, expandable
+from nfold.frameworks.torch.script.facts import loader_facts
 from nfold.frameworks.torch.script.overrides import Overrides, batch_of, shortened
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
@@ -221,6 +222,9 @@ def test_an_end_that_somebody_counted_on_is_left_where_it_is(
     monkeypatch.setitem(sys.modules, "lightning.pytorch.loops", types.ModuleType("loops"))
     with pytest.raises(Unsupported, match="Lightning counts"):
         short(_loader())
+    found = loader_facts(_loader(), None)
+    assert found is not None
+    assert found.counted
 
 
 class Endless(IterableDataset[int]):

@@ -14,7 +14,7 @@ from nfold.ablation import Ablation
 from nfold.errors import Unsupported
 from nfold.frameworks import clock
 from nfold.frameworks.base import Phase
-from nfold.frameworks.torch.script import watch
+from nfold.frameworks.torch.script import patience, watch
 from nfold.measurement import Between
 from watched import Noting, dataset, loop, model, scaled, script_task, usual, watched
 
@@ -144,6 +144,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     made = Seconds()
     monkeypatch.setattr(clock, "time", made)
     monkeypatch.setattr(watch, "time", made)
+    monkeypatch.setattr(patience, "time", made)
     return made
 
 
@@ -176,20 +177,23 @@ def test_what_lies_between_passes_is_in_no_window(length: Any, seconds: Seconds)
         assert between == [Between(seconds=100, steps=8)] * 2
 
 
-def test_what_lies_between_short_passes_stands_for_whole_ones(seconds: Seconds) -> None:
-    """Of 8 steps each pass makes 2; 100 s lie between two, on 8 steps."""
+@pytest.mark.parametrize(("between_s", "passes"), [(3, 3), (100, 1)])
+def test_what_lies_between_short_passes_stands_for_whole_ones(
+    between_s: float, passes: int, seconds: Seconds
+) -> None:
+    """Of 8 steps each pass makes 2; what lies between two lies on 8 steps. Long ones are one."""
 
     def training() -> None:
         module = _taking_a_second(seconds)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        loop(_loader(), module, optimizer, after_epoch=lambda: seconds.pass_by(100))
+        loop(_loader(), module, optimizer, after_epoch=lambda: seconds.pass_by(between_s))
 
     task = script_task(Ablation(pass_batches=2), warmup_steps=2, steps=6)
     found = watched(training, task).samples
     assert found is not None
     between = [window.between for window in found.windows if window.between]
-    assert between == [Between(seconds=100, steps=8)] * 3
-    assert found.step_ms == (1000,) * 6
+    assert between == [Between(seconds=between_s, steps=8)] * passes
+    assert found.step_ms == (1000,) * (2 * passes)
 
 
 @pytest.mark.parametrize(("workers", "step_ms"), [(0, 21_000), (1, 1000)])
