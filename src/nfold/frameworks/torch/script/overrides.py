@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import DistributedSampler
@@ -85,8 +86,13 @@ def set_end(loader: Any, batches: int) -> None:
 
 
 def counted() -> bool:
-    """Whether what trains counts an epoch's batches before it begins."""
-    return any(name in sys.modules for name in COUNTING)
+    """Whether what asks for batches now has counted an epoch's before it began."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(COUNTING):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def shortened(loader: Any) -> Shortened | None:
