@@ -31,6 +31,8 @@ CUDA: Any = torch.cuda
 SLOW_RANK = 1
 SHORTEST_MS = 1.0
 """Of a sleep."""
+NEAR_CORES = 4
+"""Of a thread that copies."""
 PERMUTED = {"cpu": (16, 64, 8, 8), "cuda": (64, 64, 32, 32)}
 """The tensor that is permuted: 256 KiB on a CPU, 16 MiB on a GPU."""
 
@@ -165,7 +167,19 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 @cache
 def _luggage(dose_ms: float, device: torch.device) -> Tensor:
+    _stay(device.index or 0)
     return empty_bytes(settled("copies", dose_ms, lambda: int(dose_ms * _bytes_per_ms(device))))
+
+
+def _stay(index: int) -> None:
+    """From now on this thread runs on the same few cores in every process with that device.
+
+    Pageable memory is copied as fast as the core and its memory are near the device: 19.7 ms by the
+    script's own clock were 23.8 in the process that was explained.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    first = index * NEAR_CORES % len(cores)
+    os.sched_setaffinity(0, (cores + cores)[first : first + NEAR_CORES])
 
 
 @cache
