@@ -31,7 +31,9 @@ def main() -> None:
         worker_init_fn=faults.start_worker(len(data) // told.batch // devices),
     )
     clock = Clock(told.steps)
+    between = faults.between(len(loader), told.workers)
     for _ in itertools.count():
+        between()
         for images, labels in loader:
             images = faults.moved(images, device)
             labels = labels.to(device, non_blocking=True)

@@ -38,7 +38,9 @@ def main() -> None:
         worker_init_fn=faults.start_worker(len(sampler) // told.batch),
     )
     clock = Clock(told.steps)
+    between = faults.between(len(loader), told.workers)
     for epoch in itertools.count():
+        between()
         sampler.set_epoch(epoch)
         for images, labels in loader:
             images = faults.moved(images, device)

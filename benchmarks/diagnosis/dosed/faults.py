@@ -141,6 +141,12 @@ def start_worker(batches: int) -> Callable[[int], None] | None:
     return lambda _: time.sleep(dose * batches / 1e3)
 
 
+def between(batches: int, workers: int) -> Callable[[], None]:
+    """What comes before every pass; where no workers start late, ``epoch-boundary`` is a pause."""
+    dose = 0.0 if workers else doses().get("epoch-boundary", 0.0)
+    return lambda: time.sleep(dose * batches / 1e3)
+
+
 def threads() -> None:
     """Under ``threads`` every rank computes with as many threads as there are cores."""
     if "threads" in doses():

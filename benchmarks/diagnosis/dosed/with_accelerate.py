@@ -31,7 +31,9 @@ def main() -> None:
     )
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     clock = Clock(told.steps)
+    between = faults.between(len(loader), told.workers)
     for _ in itertools.count():
+        between()
         for images, labels in loader:
             loss = functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import faults
@@ -31,10 +32,14 @@ class Classifier(lightning.LightningModule):
 
 
 class Timed(lightning.Callback):
-    """Counts every batch."""
+    """Counts every batch; before every epoch comes what lies ``between``."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, between: Callable[[], None]) -> None:
         self._clock = Clock(steps)
+        self._between = between
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self._between()
 
     def on_train_batch_end(self, *_: Any) -> None:
         self._clock.step()
@@ -45,6 +50,7 @@ def main() -> None:
     faults.threads()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     data = faults.data(pictures(), told.batch)
+    batches = len(data) // told.batch // ranks
     loader = DataLoader(
         data,
         told.batch,
@@ -53,7 +59,7 @@ def main() -> None:
         pin_memory=CUDA,
         drop_last=True,
         persistent_workers=faults.stay(told.workers),
-        worker_init_fn=faults.start_worker(len(data) // told.batch // ranks),
+        worker_init_fn=faults.start_worker(batches),
     )
     trainer = lightning.Trainer(
         accelerator="auto",
@@ -61,7 +67,7 @@ def main() -> None:
         strategy="ddp",
         max_epochs=-1,
         max_steps=(WARMUP + told.steps) * len(rota.turns()),
-        callbacks=[Timed(told.steps)],
+        callbacks=[Timed(told.steps, faults.between(batches, told.workers))],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
