@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import launched
 from integration.scripts.own_model import EPOCHS, Net, made
+from launched import launch
 from nfold.frameworks.torch.user.batches import order
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -64,30 +60,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def launch(world: int, cases: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Run the script on ``world`` ranks, each as torchrun would start it, to their end."""
-    folder.mkdir()
-    (folder / "cases.json").write_text(json.dumps(cases))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, str(SCRIPT), str(folder / "cases.json"), str(folder)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    errors = [rank.communicate()[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(errors)
-
-
 Found = dict[tuple[str, int], list[dict[str, Any]]]
 
 
@@ -97,7 +69,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     results: Found = {}
     for world in WORLDS:
         folder = tmp_path_factory.mktemp("runs") / str(world)
-        launch(world, CASES, folder)
+        folder.mkdir()
+        (folder / "cases.json").write_text(json.dumps(CASES))
+        launch(SCRIPT, world, str(folder / "cases.json"), str(folder))
         for case in CASES:
             files = [folder / f"{case}-{rank}.json" for rank in range(world)]
             results[case, world] = [json.loads(f.read_text()) for f in files if f.exists()]
@@ -290,4 +264,4 @@ def test_the_model_stays_the_users_own(found: Found) -> None:
 
 
 def test_a_script_may_end_while_a_thread_of_gloo_runs_python() -> None:
-    launched.launch(STILL_BUSY, 2)
+    launch(STILL_BUSY, 2)

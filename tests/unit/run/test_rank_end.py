@@ -18,7 +18,7 @@ atexit.register(lambda: print(sum(one.is_alive() for one in workers), "of", len(
 end_well()
 """
 KILLED = """
-import os, time
+import os
 from torch.utils.data import DataLoader
 from nfold.run.rank import end_children, end_now
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator
 from itertools import islice
-from types import FrameType
 from typing import Any
 
 from torch.utils.data import DistributedSampler
@@ -87,12 +87,8 @@ def set_end(loader: Any, batches: int) -> None:
 
 def counted() -> bool:
     """Whether what asks for batches now has counted an epoch's before it began."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(COUNTING):
-            return True
-        frame = frame.f_back
-    return False
+    stack = traceback.walk_stack(sys._getframe())
+    return any(str(one.f_globals.get("__name__")).startswith(COUNTING) for one, _ in stack)
 
 
 def shortened(loader: Any) -> Shortened | None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.script.facts import joined
+from nfold.frameworks.torch.script.late import PUBLIC, TIMEOUT
 from nfold.frameworks.torch.script.turning import length_of
 
 LONG_S = 5.0
 """Between two passes. A run holds that three times, one on N devices and one on one device each."""
-KEY, TIMEOUT = "over", timedelta(seconds=60)
-PUBLIC: Any = dist
-"""Not everything in it is in its stubs."""
+KEY = "over"
 
 
 class Patience:
