@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import faults
@@ -32,8 +34,23 @@ def test_a_dose_is_time_of_the_device() -> None:
     assert _device_ms(20.0, device) == pytest.approx(20.0, rel=0.2)
 
 
-def test_a_pageable_copy_takes_its_dose_in_proportion() -> None:
+@pytest.mark.alone
+def test_pageable_copies_take_their_dose_after_what_the_device_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAULTS", json.dumps({"copies": 5.0}))
     device = torch.device("cuda", 0)
-    small, large = (faults._luggage(dose, device).numel() for dose in (1.0, 4.0))
-    assert large / small == pytest.approx(4, rel=0.001)
+    _carried_ms(device, busy_ms=0.0)
+    assert _carried_ms(device, busy_ms=0.0) == pytest.approx(5.0, rel=0.3)
+    assert _carried_ms(device, busy_ms=20.0) == pytest.approx(25.0, rel=0.2)
     assert faults.moved(torch.ones(3, device=device), device).is_cuda
+
+
+def _carried_ms(device: torch.device, busy_ms: float) -> float:
+    """Of a batch with its dose, on a device that has something else to do first."""
+    torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    faults.busy(busy_ms, device)
+    faults.moved(torch.ones(3), device)
+    torch.cuda.synchronize(device)
+    return (time.perf_counter() - begin) * 1e3

@@ -1,7 +1,7 @@
 """Costs of a known size, put into a script from outside (rota.py).
 
 Every key is a cause, every value its dose in milliseconds a step. What is counted in something
-else (all-reduces, bytes, permutes, copies) is timed in this process first, so that a dose is
+else (all-reduces, bytes, permutes) is timed in this process first, so that a dose is
 milliseconds here and now, unless an earlier process has settled it (settled.py). On a GPU a dose
 of device time keeps the device busy, not the host. ``undivided-work`` and ``threads`` are switches,
 ``host-syncs`` and ``memory`` are counts: what they cost is measured by running the script without
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ballast import Ballast
-from calibrate import LARGE_BYTES, SMALL_BYTES, count_for, empty_bytes, repeat, timed
+from calibrate import count_for, empty_bytes, repeat, timed
 from exchanges import link, nothing, synchronization
 from rota import doses
 from settled import settled
@@ -31,8 +31,8 @@ CUDA: Any = torch.cuda
 SLOW_RANK = 1
 SHORTEST_MS = 1.0
 """Of a sleep."""
-NEAR_CORES = 4
-"""Of a thread that copies."""
+PIECE_BYTES = 1 << 22
+"""Of pageable memory, some tenths of a millisecond."""
 PERMUTED = {"cpu": (16, 64, 8, 8), "cuda": (64, 64, 32, 32)}
 """The tensor that is permuted: 256 KiB on a CPU, 16 MiB on a GPU."""
 
@@ -167,32 +167,27 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """
     dose = doses().get("copies", 0.0)
     if dose and tensor.device.type != device.type:
-        _luggage(dose, device).to(device)
+        _carry(dose, device)
     return tensor.to(device, non_blocking=True)
 
 
-@cache
-def _luggage(dose_ms: float, device: torch.device) -> Tensor:
-    _stay(device.index or 0)
-    return empty_bytes(settled("copies", dose_ms, lambda: int(dose_ms * _bytes_per_ms(device))))
+def _carry(dose_ms: float, device: torch.device) -> None:
+    """Copy piece after piece of pageable memory, for so long.
 
-
-def _stay(index: int) -> None:
-    """From now on this thread runs on the same few cores in every process with that device.
-
-    Pageable memory is copied as fast as the core and its memory are near the device: 19.7 ms by the
-    script's own clock were 23.8 in the process that was explained.
+    So many bytes would take longer in one process than in another, by the core and the memory that
+    they start from: 18 ms by the script's own clock were 31 where it was explained. The first piece
+    waits for what the device was given before.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    first = index * NEAR_CORES % len(cores)
-    os.sched_setaffinity(0, (cores + cores)[first : first + NEAR_CORES])
+    piece = _piece()
+    piece.to(device)
+    end = time.perf_counter() + dose_ms / 1e3
+    while time.perf_counter() < end:
+        piece.to(device)
 
 
 @cache
-def _bytes_per_ms(device: torch.device) -> float:
-    """Of pageable memory; read once, so that doses are in proportion."""
-    small, large = (_copy_ms(size, device) for size in (SMALL_BYTES, LARGE_BYTES))
-    return (LARGE_BYTES - SMALL_BYTES) / (large - small)
+def _piece() -> Tensor:
+    return empty_bytes(PIECE_BYTES)
 
 
 class Steps:
@@ -247,8 +242,3 @@ MADE: dict[str, Callable[[float, torch.device], Callable[[], None]]] = {
     "host-syncs": _host_syncs,
     "memory": Ballast,
 }
-
-
-def _copy_ms(size: int, device: torch.device) -> float:
-    tensor = empty_bytes(size)
-    return timed(lambda: tensor.to(device), device)

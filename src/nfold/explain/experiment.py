@@ -238,17 +238,19 @@ class Experiment:
     def _epochs(self, ladder: Ladder) -> list[Rung]:
         """Runs in which epochs end, where no other has had enough ends.
 
-        Whole epochs, where they are known to be short; else passes that are cut short, if they can.
+        Of passes that are cut short, where they can be; else whole epochs, if they are known to be
+        short.
         """
         cause, view = EpochBoundary(), self.measured.fit(asking.PROBING).view
         if cause.known(ladder, view):
             return []
+        if short := cause.short(ladder):
+            return list(short)
         reason = self._too_long(ladder, cause, view)
-        short = () if reason is None else cause.short(ladder)
-        if reason is not None and not short:
+        if reason is not None:
             self.measured.reasons |= dict.fromkeys(cause.whole(ladder), reason)
             return []
-        return list(short or cause.whole(ladder))
+        return list(cause.whole(ladder))
 
     def _too_long(self, ladder: Ladder, cause: EpochBoundary, view: View) -> str | None:
         """Why whole epochs are not run."""

@@ -13,6 +13,7 @@ from nfold.explain.polish import Key, Run
 from nfold.explain.readings import crowded, readings, scatter
 from nfold.finding import NO_TIME
 from nfold.measurement import Doubt, Measurement
+from nfold.run.verdict import OWN_WORK
 
 
 @dataclass
@@ -28,7 +29,8 @@ class Measured:
             self.runs.setdefault(rung, {})[number] = measurement
             return
         cause = measurement.cause.text if measurement.cause else "it ended without a word"
-        self.reasons[rung] = f"{measurement.status}: {cause}"
+        hint = f"; {OWN_WORK}" * (measurement.status == "hung")
+        self.reasons[rung] = f"{measurement.status}: {cause}{hint}"
 
     def rounds(self, rung: Rung) -> int:
         """How often a rung was run."""

@@ -33,7 +33,7 @@ from nfold.run.handoff import Failure, Folder
 from nfold.run.options import Options, Stop
 from nfold.run.processes import LOOPBACK, Group, Launch, by_agent, python, rank_environment
 from nfold.run.supervise import Ending, Supervisor
-from nfold.run.verdict import ENDED_BY_AGENT, verdict
+from nfold.run.verdict import ENDED_BY_AGENT, OWN_WORK, verdict
 from nfold.run.watching import Telemetry
 
 RUNS = "runs"
@@ -194,7 +194,7 @@ def told(outcome: Outcome) -> str:
     stacks = ", Python stacks in stack-K.txt" if outcome.status == "hung" else ""
     lines.append(f"  logs: {shown_path(outcome.folder)} ({log} first{stacks})")
     if outcome.status == "hung":
-        lines.append("  next: where that was work of its own, --hang-timeout SECONDS")
+        lines.append(f"  {OWN_WORK}")
     return "\n".join(lines)
 
 

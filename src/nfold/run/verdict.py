@@ -12,6 +12,8 @@ from nfold.run.supervise import Ending
 
 ENDED_BY_AGENT = (-signal.SIGTERM,)
 """Exit codes that torchelastic causes itself when it stops the ranks beside a failed one."""
+OWN_WORK = "next: where that was work of its own, --hang-timeout SECONDS"
+"""What to do about a rank that hung."""
 
 
 def verdict(

@@ -158,18 +158,29 @@ def test_a_ballast_leaves_no_room_for_two_of_the_tensors_that_grow() -> None:
 def test_a_batch_on_its_device_brings_nothing_along(
     asked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[float] = []
-
-    def luggage(dose: float, device: torch.device) -> torch.Tensor:
-        made.append(dose)
-        return torch.zeros(1)
-
-    monkeypatch.setattr(faults, "_luggage", luggage)
+    carried: list[float] = []
+    monkeypatch.setattr(faults, "_carry", lambda dose, device: carried.append(dose))
     asked('{"copies": 3}')
     assert faults.moved(torch.ones(2), CPU).sum() == 2
-    assert made == []
+    assert carried == []
     assert faults.moved(torch.ones(2), torch.device("meta")).device.type == "meta"
-    assert made == [3.0]
+    assert carried == [3.0]
+
+
+def test_pageable_memory_is_copied_for_as_long_as_the_dose_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By pieces of a quarter of a millisecond; the first waits for the device and counts not."""
+    copied: list[int] = []
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.25e-3 * len(copied))
+
+    class Piece:
+        def to(self, device: torch.device) -> None:
+            copied.append(1)
+
+    monkeypatch.setattr(faults, "_piece", Piece)
+    faults._carry(3.0, torch.device("meta"))
+    assert len(copied) == 1 + 12
 
 
 def test_nothing_is_exchanged_by_one_process_alone() -> None:

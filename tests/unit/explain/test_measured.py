@@ -11,7 +11,8 @@ from nfold.ablation import Ablation
 from nfold.explain.ladder import Rung
 from nfold.explain.measured import Measured
 from nfold.explain.readings import crowded, readings
-from nfold.measurement import Doubt, Measurement, RankSamples, Window
+from nfold.measurement import Cause, Doubt, Measurement, RankSamples, Window
+from nfold.run.verdict import OWN_WORK
 from nfold.workload import Workload
 
 HOST = machine(gpus=2)
@@ -101,3 +102,11 @@ def _interval(rung: Rung, run: Measurement) -> float:
     assert found.low is not None
     assert found.high is not None
     return found.high - found.low
+
+
+def test_of_a_run_that_hung_the_reason_says_what_to_try() -> None:
+    measured, cause = Measured(), Cause(text="rank 0 made no progress after step 10")
+    measured.add(REAL, 0, dataclasses.replace(_run(REAL), status="hung", cause=cause))
+    assert measured.missing([REAL]) == f"hung: {cause.text}; {OWN_WORK}"
+    measured.add(RESIDENT, 0, dataclasses.replace(_run(RESIDENT), status="crashed", cause=cause))
+    assert measured.missing([RESIDENT]) == f"crashed: {cause.text}"

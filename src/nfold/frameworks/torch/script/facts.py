@@ -13,10 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DistributedSampler
 
 from nfold.frameworks.torch.script import tensors
+from nfold.frameworks.torch.script.ends import counted, length_of, own
 from nfold.frameworks.torch.script.forward import HALVES
-from nfold.frameworks.torch.script.overrides import batch_of, counted, samplers_of
+from nfold.frameworks.torch.script.overrides import batch_of, samplers_of
 from nfold.frameworks.torch.script.stand_ins import STAND_INS
-from nfold.frameworks.torch.script.streams import length_of
 from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.wrappers import (
     Wrappers,
@@ -151,9 +151,9 @@ def _tf32() -> bool:
 
 def _sampler_name(loader: Any) -> str:
     """Of what makes the batches where that is not PyTorch's own, else of what gives indices."""
-    outer = loader.batch_sampler
+    outer = own(loader.batch_sampler)
     if outer is None or type(outer).__name__ != "BatchSampler":
-        return type(loader.sampler if outer is None else outer).__name__
+        return type(own(loader.sampler) if outer is None else outer).__name__
     return type(outer.sampler).__name__
 
 
@@ -162,7 +162,7 @@ def _divides(loader: Any, batch: int | None, batches: int | None) -> bool | None
     world = world_size()
     if world == 1:
         return None
-    for sampler in (loader.sampler, *samplers_of(loader)):
+    for sampler in (own(loader.sampler), *samplers_of(loader)):
         replicas = getattr(sampler, "num_replicas", None) or getattr(sampler, "num_processes", 0)
         if replicas or isinstance(sampler, DistributedSampler):
             return bool(replicas and replicas > 1)

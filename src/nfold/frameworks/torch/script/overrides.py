@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from torch.utils.data import DistributedSampler
 
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.script.streams import length_of
+from nfold.frameworks.torch.script import ends
 
 PREFETCH = 2
 """Batches that a worker prepares ahead; PyTorch's own default."""
-COUNTING = ("lightning.pytorch.loops", "pytorch_lightning.loops")
-"""Modules whose loops do not evaluate where a pass ends before the length that it had."""
+LONG_TURNS = 2
+"""Passes are long that last for more turns than these: their ends are no part of a run in steps."""
 
 
 class Overrides:
@@ -33,6 +30,7 @@ class Overrides:
         self._workers = plan.workers
         self._share = shares[task.rank] if shares else None
         self._pass_batches = task.left_out.pass_batches
+        self._long = None if plan.steps is None else LONG_TURNS * plan.steps * plan.accumulate
 
     def __call__(self, loader: Any) -> None:
         """Raises Unsupported where the loader cannot be changed so."""
@@ -43,58 +41,9 @@ class Overrides:
         if self._share is not None:
             set_share(loader, self._share)
         if self._pass_batches is not None:
-            set_end(loader, self._pass_batches)
-
-
-class Shortened:
-    """What makes a loader's batches, or indices, ends after ``most`` of them; else it is as it was.
-
-    Workers are idle at the end, as at the end of a whole pass.
-    """
-
-    def __init__(self, whole: Any, most: int) -> None:
-        self.batch_sampler, self._most = whole, most
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self.batch_sampler), self._most)
-
-    def __len__(self) -> int:
-        return min(self._most, len(self.batch_sampler))
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "batch_sampler":
-            raise AttributeError(name)
-        return getattr(self.batch_sampler, name)
-
-    @property
-    def times(self) -> float:
-        """How many such passes a whole one is."""
-        return len(self.batch_sampler) / len(self)
-
-
-def set_end(loader: Any, batches: int) -> None:
-    """Have every pass end after so many batches, from its next one on."""
-    if shortened(loader) is not None:
-        return
-    if counted():
-        raise Unsupported("Lightning counts an epoch's batches before it: no epoch is cut short")
-    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    whole = getattr(loader, name)
-    if length_of(whole) is None:
-        raise Unsupported("how long an epoch is is not known: none is cut short")
-    vars(loader)[name] = Shortened(whole, batches)
-
-
-def counted() -> bool:
-    """Whether what asks for batches now has counted an epoch's before it began."""
-    stack = traceback.walk_stack(sys._getframe())
-    return any(str(one.f_globals.get("__name__")).startswith(COUNTING) for one, _ in stack)
-
-
-def shortened(loader: Any) -> Shortened | None:
-    """What ends the loader's passes, where something was put there."""
-    found = (loader.sampler, loader.batch_sampler) if loader is not None else ()
-    return next((one for one in found if isinstance(one, Shortened)), None)
+            ends.shorten(loader, self._pass_batches)
+        elif self._long is not None:
+            ends.prolong(loader, self._long)
 
 
 def batch_of(loader: Any) -> int | None:
@@ -134,7 +83,7 @@ def set_batch(loader: Any, batch: int) -> None:
 
 def set_share(loader: Any, rank: int) -> None:
     """Have it give another rank's samples."""
-    for sampler in (loader.sampler, *samplers_of(loader)):
+    for sampler in (ends.own(loader.sampler), *samplers_of(loader)):
         if isinstance(sampler, DistributedSampler):
             sampler.rank = rank
             return

@@ -9,11 +9,13 @@ from itertools import chain
 from typing import Any, Protocol
 
 import torch
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as module
 
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.batches import count_of, hash_of
+from nfold.frameworks.torch.script.ends import endless, length_of, outlasting
 from nfold.frameworks.torch.script.passes import (
     LATEST,
     MADE_AT,
@@ -103,6 +105,7 @@ class Feed:
 
         patches.put(DataLoader, "__iter__", iterate)
         patches.put(DataLoader, "__init__", self._constructing)
+        patches.put(OneCycleLR, "step", outlasting)
         warm_up.put(module._BaseDataLoaderIter, "_next_index", keeping)
 
     @property
@@ -185,7 +188,7 @@ class Feed:
         loader = stream.loader
         if not self.feeds(loader) or self._always_real:
             return next(stream.source)
-        length = length_of(loader)
+        length = None if endless(loader) else length_of(loader)
         if length is not None and stream.made.given >= length:
             raise StopIteration
         if self._left_out.now.input == "real":
@@ -259,11 +262,3 @@ class Feed:
                 self._places.setdefault(id(loader.dataset), found)
 
         return construct
-
-
-def length_of(sized: Any) -> int | None:
-    """Of a loader the batches of a pass, of a data set its samples; None where it does not know."""
-    try:
-        return len(sized)
-    except (TypeError, NotImplementedError):
-        return None

@@ -21,10 +21,11 @@ from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import SPAN_S, LateClock
+from nfold.frameworks.torch.script.ends import shortened
 from nfold.frameworks.torch.script.facts import joined
 from nfold.frameworks.torch.script.fetching import NONE, fetched
 from nfold.frameworks.torch.script.late import LateExchange
-from nfold.frameworks.torch.script.overrides import Overrides, shortened
+from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.patience import Patience
 from nfold.frameworks.torch.script.replay import Replay

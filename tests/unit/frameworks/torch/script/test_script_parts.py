@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import itertools
 import multiprocessing
 import os
 import socket
@@ -25,7 +24,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     SequentialSampler,
 )
 
@@ -36,8 +34,7 @@ from nfold.frameworks.imports import after_import
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.environment import PORTS, WORLD, entered, environment, expandable
-from nfold.frameworks.torch.script.facts import loader_facts
-from nfold.frameworks.torch.script.overrides import Overrides, batch_of, shortened
+from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.trainers import with_devices
@@ -190,45 +187,6 @@ def test_a_rank_takes_another_one_s_samples() -> None:
     assert next(iter(sampler)) == 1
     with pytest.raises(Unsupported, match="SequentialSampler"):
         Overrides(task)(_loader())
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_pass_ends_early_and_the_next_one_too(workers: int) -> None:
-    loader = _loader(num_workers=workers, persistent_workers=bool(workers))
-    for _ in range(2):
-        Overrides(script_task(Ablation(pass_batches=3)))(loader)
-        assert [len(labels) for _, labels in loader] == [8] * 3
-    assert len(loader) == 3
-    cut = shortened(loader)
-    assert cut is not None
-    assert cut.times == pytest.approx(8 / 3)
-    assert (cut.batch_size, cut.drop_last) == (8, False)
-    assert batch_of(loader) == 8
-
-
-def test_samples_without_a_batch_end_early_too() -> None:
-    loader: Any = DataLoader(dataset(), batch_size=None)
-    Overrides(script_task(Ablation(pass_batches=5)))(loader)
-    assert len(list(loader)) == len(loader) == 5
-
-
-def test_an_end_that_somebody_counted_on_is_left_where_it_is() -> None:
-    short = Overrides(script_task(Ablation(pass_batches=3)))
-    with pytest.raises(Unsupported, match="how long an epoch is is not known"):
-        short(DataLoader(Endless(), batch_size=8))
-    in_lightning: dict[str, Any] = {"__name__": "lightning.pytorch.loops.fit_loop"}
-    exec("def run(what, *given): return what(*given)", in_lightning)
-    with pytest.raises(Unsupported, match="Lightning counts"):
-        in_lightning["run"](short, _loader())
-    assert in_lightning["run"](loader_facts, _loader(), None).counted
-    found = loader_facts(_loader(), None)
-    assert found is not None
-    assert not found.counted
-
-
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return itertools.count()
 
 
 def test_a_plan_s_batch_is_what_a_watched_training_gets() -> None:
