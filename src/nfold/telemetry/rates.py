@@ -63,7 +63,8 @@ class Interval:
         That is: the user and system time of the whole host (interrupts left out), less the
         ranks with all their descendants, this process, ``parent`` (nfold itself), and the
         processes between ``parent`` and a rank (the agent). 100 means that others kept one
-        core busy, or two cores half busy.
+        core busy, or two cores half busy. None where a rank left workers behind when it ended:
+        all that they ever computed would be another's.
         """
         if not (self._long_enough and self._clock_ran):
             return None
@@ -73,6 +74,8 @@ class Interval:
             single.update(*(seen.between(parent, rank) for rank in roots))
         single.difference_update(roots)
         own_s = self._own_s(self.after, roots, single) - self._own_s(self.before, roots, single)
+        if own_s < 0:
+            return None
         working_s = self.after.working_s - self.before.working_s
         return max(0.0, 100 * (working_s - own_s) / self.elapsed_s)
 

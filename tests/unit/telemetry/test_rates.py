@@ -66,6 +66,15 @@ def test_ranks_that_end_are_not_another_s_load_in_their_last_moment() -> None:
     assert Interval(before, after).other_load_percent([RANK], PARENT) == pytest.approx(20)
 
 
+def test_workers_that_a_rank_left_behind_are_not_another_s_load() -> None:
+    """It was killed with them: nobody waited for the workers, who computed 40 s in all."""
+    before = _snapshot(10, {PARENT: 1.0, AGENT: 2.0, RANK: 50.0, WORKER: 40.0}, working_s=100)
+    heir = Process(TREE[AGENT], 1.0, seconds=2.0, reaped_s=50.4, rss_bytes=1)
+    there = {PARENT: Process(TREE[PARENT], 1.0, 1.1, 0.0, 1), AGENT: heir}
+    after = Snapshot(11, 101.4, 101.4, 22, None, there)
+    assert Interval(before, after).other_load_percent([RANK], PARENT) is None
+
+
 def test_a_rank_that_is_new_under_an_agent_that_is_not() -> None:
     before = _snapshot(10, {PARENT: 1.0, AGENT: 20.0}, working_s=100)
     after = _snapshot(11, {PARENT: 1.0, AGENT: 20.1, RANK: 0.4}, working_s=101)
