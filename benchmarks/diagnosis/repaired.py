@@ -74,8 +74,9 @@ def judge(name: str, asked: argparse.Namespace) -> Verdict:
     """Explain a script and its repaired form."""
     if asked.tool == "traceml":
         return _traced(name, asked)
-    faulty = _explained(name, asked, asked.budget)
-    fixed = _explained(f"{name}_fixed", asked, asked.fixed_budget)
+    faulty = _explained(name, asked, asked.budget, asked.argument)
+    own = asked.argument if asked.fixed_argument is None else asked.fixed_argument
+    fixed = _explained(f"{name}_fixed", asked, asked.fixed_budget, own)
     return verdict(name, asked.on, faulty, fixed)
 
 
@@ -107,12 +108,12 @@ def verdict(name: str, devices: str, faulty: Any, fixed: Any) -> Verdict:
     )
 
 
-def _explained(name: str, asked: argparse.Namespace, budget: str) -> Any:
+def _explained(name: str, asked: argparse.Namespace, budget: str, arguments: list[str]) -> Any:
     with tempfile.TemporaryDirectory() as results:
         told = ["--devices", asked.on, "--json", "--no-report", "--budget", budget]
         done = subprocess.run(
             [asked.python, "-m", "nfold", "explain", str(FOLDER / f"{name}.py"), *told,
-             "--results", results, "--", *asked.argument],
+             "--results", results, "--", *arguments],
             env=_environment(asked),
             stdout=subprocess.PIPE,
             stderr=None if asked.verbose else subprocess.PIPE,
@@ -178,6 +179,7 @@ def main(arguments: list[str] | None = None) -> list[Verdict]:
     parser.add_argument("--tool", choices=["nfold", "traceml"], default="nfold")
     parser.add_argument("--python", default=sys.executable, help="with the scripts' libraries")
     parser.add_argument("--argument", action="append", default=[], help="of the script: --batch=8")
+    parser.add_argument("--fixed-argument", action="append", help="of the repaired one")
     parser.add_argument("--epochs", type=int, default=2, help="under TraceML: to their end")
     parser.add_argument("--budget", default="3m", help="time of one explanation")
     parser.add_argument("--fixed-budget", default="60s", help="the repaired script's, for rates")

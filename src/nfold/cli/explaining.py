@@ -41,6 +41,8 @@ from nfold.workload import Workload
 
 TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
 SECONDS = {"s": 1, "": 1, "m": 60, "h": 3600}
+SHOWN = ("devices", "batch", "strategy", "steps", "epochs", "warmup_steps")
+"""Fields of a plan that a rung's words tell, or that say nothing about what is compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +62,14 @@ class RunLines(Events):
     def __init__(self, shown: Screen) -> None:
         self._shown = shown
         self._runs = 0
+        self._usual: Plan | None = None
 
     def started(self, rungs: Sequence[Rung], number: int, left_s: float) -> None:
         """Show what runs now."""
         more = f" and {len(rungs) - 1} more in turns" if len(rungs) > 1 else ""
-        self._shown.show(inert(f"{duration(left_s)} left · {rungs[0]}{more} · round {number + 1}"))
+        self._shown.show(
+            inert(f"{duration(left_s)} left · {self._words(rungs[0])}{more} · round {number + 1}")
+        )
 
     def finished(
         self, rungs: Sequence[Rung], number: int, found: Sequence[Measurement], left_s: float
@@ -73,12 +78,21 @@ class RunLines(Events):
         self._runs += 1
         took = f"({duration(found[0].wall_seconds)}, {duration(left_s)} left)"
         lines = [
-            f"{rung} · round {number + 1}: {_outcome(rung, one)}"
+            f"{self._words(rung)} · round {number + 1}: {_outcome(rung, one)}"
             for rung, one in zip(rungs, found, strict=True)
         ]
         for place, line in enumerate(lines if found[0].status == "ok" else lines[:1]):
             mark = " " * len(f"[{self._runs}]") if place else f"[{self._runs}]"
             self._shown.say(inert(f"{mark} {line}{'' if place else f' {took}'}"))
+
+    def _words(self, rung: Rung) -> str:
+        """The rung, with what is another than in the first plan that was complete."""
+        if rung.plan.batch is None:
+            return str(rung)
+        self._usual = self._usual or rung.plan
+        own, usual = rung.plan.to_dict(), self._usual.to_dict()
+        changed = {name: value for name, value in own.items() if value != usual.get(name)}
+        return ", ".join([str(rung), *(f"{k} {v}" for k, v in changed.items() if k not in SHOWN)])
 
 
 def _outcome(rung: Rung, measurement: Measurement) -> str:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from explaining import ladder, target
 from nfold.cli import explaining
 from nfold.cli.app import app
 from nfold.cli.explained import _table
 from nfold.cli.explaining import seconds
 from nfold.errors import NfoldError, RunFailure, UsageError
+from nfold.frameworks.simulated import Script
 from nfold.store.store import Store
 
 SCRIPT = {"compute_ms_per_sample": 0.1, "exchange_ms": 3.0, "samples_per_epoch": 1000}
@@ -159,3 +162,21 @@ def test_stopped_before_there_is_a_speedup_it_says_so(planted: pytest.MonkeyPatc
     found = _explain("digits", *SIMULATED)
     assert found.stdout == ""
     assert "next: the same command, which goes on from here" in found.stderr
+
+
+def test_a_line_of_a_run_tells_what_its_plan_has_of_its_own() -> None:
+    said: list[str] = []
+    shown: Any = SimpleNamespace(say=said.append, show=said.append)
+    lines, whole = explaining.RunLines(shown), ladder()
+    clock = target(Script(compute_ms_per_sample=0.1))
+    for rung in (whole.full(), whole.one, whole.edited(workers=3), whole.edited(batch=400)):
+        lines.started([rung], 0, 9.0)
+        lines.finished([rung], 0, [clock.measure(rung, 0)], 8.0)
+    # The live line has the time first, a printed one the number of the run.
+    words = [line.partition("· " if "left ·" in line else "] ")[2] for line in said]
+    assert [one.partition(" · ")[0] for one in words] == [
+        *["2 devices, batch 200"] * 2,
+        *["1 device, batch 200"] * 2,
+        *["2 devices, batch 200, workers 3"] * 2,
+        *["2 devices, batch 400"] * 2,
+    ]
