@@ -12,7 +12,9 @@ from nfold.ablation import Ablation
 from nfold.errors import RunFailure, UsageError
 from nfold.explain import causes, lines
 from nfold.explain.budget import budget
+from nfold.explain.causes.input import Input
 from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung, Scaling
 from nfold.explain.script import first_look
 from nfold.finding import Budget
@@ -260,6 +262,20 @@ def test_workers_that_wait_are_cured_by_many_more_of_them() -> None:
     assert words.startswith("train.py:7: DataLoader(..., num_workers=8) (workers that wait")
     assert words.endswith("; a batch reads 10.00 MB, 100% of it from a local disk")
     assert "MB" not in lines.faster_reads(DDP)
+
+
+@pytest.mark.parametrize(("workers", "storage"), [(0, 9.0), (2, 8.0)])
+def test_what_sleeping_costs_beside_the_sleep_goes_with_it(workers: int, storage: float) -> None:
+    """A batch sleeps for 8 ms and computes for 2; where nobody but a worker sleeps, 2.5 are not
+    of making it.
+    """
+    found = Ladder(plan=PLACE.edit(batch=200, workers=workers), seen=read(DDP, workers))
+    real, replayed = found.alone("real"), found.alone("replayed")
+    exposed_ms = 11.25
+    made_ms = {(real, "loading"): 10.0, (real, "waiting"): 8.0}
+    view = View({(replayed, "step"): 10.0, (real, "step"): 10.0 + exposed_ms, **made_ms})
+    computing, waiting = Input().divided_single_ms(found, view)
+    assert (computing, waiting) == pytest.approx((exposed_ms - storage, storage))
 
 
 def test_waiting_under_noise_is_in_its_interval() -> None:

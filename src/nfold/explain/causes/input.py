@@ -137,12 +137,16 @@ def _waiting(ladder: Ladder, view: View, rung: Rung, exposed_ms: float) -> float
     """Of what the input costs a step of a rung, the part that no computing explains.
 
     Where computing and waiting are together more than is exposed, the larger one counts whole:
-    without the smaller one, as much would be lost.
+    without the smaller one, as much would be lost. Where more is exposed and the process that
+    trains makes its batches itself, the rest goes with both: while it sleeps, its threads fall
+    asleep and its caches cool, and a sleep ends late.
     """
     if ladder.seen is None or ladder.seen.fetches is None:
         return 0.0
     loading, waiting = view.fetching(rung)
     computing, exposed_ms = loading - waiting, max(0.0, exposed_ms)
+    if exposed_ms > loading > 0 and not ladder.plan.workers:
+        return exposed_ms * waiting / loading
     if waiting < computing:
         exposed_ms = max(0.0, exposed_ms - computing)
     return min(exposed_ms, waiting)
