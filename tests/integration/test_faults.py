@@ -116,6 +116,20 @@ def test_a_stopped_rank_is_hung_and_every_rank_leaves_its_stack(
     assert _gone(injector.pids)
 
 
+def test_a_run_that_takes_longer_than_it_was_given_is_ended(host: Machine, tmp_path: Path) -> None:
+    started: list[Path] = []
+    told = Options(results=tmp_path, limit_s=0.5, started=started.append)
+    asked = plan(host, devices=2, batch=32, epochs=500)
+    done = run(Workload.parse("digits"), asked, machine=host, options=told)
+    assert done.status == "interrupted"
+    assert done.cause is not None
+    assert done.cause.text.startswith("the 0 s that it was given were over")
+    assert done.cause.signal is None
+    (folder,) = started
+    beats = [Folder(folder).read_beat(rank) for rank in range(2)]
+    assert _gone([beat.pid for beat in beats if beat is not None])
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_to_stop_is_recorded_with_what_was_measured(
     host: Machine, tmp_path: Path, signum: signal.Signals

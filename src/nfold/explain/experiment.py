@@ -217,7 +217,15 @@ class Experiment:
     def _run(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
         if len(rungs) > 1:
             return self.target.measure_together(rungs, number)
-        return [self.target.measure(rung, number) for rung in rungs]
+        return [self.target.measure(rung, number, self._limit_s(rung)) for rung in rungs]
+
+    def _limit_s(self, rung: Rung) -> float | None:
+        """What follows an epoch may take any time: where it is waited for, what is left and once
+        more what a run takes.
+        """
+        if rung.ablation.pass_batches is None and rung.plan.epochs is None:
+            return None
+        return self.clock.left_s + self.measured.seconds([rung])
 
     def _keep_all(self, rungs: Sequence[Rung], number: int, found: list[Measurement]) -> None:
         """Several that failed together are run by themselves from then on.

@@ -29,8 +29,7 @@ class Measured:
             self.runs.setdefault(rung, {})[number] = measurement
             return
         cause = measurement.cause.text if measurement.cause else "it ended without a word"
-        hint = f"; {OWN_WORK}" * (measurement.status == "hung")
-        self.reasons[rung] = f"{measurement.status}: {cause}{hint}"
+        self.reasons[rung] = f"{measurement.status}: {cause}{_hint(measurement)}"
 
     def rounds(self, rung: Rung) -> int:
         """How often a rung was run."""
@@ -106,6 +105,14 @@ class Measured:
     def _all(self) -> Iterator[Measurement]:
         for runs in self.runs.values():
             yield from runs.values()
+
+
+def _hint(measurement: Measurement) -> str:
+    """What to do about a run that hung, or that was over its time."""
+    if measurement.status == "hung":
+        return f"; {OWN_WORK}"
+    stopped = measurement.cause is not None and measurement.cause.signal is not None
+    return "" if measurement.status != "interrupted" or stopped else "; next: a larger --budget"
 
 
 def _ahead(rung: Rung, table: Mapping[Key, Mapping[int, float]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -53,8 +54,10 @@ class Target(Protocol):
     def known(self, rung: Rung, number: int) -> Measurement | None:
         """What an earlier explanation measured of this rung in this round, or None."""
 
-    def measure(self, rung: Rung, number: int) -> Measurement:
-        """Run the rung in a fresh process tree; what happened is kept when this returns."""
+    def measure(self, rung: Rung, number: int, limit_s: float | None = None) -> Measurement:
+        """Run the rung in a fresh process tree, for ``limit_s`` seconds at most; what happened is
+        kept when this returns.
+        """
 
     def together(self, rung: Rung) -> Rung | None:
         """What can be run in one process tree has the same here; None: it is run by itself."""
@@ -95,9 +98,9 @@ class WorkloadTarget:
         found = None if self.again else self.store.find(cell, number)
         return found if found is not None and found.finished else None
 
-    def measure(self, rung: Rung, number: int) -> Measurement:
+    def measure(self, rung: Rung, number: int, limit_s: float | None = None) -> Measurement:
         """Run, and keep it."""
-        measurement = self._measured(rung, number)
+        measurement = self._measured(rung, number, limit_s=limit_s)
         self.store.append(measurement)
         return measurement
 
@@ -120,13 +123,19 @@ class WorkloadTarget:
                 self.store.append(measurement)
         return found
 
-    def _measured(self, rung: Rung, number: int, taking: tuple[Ablation, ...] = ()) -> Measurement:
+    def _measured(
+        self,
+        rung: Rung,
+        number: int,
+        taking: tuple[Ablation, ...] = (),
+        limit_s: float | None = None,
+    ) -> Measurement:
         return self.run(
             self.workload,
             rung.plan,
             rung.ablation or None,
             machine=self.machine,
-            options=self.options,
+            options=dataclasses.replace(self.options, limit_s=limit_s),
             repeat=number,
             turns=taking,
         )

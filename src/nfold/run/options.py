@@ -40,6 +40,8 @@ Started = Callable[[Path], None]
 class Options:
     """How a run is watched over. ``results`` is the results folder; times are in seconds.
 
+    A run that has not ended after ``limit_s`` is ended, and is interrupted; None: no run is.
+
     ``started`` is told the run's own folder before its ranks start. ``checkpoint`` is the folder
     that training is kept in every ``checkpoint_every`` epochs, and gone on from. ``spare`` keeps an
     agent waiting for the next run.
@@ -49,6 +51,7 @@ class Options:
     telemetry_interval_s: float = 1.0
     hang_timeout_s: float = 60.0
     start_timeout_s: float = 300.0
+    limit_s: float | None = None
     in_process: bool = False
     stop: Stop = field(default_factory=Stop)
     watch: Watch = lambda progress: None

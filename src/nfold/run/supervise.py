@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import subprocess
@@ -29,11 +30,13 @@ class Ending:
     """How a process tree ended.
 
     ``exit_code`` is the root's, negative for a signal, None where nfold ended it. ``hung`` is
-    the rank that stopped first and its step. ``left`` lists processes that outlived SIGKILL.
+    the rank that stopped first and its step, ``over`` the seconds that the run was given and the
+    step of the slowest rank then. ``left`` lists processes that outlived SIGKILL.
     """
 
     exit_code: int | None = None
     hung: tuple[int, int] | None = None
+    over: tuple[float, int] | None = None
     stop_signal: int | None = None
     left: tuple[int, ...] = ()
 
@@ -59,9 +62,7 @@ class Supervisor:
                 tree.kill()
                 raise
             left = tuple(tree.kill())
-        return Ending(
-            exit_code=ending.exit_code, hung=ending.hung, stop_signal=ending.stop_signal, left=left
-        )
+        return dataclasses.replace(ending, left=left)
 
     def _mark(self) -> tuple[str, str] | None:
         name = self._launch.mark
@@ -84,6 +85,7 @@ class Supervisor:
 
     def _watch(self, tree: ProcessTree) -> Ending:
         failed_at: float | None = None
+        limit_s, began = self._options.limit_s, time.monotonic()
         while True:
             exit_code = tree.root.poll()
             if exit_code is not None:
@@ -92,6 +94,10 @@ class Supervisor:
                 self._await_own_end(tree)
                 return Ending(stop_signal=self._options.stop.signum)
             beats = self._read_beats(tree)
+            if limit_s is not None and time.monotonic() - began > limit_s:
+                return Ending(
+                    over=(limit_s, min((beat.step for beat in beats.values()), default=0))
+                )
             hung = self._hung(tree, beats)
             if hung is not None:
                 self._ask_for_stacks(tree)

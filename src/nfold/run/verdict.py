@@ -32,6 +32,10 @@ def verdict(
     if ending.stop_signal is not None:
         name = signal.Signals(ending.stop_signal).name
         return "interrupted", Cause(text=f"nfold got {name}", signal=ending.stop_signal)
+    if ending.over is not None:
+        seconds, step = ending.over
+        text = f"the {seconds:.0f} s that it was given were over after step {step}"
+        return "interrupted", Cause(text=text, step=step)
     if ending.hung is not None:
         rank, step = ending.hung
         text = f"rank {rank} made no progress after step {step}"

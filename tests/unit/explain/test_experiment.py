@@ -137,6 +137,23 @@ def test_what_was_measured_before_is_not_run_again() -> None:
     assert again.runs[:2] == noting.runs[:2]
 
 
+def test_only_what_waits_for_the_end_of_an_epoch_has_a_limit() -> None:
+    limits: list[tuple[bool, float | None]] = []
+    usual = runner(SCRIPT)
+
+    def run(workload: Any, plan: Any, ablation: Any = None, **more: Any) -> Measurement:
+        limits.append((plan.epochs is not None, more["options"].limit_s))
+        measurement: Measurement = usual(workload, plan, ablation, **more)
+        return measurement
+
+    experiment = Experiment(target(SCRIPT, run=run), Clock(1000.0), Events())
+    experiment.run(ladder())
+    assert {limit for epochs, limit in limits if not epochs} == {None}
+    found = [limit for epochs, limit in limits if epochs]
+    assert found
+    assert all(limit is not None and 0 < limit <= 1001 for limit in found)
+
+
 def test_a_request_to_stop_ends_it_with_what_there_is() -> None:
     stop = Stop(signum=2)
     experiment, ticking, _ = _experiment(1000.0, stop=stop)

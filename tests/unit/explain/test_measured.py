@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -104,9 +105,18 @@ def _interval(rung: Rung, run: Measurement) -> float:
     return found.high - found.low
 
 
-def test_of_a_run_that_hung_the_reason_says_what_to_try() -> None:
-    measured, cause = Measured(), Cause(text="rank 0 made no progress after step 10")
-    measured.add(REAL, 0, dataclasses.replace(_run(REAL), status="hung", cause=cause))
-    assert measured.missing([REAL]) == f"hung: {cause.text}; {OWN_WORK}"
-    measured.add(RESIDENT, 0, dataclasses.replace(_run(RESIDENT), status="crashed", cause=cause))
-    assert measured.missing([RESIDENT]) == f"crashed: {cause.text}"
+@pytest.mark.parametrize(
+    ("status", "signum", "hint"),
+    [
+        ("hung", None, f"; {OWN_WORK}"),
+        ("interrupted", None, "; next: a larger --budget"),
+        ("interrupted", 2, ""),
+        ("crashed", None, ""),
+    ],
+)
+def test_the_reason_of_a_run_without_a_result_says_what_to_try(
+    status: Any, signum: int | None, hint: str
+) -> None:
+    measured, cause = Measured(), Cause(text="no step after 10", signal=signum)
+    measured.add(REAL, 0, dataclasses.replace(_run(REAL), status=status, cause=cause))
+    assert measured.missing([REAL]) == f"{status}: no step after 10{hint}"

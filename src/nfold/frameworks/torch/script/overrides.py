@@ -32,6 +32,10 @@ class Overrides:
         self._pass_batches = task.left_out.pass_batches
         self._long = None if plan.steps is None else LONG_TURNS * plan.steps * plan.accumulate
 
+    def never_end(self) -> None:
+        """No pass that begins from now on ends, where its length is known."""
+        self._long = 0
+
     def __call__(self, loader: Any) -> None:
         """Raises Unsupported where the loader cannot be changed so."""
         if self._workers is not None and self._workers != loader.num_workers:

@@ -1,52 +1,100 @@
-"""A run of passes that are cut short ends early where what lies between them takes long."""
+"""Nobody waits long, and again and again, for what lies between the passes of a script.
+
+Ranks decide alike, or they would wait for each other: rank 0 by its clock, the others ask it
+through the store of the script's process group.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.script.facts import joined
-from nfold.frameworks.torch.script.late import PUBLIC, TIMEOUT
+from nfold.frameworks.torch.script.late import PUBLIC
 from nfold.frameworks.torch.script.turning import length_of
 
 LONG_S = 5.0
-"""Between two passes. A run holds that three times, one on N devices and one on one device each."""
-KEY = "over"
+"""Between two passes that are cut short, of which a run holds three; in all between others."""
+POLL_S = 0.01
 
 
 class Patience:
-    """Ends such a run with its first timed pass, on all ranks alike; does nothing in other runs.
+    """What a rank waits for between passes, in a run that is measured in steps.
 
-    What has passed before that one is a validation, most often, and no other will be waited for.
-    The first timed step is when ranks decide, each as far as the others: rank 0 does, by its clock.
+    A run of passes that are cut short ends with its first timed pass, if what was before that took
+    long: it is a validation, most often. In another run no pass ends any more, from the next one
+    on, once what lay between passes took long in all: ``never_end`` is called. ``waiting`` is
+    called while rank 0 has not yet said which, because it may be in its validation.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._passes_are_cut = task.left_out.pass_batches is not None
+    def __init__(
+        self, task: Task, never_end: Callable[[], None], waiting: Callable[[], None]
+    ) -> None:
+        self._never_end = never_end
+        self._waiting = waiting
+        self._cut = task.left_out.pass_batches is not None
+        self._in_steps = task.plan.steps is not None
         self._pass_steps = length_of(task).warmup
-        self._stepped_at = 0.0
-        self._over = False
+        self._passes = 0
+        self._long = False
+        self._between_s = 0.0
+        self._stepped_at: float | None = None
+        self._began_at = 0.0
+
+    def pass_begins(self, *, feeds: bool) -> None:
+        """A pass begins, over the training data where it ``feeds``."""
+        if not (feeds and self._in_steps) or self._cut or self._stepped_at is None:
+            return
+        self._began_at = time.monotonic()
+        self._between_s += self._began_at - self._stepped_at
+        self._passes += 1
+        # What rank 0 said a pass ago is there by now: nobody waits for it.
+        if self._deciding(self._passes - 1) and self._heard(self._passes - 1):
+            self._never_end()
+        if self._deciding(self._passes):
+            self._tell(self._passes)
+
+    def pass_began(self) -> None:
+        """Its first batch is there, which was waited for."""
+        self._between_s += time.monotonic() - self._began_at if self._passes else 0.0
 
     def over(self, steps: int) -> bool:
         """Whether step ``steps``, which has just been made, was the last one. Ask after each."""
-        if not self._passes_are_cut:
+        if not self._in_steps:
             return False
         before, self._stepped_at = self._stepped_at, time.monotonic()
-        if steps == self._pass_steps + 1:
-            self._over = _agreed(self._stepped_at - before > LONG_S)
-        return self._over and steps >= 2 * self._pass_steps
+        if not self._cut:
+            return False
+        if steps == self._pass_steps + 1 and before is not None:
+            self._between_s = self._stepped_at - before
+            self._tell(0)
+        return steps == 2 * self._pass_steps and self._heard(0)
+
+    def _deciding(self, passes: int) -> bool:
+        """After 1, 2, 4, 8 passes and so on: what ranks ask each other takes time too."""
+        return passes > 0 and passes & (passes - 1) == 0
+
+    def _tell(self, number: int) -> None:
+        """Decide; rank 0 for the others."""
+        self._long = self._between_s > LONG_S
+        if joined() and dist.get_rank() == 0:
+            _store().set(str(number), str(self._long))
+
+    def _heard(self, number: int) -> bool:
+        """What was decided, by rank 0."""
+        if not joined() or dist.get_rank() == 0:
+            return self._long
+        store = _store()
+        while not store.check([str(number)]):
+            self._waiting()
+            time.sleep(POLL_S)
+        return bool(store.get(str(number)) == str(True).encode())
 
 
-def _agreed(own: bool) -> bool:
-    """What rank 0 thinks."""
-    if not joined():
-        return own
-    store = PUBLIC.PrefixStore("nfold-patience", distributed_c10d._get_default_store())
-    if dist.get_rank() == 0:
-        store.set(KEY, str(own))
-        return own
-    store.wait([KEY], TIMEOUT)
-    return bool(store.get(KEY) == str(True).encode())
+def _store() -> Any:
+    return PUBLIC.PrefixStore("nfold-patience", distributed_c10d._get_default_store())

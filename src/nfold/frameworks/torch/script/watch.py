@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,13 +56,13 @@ class Watch:
         length = length_of(task)
         self._settles_at = max(1, length.warmup - 1)
         self.warmup_steps = length.warmup
-        self._recorder = Recorder(
+        self._recorder: Recorder[None] = Recorder(
             task.rank,
             "",
             self._clock,
             observer,
             length,
-            _no_losses,
+            lambda _: (),  # A script's losses are its own.
             fetched=self._fetched,
             span_s=SPAN_S,
         )
@@ -75,7 +75,7 @@ class Watch:
         self._sights = Sights(task, self._left_out, self._feed, self._boundary)
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
         self._tracing = Tracing(wanted=self._left_out.now.traced)
-        self._patience = Patience(task)
+        self._patience = Patience(task, self._overrides.never_end, self.aside)
         self._before = NONE
         self._agreed: str | None = None
         self._stepped = False
@@ -173,6 +173,7 @@ class Watch:
     def pass_begins(self, *, feeds: bool) -> None:
         """The first step is timed from the last pass that began before it."""
         self.aside()
+        self._patience.pass_begins(feeds=feeds)
         if not self.steps:
             self._recorder.begin()
         elif feeds and self._task.plan.epochs is not None:
@@ -184,6 +185,7 @@ class Watch:
 
     def pass_began(self) -> None:
         """The start of workers lies between two passes."""
+        self._patience.pass_began()
         self._apart()
 
     def _apart(self, *, pass_ended: bool = False) -> None:
@@ -293,8 +295,3 @@ class Watch:
     def _leave(self) -> None:
         self.left = True
         self._observer.leave(self.samples())
-
-
-def _no_losses(_kept: Sequence[None]) -> Sequence[float]:
-    """A script's losses are its own."""
-    return ()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
@@ -135,6 +136,9 @@ class Seconds:
     def monotonic(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.pass_by(seconds)
+
     def pass_by(self, seconds: float) -> None:
         self.now += seconds
 
@@ -196,13 +200,66 @@ def test_what_lies_between_short_passes_stands_for_whole_ones(
     assert found.step_ms == (1000,) * (2 * passes)
 
 
-@pytest.mark.parametrize(("workers", "step_ms"), [(0, 21_000), (1, 1000)])
+@pytest.mark.parametrize(("between_s", "ends"), [(100, 2), (3, 3), (1, 9), (0, 12)])
+def test_no_pass_ends_any_more_once_what_lies_between_took_long(
+    between_s: float, ends: int, seconds: Seconds
+) -> None:
+    """Passes of 8 steps in a run of 104; counted are 5 s after 1, 2, 4 and 8 of them."""
+    ended: list[bool] = []
+
+    def evaluate() -> None:
+        ended.append(True)
+        seconds.pass_by(between_s)
+
+    def training() -> None:
+        module = _taking_a_second(seconds)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(_loader(), module, optimizer, after_epoch=evaluate)
+
+    found = watched(training, script_task(steps=100)).samples
+    assert found is not None
+    assert len(ended) == ends
+    assert found.step_ms == (1000,) * 100
+    between = [window.between for window in found.windows if window.between]
+    assert [one.seconds for one in between] == pytest.approx([between_s] * ends)
+
+
+class Store:
+    """Rank 0's word, which is there after a while."""
+
+    def __init__(self, word: str, after: int) -> None:
+        self._word, self._left = word, after
+
+    def check(self, keys: list[str]) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def get(self, key: str) -> bytes:
+        return self._word.encode()
+
+
+@pytest.mark.parametrize("word", ["True", "False"])
+def test_another_rank_lives_while_it_waits_for_rank_0_s_word(
+    word: str, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[bool] = []
+    monkeypatch.setattr(patience, "joined", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    store = Store(word, after=3)
+    monkeypatch.setattr(patience, "_store", lambda: store)
+    task = script_task(Ablation(pass_batches=5), warmup_steps=5, steps=15)
+    one = patience.Patience(task, lambda: None, lambda: waited.append(True))
+    assert [one.over(step) for step in range(1, 11)] == [False] * 9 + [word == "True"]
+    assert len(waited) == 3
+
+
+@pytest.mark.parametrize(("workers", "step_ms"), [(0, 2000), (1, 1000)])
 def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
     workers: int, step_ms: float, seconds: Seconds
 ) -> None:
     class Beginning(SequentialSampler):
         def __iter__(self) -> Any:
-            seconds.pass_by(20)
+            seconds.pass_by(1)
             return super().__iter__()
 
     def training() -> None:
@@ -214,7 +271,7 @@ def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
     assert found is not None
     assert found.step_ms == (step_ms,) * 3
     between = [window.between for window in found.windows if window.between]
-    waited_s = 20.0 if workers else 0.0
+    waited_s = 1.0 if workers else 0.0
     assert between == [Between(seconds=waited_s, steps=1, waited_s=waited_s)] * len(between)
     assert between
 
