@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import made
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Observer, Phase
+from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.watch import Watch
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
@@ -76,6 +78,11 @@ def watched(training: Callable[[], object], task: Any) -> Noting:
     finally:
         watch.remove()
     return noting
+
+
+def overrides(task: Any) -> Overrides:
+    """What a plan imposes, in a training that makes a step whenever it is asked."""
+    return Overrides(task, itertools.count().__next__)
 
 
 def dataset(samples: int = 64) -> TensorDataset:

@@ -92,6 +92,29 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AtLeast:
+    """What lies between two epochs of ``steps`` steps on so many ``devices``, of which a run that
+    was ended in it saw ``seconds``.
+    """
+
+    seconds: float
+    steps: int
+    devices: int
+    fix: str
+    cause: str = "epoch-boundary"
+
+    @property
+    def lost_ms(self) -> float:
+        """A step's part."""
+        return 1e3 * self.seconds / self.steps
+
+    def to_json(self) -> dict[str, Any]:
+        """``at_least`` in the versioned JSON."""
+        values: dict[str, Any] = to_plain(self)
+        return {**values, "lost_ms": self.lost_ms}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Interaction:
     """What two causes cost together beyond the sum of what each costs alone.
 
@@ -136,7 +159,8 @@ class Budget:
     ``ideal_ms`` is a step of N-fold speed over the same samples. ``others_ms`` is the sum of the
     rows without a name, ``unexplained_ms`` what is in no row. ``untested`` holds causes with the
     reason why nothing was measured of them. ``way`` is how a script uses its devices, and
-    ``headline`` what is to be known before all numbers; both are empty for a workload.
+    ``headline`` what is to be known before all numbers; both are empty for a workload. ``at_least``
+    is what is known of a cause whose run had to be ended.
     """
 
     target: str
@@ -157,6 +181,7 @@ class Budget:
     limit: BatchLimit | None = None
     way: str = ""
     headline: str = ""
+    at_least: AtLeast | None = None
 
     @property
     def devices(self) -> int:
@@ -208,6 +233,7 @@ class Budget:
             "interactions": [one.to_json() for one in self.interactions],
             "others_ms": to_plain(self.others_ms),
             "unexplained_ms": to_plain(self.unexplained_ms),
+            "at_least": self.at_least.to_json() if self.at_least else None,
             "wrong": list(self.wrong),
             "warnings": [to_plain(doubt) for doubt in self._told()],
         }

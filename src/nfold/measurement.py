@@ -170,12 +170,16 @@ class Doubt:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why a measurement is not ``ok``: one sentence, and the rank and step where it began."""
+    """Why a measurement is not ``ok``: one sentence, and the rank and step where it began.
+
+    ``stalled_s`` are the seconds since a step was made, of a run that nfold ended for its time.
+    """
 
     text: str
     rank: int | None = None
     step: int | None = None
     signal: int | None = None
+    stalled_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

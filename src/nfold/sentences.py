@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfold.finding import FLOOR, Budget, Finding, milliseconds, no_help, times
+from nfold.finding import CAUSES, FLOOR, AtLeast, Budget, Finding, milliseconds, no_help, times
 from nfold.measurement import UNEXCHANGED
 
 AS_MUCH = 0.95
@@ -17,7 +17,23 @@ def sentences(budget: Budget) -> list[str]:
         return _unexchanged(budget)
     if budget.cannot_help:
         return no_help(budget)
+    known = [FLOOR * budget.n_devices.step_ms.value, *(row.all_ms.value for row in budget.named)]
+    if budget.at_least is not None and budget.at_least.lost_ms > max(known):
+        return _unfinished(budget, budget.at_least)
     return _named(budget, budget.named[0]) if budget.named else _nameless(budget)
+
+
+def _unfinished(budget: Budget, least: AtLeast) -> list[str]:
+    """A cause of which is known only that it costs more than all others."""
+    devices = f"{least.steps:,} steps on {least.devices} device{'s' * (least.devices != 1)}"
+    rest = [f"Of what was measured most is lost to {_cost(budget, one)}." for one in budget.named]
+    return [
+        f"Most is lost to {least.cause} ({CAUSES[least.cause]}): more than {least.seconds:.0f} s "
+        f"after an epoch, {least.lost_ms:.2f} ms of each of its {devices}.",
+        f"Change: {least.fix}.",
+        "No row holds this cost, because nobody waited for its end; next: a larger --budget.",
+        *(rest[:1] or [_as_it_is(budget)]),
+    ]
 
 
 def _no_time(budget: Budget) -> str:

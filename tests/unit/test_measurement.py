@@ -102,7 +102,7 @@ FULL = Measurement(
         pass_batches=7,
     ),
     repeat=3,
-    cause=Cause(text="no room", rank=1, step=5, signal=9),
+    cause=Cause(text="no room", rank=1, step=5, signal=9, stalled_s=1.5),
     ranks=(RANK,),
     energy_joules=12.5,
     warnings=(Doubt(kind="throttled", text="GPU 0 was throttled", value=0.9),),

@@ -146,6 +146,12 @@ def test_json_of_a_measurement_has_the_promised_keys() -> None:
 def test_json_of_a_failure_keeps_its_cause_and_has_no_rate() -> None:
     failed = timed(status="killed", cause=Cause(text="gone", rank=1, signal=9))
     written = summary.to_json(failed)
-    assert written["cause"] == {"text": "gone", "rank": 1, "step": None, "signal": 9}
+    assert written["cause"] == {
+        "text": "gone",
+        "rank": 1,
+        "step": None,
+        "signal": 9,
+        "stalled_s": None,
+    }
     assert written["samples_per_s"] is None
     assert written["telemetry"] is None

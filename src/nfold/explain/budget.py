@@ -13,7 +13,7 @@ from nfold.explain.fit import RESAMPLES, Fit, Number, View
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
 from nfold.explain.pairs import pairs
-from nfold.explain.untested import untested
+from nfold.explain.untested import at_least, untested
 from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed, beyond
 from nfold.stats import Interval
 
@@ -286,6 +286,7 @@ def budget(
             *warnings(measured, account.fit),
         ),
         untested=tuple(untested(ladder, measured, account.fit.view)),
+        at_least=at_least(ladder, measured),
         limit=None if ladder.plain else batch.limit(ladder, measured, account.fit, speedup),
         way=lines.way(ladder.seen) if ladder.seen else "",
         headline=lines.headline(target, ladder.seen, ladder.devices) if ladder.seen else "",

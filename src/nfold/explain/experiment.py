@@ -192,12 +192,14 @@ class Experiment:
     def _measure(self, group: Sequence[Rung], number: int) -> bool:
         """One run of rungs that share it, unless they cannot be, are there, or the time is over.
 
-        Returns whether any of them is measured.
+        It is given what is left, and once more what a run takes: what a script does between its
+        passes may take any time. Returns whether any of them is measured.
         """
         asked = [rung for rung in group if self._open(rung, number)]
         if asked and not self.stop and self.measured.seconds(asked) <= self.clock.left_s:
             self.events.started(asked, number, self.clock.left_s)
-            self._keep_all(asked, number, self._run(asked, number))
+            limit_s = self.clock.left_s + self.measured.seconds(asked)
+            self._keep_all(asked, number, self._run(asked, number, limit_s))
         return any(number in self.measured.runs.get(rung, {}) for rung in group)
 
     def _open(self, rung: Rung, number: int) -> bool:
@@ -214,18 +216,12 @@ class Experiment:
             self._keep_all([rung], number, [found])
         return found is None
 
-    def _run(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
+    def _run(
+        self, rungs: Sequence[Rung], number: int, limit_s: float | None = None
+    ) -> list[Measurement]:
         if len(rungs) > 1:
-            return self.target.measure_together(rungs, number)
-        return [self.target.measure(rung, number, self._limit_s(rung)) for rung in rungs]
-
-    def _limit_s(self, rung: Rung) -> float | None:
-        """What follows an epoch may take any time: where it is waited for, what is left and once
-        more what a run takes.
-        """
-        if rung.ablation.pass_batches is None and rung.plan.epochs is None:
-            return None
-        return self.clock.left_s + self.measured.seconds([rung])
+            return self.target.measure_together(rungs, number, limit_s)
+        return [self.target.measure(rung, number, limit_s) for rung in rungs]
 
     def _keep_all(self, rungs: Sequence[Rung], number: int, found: list[Measurement]) -> None:
         """Several that failed together are run by themselves from then on.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nfold.seen import Loader, Seen
 
 LEAST_READ = 10_000
@@ -26,15 +28,18 @@ def workers(seen: Seen, count: int) -> str:
     return at(loader(seen).place, f"DataLoader(..., num_workers={count})")
 
 
-def more_input(seen: Seen) -> str:
-    """Where no number of workers was measured to help."""
+def more_input(seen: Seen, tried: Sequence[int] = ()) -> str:
+    """Where no number of workers was measured to help; those that were ``tried`` do not."""
     fed = loader(seen)
-    if not fed.workers:
+    if not (fed.workers or tried):
         return workers(seen, 2)
     less = "less work a sample in the data set"
     if seen.device != "cpu":
         less += " (whole batches can be changed on the GPU)"
-    return at(fed.place, f"{less}, or another num_workers (fewer may be faster)")
+    if not tried:
+        return at(fed.place, f"{less}, or another num_workers (fewer may be faster)")
+    numbers = " and ".join(map(str, tried))
+    return at(fed.place, f"{less} (num_workers={numbers}: no gain beyond the noise)")
 
 
 def faster_reads(seen: Seen) -> str:

@@ -18,18 +18,25 @@ from nfold.run.verdict import OWN_WORK
 
 @dataclass
 class Measured:
-    """Runs by rung and round; ``reasons`` of rungs that cannot be run, or could not."""
+    """Runs by rung and round; ``reasons`` of rungs that cannot be run, or could not.
+
+    ``stalled_s`` are seconds without a step after one, in runs that were ended then.
+    """
 
     runs: dict[Rung, dict[int, Measurement]] = field(default_factory=dict)
     reasons: dict[Rung, str] = field(default_factory=dict)
+    stalled_s: dict[Rung, float] = field(default_factory=dict)
 
     def add(self, rung: Rung, number: int, measurement: Measurement) -> None:
         """Keep a run; one that failed is the reason why its rung is not asked again."""
         if measurement.status == "ok":
             self.runs.setdefault(rung, {})[number] = measurement
             return
-        cause = measurement.cause.text if measurement.cause else "it ended without a word"
-        self.reasons[rung] = f"{measurement.status}: {cause}{_hint(measurement)}"
+        cause = measurement.cause
+        text = cause.text if cause else "it ended without a word"
+        self.reasons[rung] = f"{measurement.status}: {text}{_hint(measurement)}"
+        if cause is not None and cause.step and cause.stalled_s:
+            self.stalled_s[rung] = cause.stalled_s
 
     def rounds(self, rung: Rung) -> int:
         """How often a rung was run."""

@@ -62,7 +62,9 @@ class Target(Protocol):
     def together(self, rung: Rung) -> Rung | None:
         """What can be run in one process tree has the same here; None: it is run by itself."""
 
-    def measure_together(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
+    def measure_together(
+        self, rungs: Sequence[Rung], number: int, limit_s: float | None = None
+    ) -> list[Measurement]:
         """Run these, which can be run together, in one fresh process tree, as ``measure`` does."""
 
     def epoch_steps(self, plan: Plan) -> int | None:
@@ -100,7 +102,7 @@ class WorkloadTarget:
 
     def measure(self, rung: Rung, number: int, limit_s: float | None = None) -> Measurement:
         """Run, and keep it."""
-        measurement = self._measured(rung, number, limit_s=limit_s)
+        measurement = self._measured(rung, number, limit_s)
         self.store.append(measurement)
         return measurement
 
@@ -111,12 +113,14 @@ class WorkloadTarget:
             return None
         return Rung(plan=rung.plan, ablation=turns.held(rung.ablation, switched))
 
-    def measure_together(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
+    def measure_together(
+        self, rungs: Sequence[Rung], number: int, limit_s: float | None = None
+    ) -> list[Measurement]:
         """Run, and keep each."""
         left_out = tuple(rung.ablation for rung in rungs)
         shared = self.together(rungs[0])
         assert shared is not None
-        whole = self._measured(shared, number, left_out)
+        whole = self._measured(shared, number, limit_s, left_out)
         found = apart(whole, left_out)
         if whole.status == "ok":
             for measurement in found:
@@ -127,8 +131,8 @@ class WorkloadTarget:
         self,
         rung: Rung,
         number: int,
+        limit_s: float | None,
         taking: tuple[Ablation, ...] = (),
-        limit_s: float | None = None,
     ) -> Measurement:
         return self.run(
             self.workload,

@@ -74,8 +74,10 @@ def lines(rows: Iterable[Finding], budget: Budget) -> list[tuple[str, ...]]:
 
 
 def _gain(gained: Interval | None) -> str:
-    """What one device alone would win, on its own rate."""
-    return "" if gained is None else f"+{100 * (gained.value - 1):.0f} %"
+    """What one device alone would win, on its own rate: a part of it, or many times that."""
+    if gained is None:
+        return ""
+    return f"+{100 * (gained.value - 1):.0f} %" if gained.value < 10 else f"{gained.value:,.0f} ×"
 
 
 def ending(budget: Budget) -> list[tuple[str, ...]]:

@@ -25,6 +25,8 @@ from nfold.errors import Collateral, NfoldError, RunFailure
 from nfold.run.handoff import Failure
 
 STACK_SIGNAL = signal.SIGUSR2
+CHILDREN_END_S = 2.0
+"""What was killed is waited for no longer than this; it takes milliseconds."""
 
 
 @contextmanager
@@ -80,12 +82,18 @@ def end_now(code: int) -> NoReturn:
 def end_children() -> None:
     """Kill every process that this one has started by multiprocessing.
 
-    PyTorch's handler would take the death of a loader's worker for a failure of this process.
+    PyTorch's handler would take the death of a loader's worker for a failure of this process. They
+    are waited for: what nobody has waited for leaves its CPU time to no one, and would be taken for
+    another's.
     """
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for child in multiprocessing.active_children():
+    children = multiprocessing.active_children()
+    for child in children:
         child.kill()
+    until = time.monotonic() + CHILDREN_END_S
+    for child in children:
+        child.join(max(0.0, until - time.monotonic()))
 
 
 def end_well() -> NoReturn:

@@ -31,13 +31,15 @@ class Ending:
 
     ``exit_code`` is the root's, negative for a signal, None where nfold ended it. ``hung`` is
     the rank that stopped first and its step, ``over`` the seconds that the run was given and the
-    step of the slowest rank then. ``left`` lists processes that outlived SIGKILL.
+    step of the slowest rank then, ``stalled_s`` the seconds since that one. ``left`` lists
+    processes that outlived SIGKILL.
     """
 
     exit_code: int | None = None
     hung: tuple[int, int] | None = None
     over: tuple[float, int] | None = None
     stop_signal: int | None = None
+    stalled_s: float = 0.0
     left: tuple[int, ...] = ()
 
 
@@ -50,6 +52,7 @@ class Supervisor:
         self._options = options
         self._pids: dict[int, int] = {}
         self._rate = RateMeter(launch.batch)
+        self._step, self._stepped_at = 0, time.monotonic()
 
     def run(self) -> Ending:
         """Start, watch, and end the tree; nothing of it is left when this returns."""
@@ -58,11 +61,12 @@ class Supervisor:
             tree = ProcessTree(root, self._mark())
             try:
                 ending = self._watch(tree)
+                stalled_s = time.monotonic() - self._stepped_at
             except BaseException:
                 tree.kill()
                 raise
             left = tuple(tree.kill())
-        return dataclasses.replace(ending, left=left)
+        return dataclasses.replace(ending, left=left, stalled_s=stalled_s)
 
     def _mark(self) -> tuple[str, str] | None:
         name = self._launch.mark
@@ -95,9 +99,7 @@ class Supervisor:
                 return Ending(stop_signal=self._options.stop.signum)
             beats = self._read_beats(tree)
             if limit_s is not None and time.monotonic() - began > limit_s:
-                return Ending(
-                    over=(limit_s, min((beat.step for beat in beats.values()), default=0))
-                )
+                return Ending(over=(limit_s, self._step))
             hung = self._hung(tree, beats)
             if hung is not None:
                 self._ask_for_stacks(tree)
@@ -132,6 +134,9 @@ class Supervisor:
             for pid in pids.values():
                 tree.remember(pid)
             self._folder.write_ranks(pids)
+        step = min((beat.step for beat in beats.values()), default=0)
+        if step != self._step:
+            self._step, self._stepped_at = step, time.monotonic()
         return beats
 
     def _hung(self, tree: ProcessTree, beats: dict[int, Beat]) -> tuple[int, int] | None:

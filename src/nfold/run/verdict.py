@@ -35,11 +35,11 @@ def verdict(
     if ending.over is not None:
         seconds, step = ending.over
         text = f"the {seconds:.0f} s that it was given were over after step {step}"
-        return "interrupted", Cause(text=text, step=step)
+        return "interrupted", Cause(text=text, step=step, stalled_s=ending.stalled_s)
     if ending.hung is not None:
         rank, step = ending.hung
         text = f"rank {rank} made no progress after step {step}"
-        return "hung", Cause(text=text, rank=rank, step=step)
+        return "hung", Cause(text=text, rank=rank, step=step, stalled_s=ending.stalled_s)
     own = [failure for failure in failures if not failure.collateral]
     if own:
         return _failed(own[0])

@@ -90,6 +90,7 @@ def test_json_has_the_versioned_form_and_a_rerun_measures_nothing_anew() -> None
         "interactions",
         "others_ms",
         "unexplained_ms",
+        "at_least",
         "wrong",
         "warnings",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -137,21 +138,23 @@ def test_what_was_measured_before_is_not_run_again() -> None:
     assert again.runs[:2] == noting.runs[:2]
 
 
-def test_only_what_waits_for_the_end_of_an_epoch_has_a_limit() -> None:
-    limits: list[tuple[bool, float | None]] = []
+@pytest.mark.parametrize("shared", [False, True])
+def test_only_a_run_without_which_nothing_can_be_said_has_no_limit(shared: bool) -> None:
+    limits: list[float | None] = []
     usual = runner(SCRIPT)
 
     def run(workload: Any, plan: Any, ablation: Any = None, **more: Any) -> Measurement:
-        limits.append((plan.epochs is not None, more["options"].limit_s))
+        limits.append(more["options"].limit_s)
         measurement: Measurement = usual(workload, plan, ablation, **more)
         return measurement
 
-    experiment = Experiment(target(SCRIPT, run=run), Clock(1000.0), Events())
+    found = target(SCRIPT, run=run)
+    experiment = Experiment(Sharing(found) if shared else found, Clock(1000.0), Events())
     experiment.run(ladder())
-    assert {limit for epochs, limit in limits if not epochs} == {None}
-    found = [limit for epochs, limit in limits if epochs]
-    assert found
-    assert all(limit is not None and 0 < limit <= 1001 for limit in found)
+    assert limits[:3] == [None] * 3
+    other = list(itertools.dropwhile(lambda limit: limit is None, limits))
+    assert other
+    assert all(limit is not None and 0 < limit <= 1010 for limit in other)
 
 
 def test_a_request_to_stop_ends_it_with_what_there_is() -> None:
@@ -313,10 +316,12 @@ class Sharing:
     def together(self, rung: Rung) -> Rung | None:
         return Rung(plan=rung.plan, ablation=turns.held(rung.ablation))
 
-    def measure_together(self, rungs: Sequence[Rung], number: int) -> list[Measurement]:
+    def measure_together(
+        self, rungs: Sequence[Rung], number: int, limit_s: float | None = None
+    ) -> list[Measurement]:
         if self._fails:
             return [failed(rung, "it does not like turns") for rung in rungs]
-        return [self._of.measure(rung, number) for rung in rungs]
+        return [self._of.measure(rung, number, limit_s) for rung in rungs]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -12,6 +12,7 @@ from nfold.ablation import Ablation
 from nfold.errors import RunFailure, UsageError
 from nfold.explain import causes, lines
 from nfold.explain.budget import budget
+from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.causes.input import Input
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.fit import View
@@ -19,7 +20,7 @@ from nfold.explain.ladder import Ladder, Rung, Scaling
 from nfold.explain.script import first_look
 from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
-from nfold.measurement import Fetches, Measurement
+from nfold.measurement import Cause, Fetches, Measurement
 from nfold.plan import Plan
 from nfold.seen import Loader, Place, Seen, Traced
 from nfold.sentences import sentences
@@ -152,6 +153,17 @@ def test_workers_are_tried_and_named_by_the_line_of_the_loader() -> None:
     found = explained(seen, load_ms_per_sample=1.0)
     row = next(row for row in found.named if row.cause == "input")
     assert row.fix == "train.py:7: DataLoader(..., num_workers=4)"
+
+
+def test_workers_that_were_tried_and_gain_nothing_are_not_asked_for() -> None:
+    """Of one device all of whose cores load: more workers only take turns, fewer load less."""
+    busy = dataclasses.replace(LOADER, workers=4)
+    seen = dataclasses.replace(DDP, loader=busy)
+    found = explained(seen, load_ms_per_sample=1.0, host_cores=8)
+    row = next(row for row in found.named if row.cause == "input")
+    assert not row.proven
+    assert row.fix.startswith("train.py:7: less work a sample in the data set")
+    assert row.fix.endswith("(num_workers=2 and 8: no gain beyond the noise)")
 
 
 def test_a_plain_script_is_told_what_copies_would_give() -> None:
@@ -400,6 +412,32 @@ def test_of_long_epochs_some_are_cut_short() -> None:
     counted = dataclasses.replace(DDP, loader=dataclasses.replace(fed, counted=True))
     refused = dict(explained(counted, samples_per_epoch=2_000_000).untested)
     assert "what trains counts their batches ahead; next" in refused["epoch-boundary"]
+
+
+def test_what_nobody_waited_for_is_known_to_cost_so_much_at_least() -> None:
+    """A run of short passes is ended 20 s after its first: 2 ms of each of 10,000 steps."""
+    fed = dataclasses.replace(LOADER, batches=10_000, samples=2_000_000)
+    seen = dataclasses.replace(DDP, loader=fed)
+    made = looked(seen)
+    one = experiment(Script(**COSTS))
+    whole = one.run(made)
+    (short, _) = EpochBoundary().short(whole)
+    one.measured.runs.pop(short)
+    cause = Cause(text="the 30 s that it was given were over", step=10, stalled_s=20.0)
+    over = dataclasses.replace(failed(short, ""), status="interrupted", cause=cause)
+    one.measured.add(short, 0, over)
+    found = budget("train.py", whole, one.measured)
+    assert dict(found.untested)["epoch-boundary"].endswith("; next: a larger --budget")
+    assert found.at_least is not None
+    assert found.at_least.devices == 2
+    assert found.to_json()["at_least"]["lost_ms"] == pytest.approx(2.0)
+    first, change, *rest = sentences(found)
+    assert "more than 20 s after an epoch, 2.00 ms of each of its 10,000 steps on 2 dev" in first
+    assert change == "Change: evaluate, log and save less often."
+    assert rest[0].startswith("No row holds this cost")
+    assert rest[1].startswith("2 devices are")
+    less = dataclasses.replace(found.at_least, seconds=0.2)
+    assert sentences(dataclasses.replace(found, at_least=less))[0].startswith("No cause costs more")
 
 
 @pytest.mark.parametrize(

@@ -210,8 +210,9 @@ def test_a_request_to_stop_is_its_own_exit_code(tmp_path: Path) -> None:
 
 
 def test_a_hang_says_where_the_stacks_are(tmp_path: Path) -> None:
-    ended = outcome(tmp_path, Ending(hung=(1, 7)))
-    assert ended.cause == Cause(text="rank 1 made no progress after step 7", rank=1, step=7)
+    ended = outcome(tmp_path, Ending(hung=(1, 7), stalled_s=61.0))
+    text = "rank 1 made no progress after step 7"
+    assert ended.cause == Cause(text=text, rank=1, step=7, stalled_s=61.0)
     assert told(ended).startswith("hung: rank 1")
     assert "stack-K.txt" in told(ended)
 

@@ -27,9 +27,7 @@ batches = iter(loader)
 next(batches)
 pids = [one.pid for one in batches._workers]
 end_children()
-for pid in pids:
-    os.waitpid(pid, 0)
-print("killed", len(pids), flush=True)
+print(sum(os.path.exists(f"/proc/{pid}") for pid in pids), "of", len(pids), flush=True)
 end_now(0)
 """
 PLAIN = """
@@ -53,8 +51,8 @@ def test_workers_of_a_loader_are_gone_before_exit_handlers() -> None:
 
 
 def test_the_death_of_a_loader_s_workers_is_no_failure() -> None:
-    """PyTorch's handler of their signal raises it in whatever runs then."""
-    assert _printed(KILLED) == "killed 4"
+    """PyTorch's handler of their signal raises it in whatever runs then; none of them is left."""
+    assert _printed(KILLED) == "0 of 4"
 
 
 def test_without_torch_exit_handlers_run_too() -> None:

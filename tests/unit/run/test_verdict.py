@@ -80,9 +80,10 @@ def test_a_hang_and_a_request_to_stop() -> None:
     assert status == "hung"
     assert cause is not None
     assert (cause.rank, cause.step) == (2, 17)
-    status, cause = verdict(Ending(over=(41.6, 17)), [_failure(0)], {}, 0, 4)
+    status, cause = verdict(Ending(over=(41.6, 17), stalled_s=30.0), [_failure(0)], {}, 0, 4)
     assert status == "interrupted"
     assert cause is not None
+    assert (cause.step, cause.stalled_s) == (17, 30.0)
     assert cause.text == "the 42 s that it was given were over after step 17"
     status, cause = verdict(Ending(stop_signal=signal.SIGINT), [_failure(0)], {}, 0, 4)
     assert status == "interrupted"

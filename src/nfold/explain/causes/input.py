@@ -112,7 +112,8 @@ class Input(Cause):
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words where no plan edit was measured to help."""
         if ladder.seen is not None:
-            return lines.more_input(ladder.seen)
+            tried = [rung for rung in self.fixes(ladder).values() if view.has(rung)]
+            return lines.more_input(ladder.seen, [rung.plan.workers or 0 for rung in tried])
         if not ladder.plan.workers:
             return "let worker processes load (--workers 2), or --input resident"
         return "--input resident, --augment device, or fewer or more --workers (measure both)"

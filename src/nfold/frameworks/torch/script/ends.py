@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from nfold.errors import Unsupported
 
+Steps = Callable[[], int]
+"""The steps of the training so far."""
 COUNTING = ("lightning.pytorch.loops", "pytorch_lightning.loops")
 """Modules whose loops do not evaluate where a pass ends before the length that it had."""
 
@@ -53,16 +55,22 @@ class Shortened(InPlaceOf):
 class Endless(InPlaceOf):
     """Begins again where it would end: workers go on, and what a script does after it never comes.
 
-    ``len()`` is that of one pass.
+    ``len()`` is that of one pass. One in which no ``steps`` are made ends: whoever makes a list of
+    a loader, or goes through it for its mean, waits for that.
     """
 
+    def __init__(self, whole: Any, steps: Steps) -> None:
+        super().__init__(whole)
+        self.steps = steps
+
     def __iter__(self) -> Iterator[Any]:
-        more = True
+        before, more = self.steps(), True
         while more:
             more = False
             for drawn in self.batch_sampler:
                 more = True
                 yield drawn
+            more = more and self.steps() > before
 
 
 def shorten(loader: Any, batches: int) -> None:
@@ -76,14 +84,14 @@ def shorten(loader: Any, batches: int) -> None:
     _replace(loader, Shortened(_drawing(loader), batches))
 
 
-def prolong(loader: Any, batches: int) -> None:
-    """Have its next pass not end, where it is longer than so many batches.
+def prolong(loader: Any, batches: int, steps: Steps) -> None:
+    """Have its next pass not end, where it is longer than so many batches, and has ``steps``.
 
     A loop that counts has its end anyway.
     """
     length = length_of(_drawing(loader))
     if length is not None and length > batches and not (endless(loader) or counted()):
-        _replace(loader, Endless(_drawing(loader)))
+        _replace(loader, Endless(_drawing(loader), steps))
 
 
 def counted() -> bool:
@@ -99,7 +107,7 @@ def shortened(loader: Any) -> Shortened | None:
 
 
 def endless(loader: Any) -> bool:
-    """Whether a pass over it goes on after its length."""
+    """Whether a pass over it may go on after its length."""
     return isinstance(_drawing(loader), Endless)
 
 

@@ -13,24 +13,25 @@ from nfold.frameworks.torch.script import ends
 
 PREFETCH = 2
 """Batches that a worker prepares ahead; PyTorch's own default."""
-LONG_TURNS = 2
-"""Passes are long that last for more turns than these: their ends are no part of a run in steps."""
 
 
 class Overrides:
     """Changes a DataLoader that feeds the training, right before it is iterated.
 
-    What the plan does not say, or what the script does by itself, is left alone.
+    What the plan does not say, or what the script does by itself, is left alone. In a run in steps
+    a pass does not end that is longer than what an experiment times. ``steps`` counts those of the
+    training.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, steps: ends.Steps) -> None:
+        self._steps = steps
         plan, shares = task.plan, task.left_out.shares
         parts = task.world_size * plan.accumulate
         self._batch = None if plan.batch is None else -(-plan.batch // parts)
         self._workers = plan.workers
         self._share = shares[task.rank] if shares else None
         self._pass_batches = task.left_out.pass_batches
-        self._long = None if plan.steps is None else LONG_TURNS * plan.steps * plan.accumulate
+        self._long = None if plan.steps is None else plan.steps * plan.accumulate
 
     def never_end(self) -> None:
         """No pass that begins from now on ends, where its length is known."""
@@ -47,7 +48,7 @@ class Overrides:
         if self._pass_batches is not None:
             ends.shorten(loader, self._pass_batches)
         elif self._long is not None:
-            ends.prolong(loader, self._long)
+            ends.prolong(loader, self._long, self._steps)
 
 
 def batch_of(loader: Any) -> int | None:

@@ -21,9 +21,10 @@ Begin = Callable[[], Iterator[Any]]
 
 @dataclass
 class Pass:
-    """How far a pass has come."""
+    """How far a pass has come, after so many steps of the training."""
 
     given: int = 0
+    steps_before: int = 0
     over: bool = False
 
 

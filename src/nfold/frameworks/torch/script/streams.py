@@ -93,6 +93,7 @@ class Feed:
         self._last: Any = None
         self._pending: dict[int, Taken] = {}
         self.warming = True
+        self.steps = 0
         self.epochs_ended = 0
         self.first_waits_s: list[float] = []
 
@@ -138,7 +139,10 @@ class Feed:
             self._leave(loader)
         self._listener.pass_begins(feeds=self.feeds(loader))
         stream = Stream(loader, lambda: usual(loader), self)
-        if not self._replaying(loader):
+        stream.made.steps_before = self.steps
+        if self._replaying(loader):
+            self._prepare(loader)
+        else:
             self._source(stream)
         return stream
 
@@ -188,8 +192,9 @@ class Feed:
         loader = stream.loader
         if not self.feeds(loader) or self._always_real:
             return next(stream.source)
-        length = None if endless(loader) else length_of(loader)
-        if length is not None and stream.made.given >= length:
+        length = length_of(loader)
+        ends = not endless(loader) or self.steps == stream.made.steps_before
+        if ends and length is not None and stream.made.given >= length:
             raise StopIteration
         if self._left_out.now.input == "real":
             return next(self._source(stream))
@@ -237,6 +242,7 @@ class Feed:
 
     def taken(self) -> Taken:
         """What fed the step that has just been made."""
+        self.steps += 1
         if self.warming and self._last is not None:
             self._training[id(self._last)] = self._last
         elif self._last is not None and not self._pending.keys() & self._training.keys():

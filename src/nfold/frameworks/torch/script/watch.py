@@ -66,7 +66,7 @@ class Watch:
             fetched=self._fetched,
             span_s=SPAN_S,
         )
-        self._overrides = Overrides(task)
+        self._overrides = Overrides(task, lambda: self._feed.steps)
         self._left_out = LeftOut(task)
         self._late = LateExchange(task, self._left_out)
         self._feed = Feed(

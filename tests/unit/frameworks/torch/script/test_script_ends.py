@@ -15,11 +15,11 @@ from nfold.ablation import Ablation
 from nfold.errors import Unsupported
 from nfold.frameworks.torch.script.ends import shortened
 from nfold.frameworks.torch.script.facts import loader_facts
-from nfold.frameworks.torch.script.overrides import Overrides, batch_of
-from watched import dataset, loop, model, script_task, watched
+from nfold.frameworks.torch.script.overrides import batch_of
+from watched import dataset, loop, model, overrides, script_task, watched
 
 OUTLASTED: Any = {"steps": 3, "warmup_steps": 10}
-"""Longer than a pass of 8 steps, which is longer than two turns."""
+"""Longer than a pass of 8 steps, which is longer than what is timed."""
 
 
 def _loader(batch: int | None = 8, **how: Any) -> Any:
@@ -30,7 +30,7 @@ def _loader(batch: int | None = 8, **how: Any) -> Any:
 def test_a_pass_ends_early_and_the_next_one_too(workers: int) -> None:
     loader = _loader(num_workers=workers, persistent_workers=bool(workers))
     for _ in range(2):
-        Overrides(script_task(Ablation(pass_batches=3)))(loader)
+        overrides(script_task(Ablation(pass_batches=3)))(loader)
         assert [len(labels) for _, labels in loader] == [8] * 3
     assert len(loader) == 3
     cut = shortened(loader)
@@ -42,7 +42,7 @@ def test_a_pass_ends_early_and_the_next_one_too(workers: int) -> None:
 
 def test_samples_without_a_batch_end_early_too() -> None:
     loader = _loader(None)
-    Overrides(script_task(Ablation(pass_batches=5)))(loader)
+    overrides(script_task(Ablation(pass_batches=5)))(loader)
     assert len(list(loader)) == len(loader) == 5
 
 
@@ -51,23 +51,45 @@ def test_a_long_pass_does_not_end_in_a_run_in_steps(workers: int) -> None:
     loader = _loader(num_workers=workers)
     before = loader_facts(loader, None)
     for _ in range(2):
-        Overrides(script_task(steps=3))(loader)
+        overrides(script_task(steps=3))(loader)
         assert [len(labels) for _, labels in itertools.islice(loader, 20)] == [8] * 20
     assert len(loader) == 8
     assert loader_facts(loader, None) == before
 
 
-@pytest.mark.parametrize("length", [{"steps": 4}, {"steps": 2, "accumulate": 2}, {"epochs": 3}])
-def test_what_is_no_longer_than_two_turns_or_is_to_be_whole_ends(length: Any) -> None:
+@pytest.mark.parametrize("length", [{"steps": 8}, {"steps": 4, "accumulate": 2}, {"epochs": 3}])
+def test_what_is_no_longer_than_what_is_timed_or_is_to_be_whole_ends(length: Any) -> None:
     loader = _loader()
-    Overrides(script_task(**{"steps": None, **length}))(loader)
+    overrides(script_task(**{"steps": None, **length}))(loader)
     assert len(list(loader)) == 8
+
+
+@pytest.mark.parametrize("input_", ["real", "replayed"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_pass_without_a_step_ends(input_: Any, grad: bool) -> None:
+    """A mean over the data before the training, and an evaluation on them amid an epoch."""
+    through: list[int] = []
+
+    def look(loader: Any) -> None:
+        with torch.set_grad_enabled(grad):
+            through.append(len(list(loader)))
+
+    def training() -> None:
+        module, loader = model(), _loader()
+        look(loader)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        module.register_forward_hook(lambda *_: look(loader) if len(through) < 12 else None)
+        loop(loader, module, optimizer)
+
+    found = watched(training, script_task(Ablation(input=input_), **OUTLASTED)).samples
+    assert found is not None
+    assert through == [8] * 12
 
 
 def test_a_share_can_be_changed_of_what_does_not_end() -> None:
     sampler: Any = DistributedSampler(dataset(), num_replicas=2, rank=0, shuffle=False)
     loader = _loader(None, sampler=sampler)
-    override = Overrides(script_task(Ablation(shares=(1, 0)), world_size=2, steps=3))
+    override = overrides(script_task(Ablation(shares=(1, 0)), world_size=2, steps=3))
     for _ in range(2):
         override(loader)
     assert sampler.rank == 1
@@ -123,7 +145,7 @@ class Unending(IterableDataset[int]):
 
 
 def test_an_end_that_somebody_counted_on_is_left_where_it_is() -> None:
-    short, long = Overrides(script_task(Ablation(pass_batches=3))), Overrides(script_task(steps=3))
+    short, long = overrides(script_task(Ablation(pass_batches=3))), overrides(script_task(steps=3))
     unending: Any = DataLoader(Unending(), batch_size=8)
     drawing = unending.batch_sampler
     long(unending)

@@ -34,12 +34,11 @@ from nfold.frameworks.imports import after_import
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.environment import PORTS, WORLD, entered, environment, expandable
-from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.trainers import with_devices
 from nfold.frameworks.torch.script.unwaited import Unwaited, ours, reader
-from watched import dataset, loop, model, script_task, watched
+from watched import dataset, loop, model, overrides, script_task, watched
 
 
 def test_a_module_is_acted_on_right_after_its_import(
@@ -153,17 +152,17 @@ def _loader(batch: int = 8, **how: Any) -> Any:
 def test_a_plan_changes_a_loader_only_where_it_differs() -> None:
     loader = _loader(num_workers=2)
     before = dict(vars(loader))
-    Overrides(script_task(batch=8, workers=2))(loader)
-    Overrides(script_task())(loader)
+    overrides(script_task(batch=8, workers=2))(loader)
+    overrides(script_task())(loader)
     assert vars(loader) == before
-    Overrides(script_task(batch=32, accumulate=2, workers=0))(loader)
+    overrides(script_task(batch=32, accumulate=2, workers=0))(loader)
     assert [len(labels) for _, labels in loader] == [16] * 4
     assert (loader.num_workers, loader.batch_size) == (0, 16)
 
 
 def test_workers_can_be_given_to_a_loader_without() -> None:
     loader = _loader()
-    Overrides(script_task(workers=1))(loader)
+    overrides(script_task(workers=1))(loader)
     assert sum(len(labels) for _, labels in loader) == 64
 
 
@@ -177,16 +176,16 @@ def test_a_batch_that_somebody_else_makes_is_not_changed() -> None:
 
     loader: Any = DataLoader(dataset(), batch_sampler=Buckets())
     with pytest.raises(Unsupported, match="batches from Buckets"):
-        Overrides(script_task(batch=8))(loader)
+        overrides(script_task(batch=8))(loader)
 
 
 def test_a_rank_takes_another_one_s_samples() -> None:
     sampler: Any = DistributedSampler(dataset(), num_replicas=2, rank=0, shuffle=False)
     task = script_task(Ablation(shares=(1, 0)), world_size=2)
-    Overrides(task)(_loader(sampler=sampler))
+    overrides(task)(_loader(sampler=sampler))
     assert next(iter(sampler)) == 1
     with pytest.raises(Unsupported, match="SequentialSampler"):
-        Overrides(task)(_loader())
+        overrides(task)(_loader())
 
 
 def test_a_plan_s_batch_is_what_a_watched_training_gets() -> None:

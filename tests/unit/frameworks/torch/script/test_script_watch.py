@@ -200,9 +200,10 @@ def test_what_lies_between_short_passes_stands_for_whole_ones(
     assert found.step_ms == (1000,) * (2 * passes)
 
 
+@pytest.mark.parametrize("input_", ["real", "replayed"])
 @pytest.mark.parametrize(("between_s", "ends"), [(100, 2), (3, 3), (1, 9), (0, 12)])
 def test_no_pass_ends_any_more_once_what_lies_between_took_long(
-    between_s: float, ends: int, seconds: Seconds
+    between_s: float, ends: int, input_: Any, seconds: Seconds
 ) -> None:
     """Passes of 8 steps in a run of 104; counted are 5 s after 1, 2, 4 and 8 of them."""
     ended: list[bool] = []
@@ -216,7 +217,7 @@ def test_no_pass_ends_any_more_once_what_lies_between_took_long(
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(_loader(), module, optimizer, after_epoch=evaluate)
 
-    found = watched(training, script_task(steps=100)).samples
+    found = watched(training, script_task(Ablation(input=input_), steps=100)).samples
     assert found is not None
     assert len(ended) == ends
     assert found.step_ms == (1000,) * 100
