@@ -28,7 +28,7 @@ from typing import Any
 import traced
 from diagnosis_score import Case, table
 from own_clock import Doses
-from targets import HERE, SCRIPTS, Planted, Script, Simulated, Target
+from targets import SCRIPTS, Planted, Script, Simulated, Target, importing
 
 DOSES = "0.5,1,2,4"
 
@@ -50,7 +50,7 @@ def cases(asked: argparse.Namespace, target: Target) -> Iterator[Case]:
     """One explanation after the other, while there is time."""
     end = time.monotonic() + asked.seconds
     every = jobs(asked, target)
-    if isinstance(target, Script):
+    if isinstance(target, Script | Planted):
         _learn(asked.clock, target, [doses for doses, _ in every])
     for doses, seed in every:
         if time.monotonic() > end:
@@ -67,13 +67,13 @@ def cases(asked: argparse.Namespace, target: Target) -> Iterator[Case]:
         yield case
 
 
-def _learn(clock: Path | None, script: Script, every: list[Doses]) -> None:
-    """What a script's own clock says of all doses; kept in a file for the next time."""
+def _learn(clock: Path | None, target: Script | Planted, every: list[Doses]) -> None:
+    """What the target's own clock says of all doses; kept in a file for the next time."""
     if clock and clock.exists():
-        script.readings.read(clock)
-    script.learn(every)
+        target.readings.read(clock)
+    target.learn(every)
     if clock:
-        script.readings.keep(clock)
+        target.readings.keep(clock)
 
 
 def _case(asked: argparse.Namespace, target: Target, doses: Doses, seed: int) -> Case:
@@ -90,13 +90,12 @@ def _case(asked: argparse.Namespace, target: Target, doses: Doses, seed: int) ->
 
 def _explained(asked: argparse.Namespace, command: list[str], environment: dict[str, str]) -> Any:
     """The object that ``nfold explain --json`` prints, from a fresh results folder."""
-    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as results:
         told = ["--json", "--no-report", "--budget", asked.budget, "--results", results]
         target, *rest = command
         done = subprocess.run(
             [asked.python, "-m", "nfold", "explain", target, *told, *rest],
-            env={**os.environ, "PYTHONPATH": path, **environment},
+            env={**os.environ, "PYTHONPATH": importing(), **environment},
             stdout=subprocess.PIPE,
             stderr=None if asked.verbose else subprocess.PIPE,
             text=True,

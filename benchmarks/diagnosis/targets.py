@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from own_clock import IN_TURNS, TIMED_STEPS, Doses, Readings, printed_ms
+import planted
+from own_clock import IN_TURNS, TIMED_STEPS, Asked, Doses, Readings, printed_ms
 
 HERE = Path(__file__).resolve().parent
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "noise": 0.01, "process_noise": 0.005}
@@ -43,6 +44,17 @@ EXACT = ("imbalance", "epoch-boundary")
 """A rank that is busy for so long, workers that sleep for so long before each epoch."""
 TAIL = 2000
 """Characters of a failed script's output that are told."""
+
+
+def singles(every: Sequence[Doses]) -> list[Asked]:
+    """Each cause at each dose, once."""
+    found = {(cause, dose): None for doses in every for cause, dose in doses.items()}
+    return list(found)
+
+
+def importing() -> str:
+    """A PYTHONPATH that has ``planted`` too."""
+    return os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
 
 
 class Target(Protocol):
@@ -113,8 +125,13 @@ class Planted:
     devices: str
     strong: bool = True
     switches: tuple[str, ...] = ()
-    causes: tuple[str, ...] = ("input", "imbalance", "link", "synchronization", "launch-bound")
+    causes: tuple[str, ...] = planted.CAUSES
     pairs: tuple[tuple[str, str], ...] = (("imbalance", "link"), ("input", "synchronization"))
+
+    @functools.cached_property
+    def readings(self) -> Readings:
+        """What the workload's own clock has said of doses so far."""
+        return Readings()
 
     @property
     def name(self) -> str:
@@ -123,12 +140,36 @@ class Planted:
     def command(self) -> list[str]:
         return ["planted:digits", "--devices", self.devices, "--strategy", "nfold"]
 
-    def environment(self, doses: Doses, seed: int) -> dict[str, str]:
-        return {"NFOLD_PLANTED": json.dumps(doses)}
+    def learn(self, every: Sequence[Doses]) -> None:
+        """Time every dose by the workload's own clock, all in one run."""
+        self.readings.learn(singles(every), self.run)
+
+    def environment(self, doses: Doses | Sequence[Doses], seed: int) -> dict[str, str]:
+        return {planted.ENVIRONMENT: json.dumps(doses)}
 
     def injected(self, doses: Doses, found: Any) -> dict[str, float]:
         # Two devices halve a step's fixed cost; each has half of the samples of the input.
-        return {c: dose / 2 if c == "launch-bound" else dose for c, dose in doses.items()}
+        parts = {"launch-bound": 2}
+        return {c: self.readings.ms[c, dose] / parts.get(c, 1) for c, dose in doses.items()}
+
+    def run(self, asked: Doses | Sequence[Doses]) -> str:
+        """What ranks print while several doses have their turns."""
+        steps = len(asked) * (planted.WARMUP + planted.TIMED) + 1
+        told = ["--steps", str(steps), "--warmup-steps", "1", "--no-report", "--plain"]
+        with tempfile.TemporaryDirectory() as results:
+            done = subprocess.run(
+                [sys.executable, "-m", "nfold", "bench", *self.command(), *told,
+                 "--results", results],
+                env={**os.environ, "PYTHONPATH": importing(), **self.environment(asked, 0)},
+                capture_output=True,
+                text=True,
+            )  # fmt: skip
+            logs = sorted(Path(results).glob("measurements/*/rank-*.log"))
+            text = "".join(log.read_text() for log in logs)
+        ranks = int(self.devices.rpartition(":")[2])
+        if done.returncode or len(printed_ms(text)) < ranks * len(asked):
+            raise RuntimeError(f"{self.name}, {asked}: {(done.stderr + text)[-TAIL:]}")
+        return text
 
 
 @dataclass(frozen=True)
@@ -198,8 +239,7 @@ class Script:
 
     def learn(self, every: Sequence[Doses]) -> None:
         """Time every dose that is spent in a step by the script's own clock, all in one run."""
-        singles = {(cause, dose): None for doses in every for cause, dose in doses.items()}
-        asked = [(cause, dose) for cause, dose in singles if cause in IN_TURNS]
+        asked = [(cause, dose) for cause, dose in singles(every) if cause in IN_TURNS]
         self.readings.learn(asked, self.run)
 
     def environment(self, doses: Doses | Sequence[Doses], seed: int) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from own_clock import slowest_ms
-from targets import Script
+from targets import Planted, Script
 
 
 @pytest.mark.integration
@@ -25,3 +25,13 @@ def test_doses_take_turns_in_one_run() -> None:
     steps_ms = slowest_ms(script.run([{}, {"imbalance": 20.0}, {"layout": 2.0}]))
     assert sorted(steps_ms) == [0, 1, 2]
     assert steps_ms[1] >= 20.0
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(120)
+def test_doses_of_a_workload_take_turns_in_one_run() -> None:
+    """Of 20 ms each; a step's buckets are one."""
+    doses = ("imbalance", "input", "launch-bound", "link", "synchronization")
+    steps_ms = slowest_ms(Planted("cpu:2").run([{}, *({cause: 20.0} for cause in doses)]))
+    assert sorted(steps_ms) == [0, 1, 2, 3, 4, 5]
+    assert all(steps_ms[turn] >= 20.0 for turn in range(1, 6))
