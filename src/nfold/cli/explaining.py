@@ -25,7 +25,7 @@ from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Rung, made_ahead
 from nfold.explain.readings import readings
 from nfold.explain.target import WorkloadTarget
-from nfold.finding import Budget
+from nfold.finding import FLOOR, Budget
 from nfold.frameworks.registry import framework
 from nfold.inert import inert
 from nfold.machine import Machine
@@ -96,9 +96,12 @@ class RunLines(Events):
 
 
 def _outcome(rung: Rung, measurement: Measurement) -> str:
-    step = readings(measurement, coupled=rung.coupled).get("step")
-    cause = measurement.cause.text if measurement.cause else ""
-    return f"{measurement.status}: {cause}" if step is None else f"{step:.2f} ms a step"
+    found = readings(measurement, coupled=rung.coupled)
+    if "step" not in found:
+        return f"{measurement.status}: {measurement.cause.text if measurement.cause else ''}"
+    step, between = found["step"], found.get("gap", 0.0)
+    text = f"{step:.2f} ms a step"
+    return f"{text} and {between:.2f} between epochs" if between > FLOOR * step else text
 
 
 UNFINISHED = (

@@ -18,6 +18,7 @@ from nfold.cli.app import app
 from nfold.cli.explained import _table
 from nfold.cli.explaining import seconds
 from nfold.errors import NfoldError, RunFailure, UsageError
+from nfold.explain.ladder import Rung
 from nfold.frameworks.simulated import Script
 from nfold.store.store import Store
 
@@ -163,6 +164,20 @@ def test_stopped_before_there_is_a_speedup_it_says_so(planted: pytest.MonkeyPatc
     found = _explain("digits", *SIMULATED)
     assert found.stdout == ""
     assert "next: the same command, which goes on from here" in found.stderr
+
+
+def test_a_line_of_a_run_tells_what_lies_between_its_epochs() -> None:
+    """More workers may only move what is waited for there."""
+    said: list[str] = []
+    shown: Any = SimpleNamespace(say=said.append, show=lambda _: None)
+    whole = Rung(plan=ladder().plan.edit(steps=None, epochs=3))
+    for gap_ms in (0.0, 400.0):
+        clock = target(Script(compute_ms_per_sample=0.1, epoch_gap_ms=gap_ms))
+        explaining.RunLines(shown).finished([whole], 0, [clock.measure(whole, 0)], 8.0)
+    plain, with_gap = (line.partition(": ")[2].partition(" (")[0] for line in said)
+    assert plain == "10.00 ms a step"
+    assert with_gap.startswith("10.00 ms a step and ")
+    assert with_gap.endswith(" between epochs")
 
 
 def test_a_line_of_a_run_tells_what_its_plan_has_of_its_own() -> None:
