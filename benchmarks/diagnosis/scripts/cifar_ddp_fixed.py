@@ -15,7 +15,6 @@ from pictures import cifar10
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
 
 
 def network() -> nn.Module:
@@ -53,22 +52,21 @@ def main() -> None:
     )
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=5e-4, fused=True)
     pictures, labels = (one.to(device) for one in cifar10())
-    mean, std = transformed.statistics(device)
-    data = range(len(labels))
-    sampler = DistributedSampler(data, drop_last=True)
-    loader = DataLoader(
-        data,
-        asked.batch,
-        sampler=sampler,
-        pin_memory=cuda,
-        drop_last=True,
-    )
+    pictures = transformed.framed(pictures)
+    scale, shift = transformed.normalising(device, torch.bfloat16)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    share = len(labels) // (ranks * asked.batch) * asked.batch
+    order = torch.Generator(device).manual_seed(0)
     for epoch in range(asked.epochs):
-        sampler.set_epoch(epoch)
-        for indices in loader:
-            which = indices.to(device, non_blocking=True)
-            batch = (transformed.cropped(pictures[which]) / 255 - mean) / std
-            batch = batch.contiguous(memory_format=torch.channels_last)
+        shuffled = torch.randperm(len(labels), generator=order, device=device)
+        where = transformed.windows(share, device)
+        for which, rows, columns in zip(
+            shuffled[rank * share : (rank + 1) * share].split(asked.batch),
+            *(one.split(asked.batch) for one in where),
+            strict=True,
+        ):
+            batch = pictures[which[:, None, None], rows[:, :, None], columns[:, None, :]]
+            batch = torch.addcmul(shift, batch, scale).permute(0, 3, 1, 2)
             with torch.autocast(device.type, torch.bfloat16):
                 loss = functional.cross_entropy(model(batch), labels[which])
             optimizer.zero_grad(set_to_none=True)

@@ -44,21 +44,20 @@ def by_hand(picture: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))
 
 
-def cropped(pictures: torch.Tensor) -> torch.Tensor:
-    """Every picture (n, 3, 32, 32) cropped and mirrored by itself, where it is."""
-    count, where = len(pictures), pictures.device
-    padded = functional.pad(pictures, (4, 4, 4, 4))
-    top, left = torch.randint(0, 9, (2, count, 1, 1, 1), device=where)
-    along = torch.arange(32, device=where)
-    mirrored = torch.rand(count, 1, 1, 1, device=where) < 0.5
-    rows = top + along[:, None]
-    columns = left + torch.where(mirrored, along.flip(0), along)
-    each = torch.arange(count, device=where)[:, None, None, None]
-    colours = torch.arange(3, device=where)[:, None, None]
-    return padded[each, colours, rows, columns]
+def framed(pictures: torch.Tensor) -> torch.Tensor:
+    """Pictures (n, 3, 32, 32) with a black frame of four pixels, colours last: (n, 40, 40, 3)."""
+    return functional.pad(pictures, (4, 4, 4, 4)).permute(0, 2, 3, 1).contiguous()
 
 
-def statistics(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of the colours, of 255, for pictures (n, 3, 32, 32)."""
-    mean, std = (torch.tensor(each, device=device)[:, None, None] for each in (MEAN, STD))
-    return mean, std
+def windows(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and columns (count, 32) of framed pictures: cropped anywhere, mirrored every other."""
+    top, left = torch.randint(0, 9, (2, count, 1), device=device)
+    along = torch.arange(32, device=device)
+    mirrored = torch.rand(count, 1, device=device) < 0.5
+    return top + along, left + torch.where(mirrored, along.flip(0), along)
+
+
+def normalising(device: torch.device, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """What bytes are multiplied with, and what is added then."""
+    mean, std = (torch.tensor(each, device=device) for each in (MEAN, STD))
+    return (1 / (255 * std)).to(kind), (-mean / std).to(kind)
