@@ -6,7 +6,7 @@
     python benchmarks/diagnosis/diagnose.py --on 2 --script ddp --tool traceml --out d.jsonl
     python benchmarks/diagnosis/diagnose.py --read d.jsonl
 
-On the simulated framework costs are exact; on CPU devices ``planted.py`` puts them into digits;
+On the simulated framework costs are exact; ``planted.py`` puts them into a built-in workload;
 scripts get them from ``dosed/faults.py``. Doses are milliseconds a step on N devices.
 """
 
@@ -28,7 +28,8 @@ from typing import Any
 import traced
 from diagnosis_score import Case, table
 from own_clock import Doses
-from targets import SCRIPTS, Planted, Script, Simulated, Target, importing
+from planted_target import Planted, importing
+from targets import SCRIPTS, Script, Simulated, Target
 
 DOSES = "0.5,1,2,4"
 

@@ -1,8 +1,11 @@
-"""digits with a cost of known size in it: ``nfold explain planted:digits`` on CPU devices.
+"""A built-in workload with a cost of known size in it: ``nfold explain planted:digits``.
 
-NFOLD_PLANTED is JSON: ``{"imbalance": 2.0}``, causes and their milliseconds a step, or a list of
-such objects. Of a list each has a turn of so many steps, and every rank prints what one of them
-took. The costs are put in when a rank calls ``digits``; nfold itself knows nothing of them.
+``digits`` is for CPU devices, ``pictures`` (cnn10) for GPUs, where doses keep the device busy, not
+the host, and steps are launched one by one: a captured step would go on with the doses it was
+captured with. NFOLD_PLANTED is JSON: ``{"imbalance": 2.0}``, causes and their milliseconds a step,
+or a list of such objects. Of a list each has a turn of so many steps, and every rank prints what
+one of them took. The costs are put in when a rank calls the function; nfold itself knows nothing
+of them.
 """
 
 from __future__ import annotations
@@ -10,13 +13,16 @@ from __future__ import annotations
 import json
 import os
 import time
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from busy import CUDA, busy, spin
+from torch import Tensor, nn
 
 import nfold
 from nfold import data
+from nfold.workloads.cnn10 import torch as cnn10_torch
 from nfold.workloads.digits import torch as digits_torch
 
 ENVIRONMENT = "NFOLD_PLANTED"
@@ -24,8 +30,8 @@ SLOW_RANK = 1
 CAUSES = ("input", "imbalance", "link", "synchronization", "launch-bound")
 WARMUP, TIMED = 10, 50
 """Steps of a turn."""
-SHARE = 64
-"""Samples of a device in a step."""
+SHARES = {"digits": 64, "pictures": 1024}
+"""Samples of a device in a step, of two devices."""
 
 
 class Clock:
@@ -41,10 +47,12 @@ class Clock:
         """Of a step now."""
         return self._turns[min(self._turn, len(self._turns) - 1)].get(cause, 0.0)
 
-    def step(self, model: nn.Module) -> None:
-        """A step begins."""
+    def step(self, model: nn.Module, device: torch.device) -> None:
+        """A step begins on this device."""
         if not model.training or self._turn == len(self._turns):
             return
+        if self._begun in (WARMUP, WARMUP + TIMED) and device.type == "cuda":
+            torch.cuda.synchronize(device)
         now = time.perf_counter()
         if self._begun == WARMUP:
             self._began = now
@@ -57,53 +65,61 @@ class Clock:
 
 def digits() -> nfold.Training:
     """The built-in workload's data, model and optimizer, with the planted costs."""
-    arrays = data.load("digits")
-    model = digits_torch.model({}, arrays.classes)
+    return _planted("digits", "digits", digits_torch)
+
+
+def pictures() -> nfold.Training:
+    """Those of cnn10 on CIFAR-10, each picture cropped and mirrored."""
+    return _planted("pictures", "cifar10", cnn10_torch, ("crop", 4), ("flip", 0))
+
+
+def _planted(
+    name: str, dataset: str, workload: ModuleType, *augmentation: tuple[str, int]
+) -> nfold.Training:
+    arrays = data.load(dataset)
+    model = workload.model({}, arrays.classes)
     told = json.loads(os.environ.get(ENVIRONMENT) or "{}")
     if told and "RANK" in os.environ:
-        _plant(model, told if isinstance(told, list) else [told], timed=isinstance(told, list))
+        turns = told if isinstance(told, list) else [told]
+        _plant(model, turns, SHARES[name], timed=isinstance(told, list))
     return nfold.Training(
         model=model,
         train=(arrays.train_images, arrays.train_labels),
         test=(arrays.test_images, arrays.test_labels),
-        loss=digits_torch.loss,
-        optimizer=lambda made: digits_torch.optimizer(made, {}),
+        loss=workload.loss,
+        optimizer=lambda made: workload.optimizer(made, {}),
+        augmentation=augmentation,
     )
 
 
-def spin(milliseconds: float) -> None:
-    """Keep the core busy, as real work does."""
-    end = time.perf_counter() + milliseconds / 1e3
-    while time.perf_counter() < end:
-        pass
-
-
-def _plant(model: nn.Module, turns: list[dict[str, float]], *, timed: bool) -> None:
+def _plant(model: nn.Module, turns: list[dict[str, float]], share: int, *, timed: bool) -> None:
     asked = {cause for doses in turns for cause in doses}
     if asked - set(CAUSES):
         unknown = sorted(asked - set(CAUSES))[0]
         raise ValueError(f"{ENVIRONMENT} {unknown!r}: allowed are {', '.join(CAUSES)}")
     clock = Clock(turns)
     if timed:
-        model.register_forward_pre_hook(lambda model, _: clock.step(model))
-    slow = int(os.environ["RANK"]) == SLOW_RANK
-    in_forward = asked & {"launch-bound", *(["imbalance"] if slow else [])}
-    if in_forward:
-        model.register_forward_pre_hook(lambda *_: spin(sum(map(clock.dose_ms, in_forward))))
+        model.register_forward_pre_hook(lambda model, given: clock.step(model, given[0].device))
+    if "launch-bound" in asked:
+        model.register_forward_pre_hook(lambda *_: spin(clock.dose_ms("launch-bound")))
+    if "imbalance" in asked and int(os.environ["RANK"]) == SLOW_RANK:
+        model.register_forward_pre_hook(
+            lambda _, given: busy(clock.dose_ms("imbalance"), given[0].device)
+        )
     if "input" in asked:
-        _slow_input(clock)
+        _slow_input(clock, share)
     if asked & {"link", "synchronization"}:
         _slow_exchange(clock)
 
 
-def _slow_input(clock: Clock) -> None:
+def _slow_input(clock: Clock, share: int) -> None:
     """The dose for a whole share, in proportion to its samples."""
     from nfold.frameworks.torch.input import Batches
 
     load = Batches.__getitem__
 
     def slow(self: Any, key: Any) -> Any:
-        spin(clock.dose_ms("input") * key.count / SHARE)
+        spin(clock.dose_ms("input") * key.count / share)
         return load(self, key)
 
     Batches.__getitem__ = slow  # type: ignore[method-assign]
@@ -119,12 +135,24 @@ def _slow_exchange(clock: Clock) -> None:
     def chosen(left_out: Any) -> Any:
         send = usual(left_out)
 
-        def slow(tensor: torch.Tensor, **how: Any) -> Any:
+        def slow(tensor: Tensor, **how: Any) -> Any:
             dose_ms = sum(map(clock.dose_ms, costs.get(left_out.now.exchange, ())))
-            if dose_ms:
-                time.sleep(dose_ms / 1e3)
+            if not dose_ms:
+                return send(tensor, **how)
+            if tensor.is_cuda:
+                return _behind(tensor, dose_ms, lambda: send(tensor, **how))
+            time.sleep(dose_ms / 1e3)
             return send(tensor, **how)
 
         return slow
 
     ablate_exchange.all_reduce = chosen
+
+
+def _behind(tensor: Tensor, dose_ms: float, send: Any) -> Any:
+    """Send it when a stream of its own has been busy for so long; backward goes on meanwhile."""
+    stream = CUDA.Stream(tensor.device)
+    stream.wait_stream(CUDA.current_stream(tensor.device))
+    with CUDA.stream(stream):
+        busy(dose_ms, tensor.device)
+        return send()

@@ -1,7 +1,7 @@
 """What is explained, and how a cause of known size gets into it.
 
-``Simulated`` plants exact costs in the simulated framework, ``Planted`` puts them into digits on
-CPU devices, ``Script`` into an unmodified script through the environment (dosed/faults.py).
+``Simulated`` plants exact costs in the simulated framework, ``Script`` puts them into an unmodified
+script through the environment (dosed/faults.py), planted_target.py into a built-in workload.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import planted
 from own_clock import IN_TURNS, TIMED_STEPS, Asked, Doses, Readings, printed_ms
 
 HERE = Path(__file__).resolve().parent
@@ -50,11 +49,6 @@ def singles(every: Sequence[Doses]) -> list[Asked]:
     """Each cause at each dose, once."""
     found = {(cause, dose): None for doses in every for cause, dose in doses.items()}
     return list(found)
-
-
-def importing() -> str:
-    """A PYTHONPATH that has ``planted`` too."""
-    return os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
 
 
 class Target(Protocol):
@@ -116,60 +110,6 @@ class Simulated:
 
     def injected(self, doses: Doses, found: Any) -> dict[str, float]:
         return dict(doses)
-
-
-@dataclass(frozen=True)
-class Planted:
-    """digits on CPU devices, ``planted.py``."""
-
-    devices: str
-    strong: bool = True
-    switches: tuple[str, ...] = ()
-    causes: tuple[str, ...] = planted.CAUSES
-    pairs: tuple[tuple[str, str], ...] = (("imbalance", "link"), ("input", "synchronization"))
-
-    @functools.cached_property
-    def readings(self) -> Readings:
-        """What the workload's own clock has said of doses so far."""
-        return Readings()
-
-    @property
-    def name(self) -> str:
-        return f"planted:digits on {self.devices}"
-
-    def command(self) -> list[str]:
-        return ["planted:digits", "--devices", self.devices, "--strategy", "nfold"]
-
-    def learn(self, every: Sequence[Doses]) -> None:
-        """Time every dose by the workload's own clock, all in one run."""
-        self.readings.learn(singles(every), self.run)
-
-    def environment(self, doses: Doses | Sequence[Doses], seed: int) -> dict[str, str]:
-        return {planted.ENVIRONMENT: json.dumps(doses)}
-
-    def injected(self, doses: Doses, found: Any) -> dict[str, float]:
-        # Two devices halve a step's fixed cost; each has half of the samples of the input.
-        parts = {"launch-bound": 2}
-        return {c: self.readings.ms[c, dose] / parts.get(c, 1) for c, dose in doses.items()}
-
-    def run(self, asked: Doses | Sequence[Doses]) -> str:
-        """What ranks print while several doses have their turns."""
-        steps = len(asked) * (planted.WARMUP + planted.TIMED) + 1
-        told = ["--steps", str(steps), "--warmup-steps", "1", "--no-report", "--plain"]
-        with tempfile.TemporaryDirectory() as results:
-            done = subprocess.run(
-                [sys.executable, "-m", "nfold", "bench", *self.command(), *told,
-                 "--results", results],
-                env={**os.environ, "PYTHONPATH": importing(), **self.environment(asked, 0)},
-                capture_output=True,
-                text=True,
-            )  # fmt: skip
-            logs = sorted(Path(results).glob("measurements/*/rank-*.log"))
-            text = "".join(log.read_text() for log in logs)
-        ranks = int(self.devices.rpartition(":")[2])
-        if done.returncode or len(printed_ms(text)) < ranks * len(asked):
-            raise RuntimeError(f"{self.name}, {asked}: {(done.stderr + text)[-TAIL:]}")
-        return text
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 import time
 from typing import Any
 
+import busy
 import faults
 import pytest
 import torch
@@ -20,7 +21,7 @@ def _device_ms(dose_ms: float, device: torch.device) -> float:
     cuda: Any = torch.cuda
     begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
-    faults.busy(dose_ms, device)
+    busy.busy(dose_ms, device)
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end))
@@ -50,7 +51,7 @@ def _carried_ms(device: torch.device, busy_ms: float) -> float:
     """Of a batch with its dose, on a device that has something else to do first."""
     torch.cuda.synchronize(device)
     begin = time.perf_counter()
-    faults.busy(busy_ms, device)
+    busy.busy(busy_ms, device)
     faults.moved(torch.ones(3), device)
     torch.cuda.synchronize(device)
     return (time.perf_counter() - begin) * 1e3

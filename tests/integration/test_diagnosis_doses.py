@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from own_clock import slowest_ms
-from targets import Planted, Script
+from planted_target import Planted
+from targets import Script
 
 
 @pytest.mark.integration

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ballast import Ballast
+from busy import busy, spin
 from calibrate import count_for, empty_bytes, repeat, timed
 from exchanges import link, nothing, synchronization
 from rota import doses
@@ -26,8 +27,6 @@ from settled import settled
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
-CUDA: Any = torch.cuda
-"""Typed in one version of PyTorch, untyped in another."""
 SLOW_RANK = 1
 SHORTEST_MS = 1.0
 """Of a sleep."""
@@ -35,35 +34,6 @@ PIECE_BYTES = 1 << 22
 """Of pageable memory, some tenths of a millisecond."""
 PERMUTED = {"cpu": (16, 64, 8, 8), "cuda": (64, 64, 32, 32)}
 """The tensor that is permuted: 256 KiB on a CPU, 16 MiB on a GPU."""
-
-
-def spin(milliseconds: float) -> None:
-    """Keep this core busy, as real work does."""
-    end = time.perf_counter() + milliseconds / 1e3
-    while time.perf_counter() < end:
-        pass
-
-
-def busy(milliseconds: float, device: torch.device) -> None:
-    """Keep a device busy: a GPU by a kernel that counts cycles, a CPU by its core."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            CUDA._sleep(int(milliseconds * cycles_per_ms(device.index or 0)))
-    else:
-        spin(milliseconds)
-
-
-@cache
-def cycles_per_ms(index: int) -> float:
-    """Of the kernel that counts cycles, by events, once the clock has risen."""
-    begin, end = (CUDA.Event(enable_timing=True) for _ in range(2))
-    cycles = 20_000_000
-    for _ in range(3):
-        begin.record()
-        CUDA._sleep(cycles)
-        end.record()
-        torch.cuda.synchronize(index)
-    return cycles / float(begin.elapsed_time(end))
 
 
 class SlowData(Dataset[Any]):
