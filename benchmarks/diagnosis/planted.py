@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from busy import CUDA, busy, spin
+from planted_terms import CAUSES, ENVIRONMENT, SHARES, TIMED, WARMUP
 from torch import Tensor, nn
 
 import nfold
@@ -25,13 +26,7 @@ from nfold import data
 from nfold.workloads.cnn10 import torch as cnn10_torch
 from nfold.workloads.digits import torch as digits_torch
 
-ENVIRONMENT = "NFOLD_PLANTED"
 SLOW_RANK = 1
-CAUSES = ("input", "imbalance", "link", "synchronization", "launch-bound")
-WARMUP, TIMED = 10, 50
-"""Steps of a turn."""
-SHARES = {"digits": 64, "pictures": 1024}
-"""Samples of a device in a step, of two devices."""
 
 
 class Clock:

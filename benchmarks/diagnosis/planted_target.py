@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import planted
+import planted_terms as planted
 from own_clock import Doses, Readings, printed_ms
 from targets import HERE, TAIL, singles
 

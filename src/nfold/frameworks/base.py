@@ -73,6 +73,12 @@ class Observer:
     def await_others(self, step: int) -> None:
         """Wait, not for ever, until every other rank has made so many steps or has ended."""
 
+    def await_calm(self) -> None:
+        """Wait, not for ever, until the processes that this one has started leave the cores alone.
+
+        Batches that are given again need no workers, but those go on until their queues are full.
+        """
+
     def leave(self, samples: RankSamples) -> NoReturn:
         """Keep the samples and end this process now, whatever still runs in it."""
         raise SystemExit(0)

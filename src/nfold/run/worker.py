@@ -19,6 +19,7 @@ from nfold.frameworks.registry import framework
 from nfold.lifeline import die_with_parent
 from nfold.measurement import RankSamples
 from nfold.place import user_place
+from nfold.run.calm import until_calm
 from nfold.run.handoff import Beat, Folder, Heart
 from nfold.run.rank import (
     end_children,
@@ -79,6 +80,10 @@ class FolderObserver(Observer):
             lambda beat: beat.step >= step or beat.phase == Phase.FINISHED,
             meanwhile=lambda: self.beat(Phase.STEPPING, self.step),
         )
+
+    def await_calm(self) -> None:
+        """Look at what cores they use; a heart beats meanwhile."""
+        until_calm(meanwhile=lambda: self.beat(Phase.STEPPING, self.step))
 
     def leave(self, samples: RankSamples) -> NoReturn:
         """Write the samples, wait until every rank has its own, and go without tidying up.

@@ -139,3 +139,7 @@ class Renamed(Observer):
     def await_others(self, step: int) -> None:
         """Pass it on."""
         self._observer.await_others(step)
+
+    def await_calm(self) -> None:
+        """Pass it on."""
+        self._observer.await_calm()

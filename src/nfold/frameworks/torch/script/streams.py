@@ -71,26 +71,30 @@ class Feed:
     warmed up, or if it stands in the place of such a one: some scripts make theirs anew for every
     epoch. ``prepare`` gets each before it is iterated; ``replay`` makes what gives the first
     batches again, in the way that is left out now. ``listener`` is told of passes, and of batches
-    that feed no training.
+    that feed no training. ``calm`` waits until workers are idle, before batches are given again in
+    the place of real ones: those steps would have the cores' contention, and nobody its cost.
     """
 
     def __init__(
         self,
-        *,
         prepare: Callable[[Any], None],
-        left_out: LeftOut,
         replay: Callable[[], Replay],
+        left_out: LeftOut,
         listener: Listener,
+        *,
+        calm: Callable[[], None],
     ) -> None:
         self._prepare = prepare
         self._left_out = left_out
         self._always_real = left_out.never("input")
         self._replay = replay
         self._listener = listener
+        self._calm = calm
         self._places: dict[int, str] = {}
         self._replays: dict[tuple[int, str], Replay] = {}
         self._training: dict[int, Any] = {}
         self._last: Any = None
+        self._working = False
         self._pending: dict[int, Taken] = {}
         self.warming = True
         self.steps = 0
@@ -197,15 +201,20 @@ class Feed:
         if ends and length is not None and stream.made.given >= length:
             raise StopIteration
         if self._left_out.now.input == "real":
+            self._working = True
             return next(self._source(stream))
-        return self._replay_of(stream, length).next()
+        found = self._replay_of(stream, length)
+        if self._working and self._left_out.turns:
+            self._calm()
+        self._working = False
+        return found.next()
 
     def _replay_of(self, stream: Stream, length: int | None) -> Replay:
         """What gives the first batches again; without turns no real one is wanted any more."""
         loader = stream.loader
         found = self._replaying(loader)
         if found is None:
-            found = self._replay()
+            found, self._working = self._replay(), True
             if self._left_out.turns:
                 found.collect(self._onwards(stream), length)
             else:

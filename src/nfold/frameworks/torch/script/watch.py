@@ -70,7 +70,7 @@ class Watch:
         self._left_out = LeftOut(task)
         self._late = LateExchange(task, self._left_out)
         self._feed = Feed(
-            prepare=self._prepare, left_out=self._left_out, replay=self._replay, listener=self
+            self._prepare, self._replay, self._left_out, self, calm=observer.await_calm
         )
         self._sights = Sights(task, self._left_out, self._feed, self._boundary)
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)

@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from nfold.ablation import Ablation
-from nfold.turns import SETTLE, schedule
+from nfold.frameworks.base import Observer
+from nfold.turns import CYCLES, SETTLE, schedule
 from watched import dataset, loop, model, script_task, watched
 
 REAL, REPLAYED = Ablation(), Ablation(input="replayed")
@@ -232,3 +233,24 @@ class _Noted:
         for batch in self._of:
             self._seen.append(torch.get_num_threads())
             yield batch
+
+
+def test_a_replay_that_takes_turns_begins_when_workers_are_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(Observer, "await_calm", lambda _: waited.append(1))
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(DataLoader(dataset(640), batch_size=8), module, optimizer)
+
+    turns = (Ablation(), Ablation(input="replayed"), Ablation(input="resident"))
+    watched(training, dataclasses.replace(script_task(steps=8), turns=turns))
+    # Once where each kind of replay is collected, and whenever the real input goes.
+    assert len(waited) == 1 + CYCLES // 2
+    waited.clear()
+    alone = dataclasses.replace(script_task(steps=8), ablation=Ablation(input="replayed"))
+    watched(training, alone)
+    assert waited == []

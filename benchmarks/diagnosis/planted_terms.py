@@ -1,0 +1,10 @@
+"""What the process that plants costs (planted.py) and the one that asks for them agree on."""
+
+from __future__ import annotations
+
+ENVIRONMENT = "NFOLD_PLANTED"
+CAUSES = ("input", "imbalance", "link", "synchronization", "launch-bound")
+WARMUP, TIMED = 10, 50
+"""Steps of a turn."""
+SHARES = {"digits": 64, "pictures": 1024}
+"""Samples of a device in a step, of two devices."""
