@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from busy import CUDA, busy, spin
-from planted_terms import CAUSES, ENVIRONMENT, SHARES, TIMED, WARMUP
+from planted_terms import CAUSES, ENVIRONMENT, SETTLING, SHARES, TIMED, WARMUP
 from torch import Tensor, nn
 
 import nfold
@@ -30,21 +30,27 @@ SLOW_RANK = 1
 
 
 class Clock:
-    """The doses of the present turn; prints what a step took at the end of each."""
+    """The doses of the present turn, after steps without any (turn -1); prints what each took."""
 
-    def __init__(self, turns: list[dict[str, float]]) -> None:
+    def __init__(self, turns: list[dict[str, float]], *, timed: bool) -> None:
         self._turns = turns
-        self._turn = 0
+        self._turn = -1 if timed else 0
         self._begun = 0
         self._began = 0.0
 
     def dose_ms(self, cause: str) -> float:
         """Of a step now."""
-        return self._turns[min(self._turn, len(self._turns) - 1)].get(cause, 0.0)
+        turn = min(self._turn, len(self._turns) - 1)
+        return 0.0 if turn < 0 else self._turns[turn].get(cause, 0.0)
 
     def step(self, model: nn.Module, device: torch.device) -> None:
         """A step begins on this device."""
         if not model.training or self._turn == len(self._turns):
+            return
+        if self._turn < 0:
+            self._begun += 1
+            if self._begun == SETTLING:
+                self._turn, self._begun = 0, 0
             return
         if self._begun in (WARMUP, WARMUP + TIMED) and device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -92,7 +98,7 @@ def _plant(model: nn.Module, turns: list[dict[str, float]], share: int, *, timed
     if asked - set(CAUSES):
         unknown = sorted(asked - set(CAUSES))[0]
         raise ValueError(f"{ENVIRONMENT} {unknown!r}: allowed are {', '.join(CAUSES)}")
-    clock = Clock(turns)
+    clock = Clock(turns, timed=timed)
     if timed:
         model.register_forward_pre_hook(lambda model, given: clock.step(model, given[0].device))
     if "launch-bound" in asked:

@@ -82,7 +82,7 @@ class Planted:
 
     def run(self, asked: Doses | Sequence[Doses]) -> str:
         """What ranks print while several doses have their turns."""
-        steps = len(asked) * (planted.WARMUP + planted.TIMED) + 1
+        steps = planted.SETTLING + len(asked) * (planted.WARMUP + planted.TIMED) + 1
         told = ["--steps", str(steps), "--warmup-steps", "1", "--no-report", "--plain"]
         with tempfile.TemporaryDirectory() as results:
             done = subprocess.run(

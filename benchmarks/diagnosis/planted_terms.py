@@ -4,6 +4,8 @@ from __future__ import annotations
 
 ENVIRONMENT = "NFOLD_PLANTED"
 CAUSES = ("input", "imbalance", "link", "synchronization", "launch-bound")
+SETTLING = 150
+"""Steps before the first turn, which no turn is compared with: a GPU's first ones are slow."""
 WARMUP, TIMED = 10, 50
 """Steps of a turn."""
 SHARES = {"digits": 64, "pictures": 1024}

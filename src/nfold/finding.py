@@ -94,13 +94,14 @@ class Finding:
 @dataclass(frozen=True, kw_only=True)
 class AtLeast:
     """What lies between two epochs of ``steps`` steps on so many ``devices``, of which a run that
-    was ended in it saw ``seconds``.
+    was ended in it saw ``seconds``, or all that it takes (``whole``), of one device unknown.
     """
 
     seconds: float
     steps: int
     devices: int
     fix: str
+    whole: bool = False
     cause: str = "epoch-boundary"
 
     @property

@@ -27,11 +27,13 @@ def _unfinished(budget: Budget, least: AtLeast) -> list[str]:
     """A cause of which is known only that it costs more than all others."""
     devices = f"{least.steps:,} steps on {least.devices} device{'s' * (least.devices != 1)}"
     rest = [f"Of what was measured most is lost to {_cost(budget, one)}." for one in budget.named]
+    seconds = f"{least.seconds:,.2f} s" if least.whole else f"more than {least.seconds:.0f} s"
+    why = "that of one device is not known" if least.whole else "nobody waited for its end"
     return [
-        f"Most is lost to {least.cause} ({CAUSES[least.cause]}): more than {least.seconds:.0f} s "
+        f"Most is lost to {least.cause} ({CAUSES[least.cause]}): {seconds} "
         f"after an epoch, {least.lost_ms:.2f} ms of each of its {devices}.",
         f"Change: {least.fix}.",
-        "No row holds this cost, because nobody waited for its end; next: a larger --budget.",
+        f"No row holds this cost, because {why}; next: a larger --budget.",
         *(rest[:1] or [_as_it_is(budget)]),
     ]
 

@@ -286,7 +286,7 @@ def budget(
             *warnings(measured, account.fit),
         ),
         untested=tuple(untested(ladder, measured, account.fit.view)),
-        at_least=at_least(ladder, measured),
+        at_least=at_least(ladder, measured, account.fit.view),
         limit=None if ladder.plain else batch.limit(ladder, measured, account.fit, speedup),
         way=lines.way(ladder.seen) if ladder.seen else "",
         headline=lines.headline(target, ladder.seen, ladder.devices) if ladder.seen else "",

@@ -18,7 +18,7 @@ from nfold.errors import RunFailure
 from nfold.explain import asking
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.fit import View
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
 from nfold.explain.measured import Measured
 from nfold.explain.readings import readings
 from nfold.explain.target import Target
@@ -240,35 +240,36 @@ class Experiment:
                 self.measured.add(rung, number, measurement)
 
     def _epochs(self, ladder: Ladder) -> list[Rung]:
-        """Runs in which epochs end, where no other has had enough ends.
+        """Runs in which epochs end, for those ends of the ladder that have had none.
 
         Of passes that are cut short, where they can be; else whole epochs, if they are known to be
         short.
         """
         cause, view = EpochBoundary(), self.measured.fit(asking.PROBING).view
-        if cause.known(ladder, view):
-            return []
-        if short := cause.short(ladder):
-            return list(short)
-        reason = self._too_long(ladder, cause, view)
+        missing = [rung for rung in cause.rungs(ladder) if not view.has_gap(rung)]
+        if cause.short(ladder):
+            return list(map(short_passes, missing))
+        reason = self._too_long(ladder, missing, view)
         if reason is not None:
-            self.measured.reasons |= dict.fromkeys(cause.whole(ladder), reason)
+            self.measured.reasons |= dict.fromkeys(map(whole_epochs, missing), reason)
             return []
-        return list(cause.whole(ladder))
+        return list(map(whole_epochs, missing))
 
-    def _too_long(self, ladder: Ladder, cause: EpochBoundary, view: View) -> str | None:
-        """Why whole epochs are not run."""
+    def _too_long(self, ladder: Ladder, rungs: Iterable[Rung], view: View) -> str | None:
+        """Why whole epochs of these are not run."""
         taken_s = 0.0
-        for rung, timed in zip(cause.whole(ladder), cause.rungs(ladder), strict=True):
-            steps = ladder.epoch_steps(rung.plan) or self.target.epoch_steps(rung.plan)
+        for rung in rungs:
+            plan = whole_epochs(rung).plan
+            steps = ladder.epoch_steps(plan) or self.target.epoch_steps(plan)
             if steps is None:
                 return "how long an epoch is is not known"
-            if (rung.plan.warmup_steps or 0) > ((rung.plan.epochs or 1) - 1) * steps:
+            if (plan.warmup_steps or 0) > ((plan.epochs or 1) - 1) * steps:
                 return f"epochs of {steps} steps are over in the warm-up"
-            taken_s += (rung.plan.epochs or 1) * steps * view.step(timed) / 1e3
+            taken_s += (plan.epochs or 1) * steps * view.step(rung) / 1e3
         if taken_s > EPOCH_PART * self.clock.budget_s:
-            counted = ", and what trains counts their batches ahead" * cause.counted(ladder)
-            return f"whole epochs take {taken_s:.0f} s{counted}; next: --budget {10 * taken_s:.0f}s"
+            counted = EpochBoundary().counted(ladder)
+            ahead = ", and what trains counts their batches ahead" * counted
+            return f"whole epochs take {taken_s:.0f} s{ahead}; next: --budget {10 * taken_s:.0f}s"
         return None
 
     def _next(self, ladder: Ladder, rungs: list[Rung], number: int) -> list[Rung]:

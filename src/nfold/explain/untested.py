@@ -25,12 +25,21 @@ def untested(ladder: Ladder, measured: Measured, view: View) -> list[tuple[str, 
     return found
 
 
-def at_least(ladder: Ladder, measured: Measured) -> AtLeast | None:
-    """What lies between two epochs, where a run of passes that are cut short was ended in it."""
-    for rung in EpochBoundary().short(ladder):
-        steps, seconds = ladder.epoch_steps(rung.plan), measured.stalled_s.get(rung)
-        if ladder.seen is not None and steps and seconds:
-            fix = lines.between_epochs(ladder.seen, waits=False)
-            devices = rung.plan.devices or 1
-            return AtLeast(seconds=seconds, steps=steps, devices=devices, fix=fix)
+def at_least(ladder: Ladder, measured: Measured, view: View) -> AtLeast | None:
+    """What lies between two epochs of a script, where one device's is unknown.
+
+    Where a run of passes that are cut short was ended in it, so long at least.
+    """
+    if ladder.seen is None:
+        return None
+    cause, full = EpochBoundary(), ladder.full()
+    steps = ladder.epoch_steps(full.plan)
+    if steps and view.has_gap(full) and not view.has_gap(ladder.one):
+        seconds, fix = view.gap(full) * steps / 1e3, cause.fix(ladder, view)
+        return AtLeast(seconds=seconds, steps=steps, devices=ladder.devices, fix=fix, whole=True)
+    for rung in cause.short(ladder):
+        steps, stalled_s = ladder.epoch_steps(rung.plan), measured.stalled_s.get(rung)
+        if steps and stalled_s:
+            fix, devices = lines.between_epochs(ladder.seen, waits=False), rung.plan.devices or 1
+            return AtLeast(seconds=stalled_s, steps=steps, devices=devices, fix=fix)
     return None

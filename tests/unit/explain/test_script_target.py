@@ -16,11 +16,11 @@ from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.causes.input import Input
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.fit import View
-from nfold.explain.ladder import Ladder, Rung, Scaling
+from nfold.explain.ladder import Ladder, Rung, Scaling, short_passes
 from nfold.explain.script import first_look
-from nfold.finding import Budget
+from nfold.finding import NO_TIME, Budget
 from nfold.frameworks.simulated import Script
-from nfold.measurement import Cause, Fetches, Measurement
+from nfold.measurement import Between, Cause, Fetches, Measurement
 from nfold.plan import Plan
 from nfold.seen import Loader, Place, Seen, Traced
 from nfold.sentences import sentences
@@ -34,8 +34,11 @@ DDP = dataclasses.replace(
 COSTS: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
 
 
-def experiment(script: Script, refused: str = "") -> Experiment:
-    """One on the simulated framework; under a strategy that is ``refused`` the script fails."""
+def experiment(script: Script, refused: str = "", between: Between | None = None) -> Experiment:
+    """One on the simulated framework; under a strategy that is ``refused`` the script fails.
+
+    All windows of runs of several ranks but those in short passes have this ``between`` them.
+    """
     usual = runner(script)
 
     def run(
@@ -48,9 +51,23 @@ def experiment(script: Script, refused: str = "") -> Experiment:
         filled = whole.edit(**said)
         strategy = {"strategy": "ddp"} if asked.strategy == "dp" else {}
         done: Measurement = usual(workload, filled.edit(**strategy), ablation, **more)
-        return dataclasses.replace(done, plan=asked)
+        done = dataclasses.replace(done, plan=asked)
+        short = ablation is not None and ablation.pass_batches
+        seen = between is not None and len(done.ranks) > 1 and not short
+        return ended(done, between) if seen else done
 
     return Experiment(target(script, Memory(), run), Clock(SECONDS), Events())
+
+
+def ended(done: Measurement, between: Between | None) -> Measurement:
+    """The same with what lies before each of its windows."""
+    ranks = [
+        dataclasses.replace(
+            rank, windows=tuple(dataclasses.replace(w, between=between) for w in rank.windows)
+        )
+        for rank in done.ranks
+    ]
+    return dataclasses.replace(done, ranks=tuple(ranks))
 
 
 def looked(seen: Seen, scaling: Scaling | None = None, refused: str = "") -> Ladder:
@@ -438,6 +455,33 @@ def test_what_nobody_waited_for_is_known_to_cost_so_much_at_least() -> None:
     assert rest[1].startswith("2 devices are")
     less = dataclasses.replace(found.at_least, seconds=0.2)
     assert sentences(dataclasses.replace(found, at_least=less))[0].startswith("No cause costs more")
+
+
+def test_only_the_end_of_the_ladder_whose_epochs_nobody_saw_has_short_passes() -> None:
+    """6 s between epochs of 200 steps on two devices; one device's, of 400, are not over."""
+    fed = dataclasses.replace(LOADER, batches=200, samples=40_000)
+    seen = dataclasses.replace(DDP, loader=fed)
+    costs = COSTS | {"samples_per_epoch": 40_000, "epoch_gap_ms": 6000.0}
+    one = experiment(Script(**costs), between=Between(seconds=6.0, steps=200))
+    whole = one.run(first_look(one, PLACE, None, HOST, lambda _: (seen,)))
+    assert not one.measured.rounds(short_passes(whole.full()))
+    alone = short_passes(whole.one)
+    assert one.measured.rounds(alone)
+    found = budget("train.py", whole, one.measured)
+    (row,) = (row for row in found.rows if row.cause == "epoch-boundary")
+    assert row.lost_ms.value == pytest.approx(30 - 6000 / 400)
+    assert found.at_least is None
+
+    one.measured.runs.pop(alone)
+    without = budget("train.py", whole, one.measured)
+    assert dict(without.untested)["epoch-boundary"] == NO_TIME
+    assert without.n_devices.step_ms.value == pytest.approx(10)
+    assert without.at_least is not None
+    assert without.to_json()["at_least"]["whole"]
+    first, change, why, _ = sentences(without)
+    assert first.endswith("6.00 s after an epoch, 30.00 ms of each of its 200 steps on 2 devices.")
+    assert change == "Change: evaluate, log and save less often."
+    assert why.startswith("No row holds this cost, because that of one device is not known")
 
 
 @pytest.mark.parametrize(
