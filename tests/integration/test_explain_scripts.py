@@ -53,6 +53,21 @@ def test_the_slow_rank_of_a_script_is_named_first(tmp_path: Path) -> None:
     assert found["wrong"] == []
 
 
+def test_ranks_that_a_script_would_start_itself_are_nfolds(tmp_path: Path) -> None:
+    """It has a world of two and a port in it, which a run on one device would wait at."""
+    for _ in range(5):
+        found = explained(tmp_path, "spawned.py", "20s")
+        if any(row["cause"] == "imbalance" for row in found["budget"]):
+            break
+    first = found["budget"][0]
+    assert first["cause"] == "imbalance"
+    assert "rank 1" in first["fix"]
+    assert first["lost_ms"]["value"] > 5
+    assert (found["plan"]["strategy"], found["plan"]["batch"]) == ("ddp", 64)
+    assert found["one_device"]["step_ms"]["value"] < found["n_devices"]["step_ms"]["value"]
+    assert found["wrong"] == []
+
+
 def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:
     found = explained(tmp_path, "one_device.py", "1s", "--width", "64")
     assert found["target"] == "one_device.py --width 64"

@@ -51,7 +51,7 @@ def entered(task: Task) -> Iterator[None]:
     os.environ |= environment(task, os.environ.get(VISIBLE))
     if task.left_out.expandable_segments:
         os.environ |= expandable(os.environ)
-    if _one_process(task):
+    if one_process(task):
         _forget(WORLD)
     elif alone(task):
         os.environ[MEETING] = f"{os.environ.get(HOST)}:{os.environ.get(PORT)}"
@@ -59,7 +59,7 @@ def entered(task: Task) -> Iterator[None]:
         os.environ |= own_world(_free_port())
     threads = task.left_out.threads
     asked = os.environ.get(THREADS) if threads is None else str(threads)
-    devices = (task.plan.devices or 1) if _one_process(task) else 1
+    devices = (task.plan.devices or 1) if one_process(task) else 1
     pinned = task.left_out.pinned
     with claimed_cores(task.plan, device_index(task), devices) if pinned else nullcontext():
         if asked is not None and devices == 1:
@@ -70,6 +70,11 @@ def entered(task: Task) -> Iterator[None]:
 def alone(task: Task) -> bool:
     """Whether this rank is the only one of its world."""
     return task.world_size == 1 or task.left_out.independent
+
+
+def one_process(task: Task) -> bool:
+    """Whether one process drives all devices, as ``python script`` would start it."""
+    return task.plan.strategy == "dp"
 
 
 def device_index(task: Task) -> int:
@@ -86,7 +91,7 @@ def environment(task: Task, visible: str | None) -> dict[str, str]:
     if task.plan.device != "cuda":
         return {}
     count = task.plan.devices or 1
-    if _one_process(task):
+    if one_process(task):
         return {VISIBLE: _named(range(count), visible)}
     if alone(task):
         return {VISIBLE: _named([device_index(task)], visible)}
@@ -115,11 +120,6 @@ def own_world(port: int) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
-
-
-def _one_process(task: Task) -> bool:
-    """Whether one process drives all devices, as ``python script`` would start it."""
-    return task.plan.strategy == "dp"
 
 
 def _forget(names: Sequence[str]) -> None:

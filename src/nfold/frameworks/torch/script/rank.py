@@ -101,7 +101,8 @@ def too_few(name: str, steps: int, warmup_steps: int, children: int, needed: int
         own = f"; it started {children} processes of its own" * bool(children)
         return (
             f"{name} ended without a step of a torch optimizer{own}; next: name a script that "
-            "trains in the process that it is started in, as torchrun does it"
+            "trains in the process that it is started in, as torchrun does it, or that starts its "
+            "ranks by torch.multiprocessing.spawn"
         )
     return (
         f"{name} ended after {steps} optimizer steps; needed are {needed} after a warm-up "

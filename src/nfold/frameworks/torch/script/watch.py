@@ -30,6 +30,7 @@ from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.patience import Patience
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.frameworks.torch.script.sights import Sights
+from nfold.frameworks.torch.script.spawned import follow
 from nfold.frameworks.torch.script.streams import Fed, Feed
 from nfold.frameworks.torch.script.trace import Tracing
 from nfold.frameworks.torch.script.turning import Turning, length_of
@@ -111,6 +112,7 @@ class Watch:
         self._feed.install(self._patches, self._warm_up)
         self._sights.install(self._patches, self._warm_up)
         self._late.install()
+        follow(self._task, self._patches)
         self._patches.put(GradScaler, "step", self._scaling)
         for owner in (dist, distributed_c10d):
             self._patches.put(owner, "destroy_process_group", self._parting)
