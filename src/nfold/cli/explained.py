@@ -33,11 +33,12 @@ def show(budget: Budget, *, plain: bool = False) -> None:
     _table(console, explanation.SPEED_HEADS, explanation.speeds(budget))
     _line(console, explanation.lost_head(budget))
     rows = [*explanation.lines(budget.rows, budget), *explanation.ending(budget)]
-    _table(console, explanation.HEADS, rows)
+    _block(console, rows)
     single = explanation.lines(budget.single, budget)
     if single:
         _line(console, explanation.single_head(budget))
-        _table(console, explanation.HEADS, single)
+        told = {row[-1] for row in rows}
+        _block(console, [row if row[-1] not in told else (*row[:-1], "") for row in single])
     for note in explanation.notes(budget):
         _line(console, note, "dim")
     console.print()
@@ -65,6 +66,26 @@ def _line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(inert(text), style=style))
 
 
+def _block(console: Console, rows: Sequence[Sequence[str]]) -> None:
+    """Rows of an explanation, and below them the change of each: code is read in long lines."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from nfold.report.explanation import HEADS
+
+    _table(console, HEADS[:-1], [row[:-1] for row in rows])
+    changes = Table.grid(padding=(0, 2, 0, 0))
+    changes.add_column(no_wrap=True)
+    changes.add_column(overflow="fold")  # a line of the user's code is told whole
+    for cause, *_, change in rows:
+        if change:
+            changes.add_row(*(Text(inert(cell)) for cell in (f"  {cause}", change)))
+    if changes.row_count:
+        _line(console, "What to change")
+        console.print(changes)
+        console.print()
+
+
 def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich import box
     from rich.table import Table
@@ -80,7 +101,7 @@ def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]
             Text(head),
             justify="right" if numbers else "left",
             no_wrap=keep,
-            overflow="fold",  # a line of the user's code is told whole, over two lines if need be
+            overflow="fold",
         )
     for row in rows:
         table.add_row(*(Text(inert(cell)) for cell in row))

@@ -125,5 +125,5 @@ def _by_reason(untested: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 def between(value: Interval) -> str:
     """``1.25 (1.10 to 1.40)``."""
     if value.low is None or value.high is None:
-        return f"{value.value:.2f}"
-    return f"{value.value:.2f} ({value.low:.2f} to {value.high:.2f})"
+        return f"{value.value:z.2f}"
+    return f"{value.value:z.2f} ({value.low:z.2f} to {value.high:z.2f})"

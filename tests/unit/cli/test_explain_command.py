@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from explaining import ladder, target
+from explaining import explained, ladder, target
 from nfold.cli import explaining
 from nfold.cli.app import app
-from nfold.cli.explained import _table
+from nfold.cli.explained import _block, show
 from nfold.cli.explaining import seconds
 from nfold.errors import NfoldError, RunFailure, UsageError
 from nfold.explain.ladder import Rung
@@ -66,8 +66,33 @@ def test_the_table_says_what_costs_what_to_change_and_what_to_expect(tmp_path: P
 def test_a_line_to_change_is_told_whole_however_narrow_the_terminal() -> None:
     written = StringIO()
     line = "benchmarks/diagnosis/scripts/with_accelerate.py:44"
-    _table(Console(width=40, file=written), ["cause", "change"], [["synchronization", line]])
+    _block(Console(width=40, file=written), [("synchronization", "what", "1.00", "2.00 ×", line)])
     assert line in "".join(written.getvalue().split())
+
+
+def test_code_to_change_stands_in_one_line_below_the_table() -> None:
+    written = StringIO()
+    code = "train.py:38: send half: model.register_comm_hook(None, bf16_compress_hook)"
+    rows = [("link", "gradient bytes", "13.63", "0.96 ×", code), ("unexplained", "", "0.1", "", "")]
+    _block(Console(width=100, file=written), rows)
+    text = written.getvalue()
+    assert text.index("unexplained") < text.index("What to change\n  link")
+    assert code in text
+    assert text.count("unexplained") == 1
+    written = StringIO()
+    _block(Console(width=100, file=written), rows[1:])
+    assert "What to change" not in written.getvalue()
+
+
+def test_a_change_that_helps_both_is_told_below_the_first_table_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = Script(compute_ms_per_sample=0.1, samples_per_epoch=2000, epoch_gap_ms=30.0)
+    found = explained(script)
+    assert [row.cause for row in found.rows if row.named] == ["epoch-boundary"]
+    assert [row.cause for row in found.single if row.named] == ["epoch-boundary"]
+    show(found, plain=True)
+    assert capsys.readouterr().out.count("What to change") == 1
 
 
 def _intervals(rows: list[dict[str, Any]]) -> bool:

@@ -99,3 +99,8 @@ def test_devices_that_cannot_help_are_told_so() -> None:
     assert said[0].startswith("2 devices cannot help at batch 200: they are 0.57 ×")
     assert said[1].startswith("They do from a batch of about 500 on")
     assert "10,000 samples/s" in said[2]
+
+
+def test_nothing_is_not_less_than_nothing() -> None:
+    assert explanation.between(Interval(-0.001, -0.004, 0.002)) == "0.00 (0.00 to 0.00)"
+    assert explanation.between(Interval(-0.01, None, None)) == "-0.01"
