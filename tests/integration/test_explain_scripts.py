@@ -38,10 +38,11 @@ def explained(folder: Path, name: str, budget: str, *arguments: str) -> dict[str
     return found
 
 
-def test_the_slow_rank_of_a_script_is_named_first(tmp_path: Path) -> None:
+def with_a_slow_rank(folder: Path, name: str) -> dict[str, Any]:
+    """What nfold says of a script whose second rank works for 10 ms more in every step."""
     for _ in range(5):
         # On a busy machine the time is over before the rank is known; the next one goes on.
-        found = explained(tmp_path, "uneven_ranks.py", "20s")
+        found = explained(folder, name, "20s")
         if any(row["cause"] == "imbalance" for row in found["budget"]):
             break
     first = found["budget"][0]
@@ -49,23 +50,19 @@ def test_the_slow_rank_of_a_script_is_named_first(tmp_path: Path) -> None:
     assert "rank 1" in first["fix"]
     assert first["lost_ms"]["value"] > 5
     assert found["plan"]["batch"] == 64
-    assert "last.pt" in str(found["warnings"])
     assert found["wrong"] == []
+    return found
+
+
+def test_the_slow_rank_of_a_script_is_named_first(tmp_path: Path) -> None:
+    assert "last.pt" in str(with_a_slow_rank(tmp_path, "uneven_ranks.py")["warnings"])
 
 
 def test_ranks_that_a_script_would_start_itself_are_nfolds(tmp_path: Path) -> None:
     """It has a world of two and a port in it, which a run on one device would wait at."""
-    for _ in range(5):
-        found = explained(tmp_path, "spawned.py", "20s")
-        if any(row["cause"] == "imbalance" for row in found["budget"]):
-            break
-    first = found["budget"][0]
-    assert first["cause"] == "imbalance"
-    assert "rank 1" in first["fix"]
-    assert first["lost_ms"]["value"] > 5
-    assert (found["plan"]["strategy"], found["plan"]["batch"]) == ("ddp", 64)
+    found = with_a_slow_rank(tmp_path, "spawned.py")
+    assert found["plan"]["strategy"] == "ddp"
     assert found["one_device"]["step_ms"]["value"] < found["n_devices"]["step_ms"]["value"]
-    assert found["wrong"] == []
 
 
 def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:
