@@ -15,6 +15,7 @@ import made
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.torch.script.overrides import Overrides
+from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.watch import Watch
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
@@ -68,7 +69,7 @@ def script_task(ablation: Ablation | None = None, world_size: int = 1, **changes
 def watched(training: Callable[[], object], task: Any) -> Noting:
     """What a rank told of the training, which may end by itself."""
     noting = Noting()
-    watch = Watch(task, noting)
+    watch = Watch(task, noting, Trainers(1))
     watch.install()
     try:
         training()

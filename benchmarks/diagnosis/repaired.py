@@ -42,6 +42,7 @@ FAULTS = {
     "with_lightning": Fault("speechbrain/speechbrain#1517", "undivided-work"),
     "with_accelerate": Fault("huggingface/accelerate#192", "synchronization"),
     "dataparallel": Fault("keras-team/keras#11342, #9204", "single-process"),
+    "with_trainer": Fault("huggingface/transformers#20581", "input", alone=True),
     "single": Fault("Lightning-AI/pytorch-lightning#1216", "input", alone=True),
     "cifar_ddp": Fault("pytorch/pytorch#73600", "input"),
 }

@@ -32,6 +32,8 @@ class Ablation:
     broadcast them before a forward; without ``host_syncs``, what the host reads from a device
     in a step (``.item()``) is the last value that was really read, and nobody waits for it.
     Without ``repeated_exchange``, a step of several batches exchanges with the last one only.
+    Without ``unused_parameters``, a wrapper that is told to look for parameters without a gradient
+    does not.
     With ``late_exchange``, independent devices exchange all gradients at once, before a step of the
     optimizer, and nothing hides it. With ``expandable_segments``, the allocator of a GPU lets what
     it keeps grow in place, where it would give back and ask again. With ``traced``, a script makes
@@ -53,6 +55,7 @@ class Ablation:
     buffers: bool = True
     host_syncs: bool = True
     repeated_exchange: bool = True
+    unused_parameters: bool = True
     expandable_segments: bool = False
     late_exchange: bool = False
     traced: bool = False
@@ -110,6 +113,10 @@ class Ablation:
             ),
             (self.device > 0 and not one, "a single device is chosen for a plan on one device"),
             (not self.buffers and one, "one device broadcasts no buffers"),
+            (
+                not self.unused_parameters and (one or plan.strategy != "ddp"),
+                "only DistributedDataParallel looks for parameters without a gradient",
+            ),
             (
                 not self.repeated_exchange and (one or plan.accumulate == 1),
                 "gradients are exchanged once a step",

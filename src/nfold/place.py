@@ -22,6 +22,8 @@ MIRRORS: list[str] = []
 """Folders in which the file system appears again, for a script that must not write into it."""
 INSTALLED = ("site-packages", "dist-packages")
 """Names of folders of installed packages, also of those that another environment lends."""
+PASSED_OVER = ("torch", "nfold")
+"""Installed packages through which everything goes."""
 
 
 def user_place(error: BaseException) -> str | None:
@@ -35,12 +37,27 @@ def user_place(error: BaseException) -> str | None:
 
 def place_here() -> str | None:
     """``train.py:42``: the innermost frame of this thread in the user's own code, or None."""
+    return called_here()[0]
+
+
+def called_here() -> tuple[str | None, str | None]:
+    """``place_here``, and the line of the package that the user's code has called there.
+
+    ``transformers/trainer.py:1914``: the innermost one of that package. None where the user's code
+    has called PyTorch itself.
+    """
     frame: FrameType | None = sys._getframe(1)
+    inside: tuple[str, str] | None = None
     while frame is not None:
-        if _is_the_users(frame.f_code.co_filename):
-            return f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+        filename = frame.f_code.co_filename
+        if _is_the_users(filename):
+            return f"{_shown(filename)}:{frame.f_lineno}", inside[1] if inside else None
+        installed = _installed(filename)
+        package = installed.partition("/")[0]
+        if installed and (inside is None or inside[0] != package):
+            inside = package, f"{installed}:{frame.f_lineno}"
         frame = frame.f_back
-    return None
+    return None, None
 
 
 def shown_path(path: str | Path) -> str:
@@ -56,6 +73,15 @@ def _is_the_users(filename: str) -> bool:
     installed = any(part in INSTALLED for part in real.split(os.sep))
     ours = any(real.startswith(folder + os.sep) for folder in NOT_THE_USERS)
     return not (generated or installed or ours)
+
+
+@functools.cache
+def _installed(filename: str) -> str:
+    """``transformers/trainer.py``; empty for what is not installed, or passed over."""
+    parts = filename.replace(os.sep, "/").split("/")
+    below = next((at for at in range(len(parts) - 1, 0, -1) if parts[at] in INSTALLED), len(parts))
+    found = parts[below + 1 :]
+    return "" if not found or found[0] in PASSED_OVER else "/".join(found)
 
 
 def _shown(filename: str) -> str:

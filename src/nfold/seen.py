@@ -8,14 +8,21 @@ from typing import Literal
 from nfold.measurement import Fetches
 
 Parallel = Literal["none", "dp", "ddp", "fsdp", "other"]
+Trainer = Literal["", "transformers", "lightning", "fabric", "accelerate"]
+"""What a script lets train: Hugging Face's Trainer, Lightning's, Fabric, Accelerate, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A line of the user's own code, ``train.py:42``, and how often a step comes there."""
+    """A line of the user's own code, ``train.py:42``, and how often a step comes there.
+
+    ``inside`` is the line of the package that is called there and does it, None where the user's
+    own line does.
+    """
 
     where: str
     per_step: float = 0.0
+    inside: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +104,19 @@ class Seen:
     ``alloc_retries`` counts, of a step after the warm-up, how often a GPU had no memory left, so
     that the allocator gave back what it kept and asked again.
 
+    ``unused_parameter_bytes`` are those that DDP found without a gradient in a step, where it is
+    told to look for them.
+
     ``places`` are lines of the user's code, the most frequent first, by what happens there:
     ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``,
-    ``threads`` (their number set).
+    ``threads`` (their number set), ``trainer`` (made).
     """
 
     rank: int = 0
     world_size: int = 1
     steps: int = 0
     parallel: Parallel = "none"
+    trainer: Trainer = ""
     process_group: bool = False
     backend: str | None = None
     device: str = "cpu"
@@ -121,6 +132,7 @@ class Seen:
     batch_norms: int = 0
     synchronised_batch_norms: int = 0
     find_unused_parameters: bool = False
+    unused_parameter_bytes: int = 0
     broadcast_buffers: bool = False
     buffers: int = 0
     buffer_bytes: int = 0
@@ -150,7 +162,12 @@ class Seen:
             return None
         return self.loader.batch * self.accumulation * self.world_size
 
+    def first(self, what: str) -> Place | None:
+        """Where it happens most often, None where that is not known."""
+        found = self.places.get(what, ())
+        return found[0] if found else None
+
     def first_place(self, what: str) -> str | None:
         """The most frequent line of the user's code where it happens, None where none is known."""
-        found = self.places.get(what, ())
-        return found[0].where if found else None
+        found = self.first(what)
+        return found.where if found else None

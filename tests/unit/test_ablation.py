@@ -76,6 +76,12 @@ def test_two_ablations_leave_out_what_either_does() -> None:
         (Ablation(captured=True), {"devices": 2, "step": "captured"}, "already"),
         (Ablation(devices=(1, 0)), {"devices": 4}, "no order of 4 devices"),
         (Ablation(buffers=False), {"devices": 1}, "one device broadcasts"),
+        (Ablation(unused_parameters=False), {"devices": 1}, "only DistributedDataParallel"),
+        (
+            Ablation(unused_parameters=False),
+            {"devices": 2, "strategy": "dp"},
+            "only DistributedDataParallel",
+        ),
         (Ablation(buffers=False), {"devices": 2, "strategy": "dp"}, "whole module"),
         (Ablation(host_syncs=False), {"device": "cpu"}, "nothing waits"),
         (Ablation(expandable_segments=True), {"device": "cpu"}, "no allocator keeps it"),

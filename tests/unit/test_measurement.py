@@ -96,6 +96,7 @@ FULL = Measurement(
         buffers=False,
         host_syncs=False,
         repeated_exchange=False,
+        unused_parameters=False,
         expandable_segments=True,
         late_exchange=True,
         traced=True,
@@ -212,6 +213,7 @@ def test_the_cell_id_is_pinned() -> None:
     ablation = dataclasses.replace(ablation, host_syncs=True, repeated_exchange=True)
     ablation = dataclasses.replace(ablation, expandable_segments=False, late_exchange=False)
     ablation = dataclasses.replace(ablation, traced=False, pass_batches=None)
+    ablation = dataclasses.replace(ablation, unused_parameters=True)
     assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
 
 

@@ -97,8 +97,10 @@ class RunLines(Events):
 
 def _outcome(rung: Rung, measurement: Measurement) -> str:
     found = readings(measurement, coupled=rung.coupled)
-    if "step" not in found:
+    if measurement.status != "ok":
         return f"{measurement.status}: {measurement.cause.text if measurement.cause else ''}"
+    if "step" not in found:
+        return "had no turn before the script ended"
     step, between = found["step"], found.get("gap", 0.0)
     text = f"{step:.2f} ms a step"
     return f"{text} and {between:.2f} between epochs" if between > FLOOR * step else text

@@ -1,16 +1,19 @@
-"""What to change in a script, with the line of its own code where that was seen."""
+"""What to change in a script, with the line of its own code where that was seen.
+
+Written as what trains it is told such things: PyTorch, or a trainer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nfold.seen import Loader, Seen
+from nfold.explain import wording
+from nfold.seen import Loader, Place, Seen
 
 LEAST_READ = 10_000
 """Bytes of a batch: below, what was read were no samples."""
 NCCL = "init_process_group('nccl'): gloo sends what is on GPUs through the host"
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where it is started"
-BATCH_NORM = "BatchNorm in place of SyncBatchNorm, if the training allows it"
 
 
 def at(place: str | None, text: str) -> str:
@@ -23,9 +26,25 @@ def loader(seen: Seen) -> Loader:
     return seen.loader or Loader()
 
 
+def fed_at(seen: Seen, text: str) -> str:
+    """At the line where it is said what feeds the training."""
+    return at(wording.of(seen).place(seen, "loader"), text)
+
+
+def setting(seen: Seen, value: str) -> str:
+    """A setting of the DataLoader that feeds the training, ``num_workers=4``."""
+    return fed_at(seen, wording.of(seen).loader.format(value))
+
+
+def wrapping(seen: Seen, value: str) -> str:
+    """A setting of DistributedDataParallel."""
+    words = wording.of(seen)
+    return at(words.place(seen, "wrapper"), words.wrapper.format(value))
+
+
 def workers(seen: Seen, count: int) -> str:
     """Another number of workers."""
-    return at(loader(seen).place, f"DataLoader(..., num_workers={count})")
+    return setting(seen, f"num_workers={count}")
 
 
 def more_input(seen: Seen, tried: Sequence[int] = ()) -> str:
@@ -37,9 +56,9 @@ def more_input(seen: Seen, tried: Sequence[int] = ()) -> str:
     if seen.device != "cpu":
         less += " (whole batches can be changed on the GPU)"
     if not tried:
-        return at(fed.place, f"{less}, or another num_workers (fewer may be faster)")
+        return fed_at(seen, f"{less}, or another num_workers (fewer may be faster)")
     numbers = " and ".join(map(str, tried))
-    return at(fed.place, f"{less} (num_workers={numbers}: no gain beyond the noise)")
+    return fed_at(seen, f"{less} (num_workers={numbers}: no gain beyond the noise)")
 
 
 def faster_reads(seen: Seen) -> str:
@@ -59,16 +78,16 @@ def between_epochs(seen: Seen, *, waits: bool) -> str:
 
     ``waits``: most of the time is waited for a first batch.
     """
-    fed, text = loader(seen), "evaluate, log and save less often"
+    fed, text = loader(seen), wording.of(seen).rarely
     if not fed.workers:
         return text
     if not fed.persistent_workers:
-        stay = at(fed.place, "DataLoader(..., persistent_workers=True)")
+        stay = setting(seen, "persistent_workers=True")
         return f"{stay}, and {text}" if waits else f"{text}; {stay}"
     if not waits:
         return text
     longer = "a sampler that goes through the data several times"
-    return at(fed.place, f"less work a sample, or {longer} (every pass waits for its first batch)")
+    return fed_at(seen, f"less work a sample, or {longer} (every pass waits for its first batch)")
 
 
 def reordering(seen: Seen) -> str:
@@ -80,69 +99,93 @@ def reordering(seen: Seen) -> str:
 
 def copies(seen: Seen) -> str:
     """Pinned memory, and copies that the host does not wait for."""
-    moved = at(seen.first_place("copy"), ".to(device, non_blocking=True)")
+    words = wording.of(seen)
+    moved = at(words.place(seen, "copy"), words.moved)
     if loader(seen).pin_memory:
         return moved
-    return f"{at(loader(seen).place, 'DataLoader(..., pin_memory=True)')} and {moved}"
+    return f"{setting(seen, 'pin_memory=True')} and {moved}"
 
 
 def larger_batch(seen: Seen, also: str = "") -> str:
     """More work a step."""
-    return at(loader(seen).place, f"a larger batch_size{also}")
+    return fed_at(seen, f"a larger {wording.of(seen).batch}{also}")
 
 
 def allocator(seen: Seen) -> str:
     """Memory that grows in place, or less of it."""
-    less = at(loader(seen).place, "a smaller batch_size")
+    less = fed_at(seen, f"a smaller {wording.of(seen).batch}")
     return f"{EXPANDABLE}, or {less} ({seen.alloc_retries:.1f} allocator retries a step)"
 
 
 def bytes_sent(seen: Seen) -> str:
     """Fewer gradient bytes."""
-    place = seen.first_place("wrapper")
     if seen.parallel != "ddp":
         return at(seen.first_place("collective"), "send less: bf16, or less often")
-    return at(place, "send half: model.register_comm_hook(None, bf16_compress_hook)")
+    words = wording.of(seen)
+    return at(words.place(seen, "wrapper"), words.less_sent)
 
 
 def buffers(seen: Seen) -> str:
     """Buffers that are sent in every forward."""
-    place = seen.first_place("wrapper")
-    return at(place, "DistributedDataParallel(..., broadcast_buffers=False)")
+    return wrapping(seen, "broadcast_buffers=False")
+
+
+def all_used(seen: Seen) -> str:
+    """Nobody looks for parameters without a gradient."""
+    return wrapping(seen, "find_unused_parameters=False")
 
 
 def waiting_points(seen: Seen) -> str:
     """What makes ranks meet more often than gradients need."""
-    place = seen.first_place("wrapper")
-    if seen.find_unused_parameters:
-        return at(place, "DistributedDataParallel(..., find_unused_parameters=False)")
-    own = seen.first_place("collective")
+    own = seen.first("collective")
     if own is not None:
-        return at(own, "a collective in every step: do it every 50, or after the epoch")
+        text = "a collective in every step: do it every 50, or after the epoch"
+        return _of_library(seen, own, wording.of(seen).gathers, "exchanges") or at(own.where, text)
     if seen.exchanges > 1:
         return one_exchange(seen)
-    return larger_batch(seen, ", or an optimizer step after several batches")
+    return larger_batch(seen, f", or {wording.of(seen).several}")
 
 
 def one_exchange(seen: Seen) -> str:
     """Gradients of several batches summed before they are exchanged."""
-    return at(seen.first_place("step"), "all backwards but the last in model.no_sync()")
+    words = wording.of(seen)
+    return at(words.place(seen, "step"), words.last_only)
+
+
+def each_normalised(seen: Seen) -> str:
+    """Statistics of a rank's own samples."""
+    return wording.of(seen).batch_norm
 
 
 def host_syncs(seen: Seen) -> str:
     """Values that the host reads in every step."""
+    read = seen.first("host_sync")
     text = ".item() in every step makes the host wait: read it every 50 steps"
-    return at(seen.first_place("host_sync"), text)
+    if read is None:
+        return text
+    return _of_library(seen, read, wording.of(seen).reads, "reads") or at(read.where, text)
+
+
+def _of_library(seen: Seen, place: Place, change: str, does: str) -> str | None:
+    """What to change where not the user's own line does it in every step, but what it calls."""
+    if place.inside is None:
+        return None
+    why = f"{place.inside} {does} a value in every step"
+    if wording.of(seen).does(place):
+        return at(seen.first_place("trainer"), f"{change} ({why})")
+    return at(place.where, f"{why}: have it do so every 50 steps")
 
 
 def process_each(seen: Seen, devices: int) -> str:
     """A process a device in place of one for all."""
-    start = f"started by nfold run --devices {devices}"
+    start, words = f"started by nfold run --devices {devices}", wording.of(seen)
+    if seen.trainer:
+        return at(seen.first_place("trainer") if words.process else None, words.process + start)
     if seen.parallel == "dp":
         place = seen.first_place("wrapper")
         return at(place, f"DistributedDataParallel in place of DataParallel, {start}")
     place = seen.first_place("model") or seen.first_place("step")
-    return at(place, f"DistributedDataParallel(model), a DistributedSampler, {start}")
+    return at(place, words.process + start)
 
 
 def way(seen: Seen) -> str:
@@ -155,10 +198,10 @@ def way(seen: Seen) -> str:
 
 
 def _wrapper(seen: Seen) -> str:
-    if seen.process_group:
-        own = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "dp": "nn.DataParallel"}
-        return own.get(seen.parallel, "a process group without a wrapper")
-    return "nn.DataParallel" if seen.parallel == "dp" else "one process"
+    own = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "dp": "nn.DataParallel"}
+    other = "a process group without a wrapper" if seen.process_group else "one process"
+    found = own.get(seen.parallel, other)
+    return f"{found} by {wording.of(seen).name}" if seen.trainer else found
 
 
 def headline(name: str, seen: Seen, devices: int) -> str:
@@ -190,13 +233,12 @@ def whole_epochs(seen: Seen) -> str | None:
 
 def divide(seen: Seen) -> str:
     """Samples of its own for every rank."""
-    text = "DataLoader(..., sampler=DistributedSampler(dataset)), and set_epoch in every epoch"
-    return at(loader(seen).place, text)
+    return fed_at(seen, wording.of(seen).divided)
 
 
 def fewer_processes(seen: Seen) -> str:
     """Less on the host that is in each other's way."""
-    fewer = f" and {at(loader(seen).place, 'fewer num_workers')}" if loader(seen).workers else ""
+    fewer = f" and {fed_at(seen, 'fewer num_workers')}" if loader(seen).workers else ""
     return f"fewer threads a rank: OMP_NUM_THREADS=1 where it is started{fewer}"
 
 

@@ -14,6 +14,7 @@ CHANGED = {
     "ddp": 2,
     "with_lightning": 1,
     "with_accelerate": 6,
+    "with_trainer": 1,
     "dataparallel": 23,
     "single": 2,
     "cifar_ddp": 54,

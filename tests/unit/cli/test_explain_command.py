@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from io import StringIO
 from pathlib import Path
@@ -20,6 +21,7 @@ from nfold.cli.explaining import seconds
 from nfold.errors import NfoldError, RunFailure, UsageError
 from nfold.explain.ladder import Rung
 from nfold.frameworks.simulated import Script
+from nfold.measurement import Cause
 from nfold.store.store import Store
 
 SCRIPT = {"compute_ms_per_sample": 0.1, "exchange_ms": 3.0, "samples_per_epoch": 1000}
@@ -203,6 +205,19 @@ def test_a_line_of_a_run_tells_what_lies_between_its_epochs() -> None:
     assert plain == "10.00 ms a step"
     assert with_gap.startswith("10.00 ms a step and ")
     assert with_gap.endswith(" between epochs")
+
+
+def test_a_line_of_a_run_says_that_a_turn_never_came() -> None:
+    said: list[str] = []
+    shown: Any = SimpleNamespace(say=said.append, show=lambda _: None)
+    rung = ladder().full()
+    done = target(Script(compute_ms_per_sample=0.1)).measure(rung, 0)
+    ranks = tuple(dataclasses.replace(rank, windows=()) for rank in done.ranks)
+    failed = dataclasses.replace(done, status="oom", cause=Cause(text="no room"))
+    for one in (dataclasses.replace(done, ranks=ranks), failed):
+        explaining.RunLines(shown).finished([rung], 0, [one], 8.0)
+    words = [line.partition(": ")[2].partition(" (")[0] for line in said]
+    assert words == ["had no turn before the script ended", "oom: no room"]
 
 
 def test_a_line_of_a_run_tells_what_its_plan_has_of_its_own() -> None:

@@ -235,12 +235,37 @@ def test_an_exchange_with_every_batch_of_a_step_is_a_part_of_synchronisation() -
     first, *_ = found.rows
     assert first.cause == "synchronization"
     assert first.lost_ms.value == pytest.approx(6.0)
-    assert first.fix == "train.py:9: all backwards but the last in model.no_sync()"
+    assert first.fix == "train.py:9: all forwards and backwards but the last in model.no_sync()"
     assert first.proven
     link = next(row for row in found.rows if row.cause == "link")
     assert link.lost_ms.value == pytest.approx(2.0)
     once = explained(dataclasses.replace(seen, exchanges=1.0), exchange_ms=2.0)
     assert "synchronization" not in {row.cause for row in once.rows if row.named}
+
+
+LOOKING = dataclasses.replace(placed(DDP, "wrapper", "train.py:8"), find_unused_parameters=True)
+
+
+def test_looking_for_parameters_in_vain_is_a_measured_fix() -> None:
+    found = explained(LOOKING, unused_ms=3.0, wrapper_ms=0.5)
+    first, *_ = found.rows
+    assert first.cause == "synchronization"
+    assert first.lost_ms.value == pytest.approx(3.5)
+    assert first.fix == "train.py:8: DistributedDataParallel(..., find_unused_parameters=False)"
+    assert first.proven
+    assert first.predicted_speedup is not None
+    assert first.predicted_speedup.value == pytest.approx(2 * 10 / 10.5)
+
+
+@pytest.mark.parametrize("changes", [{"unused_parameter_bytes": 144}, {}])
+def test_it_is_not_advised_where_some_have_none_or_it_gains_nothing(changes: Any) -> None:
+    found = explained(dataclasses.replace(LOOKING, **changes), wrapper_ms=3.0)
+    first, *_ = found.rows
+    assert first.cause == "synchronization"
+    assert (
+        first.fix == "train.py:7: a larger batch_size, or an optimizer step after several batches"
+    )
+    assert not first.proven
 
 
 def read(seen: Seen, workers: int) -> Seen:

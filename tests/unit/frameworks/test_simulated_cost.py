@@ -67,6 +67,12 @@ def test_buffers_and_waits_of_the_host_go_alone() -> None:
     assert _step_ms(script, Ablation(host_syncs=False)) == pytest.approx(11.0)
 
 
+def test_nobody_looks_for_parameters_without_a_gradient() -> None:
+    script = Script(compute_ms_per_sample=0.2, unused_ms=0.4)
+    assert _step_ms(script) == pytest.approx(10.4)
+    assert _step_ms(script, Ablation(unused_parameters=False)) == pytest.approx(10.0)
+
+
 def test_a_transfer_that_backward_hides_costs_nothing() -> None:
     script = Script(compute_ms_per_sample=0.2, transfer_ms=5.0, overlap=0.5)
     assert _step_ms(script) == pytest.approx(_step_ms(script, Ablation(exchange="barrier")))

@@ -85,6 +85,9 @@ class Synchronization(Cause):
         found = self.parts(ladder, view)
         largest = max(found, key=lambda name: found[name])
         if ladder.seen is not None:
+            untried = _looks_in_vain(ladder.seen) and not view.has(_all_used(ladder))
+            if untried and largest in (WRAPPER, LATENCY):
+                return lines.all_used(ladder.seen)
             return _line(ladder.seen, largest)
         if largest == BATCH_NORM:
             return "--batch-norm device, if the training allows it"
@@ -126,7 +129,7 @@ def _reads_back(ladder: Ladder) -> bool:
 
 def _line(seen: Seen, part: str) -> str:
     if part == BATCH_NORM:
-        return lines.BATCH_NORM
+        return lines.each_normalised(seen)
     if part == REPEATED:
         return lines.one_exchange(seen)
     return lines.buffers(seen) if part == BUFFERS else lines.waiting_points(seen)
@@ -138,6 +141,17 @@ def _without(ladder: Ladder, seen: Seen) -> dict[str, Rung]:
     found = {
         _line(seen, words): ladder.full("real", **{name: False}) for name, words in names.items()
     }
+    if _looks_in_vain(seen):
+        found[lines.all_used(seen)] = _all_used(ladder)
     if _reads_back(ladder):
         found[lines.host_syncs(seen)] = ladder.full(host_syncs=False)
     return found
+
+
+def _looks_in_vain(seen: Seen) -> bool:
+    """Whether DDP searches every step's graph for parameters without a gradient and finds none."""
+    return seen.find_unused_parameters and not seen.unused_parameter_bytes
+
+
+def _all_used(ladder: Ladder) -> Rung:
+    return ladder.full("real", unused_parameters=False)

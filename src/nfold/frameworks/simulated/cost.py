@@ -79,7 +79,7 @@ class Costs:
 
     def _exchange(self, compute: float) -> float:
         script, left_out = self.script, self.task.left_out
-        cost = script.wrapper_ms
+        cost = script.wrapper_ms + (script.unused_ms if left_out.unused_parameters else 0.0)
         if self.task.plan.batch_norm == "synchronised" and left_out.synchronised_batch_norm:
             cost += script.batch_norm_ms
         if left_out.exchange != "none":

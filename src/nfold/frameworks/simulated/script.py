@@ -48,7 +48,8 @@ class Script:
     ``retries_ms`` is of an allocator that tries again, unless its segments grow.
     ``contention_ms`` is what every other process on the host costs one that computes with more
     threads than one, ``crowding_ms`` what it costs one that also reads samples in more threads than
-    it has cores. ``repeated_ms`` is of gradients exchanged more than once a step.
+    it has cores. ``repeated_ms`` is of gradients exchanged more than once a step, ``unused_ms``
+    of a wrapper that looks for parameters without a gradient.
     ``straggler_ms`` is added on one device, or on the rank with one share of the data,
     ``random_straggler_ms`` in one of ``random_straggler_every`` steps of a rank, another rank's
     in every step; ``first_step_ms`` to the first step,
@@ -73,6 +74,7 @@ class Script:
     contention_ms: float = 0.0
     crowding_ms: float = 0.0
     repeated_ms: float = 0.0
+    unused_ms: float = 0.0
     wrapper_ms: float = 0.0
     latency_ms: float = 0.0
     transfer_ms: float = 0.0

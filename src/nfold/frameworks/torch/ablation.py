@@ -40,6 +40,7 @@ def refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
             not ablation.buffers,
             "batch-norm statistics are a device's own: none are broadcast",
         ),
+        (not ablation.unused_parameters, "every parameter has a gradient: none is looked for"),
         (not ablation.host_syncs, "the host reads nothing from the device in a step"),
         (ablation.late_exchange, "a workload exchanges its gradients itself"),
         (ablation.traced, "only scripts are traced"),

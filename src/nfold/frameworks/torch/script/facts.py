@@ -24,6 +24,7 @@ from nfold.frameworks.torch.script.wrappers import (
     bucket_bytes,
     buffers_of,
     dp_devices,
+    unused_bytes,
 )
 from nfold.seen import Collective, Copies, Loader, Parallel
 
@@ -73,6 +74,7 @@ def wrapper_facts(wrappers: Wrappers) -> dict[str, Any]:
         buffers = buffers_of(wrapped)
         found |= {
             "find_unused_parameters": bool(wrapped.find_unused_parameters),
+            "unused_parameter_bytes": unused_bytes(wrapped),
             "broadcast_buffers": broadcasts_buffers(wrapped) and bool(buffers),
             "buffers": len(buffers),
             "buffer_bytes": sum(buffer.nbytes for buffer in buffers),

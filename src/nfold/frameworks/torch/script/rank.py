@@ -14,7 +14,7 @@ from nfold.frameworks import execute
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.imports import after_import
 from nfold.frameworks.torch.script.environment import alone, entered
-from nfold.frameworks.torch.script.trainers import adapted
+from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.measurement import RankSamples
 
 if TYPE_CHECKING:
@@ -28,16 +28,16 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     too short, where it ends with a code, and what it raises itself.
     """
     watches: list[Watch] = []
+    trainers = Trainers(1 if alone(task) else task.world_size)
 
     def watch(_torch: ModuleType) -> None:
         from nfold.frameworks.torch.script.watch import Watch
 
-        watches.append(Watch(task, observer))
+        watches.append(Watch(task, observer, trainers))
         watches[0].install()
 
     with entered(task):
-        world = 1 if alone(task) else task.world_size
-        after_import({"torch": watch, **adapted(world)})
+        after_import({"torch": watch, **trainers.actions()})
         _run(task, watches)
     return _ended(task, watches, observer)
 

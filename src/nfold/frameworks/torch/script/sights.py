@@ -24,6 +24,7 @@ from nfold.frameworks.torch.script.forward import Forward
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.streams import Feed, Taken
 from nfold.frameworks.torch.script.tally import Tally
+from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.unwaited import Unwaited
 from nfold.frameworks.torch.script.wrappers import Wrappers
 from nfold.seen import Seen
@@ -32,11 +33,19 @@ from nfold.seen import Seen
 class Sights:
     """What is seen of one rank: ``install``, ``begin`` after its first step, ``settle``."""
 
-    def __init__(self, task: Task, left_out: LeftOut, feed: Feed, boundary: Boundary) -> None:
+    def __init__(
+        self,
+        task: Task,
+        left_out: LeftOut,
+        feed: Feed,
+        boundary: Boundary,
+        trainers: Trainers,
+    ) -> None:
         self._task = task
         self._left_out = left_out
         self._feed = feed
         self._boundary = boundary
+        self._trainers = trainers
         self._tally = Tally()
         self._forward = Forward()
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
@@ -201,6 +210,7 @@ class Sights:
     def _facts(self, steps: int) -> Seen:
         wrappers, forward = self._wrappers, self._forward
         device = next((str(p.device) for p in self.parameters), "cpu")
+        self._tally.at("trainer", self._trainers.place)
         found = {
             **facts.group_facts(device.partition(":")[0]),
             **facts.wrapper_facts(wrappers),
@@ -214,6 +224,7 @@ class Sights:
             rank=self._task.rank,
             exchanges=wrappers.exchanges / max(1, len(self._counts)),
             parallel=facts.parallel_kind(wrappers, self.parameters, self._tally),
+            trainer=self._trainers.used,
             device=device,
             loader=loader,
             samples_per_step=float(self._usual),

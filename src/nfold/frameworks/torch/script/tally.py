@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nfold.place import place_here
+from nfold.place import called_here
 from nfold.seen import Place
 
 MOST_PLACES = 8
@@ -18,7 +18,7 @@ class Tally:
         self.on = False
         self.counts: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
-        self._places: dict[str, Counter[str]] = {}
+        self._places: dict[str, Counter[tuple[str, str | None]]] = {}
 
     def note(self, kind: str, name: str, of_bytes: int = 0) -> None:
         """One event called ``name``; its line counts under ``kind``."""
@@ -30,12 +30,18 @@ class Tally:
 
     def place(self, kind: str) -> None:
         """Note the line of the user's code that is run now, also before the first step."""
-        found = place_here()
-        if found is not None:
-            self._places.setdefault(kind, Counter())[found] += self.on
+        self.at(kind, *called_here())
+
+    def at(self, kind: str, where: str | None, inside: str | None = None) -> None:
+        """Note a line that is known, if it is."""
+        if where is not None:
+            self._places.setdefault(kind, Counter())[where, inside] += self.on
 
     def places(self, steps: int) -> Iterator[tuple[str, tuple[Place, ...]]]:
         """Lines by kind, the most frequent first, over so many steps."""
         for kind, counter in self._places.items():
-            most = counter.most_common(MOST_PLACES)
-            yield kind, tuple(Place(where=w, per_step=n / max(1, steps)) for w, n in most)
+            most = [
+                Place(where=where, inside=inside, per_step=count / max(1, steps))
+                for (where, inside), count in counter.most_common(MOST_PLACES)
+            ]
+            yield kind, tuple(most)

@@ -1,40 +1,68 @@
-"""Trainers that are told a number of devices in the script, given the number of ranks instead."""
+"""Trainers that a script makes: which, on which line; those told a number of devices get ranks."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from nfold.frameworks.imports import Action
+from nfold.place import place_here
+from nfold.seen import Trainer
 
-CLASSES = {
-    "lightning.pytorch.trainer.trainer": "Trainer",
-    "pytorch_lightning.trainer.trainer": "Trainer",
-    "lightning.fabric.fabric": "Fabric",
-    "lightning_fabric.fabric": "Fabric",
+MADE = {
+    "transformers.training_args": ("TrainingArguments", "__post_init__", "transformers"),
+    "lightning.pytorch.trainer.trainer": ("Trainer", "__init__", "lightning"),
+    "pytorch_lightning.trainer.trainer": ("Trainer", "__init__", "lightning"),
+    "lightning.fabric.fabric": ("Fabric", "__init__", "fabric"),
+    "lightning_fabric.fabric": ("Fabric", "__init__", "fabric"),
+    "accelerate.accelerator": ("Accelerator", "__init__", "accelerate"),
 }
-"""Lightning's, by the module that defines each."""
+"""By the module that defines it: the class that takes the settings, what makes one, whose it is."""
+COUNTING = ("lightning", "fabric")
+"""Those that are told a number of devices in the script."""
+INNER: tuple[Trainer, ...] = ("accelerate", "fabric", "lightning", "transformers")
+"""A later one may use an earlier one."""
 
 
-def adapted(world_size: int) -> dict[str, Action]:
-    """What to do after the import of each module that defines a trainer."""
+class Trainers:
+    """Those that a script has made so far.
 
-    def adapt(module: ModuleType) -> None:
-        trainer = getattr(module, CLASSES[module.__name__])
-        trainer.__init__ = with_devices(trainer.__init__, world_size)
-
-    return dict.fromkeys(CLASSES, adapt)
-
-
-def with_devices(construct: Any, world_size: int) -> Any:
-    """A constructor whose ``devices``, whatever the script says, are as many as the ranks.
-
-    ``devices=2`` in a script that runs on one device alone is refused by Lightning.
+    ``world_size`` is how many devices each is told to use, whatever the script says: ``devices=2``
+    in a script that runs on one device alone is refused by Lightning.
     """
 
-    @functools.wraps(construct)
-    def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
-        construct(self, *args, **{**kwargs, "devices": world_size, "num_nodes": 1})
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._places: dict[str, str | None] = {}
 
-    return constructed
+    def actions(self) -> dict[str, Action]:
+        """What to do after the import of each module that defines one."""
+        return dict.fromkeys(MADE, self._adapt)
+
+    @property
+    def used(self) -> Trainer:
+        """The outermost that the script has made, empty without one."""
+        return next((name for name in reversed(INNER) if name in self._places), "")
+
+    @property
+    def place(self) -> str | None:
+        """Where in the user's code it was first made, None where that is not known."""
+        return self._places.get(self.used)
+
+    def _adapt(self, module: ModuleType) -> None:
+        name, method, whose = MADE[module.__name__]
+        owner = getattr(module, name)
+        told = {"devices": self._world_size, "num_nodes": 1} if whose in COUNTING else {}
+        setattr(owner, method, self._noting(getattr(owner, method), whose, told))
+
+    def _noting(
+        self, usual: Callable[..., Any], whose: str, told: dict[str, int]
+    ) -> Callable[..., Any]:
+        @functools.wraps(usual)
+        def make(made: Any, *args: Any, **kwargs: Any) -> Any:
+            self._places.setdefault(whose, place_here())
+            return usual(made, *args, **{**kwargs, **told})
+
+        return make

@@ -33,6 +33,7 @@ from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.spawned import follow
 from nfold.frameworks.torch.script.streams import Fed, Feed
 from nfold.frameworks.torch.script.trace import Tracing
+from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.turning import Turning, length_of
 from nfold.frameworks.torch.weights import checksum_of
 from nfold.measurement import Epoch, Fetches, RankSamples
@@ -48,7 +49,7 @@ class Watch:
     next one; in a run of whole epochs it belongs to the epoch before it.
     """
 
-    def __init__(self, task: Task, observer: Observer) -> None:
+    def __init__(self, task: Task, observer: Observer, trainers: Trainers) -> None:
         self._task = task
         self._observer = observer
         self._patches, self._warm_up = Patches(), Patches()
@@ -70,10 +71,9 @@ class Watch:
         self._overrides = Overrides(task, lambda: self._feed.steps)
         self._left_out = LeftOut(task)
         self._late = LateExchange(task, self._left_out)
-        self._feed = Feed(
-            self._prepare, self._replay, self._left_out, self, calm=observer.await_calm
-        )
-        self._sights = Sights(task, self._left_out, self._feed, self._boundary)
+        calm = observer.await_calm
+        self._feed = Feed(self._prepare, self._replay, self._left_out, self, calm=calm)
+        self._sights = Sights(task, self._left_out, self._feed, self._boundary, trainers)
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
         self._tracing = Tracing(wanted=self._left_out.now.traced)
         self._patience = Patience(task, self._overrides.never_end, self.aside)

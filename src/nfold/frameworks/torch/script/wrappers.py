@@ -117,7 +117,10 @@ class Wrappers:
             for name in OTHER_NAME:
                 given.pop(name, None)
             changed |= WITHOUT_BUFFERS
-        if alone and given.get("find_unused_parameters"):
+        looked_for = left_out.unused_parameters and given.get("find_unused_parameters")
+        if not left_out.unused_parameters:
+            changed["find_unused_parameters"] = False
+        if alone and looked_for:
             changed["process_group"] = _own_group()
         return changed
 
@@ -162,6 +165,11 @@ def bucket_bytes(wrapped: Any) -> tuple[int, ...]:
     told = wrapped._get_ddp_logging_data()
     sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes") or ""
     return tuple(int(size) for size in str(sizes).split(",") if size.strip().isdigit())
+
+
+def unused_bytes(wrapped: Any) -> int:
+    """Of parameters that a DDP found without a gradient in its last steps, where it looks."""
+    return int(wrapped._get_ddp_logging_data().get("unused_parameter_size") or 0)
 
 
 def buffers_of(wrapped: Any) -> list[torch.Tensor]:

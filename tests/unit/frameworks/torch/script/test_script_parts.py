@@ -36,7 +36,6 @@ from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.environment import PORTS, WORLD, entered, environment, expandable
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
-from nfold.frameworks.torch.script.trainers import with_devices
 from nfold.frameworks.torch.script.unwaited import Unwaited, ours, reader
 from watched import dataset, loop, model, overrides, script_task, watched
 
@@ -200,15 +199,6 @@ def test_a_plan_s_batch_is_what_a_watched_training_gets() -> None:
     assert (found.seen.loader.batch, found.seen.loader.batches) == (16, 4)
 
 
-def test_a_trainer_gets_as_many_devices_as_there_are_ranks() -> None:
-    class Trainer:
-        def __init__(self, *, devices: Any = "auto", num_nodes: int = 1) -> None:
-            self.said = (devices, num_nodes)
-
-    Trainer.__init__ = with_devices(Trainer.__init__, 1)  # type: ignore[method-assign]
-    assert Trainer(devices=2, num_nodes=3).said == (1, 1)
-
-
 WITHOUT_WAITING = Ablation(host_syncs=False)
 
 
@@ -302,6 +292,7 @@ def test_ddp_and_a_script_s_own_collectives_are_seen() -> None:
     seen = found.seen
     assert (seen.parallel, seen.process_group, seen.backend) == ("ddp", True, "gloo")
     assert (seen.find_unused_parameters, seen.broadcast_buffers, seen.buffers) == (True, True, 3)
+    assert seen.unused_parameter_bytes == 0
     assert {c.name: (c.per_step, c.bytes_per_step) for c in seen.collectives} == {
         "all_reduce": (1.0, 4.0),
         "all_gather": (1.0, 8.0),
@@ -309,6 +300,37 @@ def test_ddp_and_a_script_s_own_collectives_are_seen() -> None:
     assert sum(seen.bucket_bytes) == seen.parameter_bytes
     assert str(seen.first_place("wrapper")).startswith("tests/unit/frameworks/torch/script/")
     assert len(seen.places["collective"]) == 2
+
+
+class HalfUsed(nn.Module):
+    """Of its two layers, the second is never asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.used(samples.flatten(1)[:, :8])
+        return found
+
+
+def _half_used() -> None:
+    module = DistributedDataParallel(HalfUsed(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    loop(_loader(), module, optimizer)
+
+
+@pytest.mark.usefixtures("group")
+def test_parameters_without_a_gradient_are_counted() -> None:
+    assert watched(_half_used, script_task()).seen.unused_parameter_bytes == 4 * (8 * 4 + 4)
+
+
+@pytest.mark.usefixtures("group")
+def test_nobody_looks_for_them_where_that_is_left_out() -> None:
+    left_out = script_task(Ablation(unused_parameters=False))
+    found = watched(lambda: _distributed([], find_unused_parameters=True), left_out)
+    assert found.samples is not None
+    assert not found.seen.find_unused_parameters
 
 
 @pytest.mark.usefixtures("group")

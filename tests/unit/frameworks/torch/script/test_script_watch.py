@@ -16,6 +16,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks import clock
 from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.script import patience, watch
+from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.measurement import Between
 from watched import Noting, dataset, loop, model, scaled, script_task, usual, watched
 
@@ -70,7 +71,7 @@ def test_what_the_end_of_the_warm_up_takes_out_takes_nothing_else_out() -> None:
     asked = script_task(Ablation(host_syncs=False, threads=1, buffers=False, exchange="none"))
     own = [(torch.Tensor, "item"), (torch.cuda, "synchronize"), (torch, "set_num_threads")]
     before = [getattr(*place) for place in own]
-    found = watch.Watch(asked, Noting())
+    found = watch.Watch(asked, Noting(), Trainers(1))
     found.install()
     found._warm_up.undo()
     during = [getattr(*place) for place in own]

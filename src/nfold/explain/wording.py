@@ -1,0 +1,116 @@
+"""How a change is written where PyTorch alone trains, and where a trainer does that is told things.
+
+The trainers' names of settings are those of their documentation (transformers 5, Lightning 2,
+Accelerate 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nfold.seen import Place, Seen, Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wording:
+    """Its fields are what to write; ``{}`` is a setting as PyTorch calls it, ``name=value``.
+
+    ``told`` are places whose change is not there, but where the trainer is made. ``reads`` and
+    ``gathers`` change what lines of its ``package`` do in every step.
+    """
+
+    name: str = ""
+    package: str = ""
+    told: frozenset[str] = frozenset()
+    wrapper: str = "DistributedDataParallel(..., {})"
+    loader: str = "DataLoader(..., {})"
+    batch: str = "batch_size"
+    moved: str = ".to(device, non_blocking=True)"
+    less_sent: str = "send half: model.register_comm_hook(None, bf16_compress_hook)"
+    several: str = "an optimizer step after several batches"
+    last_only: str = "all forwards and backwards but the last in model.no_sync()"
+    rarely: str = "evaluate, log and save less often"
+    divided: str = (
+        "DataLoader(..., sampler=DistributedSampler(dataset)), and set_epoch in every epoch"
+    )
+    batch_norm: str = "BatchNorm in place of SyncBatchNorm, if the training allows it"
+    process: str = "DistributedDataParallel(model), a DistributedSampler, "
+    reads: str = ""
+    gathers: str = ""
+
+    def place(self, seen: Seen, what: str) -> str | None:
+        """The line to change for what happens at a place, None where that is not known."""
+        if what in self.told:
+            return seen.first_place("trainer")
+        if what == "loader":
+            return seen.loader.place if seen.loader is not None else None
+        return seen.first_place(what)
+
+    def does(self, place: Place) -> bool:
+        """Whether it has a setting for what its own lines do there."""
+        return bool(self.package) and str(place.inside).startswith(f"{self.package}/")
+
+
+PYTORCH = Wording()
+TRANSFORMERS = Wording(
+    name="Hugging Face's Trainer",
+    package="transformers",
+    told=frozenset({"loader", "wrapper", "copy", "step"}),
+    wrapper="TrainingArguments(..., ddp_{})",
+    loader="TrainingArguments(..., dataloader_{})",
+    batch="per_device_train_batch_size",
+    moved='TrainingArguments(..., accelerator_config={"non_blocking": True})',
+    less_sent="send less often: TrainingArguments(..., gradient_accumulation_steps=2)",
+    several="gradient_accumulation_steps=2",
+    rarely="larger eval_steps, logging_steps and save_steps",
+    divided="TrainingArguments(..., use_cpu=True): without it ranks on CPU devices train alone",
+    process="",
+    reads="TrainingArguments(..., logging_nan_inf_filter=False)",
+    gathers="TrainingArguments(..., average_tokens_across_devices=False)",
+)
+LIGHTNING = Wording(
+    name="Lightning's Trainer",
+    told=frozenset({"wrapper", "copy", "step"}),
+    wrapper="Trainer(..., strategy=DDPStrategy({}))",
+    moved="fewer bytes a sample: uint8, made floats on the device",
+    less_sent="send half: Trainer(..., strategy=DDPStrategy(ddp_comm_hook=bf16_compress_hook))",
+    several="accumulate_grad_batches=2",
+    last_only="Trainer(..., accumulate_grad_batches=N): only the last of N is exchanged",
+    rarely="a larger check_val_every_n_epoch or val_check_interval, log and save less often",
+    divided="Trainer(..., use_distributed_sampler=True)",
+    batch_norm="Trainer(..., sync_batchnorm=False), if the training allows it",
+    process="Trainer(..., strategy='ddp'), ",
+)
+FABRIC = Wording(
+    name="Lightning Fabric",
+    told=frozenset({"wrapper"}),
+    wrapper="Fabric(..., strategy=DDPStrategy({}))",
+    moved="fewer bytes a sample: uint8, made floats on the device",
+    less_sent="send less often: an optimizer step after several batches",
+    last_only="all forwards and backwards but the last in fabric.no_backward_sync(model)",
+    divided="fabric.setup_dataloaders(loader)",
+    process="Fabric(..., strategy='ddp'), ",
+)
+ACCELERATE = Wording(
+    name="Accelerate",
+    told=frozenset({"wrapper", "copy"}),
+    wrapper="Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs({})])",
+    moved="Accelerator(..., dataloader_config=DataLoaderConfiguration(non_blocking=True))",
+    less_sent="send half: Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs("
+    "comm_hook=DDPCommunicationHookType.BF16)])",
+    last_only="all forwards and backwards but the last in accelerator.no_sync(model)",
+    divided="accelerator.prepare(loader)",
+    process="",
+)
+BY_TRAINER: dict[Trainer, Wording] = {
+    "": PYTORCH,
+    "transformers": TRANSFORMERS,
+    "lightning": LIGHTNING,
+    "fabric": FABRIC,
+    "accelerate": ACCELERATE,
+}
+
+
+def of(seen: Seen) -> Wording:
+    """For what trains this script."""
+    return BY_TRAINER[seen.trainer]

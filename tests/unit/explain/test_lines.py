@@ -1,0 +1,108 @@
+"""What to change, in the words of what trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import pytest
+
+from nfold.explain import lines, wording
+from nfold.seen import Loader, Place, Seen, Trainer
+
+PLACES: dict[str, tuple[Place, ...]] = {
+    "wrapper": (Place(where="train.py:8"),),
+    "copy": (Place(where="train.py:12"),),
+    "step": (Place(where="train.py:14"),),
+    "trainer": (Place(where="train.py:3"),),
+}
+SEEN = Seen(parallel="ddp", loader=Loader(place="train.py:7"), places=PLACES, process_group=True)
+TRAINERS = [trainer for trainer in wording.BY_TRAINER if trainer]
+
+
+def trained(trainer: Trainer, **places: Place) -> Seen:
+    more = {what: (place,) for what, place in places.items()}
+    return dataclasses.replace(SEEN, trainer=trainer, places={**PLACES, **more})
+
+
+@pytest.mark.parametrize(
+    ("said", "plain", "told"),
+    [
+        (
+            lines.all_used,
+            "train.py:8: DistributedDataParallel(..., find_unused_parameters=False)",
+            "train.py:3: TrainingArguments(..., ddp_find_unused_parameters=False)",
+        ),
+        (
+            lines.buffers,
+            "train.py:8: DistributedDataParallel(..., broadcast_buffers=False)",
+            "train.py:3: TrainingArguments(..., ddp_broadcast_buffers=False)",
+        ),
+        (
+            lambda seen: lines.workers(seen, 4),
+            "train.py:7: DataLoader(..., num_workers=4)",
+            "train.py:3: TrainingArguments(..., dataloader_num_workers=4)",
+        ),
+        (
+            lines.larger_batch,
+            "train.py:7: a larger batch_size",
+            "train.py:3: a larger per_device_train_batch_size",
+        ),
+        (
+            lines.copies,
+            "train.py:7: DataLoader(..., pin_memory=True) and "
+            "train.py:12: .to(device, non_blocking=True)",
+            "train.py:3: TrainingArguments(..., dataloader_pin_memory=True) and "
+            'train.py:3: TrainingArguments(..., accelerator_config={"non_blocking": True})',
+        ),
+        (
+            lambda seen: lines.process_each(seen, 2),
+            "train.py:14: DistributedDataParallel(model), a DistributedSampler, started by nfold "
+            "run --devices 2",
+            "started by nfold run --devices 2",
+        ),
+        (
+            lines.way,
+            "DistributedDataParallel",
+            "DistributedDataParallel by Hugging Face's Trainer",
+        ),
+    ],
+)
+def test_a_trainer_is_told_in_its_own_words(
+    said: Callable[[Seen], str], plain: str, told: str
+) -> None:
+    assert said(SEEN) == plain
+    assert said(trained("transformers")) == told
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_script_does_not_wrap_its_model_where_a_trainer_does(trainer: Trainer) -> None:
+    """Its loader it makes itself, but for Hugging Face's."""
+    seen = trained(trainer)
+    for said in (lines.all_used, lines.buffers):
+        assert said(seen).startswith("train.py:3: ")
+        assert "=False" in said(seen)
+        assert "DistributedDataParallel(..." not in said(seen)
+    assert lines.workers(seen, 2).startswith("train.py:3: ") == (trainer == "transformers")
+
+
+LIBRARY = Place(where="train.py:20", inside="transformers/trainer.py:1914")
+
+
+@pytest.mark.parametrize(
+    ("said", "place", "change"),
+    [
+        (lines.host_syncs, "host_sync", "logging_nan_inf_filter=False"),
+        (lines.waiting_points, "collective", "average_tokens_across_devices=False"),
+    ],
+)
+def test_what_a_library_does_is_not_laid_on_the_line_that_calls_it(
+    said: Callable[[Seen], str], place: str, change: str
+) -> None:
+    own = said(trained("transformers", **{place: LIBRARY}))
+    assert own.startswith(f"train.py:3: TrainingArguments(..., {change}) (transformers/trainer.py")
+    other = said(trained("lightning", **{place: LIBRARY}))
+    assert re.match(r"train.py:20: transformers/trainer.py:1914 \w+ a value in every step", other)
+    users = said(trained("transformers", **{place: Place(where="train.py:20")}))
+    assert re.match(r"train.py:20: (\.item\(\)|a collective) in every step", users)
