@@ -96,8 +96,8 @@ ACCELERATE = Wording(
     told=frozenset({"wrapper", "copy"}),
     wrapper="Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs({})])",
     moved="Accelerator(..., dataloader_config=DataLoaderConfiguration(non_blocking=True))",
-    less_sent="send half: Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs("
-    "comm_hook=DDPCommunicationHookType.BF16)])",
+    less_sent="send half, by kwargs_handlers: "
+    "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)",
     last_only="all forwards and backwards but the last in accelerator.no_sync(model)",
     divided="accelerator.prepare(loader)",
     process="",

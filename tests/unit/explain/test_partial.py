@@ -66,9 +66,13 @@ def made(seen: Seen | None = None, **changes: Any) -> Ladder:
     return dataclasses.replace(asked, seen=seen, made={})
 
 
-def whole(asked: Ladder) -> tuple[Ladder, Measured]:
+STARVED = dataclasses.replace(COSTS, load_ms_per_sample=2.0, repeated_ms=2.0, buffers_ms=1.0)
+"""So much that the whole ladder is climbed with the real input as well."""
+
+
+def whole(asked: Ladder, costs: Script) -> tuple[Ladder, Measured]:
     """All that an explanation with much time measures."""
-    experiment = Experiment(target(COSTS), Clock(1000.0), Events())
+    experiment = Experiment(target(costs), Clock(1000.0), Events())
     return experiment.run(asked), experiment.measured
 
 
@@ -82,9 +86,10 @@ def some(measured: Measured, needed: tuple[Rung, ...], draws: random.Random) -> 
     return Measured({rung: runs for rung, runs in kept.items() if runs}, dict(measured.reasons))
 
 
+@pytest.mark.parametrize("costs", [COSTS, STARVED], ids=["fed", "starved"])
 @pytest.mark.parametrize("what", list(LADDERS))
-def test_any_part_of_the_runs_has_a_budget_that_adds_up(what: str) -> None:
-    asked, measured = whole(made(**LADDERS[what]))
+def test_any_part_of_the_runs_has_a_budget_that_adds_up(what: str, costs: Script) -> None:
+    asked, measured = whole(made(**LADDERS[what]), costs)
     draws = random.Random(what)
     assert len(measured.runs) > 5
     for _ in range(60):

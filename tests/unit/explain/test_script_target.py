@@ -243,6 +243,21 @@ def test_an_exchange_with_every_batch_of_a_step_is_a_part_of_synchronisation() -
     assert "synchronization" not in {row.cause for row in once.rows if row.named}
 
 
+def test_what_ranks_exchange_beside_gradients_goes_one_by_one() -> None:
+    """The input and the link are what is left without all of it: nothing is in no row."""
+    seen = dataclasses.replace(DDP, accumulation=4, exchanges=4.0, buffers=3)
+    script = {"repeated_ms": 6.0, "buffers_ms": 3.0, "latency_ms": 0.5, "exchange_ms": 2.0}
+    found = explained(seen, **script, load_ms_per_sample=0.1)
+    rows = {row.cause: row for row in found.rows}
+    parts = {name: part.value for name, part in rows["synchronization"].parts}
+    assert parts["buffers sent in every forward"] == pytest.approx(3.0)
+    assert parts["gradients exchanged with every batch of a step"] == pytest.approx(6.0)
+    assert rows["synchronization"].lost_ms.value == pytest.approx(9.5)
+    assert rows["link"].lost_ms.value == pytest.approx(2.0)
+    assert rows["input"].lost_ms.value == pytest.approx(0.0, abs=1e-6)
+    assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-6)
+
+
 LOOKING = dataclasses.replace(placed(DDP, "wrapper", "train.py:8"), find_unused_parameters=True)
 
 

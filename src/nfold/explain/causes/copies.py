@@ -29,12 +29,12 @@ class Copies(Cause):
         """Both ends of the ladder, replayed and resident."""
         if ladder.one_process and ladder.seen is not None:
             return ()
-        on_n = (ladder.full(ladder.on_host), ladder.full("resident"))
+        on_n = (ladder.lean(ladder.on_host), ladder.lean("resident"))
         return (*on_n, *self.single_rungs(ladder))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What copies cost N devices more than one."""
-        on_n = view.step(ladder.full(ladder.on_host)) - view.step(ladder.full("resident"))
+        on_n = view.step(ladder.lean(ladder.on_host)) - view.step(ladder.lean("resident"))
         return on_n - self.single_ms(ladder, view)
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:

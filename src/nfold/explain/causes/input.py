@@ -35,7 +35,7 @@ class Input(Cause):
         """Both ends of the ladder, with real and with replayed input."""
         if _one_script(ladder):
             return (*_each(ladder, "real"), *_each(ladder, ladder.bare))
-        return (ladder.full(), ladder.full("replayed"), *self.single_rungs(ladder))
+        return (ladder.lean(), ladder.lean("replayed"), *self.single_rungs(ladder))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices wait more than one, less what is storage's."""
@@ -63,7 +63,7 @@ class Input(Cause):
             return crowd - calm
         told = view.has(*real_ladder(ladder)) or (view.final and starved(ladder, view))
         if ladder.one_process or not told or not _all_known(ladder, view):
-            on_n = view.step(ladder.full()) - view.step(ladder.full("replayed"))
+            on_n = view.step(ladder.lean()) - view.step(ladder.lean("replayed"))
             crowded = Threads().in_input_ms(ladder, view) if _crowding(ladder, view) else 0.0
             return on_n - sum(self.divided_single_ms(ladder, view)) - crowded
         rest = view.step(ladder.full()) - view.step(ladder.alone("real"))
@@ -78,7 +78,7 @@ class Input(Cause):
         first = view.first_wait(ladder.full()) if between else 0.0
         lost = super().whole_ms(ladder, view)
         if not _one_script(ladder):
-            gone = view.step(ladder.full()) - view.step(ladder.full("replayed"))
+            gone = view.step(ladder.lean()) - view.step(ladder.lean("replayed"))
             lost = min(lost, max(0.0, gone))
         return lost + first
 

@@ -33,6 +33,7 @@ class Link(Cause):
             ladder,
             view,
             lambda input_: view.step(ladder.lean(input_)) - view.step(ladder.barrier(input_)),
+            ladder.lean("real"),
             ladder.barrier("real"),
         )
 

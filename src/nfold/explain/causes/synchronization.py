@@ -37,8 +37,8 @@ class Synchronization(Cause):
             ladder.unexchanged(ladder.bare),
             ladder.barrier(ladder.bare),
         )
-        without = tuple(ladder.full("real", **{name: False}) for name in _beside(ladder))
-        return found + ((ladder.full(), *without) if without else ())
+        beside = _one_by_one(ladder)
+        return found + ((ladder.full(), *(without for _, _, without in beside)) if beside else ())
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """All of its parts."""
@@ -58,10 +58,8 @@ class Synchronization(Cause):
             WRAPPER: exposed(ladder, view, wrapper, *real[:2]),
             LATENCY: exposed(ladder, view, latency, *real[1:]),
         }
-        for name, words in _beside(ladder).items():
-            found[words] = view.step(ladder.full()) - view.step(
-                ladder.full("real", **{name: False})
-            )
+        for words, real_, without in _one_by_one(ladder):
+            found[words] = view.step(real_) - view.step(without)
         return found
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
@@ -119,6 +117,17 @@ def _beside(ladder: Ladder) -> dict[str, str]:
         "repeated_exchange": (ladder.exchanges_repeatedly, REPEATED),
     }
     return {name: words for name, (there, words) in found.items() if there}
+
+
+def _one_by_one(ladder: Ladder) -> list[tuple[str, Rung, Rung]]:
+    """Each of them, with the run before it goes too, and the one after; the last is lean."""
+    found, left_out, before = [], dict[str, bool](), ladder.full()
+    for name, words in _beside(ladder).items():
+        left_out[name] = False
+        without = ladder.full("real", **left_out)
+        found.append((words, before, without))
+        before = without
+    return found
 
 
 def _reads_back(ladder: Ladder) -> bool:
