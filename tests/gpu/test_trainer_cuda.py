@@ -28,8 +28,14 @@ SCRIPT = ROOT / "benchmarks" / "diagnosis" / "scripts" / "with_trainer.py"
 
 
 def seen_under(tmp_path: Path, ablation: Ablation | None = None) -> Seen:
-    said = {"devices": 1, "strategy": "single", "steps": 30, "warmup_steps": 6}
-    plan = Plan(device="cuda", cores_per_device=1, **said)
+    plan = Plan(
+        device="cuda",
+        devices=1,
+        cores_per_device=1,
+        strategy="single",
+        steps=30,
+        warmup_steps=6,
+    )
     host, options = inspect_machine(), Options(results=tmp_path)
     found = run(Workload.of_script(str(SCRIPT)), plan, ablation, machine=host, options=options)
     assert found.status == "ok", found.cause
