@@ -49,14 +49,15 @@ class Account:
 
     def ideal_ms(self, view: View) -> float:
         """A step at N-fold speed."""
-        one = view.step(self.ladder.one) + self._gap(self.ladder.one, view)
-        return one / self.ladder.split
+        return self._with_gap(self.ladder.one, view) / self.ladder.split
 
     def achieved_ms(self, view: View) -> float:
         """A step's worth of distinct samples on N devices."""
-        full = self.ladder.full()
-        step = view.step(full) + self._gap(full, view)
+        step = self._with_gap(self.ladder.full(), view)
         return step * (self.ladder.devices if self.undivided else 1)
+
+    def _with_gap(self, rung: Rung, view: View) -> float:
+        return view.step(rung) + self._gap(rung, view)
 
     def _gap(self, rung: Rung, view: View) -> float:
         """A step's part of the time between epochs, where that was measured at both ends."""
@@ -247,17 +248,17 @@ class Account:
         """Its cost; ranks that were fed what they should repeat nothing."""
         if isinstance(cause, UndividedWork) and not self.undivided:
             return lambda view: 0.0
-        return lambda view: cause.lost_ms(self.ladder, view)
+        # Divided, the same samples are N times as many epochs, with as many ends.
+        again = self.ladder.devices - 1 if self.undivided and cause.id == "epoch-boundary" else 0
+        full = self.ladder.full()
+        return lambda view: cause.lost_ms(self.ladder, view) + again * self._gap(full, view)
 
     def speed(self, rung: Rung, times: int = 1) -> Speed:
         """Rate and step, time between epochs included; of ``times`` equal batches one counts."""
         samples = rung.plan.batch or 1
-
-        def step(view: View) -> float:
-            return view.step(rung) + self._gap(rung, view)
-
-        rate = self.fit.interval(lambda view: 1e3 * samples / (times * step(view)))
-        return Speed(samples_per_s=rate, step_ms=self.fit.interval(step))
+        rate = self.fit.interval(lambda view: 1e3 * samples / (times * self._with_gap(rung, view)))
+        step = self.fit.interval(lambda view: self._with_gap(rung, view))
+        return Speed(samples_per_s=rate, step_ms=step)
 
 
 def budget(

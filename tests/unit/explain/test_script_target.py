@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from explaining import HOST, SECONDS, Memory, failed, runner, target
+from explaining import HOST, SECONDS, Memory, failed, script_runner, target
 from nfold.ablation import Ablation
 from nfold.errors import RunFailure, UsageError
 from nfold.explain import causes, lines
@@ -39,19 +39,14 @@ def experiment(script: Script, refused: str = "", between: Between | None = None
 
     All windows of runs of several ranks but those in short passes have this ``between`` them.
     """
-    usual = runner(script)
+    usual = script_runner(script)
 
     def run(
         workload: Any, asked: Plan, ablation: Ablation | None = None, **more: Any
     ) -> Measurement:
         if asked.strategy == refused:
             return failed(Rung(plan=asked), f"ValueError: no {refused} (train.py:3)")
-        whole = Plan(batch=200, input="loader", layout="channels_first", step="eager")
-        said = {name: value for name, value in asked.to_dict().items() if value is not None}
-        filled = whole.edit(**said)
-        strategy = {"strategy": "ddp"} if asked.strategy == "dp" else {}
-        done: Measurement = usual(workload, filled.edit(**strategy), ablation, **more)
-        done = dataclasses.replace(done, plan=asked)
+        done: Measurement = usual(workload, asked, ablation, **more)
         short = ablation is not None and ablation.pass_batches
         seen = between is not None and len(done.ranks) > 1 and not short
         return ended(done, between) if seen else done
@@ -200,6 +195,24 @@ def test_ranks_that_each_go_through_everything_are_wrong() -> None:
     assert found.rows[0].cause == "undivided-work"
     assert found.speedup.value == pytest.approx(1.0)
     assert "DistributedSampler" in found.rows[0].fix
+
+
+def test_epochs_of_ranks_that_divide_nothing_end_as_often_for_the_same_samples() -> None:
+    whole = dataclasses.replace(LOADER, divides=False)
+    found = explained(dataclasses.replace(DDP, loader=whole), epoch_gap_ms=100.0)
+    rows = {row.cause: row.lost_ms.value for row in found.rows}
+    assert rows["undivided-work"] == pytest.approx(10.0)
+    # 10 ms of every step, of which one device has 5; then once more.
+    assert rows["epoch-boundary"] == pytest.approx(10.0 - 5.0 + 10.0)
+    assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-6)
+
+
+def test_copies_that_read_as_slowly_as_they_crowd_each_other_add_up() -> None:
+    """What waits for others hides behind them: threads and input are no more than both lose."""
+    found = explained(read(PLAIN, 8), contention_ms=10.0, read_ms_per_sample=1.0)
+    rows = {row.cause: row.lost_ms.value for row in found.rows}
+    assert rows["input"] == pytest.approx(0.0, abs=1e-6)
+    assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-6)
 
 
 def test_gloo_on_gpus_is_the_networks() -> None:

@@ -56,11 +56,8 @@ class Input(Cause):
         What other causes lose is then less where the input hides it.
         """
         if _one_script(ladder):
-            crowd, calm = (
-                view.own(copies) - view.step(alone)
-                for copies, alone in (_each(ladder, "real"), _each(ladder, ladder.bare))
-            )
-            return crowd - calm
+            copies, alone = _each(ladder, "real")
+            return view.own(copies) - view.step(alone) - Threads().lost_ms(ladder, view)
         told = view.has(*real_ladder(ladder)) or (view.final and starved(ladder, view))
         if ladder.one_process or not told or not _all_known(ladder, view):
             on_n = view.step(ladder.lean()) - view.step(ladder.lean("replayed"))

@@ -1,0 +1,139 @@
+"""Scripts drawn at random: whatever was seen of one and whatever it costs, its account adds up."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from explaining import HOST, script_runner, target
+from nfold.explain.budget import budget
+from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.script import first_look
+from nfold.finding import Budget
+from nfold.frameworks.simulated import Script
+from nfold.measurement import Fetches, Measurement
+from nfold.plan import Plan
+from nfold.seen import Copies, Loader, Parallel, Place, Seen, Traced, Trainer
+from nfold.sentences import sentences
+
+COSTS = (
+    "repeated_ms",
+    "exchange_ms",
+    "buffers_ms",
+    "unused_ms",
+    "latency_ms",
+    "wrapper_ms",
+    "transfer_ms",
+    "batch_norm_ms",
+    "host_syncs_ms",
+    "straggler_ms",
+    "random_straggler_ms",
+    "contention_ms",
+    "crowding_ms",
+    "host_ms",
+    "launch_ms",
+    "epoch_gap_ms",
+    "epoch_wait_ms",
+)
+OF_SAMPLES = ("load_ms_per_sample", "read_ms_per_sample", "copy_ms_per_sample")
+PARALLEL: tuple[Parallel, ...] = ("none", "dp", "ddp", "ddp", "other")
+TRAINERS: tuple[Trainer, ...] = ("", "transformers", "lightning", "fabric", "accelerate")
+PLACES = ("wrapper", "step", "host_sync", "copy", "collective", "threads", "trainer")
+
+
+def drawn_loader(draw: random.Random) -> Loader:
+    return Loader(
+        batch=100,
+        batches=draw.choice([None, 20, 3]),
+        samples=draw.choice([None, 2000]),
+        sampler="RandomSampler",
+        divides=draw.choice([None, True, False]),
+        workers=draw.choice([0, 0, 2, 8]),
+        prefetch_factor=2,
+        pin_memory=draw.random() < 0.5,
+        persistent_workers=draw.random() < 0.5,
+        counted=draw.random() < 0.3,
+        place=draw.choice([None, "train.py:7"]),
+    )
+
+
+def drawn_seen(draw: random.Random) -> Seen:
+    parallel = draw.choice(PARALLEL)
+    ranks = parallel in ("ddp", "other")
+    accumulation = draw.choice([1, 1, 2, 4])
+    inside = draw.choice([None, "transformers/trainer.py:3"])
+    return Seen(
+        steps=30,
+        loader=drawn_loader(draw) if draw.random() < 0.9 else None,
+        samples_per_step=100.0,
+        device=draw.choice(["cuda:0", "cuda:0", "cpu"]),
+        parallel=parallel,
+        trainer=draw.choice(TRAINERS),
+        world_size=2 if ranks else 1,
+        process_group=ranks,
+        backend=draw.choice(["nccl", "gloo"]) if ranks else None,
+        dp_devices=2 if parallel == "dp" else 0,
+        accumulation=accumulation,
+        exchanges=draw.choice([1.0, float(accumulation)]),
+        broadcast_buffers=draw.random() < 0.5,
+        buffers=draw.choice([0, 3]),
+        synchronised_batch_norms=draw.choice([0, 0, 2]),
+        find_unused_parameters=draw.random() < 0.4,
+        unused_parameter_bytes=draw.choice([0, 100]),
+        host_syncs=draw.choice([0.0, 2.0]),
+        threads=draw.choice([1, 8, 64]),
+        copies=Copies(per_step=2.0, bytes_per_step=1e6, pinned_per_step=draw.choice([0.0, 2.0])),
+        fetches=draw.choice([None, Fetches(batches=10, seconds=1.0, waited_s=0.5)]),
+        epochs_ended=draw.choice([0, 3]),
+        traced=draw.choice([None, Traced(steps=7, reordering_ms=(1.0,) * 7, busy_ms=5.0)]),
+        places={what: (Place(where="train.py:9", inside=inside),) for what in PLACES},
+    )
+
+
+def drawn_costs(draw: random.Random) -> Script:
+    costs: dict[str, Any] = {}
+    for names, sizes in ((COSTS, (0.3, 2.0, 20.0)), (OF_SAMPLES, (0.01, 0.1, 1.0))):
+        costs |= {name: draw.choice(sizes) for name in names if draw.random() < 0.35}
+    return Script(
+        compute_ms_per_sample=draw.choice([0.01, 0.1]),
+        samples_per_epoch=2000,
+        host_cores=draw.choice([0, 4]),
+        same_samples=draw.random() < 0.1,
+        in_turns=draw.random() < 0.5,
+        **costs,
+    )
+
+
+def explained(seen: Seen, costs: Script, runs: int) -> Budget:
+    """After so many runs the time is over."""
+    made: list[Measurement] = []
+    usual = script_runner(costs)
+
+    def run(*asked: Any, **more: Any) -> Measurement:
+        made.append(usual(*asked, **more))
+        return made[-1]
+
+    clock = Clock(float(runs), now=lambda: float(len(made)))
+    one = Experiment(target(costs, run=run), clock, Events())
+    device = seen.device.partition(":")[0]
+    place = Plan(framework="simulated", device=device, devices=2, cores_per_device=8, steps=1)
+    ladder = one.run(first_look(one, place, None, HOST, lambda _: (seen,)))
+    return budget("train.py", ladder, one.measured, resamples=5)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_falls_between_the_rows_of_any_script(seed: int) -> None:
+    draw = random.Random(seed)
+    runs = draw.choice([5, 10, 20, 1000])
+    found = explained(drawn_seen(draw), drawn_costs(draw), runs)
+    assert all(sentences(found))
+    assert found.to_json()["schema"] == 1
+    assert all(row.fix for row in (*found.rows, *found.single))
+    missing = found.n_devices.step_ms.value - found.ideal_ms.value
+    rest = missing - sum(row.lost_ms.value for row in found.rows)
+    if not found.wrong:
+        assert found.unexplained_ms.value == pytest.approx(rest, abs=1e-6)
+    if runs == 1000:
+        assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-6)
