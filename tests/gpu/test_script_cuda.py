@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nfold.ablation import Ablation
+from nfold.explain import lines
 from nfold.measurement import Measurement
 from nfold.plan import Plan
 from nfold.run.handoff import Folder
@@ -23,14 +24,19 @@ HOST = inspect_machine()
 one_gpu = pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU")
 two_gpus = pytest.mark.skipif(len(HOST.gpus) < 2, reason="needs two GPUs")
 SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_images.py")
+WITH_TRAINER = Path(__file__).parents[2] / "benchmarks/diagnosis/scripts/with_trainer.py"
 
 
 def _measured(
-    tmp_path: Path, ablation: Ablation | None = None, *arguments: str, **changes: Any
+    tmp_path: Path,
+    ablation: Ablation | None = None,
+    *arguments: str,
+    script: str = SCRIPT,
+    **changes: Any,
 ) -> tuple[Measurement, tuple[Seen, ...]]:
     said = {"devices": 1, "strategy": "single", "steps": 30, "warmup_steps": 6, **changes}
     plan = Plan(**{"device": "cuda", "cores_per_device": 1, **said})
-    workload = Workload.of_script(SCRIPT, *arguments)
+    workload = Workload.of_script(script, *arguments)
     found = run(workload, plan, ablation, machine=HOST, options=Options(results=tmp_path))
     assert found.status == "ok", found.cause
     assert {len(rank.step_ms) for rank in found.ranks} == {30}
@@ -100,3 +106,25 @@ def test_every_rung_of_ddp_over_nccl(tmp_path: Path, ablation: Ablation | None) 
     assert {one.world_size for one in seen} == {world}
     if ablation is None:
         assert len({rank.parameter_checksum for rank in found.ranks}) == 1
+
+
+@one_gpu
+def test_what_a_trainer_does_by_itself_is_told_in_its_own_words(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    _, (seen,) = _measured(tmp_path, script=str(WITH_TRAINER))
+    assert seen.trainer == "transformers"
+    read = seen.first("host_sync")
+    assert read is not None
+    assert str(read.inside).startswith("transformers/trainer.py:")
+    made = next(n for n, t in enumerate(WITH_TRAINER.read_text().splitlines(), 1) if "told = " in t)
+    assert "logging_nan_inf_filter=False" in lines.host_syncs(seen)
+    assert lines.workers(seen, 8).endswith(
+        f"with_trainer.py:{made}: TrainingArguments(..., dataloader_num_workers=8)"
+    )
+
+
+@one_gpu
+def test_nobody_waits_for_the_losses_that_a_trainer_looks_at(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    _, (seen,) = _measured(tmp_path, Ablation(host_syncs=False), script=str(WITH_TRAINER))
+    assert seen.steps == 30

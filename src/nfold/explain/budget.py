@@ -248,10 +248,11 @@ class Account:
         """Its cost; ranks that were fed what they should repeat nothing."""
         if isinstance(cause, UndividedWork) and not self.undivided:
             return lambda view: 0.0
+        if not self.undivided or cause.id != "epoch-boundary":
+            return lambda view: cause.lost_ms(self.ladder, view)
         # Divided, the same samples are N times as many epochs, with as many ends.
-        again = self.ladder.devices - 1 if self.undivided and cause.id == "epoch-boundary" else 0
-        full = self.ladder.full()
-        return lambda view: cause.lost_ms(self.ladder, view) + again * self._gap(full, view)
+        more, full = self.ladder.devices - 1, self.ladder.full()
+        return lambda view: cause.lost_ms(self.ladder, view) + more * view.gap(full)
 
     def speed(self, rung: Rung, times: int = 1) -> Speed:
         """Rate and step, time between epochs included; of ``times`` equal batches one counts."""

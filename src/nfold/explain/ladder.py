@@ -185,13 +185,13 @@ class Ladder:
     def unexchanged(self, input_: Input, devices: tuple[int, ...] = ()) -> Rung:
         """Data parallel, with nothing exchanged; ranks drive ``devices`` in this order."""
         left_out = Ablation(input=input_, exchange="none", devices=devices)
-        return Rung(plan=self.plan, ablation=left_out.merged(self._beside_gradients))
+        return Rung(plan=self.plan, ablation=left_out.merged(self.beside_gradients))
 
     @remembered
     def barrier(self, input_: Input) -> Rung:
         """Data parallel, with one element a bucket exchanged."""
         left_out = Ablation(input=input_, exchange="barrier")
-        return Rung(plan=self.plan, ablation=left_out.merged(self._beside_gradients))
+        return Rung(plan=self.plan, ablation=left_out.merged(self.beside_gradients))
 
     @remembered
     def full(self, input_: Input = "real", **left_out: Any) -> Rung:
@@ -201,7 +201,7 @@ class Ladder:
     @remembered
     def lean(self, input_: Input = "real") -> Rung:
         """The real run with nothing but one exchange of gradients a step."""
-        return Rung(plan=self.plan, ablation=Ablation(input=input_).merged(self._beside_gradients))
+        return Rung(plan=self.plan, ablation=Ablation(input=input_).merged(self.beside_gradients))
 
     @remembered
     def edited(self, **changes: Any) -> Rung:
@@ -233,7 +233,7 @@ class Ladder:
         return seen is not None and self.plan.accumulate > 1 and seen.exchanges > 1
 
     @functools.cached_property
-    def _beside_gradients(self) -> Ablation:
+    def beside_gradients(self) -> Ablation:
         """What would couple ranks that must not be, and is not a step's one exchange."""
         return Ablation(
             synchronised_batch_norm=not self.synchronises_batch_norm,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -39,7 +39,7 @@ COSTS = (
 )
 OF_SAMPLES = ("load_ms_per_sample", "read_ms_per_sample", "copy_ms_per_sample")
 PARALLEL: tuple[Parallel, ...] = ("none", "dp", "ddp", "ddp", "other")
-TRAINERS: tuple[Trainer, ...] = ("", "transformers", "lightning", "fabric", "accelerate")
+TRAINERS: tuple[Trainer, ...] = get_args(Trainer)
 PLACES = ("wrapper", "step", "host_sync", "copy", "collective", "threads", "trainer")
 
 

@@ -60,7 +60,7 @@ class Input(Cause):
             return view.own(copies) - view.step(alone) - Threads().lost_ms(ladder, view)
         told = view.has(*real_ladder(ladder)) or (view.final and starved(ladder, view))
         if ladder.one_process or not told or not _all_known(ladder, view):
-            on_n = view.step(ladder.lean()) - view.step(ladder.lean("replayed"))
+            on_n = _of_ranks(ladder, view)
             crowded = Threads().in_input_ms(ladder, view) if _crowding(ladder, view) else 0.0
             return on_n - sum(self.divided_single_ms(ladder, view)) - crowded
         rest = view.step(ladder.full()) - view.step(ladder.alone("real"))
@@ -75,8 +75,7 @@ class Input(Cause):
         first = view.first_wait(ladder.full()) if between else 0.0
         lost = super().whole_ms(ladder, view)
         if not _one_script(ladder):
-            gone = view.step(ladder.lean()) - view.step(ladder.lean("replayed"))
-            lost = min(lost, max(0.0, gone))
+            lost = min(lost, max(0.0, _of_ranks(ladder, view)))
         return lost + first
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
@@ -129,6 +128,11 @@ class Input(Cause):
         for other in others[: 2 if workers else 1]:
             found[f"--workers {other}"] = ladder.edited(workers=other)
         return found
+
+
+def _of_ranks(ladder: Ladder, view: View) -> float:
+    """All that goes with the input of N devices that work together."""
+    return view.step(ladder.lean()) - view.step(ladder.lean("replayed"))
 
 
 def _waiting(ladder: Ladder, view: View, rung: Rung, exposed_ms: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import ClassVar
 
 from nfold.ablation import Ablation
@@ -14,6 +15,12 @@ from nfold.seen import Seen
 WRAPPER, LATENCY = "the wrapper", "latency of one element a bucket"
 BATCH_NORM, BUFFERS = "synchronised batch norm", "buffers sent in every forward"
 REPEATED = "gradients exchanged with every batch of a step"
+BESIDE = {
+    "synchronised_batch_norm": BATCH_NORM,
+    "buffers": BUFFERS,
+    "repeated_exchange": REPEATED,
+}
+"""By the field of Ablation without it, what ranks exchange beside a step's gradients."""
 
 
 class Synchronization(Cause):
@@ -37,8 +44,7 @@ class Synchronization(Cause):
             ladder.unexchanged(ladder.bare),
             ladder.barrier(ladder.bare),
         )
-        beside = _one_by_one(ladder)
-        return found + ((ladder.full(), *(without for _, _, without in beside)) if beside else ())
+        return found + _down(ladder)
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """All of its parts."""
@@ -58,8 +64,10 @@ class Synchronization(Cause):
             WRAPPER: exposed(ladder, view, wrapper, *real[:2]),
             LATENCY: exposed(ladder, view, latency, *real[1:]),
         }
-        for words, real_, without in _one_by_one(ladder):
-            found[words] = view.step(real_) - view.step(without)
+        for words, (before, without) in zip(
+            _beside(ladder).values(), pairwise(_down(ladder)), strict=True
+        ):
+            found[words] = view.step(before) - view.step(without)
         return found
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
@@ -110,24 +118,16 @@ class Synchronization(Cause):
 
 
 def _beside(ladder: Ladder) -> dict[str, str]:
-    """What ranks exchange beside a step's gradients, by the field of Ablation without it."""
-    found = {
-        "synchronised_batch_norm": (ladder.synchronises_batch_norm, BATCH_NORM),
-        "buffers": (ladder.broadcasts_buffers, BUFFERS),
-        "repeated_exchange": (ladder.exchanges_repeatedly, REPEATED),
-    }
-    return {name: words for name, (there, words) in found.items() if there}
+    """What of ``BESIDE`` there is."""
+    without = ladder.beside_gradients
+    return {name: words for name, words in BESIDE.items() if not getattr(without, name)}
 
 
-def _one_by_one(ladder: Ladder) -> list[tuple[str, Rung, Rung]]:
-    """Each of them, with the run before it goes too, and the one after; the last is lean."""
-    found, left_out, before = [], dict[str, bool](), ladder.full()
-    for name, words in _beside(ladder).items():
-        left_out[name] = False
-        without = ladder.full("real", **left_out)
-        found.append((words, before, without))
-        before = without
-    return found
+def _down(ladder: Ladder) -> tuple[Rung, ...]:
+    """The real run, and without each of them, one after the other; the last is lean."""
+    names = tuple(_beside(ladder))
+    gone = [dict.fromkeys(names[:count], False) for count in range(len(names) + 1)]
+    return tuple(ladder.full("real", **left_out) for left_out in gone) if names else ()
 
 
 def _reads_back(ladder: Ladder) -> bool:

@@ -22,8 +22,8 @@ MADE = {
 """By the module that defines it: the class that takes the settings, what makes one, whose it is."""
 COUNTING = ("lightning", "fabric")
 """Those that are told a number of devices in the script."""
-INNER: tuple[Trainer, ...] = ("accelerate", "fabric", "lightning", "transformers")
-"""A later one may use an earlier one."""
+OUTER: tuple[Trainer, ...] = ("transformers", "lightning", "fabric", "accelerate")
+"""An earlier one may use a later one."""
 
 
 class Trainers:
@@ -44,7 +44,7 @@ class Trainers:
     @property
     def used(self) -> Trainer:
         """The outermost that the script has made, empty without one."""
-        return next((name for name in reversed(INNER) if name in self._places), "")
+        return next((name for name in OUTER if name in self._places), "")
 
     @property
     def place(self) -> str | None:

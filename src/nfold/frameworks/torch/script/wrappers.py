@@ -117,10 +117,9 @@ class Wrappers:
             for name in OTHER_NAME:
                 given.pop(name, None)
             changed |= WITHOUT_BUFFERS
-        looked_for = left_out.unused_parameters and given.get("find_unused_parameters")
         if not left_out.unused_parameters:
             changed["find_unused_parameters"] = False
-        if alone and looked_for:
+        elif alone and given.get("find_unused_parameters"):
             changed["process_group"] = _own_group()
         return changed
 
