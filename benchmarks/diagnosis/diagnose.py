@@ -3,6 +3,7 @@
     python benchmarks/diagnosis/diagnose.py --on simulated --healthy 20
     python benchmarks/diagnosis/diagnose.py --on cpu:2 --cause imbalance --doses 2,5,10,20
     python benchmarks/diagnosis/diagnose.py --on 2 --script ddp --pairs --healthy 5 --out d.jsonl
+    python benchmarks/diagnosis/diagnose.py --on 1 --script ddp --cause copies --cause input
     python benchmarks/diagnosis/diagnose.py --on 2 --script ddp --tool traceml --out d.jsonl
     python benchmarks/diagnosis/diagnose.py --read d.jsonl
 
@@ -158,7 +159,7 @@ def _attributed(found: Any, strong: bool) -> dict[str, float]:
 def main(arguments: list[str] | None = None) -> list[Case]:
     """Run all cases, or read them, and print the score."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--on", default="simulated", help="simulated, or devices: cpu:2, 2, 4")
+    parser.add_argument("--on", default="simulated", help="simulated, or devices: cpu:2, 1, 2, 4")
     parser.add_argument("--script", choices=list(SCRIPTS), help="a script of dosed/")
     parser.add_argument("--tool", choices=["nfold", "traceml"], default="nfold")
     parser.add_argument("--python", default=sys.executable, help="with the script's libraries")

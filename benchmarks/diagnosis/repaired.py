@@ -44,6 +44,7 @@ FAULTS = {
     "dataparallel": Fault("keras-team/keras#11342, #9204", "single-process"),
     "with_trainer": Fault("huggingface/transformers#20581", "input", alone=True),
     "single": Fault("Lightning-AI/pytorch-lightning#1216", "input", alone=True),
+    "mixed_precision": Fault("pytorch/pytorch#42311", "layout", alone=True),
     "cifar_ddp": Fault("pytorch/pytorch#73600", "input"),
 }
 

@@ -41,6 +41,8 @@ SCRIPTS = {
 }
 EXACT = ("imbalance", "epoch-boundary")
 """A rank that is busy for so long, workers that sleep for so long before each epoch."""
+OF_SEVERAL = ("imbalance", "synchronization", "link", "threads", "undivided-work")
+"""What one device has nobody for."""
 TAIL = 2000
 """Characters of a failed script's output that are told."""
 
@@ -124,12 +126,14 @@ class Script:
     python: str = sys.executable
     arguments: tuple[str, ...] = ()
     switches: tuple[str, ...] = ("undivided-work", "threads")
-    pairs: tuple[tuple[str, str], ...] = (
-        ("imbalance", "link"),
-        ("input", "synchronization"),
-        ("imbalance", "input"),
-        ("input", "storage"),
-    )
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """One device has nobody to wait for."""
+        own = (("input", "storage"),)
+        if self.count == 1:
+            return own
+        return (("imbalance", "link"), ("input", "synchronization"), ("imbalance", "input"), *own)
 
     @functools.cached_property
     def readings(self) -> Readings:
@@ -145,8 +149,8 @@ class Script:
         # Accelerate and Lightning divide the work and move it to the device themselves.
         moving = ("copies",) if self.kind in ("ddp", "dataparallel") and not self.cpu else ()
         own = (*moving, "undivided-work") if self.kind == "ddp" else moving
-        one_process = self.kind == "dataparallel"
-        none = {"synchronization", "link", "threads", "memory"} if one_process else set()
+        none = {"synchronization", "link", "threads", "memory"} if self.strong else set()
+        none |= set(OF_SEVERAL) if self.count == 1 else set()
         return tuple(cause for cause in (*both, *cuda, *own) if cause not in none)
 
     @property

@@ -36,9 +36,10 @@ class Ablation:
     does not.
     With ``late_exchange``, independent devices exchange all gradients at once, before a step of the
     optimizer, and nothing hides it. With ``expandable_segments``, the allocator of a GPU lets what
-    it keeps grow in place, where it would give back and ask again. With ``traced``, a script makes
-    some steps more, under a profiler and in no window. With ``pass_batches``, a pass over a
-    script's training data ends after so many batches of a rank.
+    it keeps grow in place, where it would give back and ask again. With ``channels_last``, the
+    weights of a script's convolutions have that order in memory, and what they compute follows.
+    With ``traced``, a script makes some steps more, under a profiler and in no window. With
+    ``pass_batches``, a pass over a script's training data ends after so many batches of a rank.
     """
 
     input: Literal["real", "replayed", "resident"] = "real"
@@ -57,6 +58,7 @@ class Ablation:
     repeated_exchange: bool = True
     unused_parameters: bool = True
     expandable_segments: bool = False
+    channels_last: bool = False
     late_exchange: bool = False
     traced: bool = False
     pass_batches: int | None = None
@@ -143,6 +145,10 @@ class Ablation:
             (
                 not self.host_syncs and plan.device == "cpu",
                 "on a CPU device an operation is done when its call returns: nothing waits",
+            ),
+            (
+                self.channels_last and plan.layout == "channels_last",
+                "the layout is channels_last already",
             ),
             (
                 self.expandable_segments and plan.device == "cpu",

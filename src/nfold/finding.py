@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nfold.amounts import bounds, times
 from nfold.measurement import Doubt
 from nfold.plain import to_plain
 from nfold.plan import Plan
@@ -161,7 +162,8 @@ class Budget:
     rows without a name, ``unexplained_ms`` what is in no row. ``untested`` holds causes with the
     reason why nothing was measured of them. ``way`` is how a script uses its devices, and
     ``headline`` what is to be known before all numbers; both are empty for a workload. ``at_least``
-    is what is known of a cause whose run had to be ended.
+    is what is known of a cause whose run had to be ended. ``device_bound`` is one device with its
+    share of the batch that loses nothing of ``single``: where there is one, it has all rows.
     """
 
     target: str
@@ -183,11 +185,23 @@ class Budget:
     way: str = ""
     headline: str = ""
     at_least: AtLeast | None = None
+    device_bound: Speed | None = None
 
     @property
     def devices(self) -> int:
         """N."""
         return self.plan.devices or 1
+
+    @property
+    def goal_ms(self) -> float:
+        """A step of which nothing is lost: at N-fold speed; of one device, its compute alone."""
+        bound = self.device_bound if self.devices == 1 else None
+        return bound.step_ms.value if bound else self.ideal_ms.value
+
+    @property
+    def goal(self) -> str:
+        """``2-fold``, or of one device ``compute alone``."""
+        return f"{self.devices}-fold" if self.devices > 1 else "compute alone"
 
     @property
     def named(self) -> tuple[Finding, ...]:
@@ -228,6 +242,7 @@ class Budget:
             "one_device": to_plain(self.one_device),
             "n_devices": to_plain(self.n_devices),
             "speedup": to_plain(self.speedup),
+            "device_bound": to_plain(self.device_bound),
             "budget": [row.to_json() for row in self.rows],
             "single_device_budget": [row.to_json() for row in self.single],
             "named": [row.cause for row in self.named],
@@ -270,8 +285,8 @@ def no_help(budget: Budget) -> list[str]:
     if limit.evidence:
         found = f"By the measured steps no batch makes {n} devices faster."
     if limit.batch is not None:
-        bounds = _bounds(limit.batch, "{:,.0f}")
-        found = f"They do from a batch of about {limit.batch.value:,.0f} on{bounds}."
+        about = f"{limit.batch.value:,.0f} on{bounds(limit.batch, '{:,.0f}')}"
+        found = f"They do from a batch of about {about}."
     return [
         f"{n} devices cannot help at batch {batch}: they are {times(budget.speedup)} as fast as "
         "one.",
@@ -279,19 +294,3 @@ def no_help(budget: Budget) -> list[str]:
         f"Train on one device, at {budget.one_device.samples_per_s.value:,.0f} samples/s, or "
         f"raise {'its batch' if budget.way else '--batch'}.",
     ]
-
-
-def milliseconds(cost: Interval) -> str:
-    """``1.25 ms (1.10 to 1.40)``."""
-    return f"{cost.value:.2f} ms{_bounds(cost, '{:.2f}')}"
-
-
-def times(ratio: Interval) -> str:
-    """``1.25 × (1.10 to 1.40)``."""
-    return f"{ratio.value:.2f} ×{_bounds(ratio, '{:.2f}')}"
-
-
-def _bounds(interval: Interval, form: str) -> str:
-    if interval.low is None or interval.high is None:
-        return ""
-    return f" ({form.format(interval.low)} to {form.format(interval.high)})"

@@ -71,14 +71,16 @@ class Loader:
 class Traced:
     """What a profiler saw in some steps of one rank.
 
-    ``reordering_ms`` are those of each step in which only the order of dimensions in memory is
-    changed, on a GPU with what lies between each such kernel and the one before. ``launches``
-    counts kernels and copies on a device in a step, ``busy_ms`` is how long any runs (None: there
-    is no GPU), added up over devices; exchanges between devices are in neither.
+    ``reordering_ms`` are those of each step in which a copy changes only the order of dimensions in
+    memory, on a GPU with what lies between each such kernel and the one before. ``transposing_ms``
+    are those of a step, in the mean, in which cuDNN's own kernels do so around its convolutions.
+    ``launches`` counts kernels and copies on a device in a step, ``busy_ms`` is how long any runs
+    (None: there is no GPU), added up over devices; exchanges between devices are in neither.
     """
 
     steps: int
     reordering_ms: tuple[float, ...]
+    transposing_ms: float = 0.0
     launches: float = 0.0
     busy_ms: float | None = None
 
@@ -129,6 +131,7 @@ class Seen:
     skipped_steps: int = 0
     parameter_count: int = 0
     parameter_bytes: int = 0
+    convolutions: int = 0
     batch_norms: int = 0
     synchronised_batch_norms: int = 0
     find_unused_parameters: bool = False

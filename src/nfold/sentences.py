@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nfold.finding import CAUSES, FLOOR, AtLeast, Budget, Finding, milliseconds, no_help, times
+from nfold.amounts import milliseconds, times
+from nfold.finding import CAUSES, FLOOR, AtLeast, Budget, Finding, no_help
 from nfold.measurement import UNEXCHANGED
 
 AS_MUCH = 0.95
@@ -49,7 +50,7 @@ def _named(budget: Budget, first: Finding) -> list[str]:
     expected = _expectation(budget, first, on_n=first in budget.rows)
     if budget.unseen and rest.value > first.all_ms.value:
         return [
-            f"Most is in no row yet, {milliseconds(rest)} of a step on {budget.devices} devices: "
+            f"Most is in no row yet, {milliseconds(rest)} of {_a_step(budget)}: "
             f"{_no_time(budget)}.",
             f"Of what was measured most is lost to {cost}. Change: {first.fix}.",
             expected,
@@ -60,14 +61,20 @@ def _named(budget: Budget, first: Finding) -> list[str]:
 def _cost(budget: Budget, first: Finding) -> str:
     """A cause, all that a step on N devices loses to it, and what one device loses of that."""
     cost, step = first.all_ms, budget.n_devices.step_ms
-    part = f"{100 * cost.value / step.value:.0f} % of a step on {budget.devices} devices"
+    part = f"{100 * cost.value / step.value:.0f} % of {_a_step(budget)}"
     told = f"{first.cause} ({first.what}): {milliseconds(cost)}, {part}"
+    if budget.devices == 1:
+        return told
     alone = next((row.lost_ms for row in budget.single if row.cause == first.cause), None)
     if alone is None or alone.value < FLOOR * step.value:
         return told
     if alone.value > AS_MUCH * cost.value:
         return f"{told}; one device alone loses as much"
     return f"{told}, of which one device alone loses {alone.value:.2f} ms"
+
+
+def _a_step(budget: Budget) -> str:
+    return f"a step on {budget.devices} devices" if budget.devices > 1 else "a step"
 
 
 def _missing(budget: Budget, first: Finding) -> list[str]:
@@ -107,13 +114,19 @@ def _unexchanged(budget: Budget) -> list[str]:
 
 
 def _as_it_is(budget: Budget, more: str = "") -> str:
-    return f"{budget.devices} devices are {times(budget.speedup)} as fast as one{more}."
+    if budget.devices > 1:
+        return f"{budget.devices} devices are {times(budget.speedup)} as fast as one{more}."
+    rate, bound = budget.one_device.samples_per_s.value, budget.device_bound
+    alone = f"; its compute alone would do {bound.samples_per_s.value:,.0f}" if bound else ""
+    return f"The device does {rate:,.0f} samples/s{alone}."
 
 
 def _expectation(budget: Budget, first: Finding, *, on_n: bool) -> str:
     if first.predicted_speedup is None:
         return "No prediction: what the change gains was not measured."
     gain, rate = times(first.predicted_speedup), _rate(budget, first)
+    if budget.devices == 1:
+        return f"Expect {gain} of its speed{rate}, {_how(first)}."
     if not on_n:
         measured = ", as measured with the change" if first.proven and rate else ""
         return f"Expect one device to be {gain} as fast if the whole cost goes{rate}{measured}."
@@ -125,7 +138,8 @@ def _expectation(budget: Budget, first: Finding, *, on_n: bool) -> str:
 
 def _rate(budget: Budget, first: Finding) -> str:
     rate = first.predicted_samples_per_s
-    return f", {budget.devices} devices at {rate.value:,.0f} samples/s" if rate else ""
+    which = f"{budget.devices} devices at " if budget.devices > 1 else ""
+    return f", {which}{rate.value:,.0f} samples/s" if rate else ""
 
 
 def _how(first: Finding) -> str:
@@ -153,14 +167,15 @@ def _is_missing(budget: Budget) -> bool:
 
 def _spread(budget: Budget) -> list[str]:
     """Something is missing, and no row by itself is above the noise."""
-    step_ms, ideal_ms = budget.n_devices.step_ms.value, budget.ideal_ms.value
-    missing = step_ms - ideal_ms
-    largest = [row for row in budget.rows if row.lost_ms.value > 0][:MENTIONED]
+    step_ms, several = budget.n_devices.step_ms.value, budget.devices > 1
+    missing = step_ms - budget.goal_ms
+    rows = budget.rows if several else budget.single
+    largest = [row for row in rows if row.lost_ms.value > 0][:MENTIONED]
     parts = ", ".join(f"{row.cause} {row.lost_ms.value:.2f}" for row in largest)
     over = f"Measured were {parts} ms, none" if parts else "No single cause is"
     return [
         f"{missing:.2f} ms, {missing / step_ms:.0%} of a step, is missing to "
-        f"{budget.devices}-fold. {over} above the noise of these runs.",
+        f"{budget.goal}. {over} above the noise of these runs.",
         "Change nothing yet: measure longer (a larger --budget), with the machine to itself.",
         _as_it_is(budget),
     ]

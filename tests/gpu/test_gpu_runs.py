@@ -147,6 +147,7 @@ def test_conv2d_on_two_gpus_agrees_with_scipy(host: Machine, tmp_path: Path, str
     assert any("end to end" in name for name in names)
 
 
+@pytest.mark.alone
 @one_gpu
 def test_an_experiment_leaves_out_the_copies_of_conv2d(host: Machine, tmp_path: Path) -> None:
     asked = plan(host, device="cuda", batch=840, steps=20)

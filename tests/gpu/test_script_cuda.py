@@ -24,7 +24,8 @@ HOST = inspect_machine()
 one_gpu = pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU")
 two_gpus = pytest.mark.skipif(len(HOST.gpus) < 2, reason="needs two GPUs")
 SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_images.py")
-WITH_TRAINER = Path(__file__).parents[2] / "benchmarks/diagnosis/scripts/with_trainer.py"
+FAULTY = Path(__file__).parents[2] / "benchmarks/diagnosis/scripts"
+WITH_TRAINER, MIXED = FAULTY / "with_trainer.py", FAULTY / "mixed_precision.py"
 
 
 def _measured(
@@ -128,3 +129,17 @@ def test_nobody_waits_for_the_losses_that_a_trainer_looks_at(tmp_path: Path) -> 
     pytest.importorskip("transformers")
     _, (seen,) = _measured(tmp_path, Ablation(host_syncs=False), script=str(WITH_TRAINER))
     assert seen.steps == 30
+
+
+@one_gpu
+def test_convolutions_in_the_order_of_tensor_cores_are_not_reordered(tmp_path: Path) -> None:
+    traced = []
+    for last in (False, True):
+        left_out = Ablation(channels_last=last, traced=True)
+        _, (seen,) = _measured(tmp_path, left_out, script=str(MIXED))
+        assert seen.convolutions == 19
+        assert seen.traced is not None
+        traced.append(seen.traced)
+    usual, other = traced
+    assert other.transposing_ms < usual.transposing_ms / 4
+    assert max(usual.reordering_ms) < usual.transposing_ms

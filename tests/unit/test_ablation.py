@@ -85,6 +85,7 @@ def test_two_ablations_leave_out_what_either_does() -> None:
         (Ablation(buffers=False), {"devices": 2, "strategy": "dp"}, "whole module"),
         (Ablation(host_syncs=False), {"device": "cpu"}, "nothing waits"),
         (Ablation(expandable_segments=True), {"device": "cpu"}, "no allocator keeps it"),
+        (Ablation(channels_last=True), {"layout": "channels_last"}, "channels_last already"),
         (Ablation(late_exchange=True), {"device": "cuda"}, "not independent exchange"),
     ],
 )

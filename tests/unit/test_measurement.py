@@ -98,6 +98,7 @@ FULL = Measurement(
         repeated_exchange=False,
         unused_parameters=False,
         expandable_segments=True,
+        channels_last=True,
         late_exchange=True,
         traced=True,
         pass_batches=7,
@@ -213,7 +214,7 @@ def test_the_cell_id_is_pinned() -> None:
     ablation = dataclasses.replace(ablation, host_syncs=True, repeated_exchange=True)
     ablation = dataclasses.replace(ablation, expandable_segments=False, late_exchange=False)
     ablation = dataclasses.replace(ablation, traced=False, pass_batches=None)
-    ablation = dataclasses.replace(ablation, unused_parameters=True)
+    ablation = dataclasses.replace(ablation, unused_parameters=True, channels_last=False)
     assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
 
 

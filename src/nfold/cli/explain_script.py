@@ -114,21 +114,21 @@ def _check_flags(flags: Flags, target: str) -> None:
 
 
 def _place(flags: Flags, machine: Machine) -> Plan:
-    """The devices, and which kind; UsageError for fewer than two."""
+    """The devices, and which kind."""
     axes = read_axes("script", flags.fields, common=Plan(device=flags.device))
     changes: dict[str, Any] = flags.changes(axes, "explain")
     asked = Plan().edit(**changes).edit(steps=1)
     plan = asked.resolve(machine, Defaults(batch=1, epochs=None))
-    check_several(plan)
+    check_devices(flags, plan)
     return Plan(
         device=plan.device, devices=plan.devices, cores_per_device=plan.cores_per_device, steps=1
     )
 
 
-def check_several(plan: Plan) -> None:
-    """Of a resolved plan's devices: UsageError for fewer than two."""
-    if (plan.devices or 1) < 2:
-        kind = "" if plan.device == "cuda" else "cpu:"
+def check_devices(flags: Flags, plan: Plan) -> None:
+    """UsageError where nobody said how many and the machine does not either: CPUs are no GPUs."""
+    if plan.device != "cuda" and flags.fields.get("devices") is None:
         raise UsageError(
-            f"devices {plan.devices}: explain compares several with one; next: --devices {kind}2"
+            "no --devices, and no GPU here whose number it would be: allowed are cpu:1, cpu:2, "
+            "...; next: --devices cpu:2"
         )

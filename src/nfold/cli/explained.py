@@ -31,14 +31,11 @@ def show(budget: Budget, *, plain: bool = False) -> None:
         _line(console, f"WRONG TRAINING: {text}", "bold red")
     console.print()
     _table(console, explanation.SPEED_HEADS, explanation.speeds(budget))
-    _line(console, explanation.lost_head(budget))
-    rows = [*explanation.lines(budget.rows, budget), *explanation.ending(budget)]
-    _block(console, rows)
-    single = explanation.lines(budget.single, budget)
-    if single:
-        _line(console, explanation.single_head(budget))
-        told = {row[-1] for row in rows}
-        _block(console, [row if row[-1] not in told else (*row[:-1], "") for row in single])
+    told: set[str] = set()
+    for head, rows in explanation.blocks(budget):
+        _line(console, head)
+        _block(console, [row if row[-1] not in told else (*row[:-1], "") for row in rows])
+        told |= {row[-1] for row in rows}
     for note in explanation.notes(budget):
         _line(console, note, "dim")
     console.print()

@@ -13,7 +13,7 @@ from nfold import workloads
 from nfold.ablation import Ablation
 from nfold.bench.axes import read_axes
 from nfold.cli import explained, output
-from nfold.cli.explain_script import check_several, is_script, script_of, undo_left_over
+from nfold.cli.explain_script import check_devices, is_script, script_of, undo_left_over
 from nfold.cli.flags import Flags
 from nfold.cli.preparing import completing, prepare
 from nfold.cli.progress import duration
@@ -107,7 +107,7 @@ def _outcome(rung: Rung, measurement: Measurement) -> str:
 
 
 UNFINISHED = (
-    "nfold: stopped before N devices and one device were both measured: nothing can be told yet; "
+    "nfold: stopped before all devices and one of them were measured: nothing can be told yet; "
     "next: the same command, which goes on from here"
 )
 
@@ -209,7 +209,7 @@ def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     # The length is set by the experiment; any will do until then.
     asked = Plan().edit(**changes).edit(steps=1)
     plan = completing(machine, request.data)(workload, asked)
-    check_several(plan)
+    check_devices(request, plan)
     operation = workloads.is_operation(workload)
     if operation and plan.framework != "torch":
         raise UsageError(
@@ -220,7 +220,7 @@ def ladder_of(request: Request, workload: Workload, machine: Machine) -> Ladder:
     batch = (plan.batch or 1) * ((plan.devices or 1) if axes.scaling == "weak" else 1)
     ladder = Ladder(
         plan=plan.edit(warmup_steps=WARMUP_STEPS + ahead, batch=batch),
-        scaling=axes.scaling,
+        scaling=axes.scaling if plan.devices != 1 else "weak",
         operation=operation,
     )
     reason = framework(plan.framework).unsupported(workload, ladder.plan, machine)

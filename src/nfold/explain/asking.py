@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nfold.explain import batch
-from nfold.explain.budget import Account
-from nfold.explain.causes import BY_ID, CAUSES
+from nfold.explain.account import Account
+from nfold.explain.causes import BY_ID, causes_of
 from nfold.explain.causes.input import real_ladder
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
@@ -23,9 +23,9 @@ SUSPECT = 0.1
 
 def wanted(ladder: Ladder) -> Iterator[Rung]:
     """The rungs of every cause that the plan can have; ends of epochs are asked for apart."""
-    for cause in CAUSES:
+    for cause in causes_of(ladder):
         if cause.absent(ladder) is None:
-            own = (*cause.rungs(ladder), *cause.telling(ladder))
+            own = (*cause.on_n(ladder), *cause.telling(ladder))
             for rung in (*own, *cause.single_evidence(ladder)):
                 if rung.plan.steps is not None and rung.ablation.pass_batches is None:
                     yield rung
@@ -39,11 +39,11 @@ def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
     step_ms = account.achieved_ms(account.fit.view)
     asking = [*named, *_suspected(ladder, rows, named, step_ms)]
     found: list[Rung] = []
-    for cause in CAUSES:
+    for cause in causes_of(ladder):
         if any(row.cause == cause.id for row in asking):
             found += cause.fixes(ladder).values()
     found += [rung for pair in pairs(ladder, named) for rung in pair.rungs]
-    if any(row.cause in ("input", "storage") for row in asking):
+    if ladder.devices > 1 and any(row.cause in ("input", "storage") for row in asking):
         found += real_ladder(ladder)
     if account.speedup(account.fit.view) < 1 and not ladder.plain:
         found += batch.rungs(ladder)
@@ -69,12 +69,14 @@ def _suspected(
 def narrowing(ladder: Ladder, measured: Measured) -> list[Rung]:
     """What makes the widest row narrower; empty where all are narrow."""
     account = Account(ladder, measured, PROBING, final=False)
-    widest = max(account.rows(), key=_width, default=None)
+    rows = account.rows() if ladder.devices > 1 else account.single()
+    widest = max(rows, key=_width, default=None)
     if widest is None or _width(widest) < NARROW * account.achieved_ms(account.fit.view):
         return []
     cause = BY_ID[widest.cause]
     told = (rung for rung in cause.telling(ladder) if measured.rounds(rung))
-    return [ladder.full(), ladder.one, *cause.rungs(ladder), *told]
+    own = cause.on_n(ladder) or cause.single_evidence(ladder)
+    return [ladder.full(), ladder.one, *own, *told]
 
 
 def _width(row: Finding) -> float:

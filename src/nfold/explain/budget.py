@@ -2,270 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
-
 from nfold.explain import batch, lines
-from nfold.explain.causes import BY_ID, CAUSES, Cause
-from nfold.explain.causes.undivided_work import SIGN, UndividedWork
+from nfold.explain.account import Account
 from nfold.explain.doubts import overtaken, warnings, wrong
-from nfold.explain.fit import RESAMPLES, Fit, Number, View
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.fit import RESAMPLES
+from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
-from nfold.explain.pairs import pairs
 from nfold.explain.untested import at_least, untested
-from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed, beyond
-from nfold.stats import Interval
-
-
-class Account:
-    """One budget while it is made: the ladder, its runs, their fitted values."""
-
-    def __init__(
-        self,
-        ladder: Ladder,
-        measured: Measured,
-        resamples: int = RESAMPLES,
-        *,
-        final: bool = True,
-    ) -> None:
-        self.ladder = ladder
-        self.measured = measured
-        self.fit: Fit = measured.fit(resamples, final=final)
-        full = measured.runs[ladder.full()].values()
-        self.kinds = {doubt.kind: doubt.text for m in full for doubt in m.warnings}
-        self._gaps = BY_ID["epoch-boundary"].known(ladder, self.fit.view)
-
-    @property
-    def undivided(self) -> bool:
-        """Whether every rank was fed the same samples, in the same order or another."""
-        return SIGN in self.kinds or self.whole is not None
-
-    @property
-    def whole(self) -> str | None:
-        """That ranks of a script go through the whole data set, each in its own order."""
-        seen = self.ladder.seen
-        return None if seen is None or SIGN in self.kinds else lines.whole_epochs(seen)
-
-    def ideal_ms(self, view: View) -> float:
-        """A step at N-fold speed."""
-        return self._with_gap(self.ladder.one, view) / self.ladder.split
-
-    def achieved_ms(self, view: View) -> float:
-        """A step's worth of distinct samples on N devices."""
-        step = self._with_gap(self.ladder.full(), view)
-        return step * (self.ladder.devices if self.undivided else 1)
-
-    def _with_gap(self, rung: Rung, view: View) -> float:
-        return view.step(rung) + self._gap(rung, view)
-
-    def _gap(self, rung: Rung, view: View) -> float:
-        """A step's part of the time between epochs, where that was measured at both ends."""
-        return view.gap(rung) if self._gaps and view.has_gap(rung) else 0.0
-
-    def speedup(self, view: View, gained_ms: float = 0.0) -> float:
-        """Throughput of N devices over that of one, after so much is gained."""
-        achieved = max(1e-9, self.achieved_ms(view) - gained_ms)
-        return self.ladder.devices * self.ideal_ms(view) / achieved
-
-    def rows(self) -> list[Finding]:
-        """What N devices lose, the largest first."""
-        asked = ((c, c.rungs(self.ladder)) for c in CAUSES if not c.absent(self.ladder))
-        return _ordered(self._row(c, r) for c, r in asked if self._knows(c, r))
-
-    def single(self) -> list[Finding]:
-        """What one device loses by itself, the largest first."""
-        asked = ((c, c.single_evidence(self.ladder)) for c in CAUSES if not c.absent(self.ladder))
-        return _ordered(self._own(c, r) for c, r in asked if self._knows(c, r))
-
-    def _knows(self, cause: Cause, rungs: Sequence[Rung]) -> bool:
-        known = bool(rungs) and self.measured.has(rungs)
-        return known and cause.known(self.ladder, self.fit.view)
-
-    def _row(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
-        found = self._finding(cause, rungs, self._lost(cause))
-        if isinstance(cause, UndividedWork) and self.undivided:
-            # What ranks were fed is a fact, however much times scatter.
-            found = dataclasses.replace(found, named=True)
-        return self._fixed(cause, found)
-
-    def _finding(self, cause: Cause, rungs: Sequence[Rung], lost: Number) -> Finding:
-        cost, without = self.fit.interval(lost), self._rate_without(cause)
-        parts = cause.parts(self.ladder, self.fit.view)
-        return Finding(
-            cause=cause.id,
-            lost_ms=cost,
-            whole_ms=self._whole(cause),
-            predicted_speedup=self._predicted(cause, lost),
-            predicted_samples_per_s=without,
-            bound_samples_per_s=without,
-            fix=cause.fix(self.ladder, self.fit.view),
-            evidence=self.measured.ids([*rungs, *cause.telling(self.ladder)]),
-            named=beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
-            parts=tuple((name, self._part(cause, name)) for name in parts),
-        )
-
-    def _predicted(self, cause: Cause, lost: Number) -> Interval:
-        """From what is won at least to all that is lost, where the two differ."""
-        most = self.fit.interval(lambda view: self.speedup(view, max(0.0, lost(view))))
-        view = self.fit.view
-        if cause.gained_ms(self.ladder, view) == cause.lost_ms(self.ladder, view):
-            return most
-        least = self.fit.interval(
-            lambda view: self.speedup(view, cause.gained_ms(self.ladder, view))
-        )
-        return Interval(least.value, least.low, max(most.high or 0.0, least.high or 0.0))
-
-    def _rate_with(self, best: tuple[str, Rung] | None) -> Interval | None:
-        """Of N devices with a measured fix."""
-        return self._rate(lambda view: self._gained(best[1], view)) if best else None
-
-    def _whole(self, cause: Cause) -> Interval | None:
-        """All that a step on N devices loses to it."""
-        measured = self.measured.has(cause.rungs(self.ladder))
-        return self.fit.interval(self._all_lost(cause)) if measured else None
-
-    def _all_lost(self, cause: Cause) -> Number:
-        if isinstance(cause, UndividedWork):
-            return self._lost(cause)
-        return lambda view: cause.whole_ms(self.ladder, view)
-
-    def _rate_without(self, cause: Cause) -> Interval | None:
-        """Of N devices without the cause; None of a script that uses one."""
-        if self.ladder.plain or not self.measured.has(cause.rungs(self.ladder)):
-            return None
-        return self._rate(self._all_lost(cause))
-
-    def _rate(self, gained: Number) -> Interval:
-        """Distinct samples a second on N devices, after so much is gained."""
-        samples = self.ladder.plan.batch or 1
-
-        def rate(view: View) -> float:
-            return 1e3 * samples / max(1e-9, self.achieved_ms(view) - gained(view))
-
-        return self.fit.interval(rate)
-
-    def _part(self, cause: Cause, name: str) -> Interval:
-        return self.fit.interval(lambda view: cause.parts(self.ladder, view)[name])
-
-    def _fixed(self, cause: Cause, found: Finding) -> Finding:
-        """The finding with the best measured fix, where one is better than the noise.
-
-        What a change to it gains is a cost of it, however uncertain the cost itself is.
-        """
-        worth = found.lost_ms.value > FLOOR * self.achieved_ms(self.fit.view)
-        best = self._best(cause) if found.named or worth else None
-        if best is None:
-            return found
-        flag, rung = best
-        return dataclasses.replace(
-            found,
-            fix=flag,
-            predicted_speedup=self.fit.interval(
-                lambda view: self.speedup(view, self._gained(rung, view))
-            ),
-            predicted_samples_per_s=self._rate_with(best),
-            evidence=(*found.evidence, *self.measured.ids([rung])),
-            named=True,
-            proven=True,
-        )
-
-    def _best(self, cause: Cause) -> tuple[str, Rung] | None:
-        """The measured fix with the fastest step on N devices, if it gains beyond the noise."""
-        tried = {flag: rung for flag, rung in cause.fixes(self.ladder).items() if flag}
-        known = {flag: rung for flag, rung in tried.items() if self.measured.has([rung])}
-        if not known:
-            return None
-        flag = max(known, key=lambda flag: self._gained(known[flag], self.fit.view))
-        gain = self.fit.interval(lambda view: self._gained(known[flag], view))
-        if gain.value <= 0 or not beyond(gain, self.achieved_ms(self.fit.view)):
-            return None
-        return flag, known[flag]
-
-    def _gained(self, rung: Rung, view: View) -> float:
-        """By a fix, between epochs too where that is known of it."""
-        full = self.ladder.full()
-        gained = view.step(full) - view.step(rung)
-        between = self._gaps and view.has_gap(rung)
-        return gained + (view.gap(full) - view.gap(rung) if between else 0.0)
-
-    def _own(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
-        def lost(view: View) -> float:
-            return cause.single_ms(self.ladder, view)
-
-        def gained(view: View) -> float:
-            alone = (
-                view.step(self.ladder.alone("real"))
-                + self._gap(self.ladder.one, view) / self.ladder.split
-            )
-            return alone / max(1e-9, alone - max(0.0, lost(view)))
-
-        cost = cause.told(self.ladder) or self.fit.interval(lost)
-        step_ms = self.fit.view.step(self.ladder.alone("real"))
-        named = beyond(cost, step_ms) and cost.value > 0
-        best = self._best(cause) if named or cost.value > FLOOR * step_ms else None
-        without = self._rate_without(cause)
-        return Finding(
-            cause=cause.id,
-            lost_ms=cost,
-            whole_ms=self._whole(cause) if cause.rungs(self.ladder) else cost,
-            predicted_speedup=self.fit.interval(gained),
-            predicted_samples_per_s=self._rate_with(best) or without,
-            bound_samples_per_s=without,
-            proven=best is not None,
-            fix=best[0] if best else cause.single_fix(self.ladder, self.fit.view),
-            evidence=self.measured.ids([*rungs, *([best[1]] if best else [])]),
-            named=named or best is not None,
-        )
-
-    def interactions(self, findings: Sequence[Finding]) -> list[Interaction]:
-        """What pairs of causes cost beyond their sum, where all four runs are there."""
-        made = []
-        for pair in pairs(self.ladder, findings):
-            if self.measured.has(pair.rungs):
-                cost = self.fit.interval(pair.lost_ms)
-                ids = (pair.first.id, pair.second.id)
-                evidence = self.measured.ids(pair.rungs)
-                made.append(Interaction(causes=ids, lost_ms=cost, evidence=evidence))
-        return made
-
-    def others_ms(self, rows: Sequence[Finding]) -> Interval:
-        """What the rows without a name cost together."""
-        costs = [self._lost(BY_ID[row.cause]) for row in rows if not row.named]
-        return self.fit.interval(lambda view: sum(cost(view) for cost in costs))
-
-    def unexplained_ms(self, rows: Sequence[Finding]) -> Interval:
-        """What is missing to N-fold less all rows, losses or gains."""
-        costs = [self._lost(BY_ID[row.cause]) for row in rows]
-
-        def rest(view: View) -> float:
-            missing = self.achieved_ms(view) - self.ideal_ms(view)
-            return missing - sum(cost(view) for cost in costs)
-
-        return self.fit.interval(rest)
-
-    def _lost(self, cause: Cause) -> Number:
-        """Its cost; ranks that were fed what they should repeat nothing."""
-        if isinstance(cause, UndividedWork) and not self.undivided:
-            return lambda view: 0.0
-        if not self.undivided or cause.id != "epoch-boundary":
-            return lambda view: cause.lost_ms(self.ladder, view)
-        # Divided, the same samples are N times as many epochs, with as many ends.
-        more, full = self.ladder.devices - 1, self.ladder.full()
-        return lambda view: cause.lost_ms(self.ladder, view) + more * view.gap(full)
-
-    def speed(self, rung: Rung, times: int = 1) -> Speed:
-        """Rate and step, time between epochs included; of ``times`` equal batches one counts."""
-        samples = rung.plan.batch or 1
-        rate = self.fit.interval(lambda view: 1e3 * samples / (times * self._with_gap(rung, view)))
-        step = self.fit.interval(lambda view: self._with_gap(rung, view))
-        return Speed(samples_per_s=rate, step_ms=step)
+from nfold.finding import Budget
 
 
 def budget(
     target: str, ladder: Ladder, measured: Measured, *, resamples: int = RESAMPLES
 ) -> Budget:
-    """Where the rest of N-fold went, as far as was measured; ``one`` and ``full`` were."""
+    """Where the rest of N-fold went, as far as was measured; ``one`` and ``full`` were.
+
+    Of one device, where the rest of what its compute alone would do went.
+    """
     account = Account(ladder, measured, resamples)
     rows, single = account.rows(), account.single()
     speedup = account.fit.interval(account.speedup)
@@ -280,7 +33,8 @@ def budget(
         rows=tuple(rows),
         single=tuple(single),
         interactions=tuple(account.interactions([*rows, *single])),
-        others_ms=account.others_ms(rows),
+        device_bound=account.device_bound(),
+        others_ms=account.others_ms(rows if ladder.devices > 1 else single),
         unexplained_ms=account.unexplained_ms(rows),
         wrong=wrong(account.kinds, account.whole),
         warnings=(
@@ -289,12 +43,9 @@ def budget(
         ),
         untested=tuple(untested(ladder, measured, account.fit.view)),
         at_least=at_least(ladder, measured, account.fit.view),
-        limit=None if ladder.plain else batch.limit(ladder, measured, account.fit, speedup),
+        limit=None
+        if ladder.plain or ladder.devices == 1
+        else batch.limit(ladder, measured, account.fit, speedup),
         way=lines.way(ladder.seen) if ladder.seen else "",
         headline=lines.headline(target, ladder.seen, ladder.devices) if ladder.seen else "",
     )
-
-
-def _ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Named ones first, then by cost."""
-    return sorted(findings, key=lambda row: (not row.named, -row.lost_ms.value))

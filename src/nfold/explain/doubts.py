@@ -40,8 +40,9 @@ def overtaken(ladder: Ladder, measured: Measured, step_ms: float) -> tuple[Doubt
     other_ms, name = min(taken, default=(step_ms, ""))
     if other_ms >= step_ms:
         return ()
+    of = f"{ladder.devices} device{'s' * (ladder.devices > 1)}"
     text = (
-        f"{name} takes {other_ms:.3g} ms without them, {ladder.devices} devices {step_ms:.3g} from "
+        f"{name} takes {other_ms:.3g} ms without them, {of} {step_ms:.3g} from "
         "the host's memory and back; next: compute more on what is copied, or leave it there"
     )
     return (Doubt(kind="overtaken", text=text),)

@@ -246,7 +246,7 @@ class Experiment:
         short.
         """
         cause, view = EpochBoundary(), self.measured.fit(asking.PROBING).view
-        missing = [rung for rung in cause.rungs(ladder) if not view.has_gap(rung)]
+        missing = [rung for rung in dict.fromkeys(cause.rungs(ladder)) if not view.has_gap(rung)]
         if cause.short(ladder):
             return list(map(short_passes, missing))
         reason = self._too_long(ladder, missing, view)

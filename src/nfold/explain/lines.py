@@ -92,9 +92,14 @@ def between_epochs(seen: Seen, *, waits: bool) -> str:
 
 def reordering(seen: Seen) -> str:
     """One order of dimensions throughout, so that nothing is written out in another one."""
-    own, other = ("last", "first") if seen.channels_last else ("first", "last")
-    moved = at(seen.first_place("model"), f"model and images in channels_{other}")
-    return f"{moved} (now channels_{own}), and no .contiguous() after a permute in a step"
+    own = "last" if seen.channels_last else "first"
+    kept = "one order of dimensions throughout, no .contiguous() after a permute in a step"
+    return at(seen.first_place("model"), f"{kept} (images are channels_{own})")
+
+
+def channels_last(seen: Seen) -> str:
+    """The order that convolutions on tensor cores compute in."""
+    return at(seen.first_place("model"), "model and images in channels_last")
 
 
 def copies(seen: Seen) -> str:
@@ -207,7 +212,7 @@ def _wrapper(seen: Seen) -> str:
 def headline(name: str, seen: Seen, devices: int) -> str:
     """What is to be known before all numbers; empty where a process drives each device."""
     cpu = seen.device == "cpu"
-    if seen.process_group or (seen.parallel == "dp" and not cpu):
+    if devices == 1 or seen.process_group or (seen.parallel == "dp" and not cpu):
         return ""
     if seen.parallel == "dp":
         return "nn.DataParallel does nothing on CPU devices: the whole batch is computed at once."

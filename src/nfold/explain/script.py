@@ -27,13 +27,17 @@ def first_look(
     """The ladder of a script on the devices of ``place``, as it uses them by itself.
 
     It is started as torchrun starts it, a process a device. Where it does not make a process
-    group, or fails, it is run again as one process that sees all devices. Raises RunFailure with
-    the script's own error where neither trains.
+    group, or fails, it is run again as one process that sees all devices, if there are several.
+    Raises RunFailure with the script's own error where neither trains.
     """
-    looked = place.edit(strategy="ddp", steps=LOOK_STEPS, warmup_steps=WARMUP_STEPS)
+    several = place.devices != 1
+    strategy = "ddp" if several else "single"
+    looked = place.edit(strategy=strategy, steps=LOOK_STEPS, warmup_steps=WARMUP_STEPS)
     ranks = Rung(plan=looked, ablation=Ablation(traced=True))
     first, seen = _look(experiment, ranks, read)
-    if first.status == "ok" and any(one.process_group for one in seen):
+    if not several and first.status != "ok":
+        raise RunFailure(_why(experiment.target.name, first))
+    if not several or (first.status == "ok" and any(one.process_group for one in seen)):
         return _ladder(first, scaling or "weak", seen[0], machine)
     single = Rung(plan=looked.edit(strategy="dp"), ablation=ranks.ablation)
     second, seen = _look(experiment, single, read)
@@ -64,7 +68,8 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
     """The plan as the script itself has it: what equals its own is never imposed on it."""
     plan = found.plan
     batch = seen.batch or round(seen.samples_per_step * seen.world_size)
-    if scaling != _own_scaling(seen):
+    scaling, own = ("weak", True) if plan.devices == 1 else (scaling, scaling == _own_scaling(seen))
+    if not own:
         batch = _other_scaling(batch, scaling, seen, plan.devices or 1)
     workers = seen.loader.workers if seen.loader else 0
     ahead = _ahead(seen.loader, seen.world_size)
@@ -84,7 +89,7 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
         plan=made,
         scaling=scaling,
         seen=seen,
-        step_ms=_step_ms(found, made, seen, ahead) if scaling == _own_scaling(seen) else None,
+        step_ms=_step_ms(found, made, seen, ahead) if own else None,
         memory_bytes=memory,
     )
 

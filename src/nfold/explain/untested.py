@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nfold.explain import lines
-from nfold.explain.causes import CAUSES
+from nfold.explain.causes import causes_of
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder
@@ -14,8 +14,8 @@ from nfold.finding import NO_TIME, AtLeast
 def untested(ladder: Ladder, measured: Measured, view: View) -> list[tuple[str, str]]:
     """Each with its reason: a plan cannot have it, its runs failed, or there was no time."""
     found = []
-    for cause in CAUSES:
-        asked = {*cause.rungs(ladder), *cause.single_evidence(ladder)}
+    for cause in causes_of(ladder):
+        asked = {*cause.on_n(ladder), *cause.single_evidence(ladder)}
         reason = cause.absent(ladder) or measured.missing(asked)
         if reason is None and not cause.known(ladder, view):
             told = [measured.reasons.get(rung) for rung in cause.telling(ladder)]

@@ -20,17 +20,9 @@ def page(budget: Budget) -> str:
         sentences=sentences(budget),
         tables=[
             ("", explanation.SPEED_HEADS, explanation.speeds(budget)),
-            (
-                explanation.lost_head(budget),
-                explanation.HEADS,
-                [*explanation.lines(budget.rows, budget), *explanation.ending(budget)],
-            ),
-            (
-                explanation.single_head(budget),
-                explanation.HEADS,
-                explanation.lines(budget.single, budget),
-            ),
+            *((head, explanation.HEADS, rows) for head, rows in explanation.blocks(budget)),
         ],
+        runs=explanation.runs(budget),
         numbers=explanation.NUMBERS,
         notes=explanation.notes(budget),
         picture=waterfall.figure(budget),

@@ -10,20 +10,23 @@ from nfold.sentences import sentences
 
 def document(budget: Budget) -> str:
     """What the terminal shows, and the runs that prove each row."""
-    rows = [*explanation.lines(budget.rows, budget), *explanation.ending(budget)]
-    single = explanation.lines(budget.single, budget)
+    tables = [
+        text
+        for head, rows in explanation.blocks(budget)
+        for text in (
+            f"### {escaped(head)}",
+            pipe_table(explanation.HEADS, rows, explanation.NUMBERS),
+        )
+    ]
     blocks = [
         f"## {escaped(explanation.title(budget))}",
         escaped(budget.headline),
         *(f"**Wrong training: {escaped(text)}**" for text in budget.wrong),
         f"**{escaped(' '.join(sentences(budget)))}**",
         pipe_table(explanation.SPEED_HEADS, explanation.speeds(budget)),
-        f"### {escaped(explanation.lost_head(budget))}",
-        pipe_table(explanation.HEADS, rows, explanation.NUMBERS),
-        f"### {explanation.single_head(budget)}" if single else "",
-        pipe_table(explanation.HEADS, single, explanation.NUMBERS) if single else "",
+        *tables,
         "\n".join(f"- {escaped(note)}" for note in explanation.notes(budget)),
         "### Runs",
-        "\n".join(f"- {row.cause}: {escaped(', '.join(row.evidence))}" for row in budget.rows),
+        "\n".join(f"- {cause}: {escaped(ids)}" for cause, ids in explanation.runs(budget)),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -16,6 +16,15 @@ NUMBERS = ("samples/s", "ms a step", "of one device", "without it")
 """Columns whose entries stand on the right."""
 
 
+def blocks(budget: Budget) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """The tables of costs with their heads: what is missing to N-fold, what one device loses."""
+    own, end = lines(budget.single, budget), ending(budget)
+    if budget.devices == 1:
+        return [(single_head(budget), [*own, *end])]
+    first = (lost_head(budget), [*lines(budget.rows, budget), *end])
+    return [first, (single_head(budget), own)] if own else [first]
+
+
 def lost_head(budget: Budget) -> str:
     """The head of the first block."""
     lost = budget.ideal_ms.value * (budget.devices / budget.speedup.value - 1)
@@ -26,27 +35,34 @@ def single_head(budget: Budget) -> str:
     """The head of the second block, whose steps are those of a device's share of the batch."""
     share = -(-(budget.plan.batch or 0) // budget.devices)
     step = f"a step of {share} samples" if share else "a step"
-    return f"What {step} spends on one device alone besides its compute"
+    alone = " on one device alone" if budget.devices > 1 else ""
+    bound = f", {between(budget.device_bound.step_ms)} ms" if budget.device_bound else ""
+    return f"What {step} spends{alone} besides its compute{bound}"
 
 
 def title(budget: Budget) -> str:
     """``digits · 2 cpu devices · ddp · batch 128 · strong scaling``."""
-    plan = budget.plan
+    plan, several = budget.plan, budget.devices > 1
     words = [
         budget.target,
-        f"{budget.devices} {plan.device} devices",
-        budget.way or str(plan.strategy),
+        f"{budget.devices} {plan.device} device{'s' * several}",
+        budget.way or (str(plan.strategy) if several else ""),
         f"batch {plan.batch}",
         f"{plan.precision}, {plan.step}",
         f"input {plan.input}, {plan.workers} workers",
-        f"{budget.scaling} scaling",
+        f"{budget.scaling} scaling" if several else "",
     ]
-    return " · ".join(words)
+    return " · ".join(filter(None, words))
 
 
 def speeds(budget: Budget) -> list[tuple[str, ...]]:
-    """One device, N devices, and N devices at N-fold speed."""
+    """One device, N devices, and N devices at N-fold speed; one alone, and its compute."""
     n = budget.devices
+    if n == 1:
+        own, bound = budget.one_device, budget.device_bound
+        gain = f"{own.step_ms.value / bound.step_ms.value:.2f} ×" if bound else ""
+        alone = [("its compute alone", *_speed(bound), gain)] if bound else []
+        return [("1 device", *_speed(own), ""), *alone]
     ideal = 1e3 * (budget.plan.batch or 1) / budget.ideal_ms.value
     return [
         ("1 device", *_speed(budget.one_device), ""),
@@ -81,12 +97,15 @@ def _gain(gained: Interval | None) -> str:
 
 
 def ending(budget: Budget) -> list[tuple[str, ...]]:
-    """Interactions beyond the noise, the rows without a name together, and what no row has."""
+    """Interactions beyond the noise, the rows without a name together, and what no row has.
+
+    On one device nothing is in no row: its compute is what is left of a step without all rows.
+    """
     step = budget.n_devices.step_ms.value
     both = [_interaction(one) for one in budget.interactions if beyond(one.lost_ms, step)]
     others = ("other rows", "none above the noise by itself", between(budget.others_ms), "", "")
     rest = ("unexplained", "in no row", between(budget.unexplained_ms), "", "")
-    return [*both, others, rest]
+    return [*both, others, rest] if budget.devices > 1 else [*both, others]
 
 
 def _interaction(one: Interaction) -> tuple[str, ...]:
@@ -98,14 +117,24 @@ def _interaction(one: Interaction) -> tuple[str, ...]:
 
 def notes(budget: Budget) -> list[str]:
     """What is within the noise, what was not tested, and doubts."""
-    quiet = [row.cause for row in budget.rows if not row.named]
     alone = [row.cause for row in budget.single if not row.named]
+    quiet = [row.cause for row in budget.rows if not row.named]
+    if budget.devices == 1:
+        quiet, alone = alone, []
     found = []
     if quiet:
         text = f"Nothing beyond the noise or {FLOOR:.0%} of a step: {', '.join(quiet)}"
         found.append(f"{text}; on one device {', '.join(alone)}." if alone else f"{text}.")
     found += [f"Not tested: {cause} ({reason})." for cause, reason in _by_reason(budget.untested)]
     return [*found, *(_note(doubt) for doubt in budget.warnings)]
+
+
+def runs(budget: Budget) -> list[tuple[str, str]]:
+    """Each row with the ids of the runs that prove it."""
+    alone = " on one device alone" if budget.devices > 1 else ""
+    own = [(f"{row.cause}{alone}", row.evidence) for row in budget.single]
+    told = [*((row.cause, row.evidence) for row in budget.rows), *own]
+    return [(name, ", ".join(ids)) for name, ids in told]
 
 
 def _note(doubt: Doubt) -> str:

@@ -28,14 +28,18 @@ class Bar:
 
 
 def bars(budget: Budget) -> list[Bar]:
-    """N-fold, what is added to it (named causes, other rows, the rest), what was achieved."""
-    at = budget.ideal_ms.value
-    made = [Bar(name=f"{budget.devices}-fold", start=0, end=at, colour=ENDS, text=f"{at:.2f}")]
-    for row in (row for row in budget.rows if row.named):
+    """The goal, what is added to it (named causes, other rows, the rest), what was achieved.
+
+    On one device nothing is in no row.
+    """
+    at, several = budget.goal_ms, budget.devices > 1
+    made = [Bar(name=budget.goal, start=0, end=at, colour=ENDS, text=f"{at:.2f}")]
+    for row in (row for row in (budget.rows if several else budget.single) if row.named):
         cost = row.lost_ms.value
         made.append(Bar(name=row.cause, start=at, end=at + cost, colour=LOSS, text=f"+{cost:.2f}"))
         at += cost
-    for name, rest in (("other rows", budget.others_ms), ("unexplained", budget.unexplained_ms)):
+    rests = (("other rows", budget.others_ms), ("unexplained", budget.unexplained_ms))
+    for name, rest in rests if several else rests[:1]:
         cost = rest.value
         made.append(Bar(name=name, start=at, end=at + cost, colour=REST, text=f"{cost:+.2f}"))
         at += cost
@@ -70,7 +74,7 @@ def chart(budget: Budget) -> Any:
     texts = base.mark_text(align="left", dx=6, color=TEXT).encode(
         x=alt.X("right:Q", scale=scale), text="text:N"
     )
-    ideal = chart_of([{"x": budget.ideal_ms.value}])
+    ideal = chart_of([{"x": budget.goal_ms}])
     line = ideal.mark_rule(strokeDash=[3, 3], color=MUTED).encode(x=alt.X("x:Q", scale=scale))
     return finished(alt.layer(drawn, line, texts), height=40 + BAR_HEIGHT * len(rows))
 
@@ -78,5 +82,7 @@ def chart(budget: Budget) -> Any:
 def figure(budget: Budget) -> Figure:
     """The picture, drawn."""
     n = budget.devices
-    note = f"From a step at {n}-fold speed to the one achieved; what is lost lies between."
-    return Drawing("budget").figure(chart(budget), f"a step on {n} devices [ms]", note)
+    start = f"From a step at {n}-fold speed" if n > 1 else "From the compute of a step"
+    note = f"{start} to the one achieved; what is lost lies between."
+    head = f"a step on {n} device{'s' * (n > 1)} [ms]"
+    return Drawing("budget").figure(chart(budget), head, note)

@@ -17,6 +17,7 @@ CHANGED = {
     "with_trainer": 1,
     "dataparallel": 23,
     "single": 2,
+    "mixed_precision": 3,
     "cifar_ddp": 54,
 }
 """Lines that go or come with the fix; from loaders to pictures on the device is the longest way."""

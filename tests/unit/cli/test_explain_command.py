@@ -112,6 +112,7 @@ def test_json_has_the_versioned_form_and_a_rerun_measures_nothing_anew() -> None
         "one_device",
         "n_devices",
         "speedup",
+        "device_bound",
         "budget",
         "single_device_budget",
         "named",
@@ -163,8 +164,7 @@ def test_a_failing_plan_is_one_sentence(planted: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["digits", "--framework", "simulated", "--devices", "cuda:1"], "--devices 2"),
-        (["digits", "--devices", "cpu:1"], "next: --devices cpu:2"),
+        (["digits", "--device", "cpu"], "allowed are cpu:1, cpu:2, ...; next: --devices cpu:2"),
         (["digts", "--devices", "cpu:2"], "workload 'digts'"),
         (["conv2d", "--devices", "cpu:2", "--framework", "jax"], "nfold bench conv2d"),
         (["digits", *SIMULATED, "--budget", "soon"], "allowed are times above 0"),

@@ -69,7 +69,7 @@ def test_a_path_is_a_script(target: str, script: bool) -> None:
         ("gone.py --devices cpu:2", "script 'gone.py' cannot be read (No such file"),
         ("folder.py --devices cpu:2", "folder.py is a folder"),
         ("broken.py --devices cpu:2", "broken.py:2 is not Python (expected ':')"),
-        ("train.py --devices cpu:1", "next: --devices cpu:2"),
+        ("train.py --device cpu", "allowed are cpu:1, cpu:2, ...; next: --devices cpu:2"),
         ("train.py --devices cpu:2 --scaling sideways", "weak, strong"),
         (
             "train.py --devices cpu:2 --precision bf16 --batch 7",

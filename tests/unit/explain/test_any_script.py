@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any, get_args
 
@@ -59,6 +60,12 @@ def drawn_loader(draw: random.Random) -> Loader:
     )
 
 
+def drawn_trace(draw: random.Random) -> Traced:
+    transposing_ms = draw.choice([0.0, 1.0])
+    reordering_ms = (draw.choice([0.0, 1.0]),) * 7
+    return Traced(steps=7, reordering_ms=reordering_ms, transposing_ms=transposing_ms, busy_ms=5.0)
+
+
 def drawn_seen(draw: random.Random) -> Seen:
     parallel = draw.choice(PARALLEL)
     ranks = parallel in ("ddp", "other")
@@ -79,6 +86,8 @@ def drawn_seen(draw: random.Random) -> Seen:
         exchanges=draw.choice([1.0, float(accumulation)]),
         broadcast_buffers=draw.random() < 0.5,
         buffers=draw.choice([0, 3]),
+        convolutions=draw.choice([0, 5]),
+        channels_last=draw.random() < 0.2,
         synchronised_batch_norms=draw.choice([0, 0, 2]),
         find_unused_parameters=draw.random() < 0.4,
         unused_parameter_bytes=draw.choice([0, 100]),
@@ -87,7 +96,7 @@ def drawn_seen(draw: random.Random) -> Seen:
         copies=Copies(per_step=2.0, bytes_per_step=1e6, pinned_per_step=draw.choice([0.0, 2.0])),
         fetches=draw.choice([None, Fetches(batches=10, seconds=1.0, waited_s=0.5)]),
         epochs_ended=draw.choice([0, 3]),
-        traced=draw.choice([None, Traced(steps=7, reordering_ms=(1.0,) * 7, busy_ms=5.0)]),
+        traced=draw.choice([None, drawn_trace(draw)]),
         places={what: (Place(where="train.py:9", inside=inside),) for what in PLACES},
     )
 
@@ -97,6 +106,7 @@ def drawn_costs(draw: random.Random) -> Script:
     for names, sizes in ((COSTS, (0.3, 2.0, 20.0)), (OF_SAMPLES, (0.01, 0.1, 1.0))):
         costs |= {name: draw.choice(sizes) for name in names if draw.random() < 0.35}
     return Script(
+        layout_ms={"channels_first": draw.choice([0.0, 2.0])},
         compute_ms_per_sample=draw.choice([0.01, 0.1]),
         samples_per_epoch=2000,
         host_cores=draw.choice([0, 4]),
@@ -106,7 +116,7 @@ def drawn_costs(draw: random.Random) -> Script:
     )
 
 
-def explained(seen: Seen, costs: Script, runs: int) -> Budget:
+def explained(seen: Seen, costs: Script, runs: int, devices: int) -> Budget:
     """After so many runs the time is over."""
     made: list[Measurement] = []
     usual = script_runner(costs)
@@ -118,7 +128,7 @@ def explained(seen: Seen, costs: Script, runs: int) -> Budget:
     clock = Clock(float(runs), now=lambda: float(len(made)))
     one = Experiment(target(costs, run=run), clock, Events())
     device = seen.device.partition(":")[0]
-    place = Plan(framework="simulated", device=device, devices=2, cores_per_device=8, steps=1)
+    place = Plan(framework="simulated", device=device, devices=devices, cores_per_device=8, steps=1)
     ladder = one.run(first_look(one, place, None, HOST, lambda _: (seen,)))
     return budget("train.py", ladder, one.measured, resamples=5)
 
@@ -127,13 +137,31 @@ def explained(seen: Seen, costs: Script, runs: int) -> Budget:
 def test_nothing_falls_between_the_rows_of_any_script(seed: int) -> None:
     draw = random.Random(seed)
     runs = draw.choice([5, 10, 20, 1000])
-    found = explained(drawn_seen(draw), drawn_costs(draw), runs)
-    assert all(sentences(found))
-    assert found.to_json()["schema"] == 1
-    assert all(row.fix for row in (*found.rows, *found.single))
+    found = explained(drawn_seen(draw), drawn_costs(draw), runs, devices=2)
+    _check(found)
     missing = found.n_devices.step_ms.value - found.ideal_ms.value
     rest = missing - sum(row.lost_ms.value for row in found.rows)
     if not found.wrong:
         assert found.unexplained_ms.value == pytest.approx(rest, abs=1e-6)
     if runs == 1000:
         assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(100, 115))
+def test_nothing_falls_between_the_rows_of_any_script_on_one_device(seed: int) -> None:
+    draw = random.Random(seed)
+    runs = draw.choice([5, 10, 1000])
+    seen = dataclasses.replace(drawn_seen(draw), world_size=1)
+    found = explained(seen, drawn_costs(draw), runs, devices=1)
+    _check(found)
+    assert found.rows == ()
+    if found.device_bound is not None:
+        lost = sum(row.lost_ms.value for row in found.single)
+        whole = found.device_bound.step_ms.value + lost
+        assert whole == pytest.approx(found.n_devices.step_ms.value, abs=1e-6)
+
+
+def _check(found: Budget) -> None:
+    assert all(sentences(found))
+    assert found.to_json()["schema"] == 1
+    assert all(row.fix for row in (*found.rows, *found.single))

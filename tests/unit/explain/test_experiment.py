@@ -14,7 +14,8 @@ from nfold import turns
 from nfold.ablation import Ablation
 from nfold.errors import RunFailure
 from nfold.explain import asking
-from nfold.explain.budget import Account, budget
+from nfold.explain.account import Account
+from nfold.explain.budget import budget
 from nfold.explain.causes import BY_ID
 from nfold.explain.experiment import Clock, Events, Experiment, rounded
 from nfold.explain.ladder import Ladder, Rung

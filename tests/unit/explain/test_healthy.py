@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from explaining import ladder, runner, target
+from nfold.explain.account import Account
 from nfold.explain.asking import wanted
-from nfold.explain.budget import Account
 from nfold.explain.measured import Measured
 from nfold.frameworks.simulated import Script
 

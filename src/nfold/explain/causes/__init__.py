@@ -17,6 +17,7 @@ from nfold.explain.causes.storage import Storage
 from nfold.explain.causes.synchronization import Synchronization
 from nfold.explain.causes.threads import Threads
 from nfold.explain.causes.undivided_work import UndividedWork
+from nfold.explain.ladder import Ladder
 
 CAUSES: tuple[Cause, ...] = (
     UndividedWork(),
@@ -37,4 +38,10 @@ CAUSES: tuple[Cause, ...] = (
 
 BY_ID = {cause.id: cause for cause in CAUSES}
 
-__all__ = ["BY_ID", "CAUSES", "Cause"]
+
+def causes_of(ladder: Ladder) -> tuple[Cause, ...]:
+    """Those that the plan's devices can have: one device has no others to lose anything to."""
+    return tuple(cause for cause in CAUSES if ladder.devices > 1 or cause.of_one)
+
+
+__all__ = ["BY_ID", "CAUSES", "Cause", "causes_of"]

@@ -26,6 +26,11 @@ class Cause:
     removal: ClassVar[Ablation] = Ablation()
     """What takes the cause away from the real run, for interactions; nothing: nothing can."""
 
+    @property
+    def of_one(self) -> bool:
+        """Whether one device alone can lose anything to it."""
+        return type(self).single_rungs is not Cause.single_rungs
+
     def absent(self, ladder: Ladder) -> str | None:
         """Why there is no row of it, or None."""
         return (ABSENT.get(self.id) if ladder.operation else None) or self.silent(ladder)
@@ -39,6 +44,10 @@ class Cause:
         """The runs that ``lost_ms`` compares."""
         del ladder
         return ()
+
+    def on_n(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """``rungs``, where there is more than one device."""
+        return self.rungs(ladder) if ladder.devices > 1 else ()
 
     def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
         """More runs, which tell what the fix would gain; without them ``lost_ms`` stands for it."""
@@ -64,7 +73,7 @@ class Cause:
 
     def both_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
         """What N devices lose more than one, or less, and what one does; 0 where nobody knows."""
-        own, single = self.rungs(ladder), self.single_rungs(ladder)
+        own, single = self.on_n(ladder), self.single_rungs(ladder)
         more = self.lost_ms(ladder, view) if own and view.has(*own) else 0.0
         alone = self.single_ms(ladder, view) if single and view.has(*single) else 0.0
         return more, alone

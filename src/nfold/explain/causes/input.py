@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from nfold.ablation import Ablation
@@ -74,7 +75,7 @@ class Input(Cause):
         between = EpochBoundary().known(ladder, view)
         first = view.first_wait(ladder.full()) if between else 0.0
         lost = super().whole_ms(ladder, view)
-        if not _one_script(ladder):
+        if not _one_script(ladder) and ladder.devices > 1:
             lost = min(lost, max(0.0, _of_ranks(ladder, view)))
         return lost + first
 
@@ -118,7 +119,7 @@ class Input(Cause):
         """Fewer and more workers, augmentation on the device, no host at all."""
         plan = ladder.plan
         workers = plan.workers or 0
-        others = sorted({workers // 2, 2 * workers} - {0}) or [1, 2]
+        others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(ladder)
         if ladder.seen is not None:
             seen = ladder.seen
             return {lines.workers(seen, other): ladder.edited(workers=other) for other in others}
@@ -128,6 +129,20 @@ class Input(Cause):
         for other in others[: 2 if workers else 1]:
             found[f"--workers {other}"] = ladder.edited(workers=other)
         return found
+
+
+def _first_workers(ladder: Ladder) -> list[int]:
+    """For a script that has none: as many as keep up with the rest of its step, and then two.
+
+    On CPU devices they have no cores of their own.
+    """
+    seen, step_ms, cores = ladder.seen, ladder.step_ms, ladder.plan.cores_per_device or 1
+    if seen is None or seen.fetches is None or not (seen.fetches.batches and step_ms):
+        return [1, 2]
+    made_ms = 1e3 * seen.fetches.seconds / seen.fetches.batches * ladder.plan.accumulate
+    rest_ms = max(step_ms - made_ms, made_ms / cores)
+    enough = min(cores, math.ceil(made_ms / rest_ms)) if ladder.plan.device == "cuda" else 1
+    return list(dict.fromkeys((enough, 2))) if enough > 1 else [1, 2]
 
 
 def _of_ranks(ladder: Ladder, view: View) -> float:

@@ -25,6 +25,8 @@ class LaunchBound(Cause):
         if ladder.scaling == "strong" or _captures(ladder):
             return None
         if ladder.seen is None or ladder.seen.device == "cpu":
+            if ladder.devices == 1:
+                return "one device has no other share of the batch"
             return "the batch of a device does not shrink with their number"
         if _busy_ms(ladder) is None:
             return "no step of the script was traced"
@@ -78,6 +80,8 @@ class LaunchBound(Cause):
         """The step as one graph."""
         if not _captures(ladder):
             return {}
+        if ladder.devices == 1:
+            return {"--step captured": ladder.edited(step="captured")}
         strategy = "dp" if ladder.one_process else "nfold"
         changes = {"step": "captured", "strategy": strategy}
         return {"--step captured --strategy nfold": ladder.edited(**changes)}

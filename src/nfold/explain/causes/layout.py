@@ -1,4 +1,9 @@
-"""C12: transposes around convolutions. One device with either order of axes; a script is traced."""
+"""C12: transposes around convolutions: one device with either order of axes.
+
+Of a script, copies that only change the order are seen in a trace: without them so much is won.
+Transposes of cuDNN's own are only a reason to try: what the other order wins or loses in all other
+kernels, and what of it a slow host hides, is measured.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
+from nfold.finding import FLOOR
 from nfold.stats import Interval
 
 
@@ -24,37 +30,57 @@ class Layout(Cause):
         return None if ladder.plan.device == "cuda" else "CPU devices transpose nothing for cuDNN"
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """Both layouts; a script keeps its own."""
-        if ladder.seen is not None:
-            return (ladder.alone("real"),)
-        return (ladder.alone(ladder.bare), ladder.alone(ladder.bare, layout=other(ladder)))
+        """Both layouts; of a script, where its own is transposed."""
+        mine = ladder.alone(ladder.bare)
+        if ladder.seen is None:
+            return (mine, ladder.alone(ladder.bare, layout=other(ladder)))
+        if _transposed(ladder):
+            return (mine, ladder.alone_with(ladder.bare, channels_last=True))
+        return (ladder.alone("real"),)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
-        """What goes with the other one; of a script, with copies that only change the order."""
-        told = self.told(ladder)
-        if told is not None:
-            return told.value
+        """What goes with the other one; of a script, with copies that only change the order too."""
+        copied = self._copied(ladder)
+        if ladder.seen is not None and not _transposed(ladder):
+            return copied.value
         mine, others = (view.step(rung) for rung in self.single_rungs(ladder))
-        return mine - others
+        return copied.value + mine - others
 
     def told(self, ladder: Ladder) -> Interval | None:
-        """Of a script: the mean over traced steps, and the least and most of any."""
-        if ladder.seen is None or ladder.seen.traced is None:
-            return None
-        each = [ms / ladder.split for ms in ladder.seen.traced.reordering_ms]
-        return Interval(fmean(each), min(each), max(each))
+        """Of a script's copies, where nothing else is measured."""
+        alone = ladder.seen is not None and not _transposed(ladder)
+        return self._copied(ladder) if alone else None
+
+    def _copied(self, ladder: Ladder) -> Interval:
+        """In a script's copies: the mean over traced steps, and the least and most of any."""
+        traced = ladder.seen.traced if ladder.seen is not None else None
+        each = [ms / ladder.split for ms in traced.reordering_ms] if traced else []
+        return Interval(fmean(each), min(each), max(each)) if each else Interval(0.0, 0.0, 0.0)
 
     def fix(self, ladder: Ladder, view: View) -> str:
-        """The other layout."""
-        if ladder.seen is not None:
-            return lines.reordering(ladder.seen)
-        return f"--layout {other(ladder)}"
+        """The other layout; of a script, one throughout where what it copies costs more."""
+        if ladder.seen is None:
+            return f"--layout {other(ladder)}"
+        copied = self._copied(ladder).value
+        if 2 * copied < self.single_ms(ladder, view):
+            return lines.channels_last(ladder.seen)
+        return lines.reordering(ladder.seen)
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
-        """The other layout on N devices."""
-        if ladder.seen is not None:
+        """The other layout on N devices; a script's, where its own is transposed."""
+        if ladder.seen is None:
+            return {f"--layout {other(ladder)}": ladder.edited(layout=other(ladder))}
+        if not _transposed(ladder):
             return {}
-        return {f"--layout {other(ladder)}": ladder.edited(layout=other(ladder))}
+        return {lines.channels_last(ladder.seen): ladder.full("real", channels_last=True)}
+
+
+def _transposed(ladder: Ladder) -> bool:
+    """Whether cuDNN transposes what a script's convolutions compute, and not a little."""
+    seen = ladder.seen
+    if seen is None or seen.traced is None or seen.channels_last or not seen.convolutions:
+        return False
+    return seen.traced.transposing_ms > FLOOR * (seen.traced.busy_ms or 0.0)
 
 
 def other(ladder: Ladder) -> str:

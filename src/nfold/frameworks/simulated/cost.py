@@ -51,7 +51,8 @@ class Costs:
     def _beside(self, samples: int) -> float:
         """What adds up on every rank whether or not it exchanges."""
         script, plan, left_out = self.script, self.task.plan, self.task.left_out
-        cost = script.layout_ms.get(str(plan.layout), 0.0)
+        layout = "channels_last" if left_out.channels_last else str(plan.layout)
+        cost = script.layout_ms.get(layout, 0.0)
         if self.host_fed:
             cost += script.input_ms_per_sample * samples
         if plan.input == "loader" and left_out.input != "resident":

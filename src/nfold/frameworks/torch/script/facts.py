@@ -84,11 +84,12 @@ def wrapper_facts(wrappers: Wrappers) -> dict[str, Any]:
 
 
 def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Of the parameters that are trained, and of the normalisations in the model."""
+    """Of the parameters that are trained, and of the model's convolutions and normalisations."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     return {
         "parameter_count": sum(parameter.numel() for parameter in parameters),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
+        "convolutions": sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in modules),
         "batch_norms": sum(isinstance(module, _BatchNorm) for module in modules),
         "synchronised_batch_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
     }

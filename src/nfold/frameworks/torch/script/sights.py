@@ -16,7 +16,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.script import facts, tensors
+from nfold.frameworks.torch.script import facts, order, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
 from nfold.frameworks.torch.script.fetching import NONE, Fetching, fetched
@@ -65,6 +65,8 @@ class Sights:
     def install(self, patches: Patches, warm_up: Patches) -> None:
         """Put everything in its place."""
         self._wrappers.install(patches, warm_up)
+        if self._left_out.now.channels_last:
+            order.install(patches)
         self._collectives.install(patches, warm_up)
         self.fetching.install(patches)
         for name in ("to", "cuda"):

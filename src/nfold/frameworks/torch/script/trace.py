@@ -25,8 +25,8 @@ from nfold.seen import Traced
 STEPS = 6
 """Traced, after one that warms the profiler up."""
 STEP_ENDS = "nfold: a step ends"
-REORDERING = re.compile("nchwtonhwc|nhwctonchw|transpose", re.IGNORECASE)
-"""Kernels that are named for it."""
+TRANSPOSING = re.compile("nchwtonhwc|nhwctonchw|transpose", re.IGNORECASE)
+"""Kernels of cuDNN's that are named for it."""
 ELSEWHERE = re.compile("nccl", re.IGNORECASE)
 """Kernels in which a device waits for others."""
 COPY = "aten::copy_"
@@ -104,21 +104,21 @@ def read(events: Sequence[Event], *, cuda: bool) -> Traced | None:
         return None
     operations = {_number(e): e for e in events if e.get("cat") == "cpu_op"}
     reordering: list[tuple[float, float]]
+    transposing: list[tuple[float, float]] = []
     if kernels:
         told = [(e, operations.get(_number(e), e)) for e in kernels]
         apart_us = _apart_us(kernels)
-        reordering = [(float(op["ts"]), e["dur"] + apart_us) for e, op in told if _reorders(e, op)]
+        reordering = [(float(op["ts"]), e["dur"] + apart_us) for e, op in told if _reorders(op)]
+        transposing = [(float(op["ts"]), e["dur"]) for e, op in told if _transposes(e)]
     else:
-        reordering = [(float(e["ts"]), e["dur"]) for e in operations.values() if _reorders(e, e)]
+        reordering = [(float(e["ts"]), e["dur"]) for e in operations.values() if _reorders(e)]
     own = [e for e in kernels if not ELSEWHERE.search(e["name"])]
     begin, end = marks[1], marks[-1]
     inside = [e for e in own if begin <= float(operations.get(_number(e), e)["ts"]) < end]
     return Traced(
         steps=len(steps),
-        reordering_ms=tuple(
-            sum(taken for at, taken in reordering if begin <= at < end) / 1e3
-            for begin, end in steps
-        ),
+        reordering_ms=tuple(_between(reordering, *step) for step in steps),
+        transposing_ms=_between(transposing, begin, end) / len(steps),
         launches=len(inside) / len(steps),
         busy_ms=_union(inside) / 1e3 / len(steps) if kernels else None,
     )
@@ -133,10 +133,18 @@ def _number(event: Event) -> Any:
     return event.get("args", {}).get("External id")
 
 
-def _reorders(event: Event, operation: Event) -> bool:
-    """Whether nothing but the order of dimensions is another after it."""
-    if event.get("cat") == "kernel" and REORDERING.search(event["name"]):
-        return True
+def _between(found: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Milliseconds of what begins in between, of pairs of its begin and its length."""
+    return sum(taken for at, taken in found if begin <= at < end) / 1e3
+
+
+def _transposes(event: Event) -> bool:
+    """Whether it is a kernel of cuDNN's own that changes nothing but the order of dimensions."""
+    return event.get("cat") == "kernel" and bool(TRANSPOSING.search(event["name"]))
+
+
+def _reorders(operation: Event) -> bool:
+    """Whether it is a copy after which nothing but the order of dimensions is another."""
     told = operation.get("args", {})
     sizes, strides = told.get("Input Dims", ()), told.get("Input Strides", ())
     if operation["name"] != COPY or len(sizes) < 2 or len(strides) < 2 or sizes[0] != sizes[1]:

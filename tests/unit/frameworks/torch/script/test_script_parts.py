@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -300,6 +301,33 @@ def test_ddp_and_a_script_s_own_collectives_are_seen() -> None:
     assert sum(seen.bucket_bytes) == seen.parameter_bytes
     assert str(seen.first_place("wrapper")).startswith("tests/unit/frameworks/torch/script/")
     assert len(seen.places["collective"]) == 2
+
+
+def _convolved(made: list[nn.Conv2d], *, wrapped: bool = False) -> None:
+    module = nn.Sequential(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 3, 2), nn.Flatten())
+    whole = nn.Sequential(module, nn.Linear(3, 4))
+    made.append(typing.cast(nn.Conv2d, module[1]))
+    net: nn.Module = DistributedDataParallel(module=whole) if wrapped else whole
+    loop(_loader(), net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_weights_of_convolutions_are_in_the_order_of_the_experiment(
+    *, wrapped: bool, last: bool
+) -> None:
+    made: list[nn.Conv2d] = []
+    usual = torch.optim.Optimizer.add_param_group
+    left_out = script_task(Ablation(channels_last=last))
+    found = watched(lambda: _convolved(made, wrapped=wrapped), left_out)
+    assert found.samples is not None
+    assert found.seen.convolutions == 1
+    weight = made[0].weight
+    assert weight.grad is not None
+    for tensor in (weight, weight.grad):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) == last
+    assert torch.optim.Optimizer.add_param_group is usual
 
 
 class HalfUsed(nn.Module):

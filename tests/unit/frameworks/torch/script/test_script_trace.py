@@ -50,7 +50,8 @@ def test_copies_into_another_order_count_in_the_step_that_launched_them() -> Non
     found = read(events, cuda=True)
     assert found is not None
     assert found.steps == 2
-    assert found.reordering_ms == (5.0, 0.0)
+    assert found.reordering_ms == (3.0, 0.0)
+    assert found.transposing_ms == 2.0 / 2
     assert found.launches == 4 / 2
     assert found.busy_ms == pytest.approx((3000 + 500 + 2000 + 100) / 1e3 / 2)
 

@@ -1,0 +1,298 @@
+"""What the runs of a ladder say of each cause. Pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+from nfold.explain import lines
+from nfold.explain.causes import BY_ID, Cause, causes_of
+from nfold.explain.causes.undivided_work import SIGN, UndividedWork
+from nfold.explain.fit import RESAMPLES, Fit, Number, View
+from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.measured import Measured
+from nfold.explain.pairs import pairs
+from nfold.finding import FLOOR, Finding, Interaction, Speed, beyond
+from nfold.stats import Interval
+
+
+class Account:
+    """One budget while it is made: the ladder, its runs, their fitted values."""
+
+    def __init__(
+        self,
+        ladder: Ladder,
+        measured: Measured,
+        resamples: int = RESAMPLES,
+        *,
+        final: bool = True,
+    ) -> None:
+        self.ladder = ladder
+        self.measured = measured
+        self.fit: Fit = measured.fit(resamples, final=final)
+        full = measured.runs[ladder.full()].values()
+        self.kinds = {doubt.kind: doubt.text for m in full for doubt in m.warnings}
+        self._gaps = BY_ID["epoch-boundary"].known(ladder, self.fit.view)
+
+    @property
+    def undivided(self) -> bool:
+        """Whether every rank was fed the same samples, in the same order or another."""
+        return SIGN in self.kinds or self.whole is not None
+
+    @property
+    def whole(self) -> str | None:
+        """That ranks of a script go through the whole data set, each in its own order."""
+        seen = self.ladder.seen
+        return None if seen is None or SIGN in self.kinds else lines.whole_epochs(seen)
+
+    def ideal_ms(self, view: View) -> float:
+        """A step at N-fold speed."""
+        return self._with_gap(self.ladder.one, view) / self.ladder.split
+
+    def achieved_ms(self, view: View) -> float:
+        """A step's worth of distinct samples on N devices."""
+        step = self._with_gap(self.ladder.full(), view)
+        return step * (self.ladder.devices if self.undivided else 1)
+
+    def _with_gap(self, rung: Rung, view: View) -> float:
+        return view.step(rung) + self._gap(rung, view)
+
+    def _gap(self, rung: Rung, view: View) -> float:
+        """A step's part of the time between epochs, where that was measured at both ends."""
+        return view.gap(rung) if self._gaps and view.has_gap(rung) else 0.0
+
+    def speedup(self, view: View, gained_ms: float = 0.0) -> float:
+        """Throughput of N devices over that of one, after so much is gained."""
+        achieved = max(1e-9, self.achieved_ms(view) - gained_ms)
+        return self.ladder.devices * self.ideal_ms(view) / achieved
+
+    def rows(self) -> list[Finding]:
+        """What N devices lose, the largest first."""
+        asked = ((cause, cause.on_n(self.ladder)) for cause in self._present())
+        return _ordered(self._row(c, r) for c, r in asked if self._knows(c, r))
+
+    def single(self) -> list[Finding]:
+        """What one device loses by itself, the largest first."""
+        return _ordered(self._own(c, r) for c, r in self._of_one())
+
+    def _of_one(self) -> list[tuple[Cause, tuple[Rung, ...]]]:
+        """The causes whose cost to one device alone is known, with the runs that tell it."""
+        asked = ((cause, cause.single_evidence(self.ladder)) for cause in self._present())
+        return [(c, r) for c, r in asked if self._knows(c, r)]
+
+    def _present(self) -> Iterator[Cause]:
+        return (cause for cause in causes_of(self.ladder) if not cause.absent(self.ladder))
+
+    def _knows(self, cause: Cause, rungs: Sequence[Rung]) -> bool:
+        known = bool(rungs) and self.measured.has(rungs)
+        return known and cause.known(self.ladder, self.fit.view)
+
+    def _row(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
+        found = self._finding(cause, rungs, self._lost(cause))
+        if isinstance(cause, UndividedWork) and self.undivided:
+            # What ranks were fed is a fact, however much times scatter.
+            found = dataclasses.replace(found, named=True)
+        return self._fixed(cause, found)
+
+    def _finding(self, cause: Cause, rungs: Sequence[Rung], lost: Number) -> Finding:
+        cost, without = self.fit.interval(lost), self._rate_without(cause)
+        parts = cause.parts(self.ladder, self.fit.view)
+        return Finding(
+            cause=cause.id,
+            lost_ms=cost,
+            whole_ms=self._whole(cause),
+            predicted_speedup=self._predicted(cause, lost),
+            predicted_samples_per_s=without,
+            bound_samples_per_s=without,
+            fix=cause.fix(self.ladder, self.fit.view),
+            evidence=self.measured.ids([*rungs, *cause.telling(self.ladder)]),
+            named=beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
+            parts=tuple((name, self._part(cause, name)) for name in parts),
+        )
+
+    def _predicted(self, cause: Cause, lost: Number) -> Interval:
+        """From what is won at least to all that is lost, where the two differ."""
+        most = self.fit.interval(lambda view: self.speedup(view, max(0.0, lost(view))))
+        view = self.fit.view
+        if cause.gained_ms(self.ladder, view) == cause.lost_ms(self.ladder, view):
+            return most
+        least = self.fit.interval(
+            lambda view: self.speedup(view, cause.gained_ms(self.ladder, view))
+        )
+        return Interval(least.value, least.low, max(most.high or 0.0, least.high or 0.0))
+
+    def _rate_with(self, best: tuple[str, Rung] | None) -> Interval | None:
+        """Of N devices with a measured fix."""
+        return self._rate(lambda view: self._gained(best[1], view)) if best else None
+
+    def _with_fix(self, best: tuple[str, Rung] | None) -> Interval | None:
+        """Of one device, which a measured fix makes so many times as fast."""
+        if best is None or self.ladder.devices > 1:
+            return None
+        return self.fit.interval(lambda view: self.speedup(view, self._gained(best[1], view)))
+
+    def _whole(self, cause: Cause) -> Interval | None:
+        """All that a step on N devices loses to it."""
+        measured = self.measured.has(cause.on_n(self.ladder))
+        return self.fit.interval(self._all_lost(cause)) if measured else None
+
+    def _all_lost(self, cause: Cause) -> Number:
+        if isinstance(cause, UndividedWork):
+            return self._lost(cause)
+        return lambda view: cause.whole_ms(self.ladder, view)
+
+    def _rate_without(self, cause: Cause) -> Interval | None:
+        """Of N devices without the cause; None of a script that uses one of them."""
+        if self.ladder.plain or not self.measured.has(cause.on_n(self.ladder)):
+            return None
+        return self._rate(self._all_lost(cause))
+
+    def _rate(self, gained: Number) -> Interval:
+        """Distinct samples a second on N devices, after so much is gained."""
+        samples = self.ladder.plan.batch or 1
+
+        def rate(view: View) -> float:
+            return 1e3 * samples / max(1e-9, self.achieved_ms(view) - gained(view))
+
+        return self.fit.interval(rate)
+
+    def _part(self, cause: Cause, name: str) -> Interval:
+        return self.fit.interval(lambda view: cause.parts(self.ladder, view)[name])
+
+    def _fixed(self, cause: Cause, found: Finding) -> Finding:
+        """The finding with the best measured fix, where one is better than the noise.
+
+        What a change to it gains is a cost of it, however uncertain the cost itself is.
+        """
+        worth = found.lost_ms.value > FLOOR * self.achieved_ms(self.fit.view)
+        best = self._best(cause) if found.named or worth else None
+        if best is None:
+            return found
+        flag, rung = best
+        return dataclasses.replace(
+            found,
+            fix=flag,
+            predicted_speedup=self.fit.interval(
+                lambda view: self.speedup(view, self._gained(rung, view))
+            ),
+            predicted_samples_per_s=self._rate_with(best),
+            evidence=(*found.evidence, *self.measured.ids([rung])),
+            named=True,
+            proven=True,
+        )
+
+    def _best(self, cause: Cause) -> tuple[str, Rung] | None:
+        """The measured fix with the fastest step on N devices, if it gains beyond the noise."""
+        tried = {flag: rung for flag, rung in cause.fixes(self.ladder).items() if flag}
+        known = {flag: rung for flag, rung in tried.items() if self.measured.has([rung])}
+        if not known:
+            return None
+        flag = max(known, key=lambda flag: self._gained(known[flag], self.fit.view))
+        gain = self.fit.interval(lambda view: self._gained(known[flag], view))
+        if gain.value <= 0 or not beyond(gain, self.achieved_ms(self.fit.view)):
+            return None
+        return flag, known[flag]
+
+    def _gained(self, rung: Rung, view: View) -> float:
+        """By a fix, between epochs too where that is known of it."""
+        full = self.ladder.full()
+        gained = view.step(full) - view.step(rung)
+        between = self._gaps and view.has_gap(rung)
+        return gained + (view.gap(full) - view.gap(rung) if between else 0.0)
+
+    def _own(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
+        def lost(view: View) -> float:
+            return cause.single_ms(self.ladder, view)
+
+        def gained(view: View) -> float:
+            alone = self._alone_ms(view)
+            return alone / max(1e-9, alone - max(0.0, lost(view)))
+
+        cost = cause.told(self.ladder) or self.fit.interval(lost)
+        step_ms = self.fit.view.step(self.ladder.alone("real"))
+        named = beyond(cost, step_ms) and cost.value > 0
+        best = self._best(cause) if named or cost.value > FLOOR * step_ms else None
+        without = self._rate_without(cause)
+        return Finding(
+            cause=cause.id,
+            lost_ms=cost,
+            whole_ms=self._whole(cause) if cause.on_n(self.ladder) else cost,
+            predicted_speedup=self._with_fix(best) or self.fit.interval(gained),
+            predicted_samples_per_s=self._rate_with(best) or without,
+            bound_samples_per_s=without,
+            proven=best is not None,
+            fix=best[0] if best else cause.single_fix(self.ladder, self.fit.view),
+            evidence=self.measured.ids([*rungs, *([best[1]] if best else [])]),
+            named=named or best is not None,
+        )
+
+    def interactions(self, findings: Sequence[Finding]) -> list[Interaction]:
+        """What pairs of causes cost beyond their sum, where all four runs are there."""
+        made = []
+        for pair in pairs(self.ladder, findings):
+            if self.measured.has(pair.rungs):
+                cost = self.fit.interval(pair.lost_ms)
+                ids = (pair.first.id, pair.second.id)
+                evidence = self.measured.ids(pair.rungs)
+                made.append(Interaction(causes=ids, lost_ms=cost, evidence=evidence))
+        return made
+
+    def _alone_ms(self, view: View) -> float:
+        """A step of one device alone with its share of the batch."""
+        between = self._gap(self.ladder.one, view) / self.ladder.split
+        return view.step(self.ladder.alone("real")) + between
+
+    def device_bound(self) -> Speed | None:
+        """One device alone without all that it loses by itself; None where nothing is known."""
+        causes = [cause for cause, _ in self._of_one()]
+        if not causes:
+            return None
+
+        def step_ms(view: View) -> float:
+            lost = sum(cause.single_ms(self.ladder, view) for cause in causes)
+            return max(1e-9, self._alone_ms(view) - lost)
+
+        rate = self.fit.interval(lambda view: 1e3 * self.ladder.share / step_ms(view))
+        return Speed(samples_per_s=rate, step_ms=self.fit.interval(step_ms))
+
+    def others_ms(self, rows: Sequence[Finding]) -> Interval:
+        """What the rows without a name cost together, those of one device where it is the only."""
+        costs = [self._cost(BY_ID[row.cause]) for row in rows if not row.named]
+        return self.fit.interval(lambda view: sum(cost(view) for cost in costs))
+
+    def _cost(self, cause: Cause) -> Number:
+        if self.ladder.devices > 1:
+            return self._lost(cause)
+        return lambda view: cause.single_ms(self.ladder, view)
+
+    def unexplained_ms(self, rows: Sequence[Finding]) -> Interval:
+        """What is missing to N-fold less all rows, losses or gains."""
+        costs = [self._lost(BY_ID[row.cause]) for row in rows]
+
+        def rest(view: View) -> float:
+            missing = self.achieved_ms(view) - self.ideal_ms(view)
+            return missing - sum(cost(view) for cost in costs)
+
+        return self.fit.interval(rest)
+
+    def _lost(self, cause: Cause) -> Number:
+        """Its cost; ranks that were fed what they should repeat nothing."""
+        if isinstance(cause, UndividedWork) and not self.undivided:
+            return lambda view: 0.0
+        if not self.undivided or cause.id != "epoch-boundary":
+            return lambda view: cause.lost_ms(self.ladder, view)
+        # Divided, the same samples are N times as many epochs, with as many ends.
+        more, full = self.ladder.devices - 1, self.ladder.full()
+        return lambda view: cause.lost_ms(self.ladder, view) + more * view.gap(full)
+
+    def speed(self, rung: Rung, times: int = 1) -> Speed:
+        """Rate and step, time between epochs included; of ``times`` equal batches one counts."""
+        samples = rung.plan.batch or 1
+        rate = self.fit.interval(lambda view: 1e3 * samples / (times * self._with_gap(rung, view)))
+        step = self.fit.interval(lambda view: self._with_gap(rung, view))
+        return Speed(samples_per_s=rate, step_ms=step)
+
+
+def _ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Named ones first, then by cost."""
+    return sorted(findings, key=lambda row: (not row.named, -row.lost_ms.value))

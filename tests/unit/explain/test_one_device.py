@@ -1,0 +1,229 @@
+"""One device explained by itself: where the rest of what its compute alone would do went."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from explaining import HOST, explained, ladder, runner, script_runner, target
+from nfold.explain.account import Account
+from nfold.explain.asking import wanted
+from nfold.explain.budget import budget
+from nfold.explain.causes.input import Input
+from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.ladder import Ladder
+from nfold.explain.measured import Measured
+from nfold.explain.script import first_look
+from nfold.finding import Budget
+from nfold.frameworks.simulated import Script
+from nfold.measurement import Fetches, Measurement
+from nfold.plan import Plan
+from nfold.report import explained as explained_page
+from nfold.report import explained_text, explanation, waterfall
+from nfold.seen import Loader, Place, Seen, Traced
+from nfold.sentences import sentences
+
+BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 1000}
+LOADER = Loader(batch=100, batches=20, samples=2000, sampler="RandomSampler", place="train.py:7")
+SEEN = Seen(steps=30, loader=LOADER, samples_per_step=100.0, device="cuda:0")
+HEALTHY = 60
+
+
+def alone(script: Script, seconds: float = 1000.0, **changes: Any) -> Budget:
+    """One device with 100 samples a step: 10 ms."""
+    said = {"devices": 1, "strategy": "single", "batch": 100, **changes}
+    return explained(script, scaling="weak", seconds=seconds, **said)
+
+
+def of_script(seen: Seen, **costs: Any) -> tuple[Budget, list[Measurement]]:
+    script = Script(**{**BASE, **costs})
+    made: list[Measurement] = []
+    usual = script_runner(script)
+
+    def run(*asked: Any, **more: Any) -> Measurement:
+        done: Measurement = usual(*asked, **more)
+        made.append(done)
+        return done
+
+    one = Experiment(target(script, run=run), Clock(1000.0), Events())
+    place = Plan(framework="simulated", device="cuda", devices=1, cores_per_device=8, steps=1)
+    made_ladder = one.run(first_look(one, place, None, HOST, lambda _: (seen,)))
+    return budget("train.py", made_ladder, one.measured), made
+
+
+PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any], str]] = [
+    ("input", 5.0, {"load_ms_per_sample": 0.6}, {"workers": 4}, "--input resident"),
+    ("copies", 2.0, {"copy_ms_per_sample": 0.02}, {}, "--input resident"),
+    ("launch-bound", 3.0, {"launch_ms": 13.0}, {}, "--step captured"),
+    ("layout", 2.5, {"layout_ms": {"channels_first": 2.5}}, {}, "--layout channels_last"),
+    ("epoch-boundary", 1.5, {"epoch_gap_ms": 15.0}, {}, ""),
+]
+
+
+@pytest.mark.parametrize(("cause", "lost_ms", "planted", "changes", "flag"), PLANTED)
+def test_what_it_loses_is_told_with_a_change_that_was_measured(
+    cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any], flag: str
+) -> None:
+    found = alone(Script(**BASE, **planted), **changes)
+    (first,) = found.named
+    assert (first.cause, first.proven) == (cause, bool(flag))
+    assert first.lost_ms.value == pytest.approx(lost_ms)
+    assert flag in first.fix
+    assert found.rows == ()
+    assert found.speedup.value == pytest.approx(1)
+    assert found.device_bound is not None
+    assert found.device_bound.step_ms.value == pytest.approx(10)
+    assert found.device_bound.samples_per_s.value == pytest.approx(10_000)
+    assert first.predicted_speedup is not None
+    assert first.predicted_speedup.value == pytest.approx((10 + lost_ms) / 10)
+    assert first.predicted_samples_per_s is not None
+    assert first.predicted_samples_per_s.value == pytest.approx(10_000)
+
+
+def test_it_is_told_in_words_of_one_device() -> None:
+    found = alone(Script(**BASE, load_ms_per_sample=0.6), workers=4)
+    said = sentences(found)
+    assert said[0].endswith("5.00 ms (5.00 to 5.00), 33 % of a step.")
+    assert said[2] == (
+        "Expect 1.50 × (1.50 to 1.50) of its speed, 10,000 samples/s, as measured with the change."
+    )
+    text = " ".join((explained_text.document(found), *explanation.notes(found), *said))
+    assert "1 cuda device ·" in text
+    assert "its compute alone" in text
+    for other in ("1-fold", "1 devices", "link", "unexplained", "imbalance"):
+        assert other not in text
+    names = [bar.name for bar in waterfall.bars(found)]
+    assert names == ["compute alone", "input", "other rows", "achieved"]
+    assert waterfall.bars(found)[-1].end == pytest.approx(15)
+    assert "+5.00" in explained_page.page(found)
+
+
+def test_of_several_devices_the_second_block_says_what_compute_takes() -> None:
+    found = explained(Script(**BASE, copy_ms_per_sample=0.02), scaling="weak")
+    (_, (head, _)) = explanation.blocks(found)
+    assert head.endswith("on one device alone besides its compute, 10.00 (10.00 to 10.00) ms")
+
+
+def test_a_healthy_one_has_nothing_to_change() -> None:
+    found = alone(Script(**BASE))
+    assert sentences(found)[1:] == [
+        "There is nothing to change.",
+        "The device does 10,000 samples/s; its compute alone would do 10,000.",
+    ]
+
+
+def test_what_is_above_no_noise_by_itself_is_told_together() -> None:
+    costs: dict[str, Any] = {"copy_ms_per_sample": 0.0018, "layout_ms": {"channels_first": 0.18}}
+    found = alone(Script(**BASE, **costs), input="loader")
+    assert not found.named
+    assert found.others_ms.value == pytest.approx(0.36)
+    said = sentences(found)
+    assert said[0].startswith("0.36 ms, 3% of a step, is missing to compute alone.")
+
+
+def test_no_cause_is_named_on_healthy_runs() -> None:
+    asked = ladder("weak", devices=1, strategy="single", batch=100, steps=10, warmup_steps=1)
+    rungs = list(dict.fromkeys([asked.full(), *wanted(asked)]))
+    named = []
+    for seed in range(HEALTHY):
+        healthy = Script(compute_ms_per_sample=0.1, noise=0.01, process_noise=0.01, noise_seed=seed)
+        runs, measured = target(healthy, run=runner(healthy)), Measured()
+        for number in range(3):
+            for rung in rungs:
+                measured.add(rung, number, runs.measure(rung, number))
+        account = Account(asked, measured, resamples=60)
+        named += [(seed, row.cause, row.lost_ms) for row in account.single() if row.named]
+    assert named == []
+
+
+def test_a_script_is_started_once_as_torchrun_starts_one_rank() -> None:
+    found, made = of_script(SEEN, load_ms_per_sample=0.05, copy_ms_per_sample=0.02)
+    assert {one.plan.strategy for one in made} == {"single"}
+    assert {one.plan.devices for one in made} == {1}
+    assert sum(one.plan.batch is None for one in made) == 1
+    assert found.headline == ""
+    assert [row.cause for row in found.named] == ["input", "copies"]
+    costs = {row.cause: row.lost_ms.value for row in found.single}
+    assert costs["input"] == pytest.approx(5.0)
+    assert costs["copies"] == pytest.approx(2.0)
+    first = found.named[0]
+    assert first.proven
+    assert first.fix == "train.py:7: DataLoader(..., num_workers=1)"
+
+
+@pytest.mark.parametrize(
+    ("made_s", "device", "cores", "tried"),
+    [
+        (0.10, "cuda", 16, {2, 5}),  # 10 of 12 ms make a batch: the rest takes a fifth of that
+        (0.02, "cuda", 16, {1, 2}),
+        (0.118, "cuda", 16, {2, 16}),
+        (0.118, "cuda", 4, {2, 4}),
+        (0.10, "cpu", 16, {1, 2}),
+    ],
+)
+def test_as_many_workers_are_tried_as_keep_up_with_the_rest_of_a_step(
+    made_s: float, device: str, cores: int, tried: set[int]
+) -> None:
+    fetches = Fetches(batches=10, seconds=made_s, waited_s=0.0)
+    plan = Plan(device=device, devices=1, batch=100, workers=0, cores_per_device=cores)
+    seen = dataclasses.replace(SEEN, fetches=fetches)
+    found = Input().fixes(Ladder(plan=plan, seen=seen, step_ms=12.0))
+    assert {rung.plan.workers for rung in found.values()} == tried
+
+
+def test_time_in_which_a_gpu_of_a_script_waits_for_launches_is_told() -> None:
+    traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=8.0)
+    seen = dataclasses.replace(SEEN, traced=traced)
+    found, _ = of_script(seen, launch_ms=13.0)
+    costs = {row.cause: row.lost_ms.value for row in found.single}
+    assert costs["launch-bound"] == pytest.approx(5.0)
+    assert found.device_bound is not None
+    assert found.device_bound.step_ms.value == pytest.approx(8.0)
+
+
+CONVOLVED = dataclasses.replace(
+    SEEN,
+    traced=Traced(steps=6, reordering_ms=(0.0,) * 6, transposing_ms=1.0, busy_ms=9.0),
+    convolutions=3,
+    places={"model": (Place(where="train.py:4"),)},
+)
+
+
+def test_another_order_of_weights_is_measured_where_cudnn_transposes() -> None:
+    found, made = of_script(CONVOLVED, layout_ms={"channels_first": 2.5})
+    (first,) = found.named
+    assert (first.cause, first.proven) == ("layout", True)
+    assert first.lost_ms.value == pytest.approx(2.5)
+    assert first.fix == "train.py:4: model and images in channels_last"
+    assert first.predicted_speedup is not None
+    assert first.predicted_speedup.value == pytest.approx(12.5 / 10)
+    tried = [one for one in made if one.ablation and one.ablation.channels_last]
+    assert {one.ablation.input for one in tried if one.ablation} == {"resident", "real"}
+
+
+@pytest.mark.parametrize("other_ms", [2.5, 4.0])
+def test_transposes_are_no_loss_where_the_other_order_is_no_faster(other_ms: float) -> None:
+    layouts = {"channels_first": 2.5, "channels_last": other_ms}
+    found, made = of_script(CONVOLVED, layout_ms=layouts)
+    assert any(one.ablation and one.ablation.channels_last for one in made)
+    assert not found.named
+    (row,) = (row for row in found.single if row.cause == "layout")
+    assert row.lost_ms.value == pytest.approx(2.5 - other_ms)
+
+
+def test_copies_of_a_script_s_own_are_told_beside_it() -> None:
+    assert CONVOLVED.traced is not None
+    traced = dataclasses.replace(CONVOLVED.traced, reordering_ms=(3.0,) * 6)
+    seen = dataclasses.replace(CONVOLVED, traced=traced)
+    found, _ = of_script(seen)
+    (first,) = found.named
+    assert first.lost_ms.value == pytest.approx(3.0)
+    assert "no .contiguous() after a permute" in first.fix
+
+
+@pytest.mark.parametrize("changed", [{"convolutions": 0}, {"channels_last": True}])
+def test_where_there_is_no_other_order_to_try_none_is(changed: dict[str, Any]) -> None:
+    _, made = of_script(dataclasses.replace(CONVOLVED, **changed))
+    assert not any(one.ablation and one.ablation.channels_last for one in made)
