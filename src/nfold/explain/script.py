@@ -71,7 +71,7 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
     scaling, own = ("weak", True) if plan.devices == 1 else (scaling, scaling == _own_scaling(seen))
     if not own:
         batch = _other_scaling(batch, scaling, seen, plan.devices or 1)
-    workers = seen.loader.workers if seen.loader else 0
+    workers = seen.loader.workers if seen.loader else None
     ahead = _ahead(seen.loader, seen.world_size)
     made = plan.edit(
         batch=max(1, batch),

@@ -36,7 +36,7 @@ def single_head(budget: Budget) -> str:
     share = -(-(budget.plan.batch or 0) // budget.devices)
     step = f"a step of {share} samples" if share else "a step"
     alone = " on one device alone" if budget.devices > 1 else ""
-    bound = f", {between(budget.device_bound.step_ms)} ms" if budget.device_bound else ""
+    bound = f" of {between(budget.device_bound.step_ms)} ms" if budget.device_bound else ""
     return f"What {step} spends{alone} besides its compute{bound}"
 
 
@@ -49,7 +49,7 @@ def title(budget: Budget) -> str:
         budget.way or (str(plan.strategy) if several else ""),
         f"batch {plan.batch}",
         f"{plan.precision}, {plan.step}",
-        f"input {plan.input}, {plan.workers} workers",
+        "no DataLoader" if plan.workers is None else f"input {plan.input}, {plan.workers} workers",
         f"{budget.scaling} scaling" if several else "",
     ]
     return " · ".join(filter(None, words))

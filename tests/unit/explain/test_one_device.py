@@ -103,7 +103,7 @@ def test_it_is_told_in_words_of_one_device() -> None:
 def test_of_several_devices_the_second_block_says_what_compute_takes() -> None:
     found = explained(Script(**BASE, copy_ms_per_sample=0.02), scaling="weak")
     (_, (head, _)) = explanation.blocks(found)
-    assert head.endswith("on one device alone besides its compute, 10.00 (10.00 to 10.00) ms")
+    assert head.endswith("on one device alone besides its compute of 10.00 (10.00 to 10.00) ms")
 
 
 def test_a_healthy_one_has_nothing_to_change() -> None:
@@ -151,6 +151,13 @@ def test_a_script_is_started_once_as_torchrun_starts_one_rank() -> None:
     first = found.named[0]
     assert first.proven
     assert first.fix == "train.py:7: DataLoader(..., num_workers=1)"
+
+
+def test_where_no_loader_was_seen_none_is_told() -> None:
+    found, _ = of_script(dataclasses.replace(SEEN, loader=None))
+    assert explanation.title(found) == (
+        "train.py · 1 cuda device · one process · batch 100 · fp32, eager · no DataLoader"
+    )
 
 
 @pytest.mark.parametrize(
