@@ -172,10 +172,12 @@ def _spread(budget: Budget) -> list[str]:
     rows = budget.rows if several else budget.single
     largest = [row for row in rows if row.lost_ms.value > 0][:MENTIONED]
     parts = ", ".join(f"{row.cause} {row.lost_ms.value:.2f}" for row in largest)
-    over = f"Measured were {parts} ms, none" if parts else "No single cause is"
+    over = f"Measured were {parts} ms, none by itself" if parts else "No single cause is"
+    told = parts and budget.misses(budget.others_ms)
+    together = f"; together they cost {milliseconds(budget.others_ms)}" if told else ""
     return [
         f"{missing:.2f} ms, {missing / step_ms:.0%} of a step, is missing to "
-        f"{budget.goal}. {over} above the noise of these runs.",
+        f"{budget.goal}. {over} above the noise of these runs{together}.",
         "Change nothing yet: measure longer (a larger --budget), with the machine to itself.",
         _as_it_is(budget),
     ]

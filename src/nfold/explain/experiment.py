@@ -246,6 +246,8 @@ class Experiment:
         short.
         """
         cause, view = EpochBoundary(), self.measured.fit(asking.PROBING).view
+        if cause.absent(ladder):
+            return []
         missing = [rung for rung in dict.fromkeys(cause.rungs(ladder)) if not view.has_gap(rung)]
         if cause.short(ladder):
             return list(map(short_passes, missing))

@@ -484,6 +484,17 @@ def test_of_long_epochs_some_are_cut_short() -> None:
     assert "what trains counts their batches ahead; next" in refused["epoch-boundary"]
 
 
+def test_nobody_waits_for_the_end_of_an_epoch_without_one() -> None:
+    """A sampler draws 10 billion samples with replacement; the script has 30 ms between epochs."""
+    fed = dataclasses.replace(LOADER, batches=156_250_000, samples=10_000)
+    made = looked(dataclasses.replace(DDP, loader=fed))
+    one = experiment(Script(**COSTS | {"samples_per_epoch": 10**10, "epoch_gap_ms": 30.0}))
+    whole = one.run(made)
+    assert not any(rung == short_passes(rung) for rung in one.measured.runs)
+    reasons = dict(budget("train.py", whole, one.measured).untested)
+    assert reasons["epoch-boundary"] == "an epoch is 156,250,000 batches: none ends"
+
+
 def test_what_nobody_waited_for_is_known_to_cost_so_much_at_least() -> None:
     """A run of short passes is ended 20 s after its first: 2 ms of each of 10,000 steps."""
     fed = dataclasses.replace(LOADER, batches=10_000, samples=2_000_000)

@@ -13,6 +13,9 @@ from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
 
+ENDLESS = 10_000_000
+"""So many batches are no epoch that anybody waits for: a day of them at 9 ms."""
+
 
 class EpochBoundary(Cause):
     """What lies between two epochs and in no step, over the steps of one.
@@ -22,6 +25,11 @@ class EpochBoundary(Cause):
     """
 
     id: ClassVar[str] = "epoch-boundary"
+
+    def silent(self, ladder: Ladder) -> str | None:
+        """A data set may be sampled without an end in sight."""
+        batches = (ladder.seen and lines.loader(ladder.seen).batches) or 0
+        return f"an epoch is {batches:,} batches: none ends" if batches > ENDLESS else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Both ends of the ladder."""
