@@ -45,6 +45,7 @@ FAULTS = {
     "with_trainer": Fault("huggingface/transformers#20581", "input", alone=True),
     "single": Fault("Lightning-AI/pytorch-lightning#1216", "input", alone=True),
     "mixed_precision": Fault("pytorch/pytorch#42311", "layout", alone=True),
+    "characters": Fault("karpathy/build-nanogpt#6", "launch-bound", alone=True),
     "cifar_ddp": Fault("pytorch/pytorch#73600", "input"),
 }
 

@@ -38,6 +38,7 @@ class Ablation:
     optimizer, and nothing hides it. With ``expandable_segments``, the allocator of a GPU lets what
     it keeps grow in place, where it would give back and ask again. With ``channels_last``, the
     weights of a script's convolutions have that order in memory, and what they compute follows.
+    ``compiled`` is a mode of torch.compile, for the model of a script that compiles nothing.
     With ``traced``, a script makes some steps more, under a profiler and in no window. With
     ``pass_batches``, a pass over a script's training data ends after so many batches of a rank.
     """
@@ -59,6 +60,7 @@ class Ablation:
     unused_parameters: bool = True
     expandable_segments: bool = False
     channels_last: bool = False
+    compiled: Literal["", "default", "reduce-overhead"] = ""
     late_exchange: bool = False
     traced: bool = False
     pass_batches: int | None = None
@@ -149,6 +151,14 @@ class Ablation:
             (
                 self.channels_last and plan.layout == "channels_last",
                 "the layout is channels_last already",
+            ),
+            (
+                bool(self.compiled) and "compiled" in str(plan.step),
+                "the step is compiled already",
+            ),
+            (
+                bool(self.compiled) and plan.strategy == "dp" and plan.device == "cuda",
+                "nn.DataParallel copies the module in every step: its copies are not compiled",
             ),
             (
                 self.expandable_segments and plan.device == "cpu",

@@ -16,7 +16,7 @@ def times(ratio: Interval) -> str:
 
 
 def bounds(interval: Interval, form: str) -> str:
-    """`` (1.10 to 1.40)``, its ends in this form; empty where there is no interval."""
-    if interval.low is None or interval.high is None:
+    """`` (1.10 to 1.40)``, its ends in this form; empty where nobody knows how sure it is."""
+    if interval.low is None or interval.high is None or interval.low == interval.high:
         return ""
     return f" ({form.format(interval.low)} to {form.format(interval.high)})"

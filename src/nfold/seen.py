@@ -96,11 +96,11 @@ class Seen:
     ``samples_per_step`` their samples on this rank. ``optimizers`` are class names in the order of
     their steps; the steps of ``optimizers[boundary]`` are counted. ``precision`` is ``fp32``,
     ``tf32``, ``bf16`` or ``fp16`` as the forward computes, ``autocast`` the type where it is
-    automatic. ``input_wait_ms`` is how long a step waited for the DataLoader, ``epoch_wait_ms`` how
-    long for the first batch of a pass over it, in the middle. ``fetches`` are the batches that its
-    data set gave after the warm-up, None where nobody could watch it. ``epochs_ended`` counts
-    passes of the DataLoader, ``children`` processes that the script started apart from loaders'
-    workers.
+    automatic, and ``compiled`` says whether torch.compile compiles any of it. ``input_wait_ms`` is
+    how long a step waited for the DataLoader, ``epoch_wait_ms`` how long for the first batch of a
+    pass over it, in the middle. ``fetches`` are the batches that its data set gave after the
+    warm-up, None where nobody could watch it. ``epochs_ended`` counts passes of the DataLoader,
+    ``children`` processes that the script started apart from loaders' workers.
 
     ``traced`` is what a profiler saw after the other steps, None where nobody asked for it.
     ``alloc_retries`` counts, of a step after the warm-up, how often a GPU had no memory left, so
@@ -148,6 +148,7 @@ class Seen:
     fetches: Fetches | None = None
     precision: str = "fp32"
     autocast: str | None = None
+    compiled: bool = False
     epoch_wait_ms: float = 0.0
     channels_last: bool = False
     threads: int = 1

@@ -26,6 +26,7 @@ two_gpus = pytest.mark.skipif(len(HOST.gpus) < 2, reason="needs two GPUs")
 SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_images.py")
 FAULTY = Path(__file__).parents[2] / "benchmarks/diagnosis/scripts"
 WITH_TRAINER, MIXED = FAULTY / "with_trainer.py", FAULTY / "mixed_precision.py"
+SMALL = FAULTY / "characters.py"
 
 
 def _measured(
@@ -143,3 +144,16 @@ def test_convolutions_in_the_order_of_tensor_cores_are_not_reordered(tmp_path: P
     usual, other = traced
     assert other.transposing_ms < usual.transposing_ms / 4
     assert max(usual.reordering_ms) < usual.transposing_ms
+
+
+@one_gpu
+def test_the_model_of_a_script_is_compiled_in_either_mode(tmp_path: Path) -> None:
+    arguments, launches = ("--layers=3", "--batch=8"), []
+    for mode in ("", "default", "reduce-overhead"):
+        left_out = Ablation(compiled=mode, traced=True)
+        _, (seen,) = _measured(tmp_path, left_out, *arguments, script=str(SMALL))
+        assert seen.compiled == bool(mode)
+        assert seen.traced is not None
+        launches.append(seen.traced.launches)
+    usual, fused, _ = launches
+    assert fused < 0.9 * usual

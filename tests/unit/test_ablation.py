@@ -86,6 +86,8 @@ def test_two_ablations_leave_out_what_either_does() -> None:
         (Ablation(host_syncs=False), {"device": "cpu"}, "nothing waits"),
         (Ablation(expandable_segments=True), {"device": "cpu"}, "no allocator keeps it"),
         (Ablation(channels_last=True), {"layout": "channels_last"}, "channels_last already"),
+        (Ablation(compiled="default"), {"step": "compiled"}, "compiled already"),
+        (Ablation(compiled="default"), {"devices": 2, "strategy": "dp"}, "its copies are not"),
         (Ablation(late_exchange=True), {"device": "cuda"}, "not independent exchange"),
     ],
 )

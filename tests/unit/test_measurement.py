@@ -99,6 +99,7 @@ FULL = Measurement(
         unused_parameters=False,
         expandable_segments=True,
         channels_last=True,
+        compiled="default",
         late_exchange=True,
         traced=True,
         pass_batches=7,
@@ -215,6 +216,7 @@ def test_the_cell_id_is_pinned() -> None:
     ablation = dataclasses.replace(ablation, expandable_segments=False, late_exchange=False)
     ablation = dataclasses.replace(ablation, traced=False, pass_batches=None)
     ablation = dataclasses.replace(ablation, unused_parameters=True, channels_last=False)
+    ablation = dataclasses.replace(ablation, compiled="")
     assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nfold.explain import batch
 from nfold.explain.account import Account
 from nfold.explain.causes import BY_ID, causes_of
 from nfold.explain.causes.input import real_ladder
+from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
 from nfold.explain.pairs import pairs
@@ -17,6 +18,8 @@ NARROW = 0.01
 """Of a step: once every interval is as narrow, nothing is repeated."""
 PROBING = 100
 """Resamples while the experiment goes on: its choices need no more."""
+WORSE = 0.2
+"""Of a step: a fix with which one takes so much longer than with another is not measured again."""
 SUSPECT = 0.1
 """Of a step: what seems to cost as much is worth its fixes, however wide its interval."""
 
@@ -41,13 +44,24 @@ def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
     found: list[Rung] = []
     for cause in causes_of(ladder):
         if any(row.cause == cause.id for row in asking):
-            found += cause.fixes(ladder).values()
+            found += _promising(cause.fixes(ladder), account.fit.view, WORSE * step_ms)
     found += [rung for pair in pairs(ladder, named) for rung in pair.rungs]
     if ladder.devices > 1 and any(row.cause in ("input", "storage") for row in asking):
         found += real_ladder(ladder)
     if account.speedup(account.fit.view) < 1 and not ladder.plain:
         found += batch.rungs(ladder)
     return list(dict.fromkeys(found))
+
+
+def _promising(fixes: Mapping[str, Rung], view: View, worse_ms: float) -> list[Rung]:
+    """Those that are unknown, or about as good as the best; runs that only tell more stay."""
+    known = [view.step(rung) for flag, rung in fixes.items() if flag and view.has(rung)]
+    most = min(known, default=0.0) + worse_ms
+    return [
+        rung
+        for flag, rung in fixes.items()
+        if not (flag and view.has(rung)) or view.step(rung) < most
+    ]
 
 
 def _suspected(

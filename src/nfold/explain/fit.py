@@ -25,7 +25,7 @@ from nfold.stats import LEVEL, Interval, quantile
 
 RESAMPLES = 500
 LEAST_FREE = 3
-"""From so many degrees of freedom on, rests between runs are used, not the scatter inside one."""
+"""From so many degrees of freedom on, rests between runs are drawn, whatever the scatter inside."""
 APART = 0.03
 """Relative error of a process tree before any was repeated: two of one and the same plan were 4 %
 apart on two H200s (decision 27), which no look inside one shows."""
@@ -230,11 +230,12 @@ def _drawing(
     rests: Sequence[float], free: int, scatters: Sequence[float], least: float
 ) -> Callable[[random.Random], float]:
     """One run's relative error: a rest, or normal with the scatter inside runs, each at least
-    ``least``.
+    ``least``; with that of the few rests where it is larger.
     """
     if free < LEAST_FREE:
         inside = math.sqrt(fmean(max(s, least) ** 2 for s in scatters)) if scatters else 0.0
-        return lambda draws: draws.gauss(0, inside)
+        between = math.sqrt(math.fsum(rest**2 for rest in rests) / free) if free > 0 else 0.0
+        return lambda draws: draws.gauss(0, max(inside, between))
     wider = math.sqrt(len(rests) / free) * (T[free - 1] if free <= len(T) else NORMAL) / NORMAL
     pool = [rest * wider for rest in rests]
     return lambda draws: draws.choice(pool)

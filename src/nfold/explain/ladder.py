@@ -135,6 +135,12 @@ class Ladder:
         return self.one_process and self.seen is not None and self.seen.parallel == "none"
 
     @property
+    def reads_back(self) -> bool:
+        """Whether the host of a script waits for values of a GPU in its steps."""
+        seen = self.seen
+        return seen is not None and seen.host_syncs > 0 and self.plan.device == "cuda"
+
+    @property
     def feeds(self) -> bool:
         """Whether the input can be replaced: a script's only where a DataLoader gives it."""
         return self.seen is None or self.seen.loader is not None

@@ -102,6 +102,13 @@ def channels_last(seen: Seen) -> str:
     return at(seen.first_place("model"), "model and images in channels_last")
 
 
+def compiled(seen: Seen, mode: str) -> str:
+    """The model compiled; in mode ``reduce-overhead``, its launches replayed as CUDA graphs."""
+    words = wording.of(seen)
+    place = seen.first_place("trainer") or seen.first_place("wrapper") or seen.first_place("model")
+    return at(place, words.compiled if mode == "default" else words.replayed)
+
+
 def copies(seen: Seen) -> str:
     """Pinned memory, and copies that the host does not wait for."""
     words = wording.of(seen)

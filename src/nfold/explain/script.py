@@ -80,7 +80,7 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
         input="loader",
         precision=seen.precision,
         layout="channels_last" if seen.channels_last else "channels_first",
-        step="eager",
+        step="compiled" if seen.compiled else "eager",
         batch_norm="synchronised" if seen.synchronised_batch_norms else "device",
         warmup_steps=WARMUP_STEPS + -(-ahead // seen.accumulation),
     )

@@ -25,6 +25,8 @@ class Wording:
     wrapper: str = "DistributedDataParallel(..., {})"
     loader: str = "DataLoader(..., {})"
     batch: str = "batch_size"
+    compiled: str = "torch.compile(model)"
+    replayed: str = "torch.compile(model, mode='reduce-overhead')"
     moved: str = ".to(device, non_blocking=True)"
     less_sent: str = "send half: model.register_comm_hook(None, bf16_compress_hook)"
     several: str = "an optimizer step after several batches"
@@ -59,6 +61,8 @@ TRANSFORMERS = Wording(
     wrapper="TrainingArguments(..., ddp_{})",
     loader="TrainingArguments(..., dataloader_{})",
     batch="per_device_train_batch_size",
+    compiled="TrainingArguments(..., torch_compile=True)",
+    replayed="TrainingArguments(..., torch_compile_mode='reduce-overhead')",
     moved='TrainingArguments(..., accelerator_config={"non_blocking": True})',
     less_sent="send less often: TrainingArguments(..., gradient_accumulation_steps=2)",
     several="gradient_accumulation_steps=2",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nfold.amounts import bounds
 from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed, beyond
 from nfold.measurement import Doubt
 from nfold.stats import Interval
@@ -73,8 +74,7 @@ def speeds(budget: Budget) -> list[tuple[str, ...]]:
 
 def _speed(speed: Speed) -> tuple[str, str]:
     rate = speed.samples_per_s
-    bounds = "" if rate.low is None else f" ({rate.low:,.0f} to {rate.high:,.0f})"
-    return f"{rate.value:,.0f}{bounds}", between(speed.step_ms)
+    return f"{rate.value:,.0f}{bounds(rate, '{:,.0f}')}", between(speed.step_ms)
 
 
 def lines(rows: Iterable[Finding], budget: Budget) -> list[tuple[str, ...]]:
@@ -153,6 +153,4 @@ def _by_reason(untested: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def between(value: Interval) -> str:
     """``1.25 (1.10 to 1.40)``."""
-    if value.low is None or value.high is None:
-        return f"{value.value:z.2f}"
-    return f"{value.value:z.2f} ({value.low:z.2f} to {value.high:z.2f})"
+    return f"{value.value:z.2f}{bounds(value, '{:z.2f}')}"

@@ -18,6 +18,7 @@ CHANGED = {
     "dataparallel": 23,
     "single": 2,
     "mixed_precision": 3,
+    "characters": 1,
     "cifar_ddp": 54,
 }
 """Lines that go or come with the fix; from loaders to pictures on the device is the longest way."""

@@ -56,7 +56,7 @@ def test_the_table_says_what_costs_what_to_change_and_what_to_expect(tmp_path: P
     said = " ".join(found.stdout.split())
     assert "Most is lost to link" in said
     assert "23 % of a step on 2 devices. Change: send less" in said
-    assert "Expect 2.00 × (2.00 to 2.00) of one device instead of 1.54 ×" in said
+    assert "Expect 2.00 × of one device instead of 1.54 ×" in said
     assert "left)" in found.stderr
     page = (tmp_path / "nfold-results" / "explain.html").read_text()
     assert "<svg" in page

@@ -169,3 +169,16 @@ def test_what_a_process_tree_does_to_all_its_rungs_does_not_count_between_them()
     assert (found.low or 0) <= found.value <= (found.high or 0)
     wide = Fit(table, [], shared=shared).interval(lambda view: view.step(FULL))
     assert (wide.high or 0) - (wide.low or 0) > 1.0
+
+
+def test_two_runs_that_are_far_apart_are_not_as_sure_as_what_each_shows_inside() -> None:
+    """Steps of a compiled model on one H200, by what its host takes to launch them."""
+    table: dict[Key, dict[int, float]] = {
+        (FULL, "step"): {0: 8.59, 1: 8.65},
+        (BARRIER, "step"): {0: 3.17, 1: 4.20},
+    }
+    found = Fit(table, [0.002, 0.002]).interval(lambda view: view.step(BARRIER))
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 3.3
+    assert found.high > 4.1

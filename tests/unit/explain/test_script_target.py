@@ -564,20 +564,28 @@ def test_what_lies_between_epochs_has_the_change_that_helps(
     assert said in lines.between_epochs(dataclasses.replace(DDP, loader=fed), waits=waits)
 
 
+def test_a_host_that_reads_for_a_scaler_is_never_ahead() -> None:
+    traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=900, busy_ms=10.0)
+    seen = dataclasses.replace(DDP, traced=traced, host_syncs=1.0, autocast="fp16")
+    reason = dict(explained(seen, launch_ms=13.0).untested)["launch-bound"]
+    assert reason.startswith("GradScaler reads a value")
+
+
 @pytest.mark.parametrize(
-    ("launch_ms", "host_syncs", "lost_ms"), [(13.0, 0.0, 3.0), (9.0, 0.0, 0.0), (13.0, 1.0, None)]
+    ("launch_ms", "reads_ms", "lost_ms"), [(13.0, 0.0, 3.0), (9.0, 0.0, 0.0), (13.0, 4.0, 3.0)]
 )
 def test_a_gpu_that_waits_for_launches_is_told_by_how_long_it_was_busy(
-    launch_ms: float, host_syncs: float, lost_ms: float | None
+    launch_ms: float, reads_ms: float, lost_ms: float
 ) -> None:
-    """Where the host is ahead of it, it waits for nothing."""
+    """Where the host is ahead of it, it waits for nothing; where the host waits, that is apart."""
     traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=900, busy_ms=10.0)
-    seen = dataclasses.replace(DDP, traced=traced, host_syncs=host_syncs)
-    found = explained(seen, launch_ms=launch_ms)
+    seen = dataclasses.replace(DDP, traced=traced, host_syncs=float(reads_ms > 0))
+    found = explained(seen, launch_ms=launch_ms, host_syncs_ms=reads_ms)
     rows = {row.cause: row for row in found.single}
-    if lost_ms is None:
-        assert dict(found.untested)["launch-bound"].startswith("the script reads values")
-        return
+    if reads_ms:
+        assert rows["synchronization"].lost_ms.value == pytest.approx(reads_ms)
+    assert found.device_bound is not None
+    assert found.device_bound.step_ms.value == pytest.approx(10.0)
     assert rows["launch-bound"].lost_ms.value == pytest.approx(lost_ms)
     assert rows["launch-bound"].named == (lost_ms > 0)
     assert "reduce-overhead" in rows["launch-bound"].fix

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
+from nfold.seen import Seen
 
+MODES: tuple[Literal["default", "reduce-overhead"], ...] = ("reduce-overhead", "default")
+"""In which a script's model is compiled to try whether that helps: as CUDA graphs, or without."""
 AHEAD = 0.5
 """Of a step: a host that is further ahead when a window of several ends is not waited for."""
 
@@ -30,8 +33,8 @@ class LaunchBound(Cause):
             return "the batch of a device does not shrink with their number"
         if _busy_ms(ladder) is None:
             return "no step of the script was traced"
-        if ladder.seen.host_syncs >= 1:
-            return "the script reads values in every step, so that its host is never ahead"
+        if ladder.seen.host_syncs >= 1 and ladder.seen.autocast == "fp16":
+            return "GradScaler reads a value in every step, so that the host is never ahead"
         return None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
@@ -46,11 +49,11 @@ class LaunchBound(Cause):
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Eager launches against one graph, where there are graphs; else two batches.
 
-        A script's are told by the time in which its GPU was busy.
+        A script's are told by the time in which its GPU was busy, where nobody waits for it.
         """
         if _captures(ladder):
             return (ladder.alone(ladder.bare), _captured(ladder))
-        return (ladder.alone(ladder.bare),) if _traced(ladder) else self.rungs(ladder)
+        return (_unwaited(ladder),) if _traced(ladder) else self.rungs(ladder)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What a graph saves; else the part of the step that a line gives batch 0.
@@ -71,13 +74,15 @@ class LaunchBound(Cause):
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
         if ladder.seen is not None:
-            also = ", or torch.compile(model, mode='reduce-overhead')"
-            return lines.larger_batch(ladder.seen, also if ladder.plan.device == "cuda" else "")
+            return _larger(ladder.seen, _compiled(ladder), view)
         captured = " or --step captured" if _captures(ladder) else ""
         return f"more work a step: a larger --batch{captured}"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
-        """The step as one graph."""
+        """The step as one graph; a script's model compiled."""
+        seen = ladder.seen
+        if seen is not None:
+            return {lines.compiled(seen, mode): rung for mode, rung in _compiled(ladder).items()}
         if not _captures(ladder):
             return {}
         if ladder.devices == 1:
@@ -85,6 +90,25 @@ class LaunchBound(Cause):
         strategy = "dp" if ladder.one_process else "nfold"
         changes = {"step": "captured", "strategy": strategy}
         return {"--step captured --strategy nfold": ladder.edited(**changes)}
+
+
+def _compiled(ladder: Ladder) -> dict[str, Rung]:
+    """By mode; none where a script compiles something already, or its module is copied or cut."""
+    seen = ladder.seen
+    if seen is None or seen.compiled or ladder.plan.device != "cuda" or ladder.plain:
+        return {}
+    if seen.parallel in ("dp", "fsdp"):
+        return {}
+    return {mode: ladder.full("real", compiled=mode) for mode in MODES}
+
+
+def _larger(seen: Seen, modes: dict[str, Rung], view: View) -> str:
+    """Fewer launches a sample; what was tried and not found better is not advised."""
+    tried = [mode for mode, rung in modes.items() if view.has(rung)]
+    also = f", or {lines.compiled(seen, MODES[0])}" if modes else ""
+    if tried:
+        also = f" (torch.compile, {' and '.join(tried)}: no gain beyond the noise)"
+    return lines.larger_batch(seen, also)
 
 
 def _captures(ladder: Ladder) -> bool:
@@ -105,11 +129,18 @@ def _traced(ladder: Ladder) -> bool:
 
 
 def _idle_ms(ladder: Ladder, view: View) -> float:
-    alone = ladder.alone(ladder.bare)
+    alone = _unwaited(ladder)
     step_ms, ahead_ms = view.step(alone), view.ahead(alone)
     if ahead_ms is None or ahead_ms > AHEAD * step_ms:
         return 0.0
     return max(0.0, step_ms - (_busy_ms(ladder) or 0.0))
+
+
+def _unwaited(ladder: Ladder) -> Rung:
+    """One device alone whose host waits for no value: a wait is no launch's."""
+    if ladder.reads_back:
+        return ladder.alone_with(ladder.bare, host_syncs=False)
+    return ladder.alone(ladder.bare)
 
 
 def _captured(ladder: Ladder) -> Rung:

@@ -31,7 +31,7 @@ class Synchronization(Cause):
 
     def silent(self, ladder: Ladder) -> str | None:
         """nn.DataParallel has no waiting points that could be taken away one by one."""
-        if _reads_back(ladder):
+        if ladder.reads_back:
             return None
         return "one process drives all devices" if ladder.one_process else None
 
@@ -72,7 +72,7 @@ class Synchronization(Cause):
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """A script that reads values back, and one that does not wait for them."""
-        if not _reads_back(ladder):
+        if not ladder.reads_back:
             return ()
         return (ladder.alone(ladder.bare), ladder.alone_with(ladder.bare, host_syncs=False))
 
@@ -130,12 +130,6 @@ def _down(ladder: Ladder) -> tuple[Rung, ...]:
     return tuple(ladder.full("real", **left_out) for left_out in gone) if names else ()
 
 
-def _reads_back(ladder: Ladder) -> bool:
-    """Whether the host of a script waits for values of a GPU in its steps."""
-    seen = ladder.seen
-    return seen is not None and seen.host_syncs > 0 and ladder.plan.device == "cuda"
-
-
 def _line(seen: Seen, part: str) -> str:
     if part == BATCH_NORM:
         return lines.each_normalised(seen)
@@ -152,7 +146,7 @@ def _without(ladder: Ladder, seen: Seen) -> dict[str, Rung]:
     }
     if _looks_in_vain(seen):
         found[lines.all_used(seen)] = _all_used(ladder)
-    if _reads_back(ladder):
+    if ladder.reads_back:
         found[lines.host_syncs(seen)] = ladder.full(host_syncs=False)
     return found
 

@@ -45,8 +45,10 @@ class Costs:
 
     def _launched(self, compute: float) -> float:
         """Compute, or the host's launches where those take longer and are not replayed."""
-        captured = self.task.left_out.captured or "captured" in str(self.task.plan.step)
-        return compute if captured else max(compute, self.script.launch_ms)
+        left_out = self.task.left_out
+        captured = left_out.captured or "captured" in str(self.task.plan.step)
+        launch_ms = self.script.launch_ms_compiled.get(left_out.compiled, self.script.launch_ms)
+        return compute if captured else max(compute, launch_ms)
 
     def _beside(self, samples: int) -> float:
         """What adds up on every rank whether or not it exchanges."""

@@ -39,7 +39,8 @@ class Script:
     the share of ``host_cores`` make each other slower; without workers nothing hides it. With it
     goes ``read_ms_per_sample``, in which a loader waits and needs no core. Of
     ``transfer_ms``, the gradients' way, as much hides as the part ``overlap`` of compute.
-    ``launch_ms`` of the host is shorter than compute or hides it, unless the step is captured.
+    ``launch_ms`` of the host is shorter than compute or hides it, unless the step is captured;
+    ``launch_ms_compiled`` is that by the mode in which a model is compiled.
     All others add up. ``exchange_ms`` is per step on several devices,
     ``dp_exchange_ms`` on top of it where one process drives them all (``dp``), ``wrapper_ms`` the
     host's part and ``latency_ms`` the part that does not depend on bytes; ``batch_norm_ms`` is
@@ -71,6 +72,7 @@ class Script:
     """0: as many as there are loaders."""
     host_ms: float = 0.0
     launch_ms: float = 0.0
+    launch_ms_compiled: dict[str, float] = field(default_factory=dict)
     contention_ms: float = 0.0
     crowding_ms: float = 0.0
     repeated_ms: float = 0.0

@@ -46,6 +46,7 @@ def refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
         (ablation.traced, "only scripts are traced"),
         (ablation.pass_batches is not None, "epochs of a workload are measured whole"),
         (ablation.channels_last, "the layout of a workload is its plan's"),
+        (bool(ablation.compiled), "how a workload makes its steps is its plan's"),
         (ablation.expandable_segments, "the allocator of a workload is PyTorch's as it is"),
         (
             bool(ablation) and plan.strategy == "dp" and bool(ablation.devices or ablation.shares),

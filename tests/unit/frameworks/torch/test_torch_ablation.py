@@ -132,6 +132,7 @@ def test_of_an_operation_only_the_input_can_be_left_out(
         (Ablation(host_syncs=False), {"device": "cuda"}, "the host reads nothing"),
         (Ablation(expandable_segments=True), {"device": "cuda"}, "as it is"),
         (Ablation(channels_last=True), {"layout": "channels_first"}, "its plan's"),
+        (Ablation(compiled="default"), {"step": "eager"}, "its plan's"),
         (Ablation(independent=True, late_exchange=True), {"device": "cuda"}, "itself"),
         (Ablation(), {}, None),
         (Ablation(exchange="none", input="replayed"), {}, None),

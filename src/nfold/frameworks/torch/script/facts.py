@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -134,6 +135,12 @@ def loader_facts(loader: Any, place: str | None) -> Loader | None:
         counted=counted(),
         place=place,
     )
+
+
+def compiles() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"]["unique_graphs"])
 
 
 def precision_of(parameters: Sequence[Tensor], autocast: str | None) -> str:

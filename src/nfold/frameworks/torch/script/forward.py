@@ -53,7 +53,7 @@ class Forward:
         if not torch.is_grad_enabled():
             return
         self._note_type(args)
-        if self._depth == 1 and _trains(module):
+        if self._depth == 1 and trains(module):
             self.model = module
             found = count_of(args)
             self.samples += found
@@ -82,7 +82,7 @@ class Forward:
         self.channels_last = self.channels_last or _is_channels_last(first)
 
 
-def _trains(module: nn.Module) -> bool:
+def trains(module: nn.Module) -> bool:
     """Lightning leaves its wrapper in the mode of evaluation, while what it wraps trains."""
     some = any(parameter.requires_grad for parameter in module.parameters())
     return some and any(one.training for one in module.modules())

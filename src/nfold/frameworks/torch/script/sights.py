@@ -16,7 +16,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.script import facts, order, tensors
+from nfold.frameworks.torch.script import compiling, facts, order, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
 from nfold.frameworks.torch.script.fetching import NONE, Fetching, fetched
@@ -51,6 +51,7 @@ class Sights:
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self._collectives = Collectives(left_out, self._tally)
         self._unwaited = Unwaited(left_out)
+        self._compiling = compiling.Compiling(left_out.now.compiled)
         self.fetching = Fetching()
         self._warm = NONE
         self._retries = 0
@@ -82,6 +83,7 @@ class Sights:
         warm_up.put(torch, "set_num_threads", self._setting_threads)
         patches.put(BaseProcess, "start", self._starting)
         self._forward.start()
+        self._compiling.start()
 
     def turn(self) -> None:
         """What is left out has changed."""
@@ -180,6 +182,7 @@ class Sights:
         """The warm-up is over but for one step: nothing looks any more, the facts are known."""
         counted = steps - 1
         self.stop()
+        self._compiling.check(compiled=facts.compiles())
         self._unwaited.begin()
         self._wait_s = 0.0
         self._seen = self._facts(counted)
@@ -190,6 +193,7 @@ class Sights:
         """Look at nothing any more."""
         self._tally.on = False
         self._forward.stop()
+        self._compiling.stop()
 
     def finished(self, timed_steps: int, devices: Devices) -> Seen:
         """The facts, with what only the timed steps tell."""
@@ -236,6 +240,7 @@ class Sights:
             precision=facts.precision_of(self.parameters, forward.autocast),
             autocast=forward.autocast,
             channels_last=forward.channels_last,
+            compiled=facts.compiles(),
             threads=torch.get_num_threads(),
             **found,
         )
