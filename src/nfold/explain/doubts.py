@@ -27,7 +27,10 @@ def warnings(measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
     """The other doubts of all runs, and whether too few were made to see how they differ."""
     found = [doubt for doubt in measured.doubts() if doubt.kind not in NOT_DOUBTS]
     if fit.free < LEAST_FREE:
-        text = "too few repeats to see how runs differ: intervals are from inside single runs"
+        text = (
+            "too few repeats to see how runs differ: intervals are from inside single runs, or "
+            "from two that differ more"
+        )
         found.append(Doubt(kind="few_repeats", text=text))
     return tuple(found)
 

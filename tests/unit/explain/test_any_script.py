@@ -92,6 +92,8 @@ def drawn_seen(draw: random.Random) -> Seen:
         find_unused_parameters=draw.random() < 0.4,
         unused_parameter_bytes=draw.choice([0, 100]),
         host_syncs=draw.choice([0.0, 2.0]),
+        autocast=draw.choice([None, "fp16"]),
+        compiled=draw.random() < 0.2,
         threads=draw.choice([1, 8, 64]),
         copies=Copies(per_step=2.0, bytes_per_step=1e6, pinned_per_step=draw.choice([0.0, 2.0])),
         fetches=draw.choice([None, Fetches(batches=10, seconds=1.0, waited_s=0.5)]),
@@ -107,6 +109,7 @@ def drawn_costs(draw: random.Random) -> Script:
         costs |= {name: draw.choice(sizes) for name in names if draw.random() < 0.35}
     return Script(
         layout_ms={"channels_first": draw.choice([0.0, 2.0])},
+        launch_ms_compiled={"reduce-overhead": draw.choice([0.0, 5.0])},
         compute_ms_per_sample=draw.choice([0.01, 0.1]),
         samples_per_epoch=2000,
         host_cores=draw.choice([0, 4]),
