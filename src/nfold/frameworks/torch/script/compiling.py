@@ -11,40 +11,28 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
 from nfold.errors import Unsupported
+from nfold.frameworks.torch.script.calls import Calls
 from nfold.frameworks.torch.script.forward import trains
 
 WRAPPERS = {"DistributedDataParallel", "LightningModule", "_FabricModule"}
 """Names of classes, so that none of their packages is needed."""
 
 
-class Compiling:
+class Compiling(Calls):
     """Compiles in a ``mode`` of torch.compile; in none, does nothing."""
 
     def __init__(self, mode: str) -> None:
+        super().__init__()
         self._mode = mode
         self._inside = 0
         self._done: list[nn.Module] = []
-        self._handles: list[Any] = []
 
     def start(self) -> None:
         """Compile what is called from now on."""
         if self._mode:
-            self._handles = [
-                register_module_forward_pre_hook(self._before),
-                register_module_forward_hook(self._after, always_call=True),
-            ]
-
-    def stop(self) -> None:
-        """Leave the rest as it is."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+            super().start()
 
     def check(self, *, compiled: bool) -> None:
         """Raise Unsupported where it was to be compiled, and nothing is."""

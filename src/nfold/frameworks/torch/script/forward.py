@@ -6,40 +6,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
 from nfold.frameworks.torch.script.batches import count_of, tensors_of
+from nfold.frameworks.torch.script.calls import Calls
 
 HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-class Forward:
-    """Looks at calls of modules that train; ``stop`` leaves no hook behind."""
+class Forward(Calls):
+    """Looks at calls of modules that train."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.model: Any = None
         self.autocast: str | None = None
         self.channels_last = False
         self.samples = 0
         self._depth = 0
-        self._handles: list[Any] = []
         self._by_name: set[int] = set()
-
-    def start(self) -> None:
-        """Look at every call of a module from now on."""
-        self._handles = [
-            register_module_forward_pre_hook(self._before),
-            register_module_forward_hook(self._after, always_call=True),
-        ]
-
-    def stop(self) -> None:
-        """Look at no more calls."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
 
     def taken(self) -> int:
         """Samples that went through the model since the last call."""
