@@ -6,7 +6,7 @@ import dataclasses
 from typing import cast
 
 from nfold import turns, workloads
-from nfold.ablation import Ablation
+from nfold.ablation import Ablation, Rule
 from nfold.frameworks.base import Observer, Phase, Task
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
@@ -36,10 +36,19 @@ def refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
         ),
         (not ablation.pinned and not cpu, "only CPU devices are bound to cores"),
         (not ablation.augmentation and not _augments(workload), "nothing is augmented"),
+        *_of_scripts(ablation),
         (
-            not ablation.buffers,
-            "batch-norm statistics are a device's own: none are broadcast",
+            bool(ablation) and plan.strategy == "dp" and bool(ablation.devices or ablation.shares),
+            "nn.DataParallel has one rank",
         ),
+    )
+    return ablation.refusal(plan) or next((reason for no, reason in rules if no), None)
+
+
+def _of_scripts(ablation: Ablation) -> tuple[Rule, ...]:
+    """What only a script can have left out."""
+    return (
+        (not ablation.buffers, "batch-norm statistics are a device's own: none are broadcast"),
         (not ablation.unused_parameters, "every parameter has a gradient: none is looked for"),
         (not ablation.host_syncs, "the host reads nothing from the device in a step"),
         (ablation.late_exchange, "a workload exchanges its gradients itself"),
@@ -48,12 +57,7 @@ def refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
         (ablation.channels_last, "the layout of a workload is its plan's"),
         (bool(ablation.compiled), "how a workload makes its steps is its plan's"),
         (ablation.expandable_segments, "the allocator of a workload is PyTorch's as it is"),
-        (
-            bool(ablation) and plan.strategy == "dp" and bool(ablation.devices or ablation.shares),
-            "nn.DataParallel has one rank",
-        ),
     )
-    return ablation.refusal(plan) or next((reason for no, reason in rules if no), None)
 
 
 def script_refusal(ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
