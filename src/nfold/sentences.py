@@ -55,6 +55,14 @@ def _named(budget: Budget, first: Finding) -> list[str]:
             f"Of what was measured most is lost to {cost}. Change: {first.fix}.",
             expected,
         ]
+    if budget.misses(budget.others_ms) and budget.others_ms.value > first.all_ms.value:
+        return [
+            f"Most, {milliseconds(budget.others_ms)} of {_a_step(budget)}, is in rows of which "
+            f"none by itself is above the noise of these runs ({_largest(budget)} ms): measure "
+            "longer (a larger --budget).",
+            f"Of what is above it most is lost to {cost}. Change: {first.fix}.",
+            expected,
+        ]
     return [f"Most is lost to {cost}.", f"Change: {first.fix}.", expected, *_missing(budget, first)]
 
 
@@ -165,13 +173,17 @@ def _is_missing(budget: Budget) -> bool:
     return budget.misses(budget.others_ms) or budget.misses(budget.unexplained_ms)
 
 
+def _largest(budget: Budget) -> str:
+    """The rows without a name that seem to cost most."""
+    rows = budget.rows if budget.devices > 1 else budget.single
+    found = [row for row in rows if not row.named and row.lost_ms.value > 0][:MENTIONED]
+    return ", ".join(f"{row.cause} {row.lost_ms.value:.2f}" for row in found)
+
+
 def _spread(budget: Budget) -> list[str]:
     """Something is missing, and no row by itself is above the noise."""
-    step_ms, several = budget.n_devices.step_ms.value, budget.devices > 1
+    step_ms, parts = budget.n_devices.step_ms.value, _largest(budget)
     missing = step_ms - budget.goal_ms
-    rows = budget.rows if several else budget.single
-    largest = [row for row in rows if row.lost_ms.value > 0][:MENTIONED]
-    parts = ", ".join(f"{row.cause} {row.lost_ms.value:.2f}" for row in largest)
     over = f"Measured were {parts} ms, none by itself" if parts else "No single cause is"
     told = parts and budget.misses(budget.others_ms)
     together = f"; together they cost {milliseconds(budget.others_ms)}" if told else ""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from nfold.ablation import Ablation
 from nfold.explain.ladder import Rung, short_passes, whole_epochs
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, Run, logs, polished
 from nfold.explain.readings import SUMS
@@ -241,14 +242,31 @@ def _drawing(
     return lambda draws: draws.choice(pool)
 
 
+def _unexchanged(left_out: Ablation) -> bool:
+    return left_out.exchange == "none"
+
+
+def _copied(left_out: Ablation) -> bool:
+    return left_out.independent and not left_out.late_exchange
+
+
 def _reference(values: Mapping[Key, float], scale: float) -> tuple[int, ...]:
-    """All ranks, or the fastest where ranks without an exchange differ by more than noise."""
-    own = {
-        int(name.removeprefix("rank ")): value
-        for (rung, name), value in values.items()
-        if rung.ablation.exchange == "none" and not rung.ablation.devices and name[:4] == "rank"
-    }
-    if not own:
+    """All ranks, or the fastest where ranks without an exchange differ by more than noise.
+
+    Copies tell it where no rank can be without one, but not where one process drives all devices.
+    """
+    if any(rung.plan.strategy == "dp" for rung, _ in values):
+        return ()
+    ranks = {key: value for key, value in values.items() if key[1].startswith("rank")}
+    for alone in (_unexchanged, _copied):
+        own = {
+            int(name.removeprefix("rank ")): value
+            for (rung, name), value in ranks.items()
+            if alone(rung.ablation) and not rung.ablation.devices
+        }
+        if own:
+            break
+    else:
         return ()
     fastest = min(own, key=lambda rank: own[rank])
     apart = max(own.values()) / own[fastest] - 1

@@ -135,6 +135,11 @@ class Ladder:
         return self.one_process and self.seen is not None and self.seen.parallel == "none"
 
     @property
+    def sharded(self) -> bool:
+        """Whether each rank of a script holds a part of the parameters (FSDP)."""
+        return self.seen is not None and self.seen.parallel == "fsdp"
+
+    @property
     def reads_back(self) -> bool:
         """Whether the host of a script waits for values of a GPU in its steps."""
         seen = self.seen
@@ -189,7 +194,12 @@ class Ladder:
 
     @remembered
     def unexchanged(self, input_: Input, devices: tuple[int, ...] = ()) -> Rung:
-        """Data parallel, with nothing exchanged; ranks drive ``devices`` in this order."""
+        """Data parallel, with nothing exchanged; ranks drive ``devices`` in this order.
+
+        Without an exchange no rank has the parameters of a sharded model: copies stand for it.
+        """
+        if self.sharded:
+            return self.copies(input_, devices=devices)
         left_out = Ablation(input=input_, exchange="none", devices=devices)
         return Rung(plan=self.plan, ablation=left_out.merged(self.beside_gradients))
 
@@ -241,6 +251,8 @@ class Ladder:
     @functools.cached_property
     def beside_gradients(self) -> Ablation:
         """What would couple ranks that must not be, and is not a step's one exchange."""
+        if self.sharded:
+            return Ablation()
         return Ablation(
             synchronised_batch_norm=not self.synchronises_batch_norm,
             buffers=not self.broadcasts_buffers,

@@ -131,6 +131,11 @@ def allocator(seen: Seen) -> str:
 
 def bytes_sent(seen: Seen) -> str:
     """Fewer gradient bytes."""
+    if seen.parallel == "fsdp":
+        return (
+            "shard less (reshard_after_forward=False), or not at all: DistributedDataParallel, if "
+            "the model fits a device"
+        )
     if seen.parallel != "ddp":
         return at(seen.first_place("collective"), "send less: bf16, or less often")
     words = wording.of(seen)

@@ -39,7 +39,7 @@ COSTS = (
     "epoch_wait_ms",
 )
 OF_SAMPLES = ("load_ms_per_sample", "read_ms_per_sample", "copy_ms_per_sample")
-PARALLEL: tuple[Parallel, ...] = ("none", "dp", "ddp", "ddp", "other")
+PARALLEL: tuple[Parallel, ...] = ("none", "dp", "ddp", "ddp", "other", "fsdp")
 TRAINERS: tuple[Trainer, ...] = get_args(Trainer)
 PLACES = ("wrapper", "step", "host_sync", "copy", "collective", "threads", "trainer")
 
@@ -68,7 +68,7 @@ def drawn_trace(draw: random.Random) -> Traced:
 
 def drawn_seen(draw: random.Random) -> Seen:
     parallel = draw.choice(PARALLEL)
-    ranks = parallel in ("ddp", "other")
+    ranks = parallel in ("ddp", "other", "fsdp")
     accumulation = draw.choice([1, 1, 2, 4])
     inside = draw.choice([None, "transformers/trainer.py:3"])
     return Seen(

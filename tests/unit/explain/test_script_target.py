@@ -128,6 +128,21 @@ def test_steps_that_queues_fed_take_as_long_as_their_batches(
     assert looked(seen).step_ms == step_ms
 
 
+def test_of_a_sharded_model_all_that_is_exchanged_is_one_row() -> None:
+    seen = dataclasses.replace(DDP, parallel="fsdp", broadcast_buffers=False)
+    costs = {"exchange_ms": 3.0, "latency_ms": 1.0, "straggler_ms": 2.0, "straggler_rank": 1}
+    found = explained(seen, **costs)
+    rows = {row.cause: row for row in found.rows}
+    assert rows["link"].lost_ms.value == pytest.approx(4.0)
+    assert [name.partition(" and")[0] for name, _ in rows["link"].parts] == ["parameters gathered"]
+    assert "DistributedDataParallel" in rows["link"].fix
+    assert rows["imbalance"].lost_ms.value == pytest.approx(2.0)
+    assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-9)
+    assert dict(found.untested)["synchronization"].endswith("all of it is in link")
+    read = explained(dataclasses.replace(seen, host_syncs=1.0), host_syncs_ms=1.0, **costs)
+    assert {row.cause: row.lost_ms.value for row in read.rows}["link"] == pytest.approx(4.0)
+
+
 def test_a_script_that_fails_as_ranks_is_tried_as_one_process() -> None:
     assert looked(PLAIN, refused="ddp").plain
 

@@ -75,6 +75,19 @@ def test_what_has_no_name_is_not_called_healthy(name: str, low: float, high: flo
     assert "a larger --budget" in said[1]
 
 
+def test_what_is_in_rows_without_a_name_is_told_first_where_it_is_most() -> None:
+    named = BUDGET.named[0]
+    hidden = dataclasses.replace(named, cause="threads", named=False)
+    rest = Interval(6.0, 5.5, 6.5)
+    rows = (named, hidden)
+    said = sentences(dataclasses.replace(BUDGET, rows=rows, single=(), others_ms=rest))
+    assert said[0].startswith("Most, 6.00 ms (5.50 to 6.50) of a step on 2 devices, is in rows ")
+    assert "(threads 3.00 ms)" in said[0]
+    assert said[1].startswith("Of what is above it most is lost to link")
+    less = dataclasses.replace(BUDGET, others_ms=Interval(2.0, 1.5, 2.5))
+    assert sentences(less)[0].startswith("Most is lost to link")
+
+
 def test_small_costs_are_told_together() -> None:
     small = Script(
         compute_ms_per_sample=0.1,

@@ -173,6 +173,8 @@ def real_ladder(ladder: Ladder) -> tuple[Rung, ...]:
     """The rungs between both ends with real input: asked for where input was found."""
     if ladder.one_process:
         return ()
+    if ladder.sharded:
+        return (ladder.copies("real"),)
     return (ladder.copies("real"), ladder.unexchanged("real"), ladder.barrier("real"))
 
 

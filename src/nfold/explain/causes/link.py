@@ -8,7 +8,9 @@ from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause, exposed
 from nfold.explain.fit import View
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Input, Ladder, Rung
+
+SHARDS = "parameters gathered and gradients scattered, their latency included"
 
 
 class Link(Cause):
@@ -24,18 +26,22 @@ class Link(Cause):
         return "one process drives all devices" if ladder.one_process else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """The last two rungs."""
-        return (ladder.lean(ladder.bare), ladder.barrier(ladder.bare))
+        """The last two rungs; of a sharded model, copies that exchange nothing."""
+        return _both(ladder, ladder.bare)
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
-        """What goes with the bytes."""
-        return exposed(
-            ladder,
-            view,
-            lambda input_: view.step(ladder.lean(input_)) - view.step(ladder.barrier(input_)),
-            ladder.lean("real"),
-            ladder.barrier("real"),
-        )
+        """What goes with the bytes; of a sharded model, with all that is exchanged."""
+
+        def cost(input_: Input) -> float:
+            full, without = _both(ladder, input_)
+            least = view.slowest(without) if ladder.sharded else view.step(without)
+            return view.step(full) - least
+
+        return exposed(ladder, view, cost, *_both(ladder, "real"))
+
+    def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
+        """What is meant by bytes of a sharded model."""
+        return {SHARDS: self.lost_ms(ladder, view)} if ladder.sharded else {}
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
@@ -51,6 +57,11 @@ class Link(Cause):
         if ladder.plan.strategy == "ddp":
             found["--strategy nfold"] = ladder.edited(strategy="nfold")
         return found
+
+
+def _both(ladder: Ladder, input_: Input) -> tuple[Rung, Rung]:
+    without = ladder.unexchanged(input_) if ladder.sharded else ladder.barrier(input_)
+    return ladder.lean(input_), without
 
 
 def through_host(ladder: Ladder) -> bool:

@@ -30,14 +30,16 @@ class Synchronization(Cause):
     removal: ClassVar[Ablation] = Ablation(synchronised_batch_norm=False)
 
     def silent(self, ladder: Ladder) -> str | None:
-        """nn.DataParallel has no waiting points that could be taken away one by one."""
+        """nn.DataParallel has no waiting points that could be taken away one by one, nor FSDP."""
         if ladder.reads_back:
             return None
+        if ladder.sharded:
+            return "what FSDP exchanges cannot be taken away one by one: all of it is in link"
         return "one process drives all devices" if ladder.one_process else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Copies, no exchange, a barrier; the real run with one exchange of gradients only."""
-        if ladder.one_process:
+        if ladder.one_process or ladder.sharded:
             return ()
         found = (
             ladder.copies(ladder.bare),
@@ -52,6 +54,8 @@ class Synchronization(Cause):
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """Wrapper, latency, batch norm."""
+        if ladder.sharded:
+            return {}
         real = (ladder.copies("real"), ladder.unexchanged("real"), ladder.barrier("real"))
 
         def wrapper(input_: Input) -> float:
