@@ -245,9 +245,10 @@ class Experiment:
         Of passes that are cut short, where they can be; else whole epochs, if they are known to be
         short.
         """
-        cause, view = EpochBoundary(), self.measured.fit(asking.PROBING).view
+        cause = EpochBoundary()
         if cause.absent(ladder):
             return []
+        view = self.measured.fit(asking.PROBING).view
         missing = [rung for rung in dict.fromkeys(cause.rungs(ladder)) if not view.has_gap(rung)]
         if cause.short(ladder):
             return list(map(short_passes, missing))

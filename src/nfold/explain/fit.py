@@ -250,6 +250,15 @@ def _copied(left_out: Ablation) -> bool:
     return left_out.independent and not left_out.late_exchange
 
 
+def _by_rank(values: Mapping[Key, float], alone: Callable[[Ablation], bool]) -> dict[int, float]:
+    """Steps of ranks that are alone in this way, each on its own device."""
+    return {
+        int(name.removeprefix("rank ")): value
+        for (rung, name), value in values.items()
+        if name.startswith("rank") and alone(rung.ablation) and not rung.ablation.devices
+    }
+
+
 def _reference(values: Mapping[Key, float], scale: float) -> tuple[int, ...]:
     """All ranks, or the fastest where ranks without an exchange differ by more than noise.
 
@@ -257,16 +266,8 @@ def _reference(values: Mapping[Key, float], scale: float) -> tuple[int, ...]:
     """
     if any(rung.plan.strategy == "dp" for rung, _ in values):
         return ()
-    ranks = {key: value for key, value in values.items() if key[1].startswith("rank")}
-    for alone in (_unexchanged, _copied):
-        own = {
-            int(name.removeprefix("rank ")): value
-            for (rung, name), value in ranks.items()
-            if alone(rung.ablation) and not rung.ablation.devices
-        }
-        if own:
-            break
-    else:
+    own = _by_rank(values, _unexchanged) or _by_rank(values, _copied)
+    if not own:
         return ()
     fastest = min(own, key=lambda rank: own[rank])
     apart = max(own.values()) / own[fastest] - 1

@@ -181,6 +181,13 @@ class Ladder:
         ablation = Ablation(input=input_, **left_out)
         return Rung(plan=self._on_one(batch=self.share), ablation=ablation)
 
+    @property
+    def unwaited(self) -> Rung:
+        """One device alone with the input that costs least, whose host waits for no value."""
+        if self.reads_back:
+            return self.alone_with(self.bare, host_syncs=False)
+        return self.alone(self.bare)
+
     @remembered
     def copies(self, input_: Input, **left_out: Any) -> Rung:
         """N devices at the same time, each by itself; a script's one process is then N.

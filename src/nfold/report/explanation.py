@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from nfold.amounts import bounds
 from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed, beyond
 from nfold.measurement import Doubt
+from nfold.report.words import count
 from nfold.stats import Interval
 
 WROTE = "would_have_written"
@@ -46,7 +47,7 @@ def title(budget: Budget) -> str:
     plan, several = budget.plan, budget.devices > 1
     words = [
         budget.target,
-        f"{budget.devices} {plan.device} device{'s' * several}",
+        count(budget.devices, f"{plan.device} device"),
         budget.way or (str(plan.strategy) if several else ""),
         f"batch {plan.batch}",
         f"{plan.precision}, {plan.step}",

@@ -11,6 +11,7 @@ from nfold.finding import Budget
 from nfold.report.canvas import PLAIN, chart_of, finished
 from nfold.report.figures import Drawing, Figure
 from nfold.report.ink import MUTED, SERIES, TEXT
+from nfold.report.words import count
 
 BAR_HEIGHT = 30
 ENDS, LOSS, REST = SERIES[0], SERIES[2], SERIES[6]
@@ -84,5 +85,4 @@ def figure(budget: Budget) -> Figure:
     n = budget.devices
     start = f"From a step at {n}-fold speed" if n > 1 else "From the compute of a step"
     note = f"{start} to the one achieved; what is lost lies between."
-    head = f"a step on {n} device{'s' * (n > 1)} [ms]"
-    return Drawing("budget").figure(chart(budget), head, note)
+    return Drawing("budget").figure(chart(budget), f"a step on {count(n, 'device')} [ms]", note)

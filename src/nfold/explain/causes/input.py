@@ -18,6 +18,7 @@ from nfold.explain.causes.threads import Threads
 from nfold.explain.fit import View
 from nfold.explain.ladder import Input as InputOf
 from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.readings import made_ms
 
 
 class Input(Cause):
@@ -139,9 +140,9 @@ def _first_workers(ladder: Ladder) -> list[int]:
     seen, step_ms, cores = ladder.seen, ladder.step_ms, ladder.plan.cores_per_device or 1
     if seen is None or seen.fetches is None or not (seen.fetches.batches and step_ms):
         return [1, 2]
-    made_ms = 1e3 * seen.fetches.seconds / seen.fetches.batches * ladder.plan.accumulate
-    rest_ms = max(step_ms - made_ms, made_ms / cores)
-    enough = min(cores, math.ceil(made_ms / rest_ms)) if ladder.plan.device == "cuda" else 1
+    making_ms = made_ms(ladder.plan, seen.fetches.batches, seen.fetches.seconds)
+    rest_ms = max(step_ms - making_ms, making_ms / cores)
+    enough = min(cores, math.ceil(making_ms / rest_ms)) if ladder.plan.device == "cuda" else 1
     return list(dict.fromkeys((enough, 2))) if enough > 1 else [1, 2]
 
 

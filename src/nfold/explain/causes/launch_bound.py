@@ -53,7 +53,7 @@ class LaunchBound(Cause):
         """
         if _captures(ladder):
             return (ladder.alone(ladder.bare), _captured(ladder))
-        return (_unwaited(ladder),) if _traced(ladder) else self.rungs(ladder)
+        return (ladder.unwaited,) if _traced(ladder) else self.rungs(ladder)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What a graph saves; else the part of the step that a line gives batch 0.
@@ -129,18 +129,11 @@ def _traced(ladder: Ladder) -> bool:
 
 
 def _idle_ms(ladder: Ladder, view: View) -> float:
-    alone = _unwaited(ladder)
+    alone = ladder.unwaited
     step_ms, ahead_ms = view.step(alone), view.ahead(alone)
     if ahead_ms is None or ahead_ms > AHEAD * step_ms:
         return 0.0
     return max(0.0, step_ms - (_busy_ms(ladder) or 0.0))
-
-
-def _unwaited(ladder: Ladder) -> Rung:
-    """One device alone whose host waits for no value: a wait is no launch's."""
-    if ladder.reads_back:
-        return ladder.alone_with(ladder.bare, host_syncs=False)
-    return ladder.alone(ladder.bare)
 
 
 def _captured(ladder: Ladder) -> Rung:

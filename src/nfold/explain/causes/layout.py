@@ -40,11 +40,11 @@ class Layout(Cause):
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What goes with the other one; of a script, with copies that only change the order too."""
-        copied = self._copied(ladder)
-        if ladder.seen is not None and not _transposed(ladder):
-            return copied.value
+        told = self.told(ladder)
+        if told is not None:
+            return told.value
         mine, others = (view.step(rung) for rung in self.single_rungs(ladder))
-        return copied.value + mine - others
+        return self._copied(ladder).value + mine - others
 
     def told(self, ladder: Ladder) -> Interval | None:
         """Of a script's copies, where nothing else is measured."""

@@ -78,7 +78,7 @@ class Synchronization(Cause):
         """A script that reads values back, and one that does not wait for them."""
         if not ladder.reads_back:
             return ()
-        return (ladder.alone(ladder.bare), ladder.alone_with(ladder.bare, host_syncs=False))
+        return (ladder.alone(ladder.bare), ladder.unwaited)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What waiting for values costs one device."""

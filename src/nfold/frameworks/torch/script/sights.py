@@ -16,9 +16,10 @@ from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.script import compiling, facts, order, tensors
+from nfold.frameworks.torch.script import facts, order, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
+from nfold.frameworks.torch.script.compiling import Compiling
 from nfold.frameworks.torch.script.fetching import NONE, Fetching, fetched
 from nfold.frameworks.torch.script.forward import Forward
 from nfold.frameworks.torch.script.patches import Patches
@@ -51,7 +52,7 @@ class Sights:
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self._collectives = Collectives(left_out, self._tally)
         self._unwaited = Unwaited(left_out)
-        self._compiling = compiling.Compiling(left_out.now.compiled)
+        self._compiling = Compiling(left_out.now.compiled)
         self.fetching = Fetching()
         self._warm = NONE
         self._retries = 0
@@ -182,10 +183,10 @@ class Sights:
         """The warm-up is over but for one step: nothing looks any more, the facts are known."""
         counted = steps - 1
         self.stop()
-        self._compiling.check(compiled=facts.compiles())
         self._unwaited.begin()
         self._wait_s = 0.0
         self._seen = self._facts(counted)
+        self._compiling.check(compiled=self._seen.compiled)
         self._warm = self.fetching.total(self._feed.loader)
         self._retries = devices.allocator_retries()
 
