@@ -92,6 +92,12 @@ def short_passes(rung: Rung) -> Rung:
     return Rung(plan=plan, ablation=rung.ablation.merged(left_out))
 
 
+@functools.cache
+def _growing(rung: Rung) -> Rung:
+    left_out = rung.ablation.merged(Ablation(expandable_segments=True))
+    return Rung(plan=rung.plan, ablation=left_out)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
     """The rungs of one complete ``plan`` on N devices, measured in steps.
@@ -187,6 +193,12 @@ class Ladder:
         if self.reads_back:
             return self.alone_with(self.bare, host_syncs=False)
         return self.alone(self.bare)
+
+    def grown(self, rung: Rung) -> Rung:
+        """The same with segments that grow, where a script's allocator was seen to try again."""
+        if self.plan.device == "cpu" or self.seen is None or not self.seen.alloc_retries:
+            return rung
+        return _growing(rung)
 
     @remembered
     def copies(self, input_: Input, **left_out: Any) -> Rung:

@@ -37,6 +37,7 @@ COSTS = (
     "launch_ms",
     "epoch_gap_ms",
     "epoch_wait_ms",
+    "retries_ms",
 )
 OF_SAMPLES = ("load_ms_per_sample", "read_ms_per_sample", "copy_ms_per_sample")
 PARALLEL: tuple[Parallel, ...] = ("none", "dp", "ddp", "ddp", "other", "fsdp")
@@ -94,6 +95,7 @@ def drawn_seen(draw: random.Random) -> Seen:
         host_syncs=draw.choice([0.0, 2.0]),
         autocast=draw.choice([None, "fp16"]),
         compiled=draw.random() < 0.2,
+        alloc_retries=draw.choice([0.0, 0.0, 1.5]),
         threads=draw.choice([1, 8, 64]),
         copies=Copies(per_step=2.0, bytes_per_step=1e6, pinned_per_step=draw.choice([0.0, 2.0])),
         fetches=draw.choice([None, Fetches(batches=10, seconds=1.0, waited_s=0.5)]),

@@ -189,6 +189,21 @@ def test_time_in_which_a_gpu_of_a_script_waits_for_launches_is_told() -> None:
     assert found.device_bound.step_ms.value == pytest.approx(8.0)
 
 
+@pytest.mark.parametrize("host_syncs", [0.0, 2.0])
+def test_a_gpu_that_is_idle_while_its_allocator_tries_again_waits_for_no_launch(
+    host_syncs: float,
+) -> None:
+    traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=10.0)
+    seen = dataclasses.replace(SEEN, traced=traced, alloc_retries=2.0, host_syncs=host_syncs)
+    found, _ = of_script(seen, retries_ms=40.0, host_syncs_ms=host_syncs)
+    costs = {row.cause: row.lost_ms.value for row in found.single}
+    assert costs["memory"] == pytest.approx(40.0)
+    assert costs["launch-bound"] == pytest.approx(0.0)
+    assert next(row.cause for row in found.named) == "memory"
+    assert found.device_bound is not None
+    assert found.device_bound.step_ms.value == pytest.approx(10.0)
+
+
 LAUNCHING = dataclasses.replace(
     SEEN,
     traced=Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=10.0),

@@ -16,7 +16,6 @@ from nfold.explain.causes.network import Network
 from nfold.explain.causes.synchronization import Synchronization
 from nfold.explain.causes.threads import Threads
 from nfold.explain.fit import View
-from nfold.explain.ladder import Input as InputOf
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.readings import made_ms
 
@@ -34,10 +33,13 @@ class Input(Cause):
         return "the data are on the device" if ladder.plan.input == "resident" else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """Both ends of the ladder, with real and with replayed input."""
+        """Both ends of the ladder, with real and with replayed input.
+
+        Of a script whose allocator tries again, without that: it may hide what its input costs.
+        """
         if _one_script(ladder):
-            return (*_each(ladder, "real"), *_each(ladder, ladder.bare))
-        return (ladder.lean(), ladder.lean("replayed"), *self.single_rungs(ladder))
+            return (_each(ladder), *Threads().rungs(ladder), *self.single_rungs(ladder))
+        return (*_both(ladder), *self.single_rungs(ladder))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices wait more than one, less what is storage's."""
@@ -45,10 +47,10 @@ class Input(Cause):
 
     def divided_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
         """What N devices lose more than one: to computing batches, and to waiting for a disk."""
-        whole, alone = self._whole_ms(ladder, view), ladder.alone("real")
-        bare = ladder.bare if _one_script(ladder) else "replayed"
-        on_n = ladder.copies("real") if _one_script(ladder) else ladder.full()
-        single = view.step(alone) - view.step(ladder.alone(bare))
+        whole = self._whole_ms(ladder, view)
+        on_n = _each(ladder) if _one_script(ladder) else ladder.grown(ladder.full())
+        alone, replayed = self.single_rungs(ladder)
+        single = view.step(alone) - view.step(replayed)
         more = _waiting(ladder, view, on_n, whole + single) - _waiting(ladder, view, alone, single)
         return whole - more, more
 
@@ -58,14 +60,15 @@ class Input(Cause):
         What other causes lose is then less where the input hides it.
         """
         if _one_script(ladder):
-            copies, alone = _each(ladder, "real")
-            return view.own(copies) - view.step(alone) - Threads().lost_ms(ladder, view)
+            more = view.own(_each(ladder)) - view.step(self.single_rungs(ladder)[0])
+            return more - Threads().lost_ms(ladder, view)
         told = view.has(*real_ladder(ladder)) or (view.final and starved(ladder, view))
-        if ladder.one_process or not told or not _all_known(ladder, view):
+        full = ladder.grown(ladder.full())
+        if ladder.one_process or not (told and view.has(full) and _all_known(ladder, view)):
             on_n = _of_ranks(ladder, view)
             crowded = Threads().in_input_ms(ladder, view) if _crowding(ladder, view) else 0.0
             return on_n - sum(self.divided_single_ms(ladder, view)) - crowded
-        rest = view.step(ladder.full()) - view.step(ladder.alone("real"))
+        rest = view.step(full) - view.step(self.single_rungs(ladder)[0])
         return rest - sum(cause.lost_ms(ladder, view) for cause in _others(ladder))
 
     def whole_ms(self, ladder: Ladder, view: View) -> float:
@@ -94,7 +97,8 @@ class Input(Cause):
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """One device alone."""
-        return (ladder.alone("real"), ladder.alone("replayed"))
+        real, replayed = ladder.alone("real"), ladder.alone("replayed")
+        return (ladder.grown(real), ladder.grown(replayed))
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What one device alone waits, less what is storage's."""
@@ -148,7 +152,8 @@ def _first_workers(ladder: Ladder) -> list[int]:
 
 def _of_ranks(ladder: Ladder, view: View) -> float:
     """All that goes with the input of N devices that work together."""
-    return view.step(ladder.lean()) - view.step(ladder.lean("replayed"))
+    real, replayed = _both(ladder)
+    return view.step(real) - view.step(replayed)
 
 
 def _waiting(ladder: Ladder, view: View, rung: Rung, exposed_ms: float) -> float:
@@ -200,5 +205,10 @@ def _one_script(ladder: Ladder) -> bool:
     return ladder.one_process and ladder.seen is not None
 
 
-def _each(ladder: Ladder, input_: InputOf) -> tuple[Rung, Rung]:
-    return (ladder.copies(input_), ladder.alone(input_))
+def _both(ladder: Ladder) -> tuple[Rung, Rung]:
+    return (ladder.grown(ladder.lean()), ladder.grown(ladder.lean("replayed")))
+
+
+def _each(ladder: Ladder) -> Rung:
+    """A process a device, as copies of a script's one process."""
+    return ladder.grown(ladder.copies("real"))

@@ -49,11 +49,12 @@ class LaunchBound(Cause):
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Eager launches against one graph, where there are graphs; else two batches.
 
-        A script's are told by the time in which its GPU was busy, where nobody waits for it.
+        A script's are told by the time in which its GPU was busy, where neither host
+        nor allocator waits for it.
         """
         if _captures(ladder):
             return (ladder.alone(ladder.bare), _captured(ladder))
-        return (ladder.unwaited,) if _traced(ladder) else self.rungs(ladder)
+        return (ladder.grown(ladder.unwaited),) if _traced(ladder) else self.rungs(ladder)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What a graph saves; else the part of the step that a line gives batch 0.
@@ -129,7 +130,7 @@ def _traced(ladder: Ladder) -> bool:
 
 
 def _idle_ms(ladder: Ladder, view: View) -> float:
-    alone = ladder.unwaited
+    alone = ladder.grown(ladder.unwaited)
     step_ms, ahead_ms = view.step(alone), view.ahead(alone)
     if ahead_ms is None or ahead_ms > AHEAD * step_ms:
         return 0.0

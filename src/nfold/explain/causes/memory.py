@@ -33,16 +33,16 @@ class Memory(Cause):
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Both ends of the ladder, with either allocator."""
-        return (ladder.full(), _growing(ladder), *self.single_rungs(ladder))
+        return (ladder.full(), ladder.grown(ladder.full()), *self.single_rungs(ladder))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more than one."""
-        on_n = view.step(ladder.full()) - view.step(_growing(ladder))
+        on_n = view.step(ladder.full()) - view.step(ladder.grown(ladder.full()))
         return on_n - self.single_ms(ladder, view)
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """One device alone."""
-        return (ladder.alone("real"), ladder.alone_with("real", expandable_segments=True))
+        return (ladder.alone("real"), ladder.grown(ladder.alone("real")))
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What retries cost one device alone."""
@@ -56,11 +56,7 @@ class Memory(Cause):
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """The experiment is the change."""
-        return {lines.EXPANDABLE: _growing(ladder)}
-
-
-def _growing(ladder: Ladder) -> Rung:
-    return ladder.full("real", expandable_segments=True)
+        return {lines.EXPANDABLE: ladder.grown(ladder.full())}
 
 
 def _used(seen: Seen, size_bytes: int | None) -> str:

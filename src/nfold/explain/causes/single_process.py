@@ -20,12 +20,13 @@ class SingleProcess(Cause):
         return None if ladder.one_process else "every device has a process of its own"
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """The plan as it is, and with DistributedDataParallel."""
-        return (ladder.full(), self._each(ladder))
+        """The plan as it is, and with DistributedDataParallel; neither with retries: see memory."""
+        return (ladder.grown(ladder.full()), ladder.grown(self._each(ladder)))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What goes when every device has its process."""
-        return view.step(ladder.full()) - view.step(self._each(ladder))
+        one, each = self.rungs(ladder)
+        return view.step(one) - view.step(each)
 
     def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Of a script, copies that exchange their gradients."""
