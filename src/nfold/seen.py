@@ -10,6 +10,8 @@ from nfold.measurement import Fetches
 Parallel = Literal["none", "dp", "ddp", "fsdp", "other"]
 Trainer = Literal["", "transformers", "lightning", "fabric", "accelerate"]
 """What a script lets train: Hugging Face's Trainer, Lightning's, Fabric, Accelerate, or none."""
+BY_HAND = "Backward"
+"""In the place of an optimizer's class, where a script updates its parameters itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,8 @@ class Seen:
     it does nothing. ``device`` is where the parameters are. ``accumulation`` counts the batches of
     one optimizer step, ``exchanges`` those whose backward exchanges gradients under DDP,
     ``samples_per_step`` their samples on this rank. ``optimizers`` are class names in the order of
-    their steps; the steps of ``optimizers[boundary]`` are counted. ``precision`` is ``fp32``,
+    their steps (``Backward`` where there is none: each backward is a step); the steps of
+    ``optimizers[boundary]`` are counted. ``precision`` is ``fp32``,
     ``tf32``, ``bf16`` or ``fp16`` as the forward computes, ``autocast`` the type where it is
     automatic, and ``compiled`` says whether torch.compile compiles any of it. ``input_wait_ms`` is
     how long a step waited for the DataLoader, ``epoch_wait_ms`` how long for the first batch of a
@@ -158,6 +161,16 @@ class Seen:
     epochs_ended: int = 0
     children: int = 0
     places: dict[str, tuple[Place, ...]] = field(default_factory=dict)
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the script updates its parameters itself: ``Backward`` stands for that."""
+        return self.optimizers == (BY_HAND,)
+
+    @property
+    def rebatches(self) -> bool:
+        """Whether it can be given batches of another size: a DataLoader's, whose size is known."""
+        return self.loader is not None and self.loader.batch is not None
 
     @property
     def batch(self) -> int | None:

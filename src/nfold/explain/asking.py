@@ -48,7 +48,7 @@ def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
     found += [rung for pair in pairs(ladder, named) for rung in pair.rungs]
     if ladder.devices > 1 and any(row.cause in ("input", "storage") for row in asking):
         found += real_ladder(ladder)
-    if account.speedup(account.fit.view) < 1 and not ladder.plain:
+    if account.speedup(account.fit.view) < 1 and not ladder.plain and ladder.rebatches:
         found += batch.rungs(ladder)
     return list(dict.fromkeys(found))
 

@@ -152,6 +152,11 @@ class Ladder:
         return seen is not None and seen.host_syncs > 0 and self.plan.device == "cuda"
 
     @property
+    def rebatches(self) -> bool:
+        """Whether there are batches of another size: a script's only of a DataLoader."""
+        return self.seen is None or self.seen.rebatches
+
+    @property
     def feeds(self) -> bool:
         """Whether the input can be replaced: a script's only where a DataLoader gives it."""
         return self.seen is None or self.seen.loader is not None

@@ -222,17 +222,28 @@ def _wrapper(seen: Seen) -> str:
 
 
 def headline(name: str, seen: Seen, devices: int) -> str:
-    """What is to be known before all numbers; empty where a process drives each device."""
-    cpu = seen.device == "cpu"
-    if devices == 1 or seen.process_group or (seen.parallel == "dp" and not cpu):
-        return ""
-    if seen.parallel == "dp":
-        return "nn.DataParallel does nothing on CPU devices: the whole batch is computed at once."
-    used = "its threads alone use several cores" if cpu else f"it uses one of {devices}"
-    return (
-        f"{name} divides its work over no devices: {used}. What a process a device would gain is "
-        "told below, by copies of it."
-    )
+    """What is to be known before all numbers; empty where there is nothing unusual."""
+    told = []
+    if seen.by_hand:
+        told.append("No optimizer of torch steps in it: a step is a backward.")
+    if devices > 1 and not seen.process_group:
+        told += _of_one_process(name, seen, devices)
+    return " ".join(told)
+
+
+def _of_one_process(name: str, seen: Seen, devices: int) -> list[str]:
+    cpu, told = seen.device == "cpu", []
+    if seen.parallel != "dp":
+        used = "its threads alone use several cores" if cpu else f"it uses one of {devices}"
+        told = [
+            f"{name} divides its work over no devices: {used}. What a process a device would gain "
+            "is told below, by copies of it."
+        ]
+    elif cpu:
+        told = ["nn.DataParallel does nothing on CPU devices: the whole batch is computed at once."]
+    if not seen.rebatches:
+        told.append(f"Nothing gives it smaller batches: a step below is {devices} of its own.")
+    return told
 
 
 def whole_epochs(seen: Seen) -> str | None:

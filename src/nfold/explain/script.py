@@ -44,7 +44,7 @@ def first_look(
     failed = next((m for m in (first, second) if m.status != "ok"), None)
     if second.status != "ok" and failed is not None:
         raise RunFailure(_why(experiment.target.name, failed))
-    return _ladder(second, scaling or "strong", seen[0], machine)
+    return _ladder(second, scaling or _own_scaling(seen[0]), seen[0], machine)
 
 
 def _look(experiment: Experiment, rung: Rung, read: Read) -> tuple[Measurement, tuple[Seen, ...]]:
@@ -67,7 +67,8 @@ def _why(name: str, failed: Measurement) -> str:
 def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) -> Ladder:
     """The plan as the script itself has it: what equals its own is never imposed on it."""
     plan = found.plan
-    batch = seen.batch or round(seen.samples_per_step * seen.world_size)
+    each = max(seen.world_size, plan.devices or 1)
+    batch = seen.batch or round(seen.samples_per_step * each)
     scaling, own = ("weak", True) if plan.devices == 1 else (scaling, scaling == _own_scaling(seen))
     if not own:
         batch = _other_scaling(batch, scaling, seen, plan.devices or 1)
@@ -103,8 +104,11 @@ def _ahead(loader: Loader | None, world_size: int) -> int:
 
 
 def _own_scaling(seen: Seen) -> Scaling:
-    """The scaling under which the script's batch stays what it is."""
-    return "weak" if seen.world_size > 1 else "strong"
+    """The scaling under which what makes the script's batches stays as it is.
+
+    One process without a DataLoader makes the same on one device as on N, and so does each copy.
+    """
+    return "weak" if seen.world_size > 1 or not seen.rebatches else "strong"
 
 
 def _step_ms(found: Measurement, made: Plan, seen: Seen, ahead: int) -> float | None:
@@ -126,7 +130,7 @@ def _step_ms(found: Measurement, made: Plan, seen: Seen, ahead: int) -> float | 
 
 def _other_scaling(batch: int, scaling: Scaling, seen: Seen, devices: int) -> int:
     """The global batch where the script's own, of one rank or of all, is taken the other way."""
-    if seen.loader is None or seen.loader.batch is None:
+    if not seen.rebatches:
         other = "weak" if scaling == "strong" else "strong"
         raise UsageError(
             f"--scaling {scaling}: no DataLoader was seen whose batch could be changed; next: "

@@ -18,7 +18,7 @@ from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung, Scaling, short_passes
 from nfold.explain.script import first_look
-from nfold.finding import NO_TIME, Budget
+from nfold.finding import NO_TIME, BatchLimit, Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Between, Cause, Fetches, Measurement
 from nfold.plan import Plan
@@ -96,6 +96,37 @@ def test_without_a_process_group_one_process_is_compared_at_its_batch() -> None:
     assert (asked.scaling, asked.plan.strategy, asked.plan.batch) == ("strong", "dp", 100)
     assert asked.plain
     assert looked(dataclasses.replace(PLAIN, parallel="dp"), "weak").plan.batch == 200
+
+
+@pytest.mark.parametrize("fed", [None, dataclasses.replace(LOADER, batch=None)])
+@pytest.mark.parametrize("parallel", ["none", "dp"])
+def test_where_nothing_gives_smaller_batches_each_device_has_one_of_its_own(
+    fed: Loader | None, parallel: Any
+) -> None:
+    """Under strong scaling a share of the batch would be told that no run has had."""
+    seen = dataclasses.replace(PLAIN, loader=fed, parallel=parallel, samples_per_step=100.0)
+    asked = looked(seen)
+    assert (asked.scaling, asked.plan.batch, asked.one.plan.batch) == ("weak", 200, 100)
+    with pytest.raises(UsageError, match="next: --scaling weak"):
+        looked(seen, "strong")
+    found = explained(seen, latency_ms=30.0)
+    assert found.headline.endswith(
+        "Nothing gives it smaller batches: a step below is 2 of its own."
+    )
+    assert looked(dataclasses.replace(seen, loader=LOADER)).scaling == "strong"
+
+
+def test_no_other_batch_is_told_where_nothing_gives_one() -> None:
+    costs, unknown = {"latency_ms": 30.0}, BatchLimit(helps=False, batch=None, evidence=())
+    assert explained(DDP, **costs).limit not in (None, unknown)
+    without = dataclasses.replace(DDP, loader=None, samples_per_step=100.0)
+    assert explained(without, **costs).limit == unknown
+
+
+def test_a_script_without_an_optimizer_is_told_so() -> None:
+    assert explained(DDP).headline == ""
+    found = explained(dataclasses.replace(DDP, optimizers=("Backward",)))
+    assert found.headline == "No optimizer of torch steps in it: a step is a backward."
 
 
 def test_the_warm_up_lets_pass_what_workers_made_ahead() -> None:

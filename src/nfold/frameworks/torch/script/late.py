@@ -53,15 +53,16 @@ class LateExchange:
     def scaled(self, optimizer: Any) -> None:
         """A GradScaler's step begins: ranks that skip it must exchange as well."""
         if self._hook is not None:
-            self._exchange(optimizer)
+            self.exchange(optimizer)
             self._done = optimizer
 
     def _stepping(self, optimizer: Any) -> None:
         if self._done is not optimizer:
-            self._exchange(optimizer)
+            self.exchange(optimizer)
         self._done = None
 
-    def _exchange(self, optimizer: Any) -> None:
+    def exchange(self, optimizer: Any) -> None:
+        """The gradients of what an optimizer trains, or what stands for one."""
         if not self._left_out.now.late_exchange:
             return
         given = [p for group in optimizer.param_groups for p in group["params"]]

@@ -46,9 +46,9 @@ class Patience:
         self._stepped_at: float | None = None
         self._began_at = 0.0
 
-    def pass_begins(self, *, feeds: bool) -> None:
-        """A pass begins, over the training data where it ``feeds``."""
-        if not (feeds and self._in_steps) or self._cut or self._stepped_at is None:
+    def pass_begins(self) -> None:
+        """A pass over the training data begins."""
+        if not self._in_steps or self._cut or self._stepped_at is None:
             return
         self._began_at = time.monotonic()
         self._between_s += self._began_at - self._stepped_at

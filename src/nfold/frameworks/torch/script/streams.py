@@ -151,10 +151,12 @@ class Feed:
         return stream
 
     def _leave(self, loader: Any) -> None:
-        """A pass that was begun is not gone on with."""
+        """A pass that was begun is not gone on with; one without a step was looked into only."""
         before: Pass = vars(loader)[LATEST]
-        if before.given:
+        if before.given and (before.over or self.steps > before.steps_before):
             self.ended(loader, before)
+        else:
+            self._pending.pop(id(loader), None)
 
     def _take_over(self, loader: Any, *, of_same_data: bool) -> None:
         """Stand in the place of a training's loader that the same line has made, if any has."""

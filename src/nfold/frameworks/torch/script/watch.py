@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.amp import GradScaler
 from torch.distributed import distributed_c10d
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from nfold.errors import NfoldError, Unsupported
 from nfold.frameworks.base import Observer, Phase, Task
@@ -31,6 +29,7 @@ from nfold.frameworks.torch.script.patience import Patience
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.spawned import follow
+from nfold.frameworks.torch.script.stepping import Stepping
 from nfold.frameworks.torch.script.streams import Fed, Feed
 from nfold.frameworks.torch.script.trace import Tracing
 from nfold.frameworks.torch.script.trainers import Trainers
@@ -71,6 +70,7 @@ class Watch:
         self._overrides = Overrides(task, lambda: self._feed.steps)
         self._left_out = LeftOut(task)
         self._late = LateExchange(task, self._left_out)
+        self._stepping = Stepping(self._late, self.stepped, self._skipped)
         calm = observer.await_calm
         self._feed = Feed(self._prepare, self._replay, self._left_out, self, calm=calm)
         self._sights = Sights(task, self._left_out, self._feed, self._boundary, trainers)
@@ -79,7 +79,7 @@ class Watch:
         self._patience = Patience(task, self._overrides.never_end, self.aside)
         self._before = NONE
         self._agreed: str | None = None
-        self._stepped = False
+        self._began_at = 0
         self._epoch_began: float | None = None
         self._epoch_ended = 0.0
         self._epochs = 0
@@ -113,26 +113,27 @@ class Watch:
         self._sights.install(self._patches, self._warm_up)
         self._late.install()
         follow(self._task, self._patches)
-        self._patches.put(GradScaler, "step", self._scaling)
         for owner in (dist, distributed_c10d):
             self._patches.put(owner, "destroy_process_group", self._parting)
-        self._hook = register_optimizer_step_post_hook(lambda one, *_: self.stepped(one))
+        self._stepping.install(self._patches)
         self._recorder.begin()
 
     def remove(self) -> None:
         """Put PyTorch back as it was."""
-        self._hook.remove()
+        self._stepping.remove()
         self._late.remove()
         self._sights.stop()
         self._warm_up.undo()
         self._patches.undo()
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped, or would have, had its gradients been finite."""
-        self._stepped = True
+        """An optimizer has stepped, or what stands for one."""
         with self._kept():
             if self._boundary.ends(optimizer):
                 self._count_step()
+
+    def _skipped(self) -> None:
+        self._sights.skipped_steps += 1
 
     def _count_step(self) -> None:
         taken = self._feed.taken()
@@ -173,17 +174,26 @@ class Watch:
             self._overrides(loader)
 
     def pass_begins(self, *, feeds: bool) -> None:
-        """The first step is timed from the last pass that began before it."""
+        """The first step is timed from the last pass that began before it.
+
+        A pass in which no step was made was looked into only: the pause before it goes on.
+        """
         self.aside()
-        self._patience.pass_begins(feeds=feeds)
         if not self.steps:
             self._recorder.begin()
-        elif feeds and self._task.plan.epochs is not None:
-            self._end_epoch(time.monotonic())
-        elif feeds:
-            self._apart(pass_ended=True)
-        if feeds or not self.steps:
             self._epoch_began = time.monotonic()
+        elif feeds and self.steps > self._began_at:
+            self._began_at = self.steps
+            self._patience.pass_begins()
+            self._pass_over()
+
+    def _pass_over(self) -> None:
+        """The one before."""
+        if self._task.plan.epochs is None:
+            self._apart(pass_ended=True)
+            return
+        self._end_epoch(time.monotonic())
+        self._epoch_began = time.monotonic()
 
     def pass_began(self) -> None:
         """The start of workers lies between two passes."""
@@ -247,20 +257,6 @@ class Watch:
             usual(group)
 
         return destroy
-
-    def _scaling(self, usual: Any) -> Any:
-        """GradScaler's step: one that was skipped is a step too, or ranks would part."""
-
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._stepped = False
-            self._late.scaled(optimizer)
-            returned = usual(scaler, optimizer, *args, **kwargs)
-            if not self._stepped:
-                self._sights.skipped_steps += 1
-                self.stepped(optimizer)
-            return returned
-
-        return step
 
     def _know_devices(self) -> None:
         """The first step shows where the parameters are."""

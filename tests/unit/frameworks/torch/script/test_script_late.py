@@ -44,7 +44,7 @@ def _gradients(rank: int) -> list[torch.Tensor]:
     for _ in range(2):
         for parameter in parameters[: 3 - rank]:
             parameter.grad = torch.full_like(parameter, rank + 1.0)
-        exchange._exchange(optimizer)
+        exchange.exchange(optimizer)
     return [p.grad for p in parameters if p.grad is not None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import suppress
 from typing import Any
 
@@ -108,6 +109,42 @@ def test_two_optimizers_make_one_step_together() -> None:
     assert found.seen.parameter_count == sum(parameter.numel() for parameter in trained)
 
 
+def _by_hand(checkpointed: bool = False) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    for samples, labels in itertools.chain.from_iterable([DataLoader(dataset(), 8)] * 10):
+        hidden = module[0](samples)
+        run = torch.utils.checkpoint.checkpoint
+        scores = run(module[1], hidden, use_reentrant=True) if checkpointed else module[1](hidden)
+        module.zero_grad()
+        nn.functional.cross_entropy(scores, labels).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter in module.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_without_an_optimizer_a_step_is_a_backward(checkpointed: bool) -> None:
+    found = watched(lambda: _by_hand(checkpointed), script_task())
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 10
+    assert sum(window.samples for window in found.samples.windows) == 80
+    assert found.seen.by_hand
+    assert found.seen.parameter_count == 8 * 8 + 8 + 8 * 4 + 4
+    assert found.seen.accumulation == 1
+
+
+def test_with_an_optimizer_a_backward_is_no_step() -> None:
+    def training() -> None:
+        for samples, _ in [*DataLoader(dataset(), 8)][:2]:
+            nn.Linear(8, 4)(samples).sum().backward()
+        usual(accumulate=4)
+
+    found = watched(training, script_task())
+    assert found.samples is not None
+    assert (found.seen.by_hand, found.seen.accumulation) == (False, 4)
+
+
 def test_a_step_that_a_scaler_skips_is_a_step() -> None:
     found = watched(scaled, script_task())
     assert found.samples is not None
@@ -159,19 +196,34 @@ def _taking_a_second(seconds: Seconds) -> nn.Module:
     return module
 
 
+@pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("length", [{"steps": None, "epochs": 3}, {"steps": 19}])
-def test_what_lies_between_passes_is_in_no_window(length: Any, seconds: Seconds) -> None:
-    """Passes of 8 steps of a second; of whole epochs also what follows the last."""
+def test_what_lies_between_passes_is_in_no_window(
+    length: Any, looks: bool, seconds: Seconds
+) -> None:
+    """Passes of 8 steps of a second; of whole epochs also what follows the last.
+
+    Some scripts look at a first batch before they begin: that pass is none.
+    """
 
     def training() -> None:
-        module = _taking_a_second(seconds)
+        module, loader = _taking_a_second(seconds), _loader()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        loop(_loader(), module, optimizer, after_epoch=lambda: seconds.pass_by(100))
+
+        def between() -> None:
+            seconds.pass_by(100)
+            if looks:
+                next(iter(loader))
+
+        if looks:
+            next(iter(loader))
+        loop(loader, module, optimizer, after_epoch=between)
 
     found = watched(training, script_task(warmup_steps=3, **length)).samples
     assert found is not None
     steps = 21 if found.epochs else 19
     assert found.step_ms == (1000,) * steps
+    assert sum(window.samples for window in found.windows) == 8 * steps
     assert sum(window.seconds for window in found.windows) == steps
     if found.epochs:
         assert [epoch.samples for epoch in found.epochs] == [64, 64, 64]
