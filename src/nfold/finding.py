@@ -50,8 +50,8 @@ class Finding:
     fix, None without one; ``predicted_samples_per_s`` is the rate of N devices then, and
     ``bound_samples_per_s`` that without any of the cause, what one device loses to it too.
     ``whole_ms`` is all that a step on N devices loses to the cause, what one device loses in the
-    same way too; None where it was not measured on N. ``proven``: the fix itself was measured.
-    ``parts`` are what the cost is made of.
+    same way too; None where it was not measured on N. ``proven``: the fix itself was measured;
+    ``parts``: what the cost is made of.
     """
 
     cause: str
@@ -227,6 +227,11 @@ class Budget:
         """The causes that there was no time for."""
         return tuple(cause for cause, reason in self.untested if reason == NO_TIME)
 
+    def slows(self, row: Finding) -> bool:
+        """Whether what a row's change costs is more than what it wins."""
+        now, gain = self.speedup.value if row in self.rows else 1.0, row.predicted_speedup
+        return gain is not None and gain.value < now
+
     def misses(self, rest: Interval) -> bool:
         """Whether so much is missing for sure. To say so takes less than to name a cause for it."""
         least = FLOOR * self.n_devices.step_ms.value
@@ -256,11 +261,10 @@ class Budget:
 
     def _told(self) -> list[Doubt]:
         """The warnings, with what was not tested and whether the devices can help at all."""
-        limit = (("cannot_help", " ".join(no_help(self))),) if self.cannot_help else ()
-        untested = ((f"untested_{cause}", reason) for cause, reason in self.untested)
-        told = [Doubt(kind=kind, text=text) for kind, text in (*limit, *untested)]
+        limit = [("cannot_help", " ".join(no_help(self)))] if self.cannot_help else []
+        told = limit + [(f"untested_{cause}", reason) for cause, reason in self.untested]
         first = [Doubt(kind="headline", text=self.headline)] if self.headline else []
-        return [*first, *self.warnings, *told]
+        return [*first, *self.warnings, *(Doubt(kind=kind, text=text) for kind, text in told)]
 
 
 def beyond(cost: Interval, step_ms: float) -> bool:

@@ -63,7 +63,24 @@ def _named(budget: Budget, first: Finding) -> list[str]:
             f"Of what is above it most is lost to {cost}. Change: {first.fix}.",
             expected,
         ]
+    if budget.slows(first):
+        return [f"Most is lost to {cost}.", *_does_not_pay(budget, first)]
     return [f"Most is lost to {cost}.", f"Change: {first.fix}.", expected, *_missing(budget, first)]
+
+
+def _does_not_pay(budget: Budget, first: Finding) -> list[str]:
+    """What costs most stays, because its change costs more; the next that does not, if any."""
+    assert first.predicted_speedup is not None
+    now = times(budget.speedup) if first in budget.rows else "1 ×"
+    told = (
+        f"Its change does not pay here: {first.fix} makes {times(first.predicted_speedup)} of one "
+        f"device of {now}."
+    )
+    better = next((row for row in budget.named if not budget.slows(row)), None)
+    if better is None:
+        return [told, _as_it_is(budget)]
+    expected = _expectation(budget, better, on_n=better in budget.rows)
+    return [told, f"Change for {better.cause}: {better.fix}.", expected]
 
 
 def _cost(budget: Budget, first: Finding) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from nfold.explain.causes.undivided_work import SIGN
 from nfold.explain.fit import LEAST_FREE, Fit
@@ -32,7 +32,19 @@ def warnings(measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
             "from two that differ more"
         )
         found.append(Doubt(kind="few_repeats", text=text))
-    return tuple(found)
+    return (*_ended_early(measured), *found)
+
+
+def _ended_early(measured: Measured) -> Iterator[Doubt]:
+    """That a script was over before all of its steps were timed that should be."""
+    fewest = min(measured.cut_short(), default=None)
+    if fewest is not None:
+        steps, name = fewest
+        text = (
+            f"{name} ends by itself before its runs are long enough: some were timed for "
+            f"{steps} steps; next: more epochs or more data"
+        )
+        yield Doubt(kind="ended_early", text=text)
 
 
 def overtaken(ladder: Ladder, measured: Measured, step_ms: float) -> tuple[Doubt, ...]:

@@ -63,6 +63,16 @@ class Measured:
         found = [doubt for m in self._all() for doubt in m.warnings]
         return tuple({doubt.kind: doubt for doubt in reversed(found)}.values())
 
+    def cut_short(self) -> Iterator[tuple[int, str]]:
+        """Timed steps of runs that have fewer than they should, and what was run."""
+        for rung, runs in self.runs.items():
+            asked = rung.plan.steps
+            if asked is not None and rung.ablation.pass_batches is None:
+                for measurement in runs.values():
+                    timed = min((len(rank.step_ms) for rank in measurement.ranks), default=asked)
+                    if timed < asked:
+                        yield timed, measurement.workload.name
+
     def seconds(self, rungs: Collection[Rung]) -> float:
         """How long a run of these that share it takes: as one of them did, or one of as many.
 

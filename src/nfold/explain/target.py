@@ -123,7 +123,8 @@ class WorkloadTarget:
         whole = self._measured(shared, number, limit_s, left_out)
         found = apart(whole, left_out)
         if whole.status == "ok":
-            for measurement in found:
+            # What had no turn before a script ended is nothing to find again.
+            for measurement in filter(_timed, found):
                 self.store.append(measurement)
         return found
 
@@ -147,3 +148,7 @@ class WorkloadTarget:
     def epoch_steps(self, plan: Plan) -> int | None:
         """By the number of training samples."""
         return None if not self.samples else -(-self.samples // (plan.batch or 1))
+
+
+def _timed(measurement: Measurement) -> bool:
+    return all(rank.windows for rank in measurement.ranks)

@@ -84,7 +84,8 @@ def lines(rows: Iterable[Finding], budget: Budget) -> list[tuple[str, ...]]:
     for row in (row for row in rows if row.named):
         gained = row.predicted_speedup
         without = f"{gained.value:.2f} ×" if gained and row in budget.rows else _gain(gained)
-        change = f"{row.fix} (measured)" if row.proven else row.fix
+        told = f"{row.fix} (measured)" if row.proven else row.fix
+        change = "" if budget.slows(row) else told
         found.append((row.cause, row.what, between(row.lost_ms), without, change))
         found += [("", f"· {name}", between(cost), "", "") for name, cost in row.parts]
     return found

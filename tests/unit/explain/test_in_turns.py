@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from explaining import HOST, SECONDS, explained, ladder, target
+from explaining import HOST, SECONDS, Memory, explained, ladder, runner, target
 from nfold.ablation import Ablation
+from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Rung
 from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
+from nfold.measurement import Measurement
 from nfold.run.options import Options
 from nfold.run.run import run
 from nfold.turns import held
@@ -57,8 +59,8 @@ def test_what_two_processes_differ_by_does_not_count_in_one(seed: int) -> None:
     noisy = {**COSTS, "process_noise": 0.05, "noise": 0.002, "noise_seed": seed}
     found = {shared: explained(Script(**noisy, in_turns=shared)) for shared in (False, True)}
     width = {}
-    for shared, budget in found.items():
-        (row,) = [row for row in budget.rows if row.cause == "imbalance"]
+    for shared, one in found.items():
+        (row,) = [row for row in one.rows if row.cause == "imbalance"]
         assert row.lost_ms.low is not None
         assert row.lost_ms.high is not None
         width[shared] = row.lost_ms.high - row.lost_ms.low
@@ -66,6 +68,47 @@ def test_what_two_processes_differ_by_does_not_count_in_one(seed: int) -> None:
         # Of the 1.5 ms on one rank, what exceeds the mean of both; all where they are told apart.
         assert any(row.lost_ms.low <= lost <= row.lost_ms.high for lost in (0.75, 1.5))
     assert width[True] < width[False] / 5
+
+
+def _over_after_the_first_turn(usual: Any) -> Any:
+    """``run`` for something that ends by itself before the second of its experiments has a turn."""
+
+    def run(*args: Any, turns: tuple[Ablation, ...] = (), **more: Any) -> Measurement:
+        found: Measurement = usual(*args, turns=turns, **more)
+        if not turns:
+            return found
+        ranks = []
+        for rank in found.ranks:
+            (first, *_) = rank.divided(rank.turns, len(turns))
+            ranks.append(dataclasses.replace(first, turns=(0,) * len(first.windows)))
+        return dataclasses.replace(found, ranks=tuple(ranks))
+
+    return run
+
+
+def test_what_had_no_turn_before_the_end_is_run_by_itself() -> None:
+    script = Script(**COSTS, in_turns=True)
+    short = target(script, Memory(), _over_after_the_first_turn(runner(script)))
+    experiment = Experiment(short, Clock(SECONDS), Events())
+    measured = experiment.run(ladder())
+    found = budget("digits", measured, experiment.measured)
+    assert _rows(found) == pytest.approx(_rows(explained(Script(**COSTS))))
+
+
+def test_a_script_that_ends_before_its_steps_are_timed_says_so() -> None:
+    script = Script(**COSTS)
+    usual = runner(script)
+
+    def run(*args: Any, **more: Any) -> Measurement:
+        found: Measurement = usual(*args, **more)
+        ranks = [dataclasses.replace(rank, step_ms=rank.step_ms[:7]) for rank in found.ranks]
+        return dataclasses.replace(found, ranks=tuple(ranks))
+
+    experiment = Experiment(target(script, run=run), Clock(SECONDS), Events())
+    measured = experiment.run(ladder())
+    told = {d.kind: d.text for d in budget("digits", measured, experiment.measured).warnings}
+    assert "some were timed for 7 steps" in told["ended_early"]
+    assert "ended_early" not in {doubt.kind for doubt in explained(script).warnings}
 
 
 def test_rungs_share_what_their_framework_can_change() -> None:

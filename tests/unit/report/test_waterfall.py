@@ -88,6 +88,27 @@ def test_what_is_in_rows_without_a_name_is_told_first_where_it_is_most() -> None
     assert sentences(less)[0].startswith("Most is lost to link")
 
 
+def test_a_change_that_costs_more_than_it_wins_is_not_advised() -> None:
+    """Copies of a script may be faster than one process, and not once they exchange."""
+    first = BUDGET.named[0]
+    worse = Interval(0.4, 0.3, 1.9)
+    rows = tuple(
+        dataclasses.replace(row, predicted_speedup=worse) if row.cause == first.cause else row
+        for row in BUDGET.rows
+    )
+    alone = dataclasses.replace(BUDGET, rows=rows[:1], single=())
+    assert alone.slows(rows[0])
+    assert not BUDGET.slows(first)
+    said = sentences(alone)
+    assert said[0].startswith(f"Most is lost to {first.cause}")
+    assert said[1].startswith(f"Its change does not pay here: {first.fix} makes 0.40 × (0.30 to")
+    assert said[2].startswith("2 devices are ")
+    assert [line[-1] for line in explanation.lines(rows[:1], alone)][:1] == [""]
+    other = dataclasses.replace(first, cause="threads", fix="fewer threads")
+    both = sentences(dataclasses.replace(alone, rows=(rows[0], other)))
+    assert both[2] == "Change for threads: fewer threads."
+
+
 def test_small_costs_are_told_together() -> None:
     small = Script(
         compute_ms_per_sample=0.1,

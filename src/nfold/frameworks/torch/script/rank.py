@@ -13,6 +13,7 @@ from nfold.errors import NfoldError, RunFailure
 from nfold.frameworks import execute
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.imports import after_import
+from nfold.frameworks.torch.script import instead
 from nfold.frameworks.torch.script.environment import alone, entered
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.measurement import RankSamples
@@ -36,9 +37,12 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
         watches.append(Watch(task, observer, trainers))
         watches[0].install()
 
+    others = instead.Others(task.workload.name, lambda: any(watch.steps for watch in watches))
     with entered(task):
+        others.install()
         after_import({"torch": watch, **trainers.actions()})
         _run(task, watches)
+    others.remove()
     return _ended(task, watches, observer)
 
 
@@ -49,15 +53,13 @@ def _run(task: Task, watches: list[Watch]) -> None:
         execute.run_script(script, arguments)
     except SystemExit as ended:
         if ended.code not in (None, 0) and not (watches and watches[0].left):
-            raise RunFailure(
-                f"{task.workload.name} ended by itself with {ended.code!r}; next: run it by hand: "
-                f"python {task.workload}"
-            ) from ended
+            raise instead.exited(task.workload.name, str(task.workload), ended) from ended
     except NfoldError:
         raise
     except Exception as error:
         # A trainer that tidies up may fail on what was refused, and raise that instead.
         told = (watches[0].refused or _meaning(error)) if watches else None
+        told = told or instead.asks(task.workload.name, error)
         if told is None:
             raise
         raise told.with_traceback(error.__traceback__) from error

@@ -224,7 +224,9 @@ class Watch:
         self._clock.ends_with_step = True
         self._recorder.end()
         replays = self._feed.replays
-        if not self._left_out.never("input") and not replays:
+        # In turns, what had none before the script ended is run by itself.
+        turns = self._left_out.turns and self._feed.loader is not None
+        if not self._left_out.never("input") and not replays and not turns:
             raise Unsupported(
                 f"input {self._left_out.ever[-1].input}: no DataLoader fed the steps of "
                 f"{self._task.workload.name}, so there are no batches to give again"

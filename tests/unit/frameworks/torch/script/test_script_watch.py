@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from contextlib import suppress
 from typing import Any
@@ -397,6 +398,22 @@ def test_a_model_may_get_its_samples_by_name() -> None:
 def test_without_a_loader_there_is_nothing_to_give_again() -> None:
     with pytest.raises(Unsupported, match="no DataLoader fed"):
         watched(_no_loader, script_task(Ablation(input="replayed")))
+
+
+def test_what_had_no_turn_before_the_end_is_no_reason_to_refuse_the_rest() -> None:
+    """Of turns with real and with replayed batches the script ends in the first."""
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(DataLoader(dataset(56), batch_size=8), module, optimizer, epochs=1)
+
+    turns = (Ablation(), Ablation(input="replayed"))
+    found = watched(training, dataclasses.replace(script_task(), turns=turns)).samples
+    assert found is not None
+    assert set(found.turns) == {0}
+    with pytest.raises(Unsupported, match="no DataLoader fed"):
+        watched(_no_loader, dataclasses.replace(script_task(), turns=turns))
 
 
 def test_the_same_samples_have_the_same_hash_and_others_have_not() -> None:

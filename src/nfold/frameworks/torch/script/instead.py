@@ -1,0 +1,157 @@
+"""What a script does in place of training: it asks for arguments or input, or waits for others.
+
+Imports no torch: the script may never do so.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing import get_start_method
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from typing import Any
+
+from nfold.errors import RunFailure
+from nfold.frameworks.torch.script.patches import Patches
+
+PATIENCE_S = 30.0
+"""For a process that has PyTorch in its memory: it may prepare data for a while."""
+LOOK_S = 2.0
+TORCH = "libtorch"
+USAGE = 2
+"""The exit status of a command that was not understood."""
+
+
+def exited(name: str, command: str, ended: SystemExit) -> RunFailure:
+    """A script that ended by itself with a code other than 0; ``command`` runs it by hand."""
+    said = _said(ended)
+    told = f": {said}" if said else f" with {ended.code!r}"
+    by_hand = f"run it by hand: python {command}"
+    follows = f"its arguments follow --, as in nfold explain {name} -- --epochs 3"
+    return RunFailure(
+        f"{name} ended by itself{told}; next: {follows if ended.code == USAGE else by_hand}"
+    )
+
+
+def _said(ended: SystemExit) -> str | None:
+    """Why, in its own words: of sys.exit, of argparse, or of what it was raised for (click)."""
+    if isinstance(ended.code, str):
+        return ended.code
+    for frame, _ in traceback.walk_tb(ended.__traceback__):
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("argparse", "error"):
+            return str(frame.f_locals.get("message"))
+    return str(ended.__context__) if ended.__context__ is not None else None
+
+
+def asks(name: str, error: BaseException) -> RunFailure | None:
+    """A script that wants an answer to ``input()``: nobody gives one here."""
+    if not isinstance(error, EOFError) or "reading a line" not in str(error):
+        return None
+    return RunFailure(
+        f"{name} reads standard input, where nobody answers while it is explained; next: give it "
+        "what it asks for as an argument, or by the environment"
+    )
+
+
+class Others:
+    """Notices that the script only waits for a process of its own, which trains in its place.
+
+    ``stepped`` says whether the script has made a step itself: then it may wait for as long as it
+    likes. Processes by fork are watched themselves.
+    """
+
+    def __init__(self, name: str, stepped: Callable[[], bool]) -> None:
+        self._name = name
+        self._stepped = stepped
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Stand in front of all waiting without an end."""
+        self._patches.put(Popen, "wait", self._waiting)
+        self._patches.put(BaseProcess, "join", self._joining)
+
+    def remove(self) -> None:
+        """Put Python back as it was."""
+        self._patches.undo()
+
+    def _waiting(self, usual: Any) -> Any:
+        def wait(process: Any, timeout: float | None = None) -> Any:
+            if timeout is not None:
+                return usual(process, timeout)
+            for until in self._looks(process.pid):
+                try:
+                    return usual(process, until)
+                except TimeoutExpired:
+                    continue
+            return usual(process, None)
+
+        return wait
+
+    def _joining(self, usual: Any) -> Any:
+        def join(process: Any, timeout: float | None = None) -> None:
+            forked = (getattr(process, "_start_method", None) or get_start_method()) == "fork"
+            if timeout is None and process.pid and not forked:
+                for until in self._looks(process.pid):
+                    usual(process, until)
+                    if process.exitcode is not None:
+                        return
+            usual(process, timeout)
+
+        return join
+
+    def _looks(self, pid: int) -> Iterator[float]:
+        """Seconds to wait until the next look; ends where nobody needs to look any more."""
+        began = time.monotonic()
+        while not self._stepped():
+            yield LOOK_S
+            if time.monotonic() - began > PATIENCE_S and not self._stepped():
+                command = trains(pid)
+                if command is not None:
+                    raise RunFailure(_elsewhere(self._name, command, time.monotonic() - began))
+
+
+def trains(pid: int) -> list[str] | None:
+    """The command of the process, or the last that it has started, with PyTorch in its memory."""
+    found = [one for one in _tree(pid) if TORCH in _read(one, "maps")]
+    command = _read(found[-1], "cmdline") if found else ""
+    return command.strip("\0").split("\0") if command else None
+
+
+def _tree(pid: int) -> list[int]:
+    """The process and all below it, as far as Linux tells."""
+    found = [pid]
+    for one in found:
+        started = (file.read_text() for file in Path(f"/proc/{one}/task").glob("*/children"))
+        with suppress(OSError):
+            found += [int(child) for children in started for child in children.split()]
+    return found
+
+
+def _read(pid: int, name: str) -> str:
+    """A file of a process; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _elsewhere(name: str, command: list[str], waited_s: float) -> str:
+    at = next((at for at, part in enumerate(command) if part.endswith(".py")), None)
+    process = "one by multiprocessing"
+    following = (
+        "start ranks by torch.multiprocessing.spawn, or let nfold start them as torchrun does"
+    )
+    if at is not None:
+        script, *arguments = os.path.basename(command[at]), *command[at + 1 :]
+        process = shlex.join([script, *arguments])
+        following = shlex.join(["nfold", "explain", script, *["--"][: len(arguments)], *arguments])
+    return (
+        f"{name} makes no step: for {waited_s:.0f} s it has waited for a process that it started "
+        f"({process}), and what others train is not followed; next: {following}"
+    )
