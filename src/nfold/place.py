@@ -29,10 +29,10 @@ PASSED_OVER = ("torch", "nfold")
 def user_place(error: BaseException) -> str | None:
     """``train.py:42``: the innermost frame in the user's own code, None where there is none."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{_shown(error.filename)}:{error.lineno}"
+        return f"{shown(error.filename)}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_the_users(frame.filename)]
-    return f"{_shown(own[-1].filename)}:{own[-1].lineno}" if own else None
+    own = [frame for frame in frames if is_the_users(frame.filename)]
+    return f"{shown(own[-1].filename)}:{own[-1].lineno}" if own else None
 
 
 def place_here() -> str | None:
@@ -50,8 +50,8 @@ def called_here() -> tuple[str | None, str | None]:
     inside: tuple[str, str] | None = None
     while frame is not None:
         filename = frame.f_code.co_filename
-        if _is_the_users(filename):
-            return f"{_shown(filename)}:{frame.f_lineno}", inside[1] if inside else None
+        if is_the_users(filename):
+            return f"{shown(filename)}:{frame.f_lineno}", inside[1] if inside else None
         installed = _installed(filename)
         package = installed.partition("/")[0]
         if installed and (inside is None or inside[0] != package):
@@ -67,7 +67,8 @@ def shown_path(path: str | Path) -> str:
 
 
 @functools.cache
-def _is_the_users(filename: str) -> bool:
+def is_the_users(filename: str) -> bool:
+    """Whether the code of a file is neither Python's, nor a package's, nor nfold's."""
     real = os.path.realpath(filename)
     generated = filename.startswith("<")
     installed = any(part in INSTALLED for part in real.split(os.sep))
@@ -84,7 +85,7 @@ def _installed(filename: str) -> str:
     return "" if not found or found[0] in PASSED_OVER else "/".join(found)
 
 
-def _shown(filename: str) -> str:
+def shown(filename: str) -> str:
     """Relative to the working directory where it is below it; never by its name in a mirror."""
     relative = os.path.relpath(filename)
     if not relative.startswith(os.pardir):

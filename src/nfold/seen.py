@@ -70,6 +70,18 @@ class Loader:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Maker:
+    """A function of the script's own that makes its batches, where no DataLoader does.
+
+    ``place`` is where it begins; ``on_device`` says whether it moves them to a GPU itself.
+    """
+
+    name: str
+    place: str
+    on_device: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Traced:
     """What a profiler saw in some steps of one rank.
 
@@ -127,6 +139,7 @@ class Seen:
     device: str = "cpu"
     dp_devices: int = 0
     loader: Loader | None = None
+    maker: Maker | None = None
     samples_per_step: float = 0.0
     accumulation: int = 1
     optimizers: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from integration.scripts.own_batches import SLOW_S
 from integration.scripts.somebodys_ddp import LONG_S
 from nfold.ablation import Ablation
 from nfold.measurement import Measurement
@@ -20,26 +21,33 @@ from nfold.workload import Workload
 
 pytestmark = pytest.mark.integration
 SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_ddp.py")
+OWN_BATCHES = str(Path(__file__).parent / "scripts" / "own_batches.py")
 
 
 def _measured(
-    tmp_path: Path, wish: str, ablation: Ablation | None = None, devices: int = 2, **changes: Any
+    tmp_path: Path,
+    wish: str,
+    ablation: Ablation | None = None,
+    devices: int = 2,
+    script: str = SCRIPT,
+    **changes: Any,
 ) -> tuple[Measurement, Folder]:
     host = inspect_machine()
     if host.cores < devices:
         pytest.skip("a CPU device needs a core of its own")
     said = {"steps": 20, "warmup_steps": 4, "strategy": "ddp" if devices > 1 else "single"}
     plan = Plan(device="cpu", devices=devices, cores_per_device=1, **{**said, **changes})
-    workload = Workload.of_script(SCRIPT, wish)
+    workload = Workload.of_script(script, wish)
     found = run(workload, plan, ablation, machine=host, options=Options(results=tmp_path))
     assert found.folder is not None
     return found, Folder(tmp_path / found.folder)
 
 
-def _place(line: str) -> str:
-    """``file:line`` of a line of the script."""
-    lines = Path(SCRIPT).read_text().splitlines()
-    return f"{Path(SCRIPT).name}:{[text.strip() for text in lines].index(line) + 1}"
+def _place(line: str, script: str = SCRIPT) -> str:
+    """``file:line`` of the first line of a script that begins so."""
+    lines = [text.strip() for text in Path(script).read_text().splitlines()]
+    number = next(at for at, text in enumerate(lines, start=1) if text.startswith(line))
+    return f"{Path(script).name}:{number}"
 
 
 def test_a_script_is_stopped_after_its_steps_and_told_what_was_seen(tmp_path: Path) -> None:
@@ -124,8 +132,8 @@ def test_passes_that_are_cut_short_stand_for_whole_ones(tmp_path: Path) -> None:
 
 
 def test_ranks_agree_that_nobody_waits_for_a_second_validation(tmp_path: Path) -> None:
-    short = {"steps": 9, "warmup_steps": 3}
-    found, _ = _measured(tmp_path, "validates", Ablation(pass_batches=3), **short)
+    cut = Ablation(pass_batches=3)
+    found, _ = _measured(tmp_path, "validates", cut, steps=9, warmup_steps=3)
     assert found.status == "ok", found.cause
     assert [len(rank.step_ms) for rank in found.ranks] == [3, 3]
     for rank in found.ranks:
@@ -142,3 +150,18 @@ def test_copies_can_exchange_before_every_step(tmp_path: Path) -> None:
     assert found.status == "ok", found.cause
     assert [len(rank.step_ms) for rank in found.ranks] == [20, 20]
     assert [one.world_size for one in folder.read_seen()] == [1, 1]
+
+
+def test_batches_that_a_function_makes_can_be_given_again(tmp_path: Path) -> None:
+    real, folder = _measured(tmp_path, "", script=OWN_BATCHES)
+    again, _ = _measured(tmp_path, "", Ablation(input="replayed"), script=OWN_BATCHES)
+    assert (real.status, again.status) == ("ok", "ok"), (real.cause, again.cause)
+    for seen in folder.read_seen():
+        assert seen.loader is None
+        assert seen.maker is not None
+        assert seen.maker.name == "get_batch"
+        assert seen.maker.place.endswith(_place("def get_batch(split: str)", OWN_BATCHES))
+        assert (seen.accumulation, seen.exchanges) == (2, 2)
+    slow, fast = (median(found.ranks[0].step_ms) for found in (real, again))
+    assert slow > 2 * 1e3 * SLOW_S
+    assert fast < slow / 2

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from nfold.ablation import Ablation
 from nfold.plan import USED_UP, WARMUP_STEPS, Plan
-from nfold.seen import Seen
+from nfold.seen import Maker, Seen
 
 Make = TypeVar("Make", bound=Callable[..., "Rung"])
 Input = Literal["real", "replayed", "resident"]
@@ -158,15 +158,21 @@ class Ladder:
 
     @property
     def feeds(self) -> bool:
-        """Whether the input can be replaced: a script's only where a DataLoader gives it."""
-        return self.seen is None or self.seen.loader is not None
+        """Whether the input can be replaced: a script's, if a DataLoader or a function makes it."""
+        return self.seen is None or self.seen.loader is not None or self.maker is not None
+
+    @property
+    def maker(self) -> Maker | None:
+        """The function of a script that makes its batches, where no DataLoader does."""
+        return None if self.seen is None or self.seen.loader is not None else self.seen.maker
 
     @property
     def bare(self) -> Input:
         """The input that costs least and can be had: the ladder's, free of the real input."""
         if self.plan.input == "resident" or not self.feeds:
             return "real"
-        return "resident" if self.plan.device == "cuda" else self.on_host
+        moved = self.maker is not None and self.maker.on_device
+        return "resident" if self.plan.device == "cuda" and not moved else self.on_host
 
     @property
     def on_host(self) -> Input:

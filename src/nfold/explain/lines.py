@@ -50,6 +50,12 @@ def workers(seen: Seen, count: int) -> str:
 def more_input(seen: Seen, tried: Sequence[int] = ()) -> str:
     """Where no number of workers was measured to help; those that were ``tried`` do not."""
     fed = loader(seen)
+    if seen.loader is None and seen.maker is not None:
+        return at(
+            seen.maker.place,
+            f"less work in {seen.maker.name}(), or a DataLoader, whose workers make the next "
+            "batches while the device computes",
+        )
     if not (fed.workers or tried):
         return workers(seen, 2)
     less = "less work a sample in the data set"
@@ -115,6 +121,8 @@ def copies(seen: Seen) -> str:
     moved = at(words.place(seen, "copy"), words.moved)
     if loader(seen).pin_memory:
         return moved
+    if seen.loader is None and seen.maker is not None:
+        return f"{at(seen.maker.place, 'batches in pinned memory')} and {moved}"
     return f"{setting(seen, 'pin_memory=True')} and {moved}"
 
 
@@ -215,6 +223,11 @@ def way(seen: Seen) -> str:
 
 
 def _wrapper(seen: Seen) -> str:
+    made = seen.maker if seen.loader is None else None
+    return _parallel(seen) + (f", batches by {made.name}()" if made else "")
+
+
+def _parallel(seen: Seen) -> str:
     own = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "dp": "nn.DataParallel"}
     other = "a process group without a wrapper" if seen.process_group else "one process"
     found = own.get(seen.parallel, other)

@@ -16,7 +16,7 @@ from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Fetches, Measurement
 from nfold.plan import Plan
-from nfold.seen import Copies, Loader, Parallel, Place, Seen, Traced, Trainer
+from nfold.seen import Copies, Loader, Maker, Parallel, Place, Seen, Traced, Trainer
 from nfold.sentences import sentences
 
 COSTS = (
@@ -72,9 +72,11 @@ def drawn_seen(draw: random.Random) -> Seen:
     ranks = parallel in ("ddp", "other", "fsdp")
     accumulation = draw.choice([1, 1, 2, 4])
     inside = draw.choice([None, "transformers/trainer.py:3"])
+    maker = Maker(name="get_batch", place="train.py:5", on_device=draw.random() < 0.5)
     return Seen(
         steps=30,
-        loader=drawn_loader(draw) if draw.random() < 0.9 else None,
+        loader=drawn_loader(draw) if draw.random() < 0.8 else None,
+        maker=draw.choice([None, maker]),
         samples_per_step=100.0,
         device=draw.choice(["cuda:0", "cuda:0", "cpu"]),
         parallel=parallel,

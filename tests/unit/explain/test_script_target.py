@@ -22,7 +22,7 @@ from nfold.finding import NO_TIME, BatchLimit, Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Between, Cause, Fetches, Measurement
 from nfold.plan import Plan
-from nfold.seen import Loader, Place, Seen, Traced
+from nfold.seen import Loader, Maker, Place, Seen, Traced
 from nfold.sentences import sentences
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
@@ -195,6 +195,26 @@ def test_no_loader_has_no_other_scaling_and_no_other_input() -> None:
     assert looked(bare).bare == "real"
     with pytest.raises(UsageError, match="next: --scaling weak"):
         looked(bare, "strong")
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_function_that_makes_batches_is_replayed_as_a_loader_is(on_device: bool) -> None:
+    maker = Maker(name="get_batch", place="train.py:5", on_device=on_device)
+    seen = dataclasses.replace(DDP, loader=None, maker=maker, device="cuda:0")
+    assert looked(seen).bare == ("replayed" if on_device else "resident")
+    costs = {"load_ms_per_sample": 0.1, "copy_ms_per_sample": 0.02}
+    found = explained(seen, **costs)
+    (row,) = [row for row in found.named if row.cause == "input"]
+    assert row.all_ms.value == pytest.approx(10.0)
+    assert row.fix.startswith("train.py:5: less work in get_batch(), or a DataLoader")
+    assert "batches by get_batch()" in found.way
+    untested = dict(found.untested)
+    assert untested["storage"].startswith("what get_batch() waits for was not watched")
+    if on_device:
+        assert untested["copies"].startswith("get_batch() makes a batch and moves it")
+    else:
+        (copied,) = [row for row in found.single if row.cause == "copies"]
+        assert copied.fix.startswith("train.py:5: batches in pinned memory and ")
 
 
 def test_a_fix_names_the_line() -> None:

@@ -9,7 +9,7 @@ from nfold.explain.causes.base import Cause
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
 
-NO_LOADER = "no DataLoader gave the batches, so none can be given again"
+NO_LOADER = "neither a DataLoader nor a function made the batches, so none can be given again"
 
 
 class Copies(Cause):
@@ -23,6 +23,8 @@ class Copies(Cause):
             return "CPU devices work in the host's memory"
         if not ladder.feeds:
             return NO_LOADER
+        if ladder.maker is not None and ladder.maker.on_device:
+            return f"{ladder.maker.name}() makes a batch and moves it: what both cost is input"
         return "the data are on the device" if ladder.plan.input == "resident" else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:

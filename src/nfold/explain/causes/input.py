@@ -124,6 +124,8 @@ class Input(Cause):
         """Fewer and more workers, augmentation on the device, no host at all."""
         plan = ladder.plan
         workers = plan.workers or 0
+        if ladder.maker is not None:
+            return {}
         others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(ladder)
         if ladder.seen is not None:
             seen = ladder.seen
@@ -164,7 +166,7 @@ def _waiting(ladder: Ladder, view: View, rung: Rung, exposed_ms: float) -> float
     trains makes its batches itself, the rest goes with both: while it sleeps, its threads fall
     asleep and its caches cool, and a sleep ends late.
     """
-    if ladder.seen is None or ladder.seen.fetches is None:
+    if ladder.seen is None or ladder.seen.fetches is None or ladder.maker is not None:
         return 0.0
     loading, waiting = view.fetching(rung)
     computing, exposed_ms = loading - waiting, max(0.0, exposed_ms)

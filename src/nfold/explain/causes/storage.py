@@ -32,6 +32,8 @@ class Storage(Cause):
             return "the data are in memory before the first step"
         if not ladder.feeds:
             return NO_LOADER
+        if ladder.maker is not None:
+            return f"what {ladder.maker.name}() waits for was not watched: it is part of input"
         if ladder.seen.fetches is None:
             return "the processes that make batches could not be watched (workers by spawn)"
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class Forward(Calls):
-    """Looks at calls of modules that train."""
+    """Looks at calls of modules that train; ``fed`` gets what they are called with."""
 
-    def __init__(self) -> None:
+    def __init__(self, fed: Callable[[Any], None] = lambda _: None) -> None:
         super().__init__()
+        self._fed = fed
         self.model: Any = None
         self.autocast: str | None = None
         self.channels_last = False
@@ -41,6 +43,7 @@ class Forward(Calls):
             self.model = module
             found = count_of(args)
             self.samples += found
+            self._fed(args)
             if not found and id(module) not in self._by_name:
                 self._by_name.add(id(module))
                 self._handles.append(
@@ -51,6 +54,7 @@ class Forward(Calls):
         """A model that gets its samples by name tells them here, from its second call on."""
         if self._depth == 1 and torch.is_grad_enabled() and not count_of(args):
             self.samples += count_of(named)
+            self._fed(named)
 
     def _after(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         if not torch.compiler.is_compiling():

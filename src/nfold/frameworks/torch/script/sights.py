@@ -22,6 +22,7 @@ from nfold.frameworks.torch.script.collectives import Collectives
 from nfold.frameworks.torch.script.compiling import Compiling
 from nfold.frameworks.torch.script.fetching import NONE, Fetching, fetched
 from nfold.frameworks.torch.script.forward import Forward
+from nfold.frameworks.torch.script.making import Making
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.streams import Feed, Taken
 from nfold.frameworks.torch.script.tally import Tally
@@ -48,7 +49,8 @@ class Sights:
         self._boundary = boundary
         self._trainers = trainers
         self._tally = Tally()
-        self._forward = Forward()
+        self.making = Making(left_out, feed.new_replay)
+        self._forward = Forward(self.making.fed)
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self._collectives = Collectives(left_out, self._tally)
         self._unwaited = Unwaited(left_out)
@@ -154,11 +156,14 @@ class Sights:
             )
         self._tally.on = True
         self._collectives.begin()
+        if self._feed.loader is None:
+            self.making.begin()
 
     def stepped(self, taken: Taken) -> int:
         """Note a step: what it was fed, and in the warm-up, its line. Returns its samples."""
         self._wait_s += taken.wait_s
         self._wrappers.stepped()
+        self.making.stepped()
         samples = self._samples_of(taken)
         if self._feed.warming:
             self._batches.append(taken.batches)
@@ -186,6 +191,7 @@ class Sights:
         self._unwaited.begin()
         self._wait_s = 0.0
         self._seen = self._facts(counted)
+        self.making.replace()
         self._compiling.check(compiled=self._seen.compiled)
         self._warm = self.fetching.total(self._feed.loader)
         self._retries = devices.allocator_retries()
@@ -193,6 +199,7 @@ class Sights:
     def stop(self) -> None:
         """Look at nothing any more."""
         self._tally.on = False
+        self.making.stop()
         self._forward.stop()
         self._compiling.stop()
 
@@ -225,15 +232,17 @@ class Sights:
             **facts.step_facts(self._tally, steps),
         }
         loader = facts.loader_facts(self._feed.loader, self._feed.place)
-        accumulation = max(1, round(median(self._batches))) if self._batches else 1
+        batches = round(median(self._batches)) if self._batches else 0
+        accumulation = max(1, batches or self.making.per_step)
         wrappers.accumulation = accumulation
         return Seen(
             rank=self._task.rank,
-            exchanges=wrappers.exchanges / max(1, len(self._counts)),
+            exchanges=wrappers.exchanges_a_step(len(self._counts)),
             parallel=facts.parallel_kind(wrappers, self.parameters, self._tally),
             trainer=self._trainers.used,
             device=device,
             loader=loader,
+            maker=self.making.found,
             samples_per_step=float(self._usual),
             accumulation=accumulation,
             optimizers=tuple(type(one).__name__ for one in self._boundary.optimizers),

@@ -87,7 +87,7 @@ class Feed:
         self._prepare = prepare
         self._left_out = left_out
         self._always_real = left_out.never("input")
-        self._replay = replay
+        self.new_replay = replay
         self._listener = listener
         self._calm = calm
         self._places: dict[int, str] = {}
@@ -216,7 +216,7 @@ class Feed:
         loader = stream.loader
         found = self._replaying(loader)
         if found is None:
-            found, self._working = self._replay(), True
+            found, self._working = self.new_replay(), True
             if self._left_out.turns:
                 found.collect(self._onwards(stream), length)
             else:

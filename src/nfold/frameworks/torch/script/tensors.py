@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nfold.frameworks.torch.script.making import derive
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.unwaited import ours
 
 READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__")
 """What brings a tensor's values to the host: it waits until the device has them."""
+CHANGES = ("float", "long", "half", "bfloat16", "pin_memory", "contiguous")
+"""What else makes one tensor of another, between a batch and the model."""
 COPY, PINNED, SYNC = "copy", "copy of pinned memory", "host_sync"
 
 
@@ -21,6 +24,8 @@ def install(patches: Patches, tally: Tally) -> None:
     """Count copies and reads of every tensor; only for the warm-up, because calls are frequent."""
     for name in ("to", "cuda"):
         patches.put(Tensor, name, lambda usual: _moving(usual, tally))
+    for name in CHANGES:
+        patches.put(Tensor, name, lambda usual: _changing(usual, tally))
     for name in READS:
         patches.put(Tensor, name, lambda usual: _reading(usual, tally))
     patches.put(torch.cuda, "synchronize", lambda usual: _waiting(usual, tally))
@@ -31,9 +36,20 @@ def _moving(usual: Any, tally: Tally) -> Any:
         moved = usual(tensor, *args, **kwargs)
         if tally.on:
             note_copy(tally, tensor, moved)
+            derive(tensor, moved)
         return moved
 
     return move
+
+
+def _changing(usual: Any, tally: Tally) -> Any:
+    def change(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        changed = usual(tensor, *args, **kwargs)
+        if tally.on:
+            derive(tensor, changed)
+        return changed
+
+    return change
 
 
 def note_copy(tally: Tally, source: Tensor, target: Tensor) -> None:

@@ -122,6 +122,7 @@ class Watch:
         """Put PyTorch back as it was."""
         self._stepping.remove()
         self._late.remove()
+        self._sights.making.restore()
         self._sights.stop()
         self._warm_up.undo()
         self._patches.undo()
@@ -223,13 +224,13 @@ class Watch:
             self._end_epoch(self._epoch_ended)
         self._clock.ends_with_step = True
         self._recorder.end()
-        replays = self._feed.replays
+        replays = (*self._feed.replays, *self._sights.making.replays)
         # In turns, what had none before the script ended is run by itself.
-        turns = self._left_out.turns and self._feed.loader is not None
-        if not self._left_out.never("input") and not replays and not turns:
+        made = self._feed.loader is not None or self._sights.making.found is not None
+        if not (self._left_out.never("input") or replays or (self._left_out.turns and made)):
             raise Unsupported(
-                f"input {self._left_out.ever[-1].input}: no DataLoader fed the steps of "
-                f"{self._task.workload.name}, so there are no batches to give again"
+                f"input {self._left_out.ever[-1].input}: neither a DataLoader nor a function made "
+                f"the batches of {self._task.workload.name}, so none can be given again"
             )
         peak = self.devices.peak_memory_bytes()
         seen = self._sights.finished(self.timed_steps, self.devices)

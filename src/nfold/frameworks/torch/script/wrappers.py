@@ -59,6 +59,11 @@ class Wrappers:
             wrapped.broadcast_buffers = sends and now.buffers and now.exchange != "none"
             wrapped.require_backward_grad_sync = True
 
+    def exchanges_a_step(self, steps: int) -> float:
+        """Of one DDP; of several, as in a GAN, nobody knows which of them is one too many."""
+        each = self.exchanges / max(1, steps)
+        return each if len(self.ddp) == 1 else min(1.0, each)
+
     def stepped(self) -> None:
         """A step ends: its forwards are counted anew."""
         self._forwards = 0

@@ -254,3 +254,21 @@ def test_a_replay_that_takes_turns_begins_when_workers_are_idle(
     alone = dataclasses.replace(script_task(steps=8), ablation=Ablation(input="replayed"))
     watched(training, alone)
     assert waited == []
+
+
+@pytest.mark.usefixtures("group")
+def test_of_two_wrapped_models_no_exchange_is_one_too_many() -> None:
+    """As in a GAN, whose step takes two batches: nobody sums them."""
+
+    def training() -> None:
+        modules = [DistributedDataParallel(model()) for _ in range(2)]
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in modules]
+        while True:
+            for number, (samples, labels) in enumerate(DataLoader(dataset(), batch_size=8)):
+                module, optimizer = modules[number % 2], optimizers[number % 2]
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    seen = watched(training, script_task()).seen
+    assert seen.accumulation == 2
+    assert seen.exchanges == 1

@@ -396,7 +396,7 @@ def test_a_model_may_get_its_samples_by_name() -> None:
 
 
 def test_without_a_loader_there_is_nothing_to_give_again() -> None:
-    with pytest.raises(Unsupported, match="no DataLoader fed"):
+    with pytest.raises(Unsupported, match="neither a DataLoader nor"):
         watched(_no_loader, script_task(Ablation(input="replayed")))
 
 
@@ -412,7 +412,7 @@ def test_what_had_no_turn_before_the_end_is_no_reason_to_refuse_the_rest() -> No
     found = watched(training, dataclasses.replace(script_task(), turns=turns)).samples
     assert found is not None
     assert set(found.turns) == {0}
-    with pytest.raises(Unsupported, match="no DataLoader fed"):
+    with pytest.raises(Unsupported, match="neither a DataLoader nor"):
         watched(_no_loader, dataclasses.replace(script_task(), turns=turns))
 
 

@@ -1,0 +1,179 @@
+"""A function of the script's own that makes its batches is found, and stood in for."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nfold.ablation import Ablation
+from nfold.frameworks.torch.ablate import SOME
+from nfold.place import is_the_users
+from watched import CLASSES, FEATURES, Noting, model, script_task, watched
+
+CALLS: list[str] = []
+REPLAYED = Ablation(input="replayed")
+Batch = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    CALLS.clear()
+    assert is_the_users(__file__)
+
+
+def get_batch(split: str = "train", *, size: int = 6) -> Batch:
+    CALLS.append(split)
+    return torch.randn(size, FEATURES), torch.randint(0, CLASSES, (size,))
+
+
+class Lite:
+    """Its batches are of another type than the model wants."""
+
+    def next_batch(self) -> Batch:
+        CALLS.append("lite")
+        whole = torch.randn(7, FEATURES, dtype=torch.float64)
+        return whole, torch.randint(0, CLASSES, (6,))
+
+
+def _stepped(module: nn.Module, optimizer: Any, *batches: Batch) -> None:
+    optimizer.zero_grad()
+    for samples, labels in batches:
+        nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def _training(step: Callable[[nn.Module, Any], None], steps: int = 150) -> Callable[[], None]:
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(steps):
+            step(module, optimizer)
+
+    return training
+
+
+def _found(step: Callable[[nn.Module, Any], None], left_out: Ablation | None = None) -> Noting:
+    """Of six steps of a warm-up the last is measured as those after it: a hundred."""
+    found = watched(_training(step), script_task(left_out, warmup_steps=6, steps=100))
+    assert found.samples is not None
+    assert sys.getprofile() is None
+    return found
+
+
+def test_a_function_is_found_with_how_often_a_step_calls_it() -> None:
+    def step(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, get_batch(), get_batch(size=6))
+
+    seen = _found(step).seen
+    assert seen.maker is not None
+    assert seen.maker.name == "get_batch"
+    line = get_batch.__code__.co_firstlineno
+    assert seen.maker.place.endswith(f"test_script_making.py:{line}")
+    assert not seen.maker.on_device
+    assert (seen.accumulation, seen.samples_per_step) == (2, 12)
+    assert len(CALLS) == 2 * 106
+
+
+def test_its_batches_are_given_again_and_it_comes_back() -> None:
+    def step(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, get_batch())
+
+    usual = get_batch.__code__
+    found = _found(step, REPLAYED)
+    assert found.samples is not None
+    assert sum(window.steps for window in found.samples.windows) == 100
+    assert len(CALLS) <= 6 + SOME
+    assert get_batch.__code__ is usual
+    assert not [name for name in globals() if name.startswith("_nfold_made")]
+
+
+def test_what_evaluates_and_other_splits_get_their_own() -> None:
+    kept: dict[str, list[Tensor]] = {"train": [], "hard": [], "evaluated": []}
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        train, hard = get_batch("train"), get_batch("hard")
+        with torch.no_grad():
+            evaluated = get_batch("train")
+        for name, batch in (("train", train), ("hard", hard), ("evaluated", evaluated)):
+            kept[name].append(batch[0])
+        _stepped(module, optimizer, train, hard)
+
+    _found(step, REPLAYED)
+    sums = {name: {float(one.sum()) for one in found[-60:]} for name, found in kept.items()}
+    assert len(sums["evaluated"]) == 60
+    assert len(sums["train"]) == len(sums["hard"]) == SOME
+    assert not sums["train"] & sums["hard"]
+
+
+def test_a_method_whose_tensors_are_copied_and_sliced_is_found() -> None:
+    lite = Lite()
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        samples, labels = lite.next_batch()
+        _stepped(module, optimizer, (samples.to(torch.float64).float()[:6], labels))
+
+    maker = _found(step).seen.maker
+    assert maker is not None
+    assert maker.name == "next_batch"
+
+
+def test_a_function_inside_another_is_stood_in_for() -> None:
+    scale = 2.0
+
+    def own() -> Tensor:
+        CALLS.append("own")
+        return scale * torch.randn(6, FEATURES)
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, (own(), torch.zeros(6, dtype=torch.long)))
+
+    maker = _found(step, REPLAYED).seen.maker
+    assert maker is not None
+    assert maker.name == "own"
+    assert len(CALLS) <= 6 + SOME
+    assert own().shape == (6, FEATURES)
+
+
+def test_experiments_with_it_take_turns() -> None:
+    steps = []
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        steps.append(len(CALLS))
+        _stepped(module, optimizer, get_batch())
+
+    task = script_task(warmup_steps=6, steps=40)
+    turns = (Ablation(), REPLAYED)
+    found = watched(_training(step), dataclasses.replace(task, turns=turns)).samples
+    assert found is not None
+    assert set(found.turns) == {0, 1}
+    # Once its batches are kept, it is called in the other turns only.
+    assert len(CALLS) - SOME <= len(steps) - len(found.step_ms) / 2
+
+
+def test_what_nobody_can_call_again_is_none() -> None:
+    """A generator that runs already; batches that are made in the loop; parts of two functions."""
+
+    def generated() -> Iterator[Batch]:
+        while True:
+            yield torch.randn(6, FEATURES), torch.randint(0, CLASSES, (6,))
+
+    running, lite = generated(), Lite()
+
+    def asks(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, next(running))
+
+    def inline(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, (torch.randn(6, FEATURES), torch.zeros(6).long()))
+
+    def both(module: nn.Module, optimizer: Any) -> None:
+        other = lite.next_batch()[0].float()[:6]
+        _stepped(module, optimizer, get_batch(), (other, torch.zeros(6).long()))
+
+    for step in (asks, inline, both):
+        assert _found(step).seen.maker is None
