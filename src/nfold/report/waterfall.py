@@ -14,6 +14,8 @@ from nfold.report.ink import MUTED, SERIES, TEXT
 from nfold.report.words import count
 
 BAR_HEIGHT = 30
+LEAST = 0.005
+"""Of the goal: a smaller rest has no bar."""
 ENDS, LOSS, REST = SERIES[0], SERIES[2], SERIES[6]
 
 
@@ -31,21 +33,47 @@ class Bar:
 def bars(budget: Budget) -> list[Bar]:
     """The goal, what is added to it (named causes, other rows, the rest), what was achieved.
 
-    On one device nothing is in no row.
+    On one device nothing is in no row. Before the goal of several stands what one loses by itself.
     """
     at, several = budget.goal_ms, budget.devices > 1
-    made = [Bar(name=budget.goal, start=0, end=at, colour=ENDS, text=f"{at:.2f}")]
+    made = [*_of_one(budget), _end(budget.goal, at)]
     for row in (row for row in (budget.rows if several else budget.single) if row.named):
-        cost = row.lost_ms.value
-        made.append(Bar(name=row.cause, start=at, end=at + cost, colour=LOSS, text=f"+{cost:.2f}"))
-        at += cost
+        made.append(_loss(row.cause, at, row.lost_ms.value))
+        at = made[-1].end
     rests = (("other rows", budget.others_ms), ("unexplained", budget.unexplained_ms))
     for name, rest in rests if several else rests[:1]:
-        cost = rest.value
-        made.append(Bar(name=name, start=at, end=at + cost, colour=REST, text=f"{cost:+.2f}"))
-        at += cost
-    achieved = Bar(name="achieved", start=0, end=at, colour=ENDS, text=f"{at:.2f}")
-    return [*made, achieved]
+        made.append(_loss(name, at, rest.value, REST))
+        at = made[-1].end
+    return [*made, _end("achieved", at)]
+
+
+def _of_one(budget: Budget) -> list[Bar]:
+    """What one device spends by itself on a step that is the goal of several, where it is named."""
+    named = [row for row in budget.single if row.named]
+    if not starts_alone(budget) or budget.device_bound is None:
+        return []
+    at = budget.device_bound.step_ms.value
+    made = [_end("compute alone", at)]
+    for row in named:
+        made.append(_loss(f"{row.cause} on 1 device", at, row.lost_ms.value))
+        at = made[-1].end
+    rest = budget.goal_ms - at
+    small = abs(rest) < LEAST * budget.goal_ms
+    return made if small else [*made, _loss("other rows on 1 device", at, rest, REST)]
+
+
+def starts_alone(budget: Budget) -> bool:
+    """Whether N devices are counted from a step of one whose losses have names."""
+    of_one = budget.devices > 1 and budget.scaling == "weak" and budget.device_bound is not None
+    return of_one and any(row.named for row in budget.single)
+
+
+def _end(name: str, value: float) -> Bar:
+    return Bar(name=name, start=0, end=value, colour=ENDS, text=f"{value:.2f}")
+
+
+def _loss(name: str, at: float, cost: float, colour: str = LOSS) -> Bar:
+    return Bar(name=name, start=at, end=at + cost, colour=colour, text=f"{cost:+.2f}")
 
 
 def chart(budget: Budget) -> Any:
@@ -84,5 +112,7 @@ def figure(budget: Budget) -> Figure:
     """The picture, drawn."""
     n = budget.devices
     start = f"From a step at {n}-fold speed" if n > 1 else "From the compute of a step"
+    if starts_alone(budget):
+        start = f"From the compute of one device's step, which is one at {n}-fold speed,"
     note = f"{start} to the one achieved; what is lost lies between."
     return Drawing("budget").figure(chart(budget), f"a step on {count(n, 'device')} [ms]", note)

@@ -32,6 +32,22 @@ def test_every_bar_begins_where_the_one_before_ends() -> None:
     assert found[0].end == pytest.approx(10)
 
 
+def test_what_one_device_loses_stands_before_n_fold() -> None:
+    """Ranks with a batch each: a step of one device is one at N-fold speed."""
+    starved = Script(compute_ms_per_sample=0.1, input_ms_per_sample=0.05, exchange_ms=3.0)
+    found = explained(starved, "weak", input="loader")
+    drawn = waterfall.bars(found)
+    names = [bar.name for bar in drawn]
+    assert names[:3] == ["compute alone", "input on 1 device", "2-fold"]
+    assert names[3:] == ["link", "other rows", "unexplained", "achieved"]
+    assert drawn[1].end == pytest.approx(drawn[2].end)
+    assert drawn[1].start == drawn[0].end
+    page = explained_page.page(found)
+    assert "From the compute of one device" in page
+    assert '<td class="change">' in page
+    assert not waterfall.starts_alone(BUDGET)
+
+
 def test_the_picture_has_the_numbers_and_no_script() -> None:
     page = explained_page.page(BUDGET)
     assert "+3.00" in page
