@@ -71,14 +71,20 @@ class Loader:
 
 @dataclass(frozen=True, kw_only=True)
 class Maker:
-    """A function of the script's own that makes its batches, where no DataLoader does.
+    """Functions of the script's own that make its batches one after the other, where no DataLoader
+    does.
 
-    ``place`` is where it begins; ``on_device`` says whether it moves them to a GPU itself.
+    ``place`` is where the first begins; ``on_device`` says whether the last moves them to a GPU.
     """
 
-    name: str
+    names: tuple[str, ...]
     place: str
     on_device: bool = False
+
+    @property
+    def called(self) -> str:
+        """``get_batch() and augment()``."""
+        return " and ".join(f"{name}()" for name in self.names)
 
 
 @dataclass(frozen=True, kw_only=True)

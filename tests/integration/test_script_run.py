@@ -159,7 +159,7 @@ def test_batches_that_a_function_makes_can_be_given_again(tmp_path: Path) -> Non
     for seen in folder.read_seen():
         assert seen.loader is None
         assert seen.maker is not None
-        assert seen.maker.name == "get_batch"
+        assert seen.maker.names == ("get_batch",)
         assert seen.maker.place.endswith(_place("def get_batch(split: str)", OWN_BATCHES))
         assert (seen.accumulation, seen.exchanges) == (2, 2)
     slow, fast = (median(found.ranks[0].step_ms) for found in (real, again))

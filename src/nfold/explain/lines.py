@@ -53,7 +53,7 @@ def more_input(seen: Seen, tried: Sequence[int] = ()) -> str:
     if seen.loader is None and seen.maker is not None:
         return at(
             seen.maker.place,
-            f"less work in {seen.maker.name}(), or a DataLoader, whose workers make the next "
+            f"less work in {seen.maker.called}, or a DataLoader, whose workers make the next "
             "batches while the device computes",
         )
     if not (fed.workers or tried):
@@ -224,7 +224,7 @@ def way(seen: Seen) -> str:
 
 def _wrapper(seen: Seen) -> str:
     made = seen.maker if seen.loader is None else None
-    return _parallel(seen) + (f", batches by {made.name}()" if made else "")
+    return _parallel(seen) + (f", batches by {made.called}" if made else "")
 
 
 def _parallel(seen: Seen) -> str:

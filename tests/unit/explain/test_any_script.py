@@ -72,7 +72,7 @@ def drawn_seen(draw: random.Random) -> Seen:
     ranks = parallel in ("ddp", "other", "fsdp")
     accumulation = draw.choice([1, 1, 2, 4])
     inside = draw.choice([None, "transformers/trainer.py:3"])
-    maker = Maker(name="get_batch", place="train.py:5", on_device=draw.random() < 0.5)
+    maker = Maker(names=("get_batch",), place="train.py:5", on_device=draw.random() < 0.5)
     return Seen(
         steps=30,
         loader=drawn_loader(draw) if draw.random() < 0.8 else None,

@@ -199,7 +199,7 @@ def test_no_loader_has_no_other_scaling_and_no_other_input() -> None:
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_function_that_makes_batches_is_replayed_as_a_loader_is(on_device: bool) -> None:
-    maker = Maker(name="get_batch", place="train.py:5", on_device=on_device)
+    maker = Maker(names=("get_batch",), place="train.py:5", on_device=on_device)
     seen = dataclasses.replace(DDP, loader=None, maker=maker, device="cuda:0")
     assert looked(seen).bare == ("replayed" if on_device else "resident")
     costs = {"load_ms_per_sample": 0.1, "copy_ms_per_sample": 0.02}
@@ -209,7 +209,7 @@ def test_a_function_that_makes_batches_is_replayed_as_a_loader_is(on_device: boo
     assert row.fix.startswith("train.py:5: less work in get_batch(), or a DataLoader")
     assert "batches by get_batch()" in found.way
     untested = dict(found.untested)
-    assert untested["storage"].startswith("what get_batch() waits for was not watched")
+    assert untested["storage"].startswith("waiting in get_batch() was not watched")
     if on_device:
         assert untested["copies"].startswith("get_batch() makes a batch and moves it")
     else:

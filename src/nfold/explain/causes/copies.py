@@ -24,7 +24,7 @@ class Copies(Cause):
         if not ladder.feeds:
             return NO_LOADER
         if ladder.maker is not None and ladder.maker.on_device:
-            return f"{ladder.maker.name}() makes a batch and moves it: what both cost is input"
+            return f"{ladder.maker.called} makes a batch and moves it: what both cost is input"
         return "the data are on the device" if ladder.plan.input == "resident" else None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:

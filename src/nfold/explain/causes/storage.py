@@ -33,7 +33,7 @@ class Storage(Cause):
         if not ladder.feeds:
             return NO_LOADER
         if ladder.maker is not None:
-            return f"what {ladder.maker.name}() waits for was not watched: it is part of input"
+            return f"waiting in {ladder.maker.called} was not watched: it is part of input"
         if ladder.seen.fetches is None:
             return "the processes that make batches could not be watched (workers by spawn)"
         return None

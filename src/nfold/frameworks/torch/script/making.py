@@ -1,7 +1,8 @@
-"""A function of the script's own that makes its batches, where no DataLoader does.
+"""Functions of the script's own that make its batches, where no DataLoader does.
 
-It is found in the warm-up: the last function that returned what a model was then called with. From
-then on its code is another one, which gives first batches again where a step's input is left out.
+They are found in the warm-up: the last one that returned what a model was then called with, and
+before it those that made what it was given on the host. From then on their code is another one,
+which gives what they returned first again where a step's input is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 import sys
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -39,26 +40,30 @@ NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GEN
 
 @dataclass(frozen=True)
 class Returned:
-    """What a function of the user's returned, without keeping it."""
+    """What a function of the user's returned, without keeping it; ``before`` returned what this one
+    was given.
+    """
 
     code: CodeType
+    before: Returned | None
     tensors: tuple[weakref.ref[Tensor], ...]
+    given_on_device: bool
     on_device: bool
     with_gradients: bool
 
 
 class Making:
-    """Finds the function (``begin`` to ``settle``), and stands in its place (``replace``)."""
+    """Finds the functions (``begin`` to ``stop``), and stands in their place (``replace``)."""
 
     def __init__(self, left_out: LeftOut, replay: Callable[[], Replay]) -> None:
         self._left_out = left_out
         self._replay = replay
         self._returned: deque[Returned] = deque(maxlen=REMEMBERED)
+        self._given: dict[int, list[Tensor]] = {}
         self._calls: Counter[CodeType] = Counter()
-        self._fed: Counter[CodeType] = Counter()
+        self._fed: dict[tuple[CodeType, ...], tuple[Returned, ...]] = {}
         self._steps = 0
-        self._last: dict[CodeType, Returned] = {}
-        self._found: Returned | None = None
+        self._found: tuple[Returned, ...] = ()
         self._replaced: list[tuple[FunctionType, CodeType]] = []
         self._replays: dict[object, Replay] = {}
         self.looking = False
@@ -83,51 +88,71 @@ class Making:
         sys.setprofile(None)
         self.looking = False
         self._returned.clear()
+        self._given.clear()
         # Of several functions that each make a part none is the batch's.
         if len(self._fed) == 1:
-            (code,) = self._fed
-            if not code.co_flags & NO_FUNCTION:
-                self._found = self._last[code]
+            (found,) = self._fed.values()
+            if not any(one.code.co_flags & NO_FUNCTION for one in found):
+                self._found = found
 
     def _on_event(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
-        if event != "return" or value is None or not is_the_users(code.co_filename):
+        if event not in ("call", "return") or not is_the_users(code.co_filename):
             return
-        tensors = list(tensors_of(value))
+        if event == "call":
+            self._given[id(frame)] = list(tensors_of(list(frame.f_locals.values())))
+            return
+        given, tensors = self._given.pop(id(frame), []), list(tensors_of(value))
         if tensors:
             self._calls[code] += 1
-            on_device = all(tensor.device.type != "cpu" for tensor in tensors)
-            references = tuple(map(weakref.ref, tensors))
             self._returned.append(
-                Returned(code, references, on_device, torch.is_grad_enabled()),
+                Returned(
+                    code=code,
+                    before=self._last(given),
+                    tensors=tuple(map(weakref.ref, tensors)),
+                    given_on_device=any(map(_on_device, given)),
+                    on_device=all(map(_on_device, tensors)),
+                    with_gradients=torch.is_grad_enabled(),
+                )
             )
 
     def fed(self, given: Any) -> None:
         """A model that trains is called with this."""
         if not self.looking:
             return
-        wanted = {id(one) for tensor in tensors_of(given) for one in _origins(tensor)}
-        for one in reversed(self._returned):
-            if any(id(found) in wanted for ref in one.tensors if (found := ref()) is not None):
-                self._fed[one.code] += 1
-                self._last[one.code] = one
-                return
+        one, made = self._last(tensors_of(given)), list[Returned]()
+        while one is not None:
+            # What changes batches on a device is its work, not the host's.
+            made = made if one.given_on_device else [one, *made]
+            one = one.before
+        if made:
+            self._fed[tuple(one.code for one in made)] = tuple(made)
+
+    def _last(self, tensors: Iterable[Tensor]) -> Returned | None:
+        """What was returned last of these, or of those that they were made of."""
+        wanted = {id(one) for tensor in tensors for one in _origins(tensor)}
+        for one in reversed(self._returned) if wanted else ():
+            if any(id(ref()) in wanted for ref in one.tensors):
+                return one
+        return None
 
     @property
     def found(self) -> Maker | None:
-        """The function, as it is told to a person."""
-        if self._found is None:
+        """The functions, as they are told to a person."""
+        if not self._found:
             return None
-        code = self._found.code
-        place = f"{shown(code.co_filename)}:{code.co_firstlineno}"
-        return Maker(name=code.co_name, place=place, on_device=self._found.on_device)
+        code = self._found[0].code
+        return Maker(
+            names=tuple(one.code.co_name for one in self._found),
+            place=f"{shown(code.co_filename)}:{code.co_firstlineno}",
+            on_device=self._found[-1].on_device,
+        )
 
     @property
     def per_step(self) -> int:
         """Batches of a step, 0 where no function makes them."""
-        return (
-            0 if self._found is None else max(1, round(self._calls[self._found.code] / self._steps))
-        )
+        calls = self._calls[self._found[0].code] if self._found else 0
+        return round(calls / max(1, self._steps))
 
     @property
     def replays(self) -> tuple[Replay, ...]:
@@ -135,14 +160,14 @@ class Making:
         return tuple(self._replays.values())
 
     def replace(self) -> None:
-        """Stand in the function's place, if its batches are left out at any time."""
-        if self._found is None or self._left_out.never("input"):
+        """Stand in the functions' place, if their batches are left out at any time."""
+        if self._left_out.never("input"):
             return
-        code = self._found.code
-        for function in gc.get_referrers(code):
-            if isinstance(function, FunctionType) and function.__code__ is code:
-                self._replaced.append((function, code))
-                _give_way(function, self._made)
+        for one in self._found:
+            for function in gc.get_referrers(one.code):
+                if isinstance(function, FunctionType) and function.__code__ is one.code:
+                    self._replaced.append((function, one.code))
+                    _give_way(function, functools.partial(self._made, one))
 
     def restore(self) -> None:
         """Let the script have its function back."""
@@ -151,18 +176,17 @@ class Making:
             function.__code__ = code
             del function.__globals__[_name(function)]
 
-    def _made(self, usual: FunctionType, *args: Any, **kwargs: Any) -> Any:
+    def _made(self, one: Returned, usual: FunctionType, *args: Any, **kwargs: Any) -> Any:
         """A batch: the real one, or a first one again. What evaluates gets real ones."""
-        assert self._found is not None
-        input_, trains = self._left_out.now.input, self._found.with_gradients
-        if input_ == "real" or torch.is_grad_enabled() != trains:
+        input_ = self._left_out.now.input
+        if input_ == "real" or torch.is_grad_enabled() != one.with_gradients:
             return usual(*args, **kwargs)
-        of_which = (input_, *(value for value in args if isinstance(value, str)))
-        if of_which not in self._replays:
+        key = (one.code, input_, *(value for value in args if isinstance(value, str)))
+        if key not in self._replays:
             found = self._replay()
             found.collect((usual(*args, **kwargs) for _ in itertools.count()), None)
-            self._replays[of_which] = found
-        return self._replays[of_which].next()
+            self._replays[key] = found
+        return self._replays[key].next()
 
 
 def derive(source: Tensor, made: Tensor) -> None:
@@ -179,6 +203,10 @@ def _origins(tensor: Tensor) -> Iterator[Tensor]:
             return
         yield found
         found = getattr(found, SOURCE, None) if found._base is None else found._base
+
+
+def _on_device(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu"
 
 
 def _give_way(function: FunctionType, made: Callable[..., Any]) -> None:
@@ -202,8 +230,8 @@ def _calling(name: str, free: tuple[str, ...]) -> CodeType:
     unused = "; ".join(free) or "pass"
     source = (
         f"def outer({', '.join(free)}):\n"
-        f"    def inner(*args, **kwargs):\n"
-        f"        return {name}(*args, **kwargs)\n"
+        f"    def inner(*_nfold_args, **_nfold_named):\n"
+        f"        return {name}(*_nfold_args, **_nfold_named)\n"
         f"        {unused}\n"
     )
     return _inside(_inside(compile(source, "<nfold>", "exec")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_a_function_is_found_with_how_often_a_step_calls_it() -> None:
 
     seen = _found(step).seen
     assert seen.maker is not None
-    assert seen.maker.name == "get_batch"
+    assert seen.maker.names == ("get_batch",)
     line = get_batch.__code__.co_firstlineno
     assert seen.maker.place.endswith(f"test_script_making.py:{line}")
     assert not seen.maker.on_device
@@ -120,14 +121,14 @@ def test_a_method_whose_tensors_are_copied_and_sliced_is_found() -> None:
 
     maker = _found(step).seen.maker
     assert maker is not None
-    assert maker.name == "next_batch"
+    assert maker.names == ("next_batch",)
 
 
 def test_a_function_inside_another_is_stood_in_for() -> None:
-    scale = 2.0
+    scale, args = 2.0, ("own",)
 
     def own() -> Tensor:
-        CALLS.append("own")
+        CALLS.extend(args)
         return scale * torch.randn(6, FEATURES)
 
     def step(module: nn.Module, optimizer: Any) -> None:
@@ -135,9 +136,28 @@ def test_a_function_inside_another_is_stood_in_for() -> None:
 
     maker = _found(step, REPLAYED).seen.maker
     assert maker is not None
-    assert maker.name == "own"
+    assert maker.names == ("own",)
     assert len(CALLS) <= 6 + SOME
     assert own().shape == (6, FEATURES)
+
+
+def augment(samples: Tensor) -> Tensor:
+    CALLS.append("augment")
+    return samples + torch.randn_like(samples)
+
+
+def test_one_that_changes_what_another_made_is_stood_in_for_with_it() -> None:
+    def step(module: nn.Module, optimizer: Any) -> None:
+        samples, labels = get_batch()
+        samples = augment(samples)
+        _stepped(module, optimizer, (samples, labels))
+
+    maker = _found(step, REPLAYED).seen.maker
+    assert maker is not None
+    assert maker.called == "get_batch() and augment()"
+    assert maker.place.endswith(f":{get_batch.__code__.co_firstlineno}")
+    assert Counter(CALLS)["train"] == Counter(CALLS)["augment"]
+    assert len(CALLS) <= 2 * (6 + SOME)
 
 
 def test_experiments_with_it_take_turns() -> None:
