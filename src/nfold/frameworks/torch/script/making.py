@@ -20,7 +20,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.batches import tensors_of
@@ -100,10 +100,13 @@ class Making:
         if event not in ("call", "return") or not is_the_users(code.co_filename):
             return
         if event == "call":
-            self._given[id(frame)] = list(tensors_of(list(frame.f_locals.values())))
+            values = list(frame.f_locals.values())
+            # What gets a module, or is a method of one, computes with it.
+            if not any(isinstance(one, nn.Module) for one in values):
+                self._given[id(frame)] = list(tensors_of(values))
             return
-        given, tensors = self._given.pop(id(frame), []), list(tensors_of(value))
-        if tensors:
+        given, tensors = self._given.pop(id(frame), None), list(tensors_of(value))
+        if given is not None and tensors and not any(one.requires_grad for one in tensors):
             self._calls[code] += 1
             self._returned.append(
                 Returned(

@@ -160,6 +160,30 @@ def test_one_that_changes_what_another_made_is_stood_in_for_with_it() -> None:
     assert len(CALLS) <= 2 * (6 + SOME)
 
 
+class Scaled(nn.Module):
+    def forward(self, samples: Tensor) -> Tensor:
+        CALLS.append("module")
+        return 2 * samples
+
+
+def computed(module: nn.Module, samples: Tensor) -> Tensor:
+    CALLS.append("computed")
+    with torch.no_grad():
+        found: Tensor = module(samples)
+    return found[:, :1] + samples
+
+
+def test_what_computes_with_a_module_is_no_input() -> None:
+    scaled, other = Scaled(), model()
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        samples, labels = get_batch()
+        _stepped(module, optimizer, (computed(other, scaled(samples)), labels))
+
+    assert _found(step).seen.maker is None
+    assert Counter(CALLS)["module"] == Counter(CALLS)["computed"] == 106
+
+
 def test_experiments_with_it_take_turns() -> None:
     steps = []
 
