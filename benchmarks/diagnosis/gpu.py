@@ -4,7 +4,8 @@
 
 Explanations run side by side, each on GPUs and cores of its own. Every verdict is in a file as
 soon as it is there, so that a run that is cut short has lost one of each lane. NFOLD_DATA has
-``mnist`` and ``cifar10``. Print what was found with ``--read``.
+``mnist`` and ``cifar10``, for ``reports`` also ``inception_v3``. Print what was found with
+``--read``; what is said of the five field reports stands in the logs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ HERE = Path(__file__).resolve().parent
 PAIR = 2
 """GPUs of a lane."""
 LEAST_S = 2.0
-KINDS = ("cifar", "faults", "doses", "healthy", "pairs", "traceml")
+KINDS = ("cifar", "reports", "faults", "doses", "healthy", "pairs", "traceml")
+REPORTS: dict[str, tuple[str, ...]] = {
+    "conv2d": ("conv2d",),
+    "mnist": ("mnist", "--batch", "100"),
+    "starved": ("inception_v3", "--batch", "64", "--precision", "bf16", "--workers", "2"),
+    "dataparallel": ("cnn10", "--strategy", "dp", "--batch", "512", "--precision", "fp32"),
+    "channels_first": ("cnn10", "--layout", "channels_first", "--precision", "tf32"),
+}
+"""The five field reports, each as what is to be explained."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     """The most important first."""
     made = {
         "cifar": lambda: [_judge(asked, "cifar_ddp", asked.gpus)],
+        "reports": lambda: [_reported(asked, name) for name in REPORTS],
         "faults": lambda: [
             _judge(asked, name, PAIR) for name in repaired.FAULTS if name != "cifar_ddp"
         ],
@@ -72,6 +82,12 @@ def _causes(script: str) -> tuple[str, ...]:
 def _judge(asked: argparse.Namespace, name: str, gpus: int) -> Job:
     command = ["--on", str(gpus), "--script", name, *_common(asked, "repaired")]
     return Job(f"repaired {name}", (str(HERE / "repaired.py"), *command), gpus > PAIR)
+
+
+def _reported(asked: argparse.Namespace, name: str) -> Job:
+    told = ("--devices", str(PAIR), "--budget", asked.budget, "--plain", "--no-report")
+    results = ("--results", str(asked.out / f"report-{name}"))
+    return Job(f"report {name}", ("-m", "nfold", "explain", *REPORTS[name], *told, *results))
 
 
 def _dosed(asked: argparse.Namespace, script: str, cause: str) -> Job:

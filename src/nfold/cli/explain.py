@@ -42,8 +42,8 @@ from nfold.cli.train import (
 Target = Annotated[
     str,
     typer.Argument(
-        help="A script (train.py), digits, mnist, cnn10, wide_resnet, inception_v3, or your own "
-        "workload, MODULE:FUNCTION; then :KEY=N,..."
+        help="A script (train.py), digits, mnist, cnn10, wide_resnet, inception_v3, conv2d, or "
+        "your own workload, MODULE:FUNCTION; then :KEY=N,..."
     ),
 ]
 Arguments = Annotated[

@@ -78,9 +78,12 @@ def test_a_machine_of_gpus_gets_the_most_important_first(tmp_path: Path) -> None
     assert [job.name for job in jobs if job.whole] == ["repaired cifar_ddp"]
     assert [job.name for job in jobs][:3] == [
         "repaired cifar_ddp",
-        "repaired ddp",
-        "repaired with_lightning",
+        "report conv2d",
+        "report mnist",
     ]
+    (starved,) = [job for job in jobs if job.name == "report starved"]
+    assert starved.command[:4] == ("-m", "nfold", "explain", "inception_v3")
+    assert not starved.whole
     assert {"ddp copies", "ddp healthy", "ddp imbalance+link"} < {job.name for job in jobs}
 
 
