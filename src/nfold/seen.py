@@ -71,10 +71,10 @@ class Loader:
 
 @dataclass(frozen=True, kw_only=True)
 class Maker:
-    """Functions of the script's own that make its batches one after the other, where no DataLoader
-    does.
+    """Functions of the script's own that make its batches, one after the other.
 
-    ``place`` is where the first begins; ``on_device`` says whether the last moves them to a GPU.
+    Of a script that a DataLoader feeds there are none. ``place`` is where the first begins;
+    ``on_device`` says whether the last moves them to a GPU.
     """
 
     names: tuple[str, ...]

@@ -47,30 +47,32 @@ def _no_time(budget: Budget) -> str:
 
 def _named(budget: Budget, first: Finding) -> list[str]:
     cost, rest = _cost(budget, first), budget.unexplained_ms
-    expected = _expectation(budget, first, on_n=first in budget.rows)
+    change = _change(budget, first)
     if budget.unseen and rest.value > first.all_ms.value:
         return [
             f"Most is in no row yet, {milliseconds(rest)} of {_a_step(budget)}: "
             f"{_no_time(budget)}.",
-            f"Of what was measured most is lost to {cost}. Change: {first.fix}.",
-            expected,
+            f"Of what was measured most is lost to {cost}. {change[0]}",
+            *change[1:],
         ]
     if budget.misses(budget.others_ms) and budget.others_ms.value > first.all_ms.value:
         return [
             f"Most, {milliseconds(budget.others_ms)} of {_a_step(budget)}, is in rows of which "
             f"none by itself is above the noise of these runs ({_largest(budget)} ms): measure "
             "longer (a larger --budget).",
-            f"Of what is above it most is lost to {cost}. Change: {first.fix}.",
-            expected,
+            f"Of what is above it most is lost to {cost}. {change[0]}",
+            *change[1:],
         ]
-    if budget.slows(first):
-        return [f"Most is lost to {cost}.", *_does_not_pay(budget, first)]
-    return [f"Most is lost to {cost}.", f"Change: {first.fix}.", expected, *_missing(budget, first)]
+    return [f"Most is lost to {cost}.", *change, *_missing(budget, first)]
 
 
-def _does_not_pay(budget: Budget, first: Finding) -> list[str]:
-    """What costs most stays, because its change costs more; the next that does not, if any."""
-    assert first.predicted_speedup is not None
+def _change(budget: Budget, first: Finding) -> list[str]:
+    """What to change and what to expect; where that costs more than it wins, the next that does
+    not, if there is one.
+    """
+    if first.predicted_speedup is None or not budget.slows(first):
+        expected = _expectation(budget, first, on_n=first in budget.rows)
+        return [f"Change: {first.fix}.", expected]
     now = times(budget.speedup) if first in budget.rows else "1 ×"
     told = (
         f"Its change does not pay here: {first.fix} makes {times(first.predicted_speedup)} of one "

@@ -70,5 +70,6 @@ def test_an_operation_is_explained_by_its_calls(tmp_path: Path) -> None:
     assert {row["cause"] for row in found["budget"]} == {"launch-bound", "threads"}
     reasons = {w["kind"]: w["text"] for w in found["warnings"]}
     assert reasons["untested_link"] == "the devices of an operation exchange nothing"
+    assert "ended_early" not in reasons
     with Store.open(tmp_path / "nfold-results") as store:
         assert {one.status for one in store.measurements()} == {"ok"}

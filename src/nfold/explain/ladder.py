@@ -159,12 +159,13 @@ class Ladder:
     @property
     def feeds(self) -> bool:
         """Whether the input can be replaced: a script's, if a DataLoader or a function makes it."""
-        return self.seen is None or self.seen.loader is not None or self.maker is not None
+        seen = self.seen
+        return seen is None or seen.loader is not None or seen.maker is not None
 
     @property
     def maker(self) -> Maker | None:
-        """The function of a script that makes its batches, where no DataLoader does."""
-        return None if self.seen is None or self.seen.loader is not None else self.seen.maker
+        """The functions of a script that make its batches, where no DataLoader does."""
+        return self.seen.maker if self.seen is not None else None
 
     @property
     def bare(self) -> Input:

@@ -50,7 +50,7 @@ def workers(seen: Seen, count: int) -> str:
 def more_input(seen: Seen, tried: Sequence[int] = ()) -> str:
     """Where no number of workers was measured to help; those that were ``tried`` do not."""
     fed = loader(seen)
-    if seen.loader is None and seen.maker is not None:
+    if seen.maker is not None:
         return at(
             seen.maker.place,
             f"less work in {seen.maker.called}, or a DataLoader, whose workers make the next "
@@ -121,7 +121,7 @@ def copies(seen: Seen) -> str:
     moved = at(words.place(seen, "copy"), words.moved)
     if loader(seen).pin_memory:
         return moved
-    if seen.loader is None and seen.maker is not None:
+    if seen.maker is not None:
         return f"{at(seen.maker.place, 'batches in pinned memory')} and {moved}"
     return f"{setting(seen, 'pin_memory=True')} and {moved}"
 
@@ -223,8 +223,8 @@ def way(seen: Seen) -> str:
 
 
 def _wrapper(seen: Seen) -> str:
-    made = seen.maker if seen.loader is None else None
-    return _parallel(seen) + (f", batches by {made.called}" if made else "")
+    made = f", batches by {seen.maker.called}" if seen.maker is not None else ""
+    return f"{_parallel(seen)}{made}"
 
 
 def _parallel(seen: Seen) -> str:

@@ -64,14 +64,15 @@ class Measured:
         return tuple({doubt.kind: doubt for doubt in reversed(found)}.values())
 
     def cut_short(self) -> Iterator[tuple[int, str]]:
-        """Timed steps of runs that have fewer than they should, and what was run."""
-        for rung, runs in self.runs.items():
-            asked = rung.plan.steps
-            if asked is not None and rung.ablation.pass_batches is None:
-                for measurement in runs.values():
-                    timed = min((len(rank.step_ms) for rank in measurement.ranks), default=asked)
-                    if timed < asked:
-                        yield timed, measurement.workload.name
+        """Timed steps of runs that have fewer than they should, and what was run.
+
+        Passes that nfold cut short may be fewer on purpose, and an operation notes no steps.
+        """
+        for one in self._all():
+            cut = one.ablation is not None and one.ablation.pass_batches is not None
+            timed = min((len(rank.step_ms) for rank in one.ranks), default=0)
+            if not cut and 0 < timed < (one.plan.steps or 0):
+                yield timed, one.workload.name
 
     def seconds(self, rungs: Collection[Rung]) -> float:
         """How long a run of these that share it takes: as one of them did, or one of as many.

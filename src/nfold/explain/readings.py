@@ -34,7 +34,7 @@ def times(measurement: Measurement, *, coupled: bool) -> Readings:
     Steps are counted by their samples, as whole batches: the last batch of an epoch is smaller,
     and another part of an epoch's steps where a batch is.
     """
-    ranks = _timed(measurement)
+    ranks = timed(measurement)
     if not ranks:
         return {}
     batch = measurement.plan.batch or _batch(ranks)
@@ -48,7 +48,7 @@ def times(measurement: Measurement, *, coupled: bool) -> Readings:
 
 def sums(measurement: Measurement) -> Readings:
     """Those that may be 0 or less."""
-    ranks = _timed(measurement)
+    ranks = timed(measurement)
     if not ranks:
         return {}
     found, ends = _fetching(measurement, ranks), _ends(measurement)
@@ -85,7 +85,7 @@ def crowded(measurement: Measurement) -> float:
     return min(others, max(0.0, others + each * (plan.devices or 1) - cores)) / cores
 
 
-def _timed(measurement: Measurement) -> list[RankSamples]:
+def timed(measurement: Measurement) -> list[RankSamples]:
     """The ranks with windows, of a run that ended well."""
     return [r for r in measurement.ranks if r.windows] if measurement.status == "ok" else []
 
@@ -176,7 +176,7 @@ def _epoch_gaps(measurement: Measurement) -> list[float]:
             step += windows[0].steps
             inside.append(windows.pop(0))
         if sum(window.steps for window in inside) == steps:
-            timed = sum(window.seconds for window in inside)
-            found.append(1e3 * (epoch.seconds - timed) / steps)
+            inside_s = sum(window.seconds for window in inside)
+            found.append(1e3 * (epoch.seconds - inside_s) / steps)
         first += steps
     return found

@@ -10,6 +10,7 @@ from typing import Protocol
 from nfold import turns
 from nfold.ablation import Ablation
 from nfold.explain.ladder import Rung
+from nfold.explain.readings import timed
 from nfold.machine import Machine
 from nfold.measurement import Measurement, cell_id
 from nfold.plan import Plan
@@ -124,7 +125,7 @@ class WorkloadTarget:
         found = apart(whole, left_out)
         if whole.status == "ok":
             # What had no turn before a script ended is nothing to find again.
-            for measurement in filter(_timed, found):
+            for measurement in filter(timed, found):
                 self.store.append(measurement)
         return found
 
@@ -148,7 +149,3 @@ class WorkloadTarget:
     def epoch_steps(self, plan: Plan) -> int | None:
         """By the number of training samples."""
         return None if not self.samples else -(-self.samples // (plan.batch or 1))
-
-
-def _timed(measurement: Measurement) -> bool:
-    return all(rank.windows for rank in measurement.ranks)

@@ -49,10 +49,10 @@ def bars(budget: Budget) -> list[Bar]:
 
 def _of_one(budget: Budget) -> list[Bar]:
     """What one device spends by itself on a step that is the goal of several, where it is named."""
-    named = [row for row in budget.single if row.named]
-    if not starts_alone(budget) or budget.device_bound is None:
+    named, bound = [row for row in budget.single if row.named], budget.device_bound
+    if budget.devices == 1 or budget.scaling != "weak" or bound is None or not named:
         return []
-    at = budget.device_bound.step_ms.value
+    at = bound.step_ms.value
     made = [_end("compute alone", at)]
     for row in named:
         made.append(_loss(f"{row.cause} on 1 device", at, row.lost_ms.value))
@@ -64,8 +64,7 @@ def _of_one(budget: Budget) -> list[Bar]:
 
 def starts_alone(budget: Budget) -> bool:
     """Whether N devices are counted from a step of one whose losses have names."""
-    of_one = budget.devices > 1 and budget.scaling == "weak" and budget.device_bound is not None
-    return of_one and any(row.named for row in budget.single)
+    return bool(_of_one(budget))
 
 
 def _end(name: str, value: float) -> Bar:

@@ -73,10 +73,11 @@ def drawn_seen(draw: random.Random) -> Seen:
     accumulation = draw.choice([1, 1, 2, 4])
     inside = draw.choice([None, "transformers/trainer.py:3"])
     maker = Maker(names=("get_batch",), place="train.py:5", on_device=draw.random() < 0.5)
+    loader = drawn_loader(draw) if draw.random() < 0.8 else None
     return Seen(
         steps=30,
-        loader=drawn_loader(draw) if draw.random() < 0.8 else None,
-        maker=draw.choice([None, maker]),
+        loader=loader,
+        maker=draw.choice([None, maker]) if loader is None else None,
         samples_per_step=100.0,
         device=draw.choice(["cuda:0", "cuda:0", "cpu"]),
         parallel=parallel,

@@ -66,27 +66,27 @@ class Making:
         self._found: tuple[Returned, ...] = ()
         self._replaced: list[tuple[FunctionType, CodeType]] = []
         self._replays: dict[object, Replay] = {}
-        self.looking = False
+        self._looking = False
 
     def begin(self) -> None:
         """Look at what functions return; unless somebody else looks at them already."""
         if sys.getprofile() is None:
-            self.looking = True
+            self._looking = True
             sys.setprofile(self._on_event)
 
     def stepped(self) -> None:
         """A step was made."""
-        if self.looking:
+        if self._looking:
             self._steps += 1
             if self._steps == LOOK_STEPS:
                 self.stop()
 
     def stop(self) -> None:
         """Look no more."""
-        if not self.looking:
+        if not self._looking:
             return
         sys.setprofile(None)
-        self.looking = False
+        self._looking = False
         self._returned.clear()
         self._given.clear()
         # Of several functions that each make a part none is the batch's.
@@ -121,7 +121,7 @@ class Making:
 
     def fed(self, given: Any) -> None:
         """A model that trains is called with this."""
-        if not self.looking:
+        if not self._looking:
             return
         one, made = self._last(tensors_of(given)), list[Returned]()
         while one is not None:

@@ -163,11 +163,11 @@ class Sights:
         """Note a step: what it was fed, and in the warm-up, its line. Returns its samples."""
         self._wait_s += taken.wait_s
         self._wrappers.stepped()
-        self.making.stepped()
         samples = self._samples_of(taken)
         if self._feed.warming:
             self._batches.append(taken.batches)
             self._counts.append(samples)
+            self.making.stepped()
             if self._tally.on:
                 self._tally.place("step")
         return samples
@@ -242,7 +242,7 @@ class Sights:
             trainer=self._trainers.used,
             device=device,
             loader=loader,
-            maker=self.making.found,
+            maker=self.making.found if loader is None else None,
             samples_per_step=float(self._usual),
             accumulation=accumulation,
             optimizers=tuple(type(one).__name__ for one in self._boundary.optimizers),

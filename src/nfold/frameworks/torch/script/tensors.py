@@ -22,10 +22,8 @@ COPY, PINNED, SYNC = "copy", "copy of pinned memory", "host_sync"
 
 def install(patches: Patches, tally: Tally) -> None:
     """Count copies and reads of every tensor; only for the warm-up, because calls are frequent."""
-    for name in ("to", "cuda"):
+    for name in ("to", "cuda", *CHANGES):
         patches.put(Tensor, name, lambda usual: _moving(usual, tally))
-    for name in CHANGES:
-        patches.put(Tensor, name, lambda usual: _changing(usual, tally))
     for name in READS:
         patches.put(Tensor, name, lambda usual: _reading(usual, tally))
     patches.put(torch.cuda, "synchronize", lambda usual: _waiting(usual, tally))
@@ -40,16 +38,6 @@ def _moving(usual: Any, tally: Tally) -> Any:
         return moved
 
     return move
-
-
-def _changing(usual: Any, tally: Tally) -> Any:
-    def change(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        changed = usual(tensor, *args, **kwargs)
-        if tally.on:
-            derive(tensor, changed)
-        return changed
-
-    return change
 
 
 def note_copy(tally: Tally, source: Tensor, target: Tensor) -> None:
