@@ -68,7 +68,7 @@ class Account:
 
     def rows(self) -> list[Finding]:
         """What N devices lose, the largest first."""
-        asked = ((cause, cause.on_n(self.ladder)) for cause in self._present())
+        asked = ((c, c.shown_by(self.ladder, self.fit.view)) for c in self._present())
         return _ordered(self._row(c, r) for c, r in asked if self._knows(c, r))
 
     def single(self) -> list[Finding]:
@@ -133,8 +133,8 @@ class Account:
 
     def _whole(self, cause: Cause) -> Interval | None:
         """All that a step on N devices loses to it."""
-        measured = self.measured.has(cause.on_n(self.ladder))
-        return self.fit.interval(self._all_lost(cause)) if measured else None
+        known = cause.settled(self.ladder, self.fit.view)
+        return self.fit.interval(self._all_lost(cause)) if known else None
 
     def _all_lost(self, cause: Cause) -> Number:
         if isinstance(cause, UndividedWork):
@@ -143,7 +143,7 @@ class Account:
 
     def _rate_without(self, cause: Cause) -> Interval | None:
         """Of N devices without the cause; None of a script that uses one of them."""
-        if self.ladder.plain or not self.measured.has(cause.on_n(self.ladder)):
+        if self.ladder.plain or not cause.settled(self.ladder, self.fit.view):
             return None
         return self._rate(self._all_lost(cause))
 

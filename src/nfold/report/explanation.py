@@ -127,7 +127,7 @@ def notes(budget: Budget) -> list[str]:
     if quiet:
         text = f"Nothing beyond the noise or {FLOOR:.0%} of a step: {', '.join(quiet)}"
         found.append(f"{text}; on one device {', '.join(alone)}." if alone else f"{text}.")
-    found += [f"Not tested: {cause} ({reason})." for cause, reason in _by_reason(budget.untested)]
+    found += [f"Not tested: {cause} ({reason})." for cause, reason in _by_reason(budget)]
     return [*found, *(_note(doubt) for doubt in budget.warnings)]
 
 
@@ -145,11 +145,12 @@ def _note(doubt: Doubt) -> str:
     return f"Doubt: {doubt.text}."
 
 
-def _by_reason(untested: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Causes with the same reason together."""
+def _by_reason(budget: Budget) -> list[tuple[str, str]]:
+    """Causes with the same reason together; of one that has a row, a part of it."""
+    rows = {row.cause for row in (*budget.rows, *budget.single)}
     groups: dict[str, list[str]] = {}
-    for cause, reason in untested:
-        groups.setdefault(reason, []).append(cause)
+    for cause, reason in budget.untested:
+        groups.setdefault(reason, []).append(f"a part of {cause}" if cause in rows else cause)
     return [(", ".join(causes), reason) for reason, causes in groups.items()]
 
 

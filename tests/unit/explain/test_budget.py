@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from explaining import explained
-from nfold.finding import Budget, Finding
+from explaining import SECONDS, explained, ladder, target
+from nfold.explain.budget import budget
+from nfold.explain.causes.synchronization import BATCH_NORM, LATENCY
+from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.finding import NO_TIME, Budget, Finding
 from nfold.frameworks.simulated import Script
 from nfold.measurement import UNEXCHANGED
+from nfold.report.explanation import notes
 from nfold.sentences import sentences
 from nfold.stats import Interval
 
@@ -70,6 +74,22 @@ def test_under_noise_intervals_hold_planted_costs_as_often_as_they_say() -> None
         held.append(holds(row(found, cause).lost_ms, lost_ms, slack))
         assert named(found)[0] == cause
     assert sum(held) >= 0.9 * len(held)
+
+
+def test_waiting_points_that_were_measured_are_a_row_without_the_wrappers_work() -> None:
+    asked = ladder(batch_norm="synchronised")
+    costs = Script(**BASE, wrapper_ms=0.4, latency_ms=0.7, batch_norm_ms=2.0)
+    experiment = Experiment(target(costs), Clock(SECONDS), Events())
+    asked, measured = experiment.run(asked), experiment.measured
+    for input_ in (asked.bare, "real"):
+        measured.runs.pop(asked.copies(input_), None)
+    found = budget("digits", asked, measured)
+    parts = {name: cost.value for name, cost in row(found, "synchronization").parts}
+    assert parts == {LATENCY: pytest.approx(0.7), BATCH_NORM: pytest.approx(2.0)}
+    assert row(found, "synchronization").lost_ms.value == pytest.approx(2.7)
+    assert found.unexplained_ms.value == pytest.approx(0.4)
+    assert ("synchronization", NO_TIME) in found.untested
+    assert any("Not tested: " in one and "a part of synchronization" in one for one in notes(found))
 
 
 def test_ranks_that_are_late_in_turn_cost_the_latest_over_the_mean() -> None:

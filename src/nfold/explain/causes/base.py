@@ -49,6 +49,15 @@ class Cause:
         """``rungs``, where there is more than one device."""
         return self.rungs(ladder) if ladder.devices > 1 else ()
 
+    def shown_by(self, ladder: Ladder, view: View) -> tuple[Rung, ...]:
+        """Those of ``on_n`` that tell ``lost_ms``; none while some that it needs have no run."""
+        own = self.on_n(ladder)
+        return own if view.has(*own) else ()
+
+    def settled(self, ladder: Ladder, view: View) -> bool:
+        """Whether it is known what N devices lose to it, if they can lose anything."""
+        return bool(self.shown_by(ladder, view)) or not self.on_n(ladder)
+
     def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
         """More runs, which tell what the fix would gain; without them ``lost_ms`` stands for it."""
         del ladder
@@ -73,8 +82,8 @@ class Cause:
 
     def both_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
         """What N devices lose more than one, or less, and what one does; 0 where nobody knows."""
-        own, single = self.on_n(ladder), self.single_rungs(ladder)
-        more = self.lost_ms(ladder, view) if own and view.has(*own) else 0.0
+        single = self.single_rungs(ladder)
+        more = self.lost_ms(ladder, view) if self.shown_by(ladder, view) else 0.0
         alone = self.single_ms(ladder, view) if single and view.has(*single) else 0.0
         return more, alone
 

@@ -41,22 +41,25 @@ class Synchronization(Cause):
         """Copies, no exchange, a barrier; the real run with one exchange of gradients only."""
         if ladder.one_process or ladder.sharded:
             return ()
-        found = (
-            ladder.copies(ladder.bare),
-            ladder.unexchanged(ladder.bare),
-            ladder.barrier(ladder.bare),
-        )
-        return found + _down(ladder)
+        return (*_up(ladder, ladder.bare), *_down(ladder))
+
+    def shown_by(self, ladder: Ladder, view: View) -> tuple[Rung, ...]:
+        """The runs of the parts that are known: what each costs is lost, whatever the others do."""
+        if not self.on_n(ladder):
+            return ()
+        pairs = (*pairwise(_up(ladder, ladder.bare)), *pairwise(_down(ladder)))
+        known = [pair for pair in pairs if view.has(*pair)]
+        return tuple(dict.fromkeys(rung for pair in known for rung in pair))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
-        """All of its parts."""
+        """All of its parts that are known."""
         return sum(self.parts(ladder, view).values())
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
-        """Wrapper, latency, batch norm."""
+        """Wrapper, latency, batch norm; those whose runs were made."""
         if ladder.sharded:
             return {}
-        real = (ladder.copies("real"), ladder.unexchanged("real"), ladder.barrier("real"))
+        bare, real = _up(ladder, ladder.bare), _up(ladder, "real")
 
         def wrapper(input_: Input) -> float:
             return view.own(ladder.unexchanged(input_)) - view.own(ladder.copies(input_))
@@ -64,14 +67,16 @@ class Synchronization(Cause):
         def latency(input_: Input) -> float:
             return view.step(ladder.barrier(input_)) - view.slowest(ladder.unexchanged(input_))
 
-        found = {
-            WRAPPER: exposed(ladder, view, wrapper, *real[:2]),
-            LATENCY: exposed(ladder, view, latency, *real[1:]),
-        }
+        found = {}
+        if view.has(*bare[:2]):
+            found[WRAPPER] = exposed(ladder, view, wrapper, *real[:2])
+        if view.has(*bare[1:]):
+            found[LATENCY] = exposed(ladder, view, latency, *real[1:])
         for words, (before, without) in zip(
             _beside(ladder).values(), pairwise(_down(ladder)), strict=True
         ):
-            found[words] = view.step(before) - view.step(without)
+            if view.has(before, without):
+                found[words] = view.step(before) - view.step(without)
         return found
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
@@ -119,6 +124,11 @@ class Synchronization(Cause):
         if ladder.plan.strategy == "ddp":
             found["--strategy nfold"] = ladder.edited(strategy="nfold")
         return found
+
+
+def _up(ladder: Ladder, input_: Input) -> tuple[Rung, Rung, Rung]:
+    """Copies, no exchange, a barrier."""
+    return ladder.copies(input_), ladder.unexchanged(input_), ladder.barrier(input_)
 
 
 def _beside(ladder: Ladder) -> dict[str, str]:
