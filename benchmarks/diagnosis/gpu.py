@@ -33,7 +33,10 @@ KINDS = ("cifar", "reports", "faults", "doses", "healthy", "pairs", "traceml")
 REPORTS: dict[str, tuple[str, ...]] = {
     "conv2d": ("conv2d",),
     "mnist": ("mnist", "--batch", "100"),
-    "starved": ("inception_v3", "--batch", "64", "--precision", "bf16", "--workers", "2"),
+    "starved": (
+        *("inception_v3", "--batch", "64", "--precision", "bf16"),
+        *("--workers", "2", "--decode", "cpu"),
+    ),
     "dataparallel": ("cnn10", "--strategy", "dp", "--batch", "512", "--precision", "fp32"),
     "channels_first": ("cnn10", "--layout", "channels_first", "--precision", "tf32"),
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nfold.explain import lines
 from nfold.explain.causes import BY_ID, Cause, causes_of
+from nfold.explain.causes.base import left
 from nfold.explain.causes.undivided_work import SIGN, UndividedWork
 from nfold.explain.fit import RESAMPLES, Fit, Number, View
 from nfold.explain.ladder import Ladder, Rung
@@ -63,8 +64,8 @@ class Account:
 
     def speedup(self, view: View, gained_ms: float = 0.0) -> float:
         """Throughput of N devices over that of one, after so much is gained."""
-        achieved = max(1e-9, self.achieved_ms(view) - gained_ms)
-        return self.ladder.devices * self.ideal_ms(view) / achieved
+        rest = left(self.achieved_ms(view), gained_ms)
+        return self.ladder.devices * self.ideal_ms(view) / rest
 
     def rows(self) -> list[Finding]:
         """What N devices lose, the largest first."""
@@ -152,7 +153,7 @@ class Account:
         samples = self.ladder.plan.batch or 1
 
         def rate(view: View) -> float:
-            return 1e3 * samples / max(1e-9, self.achieved_ms(view) - gained(view))
+            return 1e3 * samples / left(self.achieved_ms(view), gained(view))
 
         return self.fit.interval(rate)
 
@@ -206,7 +207,7 @@ class Account:
 
         def gained(view: View) -> float:
             alone = self._alone_ms(view)
-            return alone / max(1e-9, alone - max(0.0, lost(view)))
+            return alone / left(alone, max(0.0, lost(view)), cause.least_ms(self.ladder))
 
         cost = cause.told(self.ladder) or self.fit.interval(lost)
         step_ms = self.fit.view.step(self.ladder.alone("real"))

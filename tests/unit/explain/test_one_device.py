@@ -189,6 +189,19 @@ def test_time_in_which_a_gpu_of_a_script_waits_for_launches_is_told() -> None:
     assert found.device_bound.step_ms.value == pytest.approx(8.0)
 
 
+def test_no_gain_is_promised_that_leaves_less_than_the_time_a_gpu_is_busy() -> None:
+    """However much runs scatter: of steps that are 30 % apart nothing, or less, might be left."""
+    traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=8.0)
+    seen = dataclasses.replace(SEEN, traced=traced)
+    scatters = {"noise": 0.05, "process_noise": 0.3, "noise_seed": 1}
+    found, _ = of_script(seen, launch_ms=50.0, load_ms_per_sample=0.3, **scatters)
+    (row,) = (one for one in found.single if one.cause == "launch-bound")
+    assert row.predicted_speedup is not None
+    assert found.one_device.step_ms.high is not None
+    assert row.predicted_speedup.high is not None
+    assert row.predicted_speedup.high <= found.one_device.step_ms.high / 8.0 * 1.001
+
+
 @pytest.mark.parametrize("host_syncs", [0.0, 2.0])
 def test_a_gpu_that_is_idle_while_its_allocator_tries_again_waits_for_no_launch(
     host_syncs: float,

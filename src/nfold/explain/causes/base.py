@@ -11,6 +11,8 @@ from nfold.explain.ladder import Input, Ladder, Rung
 from nfold.explain.operation import ABSENT
 from nfold.stats import Interval
 
+LEAST = 1e-3
+"""Of a step: less than that no gain leaves."""
 STARVED = 0.3
 """Of a step of one device: where its input costs as much, other costs may hide behind that."""
 
@@ -111,6 +113,11 @@ class Cause:
         """What a step of one device alone loses to it."""
         raise NotImplementedError
 
+    def least_ms(self, ladder: Ladder) -> float:
+        """What is known to be left of one device's step when all of ``single_ms`` is gone."""
+        del ladder
+        return 0.0
+
     def fix(self, ladder: Ladder, view: View) -> str:
         """What to change, in words."""
         raise NotImplementedError
@@ -126,6 +133,11 @@ class Cause:
         """
         del ladder
         return {}
+
+
+def left(step_ms: float, gained_ms: float, least_ms: float = 0.0) -> float:
+    """Of a step after so much is gained; costs that are uncertain never leave nothing of it."""
+    return max(LEAST * step_ms, min(least_ms, step_ms), step_ms - gained_ms)
 
 
 def exposed(ladder: Ladder, view: View, cost: Callable[[Input], float], *real: Rung) -> float:

@@ -68,6 +68,10 @@ class LaunchBound(Cause):
         n, share, whole = ladder.devices, view.step(ladder.alone("real")), view.step(ladder.one)
         return (n * share - whole) / (n - 1)
 
+    def least_ms(self, ladder: Ladder) -> float:
+        """Of a script that was traced, the time in which its GPU is busy."""
+        return (_busy_ms(ladder) or 0.0) if _traced(ladder) else 0.0
+
     def whole_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more is a part of what one does."""
         return max(0.0, *self.both_ms(ladder, view))

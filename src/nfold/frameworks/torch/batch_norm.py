@@ -52,10 +52,12 @@ class Synchronised:
 def synchronise(module: nn.Module, plan: Plan, ledger: Ledger) -> None:
     """Let the batch norms of ``module`` use the global batch, where the plan says so.
 
-    Each stays the same object with its names and its state. ``ledger`` says in every step what
-    this rank's samples count. UsageError for a layer whose forward is its own.
+    Elsewhere a device's share may be one sample, which they take then too. Each stays the same
+    object with its names and its state. ``ledger`` says in every step what this rank's samples
+    count. UsageError for a layer whose forward is its own.
     """
     if plan.batch_norm != "synchronised" or (plan.devices or 1) == 1:
+        _take_one_value(module)
         return
     for name, layer in module.named_modules():
         if isinstance(layer, Synchronised | nn.SyncBatchNorm) or not isinstance(layer, _BatchNorm):
@@ -67,6 +69,34 @@ def synchronise(module: nn.Module, plan: Plan, ledger: Ledger) -> None:
                 "next: batch_norm 'device'"
             )
         layer.__class__ = _synchronised(type(layer), plan, ledger)  # type: ignore[assignment]
+
+
+class OfOneValue:
+    """Marks the subclasses that take one value a channel; ``original`` is the layer's class."""
+
+    original: type[nn.Module]
+
+
+def _take_one_value(module: nn.Module) -> None:
+    """Let the batch norms of ``module`` train on one value a channel, which PyTorch's refuse.
+
+    It is its own mean: what is normalised is 0, with no gradient, as in Keras. Two equal values
+    are as much, and no running variance is divided by none.
+    """
+    for layer in module.modules():
+        if isinstance(layer, OfOneValue | nn.SyncBatchNorm) or not isinstance(layer, _BatchNorm):
+            continue
+        if type(layer).forward is _BatchNorm.forward:
+            layer.__class__ = _of_one_value(type(layer))  # type: ignore[assignment]
+
+
+def _of_one_value(original: type[_BatchNorm]) -> type[nn.Module]:
+    def forward(self: _BatchNorm, x: Tensor) -> Tensor:
+        if self.training and x.numel() == x.shape[1]:
+            return original.forward(self, torch.cat([x, x]))[:1]
+        return original.forward(self, x)
+
+    return disguised(original, OfOneValue, forward)
 
 
 class Switch:

@@ -95,3 +95,32 @@ def test_a_part_that_no_rank_has_a_sample_of_moves_no_statistics(
     assert module(torch.randn(1, 4, 2, 2)).isfinite().all()
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("plan", [TWO.edit(devices=1), TWO.edit(batch_norm="device")])
+def test_one_value_a_channel_is_its_own_mean(plan: Plan) -> None:
+    """A device's share of a last batch may be one sample: PyTorch's layers refuse it."""
+    norm = nn.BatchNorm2d(3)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x = torch.randn(1, 3, 1, 1, requires_grad=True)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        norm(x)
+    synchronise(norm, plan, Ledger(2))
+    found = norm(x)
+    found.sum().backward()
+    torch.testing.assert_close(found.flatten(), norm.bias)
+    torch.testing.assert_close(x.grad, torch.zeros_like(x), atol=1e-4, rtol=0)
+    torch.testing.assert_close(norm.bias.grad, torch.ones(3))
+    torch.testing.assert_close(norm.running_var, torch.full((3,), 0.9))
+    torch.testing.assert_close(norm.running_mean, 0.1 * x.detach().flatten())
+
+
+def test_more_values_are_normalised_by_the_layer_itself() -> None:
+    module, plain, x = made(), made(), torch.randn(1, 3, 4, 4)
+    plain.load_state_dict(module.state_dict())
+    synchronise(module, TWO.edit(devices=1), Ledger(1))
+    assert torch.equal(module(x), plain(x))
+    assert module.state_dict().keys() == plain.state_dict().keys()
+    assert all(map(torch.equal, module.state_dict().values(), plain.state_dict().values()))
+    assert type(pickle.loads(pickle.dumps(module))[1]) is nn.BatchNorm2d
