@@ -15,7 +15,7 @@ from nfold.bench.axes import read_axes
 from nfold.cli import explained, output
 from nfold.cli.explain_script import check_devices, is_script, script_of, undo_left_over
 from nfold.cli.flags import Flags
-from nfold.cli.preparing import completing, prepare
+from nfold.cli.preparing import completing, epoch_samples, prepare
 from nfold.cli.progress import duration
 from nfold.cli.screen import Screen, screen
 from nfold.cli.signals import stop_on_signals
@@ -247,17 +247,9 @@ def _target(
         run=run,
         refusal=refusal,
         switches=switches,
-        samples=_samples(workload),
+        samples=epoch_samples(workload),
         again=request.again,
     )
-
-
-def _samples(workload: Workload) -> int | None:
-    """The training samples of an epoch, as far as the catalogue knows."""
-    if workload.script:
-        return None
-    limit = workloads.parameters(workload).get("samples", 0)
-    return limit or workloads.info(workload.name).training_samples or None
 
 
 def _show(request: Request, found: Budget) -> None:

@@ -33,6 +33,19 @@ def prepare(workload: Workload, plan: Plan, folder: Path | None) -> None:
         data.prepare(known.dataset, folder)
 
 
+def epoch_samples(workload: Workload) -> int | None:
+    """The training samples of an epoch, those of photographs as they were prepared.
+
+    None where nobody knows before it was run.
+    """
+    if workload.script:
+        return None
+    known, chosen = workloads.info(workload.name), workloads.parameters(workload)
+    samples = data.photograph_count() if known.defaults.encoded else known.training_samples
+    allowed = chosen.get("samples", 0) or samples
+    return min(samples or allowed, allowed) * chosen.get("repeat", 1) or None
+
+
 def completing(machine: Machine, folder: Path | None, *, measures: bool = True) -> Completing:
     """What completes plans; not ``measures``: by what was measured before, if anything was."""
     return Completing(

@@ -66,6 +66,13 @@ def prepare_photographs(
     return found.decoded(samples) if decoded else found
 
 
+def photograph_count() -> int:
+    """How many there are to train on, once they are prepared."""
+    from nfold.data import photographs
+
+    return len(photographs.load().train)
+
+
 def load(name: str) -> Arrays:
     """A data set from the cache, memory-mapped; decoded into it first where it is not there."""
     from nfold.data import cache
