@@ -38,6 +38,7 @@ COSTS = (
     "epoch_gap_ms",
     "epoch_wait_ms",
     "retries_ms",
+    "retries_beside_ms",
 )
 OF_SAMPLES = ("load_ms_per_sample", "read_ms_per_sample", "copy_ms_per_sample")
 PARALLEL: tuple[Parallel, ...] = ("none", "dp", "ddp", "ddp", "other", "fsdp")

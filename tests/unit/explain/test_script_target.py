@@ -464,6 +464,18 @@ def test_an_allocator_that_tries_again_is_told_by_one_that_need_not() -> None:
     assert lines.allocator(seen).endswith("a smaller batch_size (1.5 allocator retries a step)")
 
 
+def test_allocators_in_each_other_s_way_are_no_threads() -> None:
+    """Copies that exchange nothing are slower than one device then, too."""
+    seen = dataclasses.replace(DDP, alloc_retries=1.5)
+    found = explained(seen, retries_ms=4.0, retries_beside_ms=3.0, contention_ms=0.5)
+    costs = {row.cause: row.lost_ms.value for row in found.rows}
+    assert costs["memory"] == pytest.approx(3.0)
+    assert costs["threads"] == pytest.approx(0.5)
+    assert found.unexplained_ms.value == pytest.approx(0.0, abs=1e-9)
+    (row,) = (one for one in found.single if one.cause == "memory")
+    assert row.lost_ms.value == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize(("seen", "share"), [(DDP, 1.0), (PLAIN, 0.5)])
 def test_copies_into_another_order_are_told_by_a_trace(seen: Seen, share: float) -> None:
     traced = Traced(steps=3, reordering_ms=(2.0, 2.1, 2.2))

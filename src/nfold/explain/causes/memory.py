@@ -40,6 +40,11 @@ class Memory(Cause):
         on_n = view.step(ladder.full()) - view.step(ladder.grown(ladder.full()))
         return on_n - self.single_ms(ladder, view)
 
+    def contended_ms(self, ladder: Ladder, view: View) -> float:
+        """``lost_ms`` where it is known: N devices alone together lose as much more than one."""
+        known = self.silent(ladder) is None and self.shown_by(ladder, view)
+        return self.lost_ms(ladder, view) if known else 0.0
+
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """One device alone."""
         return (ladder.alone("real"), ladder.grown(ladder.alone("real")))

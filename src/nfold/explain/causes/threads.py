@@ -6,8 +6,11 @@ from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause, exposed
+from nfold.explain.causes.memory import Memory
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
+
+MEMORY = Memory()
 
 
 class Threads(Cause):
@@ -35,6 +38,9 @@ class Threads(Cause):
             ladder.copies("real"),
             ladder.alone("real"),
         )
+        # Allocators that try again stand in each other's way in the driver: that is memory's.
+        retries = MEMORY.contended_ms(ladder, view)
+        between -= max(0.0, min(retries, between))
         return between + self.in_input_ms(ladder, view)
 
     def in_input_ms(self, ladder: Ladder, view: View) -> float:

@@ -62,7 +62,7 @@ class Costs:
         if left_out.host_syncs:
             cost += script.host_syncs_ms
         if not left_out.expandable_segments:
-            cost += script.retries_ms
+            cost += script.retries_ms + script.retries_beside_ms * (self._devices - 1)
         if left_out.threads != 1:
             cost += script.contention_ms * (self._devices - 1)
         if self.host_fed and left_out.threads is None:

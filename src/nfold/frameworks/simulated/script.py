@@ -46,7 +46,8 @@ class Script:
     host's part and ``latency_ms`` the part that does not depend on bytes; ``batch_norm_ms`` is
     of synchronised batch norm, ``buffers_ms`` of buffers that a wrapper broadcasts,
     ``layout_ms`` of a layout, ``host_syncs_ms`` of a host that waits for its device.
-    ``retries_ms`` is of an allocator that tries again, unless its segments grow.
+    ``retries_ms`` is of an allocator that tries again, unless its segments grow;
+    ``retries_beside_ms`` is what every other process that does costs it.
     ``contention_ms`` is what every other process on the host costs one that computes with more
     threads than one, ``crowding_ms`` what it costs one that also reads samples in more threads than
     it has cores. ``repeated_ms`` is of gradients exchanged more than once a step, ``unused_ms``
@@ -85,6 +86,7 @@ class Script:
     buffers_ms: float = 0.0
     host_syncs_ms: float = 0.0
     retries_ms: float = 0.0
+    retries_beside_ms: float = 0.0
     layout_ms: dict[str, float] = field(default_factory=dict)
     exchange_ms: float = 0.0
     dp_exchange_ms: float = 0.0
