@@ -50,20 +50,28 @@ def _named(budget: Budget, first: Finding) -> list[str]:
     change = _change(budget, first)
     if budget.unseen and rest.value > first.all_ms.value:
         return [
-            f"Most is in no row yet, {milliseconds(rest)} of {_a_step(budget)}: "
-            f"{_no_time(budget)}.",
+            f"{_in_no_row(budget)}: {_no_time(budget)}.",
             f"Of what was measured most is lost to {cost}. {change[0]}",
             *change[1:],
         ]
     if budget.misses(budget.others_ms) and budget.others_ms.value > first.all_ms.value:
         return [
-            f"Most, {milliseconds(budget.others_ms)} of {_a_step(budget)}, is in rows of which "
-            f"none by itself is above the noise of these runs ({_largest(budget)} ms): measure "
-            "longer (a larger --budget).",
+            f"{_in_no_name(budget)}: measure longer (a larger --budget).",
             f"Of what is above it most is lost to {cost}. {change[0]}",
             *change[1:],
         ]
     return [f"Most is lost to {cost}.", *change, *_missing(budget, first)]
+
+
+def _in_no_row(budget: Budget) -> str:
+    return f"Most is in no row yet, {milliseconds(budget.unexplained_ms)} of {_a_step(budget)}"
+
+
+def _in_no_name(budget: Budget) -> str:
+    return (
+        f"Most, {milliseconds(budget.others_ms)} of {_a_step(budget)}, is in rows of which none by "
+        f"itself is above the noise of these runs ({_largest(budget)} ms)"
+    )
 
 
 def _change(budget: Budget, first: Finding) -> list[str]:
@@ -118,11 +126,7 @@ def _missing(budget: Budget, first: Finding) -> list[str]:
 def _nameless(budget: Budget) -> list[str]:
     """No row is a cause: perhaps one was not measured, or what is missing has no name."""
     if budget.no_time:
-        return [
-            f"Nothing that was measured costs more than {FLOOR:.0%} of a step beyond the noise.",
-            f"Change nothing yet: {_no_time(budget)}.",
-            _as_it_is(budget),
-        ]
+        return [_unsure(budget), f"Change nothing yet: {_no_time(budget)}.", _as_it_is(budget)]
     if _is_missing(budget):
         return _spread(budget)
     return [
@@ -130,6 +134,16 @@ def _nameless(budget: Budget) -> list[str]:
         "There is nothing to change.",
         _as_it_is(budget),
     ]
+
+
+def _unsure(budget: Budget) -> str:
+    """Where most is, while no row has a name and some causes were not measured."""
+    rest, others = budget.unexplained_ms, budget.others_ms
+    if budget.unseen and rest.value > others.value:
+        return f"{_in_no_row(budget)}."
+    if budget.misses(others):
+        return f"{_in_no_name(budget)}."
+    return f"Nothing that was measured costs more than {FLOOR:.0%} of a step beyond the noise."
 
 
 def _unexchanged(budget: Budget) -> list[str]:

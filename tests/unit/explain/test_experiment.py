@@ -95,6 +95,20 @@ def test_what_there_was_no_time_for_is_said_before_a_smaller_row() -> None:
     assert sentences(small)[0].startswith("Most is lost to epoch-boundary")
 
 
+def test_where_no_row_has_a_name_it_is_said_where_most_is() -> None:
+    whole = budget("digits", *_measured_alone())
+    unknown = dataclasses.replace(whole, rows=(), unexplained_ms=Interval(5.0, 4.0, 6.0))
+    first, second, _ = sentences(unknown)
+    assert first == "Most is in no row yet, 5.00 ms (4.00 to 6.00) of a step on 2 devices."
+    assert second.startswith("Change nothing yet: there was no time for")
+    rows = tuple(_costing(cause, 3.0, named=False) for cause in ("link", "threads"))
+    quiet = dataclasses.replace(unknown, rows=rows, others_ms=Interval(6.0, 2.0, 10.0))
+    said = "none by itself is above the noise of these runs (link 3.00, threads 3.00 ms)"
+    assert said in sentences(quiet)[0]
+    nothing = dataclasses.replace(unknown, unexplained_ms=Interval(0.1, 0.05, 0.15))
+    assert sentences(nothing)[0].startswith("Nothing that was measured costs more than 2%")
+
+
 def _measured_alone() -> tuple[Ladder, Measured]:
     """Both ends of the ladder, and no time for more."""
     experiment, _, _ = _experiment(2.0)
