@@ -35,7 +35,7 @@ REPORTS: dict[str, tuple[str, ...]] = {
     "mnist": ("mnist", "--batch", "100"),
     "starved": (
         *("inception_v3", "--batch", "64", "--precision", "bf16"),
-        *("--workers", "2", "--decode", "cpu"),
+        *("--workers", "2", "--decode", "cpu", "--augment", "cpu"),
     ),
     "dataparallel": ("cnn10", "--strategy", "dp", "--batch", "512", "--precision", "fp32"),
     "channels_first": ("cnn10", "--layout", "channels_first", "--precision", "tf32"),
@@ -56,7 +56,7 @@ def jobs(asked: argparse.Namespace) -> list[Job]:
     """The most important first."""
     made = {
         "cifar": lambda: [_judge(asked, "cifar_ddp", asked.gpus)],
-        "reports": lambda: [_reported(asked, name) for name in REPORTS],
+        "reports": lambda: [_reported(asked, name) for name in asked.report],
         "faults": lambda: [
             _judge(asked, name, PAIR) for name in repaired.FAULTS if name != "cifar_ddp"
         ],
@@ -204,11 +204,13 @@ def main() -> None:
     parser.add_argument("--healthy", type=int, default=5, help="healthy runs of each script")
     parser.add_argument("--script", action="append", choices=list(SCRIPTS))
     parser.add_argument("--only", default=",".join(KINDS), help="of " + ", ".join(KINDS))
+    parser.add_argument("--report", action="append", choices=list(REPORTS))
     parser.add_argument("--python", default=sys.executable, help="with Lightning and Accelerate")
     parser.add_argument("--traceml-python", help="with TraceML; without it TraceML is left out")
     parser.add_argument("--out", type=Path, default=Path("diagnosis"), help="folder of results")
     asked = parser.parse_args()
     asked.script = asked.script or list(SCRIPTS)
+    asked.report = asked.report or list(REPORTS)
     asked.only = asked.only.split(",")
     unknown = sorted(set(asked.only) - set(KINDS))
     if unknown:

@@ -74,12 +74,14 @@ class Maker:
     """Functions of the script's own that make its batches, one after the other.
 
     Of a script that a DataLoader feeds there are none. ``place`` is where the first begins;
-    ``on_device`` says whether the last moves them to a GPU.
+    ``on_device`` says whether the last moves them to a GPU. Of those that are ``generators``,
+    ``train.py:12 batches``: what is to be defined differently where batches are given again.
     """
 
     names: tuple[str, ...]
     place: str
     on_device: bool = False
+    generators: tuple[str, ...] = ()
 
     @property
     def called(self) -> str:

@@ -21,6 +21,7 @@ from nfold.workload import Workload
 
 pytestmark = pytest.mark.integration
 SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_ddp.py")
+GENERATED = str(Path(__file__).parent / "scripts" / "generated_batches.py")
 OWN_BATCHES = str(Path(__file__).parent / "scripts" / "own_batches.py")
 
 
@@ -30,6 +31,7 @@ def _measured(
     ablation: Ablation | None = None,
     devices: int = 2,
     script: str = SCRIPT,
+    generators: tuple[str, ...] = (),
     **changes: Any,
 ) -> tuple[Measurement, Folder]:
     host = inspect_machine()
@@ -38,7 +40,8 @@ def _measured(
     said = {"steps": 20, "warmup_steps": 4, "strategy": "ddp" if devices > 1 else "single"}
     plan = Plan(device="cpu", devices=devices, cores_per_device=1, **{**said, **changes})
     workload = Workload.of_script(script, wish)
-    found = run(workload, plan, ablation, machine=host, options=Options(results=tmp_path))
+    options = Options(results=tmp_path, generators=generators)
+    found = run(workload, plan, ablation, machine=host, options=options)
     assert found.folder is not None
     return found, Folder(tmp_path / found.folder)
 
@@ -150,6 +153,25 @@ def test_copies_can_exchange_before_every_step(tmp_path: Path) -> None:
     assert found.status == "ok", found.cause
     assert [len(rank.step_ms) for rank in found.ranks] == [20, 20]
     assert [one.world_size for one in folder.read_seen()] == [1, 1]
+
+
+def test_batches_that_a_generator_yields_can_be_given_again(tmp_path: Path) -> None:
+    """In a run that is told of it: it runs already when a run finds out by itself."""
+    real, folder = _measured(tmp_path, "", script=GENERATED)
+    assert real.status == "ok", real.cause
+    (maker, other) = (seen.maker for seen in folder.read_seen())
+    assert maker == other
+    assert maker is not None
+    assert maker.place.endswith(_place("def batches(split: str)", GENERATED))
+    assert maker.generators == (f"{maker.place} batches",)
+    replayed = Ablation(input="replayed")
+    again, _ = _measured(tmp_path, "", replayed, script=GENERATED, generators=maker.generators)
+    assert again.status == "ok", again.cause
+    slow, fast = (median(found.ranks[0].step_ms) for found in (real, again))
+    assert slow > 1e3 * SLOW_S
+    assert fast < slow / 2
+    untold, _ = _measured(tmp_path, "", replayed, script=GENERATED)
+    assert untold.status == "unsupported"
 
 
 def test_batches_that_a_function_makes_can_be_given_again(tmp_path: Path) -> None:

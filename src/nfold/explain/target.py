@@ -17,6 +17,7 @@ from nfold.plan import Plan
 from nfold.records import Records
 from nfold.run.options import Options
 from nfold.run.turned import apart
+from nfold.seen import Seen
 from nfold.workload import Workload
 
 Refuses = Callable[[Workload, Plan, Ablation], str | None]
@@ -48,6 +49,9 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """As a person wrote it."""
+
+    def knowing(self, seen: Seen) -> Target:
+        """The same, whose runs are told what they need to know of a script."""
 
     def refuses(self, rung: Rung) -> str | None:
         """Why the rung cannot be run, without running it, or None."""
@@ -90,6 +94,13 @@ class WorkloadTarget:
     def name(self) -> str:
         """As it was written."""
         return str(self.workload)
+
+    def knowing(self, seen: Seen) -> WorkloadTarget:
+        """Told of the generators that make batches."""
+        generators = seen.maker.generators if seen.maker is not None else ()
+        return dataclasses.replace(
+            self, options=dataclasses.replace(self.options, generators=generators)
+        )
 
     def refuses(self, rung: Rung) -> str | None:
         """What the framework says."""

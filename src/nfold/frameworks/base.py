@@ -38,6 +38,8 @@ class Task:
     ``checkpoint`` is the folder that training is kept in, every ``checkpoint_every`` epochs, and
     gone on from; None: it is not. ``repeat`` tells the simulated framework which noise to draw.
     ``turns`` leave out more than ``ablation`` does, one after the other, again and again.
+    ``generators`` are functions that a first look at a script saw make its batches, as
+    ``nfold.seen.Maker`` has them.
     """
 
     workload: Workload
@@ -51,6 +53,7 @@ class Task:
     checkpoint_every: int = 1
     repeat: int = 0
     turns: tuple[Ablation, ...] = ()
+    generators: tuple[str, ...] = ()
 
     @property
     def left_out(self) -> Ablation:

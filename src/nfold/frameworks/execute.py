@@ -7,11 +7,21 @@ import runpy
 import sys
 import types
 import zipfile
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
+
+Compiles = Callable[[bytes, str], CodeType]
+"""The code of a source and the path of its file."""
 
 
-def run_script(script: str, arguments: list[str]) -> None:
+def compiled(source: bytes, path: str) -> CodeType:
+    """As it stands there."""
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def run_script(script: str, arguments: list[str], compiles: Compiles = compiled) -> None:
     """Run a file, or a folder or archive with a ``__main__.py``, as ``python script`` does.
 
     Not with runpy for a plain file: it would take the module away from ``__main__`` at its end,
@@ -28,7 +38,7 @@ def run_script(script: str, arguments: list[str]) -> None:
     main_module.__loader__ = SourceFileLoader("__main__", path)
     main_module.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main_module
-    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    code = compiles(Path(path).read_bytes(), path)
     exec(code, main_module.__dict__)  # noqa: S102  # the user's own script is what is to run
 
 
@@ -44,4 +54,8 @@ def run_program(program: str, arguments: list[str]) -> None:
     os.execvp(program, [program, *arguments])  # noqa: S606  # no shell is wanted
 
 
-KINDS = {"script": run_script, "module": run_module, "program": run_program}
+KINDS: dict[str, Callable[[str, list[str]], None]] = {
+    "script": run_script,
+    "module": run_module,
+    "program": run_program,
+}

@@ -116,6 +116,7 @@ class Folder:
             "checkpoint": task.checkpoint,
             "checkpoint_every": task.checkpoint_every,
             "turns": [turn.to_dict() for turn in task.turns],
+            "generators": list(task.generators),
         }
         write_json(self.path / "task.json", asked)
 
@@ -138,6 +139,7 @@ class Folder:
             checkpoint=asked["checkpoint"],
             checkpoint_every=asked["checkpoint_every"],
             turns=tuple(map(Ablation.from_dict, asked["turns"])),
+            generators=tuple(asked["generators"]),
         )
 
     def write_samples(self, samples: RankSamples) -> None:

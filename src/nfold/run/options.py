@@ -44,7 +44,7 @@ class Options:
 
     ``started`` is told the run's own folder before its ranks start. ``checkpoint`` is the folder
     that training is kept in every ``checkpoint_every`` epochs, and gone on from. ``spare`` keeps an
-    agent waiting for the next run.
+    agent waiting for the next run. ``generators`` make the batches of a script, by a first look.
     """
 
     results: Path
@@ -59,6 +59,7 @@ class Options:
     checkpoint: Path | None = None
     checkpoint_every: int = 1
     spare: Spare | None = None
+    generators: tuple[str, ...] = ()
 
 
 def check_seconds(**options: float) -> None:

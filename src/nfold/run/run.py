@@ -73,6 +73,7 @@ def run(
         checkpoint_every=options.checkpoint_every,
         repeat=repeat,
         turns=turns,
+        generators=options.generators,
     )
     return _measured(task, options)
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.batches import tensors_of
 from nfold.frameworks.torch.script.replay import Replay
+from nfold.frameworks.torch.script.suspended import Batches, here, noted
 from nfold.place import is_the_users, shown
 from nfold.seen import Maker
 
@@ -35,7 +36,7 @@ SOURCE = "_nfold_source"
 """An attribute of a tensor: the one that it was copied from."""
 FAR = 8
 """From a tensor back to the one that a function returned: views and copies."""
-NO_FUNCTION = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+NO_FUNCTION = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,16 @@ class Making:
         # Of several functions that each make a part none is the batch's.
         if len(self._fed) == 1:
             (found,) = self._fed.values()
-            if not any(one.code.co_flags & NO_FUNCTION for one in found):
+            if all(map(self._replaceable, found)):
                 self._found = found
+
+    def _replaceable(self, one: Returned) -> bool:
+        """Whether other batches can be given in its place, where they are at any time."""
+        if not _suspends(one.code):
+            return not one.code.co_flags & NO_FUNCTION
+        generators = here()
+        defined = generators is not None and one.code in generators.defined
+        return defined or self._left_out.never("input")
 
     def _on_event(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
@@ -103,7 +112,9 @@ class Making:
             values = list(frame.f_locals.values())
             # What gets a module, or is a method of one, computes with it.
             if not any(isinstance(one, nn.Module) for one in values):
-                self._given[id(frame)] = list(tensors_of(values))
+                # What goes on has its last batch at hand, of which the next is not made.
+                at_hand = [] if _suspends(code) else list(tensors_of(values))
+                self._given[id(frame)] = at_hand
             return
         given, tensors = self._given.pop(id(frame), None), list(tensors_of(value))
         if given is not None and tensors and not any(one.requires_grad for one in tensors):
@@ -149,6 +160,7 @@ class Making:
             names=tuple(one.code.co_name for one in self._found),
             place=f"{shown(code.co_filename)}:{code.co_firstlineno}",
             on_device=self._found[-1].on_device,
+            generators=tuple(noted(one.code) for one in self._found if _suspends(one.code)),
         )
 
     @property
@@ -166,7 +178,12 @@ class Making:
         """Stand in the functions' place, if their batches are left out at any time."""
         if self._left_out.never("input"):
             return
+        generators = here()
         for one in self._found:
+            if _suspends(one.code):
+                assert generators is not None
+                generators.give[one.code] = functools.partial(self._yielded, one)
+                continue
             for function in gc.get_referrers(one.code):
                 if isinstance(function, FunctionType) and function.__code__ is one.code:
                     self._replaced.append((function, one.code))
@@ -174,6 +191,9 @@ class Making:
 
     def restore(self) -> None:
         """Let the script have its function back."""
+        generators = here()
+        if generators is not None:
+            generators.give.clear()
         while self._replaced:
             function, code = self._replaced.pop()
             function.__code__ = code
@@ -181,13 +201,27 @@ class Making:
 
     def _made(self, one: Returned, usual: FunctionType, *args: Any, **kwargs: Any) -> Any:
         """A batch: the real one, or a first one again. What evaluates gets real ones."""
-        input_ = self._left_out.now.input
-        if input_ == "real" or torch.is_grad_enabled() != one.with_gradients:
+        if self._real(one):
             return usual(*args, **kwargs)
-        key = (one.code, input_, *(value for value in args if isinstance(value, str)))
+        return self._again(one, args, (usual(*args, **kwargs) for _ in itertools.count()))
+
+    def _yielded(self, one: Returned, asked: Batches) -> Any:
+        """The same of a generator, which does not end where first batches are given again."""
+        return next(asked.real) if self._real(one) else self._again(one, asked.args, asked.real)
+
+    def _real(self, one: Returned) -> bool:
+        real = self._left_out.now.input == "real"
+        return real or torch.is_grad_enabled() != one.with_gradients
+
+    def _again(self, one: Returned, args: Iterable[Any], batches: Iterator[Any]) -> Any:
+        """A first batch; of ``batches`` as many are kept as there are, up to some."""
+        names = (value for value in args if isinstance(value, str))
+        key = (one.code, self._left_out.now.input, *names)
         if key not in self._replays:
             found = self._replay()
-            found.collect((usual(*args, **kwargs) for _ in itertools.count()), None)
+            found.collect(batches, None)
+            if not len(found):
+                return next(batches)
             self._replays[key] = found
         return self._replays[key].next()
 
@@ -196,6 +230,11 @@ def derive(source: Tensor, made: Tensor) -> None:
     """Note what a tensor was copied from, unless gradients go through: those are no batches."""
     if made is not source and not made.requires_grad:
         setattr(made, SOURCE, source)
+
+
+def _suspends(code: CodeType) -> bool:
+    """Whether it is a generator's."""
+    return bool(code.co_flags & inspect.CO_GENERATOR)
 
 
 def _origins(tensor: Tensor) -> Iterator[Tensor]:

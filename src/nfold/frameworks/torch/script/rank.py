@@ -15,6 +15,7 @@ from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.imports import after_import
 from nfold.frameworks.torch.script import instead
 from nfold.frameworks.torch.script.environment import alone, entered
+from nfold.frameworks.torch.script.suspended import Generators
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.measurement import RankSamples
 
@@ -30,6 +31,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     """
     watches: list[Watch] = []
     trainers = Trainers(1 if alone(task) else task.world_size)
+    generators = Generators(task.generators)
 
     def watch(_torch: ModuleType) -> None:
         from nfold.frameworks.torch.script.watch import Watch
@@ -40,17 +42,19 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     others = instead.Others(task.workload.name, lambda: any(watch.steps for watch in watches))
     with entered(task):
         others.install()
+        generators.install()
         after_import({"torch": watch, **trainers.actions()})
-        _run(task, watches)
+        _run(task, watches, generators)
+    generators.remove()
     others.remove()
     return _ended(task, watches, observer)
 
 
-def _run(task: Task, watches: list[Watch]) -> None:
+def _run(task: Task, watches: list[Watch], generators: Generators) -> None:
     """The script, to its own end."""
     script, *arguments = task.workload.script
     try:
-        execute.run_script(script, arguments)
+        execute.run_script(script, arguments, generators.compiled)
     except SystemExit as ended:
         if ended.code not in (None, 0) and not (watches and watches[0].left):
             raise instead.exited(task.workload.name, str(task.workload), ended) from ended

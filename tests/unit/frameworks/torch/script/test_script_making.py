@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from nfold.ablation import Ablation
+from nfold.errors import Unsupported
 from nfold.frameworks.torch.ablate import SOME
+from nfold.frameworks.torch.script.suspended import Generators, noted
 from nfold.place import is_the_users
 from watched import CLASSES, FEATURES, Noting, model, script_task, watched
 
@@ -200,17 +202,62 @@ def test_experiments_with_it_take_turns() -> None:
     assert len(CALLS) - SOME <= len(steps) - len(found.step_ms) / 2
 
 
+def generated(split: str = "train", count: int = 10**9) -> Iterator[Batch]:
+    made = None
+    for _ in range(count):
+        made = get_batch(split)
+        yield made
+
+
+def _asking(running: Iterator[Batch]) -> Callable[[nn.Module, Any], None]:
+    return lambda module, optimizer: _stepped(module, optimizer, next(running), next(running))
+
+
+def test_a_generator_is_found_with_what_it_is_to_be_defined_by() -> None:
+    seen = _found(_asking(generated())).seen
+    assert seen.maker is not None
+    assert seen.maker.names == ("generated",)
+    (name,) = seen.maker.generators
+    line = generated.__code__.co_firstlineno
+    assert name.endswith(f"test_script_making.py:{line} generated")
+    assert (seen.accumulation, seen.samples_per_step) == (2, 12)
+
+
+def test_a_generator_that_was_defined_differently_gives_first_batches_again() -> None:
+    generators = Generators([noted(generated.__code__)])
+    generators.install()
+    try:
+        running = generators(generated)()
+        found = _found(_asking(running), REPLAYED)
+    finally:
+        generators.remove()
+    assert found.samples is not None
+    assert found.seen.maker is not None
+    # Of 6 steps of a warm-up the last has first batches already.
+    assert len(CALLS) == 2 * 5 + SOME
+    assert torch.is_tensor(next(running)[0])
+    assert len(CALLS) == 2 * 5 + SOME + 1
+
+
+def test_one_that_runs_as_it_is_cannot_be_left_out() -> None:
+    with pytest.raises(Unsupported, match="neither a DataLoader nor a function made the batches"):
+        _found(_asking(generated()), REPLAYED)
+
+
+def test_one_that_has_ended_ends_where_nothing_can_be_given_again() -> None:
+    generators = Generators([noted(generated.__code__)])
+    generators.install()
+    try:
+        with pytest.raises(StopIteration):
+            # Nothing is left after the steps in which it is not replayed.
+            _found(_asking(generators(generated)("train", 10)), REPLAYED)
+    finally:
+        generators.remove()
+
+
 def test_what_nobody_can_call_again_is_none() -> None:
-    """A generator that runs already; batches that are made in the loop; parts of two functions."""
-
-    def generated() -> Iterator[Batch]:
-        while True:
-            yield torch.randn(6, FEATURES), torch.randint(0, CLASSES, (6,))
-
-    running, lite = generated(), Lite()
-
-    def asks(module: nn.Module, optimizer: Any) -> None:
-        _stepped(module, optimizer, next(running))
+    """Batches that are made in the loop; parts of two functions."""
+    lite = Lite()
 
     def inline(module: nn.Module, optimizer: Any) -> None:
         _stepped(module, optimizer, (torch.randn(6, FEATURES), torch.zeros(6).long()))
@@ -219,5 +266,5 @@ def test_what_nobody_can_call_again_is_none() -> None:
         other = lite.next_batch()[0].float()[:6]
         _stepped(module, optimizer, get_batch(), (other, torch.zeros(6).long()))
 
-    for step in (asks, inline, both):
+    for step in (inline, both):
         assert _found(step).seen.maker is None
