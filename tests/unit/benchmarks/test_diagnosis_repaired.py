@@ -73,7 +73,7 @@ def test_verdicts_are_read_back(tmp_path: Path) -> None:
 def test_a_machine_of_gpus_gets_the_most_important_first(tmp_path: Path) -> None:
     asked = argparse.Namespace(gpus=4, python="python", budget="60s", doses="1,2", healthy=3)
     asked.script, asked.only = ["ddp"], list(gpu.KINDS)
-    asked.traceml_python, asked.out = None, tmp_path
+    asked.report, asked.traceml_python, asked.out = ["conv2d", "mnist", "starved"], None, tmp_path
     jobs = gpu.jobs(asked)
     assert [job.name for job in jobs if job.whole] == ["repaired cifar_ddp"]
     assert [job.name for job in jobs][:3] == [

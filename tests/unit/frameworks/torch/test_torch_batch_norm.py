@@ -101,9 +101,9 @@ def test_a_part_that_no_rank_has_a_sample_of_moves_no_statistics(
 def test_one_value_a_channel_is_its_own_mean(plan: Plan) -> None:
     """A device's share of a last batch may be one sample: PyTorch's layers refuse it."""
     norm = nn.BatchNorm2d(3)
-    nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.bias)
-    x = torch.randn(1, 3, 1, 1, requires_grad=True)
+    nn.init.constant_(norm.weight, 2.0)
+    nn.init.constant_(norm.bias, 0.5)
+    x = torch.tensor([1.0, -0.25, 3.0]).view(1, 3, 1, 1).requires_grad_()
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         norm(x)
     synchronise(norm, plan, Ledger(2))
