@@ -145,7 +145,10 @@ def bytes_sent(seen: Seen) -> str:
             "the model fits a device"
         )
     if seen.parallel != "ddp":
-        return at(seen.first_place("collective"), "send less: bf16, or less often")
+        own = seen.first("collective")
+        by_hand = seen.parallel == "other" and own is not None and own.inside is None
+        text = "DistributedDataParallel, which sends while backward goes on; or " * by_hand
+        return at(seen.first_place("collective"), f"{text}send less: bf16, or less often")
     words = wording.of(seen)
     return at(words.place(seen, "wrapper"), words.less_sent)
 

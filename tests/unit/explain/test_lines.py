@@ -106,3 +106,16 @@ def test_what_a_library_does_is_not_laid_on_the_line_that_calls_it(
     assert re.match(r"train.py:20: transformers/trainer.py:1914 \w+ a value in every step", other)
     users = said(trained("transformers", **{place: Place(where="train.py:20")}))
     assert re.match(r"train.py:20: (\.item\(\)|a collective) in every step", users)
+
+
+@pytest.mark.parametrize(
+    ("inside", "told"),
+    [
+        (None, "train.py:20: DistributedDataParallel, which sends while backward goes on; or send"),
+        ("horovod/torch/optimizer.py:7", "train.py:20: send less"),
+    ],
+)
+def test_gradients_exchanged_by_hand_are_for_ddp_to_send(inside: str | None, told: str) -> None:
+    seen = trained("", collective=Place(where="train.py:20", inside=inside))
+    assert lines.bytes_sent(dataclasses.replace(seen, parallel="other")).startswith(told)
+    assert "which sends" not in lines.bytes_sent(seen)

@@ -109,7 +109,7 @@ def test_one_value_a_channel_is_its_own_mean(plan: Plan) -> None:
     synchronise(norm, plan, Ledger(2))
     found = norm(x)
     found.sum().backward()
-    torch.testing.assert_close(found.flatten(), norm.bias)
+    torch.testing.assert_close(found.flatten(), norm.bias, atol=1e-3, rtol=0)
     torch.testing.assert_close(x.grad, torch.zeros_like(x), atol=1e-4, rtol=0)
     torch.testing.assert_close(norm.bias.grad, torch.ones(3))
     torch.testing.assert_close(norm.running_var, torch.full((3,), 0.9))
