@@ -41,9 +41,9 @@ def epoch_samples(workload: Workload) -> int | None:
     if workload.script:
         return None
     known, chosen = workloads.info(workload.name), workloads.parameters(workload)
-    samples = data.photograph_count() if known.defaults.encoded else known.training_samples
-    allowed = chosen.get("samples", 0) or samples
-    return min(samples or allowed, allowed) * chosen.get("repeat", 1) or None
+    there = data.photograph_count() if known.defaults.encoded else known.training_samples
+    limits = filter(None, (there, chosen.get("samples", 0)))
+    return min(limits, default=0) * chosen.get("repeat", 1) or None
 
 
 def completing(machine: Machine, folder: Path | None, *, measures: bool = True) -> Completing:

@@ -87,6 +87,8 @@ class Experiment:
 
     def run(self, ladder: Ladder) -> Ladder:
         """Measure; the ladder with the length of its runs. Raises RunFailure without a result."""
+        if ladder.seen is not None:
+            self.target = self.target.knowing(ladder.seen)
         ladder = self._long_enough(ladder)
         self._finds_unused = ladder.seen is not None and ladder.seen.find_unused_parameters
         wanted = list(asking.wanted(ladder))

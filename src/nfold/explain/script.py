@@ -38,13 +38,13 @@ def first_look(
     if not several and first.status != "ok":
         raise RunFailure(_why(experiment.target.name, first))
     if not several or (first.status == "ok" and any(one.process_group for one in seen)):
-        return _ladder(experiment, first, scaling or "weak", seen[0], machine)
+        return _ladder(first, scaling or "weak", seen[0], machine)
     single = Rung(plan=looked.edit(strategy="dp"), ablation=ranks.ablation)
     second, seen = _look(experiment, single, read)
     failed = next((m for m in (first, second) if m.status != "ok"), None)
     if second.status != "ok" and failed is not None:
         raise RunFailure(_why(experiment.target.name, failed))
-    return _ladder(experiment, second, scaling or _own_scaling(seen[0]), seen[0], machine)
+    return _ladder(second, scaling or _own_scaling(seen[0]), seen[0], machine)
 
 
 def _look(experiment: Experiment, rung: Rung, read: Read) -> tuple[Measurement, tuple[Seen, ...]]:
@@ -64,12 +64,9 @@ def _why(name: str, failed: Measurement) -> str:
     return f"{name} {failed.status}: {cause}{printed}; nothing can be explained"
 
 
-def _ladder(
-    experiment: Experiment, found: Measurement, scaling: Scaling, seen: Seen, machine: Machine
-) -> Ladder:
+def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) -> Ladder:
     """The plan as the script itself has it: what equals its own is never imposed on it."""
     plan = found.plan
-    experiment.target = experiment.target.knowing(seen)
     each = max(seen.world_size, plan.devices or 1)
     batch = seen.batch or round(seen.samples_per_step * each)
     scaling, own = ("weak", True) if plan.devices == 1 else (scaling, scaling == _own_scaling(seen))

@@ -41,9 +41,11 @@ class Memory(Cause):
         return on_n - self.single_ms(ladder, view)
 
     def contended_ms(self, ladder: Ladder, view: View) -> float:
-        """``lost_ms`` where it is known: N devices alone together lose as much more than one."""
-        known = self.silent(ladder) is None and self.shown_by(ladder, view)
-        return self.lost_ms(ladder, view) if known else 0.0
+        """``lost_ms`` where it is known: N devices alone together lose as much more than one.
+
+        0 where nothing was tried again: there is no other allocator then.
+        """
+        return self.lost_ms(ladder, view) if self.shown_by(ladder, view) else 0.0
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """One device alone."""

@@ -83,14 +83,11 @@ def _take_one_value(module: nn.Module) -> None:
     It is its own mean: what is normalised is 0, with no gradient, as in Keras. Two equal values
     are as much, and no running variance is divided by none.
     """
-    made: dict[type, type[nn.Module]] = {}
-    for layer in module.modules():
-        if isinstance(layer, OfOneValue | nn.SyncBatchNorm) or not isinstance(layer, _BatchNorm):
-            continue
-        if type(layer).forward is _BatchNorm.forward:
-            kind = made.get(type(layer)) or _of_one_value(type(layer))
-            made[type(layer)] = kind
-            layer.__class__ = kind  # type: ignore[assignment]
+    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    plain = [layer for layer in norms if type(layer).forward is _BatchNorm.forward]
+    kinds = {kind: _of_one_value(kind) for kind in set(map(type, plain))}
+    for layer in plain:
+        layer.__class__ = kinds[type(layer)]  # type: ignore[assignment]
 
 
 def _of_one_value(original: type[_BatchNorm]) -> type[nn.Module]:

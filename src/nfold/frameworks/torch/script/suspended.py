@@ -15,6 +15,7 @@ from types import CodeType
 from typing import Any
 
 from nfold.frameworks import execute
+from nfold.frameworks.torch.script.patches import Patches
 from nfold.place import shown
 
 NAME = "_nfold_generator"
@@ -23,7 +24,11 @@ NAME = "_nfold_generator"
 
 def noted(code: CodeType) -> str:
     """``train.py:12 batches``: which function a code is of."""
-    return f"{shown(code.co_filename)}:{code.co_firstlineno} {code.co_name}"
+    return _noted(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def _noted(path: str, line: int, name: str) -> str:
+    return f"{shown(path)}:{line} {name}"
 
 
 class Generators:
@@ -32,7 +37,7 @@ class Generators:
     def __init__(self, wanted: Sequence[str]) -> None:
         self._wanted = frozenset(wanted)
         self._files = {one.rpartition(":")[0] for one in wanted}
-        self._usual = SourceFileLoader.get_code
+        self._patches = Patches()
         self.defined: set[CodeType] = set()
         self.give: dict[CodeType, Callable[[Batches], Any]] = {}
         """What a generator's ``next`` is, by its code."""
@@ -41,11 +46,11 @@ class Generators:
         """From now on, for what the script imports; its own file is compiled by ``compiled``."""
         if self._wanted:
             setattr(builtins, NAME, self)
-            SourceFileLoader.get_code = self._get_code()  # type: ignore[method-assign]
+            self._patches.put(SourceFileLoader, "get_code", self._loading)
 
     def remove(self) -> None:
         """Let modules be loaded as usual; what was defined yields its own batches."""
-        SourceFileLoader.get_code = self._usual  # type: ignore[method-assign]
+        self._patches.undo()
         self.give.clear()
         if here() is self:
             delattr(builtins, NAME)
@@ -63,13 +68,14 @@ class Generators:
 
     def _wants(self, node: ast.FunctionDef, path: str) -> bool:
         first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-        return f"{shown(path)}:{first} {node.name}" in self._wanted
+        return _noted(path, first, node.name) in self._wanted
 
-    def _get_code(self) -> Any:
+    def _loading(self, usual: Any) -> Any:
         def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
             path = loader.get_filename(fullname)
             if shown(path) not in self._files:
-                return self._usual(loader, fullname)
+                code: CodeType | None = usual(loader, fullname)
+                return code
             # Never from a cache of compiled files, nor into it.
             return self.compiled(loader.get_data(path), path)
 

@@ -42,12 +42,15 @@ def held():
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file = tmp_path / "suspended_data.py"
     file.write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "suspended_data", raising=False)
-    return file
+    yield file
+    left_over = here()
+    if left_over is not None:
+        left_over.remove()
 
 
 def _line(text: str) -> int:
@@ -58,12 +61,8 @@ def _line(text: str) -> int:
 def _imported(*wanted: str) -> tuple[ModuleType, Generators]:
     generators = Generators(wanted)
     generators.install()
-    try:
-        importlib.invalidate_caches()
-        return importlib.import_module("suspended_data"), generators
-    finally:
-        # What was defined keeps giving as it is told.
-        SourceFileLoader.get_code = generators._usual  # type: ignore[method-assign]
+    importlib.invalidate_caches()
+    return importlib.import_module("suspended_data"), generators
 
 
 def _named(file: Path, line: int, name: str) -> str:
