@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nfold.explain.causes.undivided_work import SIGN
-from nfold.explain.fit import LEAST_FREE, Fit
+from nfold.explain.fit import Fit
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
+from nfold.explain.noise import LEAST_FREE
 from nfold.measurement import Doubt
 from nfold.stats import median
 

@@ -14,32 +14,18 @@ import dataclasses
 import functools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from nfold.ablation import Ablation
+from nfold.explain import noise
 from nfold.explain.ladder import Rung, short_passes, whole_epochs
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, Run, logs, polished
 from nfold.explain.readings import SUMS
 from nfold.stats import LEVEL, Interval, quantile
 
 RESAMPLES = 500
-LEAST_FREE = 3
-"""From so many degrees of freedom on, rests between runs are drawn, whatever the scatter inside."""
-APART = 0.03
-"""Relative error of a process tree before any was repeated: two of one and the same plan were 4 %
-apart on two H200s (decision 27), which no look inside one shows."""
-INSIDE = 0.014
-"""The same of a turn in a tree: in 14 explanations of one healthy script on two idle CPU cores,
-what two turns differ by varied from tree to tree by 2.0 % of a step (standard deviation)."""
-APART_AHEAD, INSIDE_AHEAD = 0.005, 0.003
-"""The same where a device is what every step waits for, because the host is a step ahead of it or
-more: in seven explanations of one script on two H200s a step on one was 21.03 ms each time, and
-what costs nothing was found as -0.03 to 0.04 ms (decision 36)."""
-T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
-"""Student's t for a 95 % interval, by degrees of freedom from 1."""
-NORMAL = 1.96
 
 Number = Callable[["View"], float]
 
@@ -107,20 +93,20 @@ class Fit:
     def __init__(
         self,
         table: Mapping[Key, Rounds],
-        scatters: Sequence[float],
+        scatters: Sequence[tuple[Rung, float]],
         resamples: int = RESAMPLES,
         shared: Mapping[Run, str] | None = None,
         inside: Sequence[float] = (),
         *,
         final: bool = True,
-        ahead: bool = False,
+        ahead: Collection[Rung] = (),
     ) -> None:
         """``shared`` names the process tree of every run that had one with others.
 
         Relative errors for where there are too few repeats: ``scatters`` of runs, and ``inside`` of
-        what is compared within one process tree; both are smaller where hosts are ``ahead``.
+        what is compared within one process tree; both are smaller of rungs whose hosts are
+        ``ahead`` of their devices.
         """
-        apart, in_turns = (APART_AHEAD, INSIDE_AHEAD) if ahead else (APART, INSIDE)
         self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
         self._shared = shared or {}
         values = {key: logs(rounds) for key, rounds in table.items() if key[1] not in SUMS}
@@ -131,10 +117,12 @@ class Fit:
             {k: r for k, r in rests.items() if k[1] == "step"}, self._shared
         )
         self.free = _free(of_runs)
-        self._draw = _drawing(list(_flat(of_runs)), self.free, scatters, apart)
-        self._draw_inside = _drawing(list(_flat(of_turns)), _free(of_turns), inside, in_turns)
+        self._ahead = frozenset(ahead)
+        self._of_runs = noise.of_runs(list(_flat(of_runs)), self.free, self._by_host(scatters))
+        turns = list(_flat(of_turns))
+        self._of_turns = noise.of_turns(turns, _free(of_turns), inside)
         fitted = self._values(None)
-        self.view = View(fitted, _reference(fitted, self._scale()), final)
+        self.view = View(fitted, _reference(fitted, self._scale), final)
         self._drawn: list[View] | None = None
 
     def interval(self, number: Number) -> Interval:
@@ -172,17 +160,22 @@ class Fit:
 
     def _error(self, run: Run, draws: random.Random, of_trees: dict[str, float]) -> float:
         """One run's: its process tree's, and its own where others had their turns in that."""
-        tree = self._shared.get(run)
+        tree, ahead = self._shared.get(run), run[0] in self._ahead
         if tree is None:
-            return self._draw(draws)
+            return self._of_runs.error(self._of_runs.draw(draws), ahead=ahead)
         if tree not in of_trees:
-            of_trees[tree] = self._draw(draws)
-        return of_trees[tree] + self._draw_inside(draws)
+            of_trees[tree] = self._of_runs.draw(draws)
+        of_tree = self._of_runs.error(of_trees[tree], ahead=ahead)
+        return of_tree + self._of_turns.error(self._of_turns.draw(draws), ahead=ahead)
 
-    def _scale(self) -> float:
+    def _scale(self, rung: Rung) -> float:
         """The relative scatter of one run."""
-        draws = random.Random(1)
-        return math.sqrt(fmean(self._draw(draws) ** 2 for _ in range(200)))
+        return self._of_runs.scale(ahead=rung in self._ahead)
+
+    def _by_host(self, scatters: Sequence[tuple[Rung, float]]) -> noise.Scatters:
+        """Of runs whose hosts are not ahead, and of the others."""
+        behind = [scatter for rung, scatter in scatters if rung not in self._ahead]
+        return behind, [scatter for rung, scatter in scatters if rung in self._ahead]
 
 
 def _divided(
@@ -227,21 +220,6 @@ def _free(rests: Mapping[object, Rounds]) -> int:
     return sum(map(len, repeated)) - len(repeated) - max(0, len(rounds) - 1)
 
 
-def _drawing(
-    rests: Sequence[float], free: int, scatters: Sequence[float], least: float
-) -> Callable[[random.Random], float]:
-    """One run's relative error: a rest, or normal with the scatter inside runs, each at least
-    ``least``; with that of the few rests where it is larger.
-    """
-    if free < LEAST_FREE:
-        inside = math.sqrt(fmean(max(s, least) ** 2 for s in scatters)) if scatters else 0.0
-        between = math.sqrt(math.fsum(rest**2 for rest in rests) / free) if free > 0 else 0.0
-        return lambda draws: draws.gauss(0, max(inside, between))
-    wider = math.sqrt(len(rests) / free) * (T[free - 1] if free <= len(T) else NORMAL) / NORMAL
-    pool = [rest * wider for rest in rests]
-    return lambda draws: draws.choice(pool)
-
-
 def _unexchanged(left_out: Ablation) -> bool:
     return left_out.exchange == "none"
 
@@ -259,7 +237,7 @@ def _by_rank(values: Mapping[Key, float], alone: Callable[[Ablation], bool]) -> 
     }
 
 
-def _reference(values: Mapping[Key, float], scale: float) -> tuple[int, ...]:
+def _reference(values: Mapping[Key, float], scale: Callable[[Rung], float]) -> tuple[int, ...]:
     """All ranks, or the fastest where ranks without an exchange differ by more than noise.
 
     Copies tell it where no rank can be without one, but not where one process drives all devices.
@@ -271,4 +249,5 @@ def _reference(values: Mapping[Key, float], scale: float) -> tuple[int, ...]:
         return ()
     fastest = min(own, key=lambda rank: own[rank])
     apart = max(own.values()) / own[fastest] - 1
-    return (fastest,) if apart > max(0.02, 3 * scale) else tuple(sorted(own))
+    error = max(scale(rung) for rung, name in values if name.startswith("rank"))
+    return (fastest,) if apart > max(0.02, 3 * error) else tuple(sorted(own))

@@ -107,8 +107,10 @@ class Measured:
             for rung, named in found.items():
                 for name, value in named.items():
                     table.setdefault((rung, name), {})[number] = value
-        scatters = [max(scatter(m), crowded(m)) for m in self._all()]
-        ahead = bool(table) and all(_ahead(rung, table) for rung in self.runs)
+        scatters = [
+            (rung, max(scatter(m), crowded(m))) for rung, r in self.runs.items() for m in r.values()
+        ]
+        ahead = [rung for rung in self.runs if _ahead(rung, table)]
         return Fit(table, scatters, resamples, shared, inside, final=final, ahead=ahead)
 
     def _trees(self) -> Iterator[tuple[str, int, dict[Rung, Measurement]]]:

@@ -8,8 +8,8 @@ import pytest
 
 from explaining import ladder
 from nfold.ablation import Ablation
-from nfold.explain.fit import Fit, View
-from nfold.explain.ladder import Rung
+from nfold.explain.fit import Fit, Number, View
+from nfold.explain.ladder import Rung, short_passes
 from nfold.explain.polish import Key
 
 LADDER = ladder(batch=200)
@@ -27,7 +27,7 @@ def test_what_a_round_does_to_all_rungs_cancels() -> None:
         (BARRIER, "step"): {n: 10 * by for n, by in slow.items()},
         (LADDER.one, "step"): {n: 20 * by for n, by in slow.items()},
     }
-    found = Fit(table, [0.5]).interval(_difference)
+    found = Fit(table, [(FULL, 0.5)]).interval(_difference)
     middle = (1.0 * 1.3 * 0.8) ** (1 / 3)
     assert found.value == pytest.approx(2 * middle)
     assert (found.low, found.high) == pytest.approx((found.value, found.value))
@@ -99,7 +99,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
 
 def test_one_run_a_rung_has_the_scatter_inside_runs_or_that_of_processes() -> None:
     table: dict[Key, dict[int, float]] = {(FULL, "step"): {0: 12.0}, (BARRIER, "step"): {0: 10.0}}
-    least, wide = (Fit(table, [scatter]).interval(_difference) for scatter in (0.0, 0.05))
+    least, wide = (Fit(table, [(FULL, scatter)]).interval(_difference) for scatter in (0.0, 0.05))
     assert least.low is not None
     assert wide.low is not None
     assert least.value == pytest.approx(2.0)
@@ -109,12 +109,32 @@ def test_one_run_a_rung_has_the_scatter_inside_runs_or_that_of_processes() -> No
 
 def test_where_hosts_are_ahead_one_run_a_rung_tells_more() -> None:
     table: dict[Key, dict[int, float]] = {(FULL, "step"): {0: 12.0}, (BARRIER, "step"): {0: 10.0}}
-    found = Fit(table, [0.0], ahead=True).interval(_difference)
+    both = (FULL, BARRIER)
+    found = Fit(table, [(rung, 0.0) for rung in both], ahead=both).interval(_difference)
     assert found.low is not None
     assert 1.7 < found.low < 2
-    wide = Fit(table, [0.05], ahead=True).interval(_difference)
+    wide = Fit(table, [(rung, 0.05) for rung in both], ahead=both).interval(_difference)
     assert wide.low is not None
     assert wide.low < 1
+
+
+def test_a_rung_whose_host_is_not_ahead_makes_no_other_less_sure() -> None:
+    """What lies between epochs is waited for: passes that are cut short tell nothing of steps."""
+    table: dict[Key, dict[int, float]] = {(FULL, "step"): {0: 12.0}, (BARRIER, "step"): {0: 10.0}}
+    alone = Fit(table, [(FULL, 0.0), (BARRIER, 0.0)], ahead=(FULL, BARRIER))
+    passes = short_passes(FULL)
+    table[passes, "step"], table[passes, "gap"] = {0: 13.0}, {0: 5.0}
+    scatters = [(FULL, 0.0), (BARRIER, 0.0), (passes, 0.2)]
+    found = Fit(table, scatters, ahead=(FULL, BARRIER))
+    assert _width(found, _difference) == pytest.approx(_width(alone, _difference), rel=0.2)
+    assert _width(found, lambda view: view.step(passes)) > 13 * 0.4
+
+
+def _width(fit: Fit, number: Number) -> float:
+    found = fit.interval(number)
+    assert found.low is not None
+    assert found.high is not None
+    return found.high - found.low
 
 
 @pytest.mark.parametrize(("slow", "reference"), [(1.0, (0, 1)), (1.01, (0, 1)), (1.2, (0,))])
@@ -124,7 +144,7 @@ def test_ranks_that_differ_are_not_averaged(slow: float, reference: tuple[int, .
         (NONE, "rank 0"): {0: 10.0},
         (NONE, "rank 1"): {0: 10.0 * slow},
     }
-    view = Fit(table, [0.001]).view
+    view = Fit(table, [(NONE, 0.001)]).view
     assert view.reference == reference
     assert view.own(NONE) == pytest.approx(10 * (1 + slow) / 2 if len(reference) > 1 else 10)
 
@@ -177,7 +197,7 @@ def test_two_runs_that_are_far_apart_are_not_as_sure_as_what_each_shows_inside()
         (FULL, "step"): {0: 8.59, 1: 8.65},
         (BARRIER, "step"): {0: 3.17, 1: 4.20},
     }
-    found = Fit(table, [0.002, 0.002]).interval(lambda view: view.step(BARRIER))
+    found = Fit(table, [(FULL, 0.002), (BARRIER, 0.002)]).interval(lambda view: view.step(BARRIER))
     assert found.low is not None
     assert found.high is not None
     assert found.low < 3.3

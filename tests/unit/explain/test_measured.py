@@ -45,7 +45,7 @@ def _width_ms(*runs: tuple[Rung, Measurement]) -> float:
     measured = Measured()
     for rung, run in runs:
         measured.add(rung, 0, run)
-    found = measured.fit(200).interval(lambda view: view.step(REAL))
+    found = measured.fit(200).interval(lambda view: view.step(RESIDENT))
     assert found.low is not None
     assert found.high is not None
     return found.high - found.low
@@ -57,7 +57,7 @@ def test_of_two_ranks_the_one_counts_whose_host_is_less_ahead() -> None:
 
 
 @pytest.mark.parametrize("other", [(0.2, 0.01), (0.2, None), (0.01, 0.01)])
-def test_steps_scatter_less_where_every_host_is_ahead_in_every_run(
+def test_a_rung_scatters_less_where_every_host_is_ahead_in_every_run(
     other: tuple[float | None, ...],
 ) -> None:
     ahead = (REAL, _run(REAL, 0.2, 0.3))
