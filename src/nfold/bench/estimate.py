@@ -6,7 +6,7 @@ for small convolution networks, not a device's peak.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nfold import workloads
@@ -14,6 +14,7 @@ from nfold.bench.grid import GridCell
 from nfold.measurement import Measurement
 from nfold.plan import Plan
 from nfold.summary import Cell, epochs, samples_per_s
+from nfold.workload import Workload
 
 ASSUMED_FLOP_PER_S: Mapping[str, float] = {"cpu": 20e9, "cuda": 10e12}
 """Of one core, and of one GPU in fp32 without tensor cores."""
@@ -29,6 +30,10 @@ FOLLOWS_INPUT = frozenset({"augment", "workers"})
 """Fields that are other ones with another input: together they are one difference."""
 
 
+EpochSamples = Callable[[Workload], int | None]
+"""Samples of a workload's epoch; None where nobody knows before it was run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Seconds of one run; ``basis`` says how it was found: measured, or assumed."""
@@ -37,22 +42,25 @@ class Estimate:
     basis: str
 
 
-def estimate(cell: GridCell, earlier: Sequence[Measurement]) -> Estimate:
+def estimate(
+    cell: GridCell, earlier: Sequence[Measurement], prepared: EpochSamples = lambda _: None
+) -> Estimate:
     """How long one run of ``cell`` takes.
 
     ``earlier`` are measurements of any workload on the same machine; the nearest plan of the
-    same workload that ran to its end decides. An epoch nobody has measured yet is as long as
-    the published training set.
+    same workload that ran to its end decides. An epoch nobody has measured yet has as many samples
+    as were ``prepared``; where nothing was, it is as long as the published training set.
     """
     if cell.reason is not None:
         return Estimate(seconds=0.0, basis="not run")
     if cell.plan.framework == "simulated":
         return Estimate(seconds=0.0, basis="a virtual clock")
     known = [m for m in earlier if m.workload == cell.workload and _usable(m)]
+    epoch = prepared(cell.workload) or _published(cell)
     if not known:
-        return _assumed(cell)
+        return _assumed(cell, epoch)
     nearest = min(known, key=lambda m: _distance(cell.plan, m.plan))
-    return Estimate(seconds=_scaled(cell, nearest), basis=f"measured as {nearest.id}")
+    return Estimate(seconds=_scaled(cell, nearest, epoch), basis=f"measured as {nearest.id}")
 
 
 def _usable(measurement: Measurement) -> bool:
@@ -71,14 +79,14 @@ def _batch_per_device(plan: Plan) -> float:
     return (plan.batch or 1) / (plan.devices or 1)
 
 
-def _scaled(cell: GridCell, measured: Measurement) -> float:
+def _scaled(cell: GridCell, measured: Measurement, epoch: int) -> float:
     """The measured start-up, and the measured rate per device over this plan's samples."""
     plan, rate = cell.plan, samples_per_s(Cell(measurements=(measured,)))
     ran = _samples(measured.plan, _epoch_samples(measured))
     if rate is None or not ran:
         return measured.wall_seconds
     stepping = min(ran / rate.value, measured.wall_seconds)
-    asked = _samples(plan, _epoch_samples(measured) or _published(cell))
+    asked = _samples(plan, _epoch_samples(measured) or epoch)
     devices = (measured.plan.devices or 1) / (plan.devices or 1)
     return measured.wall_seconds - stepping + stepping * asked / ran * devices
 
@@ -101,11 +109,11 @@ def _samples(plan: Plan, epoch_samples: int) -> int:
     return (plan.epochs or 1) * epoch_samples
 
 
-def _assumed(cell: GridCell) -> Estimate:
+def _assumed(cell: GridCell, epoch: int) -> Estimate:
     plan = cell.plan
     known = workloads.info(cell.workload.name)
     parts = ASSUMED_OPERATION_PARTS if known.kind == "operation" else 1
-    samples = parts * _samples(plan, _published(cell))
+    samples = parts * _samples(plan, epoch)
     flop = samples * known.flop_per_sample(workloads.parameters(cell.workload))
     seconds = ASSUMED_START_S[plan.device or "cpu"] + flop / _assumed_flop_per_s(plan)
     return Estimate(seconds=seconds, basis=_assumption(plan))

@@ -15,7 +15,7 @@ from nfold.bench.reports import report
 from nfold.bench.sweep import Events, Schedule, in_grid_order, schedule, sweep
 from nfold.cli import output
 from nfold.cli.flags import Flags
-from nfold.cli.preparing import completing, prepare
+from nfold.cli.preparing import completing, epoch_samples, prepare
 from nfold.cli.progress import CellLines, TimeLeft
 from nfold.cli.screen import screen
 from nfold.cli.signals import stop_on_signals
@@ -102,11 +102,12 @@ def bench(request: Request) -> int:
         again = request.again or attach.attached()
         planned = schedule(asked, store, repeats=request.repeats, again=again)
         earlier = [m for m in store.measurements() if m.machine.id == machine.id]
-        expected = [estimate(turn.cell, earlier) for turn in planned.todo]
         if request.dry_run:
+            expected = [estimate(turn.cell, earlier) for turn in planned.todo]
             output.print_plan(asked, planned, expected, as_json=request.as_json)
             return 0
         _prepare(request, asked)
+        expected = [estimate(turn.cell, earlier, epoch_samples) for turn in planned.todo]
         return _measure(request, asked, planned, expected, store, machine)
 
 

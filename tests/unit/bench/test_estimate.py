@@ -126,6 +126,14 @@ def test_an_epoch_is_as_long_as_the_published_training_set(workload: str, sample
     assert three - one == pytest.approx(2 * samples * flop / ASSUMED_FLOP_PER_S["cuda"])
 
 
+def test_an_epoch_that_was_prepared_is_as_long_as_it_is() -> None:
+    """A folder of 385 photographs is no ImageNet, measured or not."""
+    cell = _cell("inception_v3", epochs=2, batch="77")
+    ran = _measurement(_cell("inception_v3", steps=10, batch="77"), rate=77, wall_seconds=30)
+    assert estimate(cell, [ran], lambda _: 385).seconds == pytest.approx(20 + 10)
+    assert estimate(cell, [], lambda _: 385).seconds < 0.01 * estimate(cell, []).seconds
+
+
 def test_sixteen_bits_are_assumed_to_be_faster_on_a_gpu() -> None:
     full = estimate(_cell("cnn10", epochs=50), [])
     half = estimate(_cell("cnn10", epochs=50, precision="bf16"), [])

@@ -112,7 +112,7 @@ def test_where_hosts_are_ahead_one_run_a_rung_tells_more() -> None:
     both = (FULL, BARRIER)
     found = Fit(table, [(rung, 0.0) for rung in both], ahead=both).interval(_difference)
     assert found.low is not None
-    assert 1.7 < found.low < 2
+    assert 1.6 < found.low < 2
     wide = Fit(table, [(rung, 0.05) for rung in both], ahead=both).interval(_difference)
     assert wide.low is not None
     assert wide.low < 1
