@@ -34,8 +34,8 @@ REPORTS: dict[str, tuple[str, ...]] = {
     "conv2d": ("conv2d",),
     "mnist": ("mnist", "--batch", "100"),
     "starved": (
-        *("inception_v3", "--batch", "64", "--precision", "bf16"),
-        *("--workers", "2", "--decode", "cpu", "--augment", "cpu"),
+        *("inception_v3", "--batch", "64", "--precision", "bf16", "--step", "captured"),
+        *("--workers", "1", "--decode", "cpu", "--augment", "cpu"),
     ),
     "dataparallel": ("cnn10", "--strategy", "dp", "--batch", "512", "--precision", "fp32"),
     "channels_first": ("cnn10", "--layout", "channels_first", "--precision", "tf32"),
