@@ -16,6 +16,7 @@ from nfold.plan import Plan
 from nfold.run.handoff import Folder
 from nfold.run.options import Options
 from nfold.run.run import run
+from nfold.run.turned import apart
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
@@ -32,6 +33,7 @@ def _measured(
     devices: int = 2,
     script: str = SCRIPT,
     generators: tuple[str, ...] = (),
+    turns: tuple[Ablation, ...] = (),
     **changes: Any,
 ) -> tuple[Measurement, Folder]:
     host = inspect_machine()
@@ -41,7 +43,7 @@ def _measured(
     plan = Plan(device="cpu", devices=devices, cores_per_device=1, **{**said, **changes})
     workload = Workload.of_script(script, wish)
     options = Options(results=tmp_path, generators=generators)
-    found = run(workload, plan, ablation, machine=host, options=options)
+    found = run(workload, plan, ablation, machine=host, options=options, turns=turns)
     assert found.folder is not None
     return found, Folder(tmp_path / found.folder)
 
@@ -77,6 +79,18 @@ def test_ranks_that_exchange_nothing_do_not_wait_for_a_slow_one(tmp_path: Path) 
     first, second = (median(rank.step_ms) for rank in found.ranks)
     assert second > 20
     assert first < second / 2
+
+
+def test_what_had_a_turn_before_the_script_failed_is_kept(tmp_path: Path) -> None:
+    """Four steps of warm-up, a cycle of five, four that settle; then three of the second turn."""
+    turns = (Ablation(), Ablation(input="replayed"))
+    whole, _ = _measured(tmp_path, "fails16", turns=turns)
+    assert whole.status == "crashed"
+    real, replayed = apart(whole, turns)
+    assert (real.status, replayed.status) == ("ok", "crashed")
+    assert [len(rank.step_ms) for rank in real.ranks] == [5, 5]
+    assert real.cause is not None
+    assert "accuracy" in real.cause.text
 
 
 def test_independent_ranks_are_worlds_of_their_own(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class RunLines(Events):
             f"{self._words(rung)} · round {number + 1}: {_outcome(rung, one)}"
             for rung, one in zip(rungs, found, strict=True)
         ]
-        for place, line in enumerate(lines if found[0].status == "ok" else lines[:1]):
+        for place, line in enumerate(_told(lines, found)):
             mark = " " * len(f"[{self._runs}]") if place else f"[{self._runs}]"
             self._shown.say(inert(f"{mark} {line}{'' if place else f' {took}'}"))
 
@@ -93,6 +93,13 @@ class RunLines(Events):
         own, usual = rung.plan.to_dict(), self._usual.to_dict()
         changed = {name: value for name, value in own.items() if value != usual.get(name)}
         return ", ".join([str(rung), *(f"{k} {v}" for k, v in changed.items() if k not in SHOWN)])
+
+
+def _told(lines: Sequence[str], found: Sequence[Measurement]) -> list[str]:
+    """Those of all that were measured, and of what ended the others one."""
+    pairs = list(zip(lines, found, strict=True))
+    ended = [line for line, one in pairs if one.status != "ok"]
+    return [line for line, one in pairs if one.status == "ok"] + ended[:1]
 
 
 def _outcome(rung: Rung, measurement: Measurement) -> str:

@@ -38,13 +38,16 @@ def warnings(measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
 
 def _ended_early(measured: Measured) -> Iterator[Doubt]:
     """That a script was over before all of its steps were timed that should be."""
-    fewest = min(measured.cut_short(), default=None)
+    fewest = min(measured.cut_short(), key=lambda short: short[0], default=None)
     if fewest is not None:
-        steps, name = fewest
-        text = (
-            f"{name} ends by itself before its runs are long enough: some were timed for "
-            f"{steps} steps; next: more epochs or more data"
+        steps, name, cause = fewest
+        ended = (
+            f"{name} ends by itself before its runs are long enough"
+            if cause is None
+            else f"a run of {name} ended before its time ({cause.text})"
         )
+        more = "; next: more epochs or more data" if cause is None else ""
+        text = f"{ended}: some were timed for {steps} steps{more}"
         yield Doubt(kind="ended_early", text=text)
 
 

@@ -226,17 +226,12 @@ class Experiment:
         return [self.target.measure(rung, number, limit_s) for rung in rungs]
 
     def _keep_all(self, rungs: Sequence[Rung], number: int, found: list[Measurement]) -> None:
-        """Several that failed together are run by themselves from then on.
-
-        So are those that had no turn yet when the script ended.
-        """
+        """What had no turn before a run of several ended, well or not, is run by itself then."""
         self.events.finished(rungs, number, found, self.clock.left_s)
-        if len(rungs) > 1 and found[0].status != "ok" and not self.stop:
-            self._by_itself.update(rungs)
-            return
         for rung, measurement in zip(rungs, found, strict=True):
-            no_turn = found[0].status == "ok" and not readings(measurement, coupled=rung.coupled)
-            if len(rungs) > 1 and no_turn:
+            ok = measurement.status == "ok"
+            had_one = ok and bool(readings(measurement, coupled=rung.coupled))
+            if len(rungs) > 1 and not had_one and (ok or not self.stop):
                 self._by_itself.add(rung)
             else:
                 self.measured.add(rung, number, measurement)

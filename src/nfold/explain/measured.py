@@ -12,7 +12,7 @@ from nfold.explain.ladder import Rung
 from nfold.explain.polish import Key, Run
 from nfold.explain.readings import crowded, readings, scatter
 from nfold.finding import NO_TIME
-from nfold.measurement import Doubt, Measurement
+from nfold.measurement import Cause, Doubt, Measurement
 from nfold.run.verdict import OWN_WORK
 
 
@@ -63,8 +63,8 @@ class Measured:
         found = [doubt for m in self._all() for doubt in m.warnings]
         return tuple({doubt.kind: doubt for doubt in reversed(found)}.values())
 
-    def cut_short(self) -> Iterator[tuple[int, str]]:
-        """Timed steps of runs that have fewer than they should, and what was run.
+    def cut_short(self) -> Iterator[tuple[int, str, Cause | None]]:
+        """Timed steps of runs that have fewer than they should, what was run, and what ended it.
 
         Passes that nfold cut short may be fewer on purpose, and an operation notes no steps.
         """
@@ -72,7 +72,7 @@ class Measured:
             cut = one.ablation is not None and one.ablation.pass_batches is not None
             timed = min((len(rank.step_ms) for rank in one.ranks), default=0)
             if not cut and 0 < timed < (one.plan.steps or 0):
-                yield timed, one.workload.name
+                yield timed, one.workload.name, one.cause
 
     def seconds(self, rungs: Collection[Rung]) -> float:
         """How long a run of these that share it takes: as one of them did, or one of as many.

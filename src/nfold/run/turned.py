@@ -6,14 +6,17 @@ import dataclasses
 from collections.abc import Sequence
 
 from nfold.ablation import Ablation
-from nfold.measurement import Measurement, RankSamples, cell_id
+from nfold.measurement import Measurement, RankSamples, Status, cell_id
+from nfold.plan import Plan
 from nfold.run import checks
+from nfold.turns import CYCLES
 
 
 def apart(whole: Measurement, turns: Sequence[Ablation]) -> list[Measurement]:
     """One for each of the turns, in their order, with its own windows; all have one folder.
 
-    Where the run failed, each has failed.
+    Where the run failed, those that had had a whole turn on all ranks are ok, with the cause that
+    ended it; the others have failed.
     """
     ranks = [rank.divided(rank.turns, len(turns)) for rank in whole.ranks]
     return [
@@ -24,12 +27,21 @@ def apart(whole: Measurement, turns: Sequence[Ablation]) -> list[Measurement]:
 
 def _of_turn(whole: Measurement, left_out: Ablation, ranks: tuple[RankSamples, ...]) -> Measurement:
     cell = cell_id(whole.workload, whole.plan, left_out or None, whole.machine)
-    found = checks.doubts(ranks, left_out or None) if whole.status == "ok" else []
+    status: Status = "ok" if _had_one(whole.plan, ranks) else whole.status
+    found = checks.doubts(ranks, left_out or None) if status == "ok" else []
     return dataclasses.replace(
         whole,
         id=f"{cell}-{whole.repeat}-{whole.id.rpartition('-')[2]}",
+        status=status,
         ablation=left_out or None,
         ranks=ranks,
         energy_joules=None,
         warnings=(*found, *whole.warnings),
     )
+
+
+def _had_one(plan: Plan, ranks: Sequence[RankSamples]) -> bool:
+    """Whether every rank has the steps of a cycle."""
+    count = 1 if plan.strategy == "dp" else plan.devices or 1
+    steps = [sum(window.steps for window in rank.windows) for rank in ranks]
+    return len(ranks) == count and CYCLES * min(steps) >= (plan.steps or 1)

@@ -53,6 +53,7 @@ class FolderObserver(Observer):
         self._heart = Heart(folder.heartbeat(rank), os.getpid())
         self._saved = self._epoch_saved = time.monotonic()
         self._took_s = 0.0
+        self._unwritten: RankSamples | None = None
         self.step = 0
 
     def beat(self, phase: Phase, step: int, total: int = 0) -> None:
@@ -62,13 +63,19 @@ class FolderObserver(Observer):
 
     def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
         """Write the samples so far, unless that was done less than a second ago."""
-        now = time.monotonic()
+        now, self._unwritten = time.monotonic(), samples
         rare = epoch_ended and now - self._epoch_saved >= self._took_s / MOST_OF_EPOCH
         if rare or now - self._saved >= SAVE_EVERY_S:
-            self._folder.write_samples(samples)
+            self.write_last()
             self._saved = time.monotonic()
             self._took_s = self._saved - now
             self._epoch_saved = self._saved if epoch_ended else self._epoch_saved
+
+    def write_last(self) -> None:
+        """Write what was given last, where it is not written: nothing more will come."""
+        if self._unwritten is not None:
+            self._folder.write_samples(self._unwritten)
+            self._unwritten = None
 
     def see(self, seen: Seen) -> None:
         """Write it at once."""
@@ -137,6 +144,7 @@ def run_rank(folder: Folder, rank: int, world_size: int) -> bool:
     except Exception as error:
         traceback.print_exc()
         folder.write_failure(failure_of(error, rank, observer.step, user_place(error)))
+        observer.write_last()
         return False
     finally:
         observer.close()

@@ -36,7 +36,7 @@ def main(wish: str) -> None:
                 loss = nn.functional.cross_entropy(model(samples), labels)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
-                if wish == "fails" and steps == 3:
+                if wish.startswith("fails") and steps == int(wish[5:] or 3):
                     raise KeyError("accuracy")
                 optimizer.step()
                 dist.all_reduce(loss.detach())

@@ -14,7 +14,7 @@ from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Rung
 from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
-from nfold.measurement import Measurement
+from nfold.measurement import Cause, Measurement, RankSamples
 from nfold.run.options import Options
 from nfold.run.run import run
 from nfold.turns import held
@@ -93,6 +93,38 @@ def test_what_had_no_turn_before_the_end_is_run_by_itself() -> None:
     measured = experiment.run(ladder())
     found = budget("digits", measured, experiment.measured)
     assert _rows(found) == pytest.approx(_rows(explained(Script(**COSTS))))
+
+
+def test_what_had_its_turns_before_a_run_failed_is_not_run_again() -> None:
+    """Each process tree dies after the first half of its cycles: all in it had their turns."""
+    script, died = Script(**COSTS, in_turns=True), Cause(text="it met a bus")
+    usual, trees = runner(script), 0
+
+    def run(*args: Any, turns: tuple[Ablation, ...] = (), **more: Any) -> Measurement:
+        nonlocal trees
+        found: Measurement = usual(*args, turns=turns, **more)
+        trees += bool(turns)
+        if not turns:
+            return found
+        ranks = [_first_half(rank) for rank in found.ranks]
+        return dataclasses.replace(found, status="crashed", cause=died, ranks=tuple(ranks))
+
+    experiment = Experiment(target(script, Memory(), run), Clock(SECONDS), Events())
+    measured = experiment.run(ladder())
+    found = budget("digits", measured, experiment.measured)
+    assert _rows(found) == pytest.approx(_rows(explained(Script(**COSTS))))
+    assert trees > 1
+    assert not experiment.measured.reasons
+    told = {doubt.kind: doubt.text for doubt in found.warnings}
+    assert "ended before its time (it met a bus): some were timed for" in told["ended_early"]
+
+
+def _first_half(rank: RankSamples) -> RankSamples:
+    windows = rank.windows[: len(rank.windows) // 2]
+    steps = sum(window.steps for window in windows)
+    return dataclasses.replace(
+        rank, windows=windows, turns=rank.turns[: len(windows)], step_ms=rank.step_ms[:steps]
+    )
 
 
 def test_a_script_that_ends_before_its_steps_are_timed_says_so() -> None:

@@ -63,7 +63,7 @@ def test_a_rung_scatters_less_where_every_host_is_ahead_in_every_run(
     ahead = (REAL, _run(REAL, 0.2, 0.3))
     narrow = _width_ms(ahead, (RESIDENT, _run(RESIDENT, 0.1, 0.02)))
     wide = _width_ms(ahead, (RESIDENT, _run(RESIDENT, *other)))
-    assert narrow < 0.3 * wide
+    assert narrow < 0.4 * wide
 
 
 def test_a_run_of_fewer_rungs_than_any_takes_what_the_others_timed_less() -> None:

@@ -13,6 +13,7 @@ from nfold.run.turned import apart
 from nfold.workload import Workload
 
 TURNS = (Ablation(), Ablation(input="replayed"))
+PLAN = plan(devices=2, device="cpu")
 
 
 def _rank(number: int, checksum: str = "a") -> RankSamples:
@@ -30,11 +31,10 @@ def _rank(number: int, checksum: str = "a") -> RankSamples:
 
 
 def _whole(*ranks: RankSamples, **changes: Any) -> Measurement:
-    said = {"status": "ok", "repeat": 3, "folder": "measurements/x", **changes}
+    said = {"plan": PLAN, "status": "ok", "repeat": 3, "folder": "measurements/x", **changes}
     return Measurement(
         id="0123456789-3-abcdef",
         workload=Workload(name="digits"),
-        plan=plan(devices=2, device="cpu"),
         machine=machine(),
         ranks=ranks,
         **said,
@@ -61,7 +61,20 @@ def test_training_is_doubted_only_where_nothing_is_left_out() -> None:
     assert "parameters_differ" not in [doubt.kind for doubt in replayed.warnings]
 
 
+NO = Cause(text="no")
+
+
 @pytest.mark.parametrize("ranks", [(), (_rank(0),)])
 def test_where_the_run_failed_each_has_failed(ranks: Any) -> None:
-    found = apart(_whole(*ranks, status="crashed", cause=Cause(text="no")), TURNS)
-    assert [(one.status, one.cause) for one in found] == [("crashed", Cause(text="no"))] * 2
+    """Also where one rank had all its turns: what it waited for is unknown."""
+    found = apart(_whole(*ranks, status="crashed", cause=NO), TURNS)
+    assert [(one.status, one.cause) for one in found] == [("crashed", NO)] * 2
+
+
+def test_what_had_a_whole_turn_before_the_run_failed_is_known() -> None:
+    """Of 12 steps in four cycles one cycle has 3: the second turn has 4 of them, the first 2."""
+    whole = _whole(_rank(0), _rank(1, "b"), status="oom", cause=NO, plan=PLAN.edit(steps=12))
+    real, replayed = apart(whole, TURNS)
+    assert (real.status, replayed.status) == ("oom", "ok")
+    assert real.cause == replayed.cause == NO
+    assert "parameters_differ" not in [doubt.kind for doubt in real.warnings]
