@@ -39,6 +39,8 @@ WARMUP_S = 5.0
 FACTORS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 """Of round numbers: a run is at most half as long again as it should be."""
 MOST_ROUNDS = 6
+OVER = 1.2
+"""Of the time that is left: what nobody has measured yet may take a little more."""
 EPOCH_PART = 0.1
 """The part of the time budget that whole epochs may take."""
 
@@ -99,7 +101,8 @@ class Experiment:
         for number in range(1, MOST_ROUNDS):
             follow_ups = asking.follow_ups(ladder, self.measured)
             rungs = self._next(ladder, [*first, *follow_ups], number)
-            new = [rung for rung in follow_ups if not self.measured.rounds(rung)]
+            asked = dict.fromkeys([*follow_ups, *rungs])
+            new = [rung for rung in asked if not self.measured.tried(rung)]
             if self.stop or not (rungs or new) or not self._round([*new, *rungs], number, new):
                 break
         return ladder
@@ -198,9 +201,10 @@ class Experiment:
         passes may take any time. Returns whether any of them is measured.
         """
         asked = [rung for rung in group if self._open(rung, number)]
-        if asked and not self.stop and self.measured.seconds(asked) <= self.clock.left_s:
+        seconds, new = self.measured.seconds(asked), not self.measured.has(asked[:1])
+        if asked and not self.stop and seconds <= (OVER if new else 1) * self.clock.left_s:
             self.events.started(asked, number, self.clock.left_s)
-            limit_s = self.clock.left_s + self.measured.seconds(asked)
+            limit_s = self.clock.left_s + seconds
             self._keep_all(asked, number, self._run(asked, number, limit_s))
         return any(number in self.measured.runs.get(rung, {}) for rung in group)
 

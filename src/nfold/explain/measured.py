@@ -42,6 +42,10 @@ class Measured:
         """How often a rung was run."""
         return len(self.runs.get(rung, {}))
 
+    def tried(self, rung: Rung) -> bool:
+        """Whether it has a run, or a reason why not."""
+        return rung in self.runs or rung in self.reasons
+
     def has(self, rungs: Iterable[Rung]) -> bool:
         """Whether every one of these was run."""
         return all(rung in self.runs for rung in rungs)

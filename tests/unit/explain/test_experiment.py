@@ -133,6 +133,17 @@ def test_rungs_are_repeated_in_rounds_of_another_order() -> None:
     assert all(len(set(rungs)) == len(rungs) for rungs in rounds.values())
 
 
+@pytest.mark.parametrize(("missing_s", "left_out"), [(0.1, 0), (0.3, 1)])
+def test_what_nobody_has_measured_may_take_a_little_more(missing_s: float, left_out: int) -> None:
+    """Every run takes a second: the last new one has 0.9 or 0.7 s, and no old one is repeated."""
+    whole, _, every = _experiment(1000.0)
+    whole.run(ladder())
+    count = len([number for _, number in every.runs if not number])
+    experiment, _, noting = _experiment(count - missing_s)
+    experiment.run(ladder())
+    assert [number for _, number in noting.runs] == [0] * (count - left_out)
+
+
 def test_fixes_of_what_was_found_come_before_anything_is_repeated() -> None:
     experiment, _, noting = _experiment(1000.0)
     asked = experiment.run(ladder())
