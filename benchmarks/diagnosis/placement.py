@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -69,7 +70,7 @@ def _step(made: str, width: int, device: torch.device) -> Step:
         views = made.endswith("in views")
         model = DistributedDataParallel(model, gradient_as_bucket_view=views)
         if "nothing" in made:
-            model.register_comm_hook(None, _nothing)
+            model.register_comm_hook(None, noop_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     images = torch.rand(BATCH, CHANNELS, SIDE, SIDE, device=device)
     labels = torch.randint(10, (BATCH,), device=device)
@@ -81,14 +82,6 @@ def _step(made: str, width: int, device: torch.device) -> Step:
         optimizer.step()
 
     return step
-
-
-def _nothing(state, bucket):  # type: ignore[no-untyped-def]
-    """Without annotations: DistributedDataParallel checks those of hooks, and not as text."""
-    del state
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer())
-    return done
 
 
 def _repeat(step: Step, times: int) -> None:

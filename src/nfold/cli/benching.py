@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -107,7 +108,8 @@ def bench(request: Request) -> int:
             output.print_plan(asked, planned, expected, as_json=request.as_json)
             return 0
         _prepare(request, asked)
-        expected = [estimate(turn.cell, earlier, epoch_samples) for turn in planned.todo]
+        prepared = functools.cache(epoch_samples)
+        expected = [estimate(turn.cell, earlier, prepared) for turn in planned.todo]
         return _measure(request, asked, planned, expected, store, machine)
 
 

@@ -41,13 +41,12 @@ def _ended_early(measured: Measured) -> Iterator[Doubt]:
     fewest = min(measured.cut_short(), key=lambda short: short[0], default=None)
     if fewest is not None:
         steps, name, cause = fewest
-        ended = (
-            f"{name} ends by itself before its runs are long enough"
-            if cause is None
-            else f"a run of {name} ended before its time ({cause.text})"
-        )
-        more = "; next: more epochs or more data" if cause is None else ""
-        text = f"{ended}: some were timed for {steps} steps{more}"
+        text = f"some were timed for {steps} steps"
+        if cause is not None:
+            text = f"a run of {name} ended before its time ({cause.text}): {text}"
+        else:
+            ended = f"{name} ends by itself before its runs are long enough"
+            text = f"{ended}: {text}; next: more epochs or more data"
         yield Doubt(kind="ended_early", text=text)
 
 

@@ -15,7 +15,7 @@ from nfold.turns import CYCLES
 def apart(whole: Measurement, turns: Sequence[Ablation]) -> list[Measurement]:
     """One for each of the turns, in their order, with its own windows; all have one folder.
 
-    Where the run failed, those that had had a whole turn on all ranks are ok, with the cause that
+    Where the run failed, those that had a turn on all ranks before are ok, with the cause that
     ended it; the others have failed.
     """
     ranks = [rank.divided(rank.turns, len(turns)) for rank in whole.ranks]
@@ -41,7 +41,7 @@ def _of_turn(whole: Measurement, left_out: Ablation, ranks: tuple[RankSamples, .
 
 
 def _had_one(plan: Plan, ranks: Sequence[RankSamples]) -> bool:
-    """Whether every rank has the steps of a cycle."""
+    """Whether every rank has a part of the steps, 1 in CYCLES or more."""
     count = 1 if plan.strategy == "dp" else plan.devices or 1
     steps = [sum(window.steps for window in rank.windows) for rank in ranks]
     return len(ranks) == count and CYCLES * min(steps) >= (plan.steps or 1)
