@@ -34,7 +34,7 @@ REPORTS: dict[str, tuple[str, ...]] = {
     "conv2d": ("conv2d",),
     "mnist": ("mnist", "--batch", "100"),
     "starved": (
-        *("inception_v3", "--batch", "64", "--precision", "bf16", "--step", "captured"),
+        *("inception_v3:repeat=64", "--batch", "64", "--precision", "bf16", "--step", "captured"),
         *("--workers", "1", "--decode", "cpu", "--augment", "cpu"),
     ),
     "dataparallel": ("cnn10", "--strategy", "dp", "--batch", "512", "--precision", "fp32"),

@@ -150,12 +150,8 @@ class Account:
 
     def _rate(self, gained: Number) -> Interval:
         """Distinct samples a second on N devices, after so much is gained."""
-        samples = self.ladder.plan.batch or 1
-
-        def rate(view: View) -> float:
-            return 1e3 * samples / left(self.achieved_ms(view), gained(view))
-
-        return self.fit.interval(rate)
+        samples = 1e3 * (self.ladder.plan.batch or 1)
+        return self.fit.interval(lambda v: samples / left(self.achieved_ms(v), gained(v)))
 
     def _part(self, cause: Cause, name: str) -> Interval:
         return self.fit.interval(lambda view: cause.parts(self.ladder, view)[name])
@@ -245,13 +241,12 @@ class Account:
 
     def device_bound(self) -> Speed | None:
         """One device alone without all that it loses by itself; None where nothing is known."""
-        causes = [cause for cause, _ in self._of_one()]
-        if not causes:
+        costs = [self._own_cost(cause) for cause, _ in self._of_one()]
+        if not costs:
             return None
 
         def step_ms(view: View) -> float:
-            lost = sum(cause.single_ms(self.ladder, view) for cause in causes)
-            return max(1e-9, self._alone_ms(view) - lost)
+            return left(self._alone_ms(view), sum(cost(view) for cost in costs))
 
         rate = self.fit.interval(lambda view: 1e3 * self.ladder.share / step_ms(view))
         return Speed(samples_per_s=rate, step_ms=self.fit.interval(step_ms))
@@ -262,9 +257,11 @@ class Account:
         return self.fit.interval(lambda view: sum(cost(view) for cost in costs))
 
     def _cost(self, cause: Cause) -> Number:
-        if self.ladder.devices > 1:
-            return self._lost(cause)
-        return lambda view: cause.single_ms(self.ladder, view)
+        return self._lost(cause) if self.ladder.devices > 1 else self._own_cost(cause)
+
+    def _own_cost(self, cause: Cause) -> Number:
+        """Of one device by itself. What would be slower without a cause loses nothing to it."""
+        return lambda view: max(0.0, cause.single_ms(self.ladder, view))
 
     def unexplained_ms(self, rows: Sequence[Finding]) -> Interval:
         """What is missing to N-fold less all rows, losses or gains."""

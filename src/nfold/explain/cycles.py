@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from nfold.explain.ladder import Rung
-from nfold.explain.polish import OF_MEDIAN, Key, in_cycles, logs
+from nfold.explain.polish import OF_MEDIAN, Key, Rounds, in_cycles, logs
 from nfold.explain.readings import Readings, sums, times
 from nfold.measurement import Measurement, RankSamples
 from nfold.turns import CYCLES
 
 
-def together(members: Mapping[Rung, Measurement]) -> tuple[dict[Rung, Readings], float]:
-    """The readings of rungs that shared a process tree, and the relative error of a step.
+def together(
+    members: Mapping[Rung, Measurement],
+) -> tuple[dict[Rung, Readings], dict[Rung, float]]:
+    """The readings of rungs that shared a process tree, and the relative error of their steps.
 
     That error does not hold what differs by process tree; it is 0 where nothing tells it. What may
     be 0 or less has no logarithm and is read over all cycles.
@@ -36,9 +38,14 @@ def together(members: Mapping[Rung, Measurement]) -> tuple[dict[Rung, Readings],
     effects, rests = in_cycles({key: logs(cycles) for key, cycles in table.items()})
     for (rung, name), effect in effects.items():
         found[rung][name] = math.exp(effect)
-    squares = [rest**2 for key, r in rests.items() if key[1] == "step" for rest in r.values()]
-    free = (len(members) - 1) * (count - 1)
-    return found, OF_MEDIAN * math.sqrt(sum(squares) / free / count) if free else 0.0
+    free = (1 - 1 / len(members)) * (count - 1)
+    return found, {r: _error(rests[r, "step"], free) if free else 0.0 for r in members}
+
+
+def _error(rests: Rounds, free: float) -> float:
+    """Of one rung's median over its cycles; ``free`` are its part of the degrees of freedom."""
+    of_one = sum(rest**2 for rest in rests.values()) / free
+    return OF_MEDIAN * math.sqrt(of_one / len(rests))
 
 
 def divided(measurement: Measurement, count: int) -> list[Measurement]:

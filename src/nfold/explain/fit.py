@@ -14,20 +14,25 @@ import dataclasses
 import functools
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
+from typing import Any
 
 from nfold.ablation import Ablation
 from nfold.explain import noise
 from nfold.explain.ladder import Rung, short_passes, whole_epochs
-from nfold.explain.polish import OF_MEDIAN, Key, Rounds, Run, logs, polished
+from nfold.explain.polish import OF_MEDIAN, Key, Rounds, Run, What, logs, polished
 from nfold.explain.readings import SUMS
 from nfold.stats import LEVEL, Interval, quantile
 
 RESAMPLES = 500
 
+HOSTS = (False, True)
+"""Ahead of their devices or not."""
 Number = Callable[["View"], float]
+Left = dict[object, dict[int, dict[Rung, float]]]
+"""Of rungs and of process trees, by round: what is left of every rung's step."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +101,16 @@ class Fit:
         scatters: Sequence[tuple[Rung, float]],
         resamples: int = RESAMPLES,
         shared: Mapping[Run, str] | None = None,
-        inside: Sequence[float] = (),
+        inside: Mapping[Run, float] | None = None,
         *,
         final: bool = True,
         ahead: Collection[Rung] = (),
     ) -> None:
         """``shared`` names the process tree of every run that had one with others.
 
-        Relative errors for where there are too few repeats: ``scatters`` of runs, and ``inside`` of
-        what is compared within one process tree; both are smaller of rungs whose hosts are
-        ``ahead`` of their devices.
+        Relative errors for where there are too few repeats: ``scatters`` of runs, and those of
+        turns that were seen ``inside`` process trees; both are told apart by whether hosts are
+        ``ahead`` of their devices, and then smaller.
         """
         self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
         self._shared = shared or {}
@@ -113,14 +118,14 @@ class Fit:
         self._effects, rests = polished(values, self._shared)
         self._sums = {key: [*r.values()] for key, r in table.items() if key[1] in SUMS}
         self._resamples = resamples
-        of_runs, of_turns = _divided(
-            {k: r for k, r in rests.items() if k[1] == "step"}, self._shared
-        )
+        steps = {key: own for key, own in rests.items() if key[1] == "step"}
+        of_runs, of_turns, counted = _divided(steps, self._shared)
         self.free = _free(of_runs)
         self._ahead = frozenset(ahead)
-        self._of_runs = noise.of_runs(list(_flat(of_runs)), self.free, self._by_host(scatters))
-        turns = list(_flat(of_turns))
-        self._of_turns = noise.of_turns(turns, _free(of_turns), inside)
+        self._of_runs = [self._runs(of_runs, scatters, ahead=host) for host in HOSTS]
+        self._of_turns: dict[Run, float] = {}
+        for host in HOSTS:
+            self._of_turns |= self._turns(of_turns, _free(counted), inside or {}, ahead=host)
         fitted = self._values(None)
         self.view = View(fitted, _reference(fitted, self._scale), final)
         self._drawn: list[View] | None = None
@@ -162,58 +167,88 @@ class Fit:
         """One run's: its process tree's, and its own where others had their turns in that."""
         tree, ahead = self._shared.get(run), run[0] in self._ahead
         if tree is None:
-            return self._of_runs.error(self._of_runs.draw(draws), ahead=ahead)
+            return self._of_runs[ahead].error(draws.random())
         if tree not in of_trees:
-            of_trees[tree] = self._of_runs.draw(draws)
-        of_tree = self._of_runs.error(of_trees[tree], ahead=ahead)
-        return of_tree + self._of_turns.error(self._of_turns.draw(draws), ahead=ahead)
+            of_trees[tree] = draws.random()
+        own = self._of_turns[run] * draws.gauss(0, 1)
+        return self._of_runs[ahead].error(of_trees[tree]) + own
 
     def _scale(self, rung: Rung) -> float:
         """The relative scatter of one run."""
-        return self._of_runs.scale(ahead=rung in self._ahead)
+        return self._of_runs[rung in self._ahead].scale
 
-    def _by_host(self, scatters: Sequence[tuple[Rung, float]]) -> noise.Scatters:
-        """Of runs whose hosts are not ahead, and of the others."""
-        behind = [scatter for rung, scatter in scatters if rung not in self._ahead]
-        return behind, [scatter for rung, scatter in scatters if rung in self._ahead]
+    def _runs(
+        self, left: Left, scatters: Sequence[tuple[Rung, float]], *, ahead: bool
+    ) -> noise.Noise:
+        """Of process trees, as far as it meets those rungs whose hosts are ``ahead``, or not.
+
+        What ranks that wait for their hosts differ by from run to run makes no others uncertain.
+        """
+        repeated = [each.values() for each in left.values() if len(each) > 1]
+        kept = [self._of_host(members, ahead) for each in repeated for members in each]
+        own = [fmean(members.values()) for members in kept if members]
+        free = self.free * min(1.0, len(own) / max(1, len(kept)))
+        seen = [scatter for rung, scatter in scatters if (rung in self._ahead) == ahead]
+        return noise.of_runs(own, free, seen, ahead=ahead)
+
+    def _turns(
+        self, left: Mapping[Rung, Rounds], free: int, inside: Mapping[Run, float], *, ahead: bool
+    ) -> dict[Run, float]:
+        """The same of turns."""
+        repeated = {rung: [*each.values()] for rung, each in left.items() if len(each) > 1}
+        own = self._of_host(repeated, ahead)
+        every = sum(map(len, repeated.values()))
+        part = sum(map(len, own.values())) / max(1, every)
+        trees: dict[str, dict[Rung, float]] = {}
+        for (rung, number), tree in self._shared.items():
+            if (rung in self._ahead) == ahead:
+                trees.setdefault(tree, {})[rung] = inside.get((rung, number), 0.0)
+        errors = noise.of_turns(own, free * part, trees, ahead=ahead)
+        return {
+            (rung, number): errors[rung, tree]
+            for (rung, number), tree in self._shared.items()
+            if (rung, tree) in errors
+        }
+
+    def _of_host(self, members: Mapping[Rung, What], ahead: bool) -> dict[Rung, What]:
+        """Those whose hosts are ahead of their devices, or the others."""
+        return {r: value for r, value in members.items() if (r in self._ahead) == ahead}
 
 
 def _divided(
     rests: Mapping[Key, Rounds], shared: Mapping[Run, str]
-) -> tuple[dict[object, dict[int, float]], dict[object, dict[int, float]]]:
-    """What is left, by round: of runs and of process trees, and inside trees.
+) -> tuple[Left, Mapping[Rung, Rounds], Mapping[Rung, Rounds]]:
+    """What is left, by round: of runs and of process trees, and inside trees, and what of the
+    latter is free: all rungs of a tree but one.
 
     Trees of different rounds that the same rungs shared belong together.
     """
     trees: dict[tuple[str, int], dict[Rung, float]] = {}
-    of_runs: dict[object, dict[int, float]] = {}
-    inside: dict[object, dict[int, float]] = {}
+    of_runs: Left = {}
+    inside: dict[Rung, dict[int, float]] = {}
+    counted: dict[Rung, dict[int, float]] = {}
     for (rung, _), rounds in rests.items():
         for number, rest in rounds.items():
             tree = shared.get((rung, number))
             if tree is None:
-                of_runs.setdefault(rung, {})[number] = rest
+                of_runs.setdefault(rung, {})[number] = {rung: rest}
             else:
                 trees.setdefault((tree, number), {})[rung] = rest
     for (_, number), members in trees.items():
-        middle = fmean(members.values())
-        of_runs.setdefault(frozenset(members), {})[number] = middle
-        for rung, rest in list(members.items())[1:]:
+        middle = median(members.values())
+        of_runs.setdefault(frozenset(members), {})[number] = members
+        for place, (rung, rest) in enumerate(members.items()):
             inside.setdefault(rung, {})[number] = rest - middle
-    return of_runs, inside
+            if place:
+                counted.setdefault(rung, {})[number] = rest - middle
+    return of_runs, inside, counted
 
 
 def _wider(count: int) -> float:
     return OF_MEDIAN if count > 2 else 1.0
 
 
-def _flat(rests: Mapping[object, Rounds]) -> Iterator[float]:
-    for rounds in rests.values():
-        if len(rounds) > 1:
-            yield from rounds.values()
-
-
-def _free(rests: Mapping[object, Rounds]) -> int:
+def _free(rests: Mapping[Any, Mapping[int, object]]) -> int:
     """Degrees of freedom of the rests: runs, less rungs, less rounds but one."""
     repeated = [rounds for rounds in rests.values() if len(rounds) > 1]
     rounds = {number for one in repeated for number in one}

@@ -100,11 +100,11 @@ class Measured:
         """The values of all readings; ``final`` where nothing more will be measured."""
         table: dict[Key, dict[int, float]] = {}
         shared: dict[Run, str] = {}
-        inside: list[float] = []
+        inside: dict[Run, float] = {}
         for folder, number, members in self._trees():
             if len(members) > 1:
-                found, error = together(members)
-                inside.append(error)
+                found, errors = together(members)
+                inside |= {(rung, number): error for rung, error in errors.items()}
                 shared |= {(rung, number): folder for rung in members}
             else:
                 found = {r: readings(m, coupled=r.coupled) for r, m in members.items()}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import NormalDist, fmean, median
+from typing import TypeVar
+
+from nfold.explain.readings import OF_DEVIATION
 
 LEAST_FREE = 3
 """From so many degrees of freedom on, rests between runs are drawn, whatever the scatter inside."""
@@ -23,54 +25,80 @@ to 6.4 of 22 ms on an H100 at one clock, as often as it was made anew (decision 
 T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 """Student's t for a 95 % interval, by degrees of freedom from 1."""
 NORMAL = 1.96
-Scatters = tuple[Sequence[float], Sequence[float]]
-"""Relative errors inside runs whose hosts are not ahead of their devices, and inside the others."""
+LEAST_DRAWN = 1e-9
+"""Of what is drawn between 0 and 1: 0 itself has no error."""
+STANDARD = NormalDist()
+What = TypeVar("What")
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Relative errors: one of ``rests``, or where there are none, normal ones. How ``wide`` those
-    are is told of rungs whose host is not ahead of its devices, and of the others.
-    """
+    """Relative errors: one of ``rests``, in order, or where there are none, so ``wide`` ones."""
 
-    wide: tuple[float, float]
+    wide: float
     rests: tuple[float, ...] = ()
 
-    def draw(self, draws: random.Random) -> float:
-        """What is drawn once where rungs share it."""
-        return draws.choice(self.rests) if self.rests else draws.gauss(0, 1)
+    def error(self, drawn: float) -> float:
+        """The one that so large a part of all is below: what is drawn once may be shared."""
+        if self.rests:
+            return self.rests[int(drawn * len(self.rests))]
+        return self.wide * STANDARD.inv_cdf(max(drawn, LEAST_DRAWN))
 
-    def error(self, drawn: float, *, ahead: bool) -> float:
-        """What was drawn, as the error of one rung."""
-        return drawn if self.rests else drawn * self.wide[ahead]
-
-    def scale(self, *, ahead: bool) -> float:
+    @property
+    def scale(self) -> float:
         """The root of the mean square of an error."""
-        return math.sqrt(fmean(rest**2 for rest in self.rests)) if self.rests else self.wide[ahead]
+        return math.sqrt(fmean(rest**2 for rest in self.rests)) if self.rests else self.wide
 
 
-def of_runs(rests: Sequence[float], free: int, scatters: Scatters) -> Noise:
-    """Of a process tree. ``free`` are the degrees of freedom of the ``rests``."""
-    return _noise(rests, free, scatters, (APART, APART_AHEAD))
-
-
-def of_turns(rests: Sequence[float], free: int, inside: Sequence[float]) -> Noise:
-    """Of a turn in one; errors of so much were seen ``inside`` trees."""
-    return _noise(rests, free, (inside, inside), (INSIDE, INSIDE_AHEAD))
-
-
-def _noise(
-    rests: Sequence[float], free: int, scatters: Scatters, least: tuple[float, float]
+def of_runs(
+    rests: Sequence[float], free: float, scatters: Sequence[float], *, ahead: bool
 ) -> Noise:
+    """Of a process tree. ``free`` are the degrees of freedom of the ``rests``; runs ``scatter``
+    inside by so much.
+    """
+    return _noise(rests, free, scatters, APART_AHEAD if ahead else APART)
+
+
+def of_turns(
+    rests: Mapping[What, Sequence[float]],
+    free: float,
+    trees: Mapping[str, Mapping[What, float]],
+    *,
+    ahead: bool,
+) -> dict[tuple[What, str], float]:
+    """How far off every turn may be, of its kind and in its tree.
+
+    ``rests`` are those of turns that were repeated, ``trees`` have the errors that were seen inside
+    each. One kind scatters more than others, real input above all; none is surer than most are.
+    """
+    every = [abs(rest) for own in rests.values() for rest in own]
+    lost = math.sqrt(len(every) / free) if free > 0 else 0.0
+    apart = {what: lost * math.sqrt(fmean(rest**2 for rest in own)) for what, own in rests.items()}
+    usual = lost * OF_DEVIATION * median(every) if every else 0.0
+    found = {}
+    for tree, errors in trees.items():
+        least = max(median(errors.values()), INSIDE_AHEAD if ahead else INSIDE)
+        for what, inside in errors.items():
+            between = max(usual, apart.get(what, 0.0))
+            few = max(between, inside, least)
+            found[what, tree] = few if free < LEAST_FREE else _wider(free) * between
+    return found
+
+
+def _noise(rests: Sequence[float], free: float, scatters: Sequence[float], least: float) -> Noise:
     """From rests that are enough, widened for as few as they are; else by what runs show inside,
     each at least ``least``, or the few rests where those are larger.
     """
     if free >= LEAST_FREE:
-        wider = math.sqrt(len(rests) / free) * (T[free - 1] if free <= len(T) else NORMAL) / NORMAL
-        return Noise((0.0, 0.0), tuple(rest * wider for rest in rests))
+        wider = math.sqrt(len(rests) / free) * _wider(free)
+        return Noise(0.0, tuple(sorted(rest * wider for rest in rests)))
     between = math.sqrt(math.fsum(rest**2 for rest in rests) / free) if free > 0 else 0.0
-    behind, ahead = (max(_inside(*both), between) for both in zip(scatters, least, strict=True))
-    return Noise((behind, ahead))
+    return Noise(max(_inside(scatters, least), between))
+
+
+def _wider(free: float) -> float:
+    """By so much a 95 % interval of so few degrees of freedom is wider than a normal one."""
+    return (T[int(free) - 1] if free < len(T) + 1 else NORMAL) / NORMAL
 
 
 def _inside(scatters: Sequence[float], least: float) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from nfold.measurement import Between, Measurement, RankSamples
+from nfold.measurement import Between, Measurement, RankSamples, Window
 from nfold.plan import Plan
 from nfold.stats import median
 
 CHUNKS = 10
+FILLED = 0.5
+"""Of the largest batch."""
 OF_DEVIATION = 1.4826
 """A normal value's standard deviation over its median absolute deviation."""
 Readings = dict[str, float]
@@ -97,15 +99,27 @@ def _batch(ranks: Sequence[RankSamples]) -> int:
 
 def _window_ms(rank: RankSamples, share: float) -> list[float]:
     """Milliseconds for ``share`` samples of one rank, window by window."""
-    return [1e3 * w.seconds * share / w.samples for w in rank.windows if w.samples]
+    return _whole([[window] for window in rank.windows], share)
 
 
-def _together(ranks: Sequence[RankSamples], batch: int) -> list[float]:
+def _together(ranks: Sequence[RankSamples], batch: float) -> list[float]:
     """Milliseconds for ``batch`` samples of all ranks, window by window."""
-    windows = zip(*(rank.windows for rank in ranks), strict=False)
+    return _whole(list(zip(*(rank.windows for rank in ranks), strict=False)), batch)
+
+
+def _whole(windows: Sequence[Sequence[Window]], batch: float) -> list[float]:
+    """Of windows of all ranks, those of whole batches, if there are any.
+
+    What an epoch's last batch takes tells nothing of a whole one where it has a few samples.
+    """
+    samples = [sum(window.samples for window in same) for same in windows]
+    least = FILLED * max(
+        (s / same[0].steps for s, same in zip(samples, windows, strict=True)), default=0.0
+    )
     return [
-        1e3 * max(w.seconds for w in same) * batch / max(1, sum(w.samples for w in same))
-        for same in windows
+        1e3 * max(window.seconds for window in same) * batch / of_all
+        for of_all, same in zip(samples, windows, strict=True)
+        if of_all and of_all / same[0].steps >= least
     ]
 
 

@@ -55,6 +55,18 @@ def test_steps_are_counted_by_their_samples() -> None:
     assert found["step"] == pytest.approx(8.0)
 
 
+def test_a_window_of_an_epochs_last_few_samples_is_no_whole_batch() -> None:
+    """One of 64 samples was left: its step took a third of a whole one's."""
+    whole = _rank(0, [0.076] * 2, samples=76)
+    last = dataclasses.replace(whole.windows[0], seconds=0.003, steps=1, samples=1)
+    found = readings(
+        _of(dataclasses.replace(whole, windows=(*whole.windows, last, last))), coupled=True
+    )
+    assert found["step"] == pytest.approx(8.0)
+    only = readings(_of(dataclasses.replace(whole, windows=(last,))), coupled=True)
+    assert only["step"] == pytest.approx(24.0)
+
+
 def test_what_no_window_holds_is_between_epochs() -> None:
     epochs = tuple(Epoch(seconds=0.25, samples=160, train_loss=1.0) for _ in range(3))
     rank = _rank(0, [0.1] * 5, warmup_steps=10, epochs=epochs)
