@@ -199,16 +199,8 @@ class Fit:
         own = self._of_host(repeated, ahead)
         every = sum(map(len, repeated.values()))
         part = sum(map(len, own.values())) / max(1, every)
-        trees: dict[str, dict[Rung, float]] = {}
-        for (rung, number), tree in self._shared.items():
-            if (rung in self._ahead) == ahead:
-                trees.setdefault(tree, {})[rung] = inside.get((rung, number), 0.0)
-        errors = noise.of_turns(own, free * part, trees, ahead=ahead)
-        return {
-            (rung, number): errors[rung, tree]
-            for (rung, number), tree in self._shared.items()
-            if (rung, tree) in errors
-        }
+        trees = {r: tree for r, tree in self._shared.items() if (r[0] in self._ahead) == ahead}
+        return noise.of_turns(own, free * part, inside, trees, ahead=ahead)
 
     def _of_host(self, members: Mapping[Rung, What], ahead: bool) -> dict[Rung, What]:
         """Those whose hosts are ahead of their devices, or the others."""

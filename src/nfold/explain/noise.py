@@ -47,7 +47,7 @@ class Noise:
     @property
     def scale(self) -> float:
         """The root of the mean square of an error."""
-        return math.sqrt(fmean(rest**2 for rest in self.rests)) if self.rests else self.wide
+        return _root_mean_square(self.rests) if self.rests else self.wide
 
 
 def of_runs(
@@ -62,27 +62,30 @@ def of_runs(
 def of_turns(
     rests: Mapping[What, Sequence[float]],
     free: float,
-    trees: Mapping[str, Mapping[What, float]],
+    inside: Mapping[tuple[What, int], float],
+    trees: Mapping[tuple[What, int], str],
     *,
     ahead: bool,
-) -> dict[tuple[What, str], float]:
+) -> dict[tuple[What, int], float]:
     """How far off every turn may be, of its kind and in its tree.
 
-    ``rests`` are those of turns that were repeated, ``trees`` have the errors that were seen inside
-    each. One kind scatters more than others, real input above all; none is surer than most are.
+    ``rests`` are those of turns that were repeated, ``inside`` the errors that were seen inside
+    ``trees``. One kind scatters more than others, real input above all; none is surer than most.
     """
     every = [abs(rest) for own in rests.values() for rest in own]
     lost = math.sqrt(len(every) / free) if free > 0 else 0.0
-    apart = {what: lost * math.sqrt(fmean(rest**2 for rest in own)) for what, own in rests.items()}
     usual = lost * OF_DEVIATION * median(every) if every else 0.0
-    found = {}
-    for tree, errors in trees.items():
-        least = max(median(errors.values()), INSIDE_AHEAD if ahead else INSIDE)
-        for what, inside in errors.items():
-            between = max(usual, apart.get(what, 0.0))
-            few = max(between, inside, least)
-            found[what, tree] = few if free < LEAST_FREE else _wider(free) * between
-    return found
+    between = {w: max(usual, lost * _root_mean_square(own)) for w, own in rests.items()}
+    if free >= LEAST_FREE:
+        return {run: _wider(free) * between.get(run[0], usual) for run in trees}
+    seen: dict[str, list[float]] = {}
+    for run, tree in trees.items():
+        seen.setdefault(tree, []).append(inside.get(run, 0.0))
+    least = INSIDE_AHEAD if ahead else INSIDE
+    return {
+        run: max(least, median(seen[tree]), inside.get(run, 0.0), between.get(run[0], usual))
+        for run, tree in trees.items()
+    }
 
 
 def _noise(rests: Sequence[float], free: float, scatters: Sequence[float], least: float) -> Noise:
@@ -102,4 +105,8 @@ def _wider(free: float) -> float:
 
 
 def _inside(scatters: Sequence[float], least: float) -> float:
-    return math.sqrt(fmean(max(s, least) ** 2 for s in scatters)) if scatters else 0.0
+    return _root_mean_square([max(s, least) for s in scatters]) if scatters else 0.0
+
+
+def _root_mean_square(errors: Sequence[float]) -> float:
+    return math.sqrt(fmean(error**2 for error in errors))

@@ -14,6 +14,7 @@ from nfold.explain.asking import wanted
 from nfold.explain.budget import budget
 from nfold.explain.causes.input import Input
 from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
 from nfold.explain.script import first_look
@@ -177,6 +178,19 @@ def test_as_many_workers_are_tried_as_keep_up_with_the_rest_of_a_step(
     seen = dataclasses.replace(SEEN, fetches=fetches)
     found = Input().fixes(Ladder(plan=plan, seen=seen, step_ms=12.0))
     assert {rung.plan.workers for rung in found.values()} == tried
+
+
+def test_files_of_images_are_tried_on_the_device_before_anything_else() -> None:
+    plan = Plan(device="cuda", devices=1, batch=64, workers=1, decode="cpu", augment="cpu")
+    files = Ladder(plan=plan.edit(input="loader", cache="off"))
+    flags = ["--decode device --augment device", "--input resident", "--augment device"]
+    assert list(Input().fixes(files)) == [*flags, "--workers 2"]
+    said = Input().fix(files, View({}))
+    assert said == f"{', '.join(flags)} or --workers 2 (measure them)"
+    pixels = dataclasses.replace(
+        files, plan=files.plan.edit(decode=None, augment="device"), made={}
+    )
+    assert list(Input().fixes(pixels)) == ["--input resident", "--workers 2"]
 
 
 def test_what_would_be_slower_without_it_adds_nothing_to_the_compute_alone() -> None:

@@ -118,10 +118,11 @@ class Input(Cause):
             return lines.more_input(ladder.seen, [rung.plan.workers or 0 for rung in tried])
         if not ladder.plan.workers:
             return "let worker processes load (--workers 2), or --input resident"
-        return "--input resident, --augment device, or fewer or more --workers (measure both)"
+        *most, last = self.fixes(ladder)
+        return f"{', '.join(most)} or {last} (measure them)"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
-        """Fewer and more workers, augmentation on the device, no host at all."""
+        """Decoding on the device, no host at all, augmentation on the device, other workers."""
         plan = ladder.plan
         workers = plan.workers or 0
         if ladder.maker is not None:
@@ -130,7 +131,11 @@ class Input(Cause):
         if ladder.seen is not None:
             seen = ladder.seen
             return {lines.workers(seen, other): ladder.edited(workers=other) for other in others}
-        found = {"--input resident": ladder.edited(input="resident", augment="device", workers=0)}
+        found = {}
+        if plan.decode == "cpu" and plan.device == "cuda" and plan.cache == "off":
+            on_device = ladder.edited(decode="device", augment="device")
+            found["--decode device --augment device"] = on_device
+        found["--input resident"] = ladder.edited(input="resident", augment="device", workers=0)
         if plan.augment == "cpu":
             found["--augment device"] = ladder.edited(augment="device")
         for other in others[: 2 if workers else 1]:
