@@ -261,7 +261,8 @@ class Account:
 
     def _own_cost(self, cause: Cause) -> Number:
         """Of one device by itself. What would be slower without a cause loses nothing to it."""
-        return lambda view: max(0.0, cause.single_ms(self.ladder, view))
+        gains = cause.single_ms(self.ladder, self.fit.view) <= 0
+        return lambda view: 0.0 if gains else cause.single_ms(self.ladder, view)
 
     def unexplained_ms(self, rows: Sequence[Finding]) -> Interval:
         """What is missing to N-fold less all rows, losses or gains."""
