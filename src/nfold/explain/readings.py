@@ -117,9 +117,9 @@ def _whole(windows: Sequence[Sequence[Window]], batch: float) -> list[float]:
         (s / same[0].steps for s, same in zip(samples, windows, strict=True)), default=0.0
     )
     return [
-        1e3 * max(window.seconds for window in same) * batch / of_all
+        1e3 * max(window.seconds for window in same) * batch / max(1, of_all)
         for of_all, same in zip(samples, windows, strict=True)
-        if of_all and of_all / same[0].steps >= least
+        if of_all / same[0].steps >= least
     ]
 
 

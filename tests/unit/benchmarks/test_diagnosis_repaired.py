@@ -82,7 +82,7 @@ def test_a_machine_of_gpus_gets_the_most_important_first(tmp_path: Path) -> None
         "report mnist",
     ]
     (starved,) = [job for job in jobs if job.name == "report starved"]
-    assert starved.command[:4] == ("-m", "nfold", "explain", "inception_v3")
+    assert starved.command[:4] == ("-m", "nfold", "explain", "inception_v3:repeat=64")
     assert not starved.whole
     assert {"ddp copies", "ddp healthy", "ddp imbalance+link"} < {job.name for job in jobs}
 

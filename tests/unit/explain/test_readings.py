@@ -56,7 +56,7 @@ def test_steps_are_counted_by_their_samples() -> None:
 
 
 def test_a_window_of_an_epochs_last_few_samples_is_no_whole_batch() -> None:
-    """One of 64 samples was left: its step took a third of a whole one's."""
+    """One of 64 samples was left: its step took less than half of a whole one's."""
     whole = _rank(0, [0.076] * 2, samples=76)
     last = dataclasses.replace(whole.windows[0], seconds=0.003, steps=1, samples=1)
     found = readings(
