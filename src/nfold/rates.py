@@ -82,9 +82,13 @@ def decoders(plan: Plan) -> int:
 
 def measurable(asked: Plan, complete: Plan) -> bool:
     """Whether rates decide anything: of files on GPUs, where a plan leaves something open."""
+    return decodes_for_gpus(complete) and (asked.workers is None or asked.decode is None)
+
+
+def decodes_for_gpus(complete: Plan) -> bool:
+    """Whether the host decodes files for GPUs, where nvJPEG can."""
     here = complete.device == "cuda" and complete.framework == "torch"
-    files = complete.decode == "cpu" and complete.input == "loader"
-    return here and files and (asked.workers is None or asked.decode is None)
+    return here and complete.decode == "cpu" and complete.input == "loader"
 
 
 def fitted(asked: Plan, complete: Plan, rates: InputRates | None) -> Plan:

@@ -3,9 +3,10 @@
 The logarithm of a reading is taken as a sum: its rung's, its round's (the machine drifts, and a
 round is short) as far as process trees agree on it, and a rest (``polish``). Rungs that shared a
 process tree share a part of their rests, which does not count where they are compared with each
-other. Intervals come from a bootstrap of the rests, pooled over all rungs, because no rung has many
-runs (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 9), widened by Student's
-t for the few there are.
+other, and have one of their own. Intervals come from a bootstrap of the rests of process trees,
+pooled because no rung has many runs (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
+chapter 9), and of normal errors as large as the own rests (``noise``), both widened by Student's t
+for the few there are.
 """
 
 from __future__ import annotations
@@ -119,13 +120,13 @@ class Fit:
         self._sums = {key: [*r.values()] for key, r in table.items() if key[1] in SUMS}
         self._resamples = resamples
         steps = {key: own for key, own in rests.items() if key[1] == "step"}
-        of_runs, of_turns, counted = _divided(steps, self._shared)
+        of_runs, of_turns, free = _divided(steps, self._shared)
         self.free = _free(of_runs)
         self._ahead = frozenset(ahead)
         self._of_runs = [self._runs(of_runs, scatters, ahead=host) for host in HOSTS]
         self._of_turns: dict[Run, float] = {}
         for host in HOSTS:
-            self._of_turns |= self._turns(of_turns, _free(counted), inside or {}, ahead=host)
+            self._of_turns |= self._turns(of_turns, free, inside or {}, ahead=host)
         fitted = self._values(None)
         self.view = View(fitted, _reference(fitted, self._scale), final)
         self._drawn: list[View] | None = None
@@ -187,9 +188,8 @@ class Fit:
         repeated = [each.values() for each in left.values() if len(each) > 1]
         kept = [self._of_host(members, ahead) for each in repeated for members in each]
         own = [fmean(members.values()) for members in kept if members]
-        free = self.free * min(1.0, len(own) / max(1, len(kept)))
         seen = [scatter for rung, scatter in scatters if (rung in self._ahead) == ahead]
-        return noise.of_runs(own, free, seen, ahead=ahead)
+        return noise.of_runs(own, _part(self.free, len(own), len(kept)), seen, ahead=ahead)
 
     def _turns(
         self, left: Mapping[Rung, Rounds], free: int, inside: Mapping[Run, float], *, ahead: bool
@@ -197,10 +197,9 @@ class Fit:
         """The same of turns."""
         repeated = {rung: [*each.values()] for rung, each in left.items() if len(each) > 1}
         own = self._of_host(repeated, ahead)
-        every = sum(map(len, repeated.values()))
-        part = sum(map(len, own.values())) / max(1, every)
+        part = _part(free, *(sum(map(len, each.values())) for each in (own, repeated)))
         trees = {r: tree for r, tree in self._shared.items() if (r[0] in self._ahead) == ahead}
-        return noise.of_turns(own, free * part, inside, trees, ahead=ahead)
+        return noise.of_turns(own, part, inside, trees, ahead=ahead)
 
     def _of_host(self, members: Mapping[Rung, What], ahead: bool) -> dict[Rung, What]:
         """Those whose hosts are ahead of their devices, or the others."""
@@ -209,16 +208,16 @@ class Fit:
 
 def _divided(
     rests: Mapping[Key, Rounds], shared: Mapping[Run, str]
-) -> tuple[Left, Mapping[Rung, Rounds], Mapping[Rung, Rounds]]:
-    """What is left, by round: of runs and of process trees, and inside trees, and what of the
-    latter is free: all rungs of a tree but one.
+) -> tuple[Left, Mapping[Rung, Rounds], int]:
+    """What is left, by round: of runs and of process trees, and inside trees, with the degrees of
+    freedom of the latter: those of all rungs of a tree but one.
 
     Trees of different rounds that the same rungs shared belong together.
     """
     trees: dict[tuple[str, int], dict[Rung, float]] = {}
     of_runs: Left = {}
     inside: dict[Rung, dict[int, float]] = {}
-    counted: dict[Rung, dict[int, float]] = {}
+    free: dict[Rung, dict[int, float]] = {}
     for (rung, _), rounds in rests.items():
         for number, rest in rounds.items():
             tree = shared.get((rung, number))
@@ -229,15 +228,20 @@ def _divided(
     for (_, number), members in trees.items():
         middle = median(members.values())
         of_runs.setdefault(frozenset(members), {})[number] = members
-        for place, (rung, rest) in enumerate(members.items()):
+        for rung, rest in members.items():
             inside.setdefault(rung, {})[number] = rest - middle
-            if place:
-                counted.setdefault(rung, {})[number] = rest - middle
-    return of_runs, inside, counted
+        for rung in list(members)[1:]:
+            free.setdefault(rung, {})[number] = inside[rung][number]
+    return of_runs, inside, _free(free)
 
 
 def _wider(count: int) -> float:
     return OF_MEDIAN if count > 2 else 1.0
+
+
+def _part(free: int, own: int, every: int) -> float:
+    """Of degrees of freedom, as many as so many of all rests have."""
+    return free * own / every if every else 0.0
 
 
 def _free(rests: Mapping[Any, Mapping[int, object]]) -> int:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median
-from typing import TypeVar
 
+from nfold.explain.polish import What
 from nfold.explain.readings import OF_DEVIATION
 
 LEAST_FREE = 3
@@ -28,7 +28,6 @@ NORMAL = 1.96
 LEAST_DRAWN = 1e-9
 """Of what is drawn between 0 and 1: 0 itself has no error."""
 STANDARD = NormalDist()
-What = TypeVar("What")
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,18 @@ class Noise:
 def of_runs(
     rests: Sequence[float], free: float, scatters: Sequence[float], *, ahead: bool
 ) -> Noise:
-    """Of a process tree. ``free`` are the degrees of freedom of the ``rests``; runs ``scatter``
-    inside by so much.
+    """Of a process tree. ``free`` are the degrees of freedom of the ``rests``.
+
+    From rests that are enough, widened for as few as they are; else by how runs ``scatter`` inside,
+    each at least as much as is known from elsewhere, or the few rests where those are larger.
     """
-    return _noise(rests, free, scatters, APART_AHEAD if ahead else APART)
+    if free >= LEAST_FREE:
+        wider = math.sqrt(len(rests) / free) * _wider(free)
+        return Noise(0.0, tuple(sorted(rest * wider for rest in rests)))
+    least = APART_AHEAD if ahead else APART
+    inside = _root_mean_square([max(s, least) for s in scatters]) if scatters else 0.0
+    between = math.sqrt(math.fsum(rest**2 for rest in rests) / free) if free > 0 else 0.0
+    return Noise(max(inside, between))
 
 
 def of_turns(
@@ -88,24 +95,9 @@ def of_turns(
     }
 
 
-def _noise(rests: Sequence[float], free: float, scatters: Sequence[float], least: float) -> Noise:
-    """From rests that are enough, widened for as few as they are; else by what runs show inside,
-    each at least ``least``, or the few rests where those are larger.
-    """
-    if free >= LEAST_FREE:
-        wider = math.sqrt(len(rests) / free) * _wider(free)
-        return Noise(0.0, tuple(sorted(rest * wider for rest in rests)))
-    between = math.sqrt(math.fsum(rest**2 for rest in rests) / free) if free > 0 else 0.0
-    return Noise(max(_inside(scatters, least), between))
-
-
 def _wider(free: float) -> float:
     """By so much a 95 % interval of so few degrees of freedom is wider than a normal one."""
     return (T[int(free) - 1] if free < len(T) + 1 else NORMAL) / NORMAL
-
-
-def _inside(scatters: Sequence[float], least: float) -> float:
-    return _root_mean_square([max(s, least) for s in scatters]) if scatters else 0.0
 
 
 def _root_mean_square(errors: Sequence[float]) -> float:

@@ -112,14 +112,12 @@ def _whole(windows: Sequence[Sequence[Window]], batch: float) -> list[float]:
 
     What an epoch's last batch takes tells nothing of a whole one where it has a few samples.
     """
-    samples = [sum(window.samples for window in same) for same in windows]
-    least = FILLED * max(
-        (s / same[0].steps for s, same in zip(samples, windows, strict=True)), default=0.0
-    )
+    counted = [(same, sum(window.samples for window in same)) for same in windows]
+    least = FILLED * max(samples / same[0].steps for same, samples in counted)
     return [
-        1e3 * max(window.seconds for window in same) * batch / max(1, of_all)
-        for of_all, same in zip(samples, windows, strict=True)
-        if of_all / same[0].steps >= least
+        1e3 * max(window.seconds for window in same) * batch / max(1, samples)
+        for same, samples in counted
+        if samples / same[0].steps >= least
     ]
 
 

@@ -191,6 +191,8 @@ def test_files_of_images_are_tried_on_the_device_before_anything_else() -> None:
         files, plan=files.plan.edit(decode=None, augment="device"), made={}
     )
     assert list(Input().fixes(pixels)) == ["--input resident", "--workers 2"]
+    keras = dataclasses.replace(files, plan=files.plan.edit(framework="jax"), made={})
+    assert list(Input().fixes(keras)) == [*flags[1:], "--workers 2"]
 
 
 def test_what_would_be_slower_without_it_adds_nothing_to_the_compute_alone() -> None:

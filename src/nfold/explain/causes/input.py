@@ -18,6 +18,7 @@ from nfold.explain.causes.threads import Threads
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.readings import made_ms
+from nfold.rates import decodes_for_gpus
 
 
 class Input(Cause):
@@ -132,7 +133,7 @@ class Input(Cause):
             seen = ladder.seen
             return {lines.workers(seen, other): ladder.edited(workers=other) for other in others}
         found = {}
-        if plan.decode == "cpu" and plan.device == "cuda" and plan.cache == "off":
+        if decodes_for_gpus(plan) and plan.cache == "off":
             on_device = ladder.edited(decode="device", augment="device")
             found["--decode device --augment device"] = on_device
         found["--input resident"] = ladder.edited(input="resident", augment="device", workers=0)
