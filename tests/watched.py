@@ -140,6 +140,12 @@ def usual(samples: int = 64, batch: int = 8, **how: Any) -> None:
     loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1), **how)
 
 
+def forget_compiled() -> None:
+    """PyTorch's compiler as in a new process."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
 def scaled(after_step: Callable[[], object] = lambda: None) -> None:
     """A training with a GradScaler whose every second step overflows, and is skipped."""
     module = nn.Linear(FEATURES, CLASSES)

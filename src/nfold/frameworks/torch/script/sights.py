@@ -145,6 +145,15 @@ class Sights:
         first = next((parameter.device for parameter in self.parameters), torch.device("cpu"))
         return Devices((first,))
 
+    @property
+    def may_compile(self) -> bool:
+        """Whether the second step may take a compiler's time, as the first one may.
+
+        An experiment compiles what it was called with; torch.compile compiles once more for a
+        batch of another shape.
+        """
+        return bool(self._left_out.now.compiled) or facts.compiles()
+
     def begin(self) -> None:
         """The first step is made."""
         kind = facts.parallel_kind(self._wrappers, self.parameters, self._tally)

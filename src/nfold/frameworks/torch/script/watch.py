@@ -147,6 +147,8 @@ class Watch:
         self._recorder.step(Fed(self._sights.stepped(taken), taken.sample_hash), None)
         if self.steps == 1:
             self._sights.begin()
+            if self._sights.may_compile:
+                self._observer.beat(Phase.FIRST_STEP, self.steps)
         if self.steps == self._settles_at:
             self._settle()
         if not self._recorder.done and not self._patience.over(self.steps):

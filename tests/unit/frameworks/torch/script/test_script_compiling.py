@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nfold.errors import Unsupported
 from nfold.frameworks.torch.script import facts
 from nfold.frameworks.torch.script.compiling import Compiling
+from watched import forget_compiled
 
 Graphs = list[torch.fx.GraphModule]
 
@@ -26,8 +27,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
         return graph.forward
 
     usual = torch.compile
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+    forget_compiled()
 
     def compiled(function: Any, mode: str) -> Any:
         assert mode in ("default", "reduce-overhead")
@@ -35,8 +35,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
 
     monkeypatch.setattr(torch, "compile", compiled)
     yield made
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+    forget_compiled()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +21,17 @@ from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.script import patience, watch
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.measurement import Between
-from watched import Noting, dataset, loop, model, scaled, script_task, usual, watched
+from watched import (
+    Noting,
+    dataset,
+    forget_compiled,
+    loop,
+    model,
+    scaled,
+    script_task,
+    usual,
+    watched,
+)
 
 
 def test_a_training_ends_after_its_steps_and_its_samples_are_counted() -> None:
@@ -164,6 +175,35 @@ def test_an_evaluation_is_in_no_window_and_its_batches_are_not_counted() -> None
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 160
     assert Phase.EVALUATING in found.phases
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """PyTorch's compiler as in a new process, before a test and after it."""
+    forget_compiled()
+    yield
+    forget_compiled()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize(("wanted", "firsts"), [(None, 1), (Ablation(compiled="default"), 2)])
+def test_a_step_that_compiles_is_waited_for_as_the_first_one(
+    wanted: Ablation | None, firsts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's model is compiled in its second call, here by what needs no compiler."""
+    compiled, real = [], torch.compile
+
+    def compile_eagerly(function: Any, mode: str) -> Any:
+        compiled.append(mode)
+        return real(function, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    found = watched(lambda: usual(samples=160), script_task(wanted))
+    assert compiled == ["default"] * (firsts - 1)
+    changes = [phase for phase, _ in itertools.groupby(found.phases)]
+    assert changes == [Phase.FIRST_STEP, Phase.STEPPING] * firsts
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 10
 
 
 class Seconds:
