@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import os
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from nfold import sources
 from nfold.errors import UsageError
 
 WORD = r"[A-Za-z_]\w*"
@@ -28,7 +29,8 @@ class Workload:
     SHA-256, because what another code measured is another result; it is not written.
 
     ``script`` is of a script that is run unchanged: its path and its arguments. It is then
-    written as the command that a person types, ``name`` is the file's, ``code`` the file's.
+    written as the command that a person types, ``name`` is the file's, and ``code`` is of all that
+    makes it what it is (``nfold.sources.digest``).
     """
 
     name: str
@@ -40,13 +42,12 @@ class Workload:
     def of_script(cls, path: str, *arguments: str) -> Workload:
         """The script at ``path`` with its arguments; UsageError where it cannot be read."""
         try:
-            content = Path(path).read_bytes()
+            code = sources.digest(path, arguments, os.environ)
         except OSError as error:
             raise UsageError(
                 f"script {path!r} cannot be read ({error.strerror}); allowed is a Python file; "
                 "next: give its path, relative to this folder"
             ) from None
-        code = hashlib.sha256(content).hexdigest()[:16]
         return cls(name=Path(path).name, code=code, script=(path, *arguments))
 
     @classmethod

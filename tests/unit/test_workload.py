@@ -113,7 +113,11 @@ def test_a_script_is_written_as_a_person_types_it_and_is_known_by_its_content(
     assert from_plain(Workload, to_plain(found)) == found
     asked = plan(), None, machine()
     assert cell_id(found, *asked) != cell_id(Workload.of_script(str(file)), *asked)
-    file.write_text("print(2)\n")
-    assert Workload.of_script(str(file), "--lr", "0.1").code != found.code
+    file.write_text("import net\n")
+    (tmp_path / "net.py").write_text("WIDTH = 3\n")
+    other = Workload.of_script(str(file), "--lr", "0.1")
+    assert other.code != found.code
+    (tmp_path / "net.py").write_text("WIDTH = 4\n")
+    assert Workload.of_script(str(file), "--lr", "0.1").code != other.code
     with pytest.raises(UsageError, match="cannot be read"):
         Workload.of_script(str(tmp_path / "missing.py"))

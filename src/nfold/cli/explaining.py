@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
 SECONDS = {"s": 1, "": 1, "m": 60, "h": 3600}
 SHOWN = ("devices", "batch", "strategy", "steps", "epochs", "warmup_steps")
 """Fields of a plan that a rung's words tell, or that say nothing about what is compared."""
+EARLIER = "nfold: what was measured before is not measured again; next: --again, to do so"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +64,12 @@ class RunLines(Events):
     def __init__(self, shown: Screen) -> None:
         self._shown = shown
         self._runs = 0
+        self._running = self._told_of_earlier = False
         self._usual: Plan | None = None
 
     def started(self, rungs: Sequence[Rung], number: int, left_s: float) -> None:
         """Show what runs now."""
+        self._running = True
         more = f" and {len(rungs) - 1} more in turns" if len(rungs) > 1 else ""
         self._shown.show(
             inert(f"{duration(left_s)} left · {self._words(rungs[0])}{more} · round {number + 1}")
@@ -76,7 +80,12 @@ class RunLines(Events):
     ) -> None:
         """Print a line for each that was measured; one for a run that failed."""
         self._runs += 1
-        took = f"({duration(found[0].wall_seconds)}, {duration(left_s)} left)"
+        took = duration(found[0].wall_seconds) if self._running else _when(found[0])
+        took = f"({took}, {duration(left_s)} left)"
+        if not (self._running or self._told_of_earlier):
+            self._told_of_earlier = True
+            self._shown.say(EARLIER)
+        self._running = False
         lines = [
             f"{self._words(rung)} · round {number + 1}: {_outcome(rung, one)}"
             for rung, one in zip(rungs, found, strict=True)
@@ -93,6 +102,14 @@ class RunLines(Events):
         own, usual = rung.plan.to_dict(), self._usual.to_dict()
         changed = {name: value for name, value in own.items() if value != usual.get(name)}
         return ", ".join([str(rung), *(f"{k} {v}" for k, v in changed.items() if k not in SHOWN)])
+
+
+def _when(measurement: Measurement) -> str:
+    """When an earlier explanation measured it, by this machine's clock and zone."""
+    if not measurement.started_at:
+        return "measured before"
+    then = datetime.datetime.fromisoformat(measurement.started_at).astimezone()
+    return f"measured {then:%Y-%m-%d %H:%M}"
 
 
 def _told(lines: Sequence[str], found: Sequence[Measurement]) -> list[str]:

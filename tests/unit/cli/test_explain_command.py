@@ -21,7 +21,7 @@ from nfold.cli.explaining import seconds
 from nfold.errors import NfoldError, RunFailure, UsageError
 from nfold.explain.ladder import Rung
 from nfold.frameworks.simulated import Script
-from nfold.measurement import Cause
+from nfold.measurement import Cause, Measurement
 from nfold.store.store import Store
 
 SCRIPT = {"compute_ms_per_sample": 0.1, "exchange_ms": 3.0, "samples_per_epoch": 1000}
@@ -144,6 +144,18 @@ def test_json_has_the_versioned_form_and_a_rerun_measures_nothing_anew() -> None
         assert {measurement.id for measurement in store.measurements()} == before
 
 
+def test_what_was_measured_before_is_said_to_be() -> None:
+    first, second = (_explain("digits", *SIMULATED, "--no-report", "--plain") for _ in range(2))
+    assert explaining.EARLIER not in first.stderr
+    assert "(measured 2" not in first.stderr
+    assert second.stderr.count(explaining.EARLIER) == 1
+    lines = [line for line in second.stderr.splitlines() if line.startswith("[")]
+    assert lines
+    assert all("(measured 2" in line for line in lines)
+    anew = _explain("digits", *SIMULATED, "--no-report", "--plain", "--again")
+    assert explaining.EARLIER not in anew.stderr
+
+
 def test_a_report_of_the_results_shows_plans_only() -> None:
     _explain("digits", *SIMULATED, "--no-report")
     found = CliRunner().invoke(app, ["report", "--json"])
@@ -193,30 +205,37 @@ def test_stopped_before_there_is_a_speedup_it_says_so(planted: pytest.MonkeyPatc
     assert "next: the same command, which goes on from here" in found.stderr
 
 
-def test_a_line_of_a_run_tells_what_lies_between_its_epochs() -> None:
-    """More workers may only move what is waited for there."""
+def _outcome(rung: Rung, measurement: Measurement) -> str:
+    """What the line of a run says came out."""
     said: list[str] = []
     shown: Any = SimpleNamespace(say=said.append, show=lambda _: None)
+    lines = explaining.RunLines(shown)
+    lines.started([rung], 0, 9.0)
+    lines.finished([rung], 0, [measurement], 8.0)
+    (line,) = said
+    return line.partition(": ")[2].partition(" (")[0]
+
+
+def test_a_line_of_a_run_tells_what_lies_between_its_epochs() -> None:
+    """More workers may only move what is waited for there."""
     whole = Rung(plan=ladder().plan.edit(steps=None, epochs=3))
-    for gap_ms in (0.0, 400.0):
-        clock = target(Script(compute_ms_per_sample=0.1, epoch_gap_ms=gap_ms))
-        explaining.RunLines(shown).finished([whole], 0, [clock.measure(whole, 0)], 8.0)
-    plain, with_gap = (line.partition(": ")[2].partition(" (")[0] for line in said)
+    plain, with_gap = (
+        _outcome(
+            whole, target(Script(compute_ms_per_sample=0.1, epoch_gap_ms=gap)).measure(whole, 0)
+        )
+        for gap in (0.0, 400.0)
+    )
     assert plain == "10.00 ms a step"
     assert with_gap.startswith("10.00 ms a step and ")
     assert with_gap.endswith(" between epochs")
 
 
 def test_a_line_of_a_run_says_that_a_turn_never_came() -> None:
-    said: list[str] = []
-    shown: Any = SimpleNamespace(say=said.append, show=lambda _: None)
     rung = ladder().full()
     done = target(Script(compute_ms_per_sample=0.1)).measure(rung, 0)
     ranks = tuple(dataclasses.replace(rank, windows=()) for rank in done.ranks)
     failed = dataclasses.replace(done, status="oom", cause=Cause(text="no room"))
-    for one in (dataclasses.replace(done, ranks=ranks), failed):
-        explaining.RunLines(shown).finished([rung], 0, [one], 8.0)
-    words = [line.partition(": ")[2].partition(" (")[0] for line in said]
+    words = [_outcome(rung, one) for one in (dataclasses.replace(done, ranks=ranks), failed)]
     assert words == ["had no turn before the script ended", "oom: no room"]
 
 

@@ -1,0 +1,174 @@
+"""What makes a script what it is: its file, what it imports of the user's, what steers it.
+
+Nothing is imported or run: files are read, as Python would find them, and the names in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+
+from nfold.place import is_the_users
+
+LARGEST_READ = 2**20
+"""Bytes of a file that is read whole; of a larger one, data most often, size and date count."""
+SETTINGS = (".cfg", ".conf", ".ini", ".json", ".py", ".toml", ".yaml", ".yml")
+"""Ends of the names of files that steer a script, where its code names them."""
+LIBRARIES = (
+    "ACCELERATE_", "CUBLAS", "CUDA_", "CUDNN", "GLOO_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_",
+    "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCHDYNAMO_",
+    "TORCHINDUCTOR_", "TORCH_", "TRITON_",
+)  # fmt: skip
+"""Beginnings of the names of variables that libraries read which are in every training."""
+OF_A_TERMINAL = frozenset(
+    ("COLUMNS", "HOSTNAME", "LINES", "OLDPWD", "PWD", "SHLVL", "TERM", "TMPDIR")
+)
+"""Variables that differ from one terminal to the next and say nothing about a training."""
+IMPORTED = re.compile(
+    rb"""(?:^|[:;])[ \t]*import[ \t]+([A-Za-z_][\w., \t]*)"""
+    rb"""|(?:^|[:;])[ \t]*from[ \t]+([A-Za-z_][\w.]*)[ \t]+import"""
+    rb"""|import_module\(\s*["']([A-Za-z_][\w.]*)""",
+    re.MULTILINE,
+)
+"""What an import statement imports, or the first of ``importlib.import_module``'s arguments."""
+QUOTED = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
+"""A name as variables of the environment have them, in quotes."""
+
+
+def digest(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """16 hex digits of the SHA-256 of all that makes a script what it is.
+
+    That is its file and what it imports, of the user's: whole packages, through whichever module;
+    files that its arguments name, or its code as settings; variables of the ``environment`` whose
+    names are in its code, or are those of libraries. Raises OSError where the script itself cannot
+    be read. Not seen: modules and files whose names are only made while it runs.
+    """
+    folder = os.path.dirname(os.path.realpath(script))
+    code = _code(script, folder)
+    named = {*_named(arguments), *_settings(code.values(), folder)}
+    said = {
+        "code": {os.path.relpath(file, folder): _hash(text) for file, text in code.items()},
+        "files": {file: state for file in named if (state := _state(file)) is not None},
+        "environment": _variables(code.values(), environment),
+    }
+    return _hash(repr([(kind, sorted(found.items())) for kind, found in said.items()]).encode())[
+        :16
+    ]
+
+
+def _code(script: str, folder: str) -> dict[str, bytes]:
+    """The content of the script's file and of all that it imports, of the user's."""
+    with open(script, "rb") as file:
+        found = {os.path.realpath(script): file.read()}
+    seen: set[str] = set()
+    todo = list(found)
+    while todo:
+        for name in _imports(found[todo.pop()]) - seen:
+            seen.add(name)
+            for path in _files(name, folder):
+                text = found.get(path) or _content(path)
+                if text is not None and path not in found:
+                    found[path] = text
+                    todo.append(path)
+    return found
+
+
+def _imports(text: bytes) -> set[str]:
+    """The first parts of the names of what a module imports, itself not among them.
+
+    Prose that reads like an import names what is not there, or one file more.
+    """
+    lists = (b"".join(found).decode() for found in IMPORTED.findall(text))
+    parts = (part.split() for names in lists for part in names.split(","))
+    return {part[0].partition(".")[0] for part in parts if part}
+
+
+def _files(name: str, folder: str) -> Iterator[str]:
+    """The user's files of a module, or of a whole package; none of a library."""
+    spec = _spec(name, folder)
+    if spec is None:
+        return
+    for location in spec.submodule_search_locations or ():
+        yield from _below(location)
+    if spec.has_location and spec.origin and is_the_users(spec.origin):
+        yield os.path.realpath(spec.origin)
+
+
+def _spec(name: str, folder: str) -> ModuleSpec | None:
+    """Where Python would find it from the script, whose folder comes first."""
+    beside = PathFinder.find_spec(name, [folder])
+    if beside is not None and beside.has_location:
+        return beside
+    if name in sys.stdlib_module_names:
+        return None
+    for finder in sys.meta_path:
+        try:
+            found = finder.find_spec(name, None)
+        except (AttributeError, ImportError, ValueError):
+            continue
+        if found is not None:
+            return found
+    return beside
+
+
+def _below(folder: str) -> Iterator[str]:
+    """All modules of a package that is the user's."""
+    for where, inside, names in os.walk(os.path.realpath(folder)):
+        if not is_the_users(os.path.join(where, "__init__.py")):
+            return
+        inside[:] = [name for name in inside if name.isidentifier() and name != "__pycache__"]
+        yield from (os.path.join(where, name) for name in names if name.endswith(".py"))
+
+
+def _named(arguments: Sequence[str]) -> Iterator[str]:
+    """Files that arguments name, also as ``--config=file``."""
+    for argument in arguments:
+        yield from (argument, argument.partition("=")[2])
+
+
+def _settings(code: Iterable[bytes], folder: str) -> Iterator[str]:
+    """Files that code names, seen from the working directory or from the script's."""
+    ends = "|".join(re.escape(end) for end in SETTINGS)
+    quoted = re.compile(rf"""["']([\w./-]+(?:{ends}))["']""".encode())
+    for text in code:
+        for name in quoted.findall(text):
+            yield os.fsdecode(name)
+            yield os.path.join(folder, os.fsdecode(name))
+
+
+def _variables(code: Iterable[bytes], environment: Mapping[str, str]) -> dict[str, str]:
+    """Those that are set, and that the code or a library may read."""
+    named = {name.decode() for text in code for name in QUOTED.findall(text)} - OF_A_TERMINAL
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name in named or name.startswith(LIBRARIES)) and not name.startswith("NFOLD_")
+    }
+
+
+def _state(path: str) -> str | None:
+    """What changes where a file does; None where there is none."""
+    if not os.path.isfile(path):
+        return None
+    about = os.stat(path)
+    if about.st_size > LARGEST_READ:
+        return f"{about.st_size} {about.st_mtime_ns}"
+    text = _content(path)
+    return None if text is None else _hash(text)
+
+
+def _content(path: str) -> bytes | None:
+    """None where it cannot be read: the script will not be able to, either."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()

@@ -1,0 +1,140 @@
+"""What makes a script what it is, read without running it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nfold.sources import LARGEST_READ, digest
+
+Change = Callable[[Path], object]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script that imports a module and a package of the user's, and reads two files."""
+    files = {
+        "train.py": (
+            "import os, torch, net\n"
+            "from models.deep import make\n"
+            "import importlib\n"
+            "loss = importlib.import_module('losses')\n"
+            "settings = open('settings.yaml').read()\n"
+            "rate = os.environ.get('RATE', '0.1')\n"
+        ),
+        "net.py": "try: import extra; import json\nexcept ImportError: pass\n",
+        "extra.py": "VALUE = 1\n",
+        "losses.py": "VALUE = 1\n",
+        "models/__init__.py": "",
+        "models/deep.py": "from . import parts\n",
+        "models/parts.py": "VALUE = 1\n",
+        "settings.yaml": "depth: 3\n",
+        "run.toml": "seed = 1\n",
+        "data.bin": "x" * (LARGEST_READ + 1),
+        "other.py": "VALUE = 1\n",
+        "json.txt": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def of(project: Path, **environment: str) -> str:
+    arguments = ("--config=run.toml", "--data", "data.bin", "--lr", "0.1")
+    return digest(str(project / "train.py"), arguments, environment)
+
+
+def appended(name: str) -> Change:
+    def change(folder: Path) -> None:
+        with (folder / name).open("a") as file:
+            file.write("\n")
+
+    return change
+
+
+def touched(folder: Path) -> None:
+    """Another date, as what is written anew has."""
+    about = (folder / "data.bin").stat()
+    os.utime(folder / "data.bin", ns=(about.st_atime_ns, about.st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *map(appended, ("train.py", "net.py", "extra.py", "losses.py")),
+        *map(appended, ("models/__init__.py", "models/deep.py", "models/parts.py")),
+        *map(appended, ("settings.yaml", "run.toml", "data.bin")),
+        touched,
+        lambda folder: (folder / "models/added.py").write_text(""),
+        lambda folder: (folder / "run.toml").unlink(),
+    ],
+)
+def test_what_is_part_of_it_makes_it_another(project: Path, change: Change) -> None:
+    before = of(project)
+    assert len(before) == 16
+    assert of(project) == before
+    change(project)
+    assert of(project) != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        appended("other.py"),
+        appended("json.txt"),
+        lambda folder: (folder / "models/notes.txt").write_text(""),
+        lambda folder: (folder / "models/__pycache__").mkdir(),
+    ],
+)
+def test_what_is_no_part_of_it_does_not(project: Path, change: Change) -> None:
+    before = of(project)
+    change(project)
+    assert of(project) == before
+
+
+def test_variables_count_that_the_code_names_or_that_libraries_read(project: Path) -> None:
+    bare = of(project)
+    said = [of(project, **{name: "2"}) for name in ("RATE", "NCCL_ALGO", "OMP_NUM_THREADS")]
+    assert len({bare, *said, of(project, RATE="3")}) == 5
+    assert of(project, EDITOR="vi", TERM="dumb", NFOLD_DATA="here") == bare
+
+
+def test_a_folder_that_hides_a_library_is_the_user_s(project: Path) -> None:
+    (project / "json.py").write_text("VALUE = 1\n")
+    before = of(project)
+    appended("json.py")(project)
+    assert of(project) != before
+
+
+def test_a_package_that_is_installed_from_where_it_is_developed_is_the_user_s(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("developed")
+    (elsewhere / "models_of_mine").mkdir()
+    (elsewhere / "models_of_mine/__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(elsewhere)])
+    appended("other.py")(project)
+    (project / "train.py").write_text("from models_of_mine.net import make\n")
+    before = of(project)
+    (elsewhere / "models_of_mine/net.py").write_text("")
+    assert of(project) != before
+
+
+def test_code_that_cannot_be_read_or_is_not_python_stops_nothing(project: Path) -> None:
+    (project / "net.py").write_bytes(b"import extra\n\xff\xfe def (\0")
+    (project / "extra.py").unlink()
+    os.symlink("nowhere.py", project / "extra.py")
+    assert len(of(project)) == 16
+    with pytest.raises(OSError, match="missing"):
+        digest(str(project / "missing.py"), (), {})
+
+
+def test_modules_that_import_each_other_end(project: Path) -> None:
+    (project / "extra.py").write_text("import net, train\n")
+    assert of(project) == of(project)
