@@ -35,20 +35,41 @@ IMPORTED = re.compile(
     re.MULTILINE,
 )
 """What an import statement imports, or the first of ``importlib.import_module``'s arguments."""
+MAIN = "__main__"
 QUOTED = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
 """A name as variables of the environment have them, in quotes."""
 
 
-def digest(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+def module_file(name: str, folder: str) -> str | None:
+    """The file that ``python -m name`` runs in a folder: a module's, or a package's main one."""
+    first, *parts = name.split(".")
+    spec = _spec(first, folder)
+    for part in parts:
+        spec = spec and _inside(spec, part)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _inside(spec, MAIN)
+    file = spec.origin if spec is not None and spec.has_location else None
+    return file if file is not None and file.endswith(".py") else None
+
+
+def digest(
+    script: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    module: str | None = None,
+) -> str:
     """16 hex digits of the SHA-256 of all that makes a script what it is.
 
     That is its file and what it imports, of the user's: whole packages, through whichever module;
     files that its arguments name, or its code as settings; variables of the ``environment`` whose
     names are in its code, or are those of libraries. Raises OSError where the script itself cannot
     be read. Not seen: modules and files whose names are only made while it runs.
+
+    As a ``module``, it is in a package that is the user's, and finds others from this folder.
     """
-    folder = os.path.dirname(os.path.realpath(script))
-    code = _code(script, folder)
+    folder = os.path.dirname(os.path.realpath(script)) if module is None else os.getcwd()
+    code = _code(script, folder, set() if module is None else {module.partition(".")[0]})
     named = {*_named(arguments), *_settings(code.values(), folder)}
     said = {
         "code": {os.path.relpath(file, folder): _hash(text) for file, text in code.items()},
@@ -60,20 +81,20 @@ def digest(script: str, arguments: Sequence[str], environment: Mapping[str, str]
     ]
 
 
-def _code(script: str, folder: str) -> dict[str, bytes]:
-    """The content of the script's file and of all that it imports, of the user's."""
+def _code(script: str, folder: str, imported: set[str]) -> dict[str, bytes]:
+    """The content of the script's file and of all that is imported, of the user's."""
     with open(script, "rb") as file:
         found = {os.path.realpath(script): file.read()}
     seen: set[str] = set()
-    todo = list(found)
+    todo = imported | _imports(found[os.path.realpath(script)])
     while todo:
-        for name in _imports(found[todo.pop()]) - seen:
-            seen.add(name)
-            for path in _files(name, folder):
-                text = found.get(path) or _content(path)
-                if text is not None and path not in found:
-                    found[path] = text
-                    todo.append(path)
+        name = todo.pop()
+        seen.add(name)
+        for path in _files(name, folder):
+            text = None if path in found else _content(path)
+            if text is not None:
+                found[path] = text
+                todo |= _imports(text) - seen
     return found
 
 
@@ -113,6 +134,12 @@ def _spec(name: str, folder: str) -> ModuleSpec | None:
         if found is not None:
             return found
     return beside
+
+
+def _inside(package: ModuleSpec, part: str) -> ModuleSpec | None:
+    """A part of a package, which need not be imported to look for it by that name alone."""
+    within = package.submodule_search_locations
+    return None if within is None else PathFinder.find_spec(part, [*within])
 
 
 def _below(folder: str) -> Iterator[str]:

@@ -14,6 +14,8 @@ from nfold.errors import UsageError
 
 WORD = r"[A-Za-z_]\w*"
 REFERENCE = rf"{WORD}(?:\.{WORD})*:{WORD}"
+MODULE = "-m"
+"""What stands before a module's name, as for Python."""
 FORM = re.compile(rf"({REFERENCE}|[a-z][a-z0-9_]*)(?::(.+))?", re.ASCII)
 PARAMETER = re.compile(rf"({WORD})=(-?[0-9]{{1,18}})", re.ASCII)
 
@@ -28,9 +30,10 @@ class Workload:
     (``nfold.workloads``). ``code`` is of a user's own workload: 16 hex digits of its file's
     SHA-256, because what another code measured is another result; it is not written.
 
-    ``script`` is of a script that is run unchanged: its path and its arguments. It is then
-    written as the command that a person types, ``name`` is the file's, and ``code`` is of all that
-    makes it what it is (``nfold.sources.digest``).
+    ``script`` is of a script that is run unchanged: its path and its arguments, or ``-m``, a
+    module and its arguments. It is then written as the command that a person types, ``name`` is
+    the file's or the module's, and ``code`` is of all that makes it what it is
+    (``nfold.sources.digest``).
     """
 
     name: str
@@ -51,6 +54,18 @@ class Workload:
         return cls(name=Path(path).name, code=code, script=(path, *arguments))
 
     @classmethod
+    def of_module(cls, name: str, *arguments: str) -> Workload:
+        """The module that ``python -m name`` would run from here; UsageError where none is."""
+        file = sources.module_file(name, os.getcwd())
+        if file is None:
+            raise UsageError(
+                f"module {name!r} is not found from this folder; allowed is what python -m runs, "
+                f"in Python; next: python -m {name}"
+            )
+        code = sources.digest(file, arguments, os.environ, module=name)
+        return cls(name=name, code=code, script=(MODULE, name, *arguments))
+
+    @classmethod
     def parse(cls, text: str) -> Workload:
         """The workload that ``text`` writes; UsageError where it is not of the form."""
         form = FORM.fullmatch(text)
@@ -65,6 +80,11 @@ class Workload:
                 raise UsageError(f"workload {text!r} gives {match[1]!r} twice")
             found[match[1]] = int(match[2])
         return cls(name=form[1], parameters=tuple(sorted(found.items())))
+
+    @property
+    def module(self) -> str | None:
+        """The module that a script is, None where it is run by its path."""
+        return self.script[1] if self.script[:1] == (MODULE,) else None
 
     @property
     def reference(self) -> tuple[str, str] | None:

@@ -20,10 +20,16 @@ pytestmark = [
 ]
 
 
-def explained(folder: Path, name: str, budget: str, *arguments: str) -> dict[str, Any]:
-    """What nfold says of a script in a folder of its own, which stays as it was."""
-    shutil.copy(SCRIPTS / name, folder)
-    nfold = [sys.executable, "-m", "nfold", "explain", name, "--devices", "cpu:2"]
+def explained(
+    folder: Path, name: str, budget: str, *arguments: str, by: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """What nfold says of a script, or of a package ``by`` a module of it, in a folder of its own.
+
+    The folder stays as it was.
+    """
+    copy = shutil.copytree if (SCRIPTS / name).is_dir() else shutil.copy
+    copy(SCRIPTS / name, folder / name)
+    nfold = [sys.executable, "-m", "nfold", "explain", *(by or (name,)), "--devices", "cpu:2"]
     done = subprocess.run(
         [*nfold, "--budget", budget, "--no-report", "--json", "--", *arguments],
         cwd=folder,
@@ -63,6 +69,16 @@ def test_ranks_that_a_script_would_start_itself_are_nfolds(tmp_path: Path) -> No
     found = with_a_slow_rank(tmp_path, "spawned.py")
     assert found["plan"]["strategy"] == "ddp"
     assert found["one_device"]["step_ms"]["value"] < found["n_devices"]["step_ms"]["value"]
+
+
+def test_a_module_of_a_package_is_run_as_python_does(tmp_path: Path) -> None:
+    name = ("-m", "training.loop")
+    found = explained(tmp_path, "training", "1s", "--width", "8", by=name)
+    assert found["target"] == "-m training.loop --width 8"
+    assert found["plan"]["batch"] == 10
+    assert found["one_device"]["samples_per_s"]["value"] > 0
+    assert "training/epoch.txt" in str(found["warnings"])
+    assert not (tmp_path / "training/epoch.txt").exists()
 
 
 def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nfold.sources import LARGEST_READ, digest
+from nfold.sources import LARGEST_READ, digest, module_file
 
 Change = Callable[[Path], object]
 
@@ -124,6 +124,21 @@ def test_a_package_that_is_installed_from_where_it_is_developed_is_the_user_s(
     before = of(project)
     (elsewhere / "models_of_mine/net.py").write_text("")
     assert of(project) != before
+
+
+def test_a_module_is_found_as_python_finds_it(project: Path) -> None:
+    (project / "models/__main__.py").write_text("")
+    (project / "loose/inner").mkdir(parents=True)
+    (project / "loose/inner/run.py").write_text("")
+    found = {
+        name: module_file(name, str(project))
+        for name in ("train", "models", "models.deep", "loose.inner.run")
+    }
+    files = ("train.py", "models/__main__.py", "models/deep.py", "loose/inner/run.py")
+    assert [*found.values()] == [str(project / file) for file in files]
+    for name in ("gone", "models.gone", "train.deep", "loose", "loose.inner", "sys", "a..b", ""):
+        assert module_file(name, str(project)) is None
+    assert "models" not in sys.modules
 
 
 def test_code_that_cannot_be_read_or_is_not_python_stops_nothing(project: Path) -> None:

@@ -121,3 +121,20 @@ def test_a_script_is_written_as_a_person_types_it_and_is_known_by_its_content(
     assert Workload.of_script(str(file), "--lr", "0.1").code != other.code
     with pytest.raises(UsageError, match="cannot be read"):
         Workload.of_script(str(tmp_path / "missing.py"))
+
+
+def test_a_module_is_written_as_python_is_asked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "train.py").write_text("from .net import make\n")
+    found = Workload.of_module("pack.train", "--lr", "0.1")
+    assert str(found) == "-m pack.train --lr 0.1"
+    assert (found.name, found.module, found.reference) == ("pack.train", "pack.train", None)
+    assert from_plain(Workload, to_plain(found)) == found
+    (tmp_path / "pack" / "net.py").write_text("")
+    assert Workload.of_module("pack.train", "--lr", "0.1").code != found.code
+    with pytest.raises(UsageError, match=r"module 'pack.gone' is not found .* python -m pack.gone"):
+        Workload.of_module("pack.gone")
+    assert Workload.of_script("pack/train.py").module is None

@@ -52,6 +52,10 @@ Arguments = Annotated[
         metavar="[--] ARGS", help="A script's own: all behind --, and what is no option."
     ),
 ]
+Module = Annotated[
+    bool,
+    typer.Option("--module", "-m", help="TARGET is a module, which python -m would run."),
+]
 Scaling = Annotated[
     str | None,
     typer.Option(
@@ -69,6 +73,7 @@ NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 def command(
     target: Target,
     arguments: Arguments = None,
+    module: Module = False,
     devices: Devices = None,
     device: Device = None,
     batch: Batch = None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,23 +18,49 @@ from nfold.explain.script import first_look
 from nfold.frameworks.scratch import left_over
 from nfold.machine import Machine
 from nfold.measurement import Measurement
+from nfold.place import shown_path
 from nfold.plan import Defaults, Plan
 from nfold.run.handoff import Folder
 from nfold.run.run import FOLDER
 from nfold.seen import Seen
-from nfold.workload import Workload
+from nfold.sources import module_file
+from nfold.workload import MODULE, Workload
 
 COUNT = (
     "--devices, --device, --scaling, --budget, --again, --results, --telemetry-interval, "
     "--hang-timeout, --json, --plain, --no-report"
 )
 """The options that a script leaves to nfold."""
+LAUNCHER = re.compile(
+    r"python[\d.]*|torchrun|accelerate|deepspeed|lightning|fabric|mpirun|mpiexec|srun|uv|poetry"
+)
+"""Commands that people start their scripts with."""
+DOTTED = re.compile(r"\w+(?:\.\w+)+")
 SCALINGS: tuple[Scaling, ...] = ("weak", "strong")
 
 
 def is_script(target: str) -> bool:
     """Whether a target is the path of a script, there or not, and no workload's name."""
     return target.endswith(".py") or os.sep in target or os.path.isfile(target)
+
+
+def check_target(target: str, arguments: Sequence[str], *, module: bool) -> None:
+    """UsageError for a command that starts a script, and for a module without its ``-m``."""
+    if LAUNCHER.fullmatch(os.path.basename(target)):
+        first = next((at for at, one in enumerate(arguments) if module or is_script(one)), None)
+        names = ["train.py"] if first is None else list(arguments[first : first + 1])
+        own = () if first is None else arguments[first + 1 :]
+        command = [*(["-m"] if module else ()), *names, "--devices", "N", *(["--"] if own else ())]
+        raise UsageError(
+            f"{target} starts a script, which nfold explain does itself, a process a device; "
+            f"allowed is the script; next: nfold explain {shlex.join([*command, *own])}"
+        )
+    dotted = not module and DOTTED.fullmatch(target)
+    if dotted and module_file(target, os.getcwd()) is not None:
+        raise UsageError(
+            f"{target} is a module; allowed is {MODULE} before its name; next: nfold explain "
+            f"{shlex.join([MODULE, target, *arguments])}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +83,17 @@ class Script:
 
 
 def script_of(
-    target: str, arguments: Sequence[str], scaling: str | None, flags: Flags, machine: Machine
+    target: str,
+    arguments: Sequence[str],
+    scaling: str | None,
+    flags: Flags,
+    machine: Machine,
+    *,
+    module: bool = False,
 ) -> Script:
-    """What was asked for; UsageError where it cannot be."""
-    workload = _workload(target, arguments)
-    _check_flags(flags, target)
+    """What was asked for, a path or a module's name; UsageError where it cannot be."""
+    workload = _module(target, arguments) if module else _script(target, arguments)
+    _check_flags(flags, f"{MODULE} {target}" if module else target)
     known = next((one for one in SCALINGS if one == scaling), None)
     if scaling is not None and known is None:
         raise UnknownValue("scaling", scaling, SCALINGS)
@@ -79,22 +113,40 @@ def undo_left_over(flags: Flags) -> list[str]:
     return lines + [text for touched in found for text in touched.failed]
 
 
-def _workload(target: str, arguments: Sequence[str]) -> Workload:
+def _script(target: str, arguments: Sequence[str]) -> Workload:
     if os.path.isdir(target):
         inside = os.path.join(target, "*.py")
         raise UsageError(f"{target} is a folder; allowed is a Python script; next: {inside}")
     workload = Workload.of_script(target, *arguments)
-    with open(target, "rb") as file:
-        content = file.read()
+    _check_python(target, target)
+    return workload
+
+
+def _module(target: str, arguments: Sequence[str]) -> Workload:
+    if is_script(target):
+        raise UsageError(
+            f"{MODULE} {target}: that is a file; allowed is a module's name, as python -m has it; "
+            f"next: nfold explain {target}; what is the script's own goes behind --"
+        )
+    workload = Workload.of_module(target, *arguments)
+    file = module_file(target, os.getcwd())
+    assert file is not None
+    _check_python(file, f"{MODULE} {target}")
+    return workload
+
+
+def _check_python(file: str, target: str) -> None:
+    """UsageError where Python could not compile the file."""
+    with open(file, "rb") as source:
+        content = source.read()
     try:
-        compile(content, target, "exec", dont_inherit=True)
+        compile(content, file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise UsageError(
-            f"{target}{line} is not Python ({error.args[0]}); allowed is a Python script; "
-            f"next: python {target}"
+            f"{shown_path(file)}{line} is not Python ({error.args[0]}); allowed is a Python "
+            f"script; next: python {target}"
         ) from None
-    return workload
 
 
 def _check_flags(flags: Flags, target: str) -> None:

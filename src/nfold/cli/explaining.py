@@ -14,7 +14,13 @@ from nfold import workloads
 from nfold.ablation import Ablation
 from nfold.bench.axes import read_axes
 from nfold.cli import explained, output
-from nfold.cli.explain_script import check_devices, is_script, script_of, undo_left_over
+from nfold.cli.explain_script import (
+    check_devices,
+    check_target,
+    is_script,
+    script_of,
+    undo_left_over,
+)
 from nfold.cli.flags import Flags
 from nfold.cli.preparing import completing, epoch_samples, prepare
 from nfold.cli.progress import duration
@@ -53,6 +59,7 @@ class Request(Flags):
 
     target: str
     arguments: tuple[str, ...]
+    module: bool
     scaling: str | None
     budget: str
     no_report: bool
@@ -183,14 +190,17 @@ class Known:
 
 
 def _subject(request: Request, machine: Machine) -> Subject:
-    if is_script(request.target):
-        return script_of(request.target, request.arguments, request.scaling, request, machine)
-    if request.arguments:
+    target, arguments = request.target, request.arguments
+    check_target(target, arguments, module=request.module)
+    if request.module or is_script(target):
+        module = request.module
+        return script_of(target, arguments, request.scaling, request, machine, module=module)
+    if arguments:
         raise UsageError(
-            f"{' '.join(request.arguments)}: no option of nfold explain, and {request.target} has "
-            "no arguments as a script has; next: nfold explain --help"
+            f"{' '.join(arguments)}: no option of nfold explain, and {target} has no arguments as "
+            "a script has; next: nfold explain --help"
         )
-    workload = _workload(request.target)
+    workload = _workload(target)
     ladder = ladder_of(request, workload, machine)
     if not framework(ladder.plan.framework).in_parent:
         prepare(workload, ladder.plan, request.data)

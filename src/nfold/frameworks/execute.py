@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -34,19 +35,36 @@ def run_script(script: str, arguments: list[str], compiles: Compiles = compiled)
         return
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     main_module = types.ModuleType("__main__")
-    main_module.__file__ = path
     main_module.__loader__ = SourceFileLoader("__main__", path)
-    main_module.__dict__["__builtins__"] = sys.modules["builtins"]
-    sys.modules["__main__"] = main_module
-    code = compiles(Path(path).read_bytes(), path)
-    exec(code, main_module.__dict__)  # noqa: S102  # the user's own script is what is to run
+    _run(main_module, path, compiles(Path(path).read_bytes(), path))
 
 
-def run_module(module: str, arguments: list[str]) -> None:
-    """Run a module as ``python -m module`` does."""
+def run_module(module: str, arguments: list[str], compiles: Compiles = compiled) -> None:
+    """Run a module, or a package's main one, as ``python -m module`` does.
+
+    Not with runpy for one that is there as source, for the reasons that ``run_script`` has.
+    """
     sys.argv = [module, *arguments]
     sys.path.insert(0, os.getcwd())
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
+    path = spec.loader.path
+    sys.argv[0] = path
+    main_module = types.ModuleType("__main__")
+    main_module.__spec__, main_module.__package__ = spec, spec.parent
+    main_module.__loader__ = spec.loader
+    _run(main_module, path, compiles(Path(path).read_bytes(), path))
+
+
+def _run(main_module: types.ModuleType, path: str, code: CodeType) -> None:
+    main_module.__file__ = path
+    main_module.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main_module
+    exec(code, main_module.__dict__)  # noqa: S102  # the user's own script is what is to run
 
 
 def run_program(program: str, arguments: list[str]) -> None:

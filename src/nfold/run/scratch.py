@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 from nfold.frameworks.base import Task
 from nfold.frameworks.scratch import entered, settled
 from nfold.measurement import Doubt
 from nfold.run.handoff import Folder
+from nfold.sources import module_file
 
 NAME = "scratch"
 
@@ -20,9 +22,14 @@ def in_scratch(task: Task, folder: Folder) -> Task:
     if not task.workload.script:
         return task
     alone = f"-{task.rank}" if task.left_out.independent else ""
+    module, here = task.workload.module, os.getcwd()
     scratch = entered(folder.path / f"{NAME}{alone}")
     path, *arguments = task.workload.script
-    there = dataclasses.replace(task.workload, script=(scratch.script(path), *arguments))
+    if module is None:
+        path = scratch.script(path)
+    elif (file := module_file(module, here)) is not None:
+        scratch.script(file)
+    there = dataclasses.replace(task.workload, script=(path, *arguments))
     return dataclasses.replace(task, workload=there)
 
 

@@ -22,6 +22,9 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text("print('hello')\n")
     (tmp_path / "broken.py").write_text("x = 1\nif x\n")
     (tmp_path / "folder.py").mkdir()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text("from . import nothing\n")
+    (tmp_path / "package" / "broken.py").write_text("if x\n")
     return tmp_path
 
 
@@ -55,6 +58,13 @@ def test_what_nfold_does_not_know_and_what_is_behind_dashes_is_the_scripts(
     assert asked.batch is None
 
 
+def test_a_module_is_asked_for_as_python_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _asked(monkeypatch, "-m", "package.train", "--lr", "0.1", "--devices", "cpu:2")
+    assert (asked.module, asked.target, asked.arguments) == (True, "package.train", ("--lr", "0.1"))
+    asked = _asked(monkeypatch, "train.py", "--", "-m", "5")
+    assert (asked.module, asked.target, asked.arguments) == (False, "train.py", ("-m", "5"))
+
+
 @pytest.mark.parametrize(
     ("target", "script"),
     [("train.py", True), ("not-there.py", True), ("a/b", True), ("digits", False), ("m:f", False)],
@@ -78,6 +88,20 @@ def test_a_path_is_a_script(target: str, script: bool) -> None:
         ),
         ("train.py --devices cpu:2 --skip-bad --seed 1", "--seed, --skip-bad with a script"),
         ("digits --devices cpu:2 --lr 0.1", "--lr 0.1: no option of nfold explain"),
+        ("-m package.gone", "module 'package.gone' is not found from this folder"),
+        ("-m package", "next: python -m package"),
+        ("-m package.broken", "package/broken.py:1 is not Python (expected ':')"),
+        ("train.py -m 5", "-m train.py: that is a file; allowed is a module's name"),
+        ("-m package.train --seed 1", "as in nfold explain -m package.train -- --seed 1"),
+        ("package.train --lr 1", "next: nfold explain -m package.train --lr 1"),
+        ("python train.py --lr 1", "next: nfold explain train.py --devices N -- --lr 1"),
+        ("python3.11 -m package.train", "next: nfold explain -m package.train --devices N"),
+        (
+            "/bin/torchrun --nproc_per_node 2 train.py",
+            "/bin/torchrun starts a script, which nfold explain does itself, a process a device; "
+            "allowed is the script; next: nfold explain train.py --devices N",
+        ),
+        ("accelerate launch", "next: nfold explain train.py --devices N"),
     ],
 )
 def test_a_wrong_request_for_a_script_says_what_is_allowed(line: str, said: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from nfold.errors import RunFailure
 from nfold.frameworks.torch.script.patches import Patches
+from nfold.workload import MODULE, Workload
 
 PATIENCE_S = 30.0
 """For a process that has PyTorch in its memory: it may prepare data for a while."""
@@ -28,14 +29,15 @@ USAGE = 2
 """The exit status of a command that was not understood."""
 
 
-def exited(name: str, command: str, ended: SystemExit) -> RunFailure:
-    """A script that ended by itself with a code other than 0; ``command`` runs it by hand."""
+def exited(script: Workload, ended: SystemExit) -> RunFailure:
+    """A script that ended by itself with a code other than 0."""
     said = _said(ended)
     told = f": {said}" if said else f" with {ended.code!r}"
-    by_hand = f"run it by hand: python {command}"
-    follows = f"its arguments follow --, as in nfold explain {name} -- --epochs 3"
+    by_hand = f"run it by hand: python {script}"
+    target = script.name if script.module is None else f"{MODULE} {script.module}"
+    follows = f"its arguments follow --, as in nfold explain {target} -- --epochs 3"
     return RunFailure(
-        f"{name} ended by itself{told}; next: {follows if ended.code == USAGE else by_hand}"
+        f"{script.name} ended by itself{told}; next: {follows if ended.code == USAGE else by_hand}"
     )
 
 
@@ -56,6 +58,22 @@ def asks(name: str, error: BaseException) -> RunFailure | None:
     return RunFailure(
         f"{name} reads standard input, where nobody answers while it is explained; next: give it "
         "what it asks for as an argument, or by the environment"
+    )
+
+
+def in_a_package(script: Workload, error: BaseException) -> RunFailure | None:
+    """A file of a package, which only works as its module: it imports relative to itself."""
+    if not isinstance(error, ImportError) or "no known parent package" not in str(error):
+        return None
+    if script.module is not None:
+        return None
+    file = Path(script.script[0]).absolute()
+    names, folder = [file.parent.name, file.stem], file.parent.parent
+    while (folder / "__init__.py").exists():
+        names, folder = [folder.name, *names], folder.parent
+    return RunFailure(
+        f"{script.name} is a module of a package: it imports relative to itself; next: nfold "
+        f"explain {MODULE} {'.'.join(names)}, from the folder that the package is in"
     )
 
 

@@ -52,18 +52,22 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
 
 def _run(task: Task, watches: list[Watch], generators: Generators) -> None:
     """The script, to its own end."""
-    script, *arguments = task.workload.script
+    module, (script, *arguments) = task.workload.module, task.workload.script
     try:
-        execute.run_script(script, arguments, generators.compiled)
+        if module is None:
+            execute.run_script(script, arguments, generators.compiled)
+        else:
+            execute.run_module(module, arguments[1:], generators.compiled)
     except SystemExit as ended:
         if ended.code not in (None, 0) and not (watches and watches[0].left):
-            raise instead.exited(task.workload.name, str(task.workload), ended) from ended
+            raise instead.exited(task.workload, ended) from ended
     except NfoldError:
         raise
     except Exception as error:
         # A trainer that tidies up may fail on what was refused, and raise that instead.
         told = (watches[0].refused or _meaning(error)) if watches else None
         told = told or instead.asks(task.workload.name, error)
+        told = told or instead.in_a_package(task.workload, error)
         if told is None:
             raise
         raise told.with_traceback(error.__traceback__) from error

@@ -14,6 +14,7 @@ import pytest
 
 from nfold.errors import RunFailure
 from nfold.frameworks.torch.script import instead
+from nfold.workload import Workload
 
 WAITS = """
 import sys, time
@@ -23,10 +24,34 @@ time.sleep(60)
 """
 
 
+@pytest.mark.parametrize(
+    ("packages", "name"),
+    [
+        ((), "inner.train"),
+        (("inner",), "inner.train"),
+        (("outer", "outer/inner"), "outer.inner.train"),
+    ],
+)
+def test_a_file_of_a_package_is_told_its_module(
+    packages: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "outer/inner/train.py"
+    file.parent.mkdir(parents=True)
+    for package in packages:
+        (tmp_path / package.removeprefix("inner") / "__init__.py").touch()
+    error = ImportError("attempted relative import with no known parent package")
+    script = Workload(name="train.py", script=(str(file),))
+    assert f"next: nfold explain -m {name}, from" in str(instead.in_a_package(script, error))
+    assert instead.in_a_package(script, ImportError("No module named 'x'")) is None
+    module = Workload(name=name, script=("-m", name))
+    assert instead.in_a_package(module, error) is None
+
+
 def _exited(call: object) -> str:
     with pytest.raises(SystemExit) as ended:
         call()  # type: ignore[operator]
-    return str(instead.exited("train.py", "train.py --x 1", ended.value))
+    workload = Workload(name="train.py", script=("train.py", "--x", "1"))
+    return str(instead.exited(workload, ended.value))
 
 
 def test_arguments_that_are_missing_are_told_as_the_script_tells_them() -> None:

@@ -1,0 +1,1 @@
+"""Somebody's package, whose module is run by ``python -m training.loop``."""
