@@ -40,6 +40,12 @@ def place_here() -> str | None:
     return called_here()[0]
 
 
+def lines_here() -> tuple[tuple[str, int], ...]:
+    """Files and lines of the user's code that this thread is in, the innermost first."""
+    frames = traceback.walk_stack(sys._getframe(1))
+    return tuple((f.f_code.co_filename, n) for f, n in frames if is_the_users(f.f_code.co_filename))
+
+
 def called_here() -> tuple[str | None, str | None]:
     """``place_here``, and the line of the package that the user's code has called there.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 
 from nfold.explain import lines
@@ -107,7 +108,7 @@ class Account:
             bound_samples_per_s=without,
             fix=cause.fix(self.ladder, self.fit.view),
             evidence=self.measured.ids([*rungs, *cause.telling(self.ladder)]),
-            named=beyond(cost, self.achieved_ms(self.fit.view)) and cost.value > 0,
+            named=self.fit.sure(cost, lost, self.achieved_ms),
             parts=tuple((name, self._part(cause, name)) for name in parts),
         )
 
@@ -185,10 +186,9 @@ class Account:
         if not known:
             return None
         flag = max(known, key=lambda flag: self._gained(known[flag], self.fit.view))
-        gain = self.fit.interval(lambda view: self._gained(known[flag], view))
-        if gain.value <= 0 or not beyond(gain, self.achieved_ms(self.fit.view)):
-            return None
-        return flag, known[flag]
+        gained = functools.partial(self._gained, known[flag])
+        sure = self.fit.sure(self.fit.interval(gained), gained, self.achieved_ms)
+        return (flag, known[flag]) if sure else None
 
     def _gained(self, rung: Rung, view: View) -> float:
         """By a fix, between epochs too where that is known of it."""
@@ -205,9 +205,12 @@ class Account:
             alone = self._alone_ms(view)
             return alone / left(alone, max(0.0, lost(view)), cause.least_ms(self.ladder))
 
-        cost = cause.told(self.ladder) or self.fit.interval(lost)
-        step_ms = self.fit.view.step(self.ladder.alone("real"))
-        named = beyond(cost, step_ms) and cost.value > 0
+        def step(view: View) -> float:
+            return view.step(self.ladder.alone("real"))
+
+        told, step_ms = cause.told(self.ladder), step(self.fit.view)
+        cost = told or self.fit.interval(lost)
+        named = beyond(told, step_ms) if told else self.fit.sure(cost, lost, step)
         best = self._best(cause) if named or cost.value > FLOOR * step_ms else None
         without = self._rate_without(cause)
         return Finding(

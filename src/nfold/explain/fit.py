@@ -25,12 +25,14 @@ from nfold.explain import noise
 from nfold.explain.ladder import Rung, short_passes, whole_epochs
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, Run, What, logs, polished
 from nfold.explain.readings import SUMS
+from nfold.finding import FLOOR, beyond
 from nfold.stats import LEVEL, Interval, quantile
 
 RESAMPLES = 500
-
 HOSTS = (False, True)
 """Ahead of their devices or not."""
+TOGETHER = ("step", "loading", "waiting")
+"""Readings of the same windows."""
 Number = Callable[["View"], float]
 Left = dict[object, dict[int, dict[Rung, float]]]
 """Of rungs and of process trees, by round: what is left of every rung's step."""
@@ -138,6 +140,16 @@ class Fit:
         low, high = quantile(drawn, tail), quantile(drawn, 1 - tail)
         return Interval(point, min(low, point), max(high, point))
 
+    def sure(self, lost: Interval, number: Number, step: Number) -> bool:
+        """Whether what is lost, the interval of a number, is beyond the noise.
+
+        Or as a part of the step: where steps scatter as wholes, most of one is most of each.
+        """
+        step_ms = step(self.view)
+        if lost.value <= FLOOR * step_ms or beyond(lost, step_ms):
+            return lost.value > FLOOR * step_ms
+        return beyond(self.interval(lambda view: number(view) / step(view)), 1.0)
+
     def _views(self) -> list[View]:
         if self._drawn is None:
             draws = random.Random(0)
@@ -149,30 +161,34 @@ class Fit:
 
     def _values(self, draws: random.Random | None) -> dict[Key, float]:
         """Every reading's value, or one resample of it."""
-        of_trees: dict[str, float] = {}
-        return {key: self._value(key, draws, of_trees) for key in self._rounds}
+        shared: dict[object, float] = {}
+        return {key: self._value(key, draws, shared) for key in self._rounds}
 
-    def _value(self, key: Key, draws: random.Random | None, of_trees: dict[str, float]) -> float:
-        """What may be 0 or less has no logarithm: its runs' mean, as uncertain as their steps."""
+    def _value(self, key: Key, draws: random.Random | None, shared: dict[object, float]) -> float:
+        """What may be 0 or less has no logarithm: its runs' mean, as uncertain as their steps.
+
+        A loader that is slower in a run makes the run's steps slower: they err together.
+        """
         rounds, error = self._rounds[key], 0.0
         if draws is not None:
-            errors = [self._error((key[0], number), draws, of_trees) for number in rounds]
+            errors = [self._error((key[0], number), draws, shared) for number in rounds]
             error = fmean(errors) * _wider(len(rounds))
+            error = shared.setdefault(key[0], error) if key[1] in TOGETHER else error
         if key in self._sums:
             sums = self._sums[key]
             drawn = draws.choices(sums, k=len(sums)) if draws is not None else sums
             return fmean(drawn) * math.exp(error)
         return math.exp(self._effects[key] + error)
 
-    def _error(self, run: Run, draws: random.Random, of_trees: dict[str, float]) -> float:
+    def _error(self, run: Run, draws: random.Random, shared: dict[object, float]) -> float:
         """One run's: its process tree's, and its own where others had their turns in that."""
         tree, ahead = self._shared.get(run), run[0] in self._ahead
         if tree is None:
             return self._of_runs[ahead].error(draws.random())
-        if tree not in of_trees:
-            of_trees[tree] = draws.random()
+        if tree not in shared:
+            shared[tree] = draws.random()
         own = self._of_turns[run] * draws.gauss(0, 1)
-        return self._of_runs[ahead].error(of_trees[tree]) + own
+        return self._of_runs[ahead].error(shared[tree]) + own
 
     def _scale(self, rung: Rung) -> float:
         """The relative scatter of one run."""

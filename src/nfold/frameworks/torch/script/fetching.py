@@ -14,6 +14,8 @@ import os
 import resource
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -40,7 +42,11 @@ SCHEDSTAT, IO = "/proc/thread-self/schedstat", "/proc/self/io"
 class Ledger:
     """Sums of what was noted of one data set; every process adds to a row of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: Any) -> None:
+        try:
+            self.of: Callable[[], Any] = weakref.ref(data)
+        except TypeError:  # A list, for one: it stays, and its number with it.
+            self.of = lambda: data
         self._values = memoryview(mmap.mmap(-1, 8 * ROWS * FIELDS)).cast("d")
 
     def add(self, row: int, *noted: float) -> None:
@@ -59,6 +65,7 @@ class Fetching:
 
     def __init__(self) -> None:
         self._ledgers: dict[int, Ledger] = {}
+        self._fed: dict[int, Ledger] = {}
 
     def install(self, patches: Patches) -> None:
         """Stand between a data set and what asks it for batches; a ledger is there before that."""
@@ -69,14 +76,21 @@ class Fetching:
             patches.put(kind, "fetch", self._fetching)
 
     def total(self, loader: Any) -> Total:
-        """What the loader's data set gave so far; zeros where nobody could watch it."""
-        ledger = None if loader is None else self._ledgers.get(id(loader.dataset))
-        return NONE if ledger is None else ledger.total()
+        """What the loader's data set gave so far; zeros where nobody could watch it.
+
+        With what those gave in whose place it is: a script may make its data set anew, too.
+        """
+        if loader is not None and (ledger := self._ledgers.get(id(loader.dataset))) is not None:
+            self._fed[id(ledger)] = ledger
+        totals = [ledger.total() for ledger in self._fed.values()]
+        return tuple(map(sum, zip(*totals, strict=True))) if totals else NONE
 
     def _beginning(self, usual: Any) -> Any:
         @functools.wraps(usual)
         def begin(iterator: Any, loader: Any) -> None:
-            self._ledgers.setdefault(id(loader.dataset), Ledger())
+            known = self._ledgers.get(id(loader.dataset))
+            if known is None or known.of() is not loader.dataset:
+                self._ledgers[id(loader.dataset)] = Ledger(loader.dataset)
             usual(iterator, loader)
 
         return begin

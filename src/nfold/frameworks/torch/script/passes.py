@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nfold.frameworks.torch.script.ends import own
+
 INDICES = "_nfold_indices"
 """Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
-LATEST, MADE_AT = "_nfold_pass", "_nfold_place"
-"""Where a DataLoader keeps its last pass, and the line of the user's code that made it.
+LATEST, MADE_AT, MADE_BY = "_nfold_pass", "_nfold_place", "_nfold_lines"
+"""Where a DataLoader keeps its last pass, the line of the user's code that made it, and all the
+lines that had called for that.
 
 Nothing else holds on to them: what a script is through with may go, with its workers.
 """
@@ -93,6 +97,26 @@ def same_place(loader: Any, other: Any) -> bool:
     """Whether one line of the user's code made both."""
     place = vars(loader).get(MADE_AT)
     return place is not None and place == vars(other).get(MADE_AT)
+
+
+def same_data(loader: Any, other: Any) -> bool:
+    """Whether both give the samples of one data set, or of two that the same calls made alike.
+
+    A line that makes loaders for whoever calls it makes a validation's as well.
+    """
+    data, theirs = loader.dataset, other.dataset
+    if data is theirs:
+        return True
+    called = vars(loader).get(MADE_BY)
+    alike = type(data) is type(theirs) and _length(data) == _length(theirs)
+    drawn_alike = type(own(loader.sampler)) is type(own(other.sampler))
+    return called is not None and called == vars(other).get(MADE_BY) and alike and drawn_alike
+
+
+def _length(data: Any) -> int | None:
+    with suppress(TypeError, NotImplementedError):
+        return len(data)
+    return None
 
 
 def keeping(usual: Any) -> Any:

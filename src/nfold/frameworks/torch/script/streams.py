@@ -19,15 +19,17 @@ from nfold.frameworks.torch.script.ends import endless, length_of, outlasting
 from nfold.frameworks.torch.script.passes import (
     LATEST,
     MADE_AT,
+    MADE_BY,
     Pass,
     Stream,
     first_time,
     keeping,
+    same_data,
     same_place,
 )
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
-from nfold.place import place_here
+from nfold.place import lines_here, place_here
 
 
 @dataclass
@@ -161,8 +163,8 @@ class Feed:
     def _take_over(self, loader: Any, *, of_same_data: bool) -> None:
         """Stand in the place of a training's loader that the same line has made, if any has."""
         made_there = (old for old in self._training.values() if same_place(old, loader))
-        same_data = (old for old in made_there if old.dataset is loader.dataset)
-        old = next(same_data if of_same_data else made_there, None)
+        alike = (old for old in made_there if same_data(old, loader))
+        old = next(alike if of_same_data else made_there, None)
         if old is None:
             return
         self._leave(old)
@@ -275,7 +277,7 @@ class Feed:
             usual(loader, *args, **kwargs)
             found = place_here()
             if found is not None:
-                vars(loader)[MADE_AT] = found
+                vars(loader)[MADE_AT], vars(loader)[MADE_BY] = found, lines_here()
                 self._places.setdefault(id(loader.dataset), found)
 
         return construct

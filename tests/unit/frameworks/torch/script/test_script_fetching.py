@@ -115,3 +115,23 @@ def test_an_input_that_is_no_data_set_is_not_watched() -> None:
     assert found.samples is not None
     assert found.seen.fetches is None
     assert {window.fetches for window in found.samples.windows} == {None}
+
+
+def test_batches_of_a_data_set_that_is_made_anew_are_counted() -> None:
+    """16 batches a pass; an evaluation over another one, of the same kind, is not."""
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(6):
+            loader = DataLoader(Slow(), batch_size=BATCH)
+            loop(loader, module, optimizer, epochs=1)
+            del loader
+            with torch.no_grad():
+                assert len(list(DataLoader(Slow(), batch_size=BATCH))) == 16
+
+    found = watched(training, script_task(steps=60)).samples
+    assert found is not None
+    fetches = [window.fetches for window in found.windows if window.fetches is not None]
+    assert len(fetches) == len(found.windows)
+    assert sum(one.batches for one in fetches) == sum(window.steps for window in found.windows)

@@ -46,15 +46,18 @@ def test_an_epoch_ends_where_the_next_loader_begins() -> None:
     assert found.seen.epochs_ended == 3
 
 
-def test_a_plan_changes_every_loader_of_a_training() -> None:
-    found = _trained(script_task(batch=16, steps=15), dataset()).samples
+@pytest.mark.parametrize("subsets", [False, True])
+def test_a_plan_changes_every_loader_of_a_training(subsets: bool) -> None:
+    found = _trained(script_task(batch=16, steps=15), dataset(), subsets=subsets).samples
     assert found is not None
     assert {window.samples / window.steps for window in found.windows} == {16}
 
 
-def test_first_batches_are_given_again_in_the_next_loader_s_place() -> None:
+@pytest.mark.parametrize("subsets", [False, True])
+def test_first_batches_are_given_again_in_the_next_loader_s_place(subsets: bool) -> None:
     data = Reading()
-    found = _trained(script_task(Ablation(input="replayed"), steps=20), data).samples
+    task = script_task(Ablation(input="replayed"), steps=20)
+    found = _trained(task, data, subsets=subsets).samples
     assert found is not None
     assert {window.samples / window.steps for window in found.windows} == {8}
     assert data.read == 64
