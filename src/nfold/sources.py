@@ -76,9 +76,8 @@ def digest(
         "files": {file: state for file in named if (state := _state(file)) is not None},
         "environment": _variables(code.values(), environment),
     }
-    return _hash(repr([(kind, sorted(found.items())) for kind, found in said.items()]).encode())[
-        :16
-    ]
+    ordered = [(kind, sorted(found.items())) for kind, found in said.items()]
+    return _hash(repr(ordered).encode())[:16]
 
 
 def _code(script: str, folder: str, imported: set[str]) -> dict[str, bytes]:

@@ -32,7 +32,7 @@ RESAMPLES = 500
 HOSTS = (False, True)
 """Ahead of their devices or not."""
 TOGETHER = ("step", "loading", "waiting")
-"""Readings of the same windows."""
+"""Readings of the same windows: a loader that is slower makes the steps slower, too."""
 Number = Callable[["View"], float]
 Left = dict[object, dict[int, dict[Rung, float]]]
 """Of rungs and of process trees, by round: what is left of every rung's step."""
@@ -146,9 +146,10 @@ class Fit:
         Or as a part of the step: where steps scatter as wholes, most of one is most of each.
         """
         step_ms = step(self.view)
-        if lost.value <= FLOOR * step_ms or beyond(lost, step_ms):
-            return lost.value > FLOOR * step_ms
-        return beyond(self.interval(lambda view: number(view) / step(view)), 1.0)
+        return lost.value > FLOOR * step_ms and (
+            beyond(lost, step_ms)
+            or beyond(self.interval(lambda view: number(view) / step(view)), 1.0)
+        )
 
     def _views(self) -> list[View]:
         if self._drawn is None:
@@ -165,10 +166,7 @@ class Fit:
         return {key: self._value(key, draws, shared) for key in self._rounds}
 
     def _value(self, key: Key, draws: random.Random | None, shared: dict[object, float]) -> float:
-        """What may be 0 or less has no logarithm: its runs' mean, as uncertain as their steps.
-
-        A loader that is slower in a run makes the run's steps slower: they err together.
-        """
+        """What may be 0 or less has no logarithm: its runs' mean, as uncertain as their steps."""
         rounds, error = self._rounds[key], 0.0
         if draws is not None:
             errors = [self._error((key[0], number), draws, shared) for number in rounds]

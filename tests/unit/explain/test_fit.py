@@ -11,6 +11,7 @@ from nfold.ablation import Ablation
 from nfold.explain.fit import Fit, Number, View
 from nfold.explain.ladder import Rung, short_passes
 from nfold.explain.polish import Key
+from nfold.finding import beyond
 
 LADDER = ladder(batch=200)
 FULL, BARRIER, NONE = LADDER.full(), LADDER.barrier("resident"), LADDER.unexchanged("resident")
@@ -239,3 +240,36 @@ def test_two_runs_that_are_far_apart_are_not_as_sure_as_what_each_shows_inside()
     assert found.high is not None
     assert found.low < 3.3
     assert found.high > 4.1
+
+
+STARVED: dict[Key, dict[int, float]] = {
+    (FULL, "step"): {0: 8.0, 1: 28.0},
+    (FULL, "loading"): {0: 11.2, 1: 11.2},
+    (FULL, "waiting"): {0: 10.7, 1: 10.7},
+    (BARRIER, "step"): {0: 0.2, 1: 0.2},
+    (NONE, "step"): {0: 13.5, 1: 13.5},
+}
+"""A loader that sleeps, in two runs that are far apart; a batch that is replayed; another rung."""
+
+
+@pytest.mark.parametrize(("other", "sure"), [(BARRIER, True), (NONE, False)])
+def test_what_is_nearly_all_of_a_step_is_sure_however_far_steps_are_apart(
+    other: Rung, sure: bool
+) -> None:
+    fit = Fit(STARVED, [])
+
+    def lost(view: View) -> float:
+        return view.step(FULL) - view.step(other)
+
+    found = fit.interval(lost)
+    assert not beyond(found, fit.view.step(FULL))
+    assert fit.sure(found, lost, lambda view: view.step(FULL)) is sure
+
+
+def test_a_loader_s_waiting_is_the_same_part_of_its_time_in_every_resample() -> None:
+    def part(view: View) -> float:
+        loading, waiting = view.fetching(FULL)
+        return waiting / loading
+
+    assert _width(Fit(STARVED, []), part) == pytest.approx(0, abs=1e-9)
+    assert _width(Fit(STARVED, []), lambda view: view.fetching(FULL)[0]) > 1
