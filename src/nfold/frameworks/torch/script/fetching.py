@@ -15,7 +15,6 @@ import resource
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -43,11 +42,15 @@ class Ledger:
     """Sums of what was noted of one data set; every process adds to a row of its own."""
 
     def __init__(self, data: Any) -> None:
-        try:
-            self.of: Callable[[], Any] = weakref.ref(data)
-        except TypeError:  # A list, for one: it stays, and its number with it.
-            self.of = lambda: data
+        self._of: weakref.ref[Any] | None = None
+        with suppress(TypeError):  # A list, for one, of which nobody can tell whether it is there.
+            self._of = weakref.ref(data)
         self._values = memoryview(mmap.mmap(-1, 8 * ROWS * FIELDS)).cast("d")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the data set is gone, and its number may be another's."""
+        return self._of is not None and self._of() is None
 
     def add(self, row: int, *noted: float) -> None:
         """One more batch."""
@@ -66,6 +69,7 @@ class Fetching:
     def __init__(self) -> None:
         self._ledgers: dict[int, Ledger] = {}
         self._fed: dict[int, Ledger] = {}
+        self._gone = NONE
 
     def install(self, patches: Patches) -> None:
         """Stand between a data set and what asks it for batches; a ledger is there before that."""
@@ -82,14 +86,15 @@ class Fetching:
         """
         if loader is not None and (ledger := self._ledgers.get(id(loader.dataset))) is not None:
             self._fed[id(ledger)] = ledger
-        totals = [ledger.total() for ledger in self._fed.values()]
-        return tuple(map(sum, zip(*totals, strict=True))) if totals else NONE
+        for ended in [one for one in self._fed.values() if one.ended]:
+            self._gone = _together(self._gone, self._fed.pop(id(ended)).total())
+        return _together(self._gone, *(one.total() for one in self._fed.values()))
 
     def _beginning(self, usual: Any) -> Any:
         @functools.wraps(usual)
         def begin(iterator: Any, loader: Any) -> None:
             known = self._ledgers.get(id(loader.dataset))
-            if known is None or known.of() is not loader.dataset:
+            if known is None or known.ended:
                 self._ledgers[id(loader.dataset)] = Ledger(loader.dataset)
             usual(iterator, loader)
 
@@ -108,6 +113,10 @@ class Fetching:
             return batch
 
         return noted
+
+
+def _together(*totals: Total) -> Total:
+    return tuple(map(sum, zip(*totals, strict=True)))
 
 
 def fetched(before: Total, now: Total) -> Fetches | None:
