@@ -6,18 +6,20 @@ Nothing is imported or run: files are read, as Python would find them, and the n
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 
 from nfold.place import is_the_users
 
 LARGEST_READ = 2**20
 """Bytes of a file that is read whole; of a larger one, data most often, size and date count."""
-SETTINGS = (".cfg", ".conf", ".ini", ".json", ".py", ".toml", ".yaml", ".yml")
-"""Ends of the names of files that steer a script, where its code names them."""
+SETTINGS = re.compile(rb"""["']([\w./-]+\.(?:cfg|conf|ini|json|py|toml|yaml|yml))["']""")
+"""The name of a file that may steer a script, in quotes."""
 LIBRARIES = (
     "ACCELERATE_", "CUBLAS", "CUDA_", "CUDNN", "GLOO_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_",
     "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCHDYNAMO_",
@@ -125,13 +127,8 @@ def _spec(name: str, folder: str) -> ModuleSpec | None:
         return beside
     if name in sys.stdlib_module_names:
         return None
-    for finder in sys.meta_path:
-        try:
-            found = finder.find_spec(name, None)
-        except (AttributeError, ImportError, ValueError):
-            continue
-        if found is not None:
-            return found
+    with suppress(AttributeError, ImportError, ValueError):
+        return importlib.util.find_spec(name) or beside
     return beside
 
 
@@ -158,10 +155,8 @@ def _named(arguments: Sequence[str]) -> Iterator[str]:
 
 def _settings(code: Iterable[bytes], folder: str) -> Iterator[str]:
     """Files that code names, seen from the working directory or from the script's."""
-    ends = "|".join(re.escape(end) for end in SETTINGS)
-    quoted = re.compile(rf"""["']([\w./-]+(?:{ends}))["']""".encode())
     for text in code:
-        for name in quoted.findall(text):
+        for name in SETTINGS.findall(text):
             yield os.fsdecode(name)
             yield os.path.join(folder, os.fsdecode(name))
 

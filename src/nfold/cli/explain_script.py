@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 from nfold.bench.axes import read_axes
@@ -47,10 +48,10 @@ def is_script(target: str) -> bool:
 def check_target(target: str, arguments: Sequence[str], *, module: bool) -> None:
     """UsageError for a command that starts a script, and for a module without its ``-m``."""
     if LAUNCHER.fullmatch(os.path.basename(target)):
-        first = next((at for at, one in enumerate(arguments) if module or is_script(one)), None)
-        names = ["train.py"] if first is None else list(arguments[first : first + 1])
-        own = () if first is None else arguments[first + 1 :]
-        command = [*(["-m"] if module else ()), *names, "--devices", "N", *(["--"] if own else ())]
+        given = dropwhile(lambda one: not (module or is_script(one)), arguments)
+        script, *own = [*given] or ["train.py"]
+        named = [MODULE, script] if module else [script]
+        command = [*named, "--devices", "N", *(["--"] if own else ())]
         raise UsageError(
             f"{target} starts a script, which nfold explain does itself, a process a device; "
             f"allowed is the script; next: nfold explain {shlex.join([*command, *own])}"

@@ -34,9 +34,7 @@ def run_script(script: str, arguments: list[str], compiles: Compiles = compiled)
         runpy.run_path(path, run_name="__main__")
         return
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-    main_module = types.ModuleType("__main__")
-    main_module.__loader__ = SourceFileLoader("__main__", path)
-    _run(main_module, path, compiles(Path(path).read_bytes(), path))
+    _run_as_main(types.ModuleType("__main__"), SourceFileLoader("__main__", path), compiles)
 
 
 def run_module(module: str, arguments: list[str], compiles: Compiles = compiled) -> None:
@@ -52,16 +50,18 @@ def run_module(module: str, arguments: list[str], compiles: Compiles = compiled)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
-    path = spec.loader.path
-    sys.argv[0] = path
+    sys.argv[0] = spec.loader.path
     main_module = types.ModuleType("__main__")
     main_module.__spec__, main_module.__package__ = spec, spec.parent
-    main_module.__loader__ = spec.loader
-    _run(main_module, path, compiles(Path(path).read_bytes(), path))
+    _run_as_main(main_module, spec.loader, compiles)
 
 
-def _run(main_module: types.ModuleType, path: str, code: CodeType) -> None:
-    main_module.__file__ = path
+def _run_as_main(
+    main_module: types.ModuleType, loader: SourceFileLoader, compiles: Compiles
+) -> None:
+    path = loader.path
+    code = compiles(Path(path).read_bytes(), path)
+    main_module.__file__, main_module.__loader__ = path, loader
     main_module.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main_module
     exec(code, main_module.__dict__)  # noqa: S102  # the user's own script is what is to run

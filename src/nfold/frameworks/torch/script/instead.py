@@ -63,9 +63,8 @@ def asks(name: str, error: BaseException) -> RunFailure | None:
 
 def in_a_package(script: Workload, error: BaseException) -> RunFailure | None:
     """A file of a package, which only works as its module: it imports relative to itself."""
-    if not isinstance(error, ImportError) or "no known parent package" not in str(error):
-        return None
-    if script.module is not None:
+    relative = isinstance(error, ImportError) and "no known parent package" in str(error)
+    if not relative or script.module is not None:
         return None
     file = Path(script.script[0]).absolute()
     names, folder = [file.parent.name, file.stem], file.parent.parent

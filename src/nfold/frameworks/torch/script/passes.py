@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nfold.frameworks.torch.script.ends import own
+from nfold.frameworks.torch.script.ends import length_of, own
 
 INDICES = "_nfold_indices"
 """Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
-LATEST, MADE_AT, MADE_BY = "_nfold_pass", "_nfold_place", "_nfold_lines"
-"""Where a DataLoader keeps its last pass, the line of the user's code that made it, and all the
-lines that had called for that.
+LATEST, MADE_AT = "_nfold_pass", "_nfold_lines"
+"""Where a DataLoader keeps its last pass, and the lines of the user's code that made it: the one
+that did, and those that had called for it.
 
 Nothing else holds on to them: what a script is through with may go, with its workers.
 """
@@ -95,8 +94,8 @@ def first_time(loader: Any) -> bool:
 
 def same_place(loader: Any, other: Any) -> bool:
     """Whether one line of the user's code made both."""
-    place = vars(loader).get(MADE_AT)
-    return place is not None and place == vars(other).get(MADE_AT)
+    lines, theirs = vars(loader).get(MADE_AT), vars(other).get(MADE_AT)
+    return bool(lines and theirs) and lines[0] == theirs[0]
 
 
 def same_data(loader: Any, other: Any) -> bool:
@@ -107,16 +106,10 @@ def same_data(loader: Any, other: Any) -> bool:
     data, theirs = loader.dataset, other.dataset
     if data is theirs:
         return True
-    called = vars(loader).get(MADE_BY)
-    alike = type(data) is type(theirs) and _length(data) == _length(theirs)
+    lines = vars(loader).get(MADE_AT)
+    alike = type(data) is type(theirs) and length_of(data) == length_of(theirs)
     drawn_alike = type(own(loader.sampler)) is type(own(other.sampler))
-    return called is not None and called == vars(other).get(MADE_BY) and alike and drawn_alike
-
-
-def _length(data: Any) -> int | None:
-    with suppress(TypeError, NotImplementedError):
-        return len(data)
-    return None
+    return lines is not None and lines == vars(other).get(MADE_AT) and alike and drawn_alike
 
 
 def keeping(usual: Any) -> Any:

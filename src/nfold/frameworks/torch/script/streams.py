@@ -19,7 +19,6 @@ from nfold.frameworks.torch.script.ends import endless, length_of, outlasting
 from nfold.frameworks.torch.script.passes import (
     LATEST,
     MADE_AT,
-    MADE_BY,
     Pass,
     Stream,
     first_time,
@@ -277,7 +276,7 @@ class Feed:
             usual(loader, *args, **kwargs)
             found = place_here()
             if found is not None:
-                vars(loader)[MADE_AT], vars(loader)[MADE_BY] = found, lines_here()
+                vars(loader)[MADE_AT] = lines_here()
                 self._places.setdefault(id(loader.dataset), found)
 
         return construct
