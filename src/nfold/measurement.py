@@ -212,6 +212,11 @@ class Measurement:
         return cell_id(self.workload, self.plan, self.ablation, self.machine)
 
     @property
+    def kept_as(self) -> str:
+        """The id that its checkpoints have, whatever it imported."""
+        return cell_id(self.workload.kept_as, self.plan, self.ablation, self.machine)
+
+    @property
     def finished(self) -> bool:
         """Whether a rerun of the grid may skip it."""
         return self.status not in UNFINISHED
@@ -229,6 +234,7 @@ class Measurement:
 
 def cell_id(workload: Workload, plan: Plan, ablation: Ablation | None, machine: Machine) -> str:
     """Ten hex digits of what was run where; the same question on the same machine has one."""
-    name = f"{workload} {workload.code}" if workload.code else str(workload)
+    name = " ".join(filter(None, (str(workload), workload.code, workload.imports)))
     asked = [name, plan.id, (ablation or Ablation()).to_dict(), machine.id]
+    asked += workload.variables
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]

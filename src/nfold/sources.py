@@ -1,4 +1,4 @@
-"""What makes a script what it is: its file, what it imports of the user's, what steers it.
+"""What makes a training what it is: its file, what it imports of the user's, what steers it.
 
 Nothing is imported or run: files are read, as Python would find them, and the names in them.
 """
@@ -21,11 +21,15 @@ LARGEST_READ = 2**20
 SETTINGS = re.compile(rb"""["']([\w./-]+\.(?:cfg|conf|ini|json|py|toml|yaml|yml))["']""")
 """The name of a file that may steer a script, in quotes."""
 LIBRARIES = (
-    "ACCELERATE_", "CUBLAS", "CUDA_", "CUDNN", "GLOO_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_",
-    "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCHDYNAMO_",
-    "TORCHINDUCTOR_", "TORCH_", "TRITON_",
+    "ACCELERATE_", "CUBLAS", "CUDA_", "CUDNN", "GLOO_", "GOMP_", "JAX_", "KERAS_", "KMP_",
+    "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "OPENBLAS_",
+    "PYTORCH_", "TF_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRITON_", "XLA_",
 )  # fmt: skip
 """Beginnings of the names of variables that libraries read which are in every training."""
+STEERS_NOTHING = re.compile(
+    r"NCCL_DEBUG(?:_FILE|_SUBSYS)?|\w+_(?:DIR|HOME|LOGS|LOG_LEVEL|PATH|ROOT)"
+)
+"""Of those, what says where a library is, or what it is to write while it runs."""
 OF_A_TERMINAL = frozenset(
     ("COLUMNS", "HOSTNAME", "LINES", "OLDPWD", "PWD", "SHLVL", "TERM", "TMPDIR")
 )
@@ -44,14 +48,20 @@ QUOTED = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
 
 def module_file(name: str, folder: str) -> str | None:
     """The file that ``python -m name`` runs in a folder: a module's, or a package's main one."""
-    first, *parts = name.split(".")
-    spec = _spec(first, folder)
-    for part in parts:
-        spec = spec and _inside(spec, part)
+    spec = _found(name, folder)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _inside(spec, MAIN)
-    file = spec.origin if spec is not None and spec.has_location else None
-    return file if file is not None and file.endswith(".py") else None
+    return _source(spec)
+
+
+def imported_file(name: str, folder: str) -> str | None:
+    """The file that ``import name`` runs in a folder: a module's, or a package's first one."""
+    return _source(_found(name, folder))
+
+
+def variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Those of an environment that steer libraries, with their values, ordered by name."""
+    return tuple(sorted((name, value) for name, value in environment.items() if _steers(name)))
 
 
 def digest(
@@ -120,6 +130,20 @@ def _files(name: str, folder: str) -> Iterator[str]:
         yield os.path.realpath(spec.origin)
 
 
+def _found(name: str, folder: str) -> ModuleSpec | None:
+    """Where a module of a dotted name is; nothing is imported on the way."""
+    first, *parts = name.split(".")
+    spec = _spec(first, folder)
+    for part in parts:
+        spec = spec and _inside(spec, part)
+    return spec
+
+
+def _source(spec: ModuleSpec | None) -> str | None:
+    file = spec.origin if spec is not None and spec.has_location else None
+    return file if file is not None and file.endswith(".py") else None
+
+
 def _spec(name: str, folder: str) -> ModuleSpec | None:
     """Where Python would find it from the script, whose folder comes first."""
     beside = PathFinder.find_spec(name, [folder])
@@ -164,11 +188,15 @@ def _settings(code: Iterable[bytes], folder: str) -> Iterator[str]:
 def _variables(code: Iterable[bytes], environment: Mapping[str, str]) -> dict[str, str]:
     """Those that are set, and that the code or a library may read."""
     named = {name.decode() for text in code for name in QUOTED.findall(text)} - OF_A_TERMINAL
-    return {
+    return dict(variables(environment)) | {
         name: value
         for name, value in environment.items()
-        if (name in named or name.startswith(LIBRARIES)) and not name.startswith("NFOLD_")
+        if name in named and not name.startswith("NFOLD_")
     }
+
+
+def _steers(name: str) -> bool:
+    return name.startswith(LIBRARIES) and STEERS_NOTHING.fullmatch(name) is None
 
 
 def _state(path: str) -> str | None:

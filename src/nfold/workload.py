@@ -27,8 +27,12 @@ class Workload:
     ``name`` is a built-in one, or ``package.module:function``, a user's own. The written form is
     ``name`` or ``name:key=value,key=value``, for example ``wide_resnet:depth=16,width=4``.
     Parameters are integers. Whether the name and the parameters exist is the catalogue's to say
-    (``nfold.workloads``). ``code`` is of a user's own workload: 16 hex digits of its file's
-    SHA-256, because what another code measured is another result; it is not written.
+    (``nfold.workloads``).
+
+    What another code measured is another result, as is what was measured in another environment:
+    neither is written. ``code`` is of a user's own workload: 16 hex digits of its file's SHA-256.
+    ``imports`` are as many of all that its file imports, and of what that names
+    (``nfold.sources.digest``). ``variables`` are those of the environment that steer libraries.
 
     ``script`` is of a script that is run unchanged: its path and its arguments, or ``-m``, a
     module and its arguments. It is then written as the command that a person types, ``name`` is
@@ -39,6 +43,8 @@ class Workload:
     name: str
     parameters: tuple[tuple[str, int], ...] = ()
     code: str = ""
+    imports: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
     script: tuple[str, ...] = ()
 
     @classmethod
@@ -91,6 +97,11 @@ class Workload:
         """The module and the function of a user's own workload, None of a built-in one."""
         module, separator, function = self.name.partition(":")
         return (module, function) if separator and not self.script else None
+
+    @property
+    def kept_as(self) -> Workload:
+        """As checkpoints know it, which are gone on with after a change to a logger, too."""
+        return dataclasses.replace(self, imports="", variables=())
 
     def __str__(self) -> str:
         if self.script:

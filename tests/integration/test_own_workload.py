@@ -125,14 +125,38 @@ def test_it_goes_on_after_a_stop_unless_the_code_changed(project: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
+    with (project / "helpers.py").open("a") as file:
+        file.write("# changed\n")
     again = nfold(project, "train", "project:floats", *plan, *kept)
-    assert again.stderr.startswith("resuming after epoch ")
+    changed, resumed, *_ = again.stderr.splitlines()
+    assert "begun, with other imports or in another environment; it goes on" in changed
+    assert resumed.startswith("resuming after epoch ")
     assert losses(json.loads(again.stdout)) == losses(whole)
     with (project / "project.py").open("a") as file:
         file.write("# changed\n")
-    changed = nfold(project, "train", "project:floats", *plan, *kept)
-    assert changed.returncode == 2
-    assert "another machine, or other code; next: --again" in changed.stderr
+    refused = nfold(project, "train", "project:floats", *plan, *kept)
+    assert refused.returncode == 2
+    assert "another machine, or other code; next: --again" in refused.stderr
+
+
+def test_other_imports_are_measured_anew_and_trained_when_asked(project: Path) -> None:
+    plan = ("project:floats", "--devices", "cpu:1", "--epochs", "1")
+    said = "trained before, with other imports or in another environment; --again starts over"
+    for _ in range(2):
+        assert nfold(project, "bench", *plan, "--no-report").returncode == 0
+    first = train(project, *plan)
+    assert len(stored(project)) == 1
+    helpers = project / "helpers.py"
+    helpers.write_text(helpers.read_text().replace("0.05", "0.06"))
+    seen = nfold(project, "train", *plan, "--json")
+    assert said in seen.stderr
+    assert losses(json.loads(seen.stdout)) == losses(first)
+    assert nfold(project, "bench", *plan, "--no-report").returncode == 0
+    assert len(stored(project)) == 2
+    other = train(project, *plan, "--again")
+    assert losses(other) != losses(first)
+    helpers.write_text(helpers.read_text().replace("0.06", "0.05"))
+    assert said in nfold(project, "train", *plan, "--json").stderr
 
 
 @pytest.mark.slow

@@ -119,10 +119,15 @@ def through_json(measurement: Measurement) -> Measurement:
     return Measurement.from_dict(json.loads(json.dumps(measurement.to_dict())))
 
 
-OWN = dataclasses.replace(FULL, workload=Workload(name="a:b", parameters=(("c", 1),), code="0a"))
+OWN = dataclasses.replace(
+    FULL,
+    workload=Workload(
+        name="a:b", parameters=(("c", 1),), code="0a", imports="0c", variables=(("OMP_X", "1"),)
+    ),
+)
 SCRIPT = dataclasses.replace(
     FULL,
-    workload=Workload(name="b.py", parameters=(("c", 1),), code="0a", script=("b.py", "--lr", "1")),
+    workload=dataclasses.replace(OWN.workload, name="b.py", script=("b.py", "--lr", "1")),
 )
 
 
@@ -134,15 +139,29 @@ def test_every_field_survives_json() -> None:
 
 def test_a_workload_that_an_older_nfold_wrote_has_no_code() -> None:
     older = FULL.to_dict()
-    del older["workload"]["code"]
+    for name in ("code", "imports", "variables"):
+        del older["workload"][name]
     assert Measurement.from_dict(older) == FULL
 
 
-def test_other_code_is_another_cell_of_the_same_name() -> None:
-    workload = dataclasses.replace(OWN.workload, code="0b")
-    other = dataclasses.replace(OWN, workload=workload)
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"code": "0b"}, False),
+        ({"imports": "0b"}, True),
+        ({"imports": ""}, True),
+        ({"variables": (("OMP_X", "2"),)}, True),
+        ({"variables": (("OMP_X", "1"), ("OMP_Y", "1"))}, True),
+        ({"variables": ()}, True),
+    ],
+)
+def test_what_else_makes_it_is_another_cell_of_the_same_name(
+    changes: dict[str, Any], kept: bool
+) -> None:
+    other = dataclasses.replace(OWN, workload=dataclasses.replace(OWN.workload, **changes))
     assert str(other.workload) == str(OWN.workload) == "a:b:c=1"
     assert other.cell != OWN.cell
+    assert (other.kept_as == OWN.kept_as) == kept
 
 
 def test_this_test_gives_every_field_a_value_of_its_own() -> None:

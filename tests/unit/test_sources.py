@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nfold.sources import LARGEST_READ, digest, module_file
+from nfold.sources import LARGEST_READ, digest, imported_file, module_file, variables
 
 Change = Callable[[Path], object]
 
@@ -102,7 +102,18 @@ def test_variables_count_that_the_code_names_or_that_libraries_read(project: Pat
     bare = of(project)
     said = [of(project, **{name: "2"}) for name in ("RATE", "NCCL_ALGO", "OMP_NUM_THREADS")]
     assert len({bare, *said, of(project, RATE="3")}) == 5
-    assert of(project, EDITOR="vi", TERM="dumb", NFOLD_DATA="here") == bare
+    assert of(project, EDITOR="vi", TERM="dumb", NFOLD_DATA="here", NCCL_DEBUG="INFO") == bare
+
+
+def test_variables_that_steer_libraries_are_told_by_name() -> None:
+    steer = {"OMP_NUM_THREADS": "4", "NCCL_ALGO": "Ring", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    not_these = {
+        "CUDA_HOME": "/cuda",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "NCCL_DEBUG_FILE": "a",
+        "HOME": "b",
+    }
+    assert variables(steer | not_these) == tuple(sorted(steer.items()))
 
 
 def test_a_folder_that_hides_a_library_is_the_user_s(project: Path) -> None:
@@ -138,6 +149,14 @@ def test_a_module_is_found_as_python_finds_it(project: Path) -> None:
     assert [*found.values()] == [str(project / file) for file in files]
     for name in ("gone", "models.gone", "train.deep", "loose", "loose.inner", "sys", "a..b", ""):
         assert module_file(name, str(project)) is None
+
+
+def test_a_package_is_imported_by_its_first_file(project: Path) -> None:
+    files = {"train": "train.py", "models": "models/__init__.py", "models.deep": "models/deep.py"}
+    for name, file in files.items():
+        assert imported_file(name, str(project)) == str(project / file)
+    for name in ("gone", "models.gone", "sys"):
+        assert imported_file(name, str(project)) is None
     assert "models" not in sys.modules
 
 

@@ -26,21 +26,35 @@ from nfold.run.run import run
 from nfold.store.store import Store
 from nfold.summary import SCHEMA, epochs
 
+CHANGED = ", with other imports or in another environment"
+
 
 def train(request: Request) -> int:
     """Train, or show what was trained before; the exit code. Raises RunFailure where it fails."""
     asked = asked_of(request)
     kept = asked.kept()
     with Store.open(request.results) as store:
-        stored = None if request.again else store.find(asked.cell, 0)
+        before = None if request.again else _before(store, asked, kept)
+        changed = CHANGED if before is not None and before.cell != asked.cell else ""
         complete = asked.folder is None or len(kept) == asked.total
-        if stored is not None and stored.status == "ok" and complete:
-            _note("trained before; --again starts over")
-            _show(request, asked, stored)
+        if before is not None and before.status == "ok" and complete:
+            _note(f"trained before{changed}; --again starts over")
+            _show(request, asked, before)
             return 0
+        if changed:
+            _note(f"begun{changed}; it goes on with those of now, --again starts over")
         prepare(asked.workload, asked.plan, request.data)
         with nullcontext() if asked.folder is None else held(asked.folder.parent):
             return _train(request, asked, kept, store)
+
+
+def _before(store: Store, asked: Asked, kept: Sequence[Epoch]) -> Measurement | None:
+    """The same training, or the latest that left what is kept, whatever it imported."""
+    if not kept:
+        return store.find(asked.cell, 0)
+    stored = store.measurements(str(asked.workload))
+    alike = (m for m in reversed(stored) if m.repeat == 0 and m.kept_as == asked.kept_as)
+    return next(alike, None)
 
 
 def _train(request: Request, asked: Asked, kept: Sequence[Epoch], store: Store) -> int:

@@ -54,6 +54,11 @@ class Asked:
         return cell_id(self.workload, self.plan, None, self.machine)
 
     @property
+    def kept_as(self) -> str:
+        """What its checkpoints know it by, whatever it imports."""
+        return cell_id(self.workload.kept_as, self.plan, None, self.machine)
+
+    @property
     def total(self) -> int:
         """Epochs in all."""
         return self.plan.epochs or 0
@@ -69,7 +74,7 @@ class Asked:
         if found is None:
             return ()
         trained = read_trained(found)
-        if trained.cell != self.cell:
+        if trained.cell != self.kept_as:
             raise UsageError(
                 f"{found} is of another training: {_difference(trained, self)}; "
                 "next: --again, or another --checkpoint folder"
@@ -131,7 +136,7 @@ def _check_not_kept(request: Request, plan: Plan) -> None:
 def _with_folder(request: Request, asked: Asked) -> Asked:
     if not request.checkpoint_every:
         return asked
-    home = request.checkpoint or request.results / CHECKPOINTS / asked.cell
+    home = request.checkpoint or request.results / CHECKPOINTS / asked.kept_as
     folder = attempt_of(home, again=request.again)
     return dataclasses.replace(asked, folder=folder, every=request.checkpoint_every)
 

@@ -80,14 +80,21 @@ def sections(measurements: Sequence[Measurement]) -> list[Section]:
 
 
 def _names(workloads: Sequence[Workload]) -> dict[Workload, str]:
-    """How each is written; with its code, where a user's own was measured with several."""
-    codes: dict[str, set[str]] = {}
+    """How each is written; with what tells it from others that are written alike."""
+    alike: dict[str, list[Workload]] = {}
     for one in workloads:
-        codes.setdefault(str(one), set()).add(one.code)
-    return {
-        one: f"{one} (code {one.code})" if len(codes[str(one)]) > 1 else str(one)
-        for one in workloads
-    }
+        alike.setdefault(str(one), []).append(one)
+    return {one: _told_from(one, alike[str(one)]) for one in workloads}
+
+
+def _told_from(workload: Workload, others: Sequence[Workload]) -> str:
+    """``project:make (code 0a)``, ``(imports 0b)`` of the same code, ``(NCCL_ALGO=Ring)``."""
+    said = [f"code {workload.code}"] if len({one.code for one in others}) > 1 else []
+    if len({one.imports for one in others if one.code == workload.code}) > 1:
+        said.append(f"imports {workload.imports or 'unknown'}")
+    shared = set.intersection(*(set(one.variables) for one in others))
+    said += [f"{name}={value}" for name, value in workload.variables if (name, value) not in shared]
+    return f"{workload} ({', '.join(said)})" if said else str(workload)
 
 
 def check_cell(found: Sequence[Section], cell: str) -> None:

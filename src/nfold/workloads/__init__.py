@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
+from collections.abc import Set
 
+from nfold import sources
 from nfold.errors import UnknownValue, UsageError
 from nfold.workload import Workload
 from nfold.workloads.base import Info
@@ -33,10 +36,25 @@ def is_operation(workload: Workload) -> bool:
 
 
 def identified(workload: Workload) -> Workload:
-    """The workload with the code that it stands for, where it is a user's own."""
+    """The workload with all that makes it what it is here and now, its written form apart."""
+    variables = sources.variables(os.environ)
     if workload.reference is None:
-        return workload
-    return dataclasses.replace(workload, code=description(workload.name).code)
+        return dataclasses.replace(workload, variables=variables)
+    return dataclasses.replace(
+        workload,
+        code=description(workload.name).code,
+        imports=_imports(workload.reference[0], {name for name, _ in variables}),
+        variables=variables,
+    )
+
+
+def _imports(module: str, apart: Set[str]) -> str:
+    """What a module of the user's imports, and variables that it names but for those ``apart``."""
+    file = sources.imported_file(module, os.getcwd())
+    if file is None:
+        return ""
+    environment = {name: value for name, value in os.environ.items() if name not in apart}
+    return sources.digest(file, (), environment, module=module)
 
 
 def parameters(workload: Workload) -> dict[str, int]:

@@ -57,7 +57,7 @@ def test_flags_win_over_the_file_and_the_length_is_in_epochs(tmp_path: Path) -> 
 
 def test_the_folder_is_named_by_what_is_trained_unless_it_is_given() -> None:
     asked = training_plan.asked_of(_request())
-    assert asked.folder == Path("results/checkpoints") / asked.cell / "run-1"
+    assert asked.folder == Path("results/checkpoints") / asked.kept_as / "run-1"
     assert training_plan.asked_of(_request(checkpoint=Path("k"))).folder == Path("k/run-1")
     assert training_plan.asked_of(_request(checkpoint_every=0)).folder is None
 

@@ -32,6 +32,31 @@ def test_an_own_workload_has_a_section_for_each_code() -> None:
     assert several == ["project:make (code aa)", "project:make (code bb)"]
 
 
+def test_what_was_measured_with_other_imports_or_variables_has_a_section_that_says_so() -> None:
+    made = measured.measurement(workload="project:make")
+    shared = ("OMP_NUM_THREADS", "4")
+    several = [
+        Workload(name="project:make", code=code, imports=imports, variables=(*steer, shared))
+        for code, imports, *steer in (
+            ("aa", "11"),
+            ("aa", ""),
+            ("bb", "11"),
+            ("bb", "11", ("NCCL_ALGO", "Ring")),
+        )
+    ]
+    found = [dataclasses.replace(made, workload=one) for one in several]
+    assert [s.workload for s in query.sections(found[2:])] == [
+        "project:make",
+        "project:make (NCCL_ALGO=Ring)",
+    ]
+    assert [s.workload for s in query.sections(found)] == [
+        "project:make (code aa, imports 11)",
+        "project:make (code aa, imports unknown)",
+        "project:make (code bb)",
+        "project:make (code bb, NCCL_ALGO=Ring)",
+    ]
+
+
 def test_one_workload_may_be_asked_for(mixed: Path) -> None:
     assert {str(m.workload) for m in query.load(mixed, "digits")} == {"digits"}
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from nfold import data, workloads
+from nfold import data, sources, workloads
 from nfold.errors import UnknownValue, UsageError
 from nfold.workload import Workload
 
@@ -44,8 +45,16 @@ def test_a_name_alone_is_told_that_a_function_is_missing() -> None:
         workloads.info("project")
 
 
-def test_a_built_in_workload_has_no_code() -> None:
+def test_a_built_in_workload_has_no_code_but_an_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, _ in sources.variables(os.environ):
+        monkeypatch.delenv(name)
     assert workloads.identified(Workload.parse("digits")) == Workload(name="digits")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    found = workloads.identified(Workload.parse("digits"))
+    assert found == Workload(name="digits", variables=(("NCCL_ALGO", "Ring"),))
+    assert found.kept_as == Workload(name="digits")
 
 
 def test_an_unknown_parameter_lists_the_known_ones() -> None:

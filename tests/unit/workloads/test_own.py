@@ -142,6 +142,37 @@ def test_code_that_changed_since_is_refused(written: Written) -> None:
         own.called(Workload(name=workload.name, code=code))
 
 
+def test_what_its_module_imports_or_names_makes_it_another(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    Path("net_of_mine.py").write_text("DEPTH = 3\n")
+    asked = written(head=f"{HEAD}import net_of_mine, os\nRATE = os.environ.get('RATE')\n")
+    before = workloads.identified(asked)
+    assert len(before.imports) == 16
+    assert workloads.identified(asked) == before
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    ring = workloads.identified(asked)
+    assert ring.imports == before.imports
+    assert {*ring.variables} - {*before.variables} == {("NCCL_ALGO", "Ring")}
+    monkeypatch.setenv("RATE", "0.2")
+    rated = workloads.identified(asked)
+    Path("net_of_mine.py").write_text("DEPTH = 4\n")
+    deeper = workloads.identified(asked)
+    assert len({before.imports, rated.imports, deeper.imports}) == 3
+    assert {before.code, rated.code, deeper.code} == {before.code}
+
+
+def test_a_function_of_a_package_is_made_of_the_whole_package(written: Written) -> None:
+    asked = written()
+    Path("pack_of_mine").mkdir()
+    Path(f"{asked.name.partition(':')[0]}.py").rename("pack_of_mine/__init__.py")
+    package = Workload.parse("pack_of_mine:make")
+    before = workloads.identified(package)
+    Path("pack_of_mine/net.py").write_text("")
+    assert workloads.identified(package).imports != before.imports
+
+
 def test_the_parent_is_told_and_imports_nothing(written: Written) -> None:
     workload = written("batch=2, test=(FLOATS, LABELS)", head="print('hello')" + HEAD)
     code = (

@@ -92,7 +92,7 @@ class Checkpoints(Keeper):
         files.write_part(aside, "optimizer", state.optimizer.state_dict())
         files.write_part(aside, "scaler", state.scaler.state_dict())
         trained = Trained(
-            cell=cell_id(task.workload, task.plan, task.ablation, task.machine),
+            cell=cell_id(task.workload.kept_as, task.plan, task.ablation, task.machine),
             workload=str(task.workload),
             plan=task.plan.to_dict(),
             epochs=samples.epochs,
