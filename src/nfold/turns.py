@@ -28,8 +28,9 @@ SWITCHED = (
 )
 """What can change from step to step, in a script. The other fields of an Ablation hold for a whole
 process, and a workload may have fewer of these: its framework says which."""
-CYCLES = 4
-"""How often each has its turn, at most: so drift meets all alike."""
+CYCLES, MANY_STEPS = 4, 20
+"""How often each has its turn, at most: so drift meets all alike. Half as often with fewer steps,
+which are long: those that settle take long, too."""
 SETTLE = 3
 """Steps after a change that are in no window."""
 RECORDED = 4
@@ -66,7 +67,7 @@ def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
     """
     steps, refill = plan.steps or 1, max(SETTLE, plan.warmup_steps or 0)
     order = sorted(range(len(turns)), key=lambda turn: turns[turn].input)
-    cycles = CYCLES if refill <= steps else CYCLES // 2
+    cycles = CYCLES if steps >= max(refill, MANY_STEPS) else CYCLES // 2
     sequence = [turn for cycle in range(cycles) for turn in order[:: -1 if cycle % 2 else 1]]
     found: list[Part] = []
     before = Ablation()

@@ -24,6 +24,13 @@ def test_everybody_has_as_many_steps_in_an_order_that_turns_round() -> None:
     assert [part.steps for part in parts if part.turn is None] == [SETTLE, 30, 30, SETTLE] * 2
 
 
+def test_few_steps_are_long_and_settle_half_as_often() -> None:
+    few, many = (schedule((REAL, BARRIER), plan(steps=n, warmup_steps=3)) for n in (5, 20))
+    assert [part.turn for part in few] == [0, None, 1, None, 0]
+    assert [part.steps for part in few if part.turn is not None] == [3, 6, 3]
+    assert len([part for part in many if part.turn is None]) == 4
+
+
 def test_a_first_turn_that_leaves_something_out_settles_first() -> None:
     parts = schedule((BARRIER,), plan(steps=2 * CYCLES, warmup_steps=10))
     assert parts == (Part(None, SETTLE), Part(0, 2 * CYCLES))
@@ -32,7 +39,7 @@ def test_a_first_turn_that_leaves_something_out_settles_first() -> None:
 def test_a_captured_step_settles_longer_the_first_time_that_it_exchanges_something_else() -> None:
     turns = (REAL, BARRIER, Ablation(input="replayed"), REPLAYED)
     for step, anew in (("eager", 0), ("compiled+captured", RECORDED)):
-        parts = schedule(turns, plan(steps=8, warmup_steps=5).edit(step=step))
+        parts = schedule(turns, plan(steps=20, warmup_steps=5).edit(step=step))
         settling = [part.steps for part in parts if part.turn is None]
         # The barrier, the batches from the host, nothing exchanged; then all the way back.
         back = [SETTLE, 5, SETTLE]

@@ -7,8 +7,6 @@ which come first in the next; later rounds repeat the rungs of the row whose int
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,25 +17,16 @@ from nfold.explain import asking
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
+from nfold.explain.lengths import long_enough
 from nfold.explain.measured import Measured
 from nfold.explain.readings import readings
 from nfold.explain.target import Target
 from nfold.measurement import Measurement
-from nfold.plan import WARMUP_STEPS, Plan
+from nfold.plan import Plan
 from nfold.run.options import Stop
+from nfold.turns import schedule
 
 PILOT_STEPS = 30
-LEAST_STEPS, MOST_STEPS = 20, 2000
-TIMED_S = 2.0
-"""What a run is to time of a rung: about as long as it takes to start one."""
-TIMED_IN_TURNS_S = {"cuda": 1.0, "cpu": 3.0}
-"""Where rungs that are compared share a run. On a CPU everything else on the host is in a step."""
-TIMED_OF_OPERATION_S = 0.5
-"""Of each of an operation's parts, some ten in a run."""
-WARMUP_S = 5.0
-"""The longest warm-up, and the longest time that queues of loaders get to settle in a turn."""
-FACTORS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
-"""Of round numbers: a run is at most half as long again as it should be."""
 MOST_ROUNDS = 6
 OVER = 1.2
 """Of the time that is left: what nobody has measured yet may take a little more."""
@@ -86,6 +75,7 @@ class Experiment:
     _by_itself: set[Rung] = field(default_factory=set)
     _tried_again: set[Rung] = field(default_factory=set)
     _finds_unused: bool = False
+    _step_s: float = 0.0
 
     def run(self, ladder: Ladder) -> Ladder:
         """Measure; the ladder with the length of its runs. Raises RunFailure without a result."""
@@ -117,21 +107,10 @@ class Experiment:
         return found
 
     def _long_enough(self, ladder: Ladder) -> Ladder:
-        """Steps for all rungs, by a short run, in round numbers.
-
-        The same for every time budget, so that with a larger one the earlier runs are found.
-        """
-        plan = ladder.plan
-        step_s = (ladder.step_ms or self._pilot_ms(plan)) / 1e3
-        in_turns = self.target.together(Rung(plan=plan.edit(steps=1, epochs=None))) is not None
-        timed_s = TIMED_IN_TURNS_S[str(plan.device)] if in_turns else TIMED_S
-        timed_s = TIMED_OF_OPERATION_S if ladder.operation else timed_s
-        step_s = max(1e-6, step_s)
-        steps = min(MOST_STEPS, max(LEAST_STEPS, rounded(timed_s / step_s)))
-        warmup = max(WARMUP_STEPS, rounded(WARMUP_S / step_s))
-        warmup = min(plan.warmup_steps or WARMUP_STEPS, warmup)
-        timed = plan.edit(steps=steps, epochs=None, warmup_steps=warmup)
-        return dataclasses.replace(ladder, plan=timed, made={})
+        """Steps for all rungs, by a short run where nobody knows how long one takes."""
+        step_s = self._step_s = (ladder.step_ms or self._pilot_ms(ladder.plan)) / 1e3
+        by_itself = Rung(plan=ladder.plan.edit(steps=1, epochs=None))
+        return long_enough(ladder, step_s, in_turns=self.target.together(by_itself) is not None)
 
     def _pilot_ms(self, plan: Plan) -> float:
         pilot = Rung(plan=plan.edit(steps=PILOT_STEPS, epochs=None))
@@ -178,8 +157,9 @@ class Experiment:
     def _need(self, needed: Iterable[Rung], wanted: Sequence[Rung] = ()) -> None:
         """First runs without which nothing can be said, whatever time is left.
 
-        What is wanted and shares their process trees is measured with them. One that fails is
-        tried once more: a script that could be looked at may have failed by chance.
+        What is wanted and shares their process trees is measured with them, unless steps are so
+        long that there is no time for so many. One that fails is tried once more: a script that
+        could be looked at may have failed by chance.
         """
         for rung in needed:
             while rung not in self.measured.runs:
@@ -191,8 +171,15 @@ class Experiment:
                 (group, *_) = self._groups([rung, *wanted])
                 asked = [one for one in group if self._open(one, 0)]
                 if rung in asked:
+                    asked = asked if self._fits(asked) else [rung]
                     self.events.started(asked, 0, self.clock.left_s)
                     self._keep_all(asked, 0, self._run(asked, 0))
+
+    def _fits(self, asked: Sequence[Rung]) -> bool:
+        """Whether there is time for the steps of all these, which take turns."""
+        turns = [rung.ablation for rung in asked]
+        parts = schedule(turns, asked[0].plan) if len(asked) > 1 else ()
+        return sum(part.steps for part in parts) * self._step_s <= self.clock.left_s
 
     def _measure(self, group: Sequence[Rung], number: int) -> bool:
         """One run of rungs that share it, unless they cannot be, are there, or the time is over.
@@ -287,13 +274,3 @@ class Experiment:
         asked = asking.narrowing(ladder, self.measured)
         shared = {self.target.together(rung) for rung in asked} - {None}
         return [*asked, *(rung for rung in rungs if self.target.together(rung) in shared)]
-
-
-def rounded(steps: float) -> int:
-    """The next of 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, ... from ``steps`` on."""
-    size = 1
-    while True:
-        for factor in FACTORS:
-            if (found := math.ceil(factor * size)) >= steps:
-                return found
-        size *= 10

@@ -114,14 +114,14 @@ def _own_scaling(seen: Seen) -> Scaling:
 def _step_ms(found: Measurement, made: Plan, seen: Seen, ahead: int) -> float | None:
     """Of the last quarter of the steps, on the slowest rank.
 
-    Where all of them were fed from queues, at least what the loader takes to make a step's
+    Where these were fed from queues, at least what the loader takes to make a step's
     batches; None where nobody could watch it.
     """
     last = LOOK_STEPS // 4
-    step_ms = max(
-        (median(rank.step_ms[-last:]) for rank in found.ranks if rank.step_ms), default=None
-    )
-    if step_ms is None or ahead <= LOOK_STEPS:
+    ranks = [rank for rank in found.ranks if rank.step_ms]
+    step_ms = max((median(rank.step_ms[-last:]) for rank in ranks), default=None)
+    before = (rank.warmup_steps + len(rank.step_ms[:-last]) for rank in ranks)
+    if step_ms is None or ahead <= min(before):
         return step_ms
     if seen.fetches is None or not seen.fetches.batches:
         return None

@@ -70,14 +70,15 @@ class Recorder(Generic[Loss]):
         fetched: Callable[[], Fetches | None] = lambda: None,
         span_s: float = 0.0,
     ) -> None:
-        """``fetched`` tells of the batches that were made since it was last asked.
+        """``length`` may change until the warm-up is over. ``fetched`` tells of the batches that
+        were made since it was last asked.
 
         Windows follow each other without a fence for ``span_s`` seconds: after one, devices wait
         until the host has something for them, which in a step without one it had long before.
         """
         self._rank = rank
         self.device = device
-        self._clock, self._observer, self._length = clock, observer, length
+        self._clock, self._observer, self.length = clock, observer, length
         self._read = read
         self._fetched = fetched
         self._span_s = span_s
@@ -102,7 +103,7 @@ class Recorder(Generic[Loss]):
     @property
     def done(self) -> bool:
         """Whether all planned steps were made."""
-        return self.steps >= self._length.total
+        return self.steps >= self.length.total
 
     def begin(self) -> None:
         """Begin an epoch: fence, and start a window."""
@@ -181,7 +182,7 @@ class Recorder(Generic[Loss]):
             rank=self._rank,
             device=self.device,
             first_step_ms=self._first_step_ms,
-            warmup_steps=self._length.warmup,
+            warmup_steps=self.length.warmup,
             windows=tuple(self._windows),
             turns=tuple(self._turns),
             step_ms=tuple(self._step_ms),
@@ -213,15 +214,15 @@ class Recorder(Generic[Loss]):
         self._tell_phase(Phase.FIRST_STEP if self.steps == 0 else Phase.STEPPING)
 
     def _tell_phase(self, phase: Phase) -> None:
-        before = self._length.before
-        self._observer.beat(phase, before + self.steps, before + self._length.total)
+        before = self.length.before
+        self._observer.beat(phase, before + self.steps, before + self.length.total)
 
     def _window_is_full(self, before: int) -> bool:
         """Whether the last call, before which there were so many steps, fills the window."""
         return (
             before == 0
-            or before < self._length.warmup <= self.steps
-            or sum(call.steps for call in self._pending[self._begun :]) >= self._length.window
+            or before < self.length.warmup <= self.steps
+            or sum(call.steps for call in self._pending[self._begun :]) >= self.length.window
         )
 
     @property
@@ -272,7 +273,7 @@ class Recorder(Generic[Loss]):
                 between=None if first else self._between,
                 ahead_s=self._clock.ahead_s if last else None,
             )
-            if made >= self._length.warmup and cut.kept:
+            if made >= self.length.warmup and cut.kept:
                 self._windows.append(window)
                 self._turns += [] if cut.turn is None else [cut.turn]
                 pairs = zip(their_ms, calls, strict=True)
@@ -286,7 +287,7 @@ class Recorder(Generic[Loss]):
         if not losses:
             self._pending.clear()
             return
-        last = self._length.before + self.steps
+        last = self.length.before + self.steps
         first = last - len(losses) + 1
         for step, loss in enumerate(losses, start=first):
             if not math.isfinite(loss):

@@ -17,7 +17,7 @@ from nfold.explain import asking
 from nfold.explain.account import Account
 from nfold.explain.budget import budget
 from nfold.explain.causes import BY_ID
-from nfold.explain.experiment import Clock, Events, Experiment, rounded
+from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
 from nfold.finding import NO_TIME, BatchLimit, Finding
@@ -61,13 +61,6 @@ def _experiment(
     clock = Clock(seconds, now=lambda: ticking.now)
     made = Experiment(target(SCRIPT, store, ticking), clock, noting, stop or Stop())
     return made, ticking, noting
-
-
-@pytest.mark.parametrize(
-    ("steps", "found"), [(0.2, 1), (3, 3), (11, 15), (200, 200), (201, 300), (701, 1000)]
-)
-def test_lengths_are_round(steps: float, found: int) -> None:
-    assert rounded(steps) == found
 
 
 def test_a_budget_that_is_too_short_gives_a_partial_answer_and_says_so() -> None:
@@ -364,4 +357,17 @@ def test_rungs_of_one_process_tree_are_measured_together_or_each_by_itself(fails
         by_itself = [tree for tree in noting.trees if tree == (made.full(),)]
         assert by_itself
         assert len(shared) < len(noting.trees) / 2
+    assert budget("digits", made, experiment.measured).speedup.value == pytest.approx(20 / 12)
+
+
+@pytest.mark.parametrize(("seconds", "alone"), [(1000.0, False), (2.0, True)])
+def test_without_time_for_turns_the_two_ends_are_measured_by_themselves(
+    seconds: float, alone: bool
+) -> None:
+    """Steps are of 12 ms here; two turns of 200 take 5 s."""
+    experiment, _, noting = _experiment(seconds)
+    experiment.target = Sharing(experiment.target)
+    made = experiment.run(ladder())
+    first = next(tree for tree in noting.trees if made.full() in tree)
+    assert (len(first) == 1) == alone
     assert budget("digits", made, experiment.measured).speedup.value == pytest.approx(20 / 12)

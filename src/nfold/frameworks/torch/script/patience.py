@@ -1,26 +1,20 @@
 """Nobody waits long, and again and again, for what lies between the passes of a script.
 
-Ranks decide alike, or they would wait for each other: rank 0 by its clock, the others ask it
-through the store of the script's process group.
+Ranks decide alike, by rank 0's clock, or they would wait for each other.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
-
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.script.facts import joined
-from nfold.frameworks.torch.script.late import PUBLIC
+from nfold.frameworks.torch.script.agreeing import heard, tell
 from nfold.frameworks.torch.script.turning import length_of
 
 LONG_S = 5.0
 """Between two passes that are cut short, of which a run holds three; in all between others."""
-POLL_S = 0.01
+TOLD = "long after pass"
 
 
 class Patience:
@@ -82,19 +76,8 @@ class Patience:
     def _tell(self, number: int) -> None:
         """Decide; rank 0 for the others."""
         self._long = self._between_s > LONG_S
-        if joined() and dist.get_rank() == 0:
-            _store().set(str(number), str(self._long))
+        tell(f"{TOLD} {number}", self._long)
 
     def _heard(self, number: int) -> bool:
         """What was decided, by rank 0."""
-        if not joined() or dist.get_rank() == 0:
-            return self._long
-        store = _store()
-        while not store.check([str(number)]):
-            self._waiting()
-            time.sleep(POLL_S)
-        return bool(store.get(str(number)) == str(True).encode())
-
-
-def _store() -> Any:
-    return PUBLIC.PrefixStore("nfold-patience", distributed_c10d._get_default_store())
+        return heard(f"{TOLD} {number}", self._long, self._waiting)

@@ -90,6 +90,7 @@ def _ended(task: Task, watches: list[Watch], observer: Observer) -> RankSamples:
     name = task.workload.name
     if not watches:
         raise RunFailure(f"{name} ended and never imported torch: there is nothing to measure")
+    from nfold.frameworks.torch.script.facts import joined
     from nfold.frameworks.torch.script.watch import FEWEST_STEPS
 
     watch = watches[0]
@@ -99,7 +100,7 @@ def _ended(task: Task, watches: list[Watch], observer: Observer) -> RankSamples:
         counts = (watch.steps, watch.warmup_steps, watch.children)
         raise RunFailure(too_few(name, *counts, FEWEST_STEPS))
     samples = watch.samples()
-    if watch.joined:
+    if joined():
         observer.leave(samples)
     watch.remove()
     return samples

@@ -20,9 +20,9 @@ from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import SPAN_S, LateClock
 from nfold.frameworks.torch.script.ends import shortened
-from nfold.frameworks.torch.script.facts import joined
 from nfold.frameworks.torch.script.fetching import NONE, fetched
 from nfold.frameworks.torch.script.late import LateExchange
+from nfold.frameworks.torch.script.looking import Look
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.patience import Patience
@@ -31,7 +31,6 @@ from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.spawned import follow
 from nfold.frameworks.torch.script.stepping import Stepping
 from nfold.frameworks.torch.script.streams import Fed, Feed
-from nfold.frameworks.torch.script.trace import Tracing
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.turning import Turning, length_of
 from nfold.frameworks.torch.weights import checksum_of
@@ -75,7 +74,7 @@ class Watch:
         self._feed = Feed(self._prepare, self._replay, self._left_out, self, calm=calm)
         self._sights = Sights(task, self._left_out, self._feed, self._boundary, trainers)
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
-        self._tracing = Tracing(wanted=self._left_out.now.traced)
+        self._look = Look(task, self.aside)
         self._patience = Patience(task, self._overrides.never_end, self.aside)
         self._before = NONE
         self._agreed: str | None = None
@@ -101,11 +100,6 @@ class Watch:
     def children(self) -> int:
         """Processes that the script has started, apart from loaders' workers."""
         return self._sights.children
-
-    @property
-    def joined(self) -> bool:
-        """Whether the script is in a process group."""
-        return joined()
 
     def install(self) -> None:
         """Put everything in its place; the script has just imported torch."""
@@ -138,8 +132,10 @@ class Watch:
 
     def _count_step(self) -> None:
         taken = self._feed.taken()
-        if self._tracing.on:
-            if self._tracing.stepped():
+        if self._look.on:
+            # Under a profiler, and to read what it found, takes as long as a first step may.
+            self._observer.beat(Phase.FIRST_STEP, self.steps)
+            if self._look.stepped():
                 self._leave()
             return
         if not self.steps:
@@ -149,11 +145,15 @@ class Watch:
             self._sights.begin()
             if self._sights.may_compile:
                 self._observer.beat(Phase.FIRST_STEP, self.steps)
+        shorter = self._look.shortened(self.steps, self.devices)
+        if shorter is not None:
+            self._recorder.length = shorter
+            self.warmup_steps, self._settles_at = shorter.warmup, shorter.warmup - 1
         if self.steps == self._settles_at:
             self._settle()
         if not self._recorder.done and not self._patience.over(self.steps):
             self._turning.stepped(self.steps)
-        elif not self._tracing.begin(cuda=self.devices.cuda):
+        elif not self._look.begin(cuda=self.devices.cuda):
             self._leave()
 
     @contextmanager
@@ -236,7 +236,7 @@ class Watch:
             )
         peak = self.devices.peak_memory_bytes()
         seen = self._sights.finished(self.timed_steps, self.devices)
-        self._observer.see(dataclasses.replace(seen, traced=self._tracing.found()))
+        self._observer.see(dataclasses.replace(seen, traced=self._look.found()))
         found = self._recorder.samples(
             peak_memory_bytes=peak,
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),

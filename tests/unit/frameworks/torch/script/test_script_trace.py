@@ -10,9 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from nfold.ablation import Ablation
+from nfold.frameworks.base import Phase
+from nfold.frameworks.torch.script import trace
 from nfold.frameworks.torch.script.trace import STEP_ENDS, STEPS, read
 from nfold.seen import Traced
-from watched import dataset, loop, model, script_task, watched
+from watched import dataset, loop, model, script_task, usual, watched
 
 IMAGES, LAST, FIRST = [4, 8, 2, 2], [32, 1, 16, 8], [32, 4, 2, 1]
 
@@ -114,6 +116,14 @@ def _traced(times: int) -> Traced:
     assert found.samples.parameter_checksum
     assert found.seen.traced is not None
     return found.seen.traced
+
+
+def test_a_trace_of_too_many_operations_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "LARGEST_READ", 1000)
+    found = watched(usual, script_task(Ablation(traced=True), steps=12))
+    assert found.samples is not None
+    assert found.seen.traced is None
+    assert found.phases[-1] == Phase.FIRST_STEP
 
 
 def test_a_script_that_ends_before_is_not_traced() -> None:

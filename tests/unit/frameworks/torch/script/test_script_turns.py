@@ -247,7 +247,7 @@ def test_a_replay_that_takes_turns_begins_when_workers_are_idle(
         loop(DataLoader(dataset(640), batch_size=8), module, optimizer)
 
     turns = (Ablation(), Ablation(input="replayed"), Ablation(input="resident"))
-    watched(training, dataclasses.replace(script_task(steps=8), turns=turns))
+    watched(training, dataclasses.replace(script_task(steps=20), turns=turns))
     # Once where each kind of replay is collected, and whenever the real input goes.
     assert len(waited) == 1 + CYCLES // 2
     waited.clear()

@@ -18,7 +18,8 @@ from nfold.ablation import Ablation
 from nfold.errors import Unsupported
 from nfold.frameworks import clock
 from nfold.frameworks.base import Phase
-from nfold.frameworks.torch.script import patience, watch
+from nfold.frameworks.torch.devices import Devices
+from nfold.frameworks.torch.script import agreeing, looking, patience, watch
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.measurement import Between
 from watched import (
@@ -228,6 +229,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     monkeypatch.setattr(clock, "time", made)
     monkeypatch.setattr(watch, "time", made)
     monkeypatch.setattr(patience, "time", made)
+    monkeypatch.setattr(looking, "time", made)
     return made
 
 
@@ -338,14 +340,65 @@ def test_another_rank_lives_while_it_waits_for_rank_0_s_word(
     word: str, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[bool] = []
-    monkeypatch.setattr(patience, "joined", lambda: True)
+    monkeypatch.setattr(agreeing, "joined", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     store = Store(word, after=3)
-    monkeypatch.setattr(patience, "_store", lambda: store)
+    monkeypatch.setattr(agreeing, "_store", lambda: store)
     task = script_task(Ablation(pass_batches=5), warmup_steps=5, steps=15)
     one = patience.Patience(task, lambda: None, lambda: waited.append(True))
     assert [one.over(step) for step in range(1, 11)] == [False] * 9 + [word == "True"]
     assert len(waited) == 3
+
+
+LOOK = Ablation(traced=True)
+
+
+@pytest.mark.parametrize(
+    ("taking_s", "left_out", "warmup", "timed", "traced"),
+    [(1, LOOK, 7, 3, 1), (0, LOOK, 10, 12, 6), (1, Ablation(), 10, 12, None)],
+)
+def test_a_first_look_is_short_where_steps_are_long(
+    taking_s: int, left_out: Ablation, warmup: int, timed: int, traced: int | None, seconds: Seconds
+) -> None:
+    steps = itertools.count()
+
+    def slow(*_: object) -> None:
+        """But for a second step that takes a minute, as one that compiles again may."""
+        seconds.pass_by(60 if next(steps) == 1 else taking_s)
+
+    def training() -> None:
+        module = model()
+        module.register_forward_hook(slow)
+        loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task(left_out, steps=12, warmup_steps=10))
+    assert found.samples is not None
+    assert found.samples.warmup_steps == warmup
+    assert found.samples.step_ms == (taking_s * 1000,) * timed
+    assert (found.seen.traced.steps if found.seen.traced else None) == traced
+    assert found.seen.samples_per_step == 8
+
+
+def test_ranks_that_train_alone_show_nothing_else(seconds: Seconds) -> None:
+    task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)
+    found = watched(usual, task)
+    assert found.samples is not None
+    assert (len(found.samples.step_ms), found.seen.traced) == (1, None)
+    assert not found.seen.process_group
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_rank_looks_for_as_long_as_rank_0_does(
+    slow: bool, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (agreeing, looking):
+        monkeypatch.setattr(module, "joined", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(agreeing, "_store", lambda: Store(str(slow), after=3))
+    task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)
+    look = looking.Look(task, lambda: None)
+    found = [look.shortened(step, Devices((torch.device("cpu"),))) for step in range(1, 9)]
+    assert [one is not None for one in found] == [slow and step == 6 for step in range(1, 9)]
 
 
 @pytest.mark.parametrize(("workers", "step_ms"), [(0, 2000), (1, 1000)])

@@ -1,0 +1,63 @@
+"""How long runs are, by how long their steps take. Pure functions.
+
+The same for every time budget, so that with a larger one the earlier runs are found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from nfold.explain.ladder import Ladder
+from nfold.plan import WARMUP_STEPS
+
+LEAST_STEPS, MOST_STEPS = 20, 2000
+LONG_S, FEWEST_STEPS = 6.0, 5
+"""Where the least steps take longer than this, fewer are enough, but never less."""
+TIMED_S = 2.0
+"""What a run is to time of a rung: about as long as it takes to start one."""
+TIMED_IN_TURNS_S = {"cuda": 1.0, "cpu": 3.0}
+"""Where rungs that are compared share a run. On a CPU everything else on the host is in a step."""
+TIMED_OF_OPERATION_S = 0.5
+"""Of each of an operation's parts, some ten in a run."""
+WARMUP_S = 5.0
+"""The longest warm-up, and the longest time that queues of loaders get to settle in a turn."""
+FEWEST_WARMUP, OF_SEVERAL = 3, 7
+"""Steps of a script's that are long; several optimizers show which steps least often."""
+FACTORS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+"""Of round numbers: a run is at most half as long again as it should be."""
+
+
+def long_enough(ladder: Ladder, step_s: float, *, in_turns: bool) -> Ladder:
+    """Its plan with as many steps as are to be timed and let pass, in round numbers."""
+    timed_s = TIMED_IN_TURNS_S[str(ladder.plan.device)] if in_turns else TIMED_S
+    timed_s = TIMED_OF_OPERATION_S if ladder.operation else timed_s
+    step_s = max(1e-6, step_s)
+    least = min(LEAST_STEPS, max(FEWEST_STEPS, rounded(LONG_S / step_s)))
+    timed = ladder.plan.edit(
+        steps=min(MOST_STEPS, max(least, rounded(timed_s / step_s))),
+        epochs=None,
+        warmup_steps=_warmup(ladder, rounded(WARMUP_S / step_s)),
+    )
+    return dataclasses.replace(ladder, plan=timed, made={})
+
+
+def _warmup(ladder: Ladder, in_time: int) -> int:
+    """As many as the plan has, or ``in_time``; of a script whose steps are long, what it needs."""
+    planned = ladder.plan.warmup_steps or WARMUP_STEPS
+    least = WARMUP_STEPS
+    if ladder.seen is not None:
+        fewest = FEWEST_WARMUP if len(ladder.seen.optimizers) < 2 else OF_SEVERAL
+        queued = max(0, planned - WARMUP_STEPS)
+        least = min(least, max(fewest, in_time) + queued)
+    return min(planned, max(least, in_time))
+
+
+def rounded(steps: float) -> int:
+    """The next of 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, ... from ``steps`` on."""
+    size = 1
+    while True:
+        for factor in FACTORS:
+            if (found := math.ceil(factor * size)) >= steps:
+                return found
+        size *= 10

@@ -1,0 +1,48 @@
+"""How long runs are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from explaining import ladder
+from nfold.explain.lengths import long_enough, rounded
+from nfold.seen import Seen
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"), [(0.2, 1), (3, 3), (11, 15), (200, 200), (201, 300), (701, 1000)]
+)
+def test_lengths_are_round(steps: float, found: int) -> None:
+    assert rounded(steps) == found
+
+
+@pytest.mark.parametrize(
+    ("step_s", "steps", "warmup"),
+    [(0.012, 200, 500), (0.1, 20, 50), (0.3, 20, 20), (0.5, 15, 10), (1, 7, 10), (60, 5, 10)],
+)
+def test_long_steps_are_fewer_but_never_less_than_tell_something(
+    step_s: float, steps: int, warmup: int
+) -> None:
+    found = long_enough(ladder(warmup_steps=10_000), step_s, in_turns=False).plan
+    assert (found.steps, found.warmup_steps) == (steps, warmup)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "planned", "optimizers", "warmup"),
+    [
+        (0.1, 10, 1, 10),
+        (1, 10, 1, 5),
+        (60, 10, 1, 3),
+        (60, 12, 1, 5),  # Two steps more, until what workers made ahead is used up.
+        (60, 100, 1, 10),
+        (60, 10, 2, 7),
+    ],
+)
+def test_a_script_whose_steps_are_long_warms_up_in_few(
+    step_s: float, planned: int, optimizers: int, warmup: int
+) -> None:
+    seen = Seen(optimizers=("SGD", "Adam")[:optimizers])
+    script = dataclasses.replace(ladder(warmup_steps=planned), seen=seen)
+    assert long_enough(script, step_s, in_turns=True).plan.warmup_steps == warmup
