@@ -98,9 +98,9 @@ def between_epochs(seen: Seen, *, waits: bool) -> str:
 
 def reordering(seen: Seen) -> str:
     """One order of dimensions throughout, so that nothing is written out in another one."""
-    own = "last" if seen.channels_last else "first"
+    own = f" (images are channels_{'last' if seen.channels_last else 'first'})"
     kept = "one order of dimensions throughout, no .contiguous() after a permute in a step"
-    return at(seen.first_place("model"), f"{kept} (images are channels_{own})")
+    return at(seen.first_place("model"), kept + own * bool(seen.convolutions))
 
 
 def channels_last(seen: Seen) -> str:

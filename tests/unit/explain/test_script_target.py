@@ -484,6 +484,9 @@ def test_copies_into_another_order_are_told_by_a_trace(seen: Seen, share: float)
     assert row.cause == "layout"
     ends = (row.lost_ms.low, row.lost_ms.value, row.lost_ms.high)
     assert ends == pytest.approx((2.0 * share, 2.1 * share, 2.2 * share))
+    assert row.fix.endswith("a permute in a step")
+    convolved = dataclasses.replace(seen, traced=traced, convolutions=3)
+    (row,) = (row for row in explained(convolved).single if row.named)
     assert row.fix.endswith("a permute in a step (images are channels_first)")
     busy = Traced(steps=3, reordering_ms=(), launches=411.7, busy_ms=4.9)
     assert lines.way(dataclasses.replace(seen, traced=busy)).endswith(

@@ -19,7 +19,7 @@ DECIDES = 6
 fifth of another one's is known, too."""
 SLOW_S = 0.3
 """Of a step: as many as a look has otherwise take 17 s."""
-TIMED, TRACED = 3, 1
+TIMED, TRACED = 3, 2
 """Steps of a look at a script whose steps are longer."""
 
 
