@@ -28,7 +28,7 @@ SWITCHED = (
 )
 """What can change from step to step, in a script. The other fields of an Ablation hold for a whole
 process, and a workload may have fewer of these: its framework says which."""
-CYCLES, MANY_STEPS = 4, 20
+CYCLES, MANY_STEPS = 4, 8
 """How often each has its turn, at most: so drift meets all alike. Half as often with fewer steps,
 which are long: those that settle take long, too."""
 SETTLE = 3

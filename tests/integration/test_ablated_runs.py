@@ -103,7 +103,7 @@ def test_rungs_take_turns_in_one_run(tmp_path: Path, held: Ablation, changes: An
     alone, barrier = replayed.merged(NO_EXCHANGE), replayed.merged(Ablation(exchange="barrier"))
     asked = (Ablation(), replayed) if held else (Ablation(), replayed, alone, barrier)
     turns = tuple(held.merged(one) for one in asked)
-    whole = _measured(tmp_path, held or None, turns=turns, **changes)
+    whole = _measured(tmp_path, held or None, turns=turns, steps=8, **changes)
     assert whole.status == "ok", whole.cause
     assert [rank.rank for rank in whole.ranks] == [0, 1]
     for one, left_out in zip(apart(whole, turns), turns, strict=True):

@@ -17,7 +17,7 @@ from nfold.explain import asking
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
-from nfold.explain.lengths import long_enough
+from nfold.explain.lengths import LONG_STEP_S, long_enough
 from nfold.explain.measured import Measured
 from nfold.explain.readings import readings
 from nfold.explain.target import Target
@@ -176,7 +176,9 @@ class Experiment:
                     self._keep_all(asked, 0, self._run(asked, 0))
 
     def _fits(self, asked: Sequence[Rung]) -> bool:
-        """Whether there is time for the steps of all these, which take turns."""
+        """Whether steps are short, or there is time for those of all these, which take turns."""
+        if self._step_s <= LONG_STEP_S:
+            return True
         turns = [rung.ablation for rung in asked]
         parts = schedule(turns, asked[0].plan) if len(asked) > 1 else ()
         return sum(part.steps for part in parts) * self._step_s <= self.clock.left_s

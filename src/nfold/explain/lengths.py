@@ -12,8 +12,8 @@ from nfold.explain.ladder import Ladder
 from nfold.plan import WARMUP_STEPS
 
 LEAST_STEPS, MOST_STEPS = 20, 2000
-LONG_S, FEWEST_STEPS = 6.0, 5
-"""Where the least steps take longer than this, fewer are enough, but never less."""
+LONG_STEP_S, FEWEST_STEPS = 0.3, 5
+"""Of steps that take longer fewer are enough, in as much time, but never less."""
 TIMED_S = 2.0
 """What a run is to time of a rung: about as long as it takes to start one."""
 TIMED_IN_TURNS_S = {"cuda": 1.0, "cpu": 3.0}
@@ -33,7 +33,7 @@ def long_enough(ladder: Ladder, step_s: float, *, in_turns: bool) -> Ladder:
     timed_s = TIMED_IN_TURNS_S[str(ladder.plan.device)] if in_turns else TIMED_S
     timed_s = TIMED_OF_OPERATION_S if ladder.operation else timed_s
     step_s = max(1e-6, step_s)
-    least = min(LEAST_STEPS, max(FEWEST_STEPS, rounded(LONG_S / step_s)))
+    least = min(LEAST_STEPS, max(FEWEST_STEPS, rounded(LEAST_STEPS * LONG_STEP_S / step_s)))
     timed = ladder.plan.edit(
         steps=min(MOST_STEPS, max(least, rounded(timed_s / step_s))),
         epochs=None,

@@ -360,13 +360,19 @@ def test_rungs_of_one_process_tree_are_measured_together_or_each_by_itself(fails
     assert budget("digits", made, experiment.measured).speedup.value == pytest.approx(20 / 12)
 
 
-@pytest.mark.parametrize(("seconds", "alone"), [(1000.0, False), (2.0, True)])
-def test_without_time_for_turns_the_two_ends_are_measured_by_themselves(
-    seconds: float, alone: bool
+@pytest.mark.parametrize(
+    ("slower", "seconds", "alone"), [(50, 1000.0, False), (50, 5.0, True), (1, 1.0, False)]
+)
+def test_without_time_for_turns_of_long_steps_the_two_ends_are_measured_by_themselves(
+    slower: int, seconds: float, alone: bool
 ) -> None:
-    """Steps are of 12 ms here; two turns of 200 take 5 s."""
-    experiment, _, noting = _experiment(seconds)
-    experiment.target = Sharing(experiment.target)
+    """Steps are of 12 ms here, or so many times slower: two turns of 15 take 18 s and more."""
+    script = Script(
+        compute_ms_per_sample=0.1 * slower, exchange_ms=2.0 * slower, samples_per_epoch=2000
+    )
+    ticking, noting = Ticking(runner(script)), Noting()
+    clock = Clock(seconds, now=lambda: ticking.now)
+    experiment = Experiment(Sharing(target(script, run=ticking)), clock, noting)
     made = experiment.run(ladder())
     first = next(tree for tree in noting.trees if made.full() in tree)
     assert (len(first) == 1) == alone

@@ -33,7 +33,7 @@ class Noting(Observer):
 
 
 def _gone_through(*turns: Ablation, ablation: Ablation | None = None) -> list[tuple[str, Any]]:
-    made = task(steps=4, warmup_steps=2)
+    made = task(steps=8, warmup_steps=2)
     asked = dataclasses.replace(made, turns=turns, ablation=ablation)
     noting = Noting()
     turning = Turning(asked, LeftOut(asked), cast(Recorder[Any], noting), noting, noting.change)
@@ -47,9 +47,9 @@ def _gone_through(*turns: Ablation, ablation: Ablation | None = None) -> list[tu
 def test_ranks_meet_after_a_turn_in_which_nobody_waited() -> None:
     told = _gone_through(REAL, ALONE)
     assert told[:4] == [("turn", 0), ("turn", None), ("change", ALONE), ("turn", 1)]
-    # One step each, then backwards: two of one turn are neighbours.
+    # Two steps each, then backwards: two of one turn are neighbours.
     awaited = [step for kind, step in told if kind == "await"]
-    assert awaited[0] == 2 + 1 + SETTLE + 2
+    assert awaited[0] == 2 + 2 + SETTLE + 4
     changes = [value for kind, value in told if kind == "change"]
     assert changes == [ALONE, REAL] * 2
     assert len(awaited) == 2
