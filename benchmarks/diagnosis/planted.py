@@ -2,7 +2,7 @@
 
 ``digits`` is for CPU devices, ``pictures`` (cnn10) for GPUs, where doses keep the device busy, not
 the host, and steps are launched one by one: a captured step would go on with the doses it was
-captured with. NFOLD_PLANTED is JSON: ``{"imbalance": 2.0}``, causes and their milliseconds a step,
+captured with. PLANTED_COSTS is JSON: ``{"imbalance": 2.0}``, causes and their milliseconds a step,
 or a list of such objects. Of a list each has a turn of so many steps, and every rank prints what
 one of them took. The costs are put in when a rank calls the function; nfold itself knows nothing
 of them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ENVIRONMENT = "NFOLD_PLANTED"
+ENVIRONMENT = "PLANTED_COSTS"
 CAUSES = ("input", "imbalance", "link", "synchronization", "launch-bound")
 SETTLING = 150
 """Steps before the first turn, which no turn is compared with: a GPU's first ones are slow."""
