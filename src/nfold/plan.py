@@ -48,6 +48,10 @@ MINIMUM: dict[str, int] = {
 """The smallest value of every numeric axis."""
 
 WARMUP_STEPS = 10
+FEWEST_STEPS = 5
+"""Timed steps; from fewer nobody can tell anything."""
+LONG_STEP_S = 0.3
+"""Of steps that take longer fewer are made: 57 of them, as in a first look, would take 17 s."""
 LOADER_AHEAD = 4
 """Batches that each worker of nfold's own loaders makes ahead of the step."""
 USED_UP = 4

@@ -145,6 +145,7 @@ def test_a_module_is_found_as_python_finds_it(project: Path) -> None:
     assert [*found.values()] == [str(project / file) for file in files]
     for name in ("gone", "models.gone", "train.deep", "loose", "loose.inner", "sys", "a..b", ""):
         assert module_file(name, str(project)) is None
+    assert "models" not in sys.modules
 
 
 def test_a_package_is_imported_by_its_first_file(project: Path) -> None:

@@ -17,12 +17,12 @@ from nfold.explain import asking
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
-from nfold.explain.lengths import LONG_STEP_S, long_enough
+from nfold.explain.lengths import long_enough
 from nfold.explain.measured import Measured
 from nfold.explain.readings import readings
 from nfold.explain.target import Target
 from nfold.measurement import Measurement
-from nfold.plan import Plan
+from nfold.plan import LONG_STEP_S, Plan
 from nfold.run.options import Stop
 from nfold.turns import schedule
 
@@ -179,8 +179,7 @@ class Experiment:
         """Whether steps are short, or there is time for those of all these, which take turns."""
         if self._step_s <= LONG_STEP_S:
             return True
-        turns = [rung.ablation for rung in asked]
-        parts = schedule(turns, asked[0].plan) if len(asked) > 1 else ()
+        parts = schedule([rung.ablation for rung in asked], asked[0].plan)
         return sum(part.steps for part in parts) * self._step_s <= self.clock.left_s
 
     def _measure(self, group: Sequence[Rung], number: int) -> bool:

@@ -9,11 +9,9 @@ import dataclasses
 import math
 
 from nfold.explain.ladder import Ladder
-from nfold.plan import WARMUP_STEPS
+from nfold.plan import FEWEST_STEPS, LONG_STEP_S, WARMUP_STEPS
 
 LEAST_STEPS, MOST_STEPS = 20, 2000
-LONG_STEP_S, FEWEST_STEPS = 0.3, 5
-"""Of steps that take longer fewer are enough, in as much time, but never less."""
 TIMED_S = 2.0
 """What a run is to time of a rung: about as long as it takes to start one."""
 TIMED_IN_TURNS_S = {"cuda": 1.0, "cpu": 3.0}

@@ -13,12 +13,11 @@ from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script.agreeing import heard, tell
 from nfold.frameworks.torch.script.facts import joined
 from nfold.frameworks.torch.script.trace import Tracing
+from nfold.plan import LONG_STEP_S
 
 DECIDES = 6
 """The step after which it is known how long steps are: by then an optimizer that steps after every
 fifth of another one's is known, too."""
-SLOW_S = 0.3
-"""Of a step: as many as a look has otherwise take 17 s."""
 TIMED, TRACED = 3, 2
 """Steps of a look at a script whose steps are longer."""
 
@@ -47,7 +46,7 @@ class Look(Tracing):
         self._ended_at.append(time.monotonic())
         if steps < DECIDES:
             return None
-        slow = median(end - begin for begin, end in pairwise(self._ended_at)) > SLOW_S
+        slow = median(end - begin for begin, end in pairwise(self._ended_at)) > LONG_STEP_S
         tell("slow steps", slow)
         if not heard("slow steps", slow, self._waiting):
             return None

@@ -18,6 +18,7 @@ from nfold.frameworks.torch.script.environment import alone, entered
 from nfold.frameworks.torch.script.suspended import Generators
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.measurement import RankSamples
+from nfold.plan import FEWEST_STEPS
 
 if TYPE_CHECKING:
     from nfold.frameworks.torch.script.watch import Watch
@@ -91,7 +92,6 @@ def _ended(task: Task, watches: list[Watch], observer: Observer) -> RankSamples:
     if not watches:
         raise RunFailure(f"{name} ended and never imported torch: there is nothing to measure")
     from nfold.frameworks.torch.script.facts import joined
-    from nfold.frameworks.torch.script.watch import FEWEST_STEPS
 
     watch = watches[0]
     if watch.refused is not None:

@@ -35,9 +35,7 @@ from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.turning import Turning, length_of
 from nfold.frameworks.torch.weights import checksum_of
 from nfold.measurement import Epoch, Fetches, RankSamples
-
-FEWEST_STEPS = 5
-"""Timed steps; from fewer nobody can tell anything."""
+from nfold.plan import FEWEST_STEPS
 
 
 class Watch:
