@@ -7,13 +7,16 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import made
 from nfold.ablation import Ablation
+from nfold.frameworks import clock
 from nfold.frameworks.base import Observer, Phase
+from nfold.frameworks.torch.script import between, looking, patience, pauses
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.watch import Watch
@@ -23,6 +26,30 @@ from nfold.seen import Seen
 from nfold.workload import Workload
 
 FEATURES, CLASSES = 8, 4
+
+
+class Seconds:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pass_by(seconds)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def passing(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    """Such time for all that times a script."""
+    found = Seconds()
+    for module in (clock, between, pauses, patience, looking):
+        monkeypatch.setattr(module, "time", found)
+    return found
 
 
 class Left(SystemExit):

@@ -23,6 +23,17 @@ HERE = Path(__file__).resolve().parent
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "noise": 0.01, "process_noise": 0.005}
 SHARE = 100
 """Samples of a device in a step, on the simulated framework: 10 ms."""
+RECURRING = {f"{who}every-{k}": k for who in ("", "all-") for k in (5, 20, 50)}
+"""What comes after so many steps only, on rank 0 or on all: it is found in *epoch-boundary*."""
+
+
+def _recurring(cause: str, dose: float) -> dict[str, Any]:
+    """One device pauses as often, in steps that are twice as long at the best."""
+    every = RECURRING[cause]
+    rank = None if cause.startswith("all") else 0
+    return {"pause_ms": 2 * every * dose, "pause_every": every, "pause_rank": rank}
+
+
 COSTS: dict[str, Callable[[float], dict[str, Any]]] = {
     "link": lambda dose: {"exchange_ms": dose},
     "synchronization": lambda dose: {"latency_ms": dose},
@@ -32,6 +43,7 @@ COSTS: dict[str, Callable[[float], dict[str, Any]]] = {
     "input": lambda dose: {"load_ms_per_sample": (10 + dose) * 4 / SHARE / 2, "host_cores": 4},
     # A fixed cost of one device is halved by two: half of it is lost to two-fold.
     "launch-bound": lambda dose: {"host_ms": 2 * dose},
+    **{cause: functools.partial(_recurring, cause) for cause in RECURRING},
 }
 SCRIPTS = {
     "ddp": "ddp.py",
@@ -39,8 +51,10 @@ SCRIPTS = {
     "accelerate": "with_accelerate.py",
     "dataparallel": "dataparallel.py",
 }
-EXACT = ("imbalance", "epoch-boundary")
+EXACT = ("imbalance", "epoch-boundary", *RECURRING)
 """A rank that is busy for so long, workers that sleep for so long before each epoch."""
+FOUND_IN = {"host-syncs": "synchronization", **dict.fromkeys(RECURRING, "epoch-boundary")}
+"""Rows that have another name: values that the host reads are a part of synchronization."""
 OF_SEVERAL = ("imbalance", "synchronization", "link", "threads", "undivided-work")
 """What one device has nobody for."""
 TAIL = 2000
@@ -111,7 +125,7 @@ class Simulated:
         return {"NFOLD_SIMULATED": json.dumps(script)}
 
     def injected(self, doses: Doses, found: Any) -> dict[str, float]:
-        return dict(doses)
+        return {FOUND_IN.get(cause, cause): dose for cause, dose in doses.items()}
 
 
 @dataclass(frozen=True)
@@ -151,7 +165,8 @@ class Script:
         own = (*moving, "undivided-work") if self.kind == "ddp" else moving
         none = {"synchronization", "link", "threads", "memory"} if self.strong else set()
         none |= set(OF_SEVERAL) if self.count == 1 else set()
-        return tuple(cause for cause in (*both, *cuda, *own) if cause not in none)
+        every = (*both, *RECURRING, *cuda, *own)
+        return tuple(cause for cause in every if cause not in none)
 
     @property
     def strong(self) -> bool:
@@ -196,11 +211,7 @@ class Script:
         if set(doses) == {"undivided-work"}:
             whole = float(found["n_devices"]["step_ms"]["value"])
             return {"undivided-work": whole * (self.count - 1)}
-        # Values that the host reads are a part of synchronization.
-        return {
-            cause.replace("host-syncs", "synchronization"): self._ms(cause, dose)
-            for cause, dose in doses.items()
-        }
+        return {FOUND_IN.get(cause, cause): self._ms(cause, dose) for cause, dose in doses.items()}
 
     def _ms(self, cause: str, dose: float) -> float:
         if cause in EXACT:

@@ -58,17 +58,19 @@ class Between:
 class Window:
     """Some consecutive steps of one rank, fenced by device synchronisation at both ends.
 
-    ``start_s`` is on the host's monotonic clock (the same for every process of the host),
-    ``samples`` counts this rank's own. ``fetches`` are those that ended in it, None where nobody
-    could watch them. ``between`` is what lies before it where a pass over the data begins with it.
-    ``ahead_s`` is how long the devices went on when the host had nothing more for them: long where
-    they are what a step waits for, not where they wait for the host. None: not known.
+    ``first`` is the number of its first step in its process, from 0. ``start_s`` is on the host's
+    monotonic clock (the same for every process of the host), ``samples`` counts this rank's own.
+    ``fetches`` are those that ended in it, None where nobody could watch them. ``between`` is what
+    lies before it where a pass over the data begins with it. ``ahead_s`` is how long the devices
+    went on when the host had nothing more for them: long where they are what a step waits for, not
+    where they wait for the host. None: not known.
     """
 
     start_s: float
     seconds: float
     steps: int
     samples: int
+    first: int = 0
     fetches: Fetches | None = None
     between: Between | None = None
     ahead_s: float | None = None
@@ -114,6 +116,8 @@ class RankSamples:
     ``parameter_checksum`` is equal on all ranks after a correct data-parallel run.
     ``losses`` holds (step, mean loss over the steps since the one before) points.
     ``turns`` tells, where experiments took turns, which of them every window belongs to.
+    ``pauses_ms`` has one entry for every step of a script, untimed ones too: how long its host did
+    something else after the step before and did not ask for a batch. Empty: nobody could tell.
     Of ``peak_memory_bytes``, ``data_bytes`` are the part of the training set that stays on the
     device and ``graph_bytes`` what the allocator reserves for CUDA graphs.
     ``reserved_memory_bytes`` is what the framework took from the fullest device, used or not;
@@ -127,6 +131,7 @@ class RankSamples:
     windows: tuple[Window, ...] = ()
     turns: tuple[int, ...] = ()
     step_ms: tuple[float, ...] = ()
+    pauses_ms: tuple[float, ...] = ()
     epochs: tuple[Epoch, ...] = ()
     losses: tuple[tuple[int, float], ...] = ()
     parts: tuple[Part, ...] = ()

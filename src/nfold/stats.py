@@ -19,6 +19,9 @@ LEVEL = 0.95
 PAIRS = 3
 """From this many pairs on, a ratio is formed pair by pair."""
 
+OF_DEVIATION = 1.4826
+"""A normal value's standard deviation over its median absolute deviation."""
+
 Statistic = Callable[[Sequence[float]], float]
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from integration.scripts.own_batches import SLOW_S
-from integration.scripts.somebodys_ddp import LONG_S
+from integration.scripts.somebodys_ddp import LONG_S, OFTEN, SHORT_S
 from nfold.ablation import Ablation
+from nfold.explain.ladder import Rung
+from nfold.explain.recurring import recurring, without
 from nfold.measurement import Measurement
 from nfold.plan import Plan
 from nfold.run.handoff import Folder
@@ -79,6 +81,27 @@ def test_ranks_that_exchange_nothing_do_not_wait_for_a_slow_one(tmp_path: Path) 
     first, second = (median(rank.step_ms) for rank in found.ranks)
     assert second > 20
     assert first < second / 2
+
+
+def test_what_rank_0_does_after_some_steps_is_found_in_those_after_them(tmp_path: Path) -> None:
+    """Rank 1 waits in the step that follows, and both are late by what rank 0's clock says."""
+    turns = (Ablation(), Ablation(input="replayed"))
+    whole, _ = _measured(tmp_path, "logs", turns=turns, steps=40)
+    assert whole.status == "ok", whole.cause
+    members = {
+        Rung(plan=one.plan, ablation=one.ablation or Ablation()): one for one in apart(whole, turns)
+    }
+    found = recurring(members)
+    assert len(found) == 2
+    for rung, measured in members.items():
+        (kind,) = found[rung].kinds
+        assert 1 / kind.rate == pytest.approx(OFTEN)
+        assert kind.cost_ms > 1e3 * SHORT_S / 2
+        assert {step % OFTEN for step in found[rung].apart} == {0}
+        # What comes at the end of a pass lies between two.
+        assert len(found[rung].apart) > found[rung].steps // OFTEN / 2
+        for rank in without(measured, found[rung]).ranks:
+            assert max(rank.step_ms) < 1e3 * SHORT_S
 
 
 def test_what_had_a_turn_before_the_script_failed_is_kept(tmp_path: Path) -> None:

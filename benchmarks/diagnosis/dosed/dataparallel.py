@@ -32,6 +32,7 @@ def main() -> None:
     )
     clock = Clock(told.steps)
     between = faults.between(len(loader), told.workers)
+    after_step = faults.after_steps(device)
     for _ in itertools.count():
         between()
         for images, labels in loader:
@@ -43,6 +44,7 @@ def main() -> None:
             optimizer.step()
             if clock.step():
                 return
+            after_step()
 
 
 if __name__ == "__main__":

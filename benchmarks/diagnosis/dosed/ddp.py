@@ -39,6 +39,7 @@ def main() -> None:
     )
     clock = Clock(told.steps)
     between = faults.between(len(loader), told.workers)
+    after_step = faults.after_steps(device)
     for epoch in itertools.count():
         between()
         sampler.set_epoch(epoch)
@@ -52,6 +53,7 @@ def main() -> None:
             if clock.step():
                 dist.destroy_process_group()
                 return
+            after_step()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ballast import Ballast
 from busy import busy, spin
 from calibrate import count_for, empty_bytes, repeat, timed
 from exchanges import link, nothing, synchronization
-from rota import doses
+from rota import RECURRING, doses
 from settled import settled
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler, Sampler
@@ -115,6 +115,33 @@ def between(batches: int, workers: int) -> Callable[[], None]:
     """What comes before every pass; where no workers start late, ``epoch-boundary`` is a pause."""
     dose = 0.0 if workers else doses().get("epoch-boundary", 0.0)
     return lambda: time.sleep(dose * batches / 1e3)
+
+
+def after_steps(device: torch.device) -> Callable[[], None]:
+    """What is called after every step, and does nothing after most: an evaluation, in short.
+
+    A dose every k steps comes as k of it at once. On a GPU its device is busy with it, and the
+    host waits for what comes of it.
+    """
+    made = 0
+
+    def after_step() -> None:
+        nonlocal made
+        made += 1
+        for cause, dose in doses().items():
+            first = int(os.environ.get("RANK", "0")) == 0
+            if cause in RECURRING and made % RECURRING[cause] == 0 and (first or "all" in cause):
+                _evaluate(dose * RECURRING[cause], device)
+
+    return after_step
+
+
+def _evaluate(dose_ms: float, device: torch.device) -> None:
+    if device.type == "cpu":
+        time.sleep(dose_ms / 1e3)
+        return
+    busy(dose_ms, device)
+    torch.cuda.synchronize(device)
 
 
 def threads() -> None:

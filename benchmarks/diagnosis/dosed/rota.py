@@ -12,7 +12,10 @@ import os
 from functools import cache
 
 ENVIRONMENT = "FAULTS"
+RECURRING = {f"{who}every-{k}": k for who in ("", "all-") for k in (5, 20, 50)}
+"""What comes after every so many steps only, on rank 0 or on all."""
 CAUSES = (
+    *RECURRING,
     "input",
     "storage",
     "imbalance",

@@ -34,15 +34,21 @@ class Classifier(lightning.LightningModule):
 class Timed(lightning.Callback):
     """Counts every batch; before every epoch comes what lies ``between``."""
 
+    after_step: Callable[[], None]
+
     def __init__(self, steps: int, between: Callable[[], None]) -> None:
         self._clock = Clock(steps)
         self._between = between
+
+    def on_train_start(self, trainer: lightning.Trainer, *_: Any) -> None:
+        self.after_step = faults.after_steps(trainer.strategy.root_device)
 
     def on_train_epoch_start(self, *_: Any) -> None:
         self._between()
 
     def on_train_batch_end(self, *_: Any) -> None:
         self._clock.step()
+        self.after_step()
 
 
 def main() -> None:

@@ -9,13 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from nfold.explain import lines
 from nfold.explain.causes import BY_ID, Cause, causes_of
 from nfold.explain.causes.base import left
+from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.causes.undivided_work import SIGN, UndividedWork
-from nfold.explain.fit import RESAMPLES, Fit, Number, View
+from nfold.explain.fit import RESAMPLES, Fit, Number
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
 from nfold.explain.pairs import pairs
+from nfold.explain.view import View
 from nfold.finding import FLOOR, Finding, Interaction, Speed, beyond
 from nfold.stats import Interval
+
+BETWEEN = EpochBoundary()
 
 
 class Account:
@@ -34,7 +38,6 @@ class Account:
         self.fit: Fit = measured.fit(resamples, final=final)
         full = measured.runs[ladder.full()].values()
         self.kinds = {doubt.kind: doubt.text for m in full for doubt in m.warnings}
-        self._gaps = BY_ID["epoch-boundary"].known(ladder, self.fit.view)
 
     @property
     def undivided(self) -> bool:
@@ -60,8 +63,8 @@ class Account:
         return view.step(rung) + self._gap(rung, view)
 
     def _gap(self, rung: Rung, view: View) -> float:
-        """A step's part of the time between epochs, where that was measured at both ends."""
-        return view.gap(rung) if self._gaps and view.has_gap(rung) else 0.0
+        """What is in no usual step: a part of it, where that was measured at both ends."""
+        return BETWEEN.of_step(self.ladder, view, rung)
 
     def speedup(self, view: View, gained_ms: float = 0.0) -> float:
         """Throughput of N devices over that of one, after so much is gained."""
@@ -192,14 +195,11 @@ class Account:
 
     def _gained(self, rung: Rung, view: View) -> float:
         """By a fix, between epochs too where that is known of it."""
-        full = self.ladder.full()
-        gained = view.step(full) - view.step(rung)
-        between = self._gaps and view.has_gap(rung)
-        return gained + (view.gap(full) - view.gap(rung) if between else 0.0)
+        gained = view.step(self.ladder.full()) - view.step(rung)
+        return gained + BETWEEN.saved_ms(self.ladder, view, rung)
 
     def _own(self, cause: Cause, rungs: Sequence[Rung]) -> Finding:
-        def lost(view: View) -> float:
-            return cause.single_ms(self.ladder, view)
+        lost = functools.partial(cause.single_ms, self.ladder)
 
         def gained(view: View) -> float:
             alone = self._alone_ms(view)
@@ -281,18 +281,18 @@ class Account:
         """Its cost; ranks that were fed what they should repeat nothing."""
         if isinstance(cause, UndividedWork) and not self.undivided:
             return lambda view: 0.0
-        if not self.undivided or cause.id != "epoch-boundary":
+        if not self.undivided or cause.id != BETWEEN.id:
             return lambda view: cause.lost_ms(self.ladder, view)
         # Divided, the same samples are N times as many epochs, with as many ends.
         more, full = self.ladder.devices - 1, self.ladder.full()
-        return lambda view: cause.lost_ms(self.ladder, view) + more * view.gap(full)
+        return lambda view: cause.lost_ms(self.ladder, view) + more * self._gap(full, view)
 
     def speed(self, rung: Rung, times: int = 1) -> Speed:
         """Rate and step, time between epochs included; of ``times`` equal batches one counts."""
-        samples = rung.plan.batch or 1
-        rate = self.fit.interval(lambda view: 1e3 * samples / (times * self._with_gap(rung, view)))
-        step = self.fit.interval(lambda view: self._with_gap(rung, view))
-        return Speed(samples_per_s=rate, step_ms=step)
+        counted = 1e3 * (rung.plan.batch or 1) / times
+        rate = self.fit.interval(lambda view: counted / self._with_gap(rung, view))
+        step = functools.partial(self._with_gap, rung)
+        return Speed(samples_per_s=rate, step_ms=self.fit.interval(step))
 
 
 def _ordered(findings: Iterable[Finding]) -> list[Finding]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from nfold.explain.fit import Fit, View
+from nfold.explain.fit import Fit
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.measured import Measured
+from nfold.explain.view import View
 from nfold.finding import BatchLimit
 from nfold.stats import Interval
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from nfold.errors import RunFailure
 from nfold.explain import asking
 from nfold.explain.causes.epoch_boundary import EpochBoundary
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
 from nfold.explain.lengths import long_enough
 from nfold.explain.measured import Measured
 from nfold.explain.readings import readings
 from nfold.explain.target import Target
+from nfold.explain.view import View
 from nfold.measurement import Measurement
 from nfold.plan import LONG_STEP_S, Plan
 from nfold.run.options import Stop
@@ -235,7 +235,7 @@ class Experiment:
         short.
         """
         cause = EpochBoundary()
-        if cause.absent(ladder):
+        if cause.absent(ladder) or cause.none_ends(ladder):
             return []
         view = self.measured.fit(asking.PROBING).view
         missing = [rung for rung in dict.fromkeys(cause.rungs(ladder)) if not view.has_gap(rung)]

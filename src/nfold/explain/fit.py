@@ -12,19 +12,18 @@ for the few there are.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from nfold.ablation import Ablation
 from nfold.explain import noise
-from nfold.explain.ladder import Rung, short_passes, whole_epochs
+from nfold.explain.ladder import Rung
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, Run, What, logs, polished
 from nfold.explain.readings import SUMS
+from nfold.explain.view import View
 from nfold.finding import FLOOR, beyond
 from nfold.stats import LEVEL, Interval, quantile
 
@@ -36,63 +35,6 @@ TOGETHER = ("step", "loading", "waiting")
 Number = Callable[["View"], float]
 Left = dict[object, dict[int, dict[Rung, float]]]
 """Of rungs and of process trees, by round: what is left of every rung's step."""
-
-
-@dataclass(frozen=True)
-class View:
-    """One value for every reading of every rung: the fitted ones, or one resample of them.
-
-    ``reference`` are the ranks that stand for one device where ranks do not wait. ``final`` where
-    nothing more will be measured.
-    """
-
-    values: Mapping[Key, float]
-    reference: tuple[int, ...] = ()
-    final: bool = True
-
-    def step(self, rung: Rung) -> float:
-        """Milliseconds of a step."""
-        return self.values[rung, "step"]
-
-    def own(self, rung: Rung) -> float:
-        """Of the reference ranks by themselves."""
-        found = [self.values.get((rung, f"rank {k}")) for k in self.reference]
-        known = [value for value in found if value is not None]
-        return sum(known) / len(known) if known else self.step(rung)
-
-    def slowest(self, rung: Rung) -> float:
-        """What a step would take if ranks waited for each other."""
-        return self.values[rung, "slowest"]
-
-    def gap(self, rung: Rung) -> float:
-        """Milliseconds a step between epochs."""
-        return next(self.values[key] for key in _between(rung, "gap") if key in self.values)
-
-    def first_wait(self, rung: Rung) -> float:
-        """Of the time between epochs, what is waited for an epoch's first batch."""
-        return next((self.values[k] for k in _between(rung, "first") if k in self.values), 0.0)
-
-    def ahead(self, rung: Rung) -> float | None:
-        """Milliseconds by which the host is ahead of its devices; None where nobody can tell."""
-        return self.values.get((rung, "ahead"))
-
-    def has_gap(self, rung: Rung) -> bool:
-        """Whether an epoch ended while the rung was measured, in steps or in whole epochs."""
-        return any(key in self.values for key in _between(rung, "gap"))
-
-    def fetching(self, rung: Rung) -> tuple[float, float]:
-        """Milliseconds a step in which batches are made, and those of them spent waiting."""
-        return self.values.get((rung, "loading"), 0.0), self.values.get((rung, "waiting"), 0.0)
-
-    def has(self, *rungs: Rung) -> bool:
-        """Whether all of these were measured."""
-        return all((rung, "step") in self.values for rung in rungs)
-
-
-@functools.cache
-def _between(rung: Rung, reading: str) -> tuple[Key, ...]:
-    """Where a reading of what lies between epochs may stand."""
-    return tuple((one, reading) for one in (rung, whole_epochs(rung), short_passes(rung)))
 
 
 class Fit:

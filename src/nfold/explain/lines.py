@@ -96,6 +96,12 @@ def between_epochs(seen: Seen, *, waits: bool) -> str:
     return fed_at(seen, f"less work a sample, or {longer} (every pass waits for its first batch)")
 
 
+def after_some_steps(seen: Seen, every: float, cost_ms: float) -> str:
+    """What comes after every so many steps, and takes so many milliseconds each time."""
+    text = f"{cost_ms:.0f} ms come after every {every:.0f}th step"
+    return at(seen.first_place("step"), f"{text}: {wording.of(seen).rarely}, or divide it")
+
+
 def reordering(seen: Seen) -> str:
     """One order of dimensions throughout, so that nothing is written out in another one."""
     own = f" (images are channels_{'last' if seen.channels_last else 'first'})"

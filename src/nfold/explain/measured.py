@@ -11,6 +11,7 @@ from nfold.explain.fit import RESAMPLES, Fit
 from nfold.explain.ladder import Rung
 from nfold.explain.polish import Key, Run
 from nfold.explain.readings import crowded, readings, scatter
+from nfold.explain.recurring import again, recurring, without
 from nfold.finding import NO_TIME
 from nfold.measurement import Cause, Doubt, Measurement
 from nfold.run.verdict import OWN_WORK
@@ -101,19 +102,22 @@ class Measured:
         table: dict[Key, dict[int, float]] = {}
         shared: dict[Run, str] = {}
         inside: dict[Run, float] = {}
-        for folder, number, members in self._trees():
+        scatters: list[tuple[Rung, float]] = []
+        trees = [*self._trees()]
+        apart = [recurring(members) for _, _, members in trees]
+        every = [one for of_tree in apart for one in of_tree.values()]
+        for (folder, number, members), of_tree in zip(trees, apart, strict=True):
+            usual = {r: without(m, of_tree.get(r)) for r, m in members.items()}
             if len(members) > 1:
-                found, errors = together(members)
+                found, errors = together(usual)
                 inside |= {(rung, number): error for rung, error in errors.items()}
                 shared |= {(rung, number): folder for rung in members}
             else:
-                found = {r: readings(m, coupled=r.coupled) for r, m in members.items()}
+                found = {r: readings(m, coupled=r.coupled) for r, m in usual.items()}
             for rung, named in found.items():
-                for name, value in named.items():
+                for name, value in {**named, **again(of_tree.get(rung), every)}.items():
                     table.setdefault((rung, name), {})[number] = value
-        scatters = [
-            (rung, max(scatter(m), crowded(m))) for rung, r in self.runs.items() for m in r.values()
-        ]
+            scatters += [(rung, max(scatter(m), crowded(m))) for rung, m in usual.items()]
         ahead = [rung for rung in self.runs if _ahead(rung, table)]
         return Fit(table, scatters, resamples, shared, inside, final=final, ahead=ahead)
 

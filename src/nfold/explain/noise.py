@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, median
 
 from nfold.explain.polish import What
-from nfold.explain.readings import OF_DEVIATION
+from nfold.stats import OF_DEVIATION
 
 LEAST_FREE = 3
 """From so many degrees of freedom on, rests between runs are drawn, whatever the scatter inside."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from nfold.explain.causes import CAUSES, Cause
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.view import View
 from nfold.finding import Finding
 
 

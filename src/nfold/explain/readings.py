@@ -7,21 +7,20 @@ from statistics import fmean
 
 from nfold.measurement import Between, Measurement, RankSamples, Window
 from nfold.plan import Plan
-from nfold.stats import median
+from nfold.stats import OF_DEVIATION, median
 
 CHUNKS = 10
 FILLED = 0.5
 """Of the largest batch."""
-OF_DEVIATION = 1.4826
-"""A normal value's standard deviation over its median absolute deviation."""
 Readings = dict[str, float]
 """``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
 ``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``first``: those
-of them spent waiting for an epoch's first batch; ``ahead``: ms by which the host is ahead of its
-devices when a window ends, on the rank where that is least; ``loading``: ms in which the loader's
-workers, side by side, make the batches of a step; ``waiting``: of these the ms in which they wait
-and do not compute."""
-SUMS = ("gap", "first", "ahead", "loading", "waiting")
+of them spent waiting for an epoch's first batch; ``recurring``: ms a step of what comes after some
+steps only, and ``every``, after how many; ``ahead``: ms by which the host is ahead of its devices
+when a window ends, on the rank where that is least; ``loading``: ms in which the loader's workers,
+side by side, make the batches of a step; ``waiting``: of these the ms in which they wait and do not
+compute."""
+SUMS = ("gap", "first", "recurring", "every", "ahead", "loading", "waiting")
 """Readings that may be 0 or less."""
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from nfold.explain import lines
-from nfold.explain.causes import causes_of
+from nfold.explain.causes import Cause, causes_of
 from nfold.explain.causes.epoch_boundary import EpochBoundary
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
+from nfold.explain.view import View
 from nfold.finding import NO_TIME, AtLeast
 
 
@@ -17,12 +17,20 @@ def untested(ladder: Ladder, measured: Measured, view: View) -> list[tuple[str, 
     for cause in causes_of(ladder):
         asked = {*cause.on_n(ladder), *cause.single_evidence(ladder)}
         reason = cause.absent(ladder) or measured.missing(asked)
-        if reason is None and not cause.known(ladder, view):
-            told = [measured.reasons.get(rung) for rung in cause.telling(ladder)]
-            reason = next(filter(None, reversed(told)), NO_TIME)
+        unknown = cause.unknown(ladder, view)
+        if reason is None and unknown is not None:
+            reason = unknown + _why(cause, ladder, measured)
         if reason is not None:
             found.append((cause.id, reason))
     return found
+
+
+def _why(cause: Cause, ladder: Ladder, measured: Measured) -> str:
+    never = cause.none_ends(ladder) if isinstance(cause, EpochBoundary) else None
+    if never is not None:
+        return never
+    told = [measured.reasons.get(rung) for rung in cause.telling(ladder)]
+    return next(filter(None, reversed(told)), NO_TIME)
 
 
 def at_least(ladder: Ladder, measured: Measured, view: View) -> AtLeast | None:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol
 
 from nfold.errors import Diverged
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.clock import Clock
 from nfold.frameworks.length import Length
+from nfold.frameworks.stretch import Call, Loss, Stretch
 from nfold.measurement import Between, Epoch, Fetches, RankSamples, Window
 
 HASH_BITS = 64
 
-Loss = TypeVar("Loss")
 Read = Callable[[Sequence[Loss]], Sequence[float]]
 """The losses of all steps, in order, from what the framework returned for them."""
 
@@ -35,25 +34,6 @@ class Counted(Protocol):
     @property
     def sample_hash(self) -> int:
         """A hash of them that does not depend on their order."""
-
-
-@dataclass(frozen=True)
-class _Call(Generic[Loss]):
-    """One call of ``steps`` steps with ``count`` samples each, whose losses are not yet read."""
-
-    loss: Loss
-    steps: int
-    count: int
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """The end of a window: its ``calls``, counted from the last fence, and what was known then."""
-
-    calls: int
-    turn: int | None
-    kept: bool
-    fetches: Fetches | None
 
 
 class Recorder(Generic[Loss]):
@@ -82,8 +62,7 @@ class Recorder(Generic[Loss]):
         self._read = read
         self._fetched = fetched
         self._span_s = span_s
-        self._pending: list[_Call[Loss]] = []
-        self._cuts: list[_Cut] = []
+        self._stretch: Stretch[Loss] = Stretch()
         self._window_start = self._last_end = 0.0
         self._began_at = self._passed = self.steps = 0
         self._asked_at: float | None = None
@@ -122,7 +101,7 @@ class Recorder(Generic[Loss]):
         """
         self._clock.mark()
         before, self.steps = self.steps, self.steps + steps
-        self._pending.append(_Call(loss, steps, count))
+        self._stretch.add(Call(loss, steps, count))
         counted, total = self._epoch_hash
         self._epoch_hash = (counted + steps * count, (total + sample_hash) % 2**HASH_BITS)
         self._beat()
@@ -222,13 +201,8 @@ class Recorder(Generic[Loss]):
         return (
             before == 0
             or before < self.length.warmup <= self.steps
-            or sum(call.steps for call in self._pending[self._begun :]) >= self.length.window
+            or self._stretch.open_steps >= self.length.window
         )
-
-    @property
-    def _begun(self) -> int:
-        """The calls since the last fence that are in windows which have ended."""
-        return self._cuts[-1].calls if self._cuts else 0
 
     def _end_window(self, *, fenced: bool) -> None:
         """A window ends, and the next one begins: at once, unless a fence has its time."""
@@ -239,62 +213,47 @@ class Recorder(Generic[Loss]):
             self._cut()
 
     def _cut(self) -> None:
-        if len(self._pending) > self._begun:
-            calls, kept = len(self._pending), not self._unkept
-            self._cuts.append(_Cut(calls, self._turn, kept, self._fetched()))
+        if self._stretch.open_steps:
+            self._stretch.cut(self._turn, kept=not self._unkept, fetches=self._fetched())
 
     def _close_window(self) -> None:
         """Fence, then read times and losses; windows of the warm-up are not kept."""
-        if not self._pending:
+        if not self._stretch.calls:
             return
         self._cut()
         seconds, call_ms = self._clock.stop()
         self._last_end = self._window_start + seconds
-        if self._first_step_ms is None and self.steps == sum(call.steps for call in self._pending):
+        if self._first_step_ms is None and self.steps == self._stretch.steps:
             self._first_step_ms = 1e3 * seconds
         self._keep(seconds, call_ms)
         self._passed = 0
         self._read_losses()
+        self._stretch.clear()
         self._observer.save(self.samples())
 
     def _keep(self, seconds: float, call_ms: Sequence[float]) -> None:
         """The windows since the last fence, which took so long together."""
-        first, start_s = 0, self._window_start
-        made = self.steps - sum(call.steps for call in self._pending)
-        for cut in self._cuts:
-            calls, their_ms = self._pending[first : cut.calls], call_ms[first : cut.calls]
-            last = cut is self._cuts[-1]
-            window = Window(
-                start_s=start_s,
-                seconds=self._window_start + seconds - start_s if last else sum(their_ms) / 1e3,
-                steps=sum(call.steps for call in calls),
-                samples=sum(call.steps * call.count for call in calls),
-                fetches=cut.fetches,
-                between=None if first else self._between,
-                ahead_s=self._clock.ahead_s if last else None,
-            )
-            if made >= self.length.warmup and cut.kept:
-                self._windows.append(window)
-                self._turns += [] if cut.turn is None else [cut.turn]
-                pairs = zip(their_ms, calls, strict=True)
-                self._step_ms += [ms / call.steps for ms, call in pairs for _ in range(call.steps)]
-            first, made = cut.calls, made + window.steps
-            start_s += window.seconds
-        self._cuts.clear()
+        made = self.steps - self._stretch.steps
+        start_s, ahead_s = self._window_start, self._clock.ahead_s
+        windows = self._stretch.timed(made, start_s, seconds, call_ms, self._between, ahead_s)
+        for one in windows:
+            if one.kept and one.window.first >= self.length.warmup:
+                self._windows.append(one.window)
+                self._turns += [] if one.turn is None else [one.turn]
+                self._step_ms += one.step_ms
 
     def _read_losses(self) -> None:
-        losses = self._read([call.loss for call in self._pending])
+        calls = self._stretch.calls
+        losses = self._read([call.loss for call in calls])
         if not losses:
-            self._pending.clear()
             return
         last = self.length.before + self.steps
         first = last - len(losses) + 1
         for step, loss in enumerate(losses, start=first):
             if not math.isfinite(loss):
                 raise Diverged(f"the loss is {loss} in step {step}", step=step)
-        counts = [call.count for call in self._pending for _ in range(call.steps)]
+        counts = [call.count for call in calls for _ in range(call.steps)]
         terms = [loss * samples for loss, samples in zip(losses, counts, strict=True)]
         self._epoch_losses += terms
         if count := sum(counts):
             self._losses.append((last, sum(terms) / count))
-        self._pending.clear()

@@ -76,6 +76,21 @@ def test_a_disk_keeps_its_rate_and_gives_no_credit(
     assert len(slept) == 1
 
 
+def test_what_comes_after_every_20th_step_is_20_doses_on_rank_0_or_on_all(
+    asked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    asked('{"every-20": 3, "all-every-5": 1}')
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        after_step = faults.after_steps(CPU)
+        for _ in range(20):
+            after_step()
+    every_5th = [pytest.approx(0.005)]
+    assert slept == [*(3 * every_5th), pytest.approx(0.06), *(5 * every_5th)]
+
+
 def test_one_rank_is_slow(monkeypatch: pytest.MonkeyPatch, spun: list[float]) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in ("0", "1"):

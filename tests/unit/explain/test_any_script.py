@@ -38,6 +38,7 @@ COSTS = (
     "launch_ms",
     "epoch_gap_ms",
     "epoch_wait_ms",
+    "pause_ms",
     "retries_ms",
     "retries_beside_ms",
 )

@@ -47,6 +47,9 @@ PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
     ("single-process", 6.0, {"dp_exchange_ms": 6.0}, {"strategy": "dp"}),
     ("epoch-boundary", 1.5, {"epoch_gap_ms": 30.0}, {}),
     ("epoch-boundary", 1.5, {"epoch_gap_ms": 600.0, "samples_per_epoch": 40_000}, {}),
+    ("epoch-boundary", 2.0, {"pause_ms": 20.0, "pause_every": 5, "pause_rank": 0}, {}),
+    ("epoch-boundary", 2.0, {"pause_ms": 200.0, "pause_every": 50}, {}),
+    ("epoch-boundary", 2.5, {"pause_ms": 40.0, "epoch_gap_ms": 30.0}, {}),
     ("input", 7.5, {"load_ms_per_sample": 0.35, "host_cores": 4}, {"workers": 4}),
 ]
 

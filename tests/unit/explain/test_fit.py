@@ -8,9 +8,10 @@ import pytest
 
 from explaining import ladder
 from nfold.ablation import Ablation
-from nfold.explain.fit import Fit, Number, View
+from nfold.explain.fit import Fit, Number
 from nfold.explain.ladder import Rung, short_passes
 from nfold.explain.polish import Key
+from nfold.explain.view import View
 from nfold.finding import beyond
 
 LADDER = ladder(batch=200)

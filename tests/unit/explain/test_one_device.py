@@ -14,10 +14,10 @@ from nfold.explain.asking import wanted
 from nfold.explain.budget import budget
 from nfold.explain.causes.input import Input
 from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
 from nfold.explain.script import first_look
+from nfold.explain.view import View
 from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Fetches, Measurement

@@ -15,9 +15,9 @@ from nfold.explain.budget import budget
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.causes.input import Input
 from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung, Scaling, short_passes
 from nfold.explain.script import first_look
+from nfold.explain.view import View
 from nfold.finding import NO_TIME, BatchLimit, Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Between, Cause, Fetches, Measurement

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from nfold.ablation import Ablation
-from nfold.explain.fit import View
 from nfold.explain.ladder import Input, Ladder, Rung
 from nfold.explain.operation import ABSENT
+from nfold.explain.view import View
 from nfold.stats import Interval
 
 LEAST = 1e-3
@@ -69,6 +69,10 @@ class Cause:
         """Whether the runs of ``rungs``, once they are made, tell what ``lost_ms`` needs."""
         del ladder, view
         return True
+
+    def unknown(self, ladder: Ladder, view: View) -> str | None:
+        """None where all of it is known; else which part is not, nothing for the whole."""
+        return None if self.known(ladder, view) else ""
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What a step on N devices loses to it."""

@@ -1,33 +1,37 @@
-"""C8: time between epochs: workers that start anew, work of one rank while the others wait.
+"""C8: time between epochs, and after some steps only: workers that start anew, evaluations, logs.
 
-The first batch of an epoch is waited for too, as long as a worker makes it: the shorter epochs are,
-the more of a step that is.
+One rank's work while the others wait is such a thing, too. The first batch of an epoch is waited
+for, as long as a worker makes it: the shorter epochs are, the more of a step that is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
+from nfold.explain.view import View
 
+Tells = Callable[[Rung], bool]
+Number = Callable[[Rung], float]
 ENDLESS = 10_000_000
 """So many batches are no epoch that anybody waits for: a day of them at 9 ms."""
 
 
 class EpochBoundary(Cause):
-    """What lies between two epochs and in no step, over the steps of one.
+    """What lies between two epochs and in no step, over the steps of one; and what recurs within.
 
     Of a script with short epochs the ladder's own runs hold some; else whole epochs are run, or
-    passes over the data that are cut short: what lies between them is the same.
+    passes over the data that are cut short: what lies between them is the same. What a script does
+    after some steps only is seen in any run.
     """
 
     id: ClassVar[str] = "epoch-boundary"
 
-    def silent(self, ladder: Ladder) -> str | None:
-        """A data set may be sampled without an end in sight."""
+    def none_ends(self, ladder: Ladder) -> str | None:
+        """That a data set is sampled without an end in sight."""
         batches = (ladder.seen and lines.loader(ladder.seen).batches) or 0
         return f"an epoch is {batches:,} batches: none ends" if batches > ENDLESS else None
 
@@ -47,6 +51,8 @@ class EpochBoundary(Cause):
         """Over passes that are cut short: of a script whose epochs have a length."""
         if ladder.seen is None or not lines.loader(ladder.seen).batches or self.counted(ladder):
             return ()
+        if self.none_ends(ladder) is not None:
+            return ()
         return tuple(map(short_passes, self.rungs(ladder)))
 
     def counted(self, ladder: Ladder) -> bool:
@@ -54,20 +60,65 @@ class EpochBoundary(Cause):
         return ladder.seen is not None and lines.loader(ladder.seen).counted
 
     def known(self, ladder: Ladder, view: View) -> bool:
+        """Whether anything of it is known at both ends."""
+        return self.ends(ladder, view) or self.recurs(ladder, view)
+
+    def unknown(self, ladder: Ladder, view: View) -> str | None:
+        """Where something recurs that is known, the ends of epochs may not be."""
+        if self.known(ladder, view) and not self.ends(ladder, view):
+            return "the ends of its epochs: "
+        return super().unknown(ladder, view)
+
+    def ends(self, ladder: Ladder, view: View) -> bool:
         """Whether both ends have had an end of an epoch."""
         return all(map(view.has_gap, self.rungs(ladder)))
 
+    def recurs(self, ladder: Ladder, view: View) -> bool:
+        """Whether something is done after some steps only, known at both ends."""
+        rungs = self.rungs(ladder)
+        some = any(view.every(rung) is not None for rung in rungs)
+        return some and all(map(view.has_recurring, rungs))
+
+    def _told(self, ladder: Ladder, view: View) -> Iterator[tuple[Tells, Number]]:
+        """Which rungs have a part of it, and how much."""
+        if self.ends(ladder, view):
+            yield view.has_gap, view.gap
+        if self.recurs(ladder, view):
+            yield view.has_recurring, view.recurring
+
+    def of_step(self, ladder: Ladder, view: View, rung: Rung) -> float:
+        """Milliseconds a step of all that was measured of a rung."""
+        return sum(number(rung) for has, number in self._told(ladder, view) if has(rung))
+
+    def saved_ms(self, ladder: Ladder, view: View, rung: Rung) -> float:
+        """Of a step on N devices, as far as that is known of a rung."""
+        full = ladder.full()
+        told = [number for has, number in self._told(ladder, view) if has(rung)]
+        return sum(number(full) - number(rung) for number in told)
+
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more than one does at N-fold speed."""
-        return view.gap(ladder.full()) - self.single_ms(ladder, view)
+        return self.of_step(ladder, view, ladder.full()) - self.single_ms(ladder, view)
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
-        """The wait for the first batch of a script's workers, and what it does before it asks."""
-        if ladder.seen is None or not lines.loader(ladder.seen).workers:
-            return {}
-        first = view.first_wait(ladder.full()) - view.first_wait(ladder.one) / ladder.split
-        rest = self.lost_ms(ladder, view) - first
-        return {"waiting for an epoch's first batch": first, "what else lies between epochs": rest}
+        """The wait for the first batch of a script's workers, and what it does without a step."""
+        found: dict[str, float] = {}
+        full, one = self.rungs(ladder)
+        ends = self.lost_ms(ladder, view)
+        within = 0.0
+        if self.recurs(ladder, view):
+            within = view.recurring(full) - view.recurring(one) / ladder.split
+            ends -= within
+        if self.ends(ladder, view) and ladder.seen and lines.loader(ladder.seen).workers:
+            first = view.first_wait(full) - view.first_wait(one) / ladder.split
+            found = {
+                "waiting for an epoch's first batch": first,
+                "what else lies between epochs": ends - first,
+            }
+        if self.recurs(ladder, view) and self.ends(ladder, view):
+            found = found or {"between epochs": ends}
+            found["after some steps only"] = within
+        return found
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """One device."""
@@ -75,13 +126,18 @@ class EpochBoundary(Cause):
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What one device loses in a step over its share."""
-        return view.gap(ladder.one) / ladder.split
+        return self.of_step(ladder, view, ladder.one) / ladder.split
 
     def fix(self, ladder: Ladder, view: View) -> str:
-        """Words."""
+        """Words, for the larger part."""
+        full = ladder.full()
+        gap = view.gap(full) if view.has_gap(full) else 0.0
+        within = view.recurring(full) if self.recurs(ladder, view) else 0.0
+        if ladder.seen is not None and within > gap:
+            every = view.every(full) or view.every(ladder.one) or 1.0
+            return lines.after_some_steps(ladder.seen, every, within * every)
         if ladder.seen is not None:
-            waits = 2 * view.first_wait(ladder.full()) > view.gap(ladder.full())
-            return lines.between_epochs(ladder.seen, waits=waits)
+            return lines.between_epochs(ladder.seen, waits=2 * view.first_wait(full) > gap)
         return (
             "keep loader workers alive between epochs (persistent_workers), and evaluate and log "
             "less often"

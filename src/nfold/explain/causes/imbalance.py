@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.explain.causes.base import Cause, exposed
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.view import View
 
 APART = 1.02
 

@@ -15,9 +15,9 @@ from nfold.explain.causes.link import Link
 from nfold.explain.causes.network import Network
 from nfold.explain.causes.synchronization import Synchronization
 from nfold.explain.causes.threads import Threads
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.readings import made_ms
+from nfold.explain.view import View
 from nfold.rates import decodes_for_gpus
 
 
@@ -77,8 +77,8 @@ class Input(Cause):
 
         No more than goes with the input: what comes to light then is another cause's.
         """
-        between = EpochBoundary().known(ladder, view)
-        first = view.first_wait(ladder.full()) if between else 0.0
+        ends = EpochBoundary().ends(ladder, view)
+        first = view.first_wait(ladder.full()) if ends else 0.0
         lost = super().whole_ms(ladder, view)
         if not _one_script(ladder) and ladder.devices > 1:
             lost = min(lost, max(0.0, _of_ranks(ladder, view)))

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.view import View
 from nfold.seen import Seen
 
 MODES: tuple[Literal["default", "reduce-overhead"], ...] = ("reduce-overhead", "default")

@@ -7,8 +7,8 @@ from typing import ClassVar
 from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause, exposed
-from nfold.explain.fit import View
 from nfold.explain.ladder import Input, Ladder, Rung
+from nfold.explain.view import View
 
 SHARDS = "parameters gathered and gradients scattered, their latency included"
 

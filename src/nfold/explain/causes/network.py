@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.link import Link, through_host
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder
+from nfold.explain.view import View
 
 
 class Network(Link):

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.fit import View
 from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.view import View
 
 
 class SingleProcess(Cause):

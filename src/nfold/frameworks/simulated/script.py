@@ -53,11 +53,12 @@ class Script:
     it has cores. ``repeated_ms`` is of gradients exchanged more than once a step, ``unused_ms``
     of a wrapper that looks for parameters without a gradient.
     ``straggler_ms`` is added on one device, or on the rank with one share of the data,
-    ``random_straggler_ms`` in one of ``random_straggler_every`` steps of a rank, another rank's
-    in every step; ``first_step_ms`` to the first step,
-    ``epoch_gap_ms`` between two epochs, where loaders on the host also keep the first batch
-    waiting for ``epoch_wait_ms``. ``noise`` is the standard deviation of a log-normal
-    factor with median 1 on every step, ``process_noise`` of one on a whole process tree.
+    ``random_straggler_ms`` in one of ``random_straggler_every`` steps of a rank, another rank's in
+    every step; ``first_step_ms`` to the first step; ``pause_ms`` comes after every
+    ``pause_every``-th step, on ``pause_rank`` (None: on all), ``epoch_gap_ms`` between two epochs,
+    where loaders on the host also keep the first batch waiting for ``epoch_wait_ms``. ``noise`` is
+    the standard deviation of a log-normal factor with median 1 on every step, ``process_noise`` of
+    one on a whole process tree.
     ``unsupported`` maps a plan's field to the values that are refused. ``in_turns``: experiments on
     one plan may share a process tree. ``same_samples`` and ``no_exchange`` plant two mistakes in
     data-parallel training: no division of the data, no exchange of gradients.
@@ -96,6 +97,9 @@ class Script:
     random_straggler_ms: float = 0.0
     random_straggler_every: int = 2
     first_step_ms: float = 0.0
+    pause_ms: float = 0.0
+    pause_every: int = 20
+    pause_rank: int | None = None
     epoch_gap_ms: float = 0.0
     epoch_wait_ms: float = 0.0
     noise: float = 0.0

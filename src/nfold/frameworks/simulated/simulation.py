@@ -61,7 +61,8 @@ class Simulation:
             first_step_ms=self.wall_ms[0] if end else None,
             warmup_steps=self.warmup,
             windows=windows,
-            step_ms=tuple(self.rank_ms[self.task.rank][self.warmup : end]),
+            step_ms=tuple(self._clock_ms[self.warmup : end]),
+            pauses_ms=self._pauses_ms(end),
             epochs=self._epochs_until(end) if self.plan.epochs is not None else (),
             losses=losses,
             peak_memory_bytes=self.peak_memory_bytes,
@@ -90,10 +91,28 @@ class Simulation:
         batches = enumerate(itertools.chain.from_iterable(self.epochs))
         exact = [cost(self._on_device(b, rank), costs.late(step)) for step, b in batches]
         exact[0] += self.script.first_step_ms
+        exact = [ms + self._pause_ms(step, rank) for step, ms in enumerate(exact)]
         draw = random.Random(f"{self._noise_name()}-{rank}")
         tree = self._tree or self._noise_name()
         whole = random.Random(tree).lognormvariate(0, self.script.process_noise)
         return [ms * whole * draw.lognormvariate(0, self.script.noise) for ms in exact]
+
+    def _pauses_ms(self, end: int) -> tuple[float, ...]:
+        """Of this rank; nothing where none pauses at any time."""
+        steps = range(end if self.script.pause_ms else 0)
+        return tuple(self._pause_ms(step, self.task.rank) for step in steps)
+
+    def _pause_ms(self, step: int, rank: int) -> float:
+        """Before a step, on ranks that do something else after the one before."""
+        after = step > 0 and step % self.script.pause_every == 0
+        return self.script.pause_ms if after and self.script.pause_rank in (None, rank) else 0.0
+
+    @property
+    def _clock_ms(self) -> list[float]:
+        """Milliseconds of every step as they are told: before this rank waits for the others, or
+        where ranks pause, with that.
+        """
+        return self.wall_ms if self.script.pause_ms else self.rank_ms[self.task.rank]
 
     def _noise_name(self) -> str:
         """Every run of every question has draws of its own."""
@@ -121,6 +140,7 @@ class Simulation:
                 seconds=sum(self.wall_ms[first:last]) / 1e3,
                 steps=len(steps),
                 samples=samples,
+                first=first,
                 fetches=self._fetches(len(steps), samples),
                 between=self._between(first),
                 ahead_s=self._ahead_s(first, last),

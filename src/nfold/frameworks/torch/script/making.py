@@ -56,9 +56,13 @@ class Returned:
 class Making:
     """Finds the functions (``begin`` to ``stop``), and stands in their place (``replace``)."""
 
-    def __init__(self, left_out: LeftOut, replay: Callable[[], Replay]) -> None:
+    def __init__(
+        self, left_out: LeftOut, replay: Callable[[], Replay], asked: Callable[[], None]
+    ) -> None:
+        """``asked`` is called where the training asks for a batch, from ``replace`` on."""
         self._left_out = left_out
         self._replay = replay
+        self._asked = asked
         self._returned: deque[Returned] = deque(maxlen=REMEMBERED)
         self._given: dict[int, list[Tensor]] = {}
         self._calls: Counter[CodeType] = Counter()
@@ -207,8 +211,10 @@ class Making:
         return next(asked.real) if self._real(one) else self._again(one, asked.args, asked.real)
 
     def _real(self, one: Returned) -> bool:
-        real = self._left_out.now.input == "real"
-        return real or torch.is_grad_enabled() != one.with_gradients
+        trains = torch.is_grad_enabled() == one.with_gradients
+        if trains:
+            self._asked()
+        return self._left_out.now.input == "real" or not trains
 
     def _again(self, one: Returned, args: Iterable[Any], batches: Iterator[Any]) -> Any:
         """A first batch; of ``batches`` as many are kept as there are, up to some."""

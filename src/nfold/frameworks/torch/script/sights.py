@@ -49,7 +49,7 @@ class Sights:
         self._boundary = boundary
         self._trainers = trainers
         self._tally = Tally()
-        self.making = Making(left_out, feed.new_replay)
+        self.making = Making(left_out, feed.new_replay, feed.asked)
         self._forward = Forward(self.making.fed)
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self._collectives = Collectives(left_out, self._tally)

@@ -36,15 +36,21 @@ class Backward:
 class Stepping:
     """Tells ``stepped`` of every step, and which optimizer made it.
 
-    One that a GradScaler skipped is a step too, or ranks would part: ``skipped`` is called first.
+    ``computing`` is called before every backward. A step that a GradScaler skipped is one too, or
+    ranks would part: ``skipped`` is called first.
     In a script that has made no optimizer of torch's, each backward ends a step: what updates the
     parameters after it is timed with the next one.
     """
 
     def __init__(
-        self, late: LateExchange, stepped: Callable[[Any], None], skipped: Callable[[], None]
+        self,
+        late: LateExchange,
+        computing: Callable[[], None],
+        stepped: Callable[[Any], None],
+        skipped: Callable[[], None],
     ) -> None:
         self._late = late
+        self._computing = computing
         self._stepped = stepped
         self._skipped = skipped
         self._made = self._made_any = False
@@ -90,6 +96,7 @@ class Stepping:
         """The outermost one is a step: reentrant checkpoints make others inside it."""
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            self._computing()
             outermost = not self._depth and not self._made_any
             self._backwards += outermost
             if self._backwards == SURE and not self._made_any:

@@ -61,6 +61,9 @@ class Listener(Protocol):
     def pass_ended(self) -> None:
         """It has no more batches."""
 
+    def asked(self) -> None:
+        """A batch that feeds the training is asked for."""
+
     def aside(self) -> None:
         """A batch was given that feeds no training, or not yet."""
 
@@ -90,6 +93,7 @@ class Feed:
         self._always_real = left_out.never("input")
         self.new_replay = replay
         self._listener = listener
+        self.asked = listener.asked
         self._calm = calm
         self._places: dict[int, str] = {}
         self._replays: dict[tuple[int, str], Replay] = {}
@@ -197,6 +201,8 @@ class Feed:
     def next_of(self, stream: Stream) -> Any:
         """The next batch of a pass: the real one, or a first one again."""
         loader = stream.loader
+        if self.feeds(loader):
+            self.asked()
         if not self.feeds(loader) or self._always_real:
             return next(stream.source)
         length = length_of(loader)
@@ -237,7 +243,9 @@ class Feed:
         if self.warming:
             taken.sample_hash += hash_of(batch, stream.indices())
             stream.first = batch if stream.first is None else stream.first
-        self._last = stream.loader
+        if self._last is None or torch.is_grad_enabled():
+            # An evaluation may come between a batch and the step on it.
+            self._last = stream.loader
         if not self.feeds(stream.loader):
             self._listener.aside()
         elif stream.made.given == 1:

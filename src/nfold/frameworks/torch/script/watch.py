@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,15 +16,14 @@ from nfold.frameworks.base import Observer, Phase, Task
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch.devices import Devices
+from nfold.frameworks.torch.script.between import BetweenSteps
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import SPAN_S, LateClock
-from nfold.frameworks.torch.script.ends import shortened
 from nfold.frameworks.torch.script.fetching import NONE, fetched
 from nfold.frameworks.torch.script.late import LateExchange
 from nfold.frameworks.torch.script.looking import Look
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.patience import Patience
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.spawned import follow
@@ -34,16 +32,12 @@ from nfold.frameworks.torch.script.streams import Fed, Feed
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.turning import Turning, length_of
 from nfold.frameworks.torch.weights import checksum_of
-from nfold.measurement import Epoch, Fetches, RankSamples
+from nfold.measurement import Fetches, RankSamples
 from nfold.plan import FEWEST_STEPS
 
 
 class Watch:
-    """Counts the steps of one rank's script, times them, and ends the process after the last.
-
-    Time between two passes over the training data belongs to no window, but stands beside the
-    next one; in a run of whole epochs it belongs to the epoch before it.
-    """
+    """Counts the steps of one rank's script, times them, and ends the process after the last."""
 
     def __init__(self, task: Task, observer: Observer, trainers: Trainers) -> None:
         self._task = task
@@ -67,22 +61,30 @@ class Watch:
         self._overrides = Overrides(task, lambda: self._feed.steps)
         self._left_out = LeftOut(task)
         self._late = LateExchange(task, self._left_out)
-        self._stepping = Stepping(self._late, self.stepped, self._skipped)
+        self._between = self._listener()
+        self._pauses = self._between.pauses
+        self._stepping = Stepping(self._late, self._pauses.computing, self.stepped, self._skipped)
         calm = observer.await_calm
-        self._feed = Feed(self._prepare, self._replay, self._left_out, self, calm=calm)
+        self._feed = Feed(self._prepare, self._replay, self._left_out, self._between, calm=calm)
         self._sights = Sights(task, self._left_out, self._feed, self._boundary, trainers)
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
-        self._look = Look(task, self.aside)
-        self._patience = Patience(task, self._overrides.never_end, self.aside)
+        self._look = Look(task, self._between.aside)
         self._before = NONE
         self._agreed: str | None = None
-        self._began_at = 0
-        self._epoch_began: float | None = None
-        self._epoch_ended = 0.0
-        self._epochs = 0
         self.devices = Devices((torch.device("cpu"),))
         self.left = False
         self.refused: NfoldError | None = None
+
+    def _listener(self) -> BetweenSteps:
+        return BetweenSteps(
+            self._task,
+            self._observer,
+            self._recorder,
+            self._clock,
+            never_end=self._overrides.never_end,
+            loader=lambda: self._feed.loader,
+            full=self._leave,
+        )
 
     @property
     def steps(self) -> int:
@@ -136,6 +138,7 @@ class Watch:
             if self._look.stepped():
                 self._leave()
             return
+        self._pauses.stepped()
         if not self.steps:
             self._know_devices()
         self._recorder.step(Fed(self._sights.stepped(taken), taken.sample_hash), None)
@@ -149,10 +152,11 @@ class Watch:
             self.warmup_steps, self._settles_at = shorter.warmup, shorter.warmup - 1
         if self.steps == self._settles_at:
             self._settle()
-        if not self._recorder.done and not self._patience.over(self.steps):
+        if not self._recorder.done and not self._between.patience.over(self.steps):
             self._turning.stepped(self.steps)
         elif not self._look.begin(cuda=self.devices.cuda):
             self._leave()
+        self._pauses.begin()
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
@@ -174,56 +178,11 @@ class Watch:
         with self._kept():
             self._overrides(loader)
 
-    def pass_begins(self, *, feeds: bool) -> None:
-        """The first step is timed from the last pass that began before it.
-
-        A pass in which no step was made was looked into only: the pause before it goes on.
-        """
-        self.aside()
-        if not self.steps:
-            self._recorder.begin()
-            self._epoch_began = time.monotonic()
-        elif feeds and self.steps > self._began_at:
-            self._began_at = self.steps
-            self._patience.pass_begins()
-            self._pass_over()
-
-    def _pass_over(self) -> None:
-        """The one before."""
-        if self._task.plan.epochs is None:
-            self._apart(pass_ended=True)
-            return
-        self._end_epoch(time.monotonic())
-        self._epoch_began = time.monotonic()
-
-    def pass_began(self) -> None:
-        """The start of workers lies between two passes."""
-        self._patience.pass_began()
-        self._apart()
-
-    def _apart(self, *, pass_ended: bool = False) -> None:
-        """What lies between two passes is in no window."""
-        self._clock.ends_with_step = True
-        short = shortened(self._feed.loader)
-        self._recorder.apart(pass_ended=pass_ended, times=short.times if short else 1.0)
-
-    def pass_ended(self) -> None:
-        """Where the script ends now, its last epoch did too."""
-        self._epoch_ended = time.monotonic()
-
-    def aside(self) -> None:
-        """The script lives, though it makes no steps now."""
-        phase = Phase.EVALUATING if self.steps else Phase.FIRST_STEP
-        self._observer.beat(phase, self.steps)
-
     def samples(self) -> RankSamples:
         """Everything measured; says what was seen, too. The script makes no more steps."""
         if self.refused is not None:
             raise self.refused
-        if self._task.plan.epochs is not None and self._feed.epochs_ended > self._epochs:
-            self._end_epoch(self._epoch_ended)
-        self._clock.ends_with_step = True
-        self._recorder.end()
+        self._between.script_ended(self._feed.epochs_ended)
         replays = (*self._feed.replays, *self._sights.making.replays)
         # In turns, what had none before the script ended is run by itself.
         made = self._feed.loader is not None or self._sights.making.found is not None
@@ -236,6 +195,7 @@ class Watch:
         seen = self._sights.finished(self.timed_steps, self.devices)
         self._observer.see(dataclasses.replace(seen, traced=self._look.found()))
         found = self._recorder.samples(
+            pauses_ms=self._pauses.ms,
             peak_memory_bytes=peak,
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),
@@ -281,17 +241,6 @@ class Watch:
         if self._task.turns:
             self._agreed = self._checksum()
         self._observer.await_others(self.steps)
-
-    def _end_epoch(self, now: float) -> None:
-        self._clock.ends_with_step = True
-        _, count = self._recorder.end()
-        world = self._task.world_size
-        seconds = now - (now if self._epoch_began is None else self._epoch_began)
-        self._recorder.epoch(Epoch(seconds=seconds, samples=count * world, train_loss=None))
-        self._epochs += 1
-        if self._epochs == self._task.plan.epochs:
-            self._leave()
-        self._recorder.begin()
 
     def _leave(self) -> None:
         self.left = True

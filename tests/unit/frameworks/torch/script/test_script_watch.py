@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from nfold.ablation import Ablation
 from nfold.errors import Unsupported
-from nfold.frameworks import clock
 from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script import agreeing, looking, patience, watch
@@ -24,10 +23,12 @@ from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.measurement import Between
 from watched import (
     Noting,
+    Seconds,
     dataset,
     forget_compiled,
     loop,
     model,
+    passing,
     scaled,
     script_task,
     usual,
@@ -207,30 +208,9 @@ def test_a_step_that_compiles_is_waited_for_as_the_first_one(
     assert len(found.samples.step_ms) == 10
 
 
-class Seconds:
-    """Time that passes only where a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.pass_by(seconds)
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += seconds
-
-
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
-    made = Seconds()
-    monkeypatch.setattr(clock, "time", made)
-    monkeypatch.setattr(watch, "time", made)
-    monkeypatch.setattr(patience, "time", made)
-    monkeypatch.setattr(looking, "time", made)
-    return made
+    return passing(monkeypatch)
 
 
 def _taking_a_second(seconds: Seconds) -> nn.Module:

@@ -1,0 +1,229 @@
+"""What a script does between its steps, and not between all of them. Pure functions.
+
+An evaluation, a checkpoint, a log every so many steps: the host's pause before a step is then
+unlike the usual one (by the median and the median absolute deviation: F. R. Hampel, The Influence
+Curve, JASA 69, 1974). That says only which steps these are. What they take more than others is by
+the clock of their devices, which may have had enough to do meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from nfold.explain.ladder import Rung
+from nfold.explain.readings import Readings
+from nfold.measurement import Measurement, RankSamples, Window
+from nfold.stats import OF_DEVIATION, median
+
+LEAST = 0.1
+"""Of a step: what is shorter is no pause, whatever the usual one is."""
+DEVIATIONS = 5.0
+"""By so many is a pause longer than the usual one."""
+ALIKE = 2.0
+"""A pause that is more than so many times as long as the next shorter one is of another kind."""
+OFTEN = 2
+"""Steps of a kind; what was there once may have been anything."""
+SEEN = 0.5
+"""Of the pauses that there would be at one distance, at least; others are chance."""
+LEAST_PART = 0.005
+"""Of a step: what costs less is not told."""
+Steps = dict[int, float]
+"""Milliseconds by the number of a step."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Steps that are alike: by how much a step is longer after one, and in how many it is so."""
+
+    cost_ms: float
+    rate: float
+
+
+@dataclass(frozen=True)
+class Recurring:
+    """What recurs in a process tree that was watched for so many ``steps``: those ``apart`` come
+    after it.
+    """
+
+    steps: int
+    apart: frozenset[int] = frozenset()
+    kinds: tuple[Kind, ...] = ()
+
+    @property
+    def ms(self) -> float:
+        """Of every step, on average."""
+        return sum(kind.rate * kind.cost_ms for kind in self.kinds)
+
+    @property
+    def every(self) -> float | None:
+        """The steps from one pause to the next, of the kind that costs most."""
+        most = max(self.kinds, key=lambda kind: kind.rate * kind.cost_ms, default=None)
+        return None if most is None else 1 / most.rate
+
+    @property
+    def rarest(self) -> float:
+        """The same of the kind that comes least often."""
+        return max((1 / kind.rate for kind in self.kinds), default=0.0)
+
+
+def recurring(members: Mapping[Rung, Measurement]) -> dict[Rung, Recurring]:
+    """Of rungs that shared a process tree, those where it is known when batches were asked for.
+
+    A run in whole epochs counts what lies in no window by itself.
+    """
+    found: dict[tuple[tuple[float, ...], ...], dict[Rung, Measurement]] = {}
+    for rung, one in members.items():
+        watched = tuple(rank.pauses_ms for rank in one.ranks)
+        timed = one.status == "ok" and all(rank.step_ms for rank in one.ranks)
+        if watched and all(watched) and timed and one.plan.epochs is None:
+            found.setdefault(watched, {})[rung] = one
+    return {rung: made for same in found.values() for rung, made in _of_processes(same).items()}
+
+
+def again(one: Recurring | None, others: Iterable[Recurring]) -> Readings:
+    """The readings of a tree, if it was watched long enough for what recurs in ``others``."""
+    rarest = max((other.rarest for other in others), default=0.0)
+    if one is None or (not one.kinds and one.steps < OFTEN * rarest):
+        return {}
+    every = one.every
+    return {"recurring": one.ms, **({} if every is None else {"every": every})}
+
+
+def without(measurement: Measurement, recurs: Recurring | None) -> Measurement:
+    """Its windows less the steps apart, on all ranks alike; all, where no others are left."""
+    if recurs is None or not recurs.apart:
+        return measurement
+    ranks = tuple(_without(rank, recurs.apart) for rank in measurement.ranks)
+    left = all(rank.windows for rank in ranks)
+    return dataclasses.replace(measurement, ranks=ranks) if left else measurement
+
+
+def _of_processes(members: Mapping[Rung, Measurement]) -> dict[Rung, Recurring]:
+    """Of rungs that the same processes ran.
+
+    What comes every 10 steps comes after every 50 too, within what comes then: so kinds are
+    counted together with the longer ones, which are then taken away.
+    """
+    ranks = [list(same) for same in zip(*(one.ranks for one in members.values()), strict=True)]
+    steps = range(ranks[0][0].warmup_steps, min(len(same[0].pauses_ms) for same in ranks))
+    step_ms = median([ms for same in ranks for one in same for ms in one.step_ms])
+    pauses = [_unusual(same) for same in ranks]
+    flagged = {step for own in pauses for step in own}
+    excess = [_excess(same, flagged) for same in ranks]
+    counted, apart, before = set[int](), set[int](), 0.0
+    kinds: list[Kind] = []
+    for seen in _alike(pauses):
+        together = sorted(counted.union(seen))
+        distance = _distance(together, steps)
+        costs = [_largest(step, excess, pauses) for step in seen]
+        timed = [cost for cost in costs if cost is not None]
+        if distance is None or not timed:
+            continue
+        counted.update(seen)
+        cost_ms = median(timed)
+        at = [step for step in steps if (step - together[0]) % distance == 0]
+        late = _late(at, counted, excess, cost_ms / 2)
+        rate = len(late) / max(1, sum(step in excess[0] for step in at)) / distance - before
+        if rate * cost_ms > LEAST_PART * step_ms:
+            kinds.append(Kind(cost_ms, rate))
+            apart |= late.union(seen)
+            before += rate
+    return dict.fromkeys(members, Recurring(len(steps), frozenset(apart), tuple(kinds)))
+
+
+def _distance(ordered: Sequence[int], steps: range) -> int | None:
+    """At which these come, if it is one: some may be missing, where a host did not wait."""
+    if len(ordered) < OFTEN:
+        return None
+    distances = [after - step for step, after in pairwise(ordered)]
+    least = min(distances)
+    even = least > 1 and not any(one % least for one in distances)
+    return least if even and len(ordered) >= SEEN * (len(steps) // least) else None
+
+
+def _largest(step: int, excess: Sequence[Steps], pauses: Sequence[Steps]) -> float | None:
+    """By how much it is longer on the rank that paused, or on the one that it delayed most."""
+    found = [more.get(step) for more, own in zip(excess, pauses, strict=True) if step in own]
+    return max((one for one in found if one is not None), default=None)
+
+
+def _late(
+    at: Iterable[int], counted: Collection[int], excess: Sequence[Steps], least_ms: float
+) -> set[int]:
+    """Of these steps the timed ones that come after a pause, or are as late as if they did.
+
+    A host that does not wait for its devices has none to be seen.
+    """
+    timed = [step for step in at if step in excess[0]]
+    most = {step: max(more.get(step, 0.0) for more in excess) for step in timed}
+    return {step for step in timed if step in counted or most[step] > least_ms}
+
+
+def _unusual(same: Sequence[RankSamples]) -> Steps:
+    """Of one rank, after its warm-up."""
+    first = same[0].warmup_steps
+    after = same[0].pauses_ms[first:]
+    step_ms = [ms for one in same for ms in one.step_ms]
+    if not after or not step_ms:
+        return {}
+    usual = median(after)
+    deviation = OF_DEVIATION * median([abs(ms - usual) for ms in after])
+    least = usual + max(LEAST * median(step_ms), DEVIATIONS * deviation)
+    return {step: ms for step, ms in enumerate(after, start=first) if ms > least}
+
+
+def _excess(same: Sequence[RankSamples], flagged: Collection[int]) -> Steps:
+    """By how many milliseconds the timed steps of one rank are longer than others of its turn."""
+    found: Steps = {}
+    for one in same:
+        timed = dict(_timed(one))
+        others = [ms for step, ms in timed.items() if step not in flagged]
+        usual = median(others or list(timed.values()))
+        found |= {step: ms - usual for step, ms in timed.items()}
+    return found
+
+
+def _timed(rank: RankSamples) -> Iterator[tuple[int, float]]:
+    """Milliseconds of every step, by its number in its process."""
+    numbers = (n for w in rank.windows for n in range(w.first, w.first + w.steps))
+    return zip(numbers, rank.step_ms, strict=False)
+
+
+def _alike(pauses: Sequence[Steps]) -> list[list[int]]:
+    """The steps of each kind, those after the longest pauses first."""
+    longest: Steps = {}
+    for own in pauses:
+        for step, ms in own.items():
+            longest[step] = max(ms, longest.get(step, 0.0))
+    found: list[list[int]] = []
+    before = 0.0
+    for ms, step in sorted((ms, step) for step, ms in longest.items()):
+        if not found or ms > ALIKE * before:
+            found.append([])
+        found[-1].append(step)
+        before = ms
+    return found[::-1]
+
+
+def _without(rank: RankSamples, apart: frozenset[int]) -> RankSamples:
+    windows: list[Window] = []
+    kept_ms: list[float] = []
+    begin = 0
+    for window in rank.windows:
+        step_ms = rank.step_ms[begin : begin + window.steps]
+        begin += window.steps
+        pairs = list(enumerate(step_ms, start=window.first))
+        own = [ms for step, ms in pairs if step not in apart]
+        if own:
+            out_s = sum(ms for step, ms in pairs if step in apart) / 1e3
+            samples = round(window.samples * len(own) / window.steps)
+            windows.append(
+                dataclasses.replace(
+                    window, seconds=window.seconds - out_s, steps=len(own), samples=samples
+                )
+            )
+            kept_ms += own
+    return dataclasses.replace(rank, windows=tuple(windows), step_ms=tuple(kept_ms))

@@ -1,0 +1,58 @@
+"""How long a script does something else after a step, by its host: work that is not in every one.
+
+An evaluation every so many steps, a checkpoint, a log that one rank writes. What that costs a
+device tells; the host's time only says after which steps it was.
+"""
+
+from __future__ import annotations
+
+import time
+
+
+class Pauses:
+    """For every step the time from the end of the one before until a batch is asked for.
+
+    With what is done apart from the training after that. Where nobody is seen to ask, until the
+    gradients are computed.
+    """
+
+    def __init__(self) -> None:
+        self._ms: list[float] = []
+        self._began_at = time.monotonic()
+        self._asked_at: float | None = None
+        self._apart_at: float | None = None
+        self._apart_s = 0.0
+
+    @property
+    def ms(self) -> tuple[float, ...]:
+        """Of every step so far."""
+        return tuple(self._ms)
+
+    def begin(self) -> None:
+        """A step is over; or a pass over the data begins, and what was before it is not one's."""
+        self._began_at = time.monotonic()
+        self._asked_at = self._apart_at = None
+        self._apart_s = 0.0
+
+    def asked(self) -> None:
+        """A batch for the training is asked for: the first one ends the pause."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+
+    def apart(self) -> None:
+        """Something is seen that does not belong to the training; until gradients are computed."""
+        if self._asked_at is not None and self._apart_at is None:
+            self._apart_at = time.monotonic()
+
+    def computing(self) -> None:
+        """Gradients are computed from here on."""
+        self.asked()
+        if self._apart_at is not None:
+            self._apart_s += time.monotonic() - self._apart_at
+            self._apart_at = None
+
+    def stepped(self) -> None:
+        """A step is over, and has had a pause."""
+        self.computing()
+        assert self._asked_at is not None
+        self._ms.append(round(1e3 * (self._asked_at - self._began_at + self._apart_s), 4))

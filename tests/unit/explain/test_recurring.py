@@ -1,0 +1,187 @@
+"""What comes after some steps only: found by the host's pauses, counted by the devices' clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from made import machine, plan
+from nfold.ablation import Ablation
+from nfold.explain.ladder import Rung
+from nfold.explain.readings import readings
+from nfold.explain.recurring import Recurring, again, recurring, without
+from nfold.measurement import Measurement, RankSamples, Window
+from nfold.workload import Workload
+
+HOST = machine()
+PLAN = plan(HOST, devices=2, batch=16, steps=100)
+RUNG = Rung(plan=PLAN)
+OTHER = Rung(plan=PLAN, ablation=Ablation(exchange="none"))
+WARMUP, STEPS, WINDOW = 10, 100, 10
+STEP_MS = 10.0
+Steps = dict[int, float]
+
+
+def _rank(number: int, pauses: Steps, more: Steps, first: int = WARMUP, last: int = 0) -> Any:
+    """Steps of 10 ms, and of some by how many milliseconds they are longer."""
+    steps = range(first, last or WARMUP + STEPS)
+    step_ms = tuple(STEP_MS + more.get(step, 0.0) for step in steps)
+    windows = tuple(
+        Window(
+            start_s=0.0,
+            seconds=sum(step_ms[at : at + WINDOW]) / 1e3,
+            steps=len(step_ms[at : at + WINDOW]),
+            samples=8 * len(step_ms[at : at + WINDOW]),
+            first=first + at,
+        )
+        for at in range(0, len(step_ms), WINDOW)
+    )
+    return RankSamples(
+        rank=number,
+        device="cpu",
+        warmup_steps=WARMUP,
+        windows=windows,
+        step_ms=step_ms,
+        pauses_ms=tuple(pauses.get(step, 0.01) for step in range(WARMUP + STEPS)),
+    )
+
+
+def _of(*ranks: RankSamples, **changes: Any) -> Measurement:
+    asked = PLAN.edit(**changes) if changes else PLAN
+    return Measurement(
+        id="m",
+        workload=Workload(name="train.py", script=("train.py",)),
+        plan=asked,
+        machine=HOST,
+        status="ok",
+        ranks=ranks,
+    )
+
+
+def _every(distance: int, ms: float, first: int = 0) -> Steps:
+    return {step: ms for step in range(first, WARMUP + STEPS) if step % distance == 0}
+
+
+def _found(*ranks: RankSamples) -> Recurring:
+    return recurring({RUNG: _of(*ranks)})[RUNG]
+
+
+def test_what_one_rank_does_every_fifth_step_is_in_no_usual_step() -> None:
+    paused = _every(5, 50.0)
+    measured = _of(_rank(0, paused, paused), _rank(1, {}, paused))
+    found = recurring({RUNG: measured})[RUNG]
+    assert found.ms == pytest.approx(10.0)
+    assert found.every == pytest.approx(5)
+    assert found.apart == {step for step in paused if step >= WARMUP}
+    rest = without(measured, found)
+    assert [sum(w.steps for w in rank.windows) for rank in rest.ranks] == [80, 80]
+    assert [sum(w.samples for w in rank.windows) for rank in rest.ranks] == [640, 640]
+    assert all(rank.step_ms == (STEP_MS,) * 80 for rank in rest.ranks)
+    assert readings(rest, coupled=True)["step"] == pytest.approx(STEP_MS)
+    assert readings(measured, coupled=True)["step"] == pytest.approx(STEP_MS + 10.0)
+    assert again(found, [found]) == {
+        "recurring": pytest.approx(10.0),
+        "every": pytest.approx(5),
+    }
+
+
+def test_what_its_devices_do_not_wait_for_costs_nothing() -> None:
+    """They had enough to do for as long as the host was away."""
+    found = _found(_rank(0, _every(5, 50.0), {}), _rank(1, {}, {}))
+    assert found == Recurring(STEPS)
+    assert again(found, [found]) == {"recurring": 0.0}
+
+
+def test_long_steps_without_a_pause_before_them_are_steps() -> None:
+    """A worker's late batch, every fifth."""
+    late = _every(5, 50.0)
+    found = _found(_rank(0, {}, late), _rank(1, {}, late))
+    assert found == Recurring(STEPS)
+
+
+def test_what_comes_often_is_told_apart_from_what_comes_rarely() -> None:
+    """A log of 5 ms after every 10th step, an evaluation of 300 after every 50th."""
+    paused = {**_every(10, 5.0), **_every(50, 305.0)}
+    found = _found(_rank(0, paused, paused), _rank(1, {}, paused))
+    assert found.ms == pytest.approx(5 / 10 + 300 / 50)
+    assert found.every == pytest.approx(50)
+    assert found.rarest == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    "paused",
+    [(20, 33, 40, 52, 81), (44,), (60, 70), (20, 21, 24, 30, 31, 33, 57, 58, 70, 71, 73, 90)],
+)
+def test_what_comes_by_chance_does_not_recur(paused: tuple[int, ...]) -> None:
+    """Two at a distance of ten are chance, too: in 100 steps there would be ten."""
+    late = dict.fromkeys(paused, 24.0)
+    found = _found(_rank(0, late, late), _rank(1, {}, late))
+    assert found == Recurring(STEPS)
+
+
+def test_short_epochs_may_count_anew() -> None:
+    """After every 20th step of epochs of 30, the first one too: two of three at distances of 10."""
+    paused = {step: ms for step, ms in _every(10, 30.0).items() if step % 30 != 10}
+    found = _found(_rank(0, paused, paused), _rank(1, {}, paused))
+    assert found.ms == pytest.approx(30 * 2 / 30, rel=0.15)
+    assert 40 not in found.apart
+
+
+def test_the_rank_that_is_delayed_most_counts() -> None:
+    paused = _every(10, 20.0)
+    found = _found(_rank(0, paused, _every(10, 20.0)), _rank(1, paused, _every(10, 30.0)))
+    assert found.ms == pytest.approx(3.0)
+
+
+def test_a_tree_that_was_too_short_for_what_another_has_seen_tells_nothing() -> None:
+    paused = _every(50, 300.0)
+    long = _found(_rank(0, paused, paused), _rank(1, {}, paused))
+    short = Recurring(steps=60)
+    assert again(short, [short]) == {"recurring": 0.0}
+    assert again(short, [short, long]) == {}
+    assert again(Recurring(steps=100), [short, long]) == {"recurring": 0.0}
+
+
+def test_a_turn_whose_host_does_not_wait_has_them_all_the_same() -> None:
+    """In half of the steps the host goes on, and only the devices are late."""
+    more = _every(5, 50.0)
+    paused = {step: ms for step, ms in more.items() if step < 60}
+    ranks = [_rank(0, paused, more, last=60), _rank(1, {}, more, last=60)]
+    others = [_rank(0, paused, more, first=60), _rank(1, {}, more, first=60)]
+    found = recurring({RUNG: _of(*ranks), OTHER: _of(*others)})
+    assert found[RUNG] == found[OTHER]
+    assert found[OTHER].ms == pytest.approx(10.0)
+    assert {60, 65, 105} <= found[OTHER].apart
+    rest = without(_of(*others), found[OTHER])
+    assert readings(rest, coupled=True)["step"] == pytest.approx(STEP_MS)
+
+
+def test_the_usual_pause_is_none_however_long_it_is() -> None:
+    """A host that reads its loss after every step; then more than scatter is unusual."""
+    usual = {step: 6.0 + step % 3 for step in range(WARMUP + STEPS)}
+    quiet = _found(_rank(0, usual, {}), _rank(1, usual, {}))
+    assert quiet == Recurring(STEPS)
+    paused = {**usual, **_every(20, 40.0)}
+    found = _found(_rank(0, paused, _every(20, 30.0)), _rank(1, usual, _every(20, 30.0)))
+    assert found.ms == pytest.approx(1.5)
+
+
+def test_where_nobody_saw_when_batches_were_asked_for_nothing_is_told() -> None:
+    rank = dataclasses.replace(_rank(0, {}, {}), pauses_ms=())
+    assert recurring({RUNG: _of(rank, _rank(1, {}, {}))}) == {}
+
+
+def test_whole_epochs_count_what_lies_in_no_window_by_themselves() -> None:
+    paused = _every(5, 50.0)
+    measured = _of(_rank(0, paused, paused), _rank(1, {}, paused), steps=None, epochs=2)
+    assert recurring({RUNG: measured}) == {}
+
+
+def test_a_run_of_nothing_else_stays_as_it_is() -> None:
+    """In windows of one step, each of them after a pause, there is no usual one."""
+    measured = _of(_rank(0, {}, {}), _rank(1, {}, {}))
+    all_apart = Recurring(STEPS, apart=frozenset(range(WARMUP + STEPS)))
+    assert without(measured, all_apart) == measured
+    assert without(measured, None) == measured

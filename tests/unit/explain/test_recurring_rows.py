@@ -1,0 +1,98 @@
+"""What a script does after some steps only, as a row of its budget."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from explaining import HOST, SECONDS, explained, script_runner, target
+from nfold.explain.budget import budget
+from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.script import first_look
+from nfold.finding import Budget, Finding
+from nfold.frameworks.simulated import Script
+from nfold.plan import Plan
+from nfold.seen import Loader, Place, Seen
+from nfold.sentences import sentences
+
+COSTS: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
+PAUSE: dict[str, Any] = {"pause_ms": 40.0, "pause_every": 20, "pause_rank": 0}
+FED = Loader(batch=100, batches=20, samples=2000, sampler="RandomSampler", place="train.py:7")
+DDP = Seen(
+    steps=30,
+    loader=FED,
+    samples_per_step=100.0,
+    device="cuda:0",
+    world_size=2,
+    process_group=True,
+    parallel="ddp",
+    backend="nccl",
+    places={"step": (Place(where="train.py:31"),)},
+)
+
+
+def _of_script(seen: Seen, seconds: float = SECONDS, **costs: Any) -> Budget:
+    script = Script(**{**COSTS, **costs})
+    one = Experiment(target(script, run=script_runner(script)), Clock(seconds), Events())
+    place = Plan(framework="simulated", device="cuda", devices=2, steps=1)
+    asked = first_look(one, place, None, HOST, lambda _: (seen,))
+    return budget("train.py", one.run(asked), one.measured)
+
+
+def _row(rows: tuple[Finding, ...]) -> Finding:
+    (found,) = (row for row in rows if row.cause == "epoch-boundary")
+    return found
+
+
+def test_what_rank_0_does_after_every_20th_step_has_its_line_and_its_size() -> None:
+    """2 ms of every step, on one device alone too, which is rank 0 as well."""
+    found = _of_script(DDP, **PAUSE)
+    assert found.n_devices.step_ms.value == pytest.approx(10 + 2)
+    assert _row(found.rows).lost_ms.value == pytest.approx(0)
+    one = _row(found.single)
+    assert one.named
+    assert one.lost_ms.value == pytest.approx(2)
+    assert one.fix.startswith("train.py:31: 40 ms come after every 20th step: evaluate, log and")
+    assert "train.py:31" in sentences(found)[1]
+    assert not {"imbalance", "input"} & {row.cause for row in found.named}
+    assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+
+
+def test_it_stands_beside_what_lies_between_epochs() -> None:
+    """80 ms between epochs of 10 steps on two devices, of 20 on one."""
+    found = _of_script(DDP, **PAUSE, epoch_gap_ms=80.0)
+    row = _row(found.rows)
+    assert {name: cost.value for name, cost in row.parts} == {
+        "between epochs": pytest.approx(4),
+        "after some steps only": pytest.approx(0),
+    }
+    assert row.lost_ms.value == pytest.approx(4)
+    assert _row(found.single).lost_ms.value == pytest.approx(4 + 2)
+    assert "come after" not in row.fix
+    assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+
+
+def test_a_rank_that_waits_for_a_slower_one_loses_only_the_rest() -> None:
+    """13 ms of rank 1, of which rank 0 waits for 3: of its 43 ms between steps 40 are lost."""
+    slow: dict[str, Any] = {"straggler_ms": 3.0, "straggler_rank": 1}
+    found = explained(Script(**COSTS, **{**PAUSE, "pause_ms": 43.0}, **slow))
+    lost = {row.cause: row.lost_ms.value for row in found.rows}
+    assert lost["imbalance"] == pytest.approx(3)
+    assert lost["epoch-boundary"] == pytest.approx(40 / 20 - 43 / 20 / 2)
+    assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"batches": None, "samples": 2_000_000}, "whole epochs take"),
+        ({"batches": 156_250_000, "samples": 10_000}, "an epoch is 156,250,000 batches: none"),
+    ],
+)
+def test_the_ends_of_epochs_may_still_be_unknown(changes: dict[str, Any], reason: str) -> None:
+    seen = dataclasses.replace(DDP, loader=dataclasses.replace(FED, **changes))
+    found = _of_script(seen, seconds=100.0, **PAUSE, samples_per_epoch=2_000_000)
+    assert _row(found.single).named
+    assert dict(found.untested)["epoch-boundary"].startswith(f"the ends of its epochs: {reason}")
