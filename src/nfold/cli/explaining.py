@@ -31,6 +31,7 @@ from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Rung, made_ahead
 from nfold.explain.readings import readings
+from nfold.explain.recurring import recurring, without
 from nfold.explain.target import WorkloadTarget
 from nfold.finding import FLOOR, Budget
 from nfold.frameworks.registry import framework
@@ -127,14 +128,16 @@ def _told(lines: Sequence[str], found: Sequence[Measurement]) -> list[str]:
 
 
 def _outcome(rung: Rung, measurement: Measurement) -> str:
-    found = readings(measurement, coupled=rung.coupled)
+    recurs = recurring({rung: measurement}).get(rung)
+    found = readings(without(measurement, recurs), coupled=rung.coupled)
     if measurement.status != "ok":
         return f"{measurement.status}: {measurement.cause.text if measurement.cause else ''}"
     if "step" not in found:
         return "had no turn before the script ended"
-    step, between = found["step"], found.get("gap", 0.0)
-    text = f"{step:.2f} ms a step"
-    return f"{text} and {between:.2f} between epochs" if between > FLOOR * step else text
+    step = found["step"]
+    more = {"between epochs": found.get("gap", 0.0), "after some only": recurs.ms if recurs else 0}
+    told = [f" and {ms:.2f} {when}" for when, ms in more.items() if ms > FLOOR * step]
+    return f"{step:.2f} ms a step" + "".join(told)
 
 
 UNFINISHED = (

@@ -25,9 +25,11 @@ DEVIATIONS = 5.0
 ALIKE = 2.0
 """A pause that is more than so many times as long as the next shorter one is of another kind."""
 OFTEN = 2
-"""Steps of a kind; what was there once may have been anything."""
+"""Pauses of a kind; what was there once may have been anything."""
+EVEN = 0.75
+"""Of all distances from one pause to the next, multiples of one; else they are chance."""
 SEEN = 0.5
-"""Of the pauses that there would be at one distance, at least; others are chance."""
+"""Of the pauses that there would be at one distance, at least."""
 LEAST_PART = 0.005
 """Of a step: what costs less is not told."""
 Steps = dict[int, float]
@@ -36,7 +38,7 @@ Steps = dict[int, float]
 
 @dataclass(frozen=True)
 class Kind:
-    """Steps that are alike: by how much a step is longer after one, and in how many it is so."""
+    """Pauses that are alike: by how much a step is longer after one, and in how many it is so."""
 
     cost_ms: float
     rate: float
@@ -104,75 +106,92 @@ def without(measurement: Measurement, recurs: Recurring | None) -> Measurement:
 def _of_processes(members: Mapping[Rung, Measurement]) -> dict[Rung, Recurring]:
     """Of rungs that the same processes ran.
 
+    Several ranks may come late for one thing, or wait for the one that does: that is told once, as
+    it is on the rank that is delayed most.
+    """
+    ranks = [list(same) for same in zip(*(one.ranks for one in members.values()), strict=True)]
+    last = min(len(same[0].pauses_ms) for same in ranks)
+    step_ms = median([ms for same in ranks for one in same for ms in one.step_ms])
+    found = [one for same in ranks for one in _of_rank(same, last)]
+    kinds: list[Kind] = []
+    taken: list[set[int]] = []
+    for kind, late in sorted(found, key=lambda one: -one[0].rate * one[0].cost_ms):
+        told = any(2 * len(late & other) > len(late) for other in taken)
+        if not told and kind.rate * kind.cost_ms > LEAST_PART * step_ms:
+            kinds.append(kind)
+            taken.append(late)
+    steps = last - ranks[0][0].warmup_steps
+    return dict.fromkeys(members, Recurring(steps, frozenset().union(*taken), tuple(kinds)))
+
+
+def _of_rank(same: Sequence[RankSamples], last: int) -> Iterator[tuple[Kind, set[int]]]:
+    """Every kind of one rank's pauses, the longest first, and the steps that come after it.
+
     What comes every 10 steps comes after every 50 too, within what comes then: so kinds are
     counted together with the longer ones, which are then taken away.
     """
-    ranks = [list(same) for same in zip(*(one.ranks for one in members.values()), strict=True)]
-    steps = range(ranks[0][0].warmup_steps, min(len(same[0].pauses_ms) for same in ranks))
-    step_ms = median([ms for same in ranks for one in same for ms in one.step_ms])
-    pauses = [_unusual(same) for same in ranks]
-    flagged = {step for own in pauses for step in own}
-    excess = [_excess(same, flagged) for same in ranks]
-    counted, apart, before = set[int](), set[int](), 0.0
-    kinds: list[Kind] = []
+    steps = range(same[0].warmup_steps, last)
+    pauses = _unusual(same, steps)
+    excess = _excess(same, pauses)
+    counted, before = set[int](), 0.0
     for seen in _alike(pauses):
         together = sorted(counted.union(seen))
         distance = _distance(together, steps)
-        costs = [_largest(step, excess, pauses) for step in seen]
-        timed = [cost for cost in costs if cost is not None]
-        if distance is None or not timed:
+        costs = [excess[step] for step in seen if step in excess]
+        if distance is None or not costs:
             continue
         counted.update(seen)
-        cost_ms = median(timed)
-        at = [step for step in steps if (step - together[0]) % distance == 0]
-        late = _late(at, counted, excess, cost_ms / 2)
-        rate = len(late) / max(1, sum(step in excess[0] for step in at)) / distance - before
-        if rate * cost_ms > LEAST_PART * step_ms:
-            kinds.append(Kind(cost_ms, rate))
-            apart |= late.union(seen)
-            before += rate
-    return dict.fromkeys(members, Recurring(len(steps), frozenset(apart), tuple(kinds)))
+        cost_ms = median(costs)
+        late, rate = _often(together, distance, steps, excess, cost_ms / 2)
+        if rate > before:
+            yield Kind(cost_ms, rate - before), late
+            before = rate
 
 
 def _distance(ordered: Sequence[int], steps: range) -> int | None:
-    """At which these come, if it is one: some may be missing, where a host did not wait."""
-    if len(ordered) < OFTEN:
-        return None
-    distances = [after - step for step, after in pairwise(ordered)]
-    least = min(distances)
-    even = least > 1 and not any(one % least for one in distances)
-    return least if even and len(ordered) >= SEEN * (len(steps) // least) else None
+    """At which most of these come, or at multiples of it: a host that does not wait for its devices
+    has no pause, and passes over the data may count anew.
 
-
-def _largest(step: int, excess: Sequence[Steps], pauses: Sequence[Steps]) -> float | None:
-    """By how much it is longer on the rank that paused, or on the one that it delayed most."""
-    found = [more.get(step) for more, own in zip(excess, pauses, strict=True) if step in own]
-    return max((one for one in found if one is not None), default=None)
-
-
-def _late(
-    at: Iterable[int], counted: Collection[int], excess: Sequence[Steps], least_ms: float
-) -> set[int]:
-    """Of these steps the timed ones that come after a pause, or are as late as if they did.
-
-    A host that does not wait for its devices has none to be seen.
+    Two have a distance anyway: theirs counts from the script's first step, or from 0.
     """
-    timed = [step for step in at if step in excess[0]]
-    most = {step: max(more.get(step, 0.0) for more in excess) for step in timed}
-    return {step for step in timed if step in counted or most[step] > least_ms}
+    distances = [after - step for step, after in pairwise(ordered)]
+    for one in sorted({*distances} - {1}, reverse=True):
+        even = sum(distance % one == 0 for distance in distances) >= EVEN * len(distances)
+        enough = len(ordered) >= SEEN * (len(steps) // one)
+        if even and enough and (len(ordered) > OFTEN or ordered[0] % one <= 1):
+            return one
+    return None
 
 
-def _unusual(same: Sequence[RankSamples]) -> Steps:
-    """Of one rank, after its warm-up."""
-    first = same[0].warmup_steps
-    after = same[0].pauses_ms[first:]
+def _often(
+    ordered: Sequence[int], distance: int, steps: range, excess: Steps, least_ms: float
+) -> tuple[set[int], float]:
+    """All steps after pauses, those too that are so late where none was seen; how many of all are.
+
+    Of what may lie in between and was not timed, as large a part is late as of what was.
+    """
+    pairs = [(step, after) for step, after in pairwise(ordered) if (after - step) % distance == 0]
+    inside = [at for step, after in pairs for at in range(step + distance, after, distance)]
+    before = range(ordered[0] - distance, steps.start - 1, -distance)
+    outside = [*before, *range(ordered[-1] + distance, steps.stop, distance)]
+    late = {at for at in (*inside, *outside) if excess.get(at, 0.0) > least_ms}
+    timed = [at for at in inside if at in excess]
+    part = sum(at in late for at in timed) / max(1, len(timed))
+    every = late.union(ordered)
+    count = len(every) + part * (len(inside) - len(timed))
+    return every, (count - 1) / (max(every) - min(every))
+
+
+def _unusual(same: Sequence[RankSamples], steps: range) -> Steps:
+    """The pauses before these steps that are."""
+    own = {step: same[0].pauses_ms[step] for step in steps}
     step_ms = [ms for one in same for ms in one.step_ms]
-    if not after or not step_ms:
+    if not own or not step_ms:
         return {}
-    usual = median(after)
-    deviation = OF_DEVIATION * median([abs(ms - usual) for ms in after])
+    usual = median([*own.values()])
+    deviation = OF_DEVIATION * median([abs(ms - usual) for ms in own.values()])
     least = usual + max(LEAST * median(step_ms), DEVIATIONS * deviation)
-    return {step: ms for step, ms in enumerate(after, start=first) if ms > least}
+    return {step: ms for step, ms in own.items() if ms > least}
 
 
 def _excess(same: Sequence[RankSamples], flagged: Collection[int]) -> Steps:
@@ -192,15 +211,11 @@ def _timed(rank: RankSamples) -> Iterator[tuple[int, float]]:
     return zip(numbers, rank.step_ms, strict=False)
 
 
-def _alike(pauses: Sequence[Steps]) -> list[list[int]]:
+def _alike(pauses: Steps) -> list[list[int]]:
     """The steps of each kind, those after the longest pauses first."""
-    longest: Steps = {}
-    for own in pauses:
-        for step, ms in own.items():
-            longest[step] = max(ms, longest.get(step, 0.0))
     found: list[list[int]] = []
     before = 0.0
-    for ms, step in sorted((ms, step) for step, ms in longest.items()):
+    for ms, step in sorted((ms, step) for step, ms in pauses.items()):
         if not found or ms > ALIKE * before:
             found.append([])
         found[-1].append(step)

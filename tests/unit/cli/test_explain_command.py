@@ -230,6 +230,12 @@ def test_a_line_of_a_run_tells_what_lies_between_its_epochs() -> None:
     assert with_gap.endswith(" between epochs")
 
 
+def test_a_line_of_a_run_tells_what_comes_after_some_steps_only() -> None:
+    rung = Rung(plan=ladder().plan.edit(steps=100))
+    done = target(Script(compute_ms_per_sample=0.1, pause_ms=60.0)).measure(rung, 0)
+    assert _outcome(rung, done) == "10.00 ms a step and 3.00 after some only"
+
+
 def test_a_line_of_a_run_says_that_a_turn_never_came() -> None:
     rung = ladder().full()
     done = target(Script(compute_ms_per_sample=0.1)).measure(rung, 0)

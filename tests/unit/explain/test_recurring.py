@@ -112,13 +112,50 @@ def test_what_comes_often_is_told_apart_from_what_comes_rarely() -> None:
 
 @pytest.mark.parametrize(
     "paused",
-    [(20, 33, 40, 52, 81), (44,), (60, 70), (20, 21, 24, 30, 31, 33, 57, 58, 70, 71, 73, 90)],
+    [
+        (20, 33, 40, 52, 81),
+        (44,),
+        (60, 70),
+        (40, 85),
+        (20, 21, 24, 30, 31, 33, 57, 58, 70, 71, 73, 90),
+    ],
 )
 def test_what_comes_by_chance_does_not_recur(paused: tuple[int, ...]) -> None:
-    """Two at a distance of ten are chance, too: in 100 steps there would be ten."""
+    """Two at a distance of ten are chance, too: in 100 steps there would be ten. So are two at one
+    of 45 that the first step has not: who counts has a pause after 45 of them, and after 90.
+    """
     late = dict.fromkeys(paused, 24.0)
     found = _found(_rank(0, late, late), _rank(1, {}, late))
     assert found == Recurring(STEPS)
+
+
+def test_a_rank_whose_host_waits_for_another_one_pauses_a_step_later() -> None:
+    """Its devices wait in the step after rank 0's pause, and its host before the next."""
+    paused = _every(20, 200.0)
+    waits = {step + 1: ms for step, ms in paused.items()}
+    found = _found(_rank(0, paused, paused), _rank(1, waits, paused))
+    assert found.ms == pytest.approx(10.0)
+    assert found.apart == {step for step in paused if step >= WARMUP}
+
+
+def test_what_ranks_do_at_different_times_adds_up() -> None:
+    first, second = _every(20, 200.0), {step + 5: 100.0 for step in range(0, 110, 20)}
+    late = {**first, **second}
+    assert _found(_rank(0, first, late), _rank(1, second, late)).ms == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize("after", [(45, 90), (46, 91)])
+def test_two_that_a_script_counts_recur(after: tuple[int, ...]) -> None:
+    late = dict.fromkeys(after, 90.0)
+    assert _found(_rank(0, late, late), _rank(1, {}, late)).ms == pytest.approx(2.0)
+
+
+def test_passes_over_the_data_may_count_anew() -> None:
+    """Passes of 35 steps, in each of which something comes after the 10th, 20th and 30th."""
+    paused = {s: 30.0 for s in range(WARMUP, WARMUP + STEPS) if s % 35 in (10, 20, 30)}
+    found = _found(_rank(0, paused, paused), _rank(1, {}, paused))
+    assert found.ms == pytest.approx(30 * 3 / 35, rel=0.05)
+    assert found.apart == set(paused)
 
 
 def test_short_epochs_may_count_anew() -> None:
