@@ -17,8 +17,8 @@ def untested(ladder: Ladder, measured: Measured, view: View) -> list[tuple[str, 
     for cause in causes_of(ladder):
         asked = {*cause.on_n(ladder), *cause.single_evidence(ladder)}
         reason = cause.absent(ladder) or measured.missing(asked)
-        unknown = cause.unknown(ladder, view)
-        if reason is None and unknown is not None:
+        unknown = cause.unknown(ladder, view) if reason is None else None
+        if unknown is not None:
             reason = unknown + _why(cause, ladder, measured)
         if reason is not None:
             found.append((cause.id, reason))

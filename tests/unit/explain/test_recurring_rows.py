@@ -33,12 +33,18 @@ DDP = Seen(
 )
 
 
-def _of_script(seen: Seen, seconds: float = SECONDS, **costs: Any) -> Budget:
+def _of_script(seen: Seen, seconds: float = SECONDS, unwatched: int = 0, **costs: Any) -> Budget:
+    """Nobody saw when runs of ``unwatched`` ranks asked for their batches."""
     script = Script(**{**COSTS, **costs})
     one = Experiment(target(script, run=script_runner(script)), Clock(seconds), Events())
     place = Plan(framework="simulated", device="cuda", devices=2, steps=1)
-    asked = first_look(one, place, None, HOST, lambda _: (seen,))
-    return budget("train.py", one.run(asked), one.measured)
+    asked = one.run(first_look(one, place, None, HOST, lambda _: (seen,)))
+    for runs in one.measured.runs.values():
+        for number, found in runs.items():
+            if len(found.ranks) == unwatched:
+                ranks = (dataclasses.replace(rank, pauses_ms=()) for rank in found.ranks)
+                runs[number] = dataclasses.replace(found, ranks=tuple(ranks))
+    return budget("train.py", asked, one.measured)
 
 
 def _row(rows: tuple[Finding, ...]) -> Finding:
@@ -96,3 +102,12 @@ def test_the_ends_of_epochs_may_still_be_unknown(changes: dict[str, Any], reason
     found = _of_script(seen, seconds=100.0, **PAUSE, samples_per_epoch=2_000_000)
     assert _row(found.single).named
     assert dict(found.untested)["epoch-boundary"].startswith(f"the ends of its epochs: {reason}")
+
+
+def test_what_recurs_on_n_devices_and_is_unknown_of_one_is_told_beside_the_rows() -> None:
+    """It is in no usual step of two devices, and in no row."""
+    endless = dataclasses.replace(DDP, loader=dataclasses.replace(FED, batches=156_250_000))
+    found = _of_script(endless, unwatched=1, **PAUSE)
+    assert found.n_devices.step_ms.value == pytest.approx(10)
+    reason = dict(found.untested)["epoch-boundary"]
+    assert reason.startswith("2.00 ms of every step come after every 20th one, on one device alone")

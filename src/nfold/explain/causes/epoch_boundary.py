@@ -64,7 +64,11 @@ class EpochBoundary(Cause):
         return self.ends(ladder, view) or self.recurs(ladder, view)
 
     def unknown(self, ladder: Ladder, view: View) -> str | None:
-        """Where something recurs that is known, the ends of epochs may not be."""
+        """Of what recurs one end of the ladder, or where that is known, the ends of epochs."""
+        full, every = ladder.full(), view.every(ladder.full())
+        if every is not None and not self.recurs(ladder, view):
+            what = f"{view.recurring(full):.2f} ms of every step come after every {every:.0f}th one"
+            return f"{what}, on one device alone nobody knows: "
         if self.known(ladder, view) and not self.ends(ladder, view):
             return "the ends of its epochs: "
         return super().unknown(ladder, view)

@@ -67,7 +67,7 @@ class BetweenSteps:
         if self._task.plan.epochs is None:
             self._apart(pass_ended=True)
             return
-        self.end_epoch(time.monotonic())
+        self._end_epoch(time.monotonic())
         self._epoch_began = time.monotonic()
 
     def pass_began(self) -> None:
@@ -100,11 +100,11 @@ class BetweenSteps:
     def script_ended(self, epochs_ended: int) -> None:
         """There are no more steps; so many passes were over, the last one perhaps only now."""
         if self._task.plan.epochs is not None and epochs_ended > self._epochs:
-            self.end_epoch(self._epoch_ended)
+            self._end_epoch(self._epoch_ended)
         self._clock.ends_with_step = True
         self._recorder.end()
 
-    def end_epoch(self, now: float) -> None:
+    def _end_epoch(self, now: float) -> None:
         """The one that began last, as long as it took until now."""
         self._clock.ends_with_step = True
         _, count = self._recorder.end()
