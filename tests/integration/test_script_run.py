@@ -95,10 +95,10 @@ def test_what_rank_0_does_after_some_steps_is_found_in_those_after_them(tmp_path
     assert len(found) == 2
     for rung, measured in members.items():
         (kind,) = found[rung].kinds
-        assert 1 / kind.rate == pytest.approx(OFTEN)
+        # What comes at the end of a pass lies between two, and is none of these.
+        assert OFTEN <= 1.001 / kind.rate < 1.5 * OFTEN
         assert kind.cost_ms > 1e3 * SHORT_S / 2
         assert {step % OFTEN for step in found[rung].apart} == {0}
-        # What comes at the end of a pass lies between two.
         assert len(found[rung].apart) > found[rung].steps // OFTEN / 2
         for rank in without(measured, found[rung]).ranks:
             assert max(rank.step_ms) < 1e3 * SHORT_S

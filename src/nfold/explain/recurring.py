@@ -112,7 +112,13 @@ def _of_processes(members: Mapping[Rung, Measurement]) -> dict[Rung, Recurring]:
     ranks = [list(same) for same in zip(*(one.ranks for one in members.values()), strict=True)]
     last = min(len(same[0].pauses_ms) for same in ranks)
     step_ms = median([ms for same in ranks for one in same for ms in one.step_ms])
-    found = [one for same in ranks for one in _of_rank(same, last)]
+    steps = range(ranks[0][0].warmup_steps, last)
+    pauses = [_unusual(same, steps) for same in ranks]
+    excess = [_excess(same, own) for same, own in zip(ranks, pauses, strict=True)]
+    # One that waits for a rank which is between two passes is late in a step, and that rank is not.
+    most = {step: max(one.get(step, 0.0) for one in excess) for step in excess[0]}
+    pairs = zip(pauses, excess, strict=True)
+    found = [one for own, more in pairs for one in _of_rank(own, more, most, steps)]
     kinds: list[Kind] = []
     taken: list[set[int]] = []
     for kind, late in sorted(found, key=lambda one: -one[0].rate * one[0].cost_ms):
@@ -120,19 +126,17 @@ def _of_processes(members: Mapping[Rung, Measurement]) -> dict[Rung, Recurring]:
         if not told and kind.rate * kind.cost_ms > LEAST_PART * step_ms:
             kinds.append(kind)
             taken.append(late)
-    steps = last - ranks[0][0].warmup_steps
-    return dict.fromkeys(members, Recurring(steps, frozenset().union(*taken), tuple(kinds)))
+    return dict.fromkeys(members, Recurring(len(steps), frozenset().union(*taken), tuple(kinds)))
 
 
-def _of_rank(same: Sequence[RankSamples], last: int) -> Iterator[tuple[Kind, set[int]]]:
+def _of_rank(
+    pauses: Steps, excess: Steps, most: Steps, steps: range
+) -> Iterator[tuple[Kind, set[int]]]:
     """Every kind of one rank's pauses, the longest first, and the steps that come after it.
 
     What comes every 10 steps comes after every 50 too, within what comes then: so kinds are
     counted together with the longer ones, which are then taken away.
     """
-    steps = range(same[0].warmup_steps, last)
-    pauses = _unusual(same, steps)
-    excess = _excess(same, pauses)
     counted, before = set[int](), 0.0
     for seen in _alike(pauses):
         together = sorted(counted.union(seen))
@@ -142,7 +146,7 @@ def _of_rank(same: Sequence[RankSamples], last: int) -> Iterator[tuple[Kind, set
             continue
         counted.update(seen)
         cost_ms = median(costs)
-        late, rate = _often(together, distance, steps, excess, cost_ms / 2)
+        late, rate = _often(together, distance, steps, most, cost_ms / 2)
         if rate > before:
             yield Kind(cost_ms, rate - before), late
             before = rate
