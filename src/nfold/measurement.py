@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -145,15 +145,20 @@ class RankSamples:
     notes: tuple[tuple[str, str], ...] = ()
     """Doubts that the rank itself noticed, as (kind, text); they become warnings."""
 
+    def timed(self) -> Iterator[tuple[Window, tuple[float, ...]]]:
+        """Every window with the milliseconds of its steps."""
+        first = 0
+        for window in self.windows:
+            yield window, self.step_ms[first : first + window.steps]
+            first += window.steps
+
     def divided(self, parts: Sequence[int], count: int) -> list[RankSamples]:
         """Every window with its steps in the one of ``count`` parts that is named for it."""
         windows: list[list[Window]] = [[] for _ in range(count)]
         times: list[list[float]] = [[] for _ in range(count)]
-        first = 0
-        for window, part in zip(self.windows, parts, strict=True):
+        for (window, step_ms), part in zip(self.timed(), parts, strict=True):
             windows[part].append(window)
-            times[part] += self.step_ms[first : first + window.steps]
-            first += window.steps
+            times[part] += step_ms
         return [
             dataclasses.replace(self, windows=tuple(own), step_ms=tuple(own_ms), turns=())
             for own, own_ms in zip(windows, times, strict=True)

@@ -49,6 +49,15 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation that normal values with this median absolute deviation have.
+
+    A few values that are far off do not move it (F. R. Hampel, The Influence Curve, JASA 69, 1974).
+    """
+    middle = median(values)
+    return OF_DEVIATION * median([abs(one - middle) for one in values])
+
+
 def quantile(values: Sequence[float], q: float) -> float:
     """The ``q`` quantile (0 to 1) by linear interpolation between order statistics."""
     if not 0 <= q <= 1:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from nfold.measurement import Between, Measurement, RankSamples, Window
 from nfold.plan import Plan
-from nfold.stats import OF_DEVIATION, median
+from nfold.stats import deviation, median
 
 CHUNKS = 10
 FILLED = 0.5
@@ -73,9 +73,7 @@ def scatter(measurement: Measurement) -> float:
     times = _together(ranks, 1) if ranks else []
     if len(times) < 2:
         return 0.0
-    middle = median(times)
-    deviation = OF_DEVIATION * median([abs(one - middle) for one in times])
-    return float(1.25 * deviation / middle / len(times) ** 0.5)
+    return float(1.25 * deviation(times) / median(times) / len(times) ** 0.5)
 
 
 def crowded(measurement: Measurement) -> float:

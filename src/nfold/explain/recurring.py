@@ -16,7 +16,7 @@ from itertools import pairwise
 from nfold.explain.ladder import Rung
 from nfold.explain.readings import Readings
 from nfold.measurement import Measurement, RankSamples, Window
-from nfold.stats import OF_DEVIATION, median
+from nfold.stats import deviation, median
 
 LEAST = 0.1
 """Of a step: what is shorter is no pause, whatever the usual one is."""
@@ -192,9 +192,8 @@ def _unusual(same: Sequence[RankSamples], steps: range) -> Steps:
     step_ms = [ms for one in same for ms in one.step_ms]
     if not own or not step_ms:
         return {}
-    usual = median([*own.values()])
-    deviation = OF_DEVIATION * median([abs(ms - usual) for ms in own.values()])
-    least = usual + max(LEAST * median(step_ms), DEVIATIONS * deviation)
+    every = [*own.values()]
+    least = median(every) + max(LEAST * median(step_ms), DEVIATIONS * deviation(every))
     return {step: ms for step, ms in own.items() if ms > least}
 
 
@@ -211,8 +210,7 @@ def _excess(same: Sequence[RankSamples], flagged: Collection[int]) -> Steps:
 
 def _timed(rank: RankSamples) -> Iterator[tuple[int, float]]:
     """Milliseconds of every step, by its number in its process."""
-    numbers = (n for w in rank.windows for n in range(w.first, w.first + w.steps))
-    return zip(numbers, rank.step_ms, strict=False)
+    return ((w.first + n, ms) for w, step_ms in rank.timed() for n, ms in enumerate(step_ms))
 
 
 def _alike(pauses: Steps) -> list[list[int]]:
@@ -230,10 +228,7 @@ def _alike(pauses: Steps) -> list[list[int]]:
 def _without(rank: RankSamples, apart: frozenset[int]) -> RankSamples:
     windows: list[Window] = []
     kept_ms: list[float] = []
-    begin = 0
-    for window in rank.windows:
-        step_ms = rank.step_ms[begin : begin + window.steps]
-        begin += window.steps
+    for window, step_ms in rank.timed():
         pairs = list(enumerate(step_ms, start=window.first))
         own = [ms for step, ms in pairs if step not in apart]
         if own:

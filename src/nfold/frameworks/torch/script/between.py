@@ -80,8 +80,7 @@ class BetweenSteps:
         self._clock.ends_with_step = True
         short = shortened(self._loader())
         self._recorder.apart(pass_ended=pass_ended, times=short.times if short else 1.0)
-        self.pauses.begin()
-        self.pauses.asked()
+        self.pauses.begin_pass()
 
     def pass_ended(self) -> None:
         """Where the script ends now, its last epoch did too."""
@@ -115,5 +114,4 @@ class BetweenSteps:
         if self._epochs == self._task.plan.epochs:
             self._full()
         self._recorder.begin()
-        self.pauses.begin()
-        self.pauses.asked()
+        self.pauses.begin_pass()

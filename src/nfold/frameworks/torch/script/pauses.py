@@ -29,10 +29,15 @@ class Pauses:
         return tuple(self._ms)
 
     def begin(self) -> None:
-        """A step is over; or a pass over the data begins, and what was before it is not one's."""
+        """A step is over."""
         self._began_at = time.monotonic()
         self._asked_at = self._apart_at = None
         self._apart_s = 0.0
+
+    def begin_pass(self) -> None:
+        """A pass over the data begins: what was before it is no pause of a step."""
+        self.begin()
+        self.asked()
 
     def asked(self) -> None:
         """A batch for the training is asked for: the first one ends the pause."""
