@@ -135,18 +135,22 @@ def _of_rank(
     """Every kind of one rank's pauses, the longest first, and the steps that come after it.
 
     What comes every 10 steps comes after every 50 too, within what comes then: so kinds are
-    counted together with the longer ones, which are then taken away.
+    counted together with the longer ones, which are then taken away. Those at no distance may be of
+    the next kind: a pause lasts until the devices are done, and how far they are behind depends on
+    the turn.
     """
-    counted, before = set[int](), 0.0
+    counted, passed, before = set[int](), set[int](), 0.0
     for seen in _alike(pauses):
-        together = sorted(counted.union(seen))
-        distance = _distance(together, steps)
-        costs = [excess[step] for step in seen if step in excess]
+        choices = (counted | seen, counted | seen | passed)
+        found = [(_distance(sorted(one), steps), one) for one in choices]
+        distance, together = next((pair for pair in found if pair[0]), (None, counted))
+        costs = [excess[step] for step in together - counted if step in excess]
         if distance is None or not costs:
+            passed |= seen
             continue
-        counted.update(seen)
+        counted = together
         cost_ms = median(costs)
-        late, rate = _often(together, distance, steps, most, cost_ms / 2)
+        late, rate = _often(sorted(together), distance, steps, most, cost_ms / 2)
         if rate > before:
             yield Kind(cost_ms, rate - before), late
             before = rate
@@ -187,14 +191,33 @@ def _often(
 
 
 def _unusual(same: Sequence[RankSamples], steps: range) -> Steps:
-    """The pauses before these steps that are."""
-    own = {step: same[0].pauses_ms[step] for step in steps}
-    step_ms = [ms for one in same for ms in one.step_ms]
-    if not own or not step_ms:
-        return {}
-    every = [*own.values()]
-    least = median(every) + max(LEAST * median(step_ms), DEVIATIONS * deviation(every))
-    return {step: ms for step, ms in own.items() if ms > least}
+    """By how much the pauses before these steps are longer than is usual in their turn.
+
+    A turn whose host waits for its devices pauses for most of every step, another one never.
+    """
+    found: Steps = {}
+    for one, own in zip(same, _shared(same, steps), strict=True):
+        pauses = {step: one.pauses_ms[step] for step in own}
+        if pauses and one.step_ms:
+            every = [*pauses.values()]
+            usual = median(every)
+            least = max(LEAST * median(one.step_ms), DEVIATIONS * deviation(every))
+            found |= {step: ms - usual for step, ms in pauses.items() if ms - usual > least}
+    return found
+
+
+def _shared(same: Sequence[RankSamples], steps: range) -> list[list[int]]:
+    """The steps of each: of its windows, and of what was not counted before them."""
+    found: list[list[int]] = [[] for _ in same]
+    windows = sorted((w.first, w.steps, of) for of, one in enumerate(same) for w in one.windows)
+    begun = steps.start
+    for first, count, of in windows:
+        end = min(first + count, steps.stop)
+        found[of].extend(range(begun, end))
+        begun = max(begun, end)
+    if windows:
+        found[windows[-1][2]].extend(range(begun, steps.stop))
+    return found
 
 
 def _excess(same: Sequence[RankSamples], flagged: Collection[int]) -> Steps:
@@ -213,14 +236,14 @@ def _timed(rank: RankSamples) -> Iterator[tuple[int, float]]:
     return ((w.first + n, ms) for w, step_ms in rank.timed() for n, ms in enumerate(step_ms))
 
 
-def _alike(pauses: Steps) -> list[list[int]]:
+def _alike(pauses: Steps) -> list[set[int]]:
     """The steps of each kind, those after the longest pauses first."""
-    found: list[list[int]] = []
+    found: list[set[int]] = []
     before = 0.0
     for ms, step in sorted((ms, step) for step, ms in pauses.items()):
         if not found or ms > ALIKE * before:
-            found.append([])
-        found[-1].append(step)
+            found.append(set())
+        found[-1].add(step)
         before = ms
     return found[::-1]
 

@@ -24,6 +24,13 @@ STEP_MS = 10.0
 Steps = dict[int, float]
 
 
+TURNS = [
+    (5, ((20.0, 70.0), (0.1, 150.0))),
+    (3, ((20.0, 70.0), (0.1, 150.0))),
+    (5, ((20.0, 70.0), (0.1, 400.0), (9.0, 150.0))),
+]
+
+
 def _rank(number: int, pauses: Steps, more: Steps, first: int = WARMUP, last: int = 0) -> Any:
     """Steps of 10 ms, and of some by how many milliseconds they are longer."""
     steps = range(first, last or WARMUP + STEPS)
@@ -193,6 +200,29 @@ def test_a_turn_whose_host_does_not_wait_has_them_all_the_same() -> None:
     assert {60, 65, 105} <= found[OTHER].apart
     rest = without(_of(*others), found[OTHER])
     assert readings(rest, coupled=True)["step"] == pytest.approx(STEP_MS)
+
+
+@pytest.mark.parametrize(("distance", "lengths"), TURNS)
+def test_turns_whose_hosts_wait_differently_are_read_each_by_its_own(
+    distance: int, lengths: tuple[tuple[float, float], ...]
+) -> None:
+    """The usual pause and the one before what recurs, of turns that take ten steps each: a host
+    that waits for its devices pauses for most of a step, one that is ahead waits for them then.
+    """
+    more = _every(distance, 10.0 * distance)
+    by_turn = [lengths[step // WINDOW % len(lengths)] for step in range(WARMUP + STEPS)]
+    paused = {step: pair[step in more] for step, pair in enumerate(by_turn)}
+    whole = [_rank(0, paused, more), _rank(1, {}, more)]
+    turns = [n % len(lengths) for n in range(1, 1 + STEPS // WINDOW)]
+    parts = [rank.divided(turns, len(lengths)) for rank in whole]
+    rungs = [RUNG, OTHER, Rung(plan=PLAN, ablation=Ablation(host_syncs=False))]
+    members = {
+        rung: _of(*ranks) for rung, ranks in zip(rungs, zip(*parts, strict=True), strict=False)
+    }
+    found = recurring(members)
+    assert set(found) == set(members)
+    assert {round(one.ms, 6) for one in found.values()} == {10.0}
+    assert found[RUNG].apart == {step for step in more if step >= WARMUP}
 
 
 def test_the_usual_pause_is_none_however_long_it_is() -> None:
