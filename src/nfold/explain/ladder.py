@@ -37,8 +37,11 @@ def remembered(make: Make) -> Make:
 
 EPOCHS = 3
 """Of a run of whole epochs."""
-PASS_STEPS, PASSES = 10, 3
-"""Of a pass that is cut short, and how many follow the first one."""
+PASS_STEPS, PASSES = 11, 3
+"""Of a pass that is cut short, and how many follow the first one.
+
+A prime: what comes after every 5th or 10th step of a script does not come where a pass ends.
+"""
 
 
 def made_ahead(workers: int, prefetch_factor: int | None = None) -> int:

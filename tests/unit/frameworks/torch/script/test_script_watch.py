@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from nfold.ablation import Ablation
 from nfold.errors import Unsupported
+from nfold.explain.ladder import PASSES, Rung, short_passes
 from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script import agreeing, looking, patience, watch
@@ -274,6 +275,31 @@ def test_what_lies_between_short_passes_stands_for_whole_ones(
     between = [window.between for window in found.windows if window.between]
     assert between == [Between(seconds=between_s, steps=8)] * passes
     assert found.step_ms == (1000,) * (2 * passes)
+
+
+@pytest.mark.parametrize("every", [5, 10, 20])
+def test_what_comes_after_some_steps_comes_where_no_short_pass_ends(
+    every: int, seconds: Seconds
+) -> None:
+    """It is told as what recurs; counted with the end of a pass, it would be told twice."""
+    short = short_passes(Rung(plan=script_task(steps=1).plan))
+
+    def training() -> None:
+        module, made = _taking_a_second(seconds), itertools.count(1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loader = DataLoader(dataset(800), batch_size=8)
+        while True:
+            for samples, _ in loader:
+                module(samples).sum().backward()
+                optimizer.step()
+                seconds.pass_by(3 if next(made) % every == 0 else 0)
+            seconds.pass_by(1)
+
+    changes = {"warmup_steps": short.plan.warmup_steps, "steps": short.plan.steps}
+    found = watched(training, script_task(short.ablation, **changes)).samples
+    assert found is not None
+    between = [window.between for window in found.windows if window.between]
+    assert between == [Between(seconds=1, steps=100)] * PASSES
 
 
 @pytest.mark.parametrize("input_", ["real", "replayed"])
