@@ -44,6 +44,12 @@ IMPORTED = re.compile(
     re.MULTILINE,
 )
 """What an import statement imports, or the first of ``importlib.import_module``'s arguments."""
+SEARCHED = b"sys.path"
+"""In code that has others searched for modules, of which it names some."""
+FOLDER = re.compile(rb"""["']([\w./-]+)["']""")
+"""What may be the name of one, in quotes."""
+ABOVE = 3
+"""Folders above code that it may search, or those inside them that it names."""
 MAIN = "__main__"
 QUOTED = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
 """A name as variables of the environment have them, in quotes."""
@@ -79,7 +85,8 @@ def digest(
     That is its file and what it imports, of the user's: whole packages, through whichever module;
     files that its arguments name, or its code as settings; variables of the ``environment`` whose
     names are in its code, or are those of libraries. Raises OSError where the script itself cannot
-    be read. Not seen: modules and files whose names are only made while it runs.
+    be read. Not seen: modules and files whose names are only made while it runs, and folders of
+    modules (``sys.path``) that are not named, or are far from the code that adds them.
 
     As a ``module``, it is in a package that is the user's, and finds others from this folder.
     """
@@ -96,20 +103,46 @@ def digest(
 
 
 def _code(script: str, folder: str, imported: set[str]) -> dict[str, bytes]:
-    """The content of the script's file and of all that is imported, of the user's."""
+    """The content of the script's file and of all that is imported, of the user's.
+
+    What is nowhere else is looked for in folders that the code adds to Python's.
+    """
+    path = os.path.realpath(script)
     with open(script, "rb") as file:
-        found = {os.path.realpath(script): file.read()}
-    seen: set[str] = set()
-    todo = imported | _imports(found[os.path.realpath(script)])
+        found = {path: file.read()}
+    folders = [folder, *_searched(path, found[path])]
+    todo, seen, missing = imported | _imports(found[path]), set[str](), set[str]()
     while todo:
-        name = todo.pop()
+        name = min(todo)
+        todo.remove(name)
         seen.add(name)
-        for path in _files(name, folder):
+        spec = _spec(name, folder) or _beside(name, folders)
+        if spec is None:
+            missing.add(name)
+            continue
+        for path in _files(spec):
             text = None if path in found else _content(path)
             if text is not None:
                 found[path] = text
                 todo |= _imports(text) - seen
+                more = [one for one in _searched(path, text) if one not in folders]
+                folders += more
+                todo |= missing if more else set()
     return found
+
+
+def _searched(path: str, text: bytes) -> list[str]:
+    """Folders in which code may have Python look for modules: nobody knows before it runs."""
+    if SEARCHED not in text:
+        return []
+    bases = [os.getcwd(), os.path.dirname(path)]
+    for _ in range(ABOVE):
+        bases.append(os.path.dirname(bases[-1]))
+    names = [os.fsdecode(name) for name in dict.fromkeys(FOLDER.findall(text))]
+    inside = [os.path.join(base, name) for base in bases for name in names]
+    return [
+        one for one in dict.fromkeys(map(os.path.realpath, bases + inside)) if os.path.isdir(one)
+    ]
 
 
 def _imports(text: bytes) -> set[str]:
@@ -122,11 +155,8 @@ def _imports(text: bytes) -> set[str]:
     return {part[0].partition(".")[0] for part in parts if part}
 
 
-def _files(name: str, folder: str) -> Iterator[str]:
+def _files(spec: ModuleSpec) -> Iterator[str]:
     """The user's files of a module, or of a whole package; none of a library."""
-    spec = _spec(name, folder)
-    if spec is None:
-        return
     for location in spec.submodule_search_locations or ():
         yield from _below(location)
     if spec.has_location and spec.origin and is_the_users(spec.origin):
@@ -157,6 +187,12 @@ def _spec(name: str, folder: str) -> ModuleSpec | None:
     with suppress(AttributeError, ImportError, ValueError):
         return importlib.util.find_spec(name) or beside
     return beside
+
+
+def _beside(name: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """A module that lies in one of these folders, or a package."""
+    spec = None if name in sys.stdlib_module_names else PathFinder.find_spec(name, [*folders])
+    return spec if spec is not None and spec.has_location else None
 
 
 def _inside(package: ModuleSpec, part: str) -> ModuleSpec | None:

@@ -65,6 +65,45 @@ def touched(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("search", "where"),
+    [
+        ("import sys; sys.path.append('..')", ""),
+        ("import sys; sys.path.append(str(Path(__file__).parents[1]))", ""),
+        ("sys.path.insert(0, os.path.join(os.path.dirname(__file__), '../common'))", "common/"),
+        ("ROOT = Path(__file__).parents[1]\nsys.path.append(\n str(ROOT/'common'))", "common/"),
+        ("from paths import root", "common/"),
+    ],
+)
+def test_modules_in_folders_that_a_script_adds_are_part_of_it(
+    search: str, where: str, tmp_path: Path
+) -> None:
+    """In whatever order they are imported, and the folders added."""
+    files = {
+        "work/train.py": f"import shared, absent, torch\n{search}\nimport inner.deep\n",
+        "work/paths.py": "import sys; root = sys.path.append('../common')",
+        f"{where}shared.py": "import another",
+        f"{where}another.py": "",
+        f"{where}inner/__init__.py": "",
+        f"{where}inner/deep.py": "",
+        f"{where}unused.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+
+    def now() -> str:
+        return digest(str(tmp_path / "work/train.py"), (), {})
+
+    told = [before := now()]
+    appended(f"{where}unused.py")(tmp_path)
+    assert now() == before
+    for name in ("shared", "another", "inner/__init__", "inner/deep"):
+        appended(f"{where}{name}.py")(tmp_path)
+        told.append(now())
+    assert len(set(told)) == len(told)
+
+
+@pytest.mark.parametrize(
     "change",
     [
         *map(appended, ("train.py", "net.py", "extra.py", "losses.py")),

@@ -34,12 +34,12 @@ def first_look(
     strategy = "ddp" if several else "single"
     looked = place.edit(strategy=strategy, steps=LOOK_STEPS, warmup_steps=WARMUP_STEPS)
     ranks = Rung(plan=looked, ablation=Ablation(traced=True))
-    first, seen = _look(experiment, ranks, read)
+    single = Rung(plan=looked.edit(strategy="dp"), ablation=ranks.ablation)
+    first, seen = _look(experiment, ranks, read, *((single,) if several else ()))
     if not several and first.status != "ok":
         raise RunFailure(_why(experiment.target.name, first))
     if not several or (first.status == "ok" and any(one.process_group for one in seen)):
         return _ladder(first, scaling or "weak", seen[0], machine)
-    single = Rung(plan=looked.edit(strategy="dp"), ablation=ranks.ablation)
     second, seen = _look(experiment, single, read)
     failed = next((m for m in (first, second) if m.status != "ok"), None)
     if second.status != "ok" and failed is not None:
@@ -47,9 +47,17 @@ def first_look(
     return _ladder(second, scaling or _own_scaling(seen[0]), seen[0], machine)
 
 
-def _look(experiment: Experiment, rung: Rung, read: Read) -> tuple[Measurement, tuple[Seen, ...]]:
-    """The run, and what was seen in it; one whose folder is gone is run anew."""
-    found = experiment.attempt(rung)
+def _look(
+    experiment: Experiment, rung: Rung, read: Read, *others: Rung
+) -> tuple[Measurement, tuple[Seen, ...]]:
+    """The run, and what was seen in it; one whose folder is gone is run anew.
+
+    So is one that failed, unless another way to start the script is known to work: what it lacked
+    may be there now.
+    """
+    stored = [experiment.target.known(one, 0) for one in (rung, *others)]
+    works = any(one is not None and one.status == "ok" for one in stored)
+    found = experiment.attempt(rung, anew=not works)
     seen = read(found)
     if found.status == "ok" and not seen:
         found = experiment.attempt(rung, anew=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -183,6 +184,42 @@ def test_a_script_that_fails_both_ways_says_its_own_error() -> None:
     one.target = dataclasses.replace(target(Script()), run=lambda *a, **k: _broken(*a))
     with pytest.raises(RunFailure, match=r"ValueError: broken \(train.py:3\)"):
         first_look(one, PLACE, None, HOST, lambda _: ())
+
+
+@pytest.mark.parametrize(
+    ("works", "tried", "works_then", "tried_then"),
+    [
+        ("", ["ddp", "dp"], "ddp", ["ddp"]),
+        ("", ["ddp", "dp"], "dp", ["ddp", "dp"]),
+        ("dp", ["ddp", "dp"], "dp", []),
+        ("ddp", ["ddp"], "ddp", []),
+    ],
+)
+def test_what_failed_before_is_tried_anew_unless_another_way_works(
+    works: str, tried: list[str], works_then: str, tried_then: list[str]
+) -> None:
+    """What it lacked may be there now: its data, a package, a device that others had."""
+    store, made = Memory(), list[str | None]()
+    usual = script_runner(Script(**COSTS))
+
+    def run(workload: Any, asked: Plan, ablation: Any = None, **more: Any) -> Measurement:
+        made.append(asked.strategy)
+        if asked.strategy != works:
+            return failed(Rung(plan=asked, ablation=ablation), "FileNotFoundError: 'data'")
+        done: Measurement = usual(workload, asked, ablation, **more)
+        return done
+
+    def look() -> Ladder:
+        one = Experiment(target(Script(**COSTS), store, run), Clock(SECONDS), Events())
+        return first_look(one, PLACE, None, HOST, lambda m: (DDP,) * (m.status == "ok"))
+
+    with nullcontext() if works else pytest.raises(RunFailure, match="FileNotFoundError"):
+        look()
+    assert made == tried
+    made.clear()
+    works = works_then
+    look()
+    assert made == tried_then
 
 
 def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:

@@ -295,7 +295,7 @@ def test_what_comes_after_some_steps_comes_where_no_short_pass_ends(
                 seconds.pass_by(3 if next(made) % every == 0 else 0)
             seconds.pass_by(1)
 
-    changes = {"warmup_steps": short.plan.warmup_steps, "steps": short.plan.steps}
+    changes: dict[str, Any] = {"warmup_steps": short.plan.warmup_steps, "steps": short.plan.steps}
     found = watched(training, script_task(short.ablation, **changes)).samples
     assert found is not None
     between = [window.between for window in found.windows if window.between]
