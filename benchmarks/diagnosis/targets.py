@@ -51,11 +51,17 @@ SCRIPTS = {
     "accelerate": "with_accelerate.py",
     "dataparallel": "dataparallel.py",
 }
-EXACT = ("imbalance", "epoch-boundary", *RECURRING)
+OF_THE_FIRST = ("imbalance-0", "every-1")
+"""Of rank 0, in every step or after it: one device alone is as slow."""
+EXACT = ("imbalance", "epoch-boundary", *OF_THE_FIRST, *RECURRING)
 """A rank that is busy for so long, workers that sleep for so long before each epoch."""
-FOUND_IN = {"host-syncs": "synchronization", **dict.fromkeys(RECURRING, "epoch-boundary")}
+FOUND_IN = {
+    "host-syncs": "synchronization",
+    **dict.fromkeys(OF_THE_FIRST, "imbalance"),
+    **dict.fromkeys(RECURRING, "epoch-boundary"),
+}
 """Rows that have another name: values that the host reads are a part of synchronization."""
-OF_SEVERAL = ("imbalance", "synchronization", "link", "threads", "undivided-work")
+OF_SEVERAL = ("imbalance", *OF_THE_FIRST, "synchronization", "link", "threads", "undivided-work")
 """What one device has nobody for."""
 TAIL = 2000
 """Characters of a failed script's output that are told."""
@@ -164,8 +170,8 @@ class Script:
         moving = ("copies",) if self.kind in ("ddp", "dataparallel") and not self.cpu else ()
         own = (*moving, "undivided-work") if self.kind == "ddp" else moving
         none = {"synchronization", "link", "threads", "memory"} if self.strong else set()
-        none |= set(OF_SEVERAL) if self.count == 1 else set()
-        every = (*both, *RECURRING, *cuda, *own)
+        none |= set(OF_SEVERAL) if self.count == 1 else set(OF_THE_FIRST) if self.strong else set()
+        every = (*both, *OF_THE_FIRST, *RECURRING, *cuda, *own)
         return tuple(cause for cause in every if cause not in none)
 
     @property

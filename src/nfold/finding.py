@@ -27,7 +27,7 @@ CAUSES: dict[str, str] = {
     "storage": "waiting for samples from the disk",
     "threads": "processes contend for the host",
     "epoch-boundary": "epoch ends, and what comes after some steps",
-    "imbalance": "waiting for the slowest rank",
+    "imbalance": "one rank slower than the others",
     "undivided-work": "devices repeat each other's work",
     "launch-bound": "work per step that does not shrink with the batch",
     "layout": "the order of axes in memory",

@@ -10,6 +10,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from ballast import Ballast
 from busy import busy, spin
 from calibrate import count_for, empty_bytes, repeat, timed
 from exchanges import link, nothing, synchronization
-from rota import RECURRING, doses
+from rota import EVERY, doses
 from settled import settled
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler, Sampler
@@ -130,8 +131,9 @@ def after_steps(device: torch.device) -> Callable[[], None]:
         made += 1
         for cause, dose in doses().items():
             first = int(os.environ.get("RANK", "0")) == 0
-            if cause in RECURRING and made % RECURRING[cause] == 0 and (first or "all" in cause):
-                _evaluate(dose * RECURRING[cause], device)
+            every = EVERY.get(cause)
+            if every and made % every == 0 and (first or "all" in cause):
+                _evaluate(dose * every, device)
 
     return after_step
 
@@ -207,11 +209,11 @@ class Steps:
         self._made[asked]()
 
 
-def _imbalance(dose_ms: float, device: torch.device) -> Callable[[], None]:
+def _imbalance(dose_ms: float, device: torch.device, slow: int = SLOW_RANK) -> Callable[[], None]:
     """One rank is slow; under nn.DataParallel the device of that number."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ["RANK"]) if ranks > 1 else (device.index or 0)
-    return (lambda: busy(dose_ms, device)) if rank == SLOW_RANK else nothing
+    return (lambda: busy(dose_ms, device)) if rank == slow else nothing
 
 
 def _layout(dose_ms: float, device: torch.device) -> Callable[[], None]:
@@ -233,6 +235,7 @@ def _host_syncs(dose: float, device: torch.device) -> Callable[[], None]:
 
 MADE: dict[str, Callable[[float, torch.device], Callable[[], None]]] = {
     "imbalance": _imbalance,
+    "imbalance-0": functools.partial(_imbalance, slow=0),
     "synchronization": synchronization,
     "link": link,
     "layout": _layout,

@@ -14,11 +14,14 @@ from functools import cache
 ENVIRONMENT = "FAULTS"
 RECURRING = {f"{who}every-{k}": k for who in ("", "all-") for k in (5, 20, 50)}
 """What comes after every so many steps only, on rank 0 or on all."""
+EVERY = {"every-1": 1, **RECURRING}
+"""What comes after steps: after all of them, rank 0 is slower than the others."""
 CAUSES = (
-    *RECURRING,
+    *EVERY,
     "input",
     "storage",
     "imbalance",
+    "imbalance-0",
     "synchronization",
     "link",
     "layout",

@@ -225,7 +225,8 @@ def _by_rank(values: Mapping[Key, float], alone: Callable[[Ablation], bool]) -> 
 
 
 def _reference(values: Mapping[Key, float], scale: Callable[[Rung], float]) -> tuple[int, ...]:
-    """All ranks, or the fastest where ranks without an exchange differ by more than noise.
+    """All ranks; where ranks without an exchange differ by more than noise, the fastest, or the
+    first where one device alone is as slow as that: it is the same device, and does its work.
 
     Copies tell it where no rank can be without one, but not where one process drives all devices.
     """
@@ -237,4 +238,28 @@ def _reference(values: Mapping[Key, float], scale: Callable[[Rung], float]) -> t
     fastest = min(own, key=lambda rank: own[rank])
     apart = max(own.values()) / own[fastest] - 1
     error = max(scale(rung) for rung, name in values if name.startswith("rank"))
-    return (fastest,) if apart > max(0.02, 3 * error) else tuple(sorted(own))
+    if apart <= max(0.02, 3 * error):
+        return tuple(sorted(own))
+    alone = _alone(values)
+    near = (0, fastest) if 0 in own and alone is not None else (fastest,)
+    return (min(near, key=lambda rank: abs(own[rank] - (alone or 0.0))),)
+
+
+def _alone(values: Mapping[Key, float]) -> float | None:
+    """A step of one device alone with its share of the batch, as ranks without an exchange have it;
+    None before that is measured.
+    """
+    asked = {
+        (rung.ablation.input, -(-(rung.plan.batch or 1) // (rung.plan.devices or 1)))
+        for rung, name in values
+        if name.startswith("rank") and (_unexchanged(rung.ablation) or _copied(rung.ablation))
+    }
+    found = [
+        value
+        for (rung, name), value in values.items()
+        if name == "step"
+        and rung.plan.devices == 1
+        and rung.ablation == Ablation(input=rung.ablation.input)
+        and (rung.ablation.input, rung.plan.batch) in asked
+    ]
+    return median(found) if found else None

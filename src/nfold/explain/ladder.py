@@ -106,14 +106,16 @@ class Ladder:
     """The rungs of one complete ``plan`` on N devices, measured in steps.
 
     ``seen`` is what a first look at a script showed, ``step_ms`` how long its steps took there,
-    where nothing had been made ahead of them; None for a workload. ``memory_bytes`` is that of one
-    device. An ``operation`` has calls for steps, and neither gradients nor a loader.
+    where nothing had been made ahead of them, and ``pauses_ms`` what the host of each rank usually
+    did between two; None and none for a workload. ``memory_bytes`` is that of one device. An
+    ``operation`` has calls for steps, and neither gradients nor a loader.
     """
 
     plan: Plan
     scaling: Scaling = "strong"
     seen: Seen | None = field(default=None, compare=False)
     step_ms: float | None = field(default=None, compare=False)
+    pauses_ms: tuple[float, ...] = field(default=(), compare=False)
     memory_bytes: int | None = field(default=None, compare=False)
     operation: bool = field(default=False, compare=False)
     made: dict[tuple[object, ...], Rung] = field(default_factory=dict, compare=False, repr=False)

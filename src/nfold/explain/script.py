@@ -99,6 +99,7 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
         scaling=scaling,
         seen=seen,
         step_ms=_step_ms(found, made, seen, ahead) if own else None,
+        pauses_ms=_pauses_ms(found),
         memory_bytes=memory,
     )
 
@@ -134,6 +135,12 @@ def _step_ms(found: Measurement, made: Plan, seen: Seen, ahead: int) -> float | 
     if seen.fetches is None or not seen.fetches.batches:
         return None
     return max(step_ms, made_ms(made, seen.fetches.batches, seen.fetches.seconds))
+
+
+def _pauses_ms(found: Measurement) -> tuple[float, ...]:
+    """What the host of each rank usually did between two steps; nothing where nobody could tell."""
+    each = [rank.pauses_ms[rank.warmup_steps :] for rank in found.ranks]
+    return tuple(median(pauses) for pauses in each) if all(each) else ()
 
 
 def _other_scaling(batch: int, scaling: Scaling, seen: Seen, devices: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from nfold.explain import lines
 from nfold.explain.causes.base import Cause, exposed
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.view import View
@@ -39,11 +40,28 @@ class Imbalance(Cause):
             ladder.unexchanged("real"),
         )
 
+    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+        """The same, and one device alone, which is the first rank."""
+        if ladder.devices == 1:
+            return ()
+        return (*self.rungs(ladder), ladder.alone(ladder.bare))
+
+    def single_ms(self, ladder: Ladder, view: View) -> float:
+        """By how much one device alone is slower than another rank, where it is the slow one."""
+        (rung, _) = self.single_rungs(ladder)
+        if len(view.reference) != 1:
+            return 0.0
+        return view.own(rung) - min(_own(view, rung).values())
+
     def fix(self, ladder: Ladder, view: View) -> str:
         """Who is slow, and whether the device or its data are, where ranks changed devices."""
         slow = _slow(view, ladder.unexchanged(ladder.bare))
         if slow is None:
             return "steps vary from rank to rank: look for work that only some steps have"
+        pause_ms = _paused_ms(ladder, view, slow)
+        if ladder.seen is not None and pause_ms is not None:
+            text = f"rank {slow} does something else for {pause_ms:.1f} ms between two steps"
+            return lines.at(ladder.seen.first_place("step"), f"{text}: do that less often")
         moved = _slow(view, ladder.unexchanged(ladder.bare, turned(ladder)))
         if moved is None:
             return f"rank {slow} is slow: compare its device and its share of the data"
@@ -61,13 +79,29 @@ def turned(ladder: Ladder) -> tuple[int, ...]:
     return (*range(1, ladder.devices), 0)
 
 
-def _slow(view: View, rung: Rung) -> int | None:
-    """The rank that is slower than the others by itself, if one is."""
-    own = {
+def _own(view: View, rung: Rung) -> dict[int, float]:
+    """A step of every rank by itself."""
+    return {
         int(name.removeprefix("rank ")): value
         for (one, name), value in view.values.items()
         if one == rung and name.startswith("rank ")
     }
+
+
+def _paused_ms(ladder: Ladder, view: View, slow: int) -> float | None:
+    """How much longer than another rank's host that of the slow one is away between two steps of a
+    script, if that is most of what the rank is slower by.
+    """
+    if not ladder.pauses_ms:
+        return None
+    more = ladder.pauses_ms[slow] - min(ladder.pauses_ms)
+    own = _own(view, ladder.unexchanged(ladder.bare))
+    return more if 2 * more > own[slow] - min(own.values()) else None
+
+
+def _slow(view: View, rung: Rung) -> int | None:
+    """The rank that is slower than the others by itself, if one is."""
+    own = _own(view, rung)
     if len(own) < 2:
         return None
     slow = max(own, key=lambda rank: own[rank])
