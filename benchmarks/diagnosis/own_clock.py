@@ -19,7 +19,7 @@ Asked = tuple[str, float]
 """A cause and its dose."""
 Script = Callable[[Doses | Sequence[Doses]], str]
 """Runs the script with doses, or with several in turn; returns what it printed."""
-IN_TURNS = ("synchronization", "link", "layout", "copies", "host-syncs")
+IN_TURNS = ("synchronization", "link", "layout", "copies", "host-syncs", "host-work")
 """Doses that are spent in a step, and are not exact."""
 TIMED_STEPS = 40
 REPEATS = 3

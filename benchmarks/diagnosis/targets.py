@@ -57,6 +57,7 @@ EXACT = ("imbalance", "epoch-boundary", *OF_THE_FIRST, *RECURRING)
 """A rank that is busy for so long, workers that sleep for so long before each epoch."""
 FOUND_IN = {
     "host-syncs": "synchronization",
+    "host-work": "epoch-boundary",
     **dict.fromkeys(OF_THE_FIRST, "imbalance"),
     **dict.fromkeys(RECURRING, "epoch-boundary"),
 }
@@ -163,7 +164,7 @@ class Script:
     @property
     def causes(self) -> tuple[str, ...]:
         """Those that this kind of script can have on such devices."""
-        host = ("input", "storage", "epoch-boundary")
+        host = ("input", "storage", "epoch-boundary", "host-work")
         both = (*host, "imbalance", "synchronization", "link", "layout")
         cuda = () if self.cpu else ("host-syncs", "threads", "memory")
         # Accelerate and Lightning divide the work and move it to the device themselves.
@@ -220,7 +221,7 @@ class Script:
         return {FOUND_IN.get(cause, cause): self._ms(cause, dose) for cause, dose in doses.items()}
 
     def _ms(self, cause: str, dose: float) -> float:
-        if cause in EXACT:
+        if cause in EXACT or (cause == "host-work" and self.cpu):
             return dose
         if (cause, dose) in self.readings.ms:
             return self.readings.ms[cause, dose]

@@ -26,7 +26,7 @@ CAUSES: dict[str, str] = {
     "input": "waiting for samples from the host",
     "storage": "waiting for samples from the disk",
     "threads": "processes contend for the host",
-    "epoch-boundary": "epoch ends, and what comes after some steps",
+    "epoch-boundary": "epoch ends, and what is done between steps",
     "imbalance": "one rank slower than the others",
     "undivided-work": "devices repeat each other's work",
     "launch-bound": "work per step that does not shrink with the batch",

@@ -49,13 +49,19 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
+def middle(values: Sequence[float]) -> float:
+    """The mean of the middle half of at least one value: of two kinds, as often, it is between."""
+    ordered, cut = sorted(values), len(values) // 4
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
 def deviation(values: Sequence[float]) -> float:
     """The standard deviation that normal values with this median absolute deviation have.
 
     A few values that are far off do not move it (F. R. Hampel, The Influence Curve, JASA 69, 1974).
     """
-    middle = median(values)
-    return OF_DEVIATION * median([abs(one - middle) for one in values])
+    usual = median(values)
+    return OF_DEVIATION * median([abs(one - usual) for one in values])
 
 
 def quantile(values: Sequence[float], q: float) -> float:

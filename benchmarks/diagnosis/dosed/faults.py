@@ -122,7 +122,7 @@ def after_steps(device: torch.device) -> Callable[[], None]:
     """What is called after every step, and does nothing after most: an evaluation, in short.
 
     A dose every k steps comes as k of it at once. On a GPU its device is busy with it, and the
-    host waits for what comes of it.
+    host waits for what comes of it; not under ``host-work``, which only the host has.
     """
     made = 0
 
@@ -130,6 +130,8 @@ def after_steps(device: torch.device) -> Callable[[], None]:
         nonlocal made
         made += 1
         for cause, dose in doses().items():
+            if cause == "host-work":
+                time.sleep(dose / 1e3)
             first = int(os.environ.get("RANK", "0")) == 0
             every = EVERY.get(cause)
             if every and made % every == 0 and (first or "all" in cause):

@@ -28,6 +28,7 @@ CAUSES = (
     "copies",
     "epoch-boundary",
     "host-syncs",
+    "host-work",
     "memory",
     "threads",
     "undivided-work",

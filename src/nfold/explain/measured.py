@@ -11,7 +11,7 @@ from nfold.explain.fit import RESAMPLES, Fit
 from nfold.explain.ladder import Rung
 from nfold.explain.polish import Key, Run
 from nfold.explain.readings import crowded, readings, scatter
-from nfold.explain.recurring import again, recurring, without
+from nfold.explain.recurring import again, between, recurring, without
 from nfold.finding import NO_TIME
 from nfold.measurement import Cause, Doubt, Measurement
 from nfold.run.verdict import OWN_WORK
@@ -115,7 +115,9 @@ class Measured:
             else:
                 found = {r: readings(m, coupled=r.coupled) for r, m in usual.items()}
             for rung, named in found.items():
-                for name, value in {**named, **again(of_tree.get(rung), every)}.items():
+                recurs = of_tree.get(rung)
+                more = {**again(recurs, every), **between(members[rung], recurs)}
+                for name, value in {**named, **more}.items():
                     table.setdefault((rung, name), {})[number] = value
             scatters += [(rung, max(scatter(m), crowded(m))) for rung, m in usual.items()]
         ahead = [rung for rung in self.runs if _ahead(rung, table)]

@@ -16,11 +16,12 @@ Readings = dict[str, float]
 """``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
 ``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``first``: those
 of them spent waiting for an epoch's first batch; ``recurring``: ms a step of what comes after some
-steps only, and ``every``, after how many; ``ahead``: ms by which the host is ahead of its devices
-when a window ends, on the rank where that is least; ``loading``: ms in which the loader's workers,
-side by side, make the batches of a step; ``waiting``: of these the ms in which they wait and do not
-compute."""
-SUMS = ("gap", "first", "recurring", "every", "ahead", "loading", "waiting")
+steps only, and ``every``, after how many; ``pause``: ms between two steps in which the host usually
+does something else, on the rank where that is least; ``ahead``: ms by which the host is ahead of
+its devices when a window ends, on the rank where that is least; ``loading``: ms in which the
+loader's workers, side by side, make the batches of a step; ``waiting``: of these the ms in which
+they wait and do not compute."""
+SUMS = ("gap", "first", "recurring", "every", "pause", "ahead", "loading", "waiting")
 """Readings that may be 0 or less."""
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from nfold.explain.ladder import Rung
 from nfold.explain.readings import Readings
 from nfold.measurement import Measurement, RankSamples, Window
-from nfold.stats import deviation, median
+from nfold.stats import deviation, median, middle
 
 LEAST = 0.1
 """Of a step: what is shorter is no pause, whatever the usual one is."""
@@ -92,6 +92,18 @@ def again(one: Recurring | None, others: Iterable[Recurring]) -> Readings:
         return {}
     every = one.every
     return {"recurring": one.ms, **({} if every is None else {"every": every})}
+
+
+def between(measurement: Measurement, recurs: Recurring | None) -> Readings:
+    """The reading of what its host does before the other steps, where anybody can tell."""
+    apart = recurs.apart if recurs is not None else ()
+    each = [
+        [rank.pauses_ms[step] for step, _ in _timed(rank) if step not in apart]
+        for rank in measurement.ranks
+        if rank.pauses_ms
+    ]
+    known = measurement.ranks and len(each) == len(measurement.ranks) and all(each)
+    return {"pause": min(map(middle, each))} if known else {}
 
 
 def without(measurement: Measurement, recurs: Recurring | None) -> Measurement:

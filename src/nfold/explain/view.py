@@ -48,6 +48,12 @@ class View:
         """Milliseconds by which the host is ahead of its devices; None where nobody can tell."""
         return self.values.get((rung, "ahead"))
 
+    def pause(self, rung: Rung) -> float | None:
+        """Milliseconds between two steps in which a host usually does something else, of the rank
+        where that is least; None where nobody can tell.
+        """
+        return self.values.get((rung, "pause"))
+
     def recurring(self, rung: Rung) -> float:
         """Milliseconds a step of what is done after some steps only."""
         return self.values[rung, "recurring"]

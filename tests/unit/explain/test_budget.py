@@ -11,6 +11,7 @@ from explaining import SECONDS, explained, ladder, target
 from nfold.explain.budget import budget
 from nfold.explain.causes.synchronization import BATCH_NORM, LATENCY
 from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.ladder import Scaling
 from nfold.finding import NO_TIME, Budget, Finding
 from nfold.frameworks.simulated import Script
 from nfold.measurement import UNEXCHANGED
@@ -248,6 +249,26 @@ def test_everything_at_once_adds_up_to_what_is_missing() -> None:
     assert sum(r.lost_ms.value for r in found.rows) == pytest.approx(missing)
     # The straggler's row holds all of it: the reference is a rank that is not slow.
     assert row(found, "imbalance").lost_ms.value == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize(("scaling", "missing_ms"), [("weak", 0.0), ("strong", 3.0)])
+@pytest.mark.parametrize("of", ["device", "data"])
+def test_where_the_first_is_slow_one_device_alone_is_as_slow(
+    devices: int, scaling: Scaling, missing_ms: float, of: Any
+) -> None:
+    """Of a batch that is split, one device has it once, and each of N does."""
+    script = Script(**BASE, straggler_ms=3.0, straggler_rank=0, straggler_of=of)
+    found = explained(script, scaling, devices=devices, batch=100 * devices)
+    missing_ms *= 1 - 1 / devices
+    assert found.n_devices.step_ms.value - found.ideal_ms.value == pytest.approx(missing_ms)
+    assert {row.cause: row.lost_ms.value for row in found.rows if row.named} == (
+        {"launch-bound": pytest.approx(missing_ms)} if missing_ms else {}
+    )
+    assert sum(row.lost_ms.value for row in found.rows) == pytest.approx(missing_ms)
+    one = next(row for row in found.single if row.cause == "imbalance")
+    assert one.lost_ms.value == pytest.approx(3)
+    assert one.fix.startswith("device 0 is slow" if of == "device" else "rank 0's share")
 
 
 def test_a_slow_device_is_told_from_slow_data() -> None:

@@ -11,7 +11,7 @@ from made import machine, plan
 from nfold.ablation import Ablation
 from nfold.explain.ladder import Rung
 from nfold.explain.readings import readings
-from nfold.explain.recurring import Recurring, again, recurring, without
+from nfold.explain.recurring import Recurring, again, between, recurring, without
 from nfold.measurement import Measurement, RankSamples, Window
 from nfold.workload import Workload
 
@@ -252,3 +252,22 @@ def test_a_run_of_nothing_else_stays_as_it_is() -> None:
     all_apart = Recurring(STEPS, apart=frozenset(range(WARMUP + STEPS)))
     assert without(measured, all_apart) == measured
     assert without(measured, None) == measured
+
+
+@pytest.mark.parametrize(
+    ("paused", "usual"),
+    [
+        (dict.fromkeys(range(WARMUP + STEPS), 8.0), 8.0),
+        (dict.fromkeys(range(0, WARMUP + STEPS, 2), 8.0), 4.005),
+        ({**dict.fromkeys(range(WARMUP + STEPS), 8.0), **_every(5, 90.0)}, 8.0),
+    ],
+)
+def test_what_a_host_does_before_every_step_is_read_on_the_rank_where_it_is_least(
+    paused: Steps, usual: float
+) -> None:
+    """Every second one is no other kind of step; every fifth is, and counted by itself."""
+    ranks = _rank(0, paused, paused), _rank(1, {s: 2 * ms for s, ms in paused.items()}, {})
+    measured = _of(*ranks)
+    found = recurring({RUNG: measured})[RUNG]
+    assert between(measured, found) == {"pause": pytest.approx(usual)}
+    assert between(_of(dataclasses.replace(ranks[0], pauses_ms=()), ranks[1]), found) == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,7 +14,7 @@ from nfold.explain.script import first_look
 from nfold.finding import Budget, Finding
 from nfold.frameworks.simulated import Script
 from nfold.plan import Plan
-from nfold.seen import Loader, Place, Seen
+from nfold.seen import Loader, Place, Seen, Traced
 from nfold.sentences import sentences
 
 COSTS: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
@@ -33,11 +33,21 @@ DDP = Seen(
 )
 
 
-def _of_script(seen: Seen, seconds: float = SECONDS, unwatched: int = 0, **costs: Any) -> Budget:
+EVERY_STEP: dict[str, Any] = {"pause_ms": 5.0, "pause_every": 1, "pause_rank": None}
+TRACED = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=10.0)
+
+
+def _of_script(
+    seen: Seen,
+    seconds: float = SECONDS,
+    unwatched: int = 0,
+    device: Literal["cpu", "cuda"] = "cuda",
+    **costs: Any,
+) -> Budget:
     """Nobody saw when runs of ``unwatched`` ranks asked for their batches."""
     script = Script(**{**COSTS, **costs})
     one = Experiment(target(script, run=script_runner(script)), Clock(seconds), Events())
-    place = Plan(framework="simulated", device="cuda", devices=2, steps=1)
+    place = Plan(framework="simulated", device=device, devices=2, steps=1)
     asked = one.run(first_look(one, place, None, HOST, lambda _: (seen,)))
     for runs in one.measured.runs.values():
         for number, found in runs.items():
@@ -47,8 +57,8 @@ def _of_script(seen: Seen, seconds: float = SECONDS, unwatched: int = 0, **costs
     return budget("train.py", asked, one.measured)
 
 
-def _row(rows: tuple[Finding, ...]) -> Finding:
-    (found,) = (row for row in rows if row.cause == "epoch-boundary")
+def _row(rows: tuple[Finding, ...], cause: str = "epoch-boundary") -> Finding:
+    (found,) = (row for row in rows if row.cause == cause)
     return found
 
 
@@ -111,3 +121,50 @@ def test_what_recurs_on_n_devices_and_is_unknown_of_one_is_told_beside_the_rows(
     assert found.n_devices.step_ms.value == pytest.approx(10)
     reason = dict(found.untested)["epoch-boundary"]
     assert reason.startswith("2.00 ms of every step come after every 20th one, on one device alone")
+
+
+def test_what_rank_0_alone_does_after_every_step_is_a_slower_rank_and_one_device_is_it() -> None:
+    """Two devices are twice as fast as one that does the same: nothing is missing to two-fold."""
+    found = _of_script(DDP, **{**EVERY_STEP, "pause_rank": 0})
+    assert found.speedup.value == pytest.approx(2)
+    assert [row.cause for row in found.rows if abs(row.lost_ms.value) > 1e-6] == []
+    (one,) = (row for row in found.single if row.lost_ms.value > 1e-6)
+    assert (one.cause, one.lost_ms.value, one.named) == ("imbalance", pytest.approx(5), True)
+    assert one.fix.startswith("train.py:31: rank 0 does something else for 5.0 ms between two")
+    assert one.predicted_speedup is not None
+    assert one.predicted_speedup.value == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_every_rank_does_after_every_step_is_no_launch(device: Any) -> None:
+    """13 ms of launches for 10 of a GPU's, and 5 in which the host does something else."""
+    seen = dataclasses.replace(DDP, device=device, traced=TRACED if device == "cuda" else None)
+    found = _of_script(seen, device=device, **EVERY_STEP, launch_ms=13.0)
+    lost = {row.cause: row.lost_ms.value for row in found.single if row.lost_ms.value > 1e-6}
+    launches = {"launch-bound": pytest.approx(3)} if device == "cuda" else {}
+    assert lost == {"epoch-boundary": pytest.approx(5), **launches}
+    assert _row(found.single).fix.startswith("train.py:31: 5 ms come after every step: evaluate")
+    assert _row(found.rows).lost_ms.value == pytest.approx(0)
+    assert found.device_bound is not None
+    bound_ms = 10 if device == "cuda" else 13
+    assert found.device_bound.step_ms.value == pytest.approx(bound_ms)
+
+
+@pytest.mark.parametrize("changes", [{"launch_ms": 1.0}, {"launch_ms": 13.0, "pause_ms": 0.2}])
+def test_what_a_gpu_does_not_wait_for_or_hardly_costs_nothing(changes: dict[str, Any]) -> None:
+    """A host that is a step ahead has the time."""
+    seen = dataclasses.replace(DDP, traced=TRACED)
+    found = _of_script(seen, **{**EVERY_STEP, **changes})
+    assert [
+        row for row in found.single if row.cause == "epoch-boundary" and row.lost_ms.value
+    ] == []
+
+
+def test_what_rank_0_does_beyond_the_others_is_told_once() -> None:
+    """2 ms of every rank, 3 more of rank 0."""
+    seen = dataclasses.replace(DDP, traced=TRACED)
+    more: dict[str, Any] = {"straggler_ms": 3.0, "straggler_rank": 0, "straggler_of": "data"}
+    found = _of_script(seen, **{**EVERY_STEP, "pause_ms": 2.0}, **more, launch_ms=13.0)
+    lost = {row.cause: row.lost_ms.value for row in found.single}
+    assert lost["imbalance"] == pytest.approx(3)
+    assert lost["epoch-boundary"] == pytest.approx(2)

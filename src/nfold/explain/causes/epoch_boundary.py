@@ -1,4 +1,4 @@
-"""C8: time between epochs, and after some steps only: workers that start anew, evaluations, logs.
+"""C8: time between epochs, and between steps: workers that start anew, evaluations, logs.
 
 One rank's work while the others wait is such a thing, too. The first batch of an epoch is waited
 for, as long as a worker makes it: the shorter epochs are, the more of a step that is.
@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
+from nfold.explain.causes.idle import between_ms
 from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
 from nfold.explain.view import View
 
@@ -60,8 +61,8 @@ class EpochBoundary(Cause):
         return ladder.seen is not None and lines.loader(ladder.seen).counted
 
     def known(self, ladder: Ladder, view: View) -> bool:
-        """Whether anything of it is known at both ends."""
-        return self.ends(ladder, view) or self.recurs(ladder, view)
+        """Whether anything of it is known at both ends, or of one device, what every step has."""
+        return self.ends(ladder, view) or self.recurs(ladder, view) or between_ms(ladder, view) > 0
 
     def unknown(self, ladder: Ladder, view: View) -> str | None:
         """Of what recurs one end of the ladder, or where that is known, the ends of epochs."""
@@ -102,7 +103,7 @@ class EpochBoundary(Cause):
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more than one does at N-fold speed."""
-        return self.of_step(ladder, view, ladder.full()) - self.single_ms(ladder, view)
+        return self.of_step(ladder, view, ladder.full()) - self._of_one(ladder, view)
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """The wait for the first batch of a script's workers, and what it does without a step."""
@@ -129,8 +130,18 @@ class EpochBoundary(Cause):
         return (ladder.one,)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
-        """What one device loses in a step over its share."""
+        """What one device loses in a step over its share; what comes after every step, too."""
+        return self._of_one(ladder, view) + between_ms(ladder, view)
+
+    def _of_one(self, ladder: Ladder, view: View) -> float:
         return self.of_step(ladder, view, ladder.one) / ladder.split
+
+    def single_fix(self, ladder: Ladder, view: View) -> str:
+        """Words, for the larger part."""
+        usual = between_ms(ladder, view)
+        if ladder.seen is None or 2 * usual < self.single_ms(ladder, view):
+            return self.fix(ladder, view)
+        return lines.after_some_steps(ladder.seen, 1, usual)
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words, for the larger part."""

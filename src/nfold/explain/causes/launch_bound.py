@@ -8,14 +8,13 @@ from typing import ClassVar, Literal
 from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
+from nfold.explain.causes.idle import busy_ms, idle_ms, paused_ms
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.view import View
 from nfold.seen import Seen
 
 MODES: tuple[Literal["default", "reduce-overhead"], ...] = ("reduce-overhead", "default")
 """In which a script's model is compiled to try whether that helps: as CUDA graphs, or without."""
-AHEAD = 0.5
-"""Of a step: a host that is further ahead when a window of several ends is not waited for."""
 
 
 class LaunchBound(Cause):
@@ -31,7 +30,7 @@ class LaunchBound(Cause):
             if ladder.devices == 1:
                 return "one device has no other share of the batch"
             return "the batch of a device does not shrink with their number"
-        if _busy_ms(ladder) is None:
+        if busy_ms(ladder) is None:
             return "no step of the script was traced"
         if ladder.seen.host_syncs >= 1 and ladder.seen.autocast == "fp16":
             return "GradScaler reads a value in every step, so that the host is never ahead"
@@ -59,10 +58,11 @@ class LaunchBound(Cause):
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What a graph saves; else the part of the step that a line gives batch 0.
 
-        Of a script, the time in which its GPU has nothing to do, unless its host is ahead of it.
+        Of a script, the time in which its GPU has nothing to do, unless its host is ahead of it or
+        does something else.
         """
         if _traced(ladder):
-            return _idle_ms(ladder, view)
+            return idle_ms(ladder, view) - paused_ms(ladder, view)
         if _captures(ladder):
             return view.step(ladder.alone(ladder.bare)) - view.step(_captured(ladder))
         n, share, whole = ladder.devices, view.step(ladder.alone("real")), view.step(ladder.one)
@@ -70,7 +70,7 @@ class LaunchBound(Cause):
 
     def least_ms(self, ladder: Ladder) -> float:
         """Of a script that was traced, the time in which its GPU is busy."""
-        return (_busy_ms(ladder) or 0.0) if _traced(ladder) else 0.0
+        return (busy_ms(ladder) or 0.0) if _traced(ladder) else 0.0
 
     def whole_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more is a part of what one does."""
@@ -123,22 +123,9 @@ def _captures(ladder: Ladder) -> bool:
     return ladder.plan.device == "cuda" and eager
 
 
-def _busy_ms(ladder: Ladder) -> float | None:
-    traced = ladder.seen.traced if ladder.seen is not None else None
-    return None if traced is None else traced.busy_ms
-
-
 def _traced(ladder: Ladder) -> bool:
     """Whether a script's busy time stands for what a graph would take."""
-    return ladder.scaling == "weak" and _busy_ms(ladder) is not None
-
-
-def _idle_ms(ladder: Ladder, view: View) -> float:
-    alone = ladder.grown(ladder.unwaited)
-    step_ms, ahead_ms = view.step(alone), view.ahead(alone)
-    if ahead_ms is None or ahead_ms > AHEAD * step_ms:
-        return 0.0
-    return max(0.0, step_ms - (_busy_ms(ladder) or 0.0))
+    return ladder.scaling == "weak" and busy_ms(ladder) is not None
 
 
 def _captured(ladder: Ladder) -> Rung:
