@@ -98,7 +98,7 @@ def between_epochs(seen: Seen, *, waits: bool) -> str:
 
 def after_some_steps(seen: Seen, every: float, cost_ms: float) -> str:
     """What comes after every so many steps, and takes so many milliseconds each time."""
-    text = f"{cost_ms:.0f} ms come after every {f'{every:.0f}th ' * (every > 1)}step"
+    text = f"{cost_ms:.0f} ms come after every {every:.0f}th step"
     return at(seen.first_place("step"), f"{text}: {wording.of(seen).rarely}, or divide it")
 
 

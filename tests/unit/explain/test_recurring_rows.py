@@ -144,7 +144,7 @@ def test_what_every_rank_does_after_every_step_is_no_launch(device: Any) -> None
     lost = {row.cause: row.lost_ms.value for row in found.single if row.lost_ms.value > 1e-6}
     launches = {"launch-bound": pytest.approx(3)} if device == "cuda" else {}
     assert lost == {"epoch-boundary": pytest.approx(5), **launches}
-    assert _row(found.single).fix.startswith("train.py:31: 5 ms come after every step: evaluate")
+    assert _row(found.single).fix.startswith("train.py:31: 5.0 ms pass after every step before")
     assert _row(found.rows).lost_ms.value == pytest.approx(0)
     assert found.device_bound is not None
     bound_ms = 10 if device == "cuda" else 13

@@ -141,7 +141,8 @@ class EpochBoundary(Cause):
         usual = between_ms(ladder, view)
         if ladder.seen is None or 2 * usual < self.single_ms(ladder, view):
             return self.fix(ladder, view)
-        return lines.after_some_steps(ladder.seen, 1, usual)
+        text = f"{usual:.1f} ms pass after every step before the next batch is asked for"
+        return lines.at(ladder.seen.first_place("step"), f"{text}: do less there, or less often")
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words, for the larger part."""

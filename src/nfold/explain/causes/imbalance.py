@@ -89,14 +89,15 @@ def _own(view: View, rung: Rung) -> dict[int, float]:
 
 
 def _paused_ms(ladder: Ladder, view: View, slow: int) -> float | None:
-    """How much longer than another rank's host that of the slow one is away between two steps of a
-    script, if that is most of what the rank is slower by.
+    """By how much the rank is slower because its host is away longer between two steps of a script,
+    if that is most of it. In that time it may wait for its device, too.
     """
     if not ladder.pauses_ms:
         return None
     more = ladder.pauses_ms[slow] - min(ladder.pauses_ms)
     own = _own(view, ladder.unexchanged(ladder.bare))
-    return more if 2 * more > own[slow] - min(own.values()) else None
+    slower = own[slow] - min(own.values())
+    return min(more, slower) if 2 * more > slower else None
 
 
 def _slow(view: View, rung: Rung) -> int | None:
