@@ -222,7 +222,7 @@ class Account:
             bound_samples_per_s=without,
             proven=best is not None,
             fix=best[0] if best else cause.single_fix(self.ladder, self.fit.view),
-            evidence=self.measured.ids([*rungs, *([best[1]] if best else [])]),
+            evidence=self.measured.ids([*rungs, *cause.telling(self.ladder), *(best or ())[1:]]),
             named=named or best is not None,
         )
 

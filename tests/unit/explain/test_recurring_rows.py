@@ -146,6 +146,8 @@ def test_what_every_rank_does_after_every_step_is_no_launch(device: Any) -> None
     assert lost == {"epoch-boundary": pytest.approx(5), **launches}
     assert _row(found.single).fix.startswith("train.py:31: 5.0 ms pass after every step before")
     assert _row(found.rows).lost_ms.value == pytest.approx(0)
+    told_by = {"cpu": "replayed", "cuda": "resident"}[device]
+    assert any(f"input {told_by}" in name for name in _row(found.single).evidence)
     assert found.device_bound is not None
     bound_ms = 10 if device == "cuda" else 13
     assert found.device_bound.step_ms.value == pytest.approx(bound_ms)

@@ -41,8 +41,11 @@ class EpochBoundary(Cause):
         return (ladder.full(), ladder.one)
 
     def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """The same over whole epochs, or where those are long, over short passes."""
-        return (*self.whole(ladder), *self.short(ladder))
+        """The same over whole epochs, or where those are long, over short passes; and the run that
+        tells what comes after every step.
+        """
+        own = (*self.whole(ladder), *self.short(ladder))
+        return own if ladder.seen is None else (*own, ladder.grown(ladder.unwaited))
 
     def whole(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Over whole epochs."""
