@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from nfold.explain.cycles import together
 from nfold.explain.fit import RESAMPLES, Fit
 from nfold.explain.ladder import Rung
+from nfold.explain.passes import as_long_for_all
 from nfold.explain.polish import Key, Run
 from nfold.explain.readings import crowded, readings, scatter
 from nfold.explain.recurring import again, between, recurring, without
@@ -129,7 +130,8 @@ class Measured:
         for rung, runs in self.runs.items():
             for number, measurement in runs.items():
                 tree = (measurement.folder or measurement.id, number)
-                found.setdefault(tree, {})[rung] = measurement
+                alike = as_long_for_all(measurement) if rung.coupled else measurement
+                found.setdefault(tree, {})[rung] = alike
         return ((folder, number, members) for (folder, number), members in found.items())
 
     def _all(self) -> Iterator[Measurement]:

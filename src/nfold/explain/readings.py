@@ -159,8 +159,8 @@ def _fetched(rank: RankSamples) -> tuple[int, float, float]:
 def _ends(measurement: Measurement) -> list[Between]:
     """Of every pass over the data that was timed: what lies between it and the one before.
 
-    The rank that waits least: it waits for the others in a step. Where passes are cut short for
-    nothing else, the one that waits longest: no step is asked for.
+    The rank that waits least: it waits for the others in a step, if it does. Where passes are cut
+    short for nothing else, the one that waits longest: no step is asked for.
     """
     cut_short = measurement.ablation is not None and measurement.ablation.pass_batches is not None
     pick = max if cut_short else min

@@ -1,0 +1,106 @@
+"""What a rank does between two passes, while the others wait for it in a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from made import machine, plan
+from nfold.ablation import Ablation
+from nfold.explain.ladder import Rung
+from nfold.explain.measured import Measured
+from nfold.explain.passes import as_long_for_all
+from nfold.measurement import Between, Measurement, RankSamples, Window
+from nfold.workload import Workload
+
+PLAN = plan(machine(), devices=2, batch=16, steps=40)
+STEPS, PASS = 10, 20
+"""Of a window, and of a pass over the data."""
+STEP_MS = 13.0
+
+
+def _rank(number: int, between_ms: float, first_ms: float, at: int = 0) -> RankSamples:
+    """Two windows a pass, of which the first begins with a step of its own length."""
+    windows, times = [], list[float]()
+    for first in range(at, at + 60, STEPS):
+        begins = first % PASS == at % PASS
+        own = [first_ms if begins else STEP_MS, *[STEP_MS] * (STEPS - 1)]
+        windows.append(
+            Window(
+                start_s=0.0,
+                seconds=sum(own) / 1e3,
+                steps=STEPS,
+                samples=8 * STEPS,
+                first=first,
+                between=Between(seconds=between_ms / 1e3, steps=PASS) if begins else None,
+            )
+        )
+        times += own
+    return RankSamples(rank=number, device="cpu", windows=tuple(windows), step_ms=tuple(times))
+
+
+def _of(*ranks: RankSamples, **changes: Any) -> Measurement:
+    return dataclasses.replace(
+        Measurement(
+            id="m",
+            workload=Workload(name="train.py", script=("train.py",)),
+            plan=PLAN,
+            machine=machine(),
+            status="ok",
+            ranks=ranks,
+        ),
+        **changes,
+    )
+
+
+def test_what_one_rank_does_between_passes_is_in_no_step_of_the_others() -> None:
+    """Rank 0 saves for 300 ms at the end of every pass."""
+    measured = _of(_rank(0, 300.0, STEP_MS), _rank(1, 1.0, STEP_MS + 299.0))
+    found = as_long_for_all(measured)
+    for rank in found.ranks:
+        assert rank.step_ms == pytest.approx((STEP_MS,) * 60)
+        assert [window.seconds for window in rank.windows] == pytest.approx([0.13] * 6)
+        passes = [window.between.seconds for window in rank.windows if window.between]
+        assert passes == pytest.approx([0.3] * 3)
+    assert found.ranks[0] == measured.ranks[0]
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (_rank(0, 300.0, 500.0), _rank(1, 300.0, 500.0)),
+        (_rank(0, 300.0, STEP_MS), _rank(1, 1.0, STEP_MS)),
+        (_rank(0, 300.0, STEP_MS), _rank(1, 1.0, 312.0, at=PASS)),
+        (_rank(0, 300.0, 500.0),),
+    ],
+)
+def test_what_is_late_for_anything_else_is_late(ranks: tuple[RankSamples, ...]) -> None:
+    """A first batch of all ranks, ranks that do not wait, other steps, one rank."""
+    assert as_long_for_all(_of(*ranks)) == _of(*ranks)
+
+
+def test_no_rank_waits_longer_than_another_is_away() -> None:
+    found = as_long_for_all(_of(_rank(0, 300.0, STEP_MS), _rank(1, 1.0, STEP_MS + 350.0)))
+    assert found.ranks[1].step_ms[0] == pytest.approx(STEP_MS + 51.0)
+
+
+def test_a_run_that_failed_stays_as_it_is() -> None:
+    ranks = (_rank(0, 300.0, STEP_MS), _rank(1, 1.0, 312.0))
+    for failed in (_of(*ranks, status="hung"), _of(*ranks, ranks=())):
+        assert as_long_for_all(failed) == failed
+
+
+@pytest.mark.parametrize(
+    ("left_out", "gap_ms"), [(Ablation(), 15.0), (Ablation(exchange="none"), 0.05)]
+)
+def test_it_is_a_part_of_every_step_of_ranks_that_wait(left_out: Ablation, gap_ms: float) -> None:
+    rung = Rung(plan=PLAN, ablation=left_out)
+    first_ms = STEP_MS + 299.0 if rung.coupled else STEP_MS
+    measured = Measured()
+    ranks = (_rank(0, 300.0, STEP_MS), _rank(1, 1.0, first_ms))
+    measured.add(rung, 0, _of(*ranks, ablation=left_out or None))
+    view = measured.fit(20).view
+    assert view.gap(rung) == pytest.approx(gap_ms)
+    assert view.step(rung) == pytest.approx(STEP_MS)
