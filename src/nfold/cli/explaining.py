@@ -30,6 +30,7 @@ from nfold.errors import RunFailure, UsageError
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Rung, made_ahead
+from nfold.explain.passes import as_long_for_all
 from nfold.explain.readings import readings
 from nfold.explain.recurring import recurring, without
 from nfold.explain.target import WorkloadTarget
@@ -128,16 +129,16 @@ def _told(lines: Sequence[str], found: Sequence[Measurement]) -> list[str]:
 
 
 def _outcome(rung: Rung, measurement: Measurement) -> str:
-    recurs = recurring({rung: measurement}).get(rung)
-    found = readings(without(measurement, recurs), coupled=rung.coupled)
+    alike = as_long_for_all(measurement) if rung.coupled else measurement
+    recurs = recurring({rung: alike}).get(rung)
+    found = readings(without(alike, recurs), coupled=rung.coupled)
     if measurement.status != "ok":
         return f"{measurement.status}: {measurement.cause.text if measurement.cause else ''}"
     if "step" not in found:
         return "had no turn before the script ended"
-    step = found["step"]
     more = {"between epochs": found.get("gap", 0.0), "after some only": recurs.ms if recurs else 0}
-    told = [f" and {ms:.2f} {when}" for when, ms in more.items() if ms > FLOOR * step]
-    return f"{step:.2f} ms a step" + "".join(told)
+    told = [f" and {ms:.2f} {when}" for when, ms in more.items() if ms > FLOOR * found["step"]]
+    return f"{found['step']:.2f} ms a step" + "".join(told)
 
 
 UNFINISHED = (
