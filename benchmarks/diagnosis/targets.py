@@ -53,11 +53,12 @@ SCRIPTS = {
 }
 OF_THE_FIRST = ("imbalance-0", "every-1")
 """Of rank 0, in every step or after it: one device alone is as slow."""
-EXACT = ("imbalance", "epoch-boundary", *OF_THE_FIRST, *RECURRING)
+EXACT = ("imbalance", "epoch-boundary", "pass-0", *OF_THE_FIRST, *RECURRING)
 """A rank that is busy for so long, workers that sleep for so long before each epoch."""
 FOUND_IN = {
     "host-syncs": "synchronization",
     "host-work": "epoch-boundary",
+    "pass-0": "epoch-boundary",
     **dict.fromkeys(OF_THE_FIRST, "imbalance"),
     **dict.fromkeys(RECURRING, "epoch-boundary"),
 }
@@ -164,7 +165,7 @@ class Script:
     @property
     def causes(self) -> tuple[str, ...]:
         """Those that this kind of script can have on such devices."""
-        host = ("input", "storage", "epoch-boundary", "host-work")
+        host = ("input", "storage", "epoch-boundary", "host-work", "pass-0")
         both = (*host, "imbalance", "synchronization", "link", "layout")
         cuda = () if self.cpu else ("host-syncs", "threads", "memory")
         # Accelerate and Lightning divide the work and move it to the device themselves.

@@ -12,6 +12,7 @@ from integration.scripts.own_batches import SLOW_S
 from integration.scripts.somebodys_ddp import LONG_S, OFTEN, SHORT_S
 from nfold.ablation import Ablation
 from nfold.explain.ladder import Rung
+from nfold.explain.passes import as_long_for_all
 from nfold.explain.recurring import recurring, without
 from nfold.measurement import Measurement
 from nfold.plan import Plan
@@ -102,6 +103,20 @@ def test_what_rank_0_does_after_some_steps_is_found_in_those_after_them(tmp_path
         assert len(found[rung].apart) > found[rung].steps // OFTEN / 2
         for rank in without(measured, found[rung]).ranks:
             assert max(rank.step_ms) < 1e3 * SHORT_S
+
+
+def test_what_rank_0_does_after_every_pass_lies_between_passes_for_rank_1_too(
+    tmp_path: Path,
+) -> None:
+    """It has begun the next one, and waits in its first step."""
+    found, _ = _measured(tmp_path, "saves", steps=40)
+    assert found.status == "ok", found.cause
+    assert max(found.ranks[1].step_ms) > 1e3 * SHORT_S / 2
+    for rank in as_long_for_all(found).ranks:
+        assert max(rank.step_ms) < 1e3 * SHORT_S / 2
+        ends = [window.between.seconds for window in rank.windows if window.between is not None]
+        assert len(ends) >= 3
+        assert min(ends) > SHORT_S / 2
 
 
 def test_what_had_a_turn_before_the_script_failed_is_kept(tmp_path: Path) -> None:

@@ -113,8 +113,11 @@ def start_worker(batches: int) -> Callable[[int], None] | None:
 
 
 def between(batches: int, workers: int) -> Callable[[], None]:
-    """What comes before every pass; where no workers start late, ``epoch-boundary`` is a pause."""
+    """What comes before every pass: a pause of rank 0 under ``pass-0``, and of all ranks under
+    ``epoch-boundary`` where no workers start late.
+    """
     dose = 0.0 if workers else doses().get("epoch-boundary", 0.0)
+    dose += doses().get("pass-0", 0.0) if _is_first() else 0.0
     return lambda: time.sleep(dose * batches / 1e3)
 
 
@@ -132,12 +135,16 @@ def after_steps(device: torch.device) -> Callable[[], None]:
         for cause, dose in doses().items():
             if cause == "host-work":
                 time.sleep(dose / 1e3)
-            first = int(os.environ.get("RANK", "0")) == 0
             every = EVERY.get(cause)
-            if every and made % every == 0 and (first or "all" in cause):
+            if every and made % every == 0 and (_is_first() or "all" in cause):
                 _evaluate(dose * every, device)
 
     return after_step
+
+
+def _is_first() -> bool:
+    """Whether this is rank 0; one device alone is."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _evaluate(dose_ms: float, device: torch.device) -> None:

@@ -30,6 +30,7 @@ CAUSES = (
     "host-syncs",
     "host-work",
     "memory",
+    "pass-0",
     "threads",
     "undivided-work",
 )

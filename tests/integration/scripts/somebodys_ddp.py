@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 LONG_S = 6.0
 """Of a validation."""
 SHORT_S, OFTEN = 0.1, 5
-"""Of what rank 0 does after so many steps."""
+"""Of what rank 0 does after so many steps, or after every pass over the data."""
 
 
 def main(wish: str) -> None:
@@ -47,6 +47,8 @@ def main(wish: str) -> None:
                     time.sleep(SHORT_S)
                 if wish == "short" and steps > 6:
                     break
+            if wish == "saves" and dist.get_rank() == 0:
+                time.sleep(SHORT_S)
             if wish == "validates" and dist.get_rank() == 0:
                 time.sleep(LONG_S)
     finally:

@@ -265,3 +265,20 @@ def test_doses_take_turns_while_the_clock_tells_what_a_step_takes(
     assert spun == [3.0] * of_one + [5.0] * of_one
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["turn"] for one in printed] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("rank", "workers", "pauses_s"), [(0, 0, 0.5), (0, 2, 0.2), (1, 2, 0.0)])
+def test_a_pass_begins_after_a_pause_of_all_ranks_or_of_the_first(
+    rank: int,
+    workers: int,
+    pauses_s: float,
+    asked: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where workers start late, all ranks' is in that."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setenv("RANK", str(rank))
+    asked('{"pass-0": 2, "epoch-boundary": 3}')
+    faults.between(100, workers)()
+    assert sum(slept) == pytest.approx(pauses_s)
