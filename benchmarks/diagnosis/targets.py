@@ -172,7 +172,8 @@ class Script:
         moving = ("copies",) if self.kind in ("ddp", "dataparallel") and not self.cpu else ()
         own = (*moving, "undivided-work") if self.kind == "ddp" else moving
         none = {"synchronization", "link", "threads", "memory"} if self.strong else set()
-        none |= set(OF_SEVERAL) if self.count == 1 else set(OF_THE_FIRST) if self.strong else set()
+        none |= {*OF_THE_FIRST, "host-work", "pass-0"} if self.strong else set()
+        none |= set(OF_SEVERAL) if self.count == 1 else set()
         every = (*both, *OF_THE_FIRST, *RECURRING, *cuda, *own)
         return tuple(cause for cause in every if cause not in none)
 
