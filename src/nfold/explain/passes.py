@@ -33,9 +33,10 @@ def as_long_for_all(measurement: Measurement) -> Measurement:
 
 
 def _moved(windows: Sequence[Timed], usual: Sequence[float]) -> Sequence[Timed]:
-    """Windows of all ranks over the same steps, with which a pass may begin."""
+    """Windows of all ranks over the same steps, if those were timed, with which a pass may begin."""
     pauses = [window.between.seconds for window, _ in windows if window.between is not None]
-    if len(pauses) < len(windows) or len({window.first for window, _ in windows}) > 1:
+    same = len({window.first for window, _ in windows}) == 1
+    if not same or len(pauses) < len(windows) or not all(step_ms for _, step_ms in windows):
         return windows
     pairs = zip(windows, pauses, usual, strict=True)
     return [_later(one, max(pauses) - own_s, usual_ms) for one, own_s, usual_ms in pairs]
