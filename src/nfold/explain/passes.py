@@ -33,7 +33,7 @@ def as_long_for_all(measurement: Measurement) -> Measurement:
 
 
 def _moved(windows: Sequence[Timed], usual: Sequence[float]) -> Sequence[Timed]:
-    """Windows of all ranks over the same steps, if those were timed, with which a pass may begin."""
+    """Windows of all ranks over the same steps, where each was timed and a pass may begin."""
     pauses = [window.between.seconds for window, _ in windows if window.between is not None]
     same = len({window.first for window, _ in windows}) == 1
     if not same or len(pauses) < len(windows) or not all(step_ms for _, step_ms in windows):
