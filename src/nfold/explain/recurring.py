@@ -172,10 +172,11 @@ def _distance(ordered: Sequence[int], steps: range) -> int | None:
     """At which most of these come, or at multiples of it: a host that does not wait for its devices
     has no pause, and passes over the data may count anew.
 
-    Two have a distance anyway: theirs counts from the script's first step, or from 0.
+    Two have a distance anyway: theirs counts from the script's first step, or from 0. Of what comes
+    after every second step nobody can say which of the two is usual.
     """
     distances = [after - step for step, after in pairwise(ordered)]
-    for one in sorted({*distances} - {1}, reverse=True):
+    for one in sorted({*distances} - {1, 2}, reverse=True):
         even = sum(distance % one == 0 for distance in distances) >= EVEN * len(distances)
         enough = len(ordered) >= SEEN * (len(steps) // one)
         if even and enough and (len(ordered) > OFTEN or ordered[0] % one <= 1):

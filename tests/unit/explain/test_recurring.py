@@ -271,3 +271,14 @@ def test_what_a_host_does_before_every_step_is_read_on_the_rank_where_it_is_leas
     found = recurring({RUNG: measured})[RUNG]
     assert between(measured, found) == {"pause": pytest.approx(usual)}
     assert between(_of(dataclasses.replace(ranks[0], pauses_ms=()), ranks[1]), found) == {}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_every_second_step_is_half_of_every_step(first: int) -> None:
+    """Whichever of the two kinds has one more."""
+    late = dict.fromkeys(range(first, WARMUP + STEPS, 2), 20.0)
+    ranks = [_rank(rank, late, late, last=WARMUP + STEPS - 1) for rank in (0, 1)]
+    ranks = [dataclasses.replace(rank, pauses_ms=rank.pauses_ms[:-1]) for rank in ranks]
+    found = recurring({RUNG: _of(*ranks)})[RUNG]
+    assert found == Recurring(STEPS - 1)
+    assert between(_of(*ranks), found)["pause"] == pytest.approx(10.0, abs=0.5)
