@@ -53,6 +53,8 @@ SCRIPTS = {
 }
 OF_THE_FIRST = ("imbalance-0", "every-1")
 """Of rank 0, in every step or after it: one device alone is as slow."""
+OF_RANKS = (*OF_THE_FIRST, "host-work", "pass-0")
+"""What one process that drives all devices is not asked for."""
 EXACT = ("imbalance", "epoch-boundary", "pass-0", *OF_THE_FIRST, *RECURRING)
 """A rank that is busy for so long, workers that sleep for so long before each epoch."""
 FOUND_IN = {
@@ -171,8 +173,7 @@ class Script:
         # Accelerate and Lightning divide the work and move it to the device themselves.
         moving = ("copies",) if self.kind in ("ddp", "dataparallel") and not self.cpu else ()
         own = (*moving, "undivided-work") if self.kind == "ddp" else moving
-        none = {"synchronization", "link", "threads", "memory"} if self.strong else set()
-        none |= {*OF_THE_FIRST, "host-work", "pass-0"} if self.strong else set()
+        none = {*OF_RANKS, "synchronization", "link", "threads", "memory"} if self.strong else set()
         none |= set(OF_SEVERAL) if self.count == 1 else set()
         every = (*both, *OF_THE_FIRST, *RECURRING, *cuda, *own)
         return tuple(cause for cause in every if cause not in none)

@@ -110,13 +110,13 @@ def _code(script: str, folder: str, imported: set[str]) -> dict[str, bytes]:
     path = os.path.realpath(script)
     with open(script, "rb") as file:
         found = {path: file.read()}
-    folders = [folder, *_searched(path, found[path])]
+    folders = _searched(path, found[path])
     todo, seen, missing = imported | _imports(found[path]), set[str](), set[str]()
     while todo:
         name = min(todo)
         todo.remove(name)
         seen.add(name)
-        spec = _spec(name, folder) or _beside(name, folders)
+        spec = _spec(name, folder, folders)
         if spec is None:
             missing.add(name)
             continue
@@ -177,22 +177,21 @@ def _source(spec: ModuleSpec | None) -> str | None:
     return file if file is not None and file.endswith(".py") else None
 
 
-def _spec(name: str, folder: str) -> ModuleSpec | None:
-    """Where Python would find it from the script, whose folder comes first."""
+def _spec(name: str, folder: str, searched: Sequence[str] = ()) -> ModuleSpec | None:
+    """Where Python would find it from the script, whose folder comes first; or else in folders that
+    it may have searched.
+    """
     beside = PathFinder.find_spec(name, [folder])
     if beside is not None and beside.has_location:
         return beside
     if name in sys.stdlib_module_names:
         return None
     with suppress(AttributeError, ImportError, ValueError):
-        return importlib.util.find_spec(name) or beside
-    return beside
-
-
-def _beside(name: str, folders: Sequence[str]) -> ModuleSpec | None:
-    """A module that lies in one of these folders, or a package."""
-    spec = None if name in sys.stdlib_module_names else PathFinder.find_spec(name, [*folders])
-    return spec if spec is not None and spec.has_location else None
+        beside = importlib.util.find_spec(name) or beside
+    if beside is not None:
+        return beside
+    found = PathFinder.find_spec(name, [*searched])
+    return found if found is not None and found.has_location else None
 
 
 def _inside(package: ModuleSpec, part: str) -> ModuleSpec | None:

@@ -129,7 +129,7 @@ def _told(lines: Sequence[str], found: Sequence[Measurement]) -> list[str]:
 
 
 def _outcome(rung: Rung, measurement: Measurement) -> str:
-    alike = as_long_for_all(measurement) if rung.coupled else measurement
+    alike = as_long_for_all(measurement)
     recurs = recurring({rung: alike}).get(rung)
     found = readings(without(alike, recurs), coupled=rung.coupled)
     if measurement.status != "ok":

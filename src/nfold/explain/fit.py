@@ -241,8 +241,9 @@ def _reference(values: Mapping[Key, float], scale: Callable[[Rung], float]) -> t
     if apart <= max(0.02, 3 * error):
         return tuple(sorted(own))
     alone = _alone(values)
-    near = (0, fastest) if 0 in own and alone is not None else (fastest,)
-    return (min(near, key=lambda rank: abs(own[rank] - (alone or 0.0))),)
+    if alone is None or 0 not in own:
+        return (fastest,)
+    return (min((0, fastest), key=lambda rank: abs(own[rank] - alone)),)
 
 
 def _alone(values: Mapping[Key, float]) -> float | None:

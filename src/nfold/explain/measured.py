@@ -130,8 +130,7 @@ class Measured:
         for rung, runs in self.runs.items():
             for number, measurement in runs.items():
                 tree = (measurement.folder or measurement.id, number)
-                alike = as_long_for_all(measurement) if rung.coupled else measurement
-                found.setdefault(tree, {})[rung] = alike
+                found.setdefault(tree, {})[rung] = as_long_for_all(measurement)
         return ((folder, number, members) for (folder, number), members in found.items())
 
     def _all(self) -> Iterator[Measurement]:

@@ -20,16 +20,18 @@ def as_long_for_all(measurement: Measurement) -> Measurement:
     """What ranks wait in the first step of a pass for another that is still between the two lies
     between them, in no step; of ranks that wait for each other.
     """
-    ranks = measurement.ranks
-    if len(ranks) < 2 or measurement.status != "ok" or not all(rank.step_ms for rank in ranks):
+    ranks, left_out = measurement.ranks, measurement.ablation
+    wait = len(ranks) > 1 and (left_out is None or left_out.coupled)
+    if not wait or measurement.status != "ok" or not all(rank.step_ms for rank in ranks):
         return measurement
     usual = [median(rank.step_ms) for rank in ranks]
-    same = list(zip(*(list(rank.timed()) for rank in ranks), strict=False))
-    moved = [_moved(windows, usual) for windows in same]
-    return dataclasses.replace(
-        measurement,
-        ranks=tuple(_with(rank, [windows[k] for windows in moved]) for k, rank in enumerate(ranks)),
-    )
+    timed = [list(rank.timed()) for rank in ranks]
+    moved = [_moved(windows, usual) for windows in zip(*timed, strict=False)]
+    made = [
+        _with(rank, [*(windows[k] for windows in moved), *timed[k][len(moved) :]])
+        for k, rank in enumerate(ranks)
+    ]
+    return dataclasses.replace(measurement, ranks=tuple(made))
 
 
 def _moved(windows: Sequence[Timed], usual: Sequence[float]) -> Sequence[Timed]:
@@ -53,7 +55,5 @@ def _later(one: Timed, earlier_s: float, usual_ms: float) -> Timed:
 
 
 def _with(rank: RankSamples, windows: Sequence[Timed]) -> RankSamples:
-    """These in place of its first windows; those of which others have no more stay."""
-    every = [*windows, *list(rank.timed())[len(windows) :]]
-    step_ms = tuple(ms for _, own in every for ms in own)
-    return dataclasses.replace(rank, windows=tuple(window for window, _ in every), step_ms=step_ms)
+    step_ms = tuple(ms for _, own in windows for ms in own)
+    return dataclasses.replace(rank, windows=tuple(one for one, _ in windows), step_ms=step_ms)

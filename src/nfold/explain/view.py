@@ -32,6 +32,14 @@ class View:
         known = [value for value in found if value is not None]
         return sum(known) / len(known) if known else self.step(rung)
 
+    def ranks(self, rung: Rung) -> dict[int, float]:
+        """A step of every rank by itself, where ranks do not wait."""
+        return {
+            int(name.removeprefix("rank ")): value
+            for (one, name), value in self.values.items()
+            if one == rung and name.startswith("rank ")
+        }
+
     def slowest(self, rung: Rung) -> float:
         """What a step would take if ranks waited for each other."""
         return self.values[rung, "slowest"]

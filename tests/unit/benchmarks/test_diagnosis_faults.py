@@ -6,7 +6,6 @@ import importlib
 import itertools
 import json
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import ballast
@@ -82,13 +81,31 @@ def test_what_comes_after_every_20th_step_is_20_doses_on_rank_0_or_on_all(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    asked('{"every-20": 3, "all-every-5": 1, "every-1": 2, "host-work": 7}')
+    asked('{"every-20": 3, "all-every-5": 1}')
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         after_step = faults.after_steps(CPU)
         for _ in range(20):
             after_step()
-    assert Counter(round(1e3 * one) for one in slept) == {2: 20, 5: 8, 7: 40, 60: 1}
+    every_5th = [pytest.approx(0.005)]
+    assert slept == [*(3 * every_5th), pytest.approx(0.06), *(5 * every_5th)]
+
+
+@pytest.mark.parametrize(("rank", "doses_s"), [("0", [0.002, 0.007]), ("1", [0.007])])
+def test_what_comes_after_every_step_is_of_rank_0_or_of_every_host(
+    rank: str,
+    doses_s: list[float],
+    asked: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    asked('{"every-1": 2, "host-work": 7}')
+    monkeypatch.setenv("RANK", rank)
+    after_step = faults.after_steps(CPU)
+    for _ in range(3):
+        after_step()
+    assert slept == 3 * [pytest.approx(one) for one in doses_s]
 
 
 def test_one_rank_is_slow(monkeypatch: pytest.MonkeyPatch, spun: list[float]) -> None:
@@ -96,8 +113,15 @@ def test_one_rank_is_slow(monkeypatch: pytest.MonkeyPatch, spun: list[float]) ->
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         faults.MADE["imbalance"](5.0, CPU)()
-        faults.MADE["imbalance-0"](3.0, CPU)()
-    assert spun == [3.0, 5.0]
+        assert spun == [5.0] * int(rank)
+
+
+def test_the_first_rank_is_slow(monkeypatch: pytest.MonkeyPatch, spun: list[float]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        faults.MADE["imbalance-0"](5.0, CPU)()
+        assert spun == [5.0]
 
 
 def test_a_rank_by_itself_is_not_slow(monkeypatch: pytest.MonkeyPatch, spun: list[float]) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.causes.idle import between_ms
+from nfold.explain.causes.idle import between_ms, told_by
 from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
 from nfold.explain.view import View
 
@@ -45,7 +45,7 @@ class EpochBoundary(Cause):
         tells what comes after every step.
         """
         own = (*self.whole(ladder), *self.short(ladder))
-        return own if ladder.seen is None else (*own, ladder.grown(ladder.unwaited))
+        return own if ladder.seen is None else (*own, told_by(ladder))
 
     def whole(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Over whole epochs."""

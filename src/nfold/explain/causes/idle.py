@@ -6,12 +6,17 @@ pause between two steps holds no waiting for the device.
 
 from __future__ import annotations
 
-from nfold.explain.ladder import Ladder
+from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.view import View
 from nfold.finding import FLOOR
 
 AHEAD = 0.5
 """Of a step: a host that is further ahead when a window of several ends is not waited for."""
+
+
+def told_by(ladder: Ladder) -> Rung:
+    """That run."""
+    return ladder.grown(ladder.unwaited)
 
 
 def busy_ms(ladder: Ladder) -> float | None:
@@ -22,7 +27,7 @@ def busy_ms(ladder: Ladder) -> float | None:
 
 def idle_ms(ladder: Ladder, view: View) -> float:
     """In which a GPU waits for its host."""
-    alone = ladder.grown(ladder.unwaited)
+    alone = told_by(ladder)
     step_ms, ahead_ms = view.step(alone), view.ahead(alone)
     if ahead_ms is None or ahead_ms > AHEAD * step_ms:
         return 0.0
@@ -34,7 +39,7 @@ def paused_ms(ladder: Ladder, view: View) -> float:
 
     A CPU device is its own host. What hardly counts is nothing.
     """
-    alone = ladder.grown(ladder.unwaited)
+    alone = told_by(ladder)
     if ladder.seen is None or not ladder.feeds or ladder.scaling == "strong":
         return 0.0
     if not view.has(alone) or (ladder.plan.device == "cuda" and busy_ms(ladder) is None):

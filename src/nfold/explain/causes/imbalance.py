@@ -51,7 +51,7 @@ class Imbalance(Cause):
         (rung, _) = self.single_rungs(ladder)
         if len(view.reference) != 1:
             return 0.0
-        return view.own(rung) - min(_own(view, rung).values())
+        return view.own(rung) - min(view.ranks(rung).values())
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Who is slow, and whether the device or its data are, where ranks changed devices."""
@@ -79,15 +79,6 @@ def turned(ladder: Ladder) -> tuple[int, ...]:
     return (*range(1, ladder.devices), 0)
 
 
-def _own(view: View, rung: Rung) -> dict[int, float]:
-    """A step of every rank by itself."""
-    return {
-        int(name.removeprefix("rank ")): value
-        for (one, name), value in view.values.items()
-        if one == rung and name.startswith("rank ")
-    }
-
-
 def _paused_ms(ladder: Ladder, view: View, slow: int) -> float | None:
     """By how much the rank is slower because its host is away longer between two steps of a script,
     if that is most of it. In that time it may wait for its device, too.
@@ -95,14 +86,14 @@ def _paused_ms(ladder: Ladder, view: View, slow: int) -> float | None:
     if not ladder.pauses_ms:
         return None
     more = ladder.pauses_ms[slow] - min(ladder.pauses_ms)
-    own = _own(view, ladder.unexchanged(ladder.bare))
+    own = view.ranks(ladder.unexchanged(ladder.bare))
     slower = own[slow] - min(own.values())
     return min(more, slower) if 2 * more > slower else None
 
 
 def _slow(view: View, rung: Rung) -> int | None:
     """The rank that is slower than the others by itself, if one is."""
-    own = _own(view, rung)
+    own = view.ranks(rung)
     if len(own) < 2:
         return None
     slow = max(own, key=lambda rank: own[rank])

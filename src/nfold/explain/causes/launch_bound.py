@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.causes.idle import busy_ms, idle_ms, paused_ms
+from nfold.explain.causes.idle import busy_ms, idle_ms, paused_ms, told_by
 from nfold.explain.ladder import Ladder, Rung
 from nfold.explain.view import View
 from nfold.seen import Seen
@@ -53,7 +53,7 @@ class LaunchBound(Cause):
         """
         if _captures(ladder):
             return (ladder.alone(ladder.bare), _captured(ladder))
-        return (ladder.grown(ladder.unwaited),) if _traced(ladder) else self.rungs(ladder)
+        return (told_by(ladder),) if _traced(ladder) else self.rungs(ladder)
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What a graph saves; else the part of the step that a line gives batch 0.
