@@ -84,7 +84,9 @@ class Fetching:
 
         With what those gave in whose place it is: a script may make its data set anew, too.
         """
-        if loader is not None and (ledger := self._ledgers.get(id(loader.dataset))) is not None:
+        ledger = self._ledgers.get(id(loader.dataset)) if loader is not None else None
+        # One that has ended is not this data set's, which has given nothing yet.
+        if ledger is not None and not ledger.ended:
             self._fed[id(ledger)] = ledger
         for ended in [one for one in self._fed.values() if one.ended]:
             self._gone = _together(self._gone, self._fed.pop(id(ended)).total())

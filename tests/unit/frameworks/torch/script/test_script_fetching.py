@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from nfold.frameworks.torch.script.fetching import NONE, Watched, fetched, watch
+from nfold.frameworks.torch.script.fetching import NONE, Fetching, Watched, fetched, watch
+from nfold.frameworks.torch.script.patches import Patches
 from nfold.measurement import Fetches
 from watched import CLASSES, FEATURES, loop, model, script_task, watched
 
@@ -135,3 +136,26 @@ def test_batches_of_a_data_set_that_is_made_anew_are_counted() -> None:
     fetches = [window.fetches for window in found.windows if window.fetches is not None]
     assert len(fetches) == len(found.windows)
     assert sum(one.batches for one in fetches) == sum(window.steps for window in found.windows)
+
+
+def test_what_another_data_set_gave_is_not_that_ones_which_has_its_number() -> None:
+    def given(data: Slow) -> tuple[int, Any]:
+        """Its number, and a loader that has given its batches."""
+        loader = DataLoader(data, batch_size=BATCH)
+        assert len(list(loader)) == 16
+        return id(data), loader
+
+    patches, fetching = Patches(), Fetching()
+    fetching.install(patches)
+    try:
+        _, training = given(Slow())
+        assert fetching.total(training)[0] == 16
+        number, evaluation = given(Slow())
+        del evaluation
+        gc.collect()
+        made = [Slow() for _ in range(10_000)]
+        same = next(data for data in made if id(data) == number)
+        assert fetching.total(DataLoader(same, batch_size=BATCH))[0] == 16
+        assert fetching.total(given(same)[1])[0] == 32
+    finally:
+        patches.undo()
