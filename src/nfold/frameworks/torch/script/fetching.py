@@ -24,6 +24,7 @@ from torch.utils.data import dataloader as module
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
+from nfold.frameworks.torch.script.known import Known
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.measurement import Fetches
 
@@ -49,7 +50,7 @@ class Ledger:
 
     @property
     def ended(self) -> bool:
-        """Whether the data set is gone, and its number may be another's."""
+        """Whether the data set is gone, and no more will be noted."""
         return self._of is not None and self._of() is None
 
     def add(self, row: int, *noted: float) -> None:
@@ -67,7 +68,7 @@ class Fetching:
     """Notes every batch that a data set gives, in this process and in its workers."""
 
     def __init__(self) -> None:
-        self._ledgers: dict[int, Ledger] = {}
+        self._ledgers: Known[Ledger] = Known()
         self._fed: dict[int, Ledger] = {}
         self._gone = NONE
 
@@ -84,9 +85,7 @@ class Fetching:
 
         With what those gave in whose place it is: a script may make its data set anew, too.
         """
-        ledger = self._ledgers.get(id(loader.dataset)) if loader is not None else None
-        # One that has ended is not this data set's, which has given nothing yet.
-        if ledger is not None and not ledger.ended:
+        if loader is not None and (ledger := self._ledgers.get(loader.dataset)) is not None:
             self._fed[id(ledger)] = ledger
         for ended in [one for one in self._fed.values() if one.ended]:
             self._gone = _together(self._gone, self._fed.pop(id(ended)).total())
@@ -95,9 +94,8 @@ class Fetching:
     def _beginning(self, usual: Any) -> Any:
         @functools.wraps(usual)
         def begin(iterator: Any, loader: Any) -> None:
-            known = self._ledgers.get(id(loader.dataset))
-            if known is None or known.ended:
-                self._ledgers[id(loader.dataset)] = Ledger(loader.dataset)
+            if self._ledgers.get(loader.dataset) is None:
+                self._ledgers.put(loader.dataset, Ledger(loader.dataset))
             usual(iterator, loader)
 
         return begin
@@ -105,7 +103,7 @@ class Fetching:
     def _fetching(self, usual: Any) -> Any:
         @functools.wraps(usual)
         def noted(fetcher: Any, indices: Any) -> Any:
-            ledger = self._ledgers.get(id(fetcher.dataset))
+            ledger = self._ledgers.get(fetcher.dataset)
             before = watch() if ledger is not None else None
             batch = usual(fetcher, indices)
             after = watch() if before is not None else None

@@ -16,6 +16,7 @@ from torch.utils.data import dataloader as module
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.batches import count_of, hash_of
 from nfold.frameworks.torch.script.ends import endless, length_of, outlasting
+from nfold.frameworks.torch.script.known import Known
 from nfold.frameworks.torch.script.passes import (
     LATEST,
     MADE_AT,
@@ -95,7 +96,7 @@ class Feed:
         self._listener = listener
         self.asked = listener.asked
         self._calm = calm
-        self._places: dict[int, str] = {}
+        self._places: Known[str] = Known()
         self._replays: dict[tuple[int, str], Replay] = {}
         self._training: dict[int, Any] = {}
         self._last: Any = None
@@ -126,7 +127,7 @@ class Feed:
     @property
     def place(self) -> str | None:
         """Where the user's code made that loader, or the first one over the same data set."""
-        return self._places.get(id(self.loader.dataset)) if self.loader is not None else None
+        return self._places.get(self.loader.dataset) if self.loader is not None else None
 
     def feeds(self, loader: Any) -> bool:
         """Whether steps followed on the loader's batches."""
@@ -285,6 +286,7 @@ class Feed:
             found = place_here()
             if found is not None:
                 vars(loader)[MADE_AT] = lines_here()
-                self._places.setdefault(id(loader.dataset), found)
+                if self._places.get(loader.dataset) is None:
+                    self._places.put(loader.dataset, found)
 
         return construct

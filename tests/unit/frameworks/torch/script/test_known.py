@@ -1,0 +1,42 @@
+"""What is known of an object is not told of another."""
+
+from __future__ import annotations
+
+import gc
+
+from nfold.frameworks.torch.script.known import Known
+
+
+class Thing:
+    """Is there or is not."""
+
+
+def test_a_value_is_of_the_object_it_was_put_for() -> None:
+    known: Known[str] = Known()
+    one, other = Thing(), Thing()
+    known.put(one, "one")
+    assert (known.get(one), known.get(other)) == ("one", None)
+    known.put(one, "again")
+    assert known.get(one) == "again"
+
+
+def test_what_has_the_number_of_one_that_is_gone_is_another() -> None:
+    known: Known[str] = Known()
+    gone = Thing()
+    number = id(gone)
+    known.put(gone, "gone")
+    del gone
+    gc.collect()
+    made = [Thing() for _ in range(10_000)]
+    same = next(one for one in made if id(one) == number)
+    assert known.get(same) is None
+    known.put(same, "there")
+    assert known.get(same) == "there"
+
+
+def test_what_can_be_neither_hashed_nor_referred_to_is_known_too() -> None:
+    known: Known[str] = Known()
+    samples = [1, 2]
+    known.put(samples, "samples")
+    assert known.get(samples) == "samples"
+    assert known.get([1, 2]) is None
