@@ -10,7 +10,8 @@ from made import machine, plan
 from nfold.ablation import Ablation
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder, Rung, Scaling
+from nfold.explain.ladder import Ladder, Scaling
+from nfold.explain.rung import Rung
 from nfold.explain.target import WorkloadTarget
 from nfold.finding import Budget
 from nfold.frameworks.base import Observer, Task

@@ -107,6 +107,24 @@ class Part:
     note: str = ""
 
 
+When = Literal["after a step", "after some steps", "between passes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PausedAt:
+    """A line of the user's code that a rank was at while it made no step, for so long in all.
+
+    ``when``: usually after a step, after some steps that are followed by a longer pause, or between
+    two passes over the data. It is a line of the loop that trains, or of a function that a trainer
+    calls there. ``calls`` is what was called on it: ``evaluate()``, or the line of a package.
+    """
+
+    when: When
+    where: str
+    seconds: float
+    calls: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankSamples:
     """What one rank measured. Times are this rank's own; nothing is averaged.
@@ -118,6 +136,7 @@ class RankSamples:
     ``turns`` tells, where experiments took turns, which of them every window belongs to.
     ``pauses_ms`` has one entry for every step of a script, untimed ones too: how long its host did
     something else after the step before and did not ask for a batch. Empty: nobody could tell.
+    ``paused_at`` are the lines where it did so, as far as it was looked at, the longest first.
     Of ``peak_memory_bytes``, ``data_bytes`` are the part of the training set that stays on the
     device and ``graph_bytes`` what the allocator reserves for CUDA graphs.
     ``reserved_memory_bytes`` is what the framework took from the fullest device, used or not;
@@ -132,6 +151,7 @@ class RankSamples:
     turns: tuple[int, ...] = ()
     step_ms: tuple[float, ...] = ()
     pauses_ms: tuple[float, ...] = ()
+    paused_at: tuple[PausedAt, ...] = ()
     epochs: tuple[Epoch, ...] = ()
     losses: tuple[tuple[int, float], ...] = ()
     parts: tuple[Part, ...] = ()

@@ -58,10 +58,10 @@ def called_here() -> tuple[str | None, str | None]:
         filename = frame.f_code.co_filename
         if is_the_users(filename):
             return f"{shown(filename)}:{frame.f_lineno}", inside[1] if inside else None
-        installed = _installed(filename)
-        package = installed.partition("/")[0]
-        if installed and (inside is None or inside[0] != package):
-            inside = package, f"{installed}:{frame.f_lineno}"
+        of_package = installed(filename)
+        package = of_package.partition("/")[0]
+        if of_package and (inside is None or inside[0] != package):
+            inside = package, f"{of_package}:{frame.f_lineno}"
         frame = frame.f_back
     return None, None
 
@@ -77,13 +77,13 @@ def is_the_users(filename: str) -> bool:
     """Whether the code of a file is neither Python's, nor a package's, nor nfold's."""
     real = os.path.realpath(filename)
     generated = filename.startswith("<")
-    installed = any(part in INSTALLED for part in real.split(os.sep))
+    in_package = any(part in INSTALLED for part in real.split(os.sep))
     ours = any(real.startswith(folder + os.sep) for folder in NOT_THE_USERS)
-    return not (generated or installed or ours)
+    return not (generated or in_package or ours)
 
 
 @functools.cache
-def _installed(filename: str) -> str:
+def installed(filename: str) -> str:
     """``transformers/trainer.py``; empty for what is not installed, or passed over."""
     parts = filename.replace(os.sep, "/").split("/")
     below = next((at for at in range(len(parts) - 1, 0, -1) if parts[at] in INSTALLED), len(parts))

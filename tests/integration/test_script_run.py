@@ -11,9 +11,9 @@ import pytest
 from integration.scripts.own_batches import SLOW_S
 from integration.scripts.somebodys_ddp import LONG_S, OFTEN, SHORT_S
 from nfold.ablation import Ablation
-from nfold.explain.ladder import Rung
 from nfold.explain.passes import as_long_for_all
 from nfold.explain.recurring import recurring, without
+from nfold.explain.rung import Rung
 from nfold.measurement import Measurement
 from nfold.plan import Plan
 from nfold.run.handoff import Folder

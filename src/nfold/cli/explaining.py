@@ -29,10 +29,11 @@ from nfold.cli.signals import stop_on_signals
 from nfold.errors import RunFailure, UsageError
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder, Rung, made_ahead
+from nfold.explain.ladder import Ladder, made_ahead
 from nfold.explain.passes import as_long_for_all
 from nfold.explain.readings import readings
 from nfold.explain.recurring import recurring, without
+from nfold.explain.rung import Rung
 from nfold.explain.target import WorkloadTarget
 from nfold.finding import FLOOR, Budget
 from nfold.frameworks.registry import framework

@@ -12,9 +12,10 @@ from nfold.explain.causes.base import left
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.causes.undivided_work import SIGN, UndividedWork
 from nfold.explain.fit import RESAMPLES, Fit, Number
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
 from nfold.explain.pairs import pairs
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.finding import FLOOR, Finding, Interaction, Speed, beyond
 from nfold.stats import Interval

@@ -8,9 +8,10 @@ from nfold.explain import batch
 from nfold.explain.account import Account
 from nfold.explain.causes import BY_ID, causes_of
 from nfold.explain.causes.input import real_ladder
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
 from nfold.explain.pairs import pairs
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.finding import Finding
 

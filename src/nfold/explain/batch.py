@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from nfold.explain.fit import Fit
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.finding import BatchLimit
 from nfold.stats import Interval

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from itertools import accumulate
 
-from nfold.explain.ladder import Rung
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, in_cycles, logs
 from nfold.explain.readings import Readings, sums, times
+from nfold.explain.rung import Rung
 from nfold.measurement import Measurement, RankSamples
 from nfold.turns import CYCLES
 

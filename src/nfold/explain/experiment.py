@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from nfold.errors import RunFailure
 from nfold.explain import asking
 from nfold.explain.causes.epoch_boundary import EpochBoundary
-from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
+from nfold.explain.ladder import Ladder
 from nfold.explain.lengths import long_enough
 from nfold.explain.measured import Measured
+from nfold.explain.pausing import known
 from nfold.explain.readings import readings
+from nfold.explain.rung import Rung, short_passes, whole_epochs
 from nfold.explain.target import Target
 from nfold.explain.view import View
 from nfold.measurement import Measurement
@@ -78,7 +80,10 @@ class Experiment:
     _step_s: float = 0.0
 
     def run(self, ladder: Ladder) -> Ladder:
-        """Measure; the ladder with the length of its runs. Raises RunFailure without a result."""
+        """Measure; the ladder with the length of its runs and what a script does between its steps.
+
+        Raises RunFailure without a result.
+        """
         if ladder.seen is not None:
             self.target = self.target.knowing(ladder.seen)
         ladder = self._long_enough(ladder)
@@ -95,7 +100,7 @@ class Experiment:
             new = [rung for rung in asked if not self.measured.tried(rung)]
             if self.stop or not (rungs or new) or not self._round([*new, *rungs], number, new):
                 break
-        return ladder
+        return known(ladder, self.measured.every())
 
     def attempt(self, rung: Rung, *, anew: bool = False) -> Measurement:
         """One run that is no part of the ladder, whatever time is left and however it ends."""

@@ -20,9 +20,9 @@ from typing import Any
 
 from nfold.ablation import Ablation
 from nfold.explain import noise
-from nfold.explain.ladder import Rung
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, Run, What, logs, polished
 from nfold.explain.readings import SUMS
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.finding import FLOOR, beyond
 from nfold.stats import LEVEL, Interval, quantile

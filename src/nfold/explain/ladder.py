@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from nfold.ablation import Ablation
-from nfold.plan import USED_UP, WARMUP_STEPS, Plan
+from nfold.explain.rung import Rung, growing
+from nfold.measurement import PausedAt
+from nfold.plan import USED_UP, Plan
 from nfold.seen import Maker, Seen
 
-Make = TypeVar("Make", bound=Callable[..., "Rung"])
+Make = TypeVar("Make", bound=Callable[..., Rung])
 Input = Literal["real", "replayed", "resident"]
 Scaling = Literal["strong", "weak"]
 PREFETCH = 2
@@ -35,70 +37,9 @@ def remembered(make: Make) -> Make:
     return cast(Make, asked)
 
 
-EPOCHS = 3
-"""Of a run of whole epochs."""
-PASS_STEPS, PASSES = 11, 3
-"""Of a pass that is cut short, and how many follow the first one.
-
-A prime: what comes after every 5th or 10th step of a script does not come where a pass ends.
-"""
-
-
 def made_ahead(workers: int, prefetch_factor: int | None = None) -> int:
     """Batches that warm-up lets pass, until what workers made before the first step is used up."""
     return USED_UP * workers * (prefetch_factor or PREFETCH)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rung:
-    """One question: a complete plan and what is left out. Equal ones are the same question."""
-
-    plan: Plan
-    ablation: Ablation = field(default_factory=Ablation)
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash((self.plan, self.ablation))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @property
-    def coupled(self) -> bool:
-        """Whether its ranks wait for each other."""
-        return self.ablation.coupled
-
-    def __str__(self) -> str:
-        devices = self.plan.devices or 1
-        words = f"{devices} device{'s' * (devices != 1)}"
-        words += ", a first look" if self.plan.batch is None else f", batch {self.plan.batch}"
-        words += ", whole epochs" if self.plan.epochs else ""
-        return words if self.ablation.trains else f"{words}, {self.ablation}"
-
-
-@functools.cache
-def whole_epochs(rung: Rung) -> Rung:
-    """The same run, measured in epochs; what was made ahead is used up when the first one ends."""
-    warmup = min(WARMUP_STEPS, rung.plan.warmup_steps or WARMUP_STEPS)
-    plan = rung.plan.edit(epochs=EPOCHS, steps=None, warmup_steps=warmup)
-    return Rung(plan=plan, ablation=rung.ablation)
-
-
-@functools.cache
-def short_passes(rung: Rung) -> Rung:
-    """The same run of a script, in passes of so few steps that some end while it is measured.
-
-    The first is the warm-up: what was made ahead is used up when it ends.
-    """
-    plan = rung.plan.edit(steps=PASSES * PASS_STEPS, epochs=None, warmup_steps=PASS_STEPS)
-    left_out = Ablation(pass_batches=PASS_STEPS * rung.plan.accumulate)
-    return Rung(plan=plan, ablation=rung.ablation.merged(left_out))
-
-
-@functools.cache
-def _growing(rung: Rung) -> Rung:
-    left_out = rung.ablation.merged(Ablation(expandable_segments=True))
-    return Rung(plan=rung.plan, ablation=left_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +47,10 @@ class Ladder:
     """The rungs of one complete ``plan`` on N devices, measured in steps.
 
     ``seen`` is what a first look at a script showed, ``step_ms`` how long its steps took there,
-    where nothing had been made ahead of them, and ``pauses_ms`` what the host of each rank usually
-    did between two; None and none for a workload. ``memory_bytes`` is that of one device. An
-    ``operation`` has calls for steps, and neither gradients nor a loader.
+    where nothing had been made ahead of them, ``pauses_ms`` what the host of each rank usually did
+    between two, and ``paused_at`` where each was while it made none; None and none for a workload.
+    ``memory_bytes`` is that of one device. An ``operation`` has calls for steps, and neither
+    gradients nor a loader.
     """
 
     plan: Plan
@@ -116,6 +58,7 @@ class Ladder:
     seen: Seen | None = field(default=None, compare=False)
     step_ms: float | None = field(default=None, compare=False)
     pauses_ms: tuple[float, ...] = field(default=(), compare=False)
+    paused_at: tuple[tuple[PausedAt, ...], ...] = field(default=(), compare=False)
     memory_bytes: int | None = field(default=None, compare=False)
     operation: bool = field(default=False, compare=False)
     made: dict[tuple[object, ...], Rung] = field(default_factory=dict, compare=False, repr=False)
@@ -215,7 +158,7 @@ class Ladder:
         """The same with segments that grow, where a script's allocator was seen to try again."""
         if self.plan.device == "cpu" or self.seen is None or not self.seen.alloc_retries:
             return rung
-        return _growing(rung)
+        return growing(rung)
 
     @remembered
     def copies(self, input_: Input, **left_out: Any) -> Rung:

@@ -79,29 +79,6 @@ def faster_reads(seen: Seen) -> str:
     return f"{text}; a batch reads {of_batch:.2f} MB, {min(1.0, part):.0%} of it from a local disk"
 
 
-def between_epochs(seen: Seen, *, waits: bool) -> str:
-    """Workers that stay, fewer first batches to wait for, less to do while no step is made.
-
-    ``waits``: most of the time is waited for a first batch.
-    """
-    fed, text = loader(seen), wording.of(seen).rarely
-    if not fed.workers:
-        return text
-    if not fed.persistent_workers:
-        stay = setting(seen, "persistent_workers=True")
-        return f"{stay}, and {text}" if waits else f"{text}; {stay}"
-    if not waits:
-        return text
-    longer = "a sampler that goes through the data several times"
-    return fed_at(seen, f"less work a sample, or {longer} (every pass waits for its first batch)")
-
-
-def after_some_steps(seen: Seen, every: float, cost_ms: float) -> str:
-    """What comes after every so many steps, and takes so many milliseconds each time."""
-    text = f"{cost_ms:.0f} ms come after every {every:.0f}th step"
-    return at(seen.first_place("step"), f"{text}: {wording.of(seen).rarely}, or divide it")
-
-
 def reordering(seen: Seen) -> str:
     """One order of dimensions throughout, so that nothing is written out in another one."""
     own = f" (images are channels_{'last' if seen.channels_last else 'first'})"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from nfold.explain.cycles import together
 from nfold.explain.fit import RESAMPLES, Fit
-from nfold.explain.ladder import Rung
 from nfold.explain.passes import as_long_for_all
 from nfold.explain.polish import Key, Run
 from nfold.explain.readings import crowded, readings, scatter
 from nfold.explain.recurring import again, between, recurring, without
+from nfold.explain.rung import Rung
 from nfold.finding import NO_TIME
 from nfold.measurement import Cause, Doubt, Measurement
 from nfold.run.verdict import OWN_WORK
@@ -66,7 +66,7 @@ class Measured:
 
     def doubts(self) -> tuple[Doubt, ...]:
         """The first doubt of every kind."""
-        found = [doubt for m in self._all() for doubt in m.warnings]
+        found = [doubt for m in self.every() for doubt in m.warnings]
         return tuple({doubt.kind: doubt for doubt in reversed(found)}.values())
 
     def cut_short(self) -> Iterator[tuple[int, str, Cause | None]]:
@@ -74,7 +74,7 @@ class Measured:
 
         Passes that nfold cut short may be fewer on purpose, and an operation notes no steps.
         """
-        for one in self._all():
+        for one in self.every():
             cut = one.ablation is not None and one.ablation.pass_batches is not None
             timed = min((len(rank.step_ms) for rank in one.ranks), default=0)
             if not cut and 0 < timed < (one.plan.steps or 0):
@@ -88,8 +88,8 @@ class Measured:
         own = [m.wall_seconds for rung in rungs for m in self.runs.get(rung, {}).values()]
         if own:
             return max(own)
-        sizes = Counter(m.folder or m.id for m in self._all())
-        walls = [(sizes[m.folder or m.id], m.wall_seconds, _timed_s(m)) for m in self._all()]
+        sizes = Counter(m.folder or m.id for m in self.every())
+        walls = [(sizes[m.folder or m.id], m.wall_seconds, _timed_s(m)) for m in self.every()]
         nearest = min((abs(size - len(rungs)) for size, _, _ in walls), default=0)
         found = [
             wall - max(0, size - len(rungs)) * timed
@@ -133,7 +133,8 @@ class Measured:
                 found.setdefault(tree, {})[rung] = as_long_for_all(measurement)
         return ((folder, number, members) for (folder, number), members in found.items())
 
-    def _all(self) -> Iterator[Measurement]:
+    def every(self) -> Iterator[Measurement]:
+        """All runs."""
         for runs in self.runs.values():
             yield from runs.values()
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from nfold.explain.causes import CAUSES, Cause
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.finding import Finding
 

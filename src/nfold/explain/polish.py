@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean, median
 from typing import TypeVar
 
-from nfold.explain.ladder import Rung
+from nfold.explain.rung import Rung
 
 SWEEPS = 30
 SHORT = 0.25

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nfold.explain.ladder import Rung
 from nfold.explain.readings import Readings
+from nfold.explain.rung import Rung
 from nfold.measurement import Measurement, RankSamples, Window
 from nfold.stats import deviation, median, middle
 

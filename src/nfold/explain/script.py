@@ -7,8 +7,10 @@ from collections.abc import Callable
 from nfold.ablation import Ablation
 from nfold.errors import RunFailure, UsageError
 from nfold.explain.experiment import Experiment
-from nfold.explain.ladder import Ladder, Rung, Scaling, made_ahead
+from nfold.explain.ladder import Ladder, Scaling, made_ahead
+from nfold.explain.pausing import where
 from nfold.explain.readings import made_ms
+from nfold.explain.rung import Rung
 from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import WARMUP_STEPS, Plan
@@ -100,6 +102,7 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
         seen=seen,
         step_ms=_step_ms(found, made, seen, ahead) if own else None,
         pauses_ms=_pauses_ms(found),
+        paused_at=where(found),
         memory_bytes=memory,
     )
 

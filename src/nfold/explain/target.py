@@ -9,8 +9,8 @@ from typing import Protocol
 
 from nfold import turns
 from nfold.ablation import Ablation
-from nfold.explain.ladder import Rung
 from nfold.explain.readings import timed
+from nfold.explain.rung import Rung
 from nfold.machine import Machine
 from nfold.measurement import Measurement, cell_id
 from nfold.plan import Plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfold.explain import lines
+from nfold.explain import pausing
 from nfold.explain.causes import Cause, causes_of
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.ladder import Ladder
@@ -48,6 +48,6 @@ def at_least(ladder: Ladder, measured: Measured, view: View) -> AtLeast | None:
     for rung in cause.short(ladder):
         steps, stalled_s = ladder.epoch_steps(rung.plan), measured.stalled_s.get(rung)
         if steps and stalled_s:
-            fix, devices = lines.between_epochs(ladder.seen, waits=False), rung.plan.devices or 1
+            fix, devices = pausing.between_epochs(ladder.seen, waits=False), rung.plan.devices or 1
             return AtLeast(seconds=stalled_s, steps=steps, devices=devices, fix=fix)
     return None

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nfold.explain.ladder import Rung, short_passes, whole_epochs
 from nfold.explain.polish import Key
+from nfold.explain.rung import Rung, short_passes, whole_epochs
 
 
 @dataclass(frozen=True)

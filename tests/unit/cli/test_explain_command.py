@@ -19,7 +19,7 @@ from nfold.cli.app import app
 from nfold.cli.explained import _block, show
 from nfold.cli.explaining import seconds
 from nfold.errors import NfoldError, RunFailure, UsageError
-from nfold.explain.ladder import Rung
+from nfold.explain.rung import Rung
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Cause, Measurement
 from nfold.store.store import Store

@@ -10,7 +10,7 @@ import pytest
 from made import machine, plan
 from nfold.ablation import Ablation
 from nfold.explain.cycles import divided, together
-from nfold.explain.ladder import Rung
+from nfold.explain.rung import Rung
 from nfold.measurement import Measurement, RankSamples, Window
 from nfold.turns import CYCLES
 from nfold.workload import Workload

@@ -18,8 +18,9 @@ from nfold.explain.account import Account
 from nfold.explain.budget import budget
 from nfold.explain.causes import BY_ID
 from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
+from nfold.explain.rung import Rung
 from nfold.finding import NO_TIME, BatchLimit, Finding
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Measurement

@@ -9,8 +9,8 @@ import pytest
 from explaining import ladder
 from nfold.ablation import Ablation
 from nfold.explain.fit import Fit, Number
-from nfold.explain.ladder import Rung, short_passes
 from nfold.explain.polish import Key
+from nfold.explain.rung import Rung, short_passes
 from nfold.explain.view import View
 from nfold.finding import beyond
 

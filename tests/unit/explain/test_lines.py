@@ -119,11 +119,3 @@ def test_gradients_exchanged_by_hand_are_for_ddp_to_send(inside: str | None, tol
     seen = trained("", collective=Place(where="train.py:20", inside=inside))
     assert lines.bytes_sent(dataclasses.replace(seen, parallel="other")).startswith(told)
     assert "which sends" not in lines.bytes_sent(seen)
-
-
-def test_what_comes_after_some_steps_has_the_line_of_the_step() -> None:
-    told = lines.after_some_steps(SEEN, every=20.0, cost_ms=31.4)
-    less = "evaluate, log and save less often, or divide it"
-    assert told == f"train.py:14: 31 ms come after every 20th step: {less}"
-    trainers = lines.after_some_steps(trained("transformers"), every=50.0, cost_ms=400.0)
-    assert "larger eval_steps, logging_steps and save_steps" in trainers

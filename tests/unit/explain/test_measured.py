@@ -9,9 +9,9 @@ import pytest
 
 from made import machine, plan
 from nfold.ablation import Ablation
-from nfold.explain.ladder import Rung
 from nfold.explain.measured import Measured
 from nfold.explain.readings import crowded, readings
+from nfold.explain.rung import Rung
 from nfold.measurement import Cause, Doubt, Measurement, RankSamples, Window
 from nfold.run.verdict import OWN_WORK
 from nfold.workload import Workload

@@ -12,8 +12,9 @@ from explaining import ladder, target
 from nfold.explain import asking
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
+from nfold.explain.rung import Rung
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Fetches
 from nfold.seen import Loader, Place, Seen

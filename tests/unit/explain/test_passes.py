@@ -9,9 +9,9 @@ import pytest
 
 from made import machine, plan
 from nfold.ablation import Ablation
-from nfold.explain.ladder import Rung
 from nfold.explain.measured import Measured
 from nfold.explain.passes import as_long_for_all
+from nfold.explain.rung import Rung
 from nfold.measurement import Between, Measurement, RankSamples, Window
 from nfold.workload import Workload
 

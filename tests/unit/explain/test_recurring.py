@@ -9,9 +9,9 @@ import pytest
 
 from made import machine, plan
 from nfold.ablation import Ablation
-from nfold.explain.ladder import Rung
 from nfold.explain.readings import readings
 from nfold.explain.recurring import Recurring, again, between, recurring, without
+from nfold.explain.rung import Rung
 from nfold.measurement import Measurement, RankSamples, Window
 from nfold.workload import Workload
 

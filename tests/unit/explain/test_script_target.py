@@ -11,12 +11,13 @@ import pytest
 from explaining import HOST, SECONDS, Memory, failed, script_runner, target
 from nfold.ablation import Ablation
 from nfold.errors import RunFailure, UsageError
-from nfold.explain import causes, lines
+from nfold.explain import causes, lines, pausing
 from nfold.explain.budget import budget
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.causes.input import Input
 from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder, Rung, Scaling, short_passes
+from nfold.explain.ladder import Ladder, Scaling
+from nfold.explain.rung import Rung, short_passes
 from nfold.explain.script import first_look
 from nfold.explain.view import View
 from nfold.finding import NO_TIME, BatchLimit, Budget
@@ -679,7 +680,7 @@ def test_what_lies_between_epochs_has_the_change_that_helps(
     persistent: bool, waits: bool, said: str
 ) -> None:
     fed = dataclasses.replace(LOADER, workers=2, persistent_workers=persistent)
-    assert said in lines.between_epochs(dataclasses.replace(DDP, loader=fed), waits=waits)
+    assert said in pausing.between_epochs(dataclasses.replace(DDP, loader=fed), waits=waits)
 
 
 def test_a_host_that_reads_for_a_scaler_is_never_ahead() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from nfold.ablation import Ablation
-from nfold.explain.ladder import Input, Ladder, Rung
+from nfold.explain.ladder import Input, Ladder
 from nfold.explain.operation import ABSENT
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.stats import Interval
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from nfold.explain import lines
+from nfold.explain import lines, pausing
 from nfold.explain.causes.base import Cause
 from nfold.explain.causes.idle import between_ms, told_by
-from nfold.explain.ladder import Ladder, Rung, short_passes, whole_epochs
+from nfold.explain.ladder import Ladder
+from nfold.explain.rung import Rung, short_passes, whole_epochs
 from nfold.explain.view import View
 
 Tells = Callable[[Rung], bool]
@@ -144,8 +145,7 @@ class EpochBoundary(Cause):
         usual = between_ms(ladder, view)
         if ladder.seen is None or 2 * usual < self.single_ms(ladder, view):
             return self.fix(ladder, view)
-        text = f"{usual:.1f} ms pass after every step before the next batch is asked for"
-        return lines.at(ladder.seen.first_place("step"), f"{text}: do less there, or less often")
+        return pausing.after_every_step(ladder, usual)
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words, for the larger part."""
@@ -154,9 +154,10 @@ class EpochBoundary(Cause):
         within = view.recurring(full) if self.recurs(ladder, view) else 0.0
         if ladder.seen is not None and within > gap:
             every = view.every(full) or view.every(ladder.one) or 1.0
-            return lines.after_some_steps(ladder.seen, every, within * every)
+            return pausing.after_some_steps(ladder, every, within * every)
         if ladder.seen is not None:
-            return lines.between_epochs(ladder.seen, waits=2 * view.first_wait(full) > gap)
+            waits = 2 * view.first_wait(full) > gap
+            return pausing.between_epochs(ladder.seen, waits=waits, ranks=ladder.paused_at)
         return (
             "keep loader workers alive between epochs (persistent_workers), and evaluate and log "
             "less often"

@@ -6,7 +6,8 @@ pause between two steps holds no waiting for the device.
 
 from __future__ import annotations
 
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.finding import FLOOR
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nfold.explain import lines
+from nfold.explain import pausing
 from nfold.explain.causes.base import Cause, exposed
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 
 APART = 1.02
@@ -60,8 +61,7 @@ class Imbalance(Cause):
             return "steps vary from rank to rank: look for work that only some steps have"
         pause_ms = _paused_ms(ladder, view, slow)
         if ladder.seen is not None and pause_ms is not None:
-            text = f"rank {slow} does something else for {pause_ms:.1f} ms between two steps"
-            return lines.at(ladder.seen.first_place("step"), f"{text}: do that less often")
+            return pausing.of_rank(ladder, slow, pause_ms)
         moved = _slow(view, ladder.unexchanged(ladder.bare, turned(ladder)))
         if moved is None:
             return f"rank {slow} is slow: compare its device and its share of the data"

@@ -15,8 +15,9 @@ from nfold.explain.causes.link import Link
 from nfold.explain.causes.network import Network
 from nfold.explain.causes.synchronization import Synchronization
 from nfold.explain.causes.threads import Threads
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
 from nfold.explain.readings import made_ms
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.rates import decodes_for_gpus
 

@@ -9,7 +9,8 @@ from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.causes.idle import busy_ms, idle_ms, paused_ms, told_by
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.seen import Seen
 

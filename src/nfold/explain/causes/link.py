@@ -7,7 +7,8 @@ from typing import ClassVar
 from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause, exposed
-from nfold.explain.ladder import Input, Ladder, Rung
+from nfold.explain.ladder import Input, Ladder
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 
 SHARDS = "parameters gathered and gradients scattered, their latency included"

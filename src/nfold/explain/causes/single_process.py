@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 
 

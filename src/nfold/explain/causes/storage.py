@@ -13,7 +13,8 @@ from nfold.explain import lines
 from nfold.explain.causes.base import Cause
 from nfold.explain.causes.copies import NO_LOADER
 from nfold.explain.causes.input import Input
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 
 INPUT = Input()

@@ -7,7 +7,8 @@ from typing import ClassVar
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause, exposed
 from nfold.explain.causes.memory import Memory
-from nfold.explain.ladder import Ladder, Rung
+from nfold.explain.ladder import Ladder
+from nfold.explain.rung import Rung
 from nfold.explain.view import View
 
 MEMORY = Memory()

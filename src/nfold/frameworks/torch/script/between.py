@@ -33,6 +33,7 @@ class BetweenSteps:
         never_end: Callable[[], None],
         loader: Callable[[], Any],
         full: Callable[[], None],
+        pauses: Pauses,
     ) -> None:
         self._task = task
         self._observer = observer
@@ -41,7 +42,7 @@ class BetweenSteps:
         self._loader = loader
         self._full = full
         self.patience = Patience(task, never_end, self.aside)
-        self.pauses = Pauses()
+        self.pauses = pauses
         self._began_at = 0
         self._epoch_began: float | None = None
         self._epoch_ended = 0.0
@@ -85,6 +86,7 @@ class BetweenSteps:
     def pass_ended(self) -> None:
         """Where the script ends now, its last epoch did too."""
         self._epoch_ended = time.monotonic()
+        self.pauses.pass_ended()
 
     def asked(self) -> None:
         """Of what is wanted for the training."""

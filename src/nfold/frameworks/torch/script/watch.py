@@ -24,6 +24,7 @@ from nfold.frameworks.torch.script.late import LateExchange
 from nfold.frameworks.torch.script.looking import Look
 from nfold.frameworks.torch.script.overrides import Overrides
 from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.pauses import Pauses
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.spawned import follow
@@ -31,6 +32,7 @@ from nfold.frameworks.torch.script.stepping import Stepping
 from nfold.frameworks.torch.script.streams import Fed, Feed
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.turning import Turning, length_of
+from nfold.frameworks.torch.script.whereabouts import Whereabouts
 from nfold.frameworks.torch.weights import checksum_of
 from nfold.measurement import Fetches, RankSamples
 from nfold.plan import FEWEST_STEPS
@@ -61,6 +63,7 @@ class Watch:
         self._overrides = Overrides(task, lambda: self._feed.steps)
         self._left_out = LeftOut(task)
         self._late = LateExchange(task, self._left_out)
+        self._whereabouts = Whereabouts(lambda: not task.left_out.traced and self.timed_steps > 0)
         self._between = self._listener()
         self._pauses = self._between.pauses
         self._stepping = Stepping(self._late, self._pauses.computing, self.stepped, self._skipped)
@@ -84,6 +87,7 @@ class Watch:
             never_end=self._overrides.never_end,
             loader=lambda: self._feed.loader,
             full=self._leave,
+            pauses=Pauses(self._whereabouts),
         )
 
     @property
@@ -114,6 +118,7 @@ class Watch:
 
     def remove(self) -> None:
         """Put PyTorch back as it was."""
+        self._whereabouts.stop()
         self._stepping.remove()
         self._late.remove()
         self._sights.making.restore()
@@ -144,6 +149,7 @@ class Watch:
         self._recorder.step(Fed(self._sights.stepped(taken), taken.sample_hash), None)
         if self.steps == 1:
             self._sights.begin()
+            self._whereabouts.start()
             if self._sights.may_compile:
                 self._observer.beat(Phase.FIRST_STEP, self.steps)
         shorter = self._look.shortened(self.steps, self.devices)
@@ -156,6 +162,8 @@ class Watch:
             self._turning.stepped(self.steps)
         elif not self._look.begin(cuda=self.devices.cuda):
             self._leave()
+        else:
+            self._whereabouts.stop()
         self._pauses.begin()
 
     @contextmanager
@@ -196,6 +204,7 @@ class Watch:
         self._observer.see(dataclasses.replace(seen, traced=self._look.found()))
         found = self._recorder.samples(
             pauses_ms=self._pauses.ms,
+            paused_at=self._whereabouts.found,
             peak_memory_bytes=peak,
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from nfold.ablation import Ablation
 from nfold.errors import Unsupported
-from nfold.explain.ladder import PASSES, Rung, short_passes
+from nfold.explain.rung import PASSES, Rung, short_passes
 from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script import agreeing, looking, patience, watch

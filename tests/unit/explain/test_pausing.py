@@ -1,0 +1,136 @@
+"""What to change about what a script does while it makes no step, where it is known where."""
+
+from __future__ import annotations
+
+import pytest
+
+from made import machine
+from nfold.explain.ladder import Ladder
+from nfold.explain.pausing import (
+    after_every_step,
+    after_some_steps,
+    between_epochs,
+    known,
+    of_rank,
+    where,
+)
+from nfold.measurement import Measurement, PausedAt, RankSamples, When
+from nfold.plan import Plan
+from nfold.seen import Loader, Place, Seen
+from nfold.workload import Workload
+
+PLAN = Plan(device="cpu", devices=2, batch=64)
+SEEN = Seen(
+    loader=Loader(batch=64, batches=100, place="train.py:7"),
+    places={"step": (Place(where="train.py:31"),)},
+)
+Spots = tuple[PausedAt, ...]
+
+
+def at(when: When, place: str, seconds: float, calls: str | None = None) -> PausedAt:
+    return PausedAt(when=when, where=place, seconds=seconds, calls=calls)
+
+
+def ladder(*ranks: Spots, seen: Seen = SEEN) -> Ladder:
+    return Ladder(plan=PLAN, scaling="weak", seen=seen, paused_at=ranks)
+
+
+def test_what_comes_after_every_step_has_its_line_and_what_is_called_there() -> None:
+    spots = (
+        at("after a step", "train.py:40", 0.97, "histograms()"),
+        at("after a step", "train.py:44", 0.03),
+        at("after some steps", "train.py:50", 3.0),
+    )
+    told = after_every_step(ladder(spots), 10.12)
+    assert told == (
+        "train.py:40: 10.1 ms pass after every step before the next batch is asked for "
+        "(histograms()): do less there, or less often"
+    )
+
+
+def test_a_part_that_is_not_nearly_all_is_told() -> None:
+    spots = (at("after a step", "train.py:40", 0.6), at("after a step", "train.py:44", 0.4))
+    assert "asked for (60% of it): do less" in after_every_step(ladder(spots), 10.12)
+
+
+@pytest.mark.parametrize("spots", [(), (at("after a step", "train.py:40", 0.004),)])
+def test_where_nobody_has_looked_long_it_is_behind_the_step(spots: Spots) -> None:
+    assert after_every_step(ladder(spots), 3.0).startswith("train.py:31: 3.0 ms pass")
+    assert after_some_steps(ladder(spots), 20.0, 31.4) == (
+        "train.py:31: 31 ms come after every 20th step: evaluate, log and save less often, or "
+        "divide it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("other_s", "said", "change"),
+    [
+        (0.0, "80 ms of rank 0, which the others wait for, come after", "divide it over the ranks"),
+        (0.9, "80 ms come after", "divide it"),
+    ],
+)
+def test_what_one_rank_does_while_the_others_wait_is_to_be_divided(
+    other_s: float, said: str, change: str
+) -> None:
+    ranks = [(at("after some steps", "train.py:50", s, "evaluate()"),) for s in (1.0, other_s)]
+    told = after_some_steps(ladder(*ranks), 50.0, 80.4)
+    assert told == (
+        f"train.py:50: {said} every 50th step (evaluate()): evaluate, log and save less often, or "
+        f"{change}"
+    )
+
+
+def test_a_slow_rank_has_its_own_line() -> None:
+    ranks = ((at("after a step", "train.py:40", 2.0),), (at("after a step", "train.py:44", 1.0),))
+    assert of_rank(ladder(*ranks), 1, 6.55).startswith(
+        "train.py:44: rank 1 does something else for 6.5 ms between two steps"
+    )
+
+
+def test_between_epochs_the_line_and_the_rank_stand_beside_the_change() -> None:
+    ranks = ((at("between passes", "train.py:60", 0.5, "evaluate()"),), ())
+    told = between_epochs(SEEN, waits=False, ranks=ranks)
+    assert told == (
+        "train.py:60: evaluate, log and save less often, or not on rank 0 alone, which the others "
+        "wait for (evaluate())"
+    )
+    both = (ranks[0], ranks[0])
+    told = between_epochs(SEEN, waits=False, ranks=both)
+    assert told == "train.py:60: evaluate, log and save less often (evaluate())"
+
+
+def test_one_device_has_no_others() -> None:
+    told = between_epochs(SEEN, waits=False, ranks=((at("between passes", "train.py:60", 0.5),),))
+    assert told == "train.py:60: evaluate, log and save less often"
+
+
+def _run(*ranks: Spots, folder: str = "", number: int = 0) -> Measurement:
+    return Measurement(
+        id=f"run-{number}",
+        workload=Workload(name="train.py", script=("train.py",)),
+        plan=PLAN,
+        machine=machine(),
+        status="ok",
+        folder=folder or None,
+        ranks=tuple(
+            RankSamples(rank=rank, device="cpu", paused_at=spots)
+            for rank, spots in enumerate(ranks)
+        ),
+    )
+
+
+def test_where_ranks_were_adds_up_over_process_trees_of_as_many() -> None:
+    first = (at("after a step", "train.py:40", 1.0, "log()"),)
+    same = (at("after a step", "train.py:40", 2.0, "log()"),)
+    other = (at("between passes", "train.py:60", 4.0),)
+    asked = ladder(*where(_run(first, ())))
+    runs = [
+        _run(same, other, folder="tree", number=1),
+        _run(same, other, folder="tree", number=2),
+        _run(same, number=3),
+    ]
+    assert known(asked, runs).paused_at == (
+        (at("after a step", "train.py:40", 3.0, "log()"),),
+        (at("between passes", "train.py:60", 4.0),),
+    )
+    assert known(ladder(), runs).paused_at == ()
