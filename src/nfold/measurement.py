@@ -137,6 +137,7 @@ class RankSamples:
     ``pauses_ms`` has one entry for every step of a script, untimed ones too: how long its host did
     something else after the step before and did not ask for a batch. Empty: nobody could tell.
     ``paused_at`` are the lines where it did so, as far as it was looked at, the longest first.
+    ``pass_starts`` numbers the steps that passes over the data began with, but for the first pass.
     Of ``peak_memory_bytes``, ``data_bytes`` are the part of the training set that stays on the
     device and ``graph_bytes`` what the allocator reserves for CUDA graphs.
     ``reserved_memory_bytes`` is what the framework took from the fullest device, used or not;
@@ -152,6 +153,7 @@ class RankSamples:
     step_ms: tuple[float, ...] = ()
     pauses_ms: tuple[float, ...] = ()
     paused_at: tuple[PausedAt, ...] = ()
+    pass_starts: tuple[int, ...] = ()
     epochs: tuple[Epoch, ...] = ()
     losses: tuple[tuple[int, float], ...] = ()
     parts: tuple[Part, ...] = ()

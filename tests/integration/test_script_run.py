@@ -12,6 +12,7 @@ from integration.scripts.own_batches import SLOW_S
 from integration.scripts.somebodys_ddp import LONG_S, OFTEN, SHORT_S
 from nfold.ablation import Ablation
 from nfold.explain.passes import as_long_for_all
+from nfold.explain.pausing import there, where
 from nfold.explain.recurring import recurring, without
 from nfold.explain.rung import Rung
 from nfold.measurement import Measurement
@@ -103,6 +104,10 @@ def test_what_rank_0_does_after_some_steps_is_found_in_those_after_them(tmp_path
         assert len(found[rung].apart) > found[rung].steps // OFTEN / 2
         for rank in without(measured, found[rung]).ranks:
             assert max(rank.step_ms) < 1e3 * SHORT_S
+    logs = there(where(whole), "after some steps")
+    assert logs is not None
+    assert logs.rank == 0
+    assert logs.spot.where.endswith(_place("log()"))
 
 
 def test_what_rank_0_does_after_every_pass_lies_between_passes_for_rank_1_too(
@@ -117,6 +122,11 @@ def test_what_rank_0_does_after_every_pass_lies_between_passes_for_rank_1_too(
         ends = [window.between.seconds for window in rank.windows if window.between is not None]
         assert len(ends) >= 3
         assert min(ends) > SHORT_S / 2
+    saves = there(where(found), "between passes")
+    assert saves is not None
+    assert saves.rank == 0
+    assert saves.spot.where.endswith(_place("save()"))
+    assert saves.spot.calls == "save()"
 
 
 def test_what_had_a_turn_before_the_script_failed_is_kept(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def after_some_steps(ladder: Ladder, every: float, cost_ms: float) -> str:
     if found is not None and found.rank is not None:
         text += f" of rank {found.rank}, which the others wait for,"
         divide = "divide it over the ranks"
-    text += f" come after every {every:.0f}th step"
+    text += f" come after one step in {every:.0f}"
     change = f"{wording.of(ladder.seen).rarely}, or {divide}"
     return _at_line(ladder.seen, found, text, change)
 

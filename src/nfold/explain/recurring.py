@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from nfold.explain.readings import Readings
 from nfold.explain.rung import Rung
+from nfold.explain.slots import OFTEN, Passes
+from nfold.explain.slots import slots as slots_of
 from nfold.measurement import Measurement, RankSamples, Window
 from nfold.stats import deviation, median, middle
 
@@ -24,12 +25,6 @@ DEVIATIONS = 5.0
 """By so many is a pause longer than the usual one."""
 ALIKE = 2.0
 """A pause that is more than so many times as long as the next shorter one is of another kind."""
-OFTEN = 2
-"""Pauses of a kind; what was there once may have been anything."""
-EVEN = 0.75
-"""Of all distances from one pause to the next, multiples of one; else they are chance."""
-SEEN = 0.5
-"""Of the pauses that there would be at one distance, at least."""
 LEAST_PART = 0.005
 """Of a step: what costs less is not told."""
 Steps = dict[int, float]
@@ -129,8 +124,12 @@ def _of_processes(members: Mapping[Rung, Measurement]) -> dict[Rung, Recurring]:
     excess = [_excess(same, own) for same, own in zip(ranks, pauses, strict=True)]
     # One that waits for a rank which is between two passes is late in a step, and that rank is not.
     most = {step: max(one.get(step, 0.0) for one in excess) for step in excess[0]}
-    pairs = zip(pauses, excess, strict=True)
-    found = [one for own, more in pairs for one in _of_rank(own, more, most, steps)]
+    triples = zip(ranks, pauses, excess, strict=True)
+    found = [
+        one
+        for same, own, more in triples
+        for one in _of_rank(own, more, most, Passes(steps, same[0].pass_starts))
+    ]
     kinds: list[Kind] = []
     taken: list[set[int]] = []
     for kind, late in sorted(found, key=lambda one: -one[0].rate * one[0].cost_ms):
@@ -142,7 +141,7 @@ def _of_processes(members: Mapping[Rung, Measurement]) -> dict[Rung, Recurring]:
 
 
 def _of_rank(
-    pauses: Steps, excess: Steps, most: Steps, steps: range
+    pauses: Steps, excess: Steps, most: Steps, passes: Passes
 ) -> Iterator[tuple[Kind, set[int]]]:
     """Every kind of one rank's pauses, the longest first, and the steps that come after it.
 
@@ -154,53 +153,18 @@ def _of_rank(
     counted, passed, before = set[int](), set[int](), 0.0
     for seen in _alike(pauses):
         choices = (counted | seen, counted | seen | passed)
-        found = [(_distance(sorted(one), steps), one) for one in choices]
-        distance, together = next((pair for pair in found if pair[0]), (None, counted))
+        found = [(slots_of(sorted(one), passes), one) for one in choices]
+        slots, together = next((pair for pair in found if pair[0]), (None, counted))
         costs = [excess[step] for step in together - counted if step in excess]
-        if distance is None or not costs:
+        if slots is None or not costs:
             passed |= seen
             continue
         counted = together
         cost_ms = median(costs)
-        late, rate = _often(sorted(together), distance, steps, most, cost_ms / 2)
+        late, rate = slots.late(sorted(together), most, cost_ms / 2)
         if rate > before:
             yield Kind(cost_ms, rate - before), late
             before = rate
-
-
-def _distance(ordered: Sequence[int], steps: range) -> int | None:
-    """At which most of these come, or at multiples of it: a host that does not wait for its devices
-    has no pause, and passes over the data may count anew.
-
-    Two have a distance anyway: theirs counts from the script's first step, or from 0. Of what comes
-    after every second step nobody can say which of the two is usual.
-    """
-    distances = [after - step for step, after in pairwise(ordered)]
-    for one in sorted({*distances} - {1, 2}, reverse=True):
-        even = sum(distance % one == 0 for distance in distances) >= EVEN * len(distances)
-        enough = len(ordered) >= SEEN * (len(steps) // one)
-        if even and enough and (len(ordered) > OFTEN or ordered[0] % one <= 1):
-            return one
-    return None
-
-
-def _often(
-    ordered: Sequence[int], distance: int, steps: range, excess: Steps, least_ms: float
-) -> tuple[set[int], float]:
-    """All steps after pauses, those too that are so late where none was seen; how many of all are.
-
-    Of what may lie in between and was not timed, as large a part is late as of what was.
-    """
-    pairs = [(step, after) for step, after in pairwise(ordered) if (after - step) % distance == 0]
-    inside = [at for step, after in pairs for at in range(step + distance, after, distance)]
-    before = range(ordered[0] - distance, steps.start - 1, -distance)
-    outside = [*before, *range(ordered[-1] + distance, steps.stop, distance)]
-    late = {at for at in (*inside, *outside) if excess.get(at, 0.0) > least_ms}
-    timed = [at for at in inside if at in excess]
-    part = sum(at in late for at in timed) / max(1, len(timed))
-    every = late.union(ordered)
-    count = len(every) + part * (len(inside) - len(timed))
-    return every, (count - 1) / (max(every) - min(every))
 
 
 def _unusual(same: Sequence[RankSamples], steps: range) -> Steps:

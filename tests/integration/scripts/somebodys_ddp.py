@@ -18,6 +18,16 @@ SHORT_S, OFTEN = 0.1, 5
 """Of what rank 0 does after so many steps, or after every pass over the data."""
 
 
+def log() -> None:
+    """What rank 0 does after some steps."""
+    time.sleep(SHORT_S)
+
+
+def save() -> None:
+    """What rank 0 does after every pass."""
+    time.sleep(SHORT_S)
+
+
 def main(wish: str) -> None:
     """Train for ever, unless the wish is another one."""
     dist.init_process_group("gloo")
@@ -44,11 +54,11 @@ def main(wish: str) -> None:
                 dist.all_reduce(loss.detach())
                 steps += 1
                 if wish == "logs" and dist.get_rank() == 0 and steps % OFTEN == 0:
-                    time.sleep(SHORT_S)
+                    log()
                 if wish == "short" and steps > 6:
                     break
             if wish == "saves" and dist.get_rank() == 0:
-                time.sleep(SHORT_S)
+                save()
             if wish == "validates" and dist.get_rank() == 0:
                 time.sleep(LONG_S)
     finally:

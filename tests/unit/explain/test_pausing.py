@@ -57,7 +57,7 @@ def test_a_part_that_is_not_nearly_all_is_told() -> None:
 def test_where_nobody_has_looked_long_it_is_behind_the_step(spots: Spots) -> None:
     assert after_every_step(ladder(spots), 3.0).startswith("train.py:31: 3.0 ms pass")
     assert after_some_steps(ladder(spots), 20.0, 31.4) == (
-        "train.py:31: 31 ms come after every 20th step: evaluate, log and save less often, or "
+        "train.py:31: 31 ms come after one step in 20: evaluate, log and save less often, or "
         "divide it"
     )
 
@@ -75,7 +75,7 @@ def test_what_one_rank_does_while_the_others_wait_is_to_be_divided(
     ranks = [(at("after some steps", "train.py:50", s, "evaluate()"),) for s in (1.0, other_s)]
     told = after_some_steps(ladder(*ranks), 50.0, 80.4)
     assert told == (
-        f"train.py:50: {said} every 50th step (evaluate()): evaluate, log and save less often, or "
+        f"train.py:50: {said} one step in 50 (evaluate()): evaluate, log and save less often, or "
         f"{change}"
     )
 

@@ -94,6 +94,25 @@ def test_what_one_rank_does_every_fifth_step_is_in_no_usual_step() -> None:
     }
 
 
+@pytest.mark.parametrize(("length", "every"), [(50, 20), (27, 10), (35, 15)])
+def test_what_is_counted_anew_in_every_pass_is_found_in_each(length: int, every: int) -> None:
+    """A log after every 20th batch of an epoch of 50: 20, 30, 20 steps lie between two of them."""
+    places = {step: step % length for step in range(WARMUP + STEPS)}
+    paused = {step: 40.0 for step, at in places.items() if at and at % every == 0}
+    starts = tuple(step for step, at in places.items() if step and not at)
+    one = dataclasses.replace(_rank(0, paused, paused), pass_starts=starts)
+    found = _found(one, dataclasses.replace(_rank(1, paused, paused), pass_starts=starts))
+    late = {step for step in paused if step >= WARMUP}
+    assert found.apart == late
+    assert found.ms == pytest.approx(40.0 * len(late) / STEPS)
+
+
+def test_a_pause_in_a_pass_that_others_lack_is_chance() -> None:
+    late = dict.fromkeys((13, 37, 71, 88), 40.0)
+    ranks = [dataclasses.replace(_rank(r, late, late), pass_starts=(50, 100)) for r in (0, 1)]
+    assert _found(*ranks) == Recurring(STEPS)
+
+
 def test_what_its_devices_do_not_wait_for_costs_nothing() -> None:
     """They had enough to do for as long as the host was away."""
     found = _found(_rank(0, _every(5, 50.0), {}), _rank(1, {}, {}))

@@ -70,7 +70,7 @@ def test_what_rank_0_does_after_every_20th_step_has_its_line_and_its_size() -> N
     one = _row(found.single)
     assert one.named
     assert one.lost_ms.value == pytest.approx(2)
-    assert one.fix.startswith("train.py:31: 40 ms come after every 20th step: evaluate, log and")
+    assert one.fix.startswith("train.py:31: 40 ms come after one step in 20: evaluate, log and")
     assert "train.py:31" in sentences(found)[1]
     assert not {"imbalance", "input"} & {row.cause for row in found.named}
     assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
@@ -120,7 +120,7 @@ def test_what_recurs_on_n_devices_and_is_unknown_of_one_is_told_beside_the_rows(
     found = _of_script(endless, unwatched=1, **PAUSE)
     assert found.n_devices.step_ms.value == pytest.approx(10)
     reason = dict(found.untested)["epoch-boundary"]
-    assert reason.startswith("2.00 ms of every step come after every 20th one, on one device alone")
+    assert reason.startswith("2.00 ms of a step come after one step in 20, on one device alone")
 
 
 def test_what_rank_0_alone_does_after_every_step_is_a_slower_rank_and_one_device_is_it() -> None:

@@ -72,7 +72,7 @@ class EpochBoundary(Cause):
         """Of what recurs one end of the ladder, or where that is known, the ends of epochs."""
         full, every = ladder.full(), view.every(ladder.full())
         if every is not None and not self.recurs(ladder, view):
-            what = f"{view.recurring(full):.2f} ms of every step come after every {every:.0f}th one"
+            what = f"{view.recurring(full):.2f} ms of a step come after one step in {every:.0f}"
             return f"{what}, on one device alone nobody knows: "
         if self.known(ladder, view) and not self.ends(ladder, view):
             return "the ends of its epochs: "

@@ -21,6 +21,7 @@ class Pauses:
     def __init__(self, whereabouts: Whereabouts) -> None:
         self._whereabouts = whereabouts
         self._ms: list[float] = []
+        self._passes: dict[int, None] = {}
         self._began_at = time.monotonic()
         self._asked_at: float | None = None
         self._apart_at: float | None = None
@@ -30,6 +31,11 @@ class Pauses:
     def ms(self) -> tuple[float, ...]:
         """Of every step so far."""
         return tuple(self._ms)
+
+    @property
+    def pass_starts(self) -> tuple[int, ...]:
+        """The steps that passes began with, but for the first pass."""
+        return tuple(self._passes)
 
     def begin(self) -> None:
         """A step is over."""
@@ -47,6 +53,7 @@ class Pauses:
 
     def begin_pass(self) -> None:
         """A pass over the data begins: what was before it is no pause of a step."""
+        self._passes[len(self._ms)] = None
         self._whereabouts.close(between_passes=True)
         self._anew()
         self.asked()

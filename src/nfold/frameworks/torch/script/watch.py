@@ -205,6 +205,7 @@ class Watch:
         found = self._recorder.samples(
             pauses_ms=self._pauses.ms,
             paused_at=self._whereabouts.found,
+            pass_starts=self._pauses.pass_starts,
             peak_memory_bytes=peak,
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from nfold.ablation import Ablation
+from nfold.measurement import RankSamples
 from watched import Noting, Seconds, dataset, model, passing, script_task, watched
 
 Evaluate = Callable[[], None]
@@ -95,8 +96,8 @@ def _made_by_a_function(
             evaluate()
 
 
-def _pauses(training: Training, seconds: Seconds, ablation: Ablation | None = None) -> list[float]:
-    """Of the steps after the warm-up, in seconds; a forward takes one."""
+def _watched(training: Training, seconds: Seconds, ablation: Ablation | None = None) -> RankSamples:
+    """A forward takes a second."""
 
     def run() -> None:
         module = model()
@@ -108,7 +109,13 @@ def _pauses(training: Training, seconds: Seconds, ablation: Ablation | None = No
     assert found.samples is not None
     assert len(found.samples.pauses_ms) == WARMUP + STEPS
     assert found.samples.windows[0].first == WARMUP
-    return [ms / 1e3 for ms in found.samples.pauses_ms[WARMUP:]]
+    return found.samples
+
+
+def _pauses(training: Training, seconds: Seconds, ablation: Ablation | None = None) -> list[float]:
+    """Of the steps after the warm-up, in seconds."""
+    found = _watched(training, seconds, ablation)
+    return [ms / 1e3 for ms in found.pauses_ms[WARMUP:]]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +154,10 @@ def test_what_lies_between_passes_is_no_pause(seconds: Seconds) -> None:
                 _step(images, module, optimizer)
             evaluate()
 
-    assert set(_pauses(training, seconds, Ablation())) == {0}
+    found = _watched(training, seconds, Ablation())
+    assert set(found.pauses_ms[WARMUP:]) == {0}
+    # What lies between takes 50 s: none ends any more.
+    assert found.pass_starts == (3, 6)
 
 
 def test_an_evaluation_before_the_first_step_feeds_no_training(seconds: Seconds) -> None:
