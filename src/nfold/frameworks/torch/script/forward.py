@@ -12,14 +12,25 @@ from nfold.frameworks.torch.script.batches import count_of, tensors_of
 from nfold.frameworks.torch.script.calls import Calls
 
 HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+LISTENING: list[Callable[[], None]] = []
+"""Called when a model begins to train on a batch, which is followed."""
 
 
 class Forward(Calls):
-    """Looks at calls of modules that train; ``fed`` gets what they are called with."""
+    """Looks at calls of modules that train; ``fed`` gets what they are called with.
 
-    def __init__(self, fed: Callable[[Any], None] = lambda _: None) -> None:
+    ``begins`` is called before each of the outermost; after ``stop``, where they are followed.
+    """
+
+    def __init__(
+        self,
+        fed: Callable[[Any], None] = lambda _: None,
+        begins: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
         self._fed = fed
+        self._begins = begins
+        self._outermost: dict[int, nn.Module] = {}
         self.model: Any = None
         self.autocast: str | None = None
         self.channels_last = False
@@ -32,6 +43,24 @@ class Forward(Calls):
         samples, self.samples = self.samples, 0
         return samples
 
+    def follow(self) -> None:
+        """Be told only when one of the outermost that were seen is called, at no cost inside it.
+
+        None that torch.compile compiles as a whole, with its hooks, and none of TorchScript's.
+        """
+        self.stop()
+        LISTENING.append(self._begins)
+        for module in self._outermost.values():
+            whole = getattr(module, "_compiled_call_impl", None) is not None
+            if not whole and not isinstance(module, torch.jit.ScriptModule):
+                self._handles.append(module.register_forward_pre_hook(followed))
+
+    def stop(self) -> None:
+        """Be told of no more."""
+        super().stop()
+        if self._begins in LISTENING:
+            LISTENING.remove(self._begins)
+
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
@@ -40,7 +69,8 @@ class Forward(Calls):
             return
         self._note_type(args)
         if self._depth == 1 and trains(module):
-            self.model = module
+            self.model = self._outermost[id(module)] = module
+            self._begins()
             found = count_of(args)
             self.samples += found
             self._fed(args)
@@ -70,10 +100,22 @@ class Forward(Calls):
         self.channels_last = self.channels_last or _is_channels_last(first)
 
 
+def followed(module: nn.Module, _args: Any) -> None:
+    """The hook of a model: a function, so that a copy of the model has nothing else of nfold's."""
+    if torch.is_grad_enabled() and _in_training(module):
+        for begins in LISTENING:
+            begins()
+
+
 def trains(module: nn.Module) -> bool:
-    """Lightning leaves its wrapper in the mode of evaluation, while what it wraps trains."""
+    """Whether it does, and not only computes."""
     some = any(parameter.requires_grad for parameter in module.parameters())
-    return some and any(one.training for one in module.modules())
+    return some and _in_training(module)
+
+
+def _in_training(module: nn.Module) -> bool:
+    """Lightning leaves its wrapper in the mode of evaluation, while what it wraps trains."""
+    return any(one.training for one in module.modules())
 
 
 def _is_channels_last(tensor: Tensor) -> bool:

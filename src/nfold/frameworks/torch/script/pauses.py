@@ -14,8 +14,9 @@ from nfold.frameworks.torch.script.whereabouts import Whereabouts
 class Pauses:
     """For every step the time from the end of the one before until a batch is asked for.
 
-    With what is done apart from the training after that. Where nobody is seen to ask, until the
-    gradients are computed. ``whereabouts`` is told of all of it, and of what lies between passes.
+    With what is done apart from the training after that. Where nobody is seen to ask, or only after
+    that, until a model trains on the batch that is there, or gradients are computed.
+    ``whereabouts`` is told of all of it, and of what lies between passes.
     """
 
     def __init__(self, whereabouts: Whereabouts) -> None:
@@ -65,13 +66,13 @@ class Pauses:
             self._whereabouts.close(between_passes=False)
 
     def apart(self) -> None:
-        """Something is seen that does not belong to the training; until gradients are computed."""
+        """Something is seen that does not belong to the training; until a model trains."""
         if self._asked_at is not None and self._apart_at is None:
             self._apart_at = time.monotonic()
             self._whereabouts.open()
 
     def computing(self) -> None:
-        """Gradients are computed from here on."""
+        """A model trains on a batch from here on, or gradients are computed."""
         self.asked()
         if self._apart_at is not None:
             self._apart_s += time.monotonic() - self._apart_at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from statistics import median
 from typing import Any
@@ -42,7 +42,9 @@ class Sights:
         feed: Feed,
         boundary: Boundary,
         trainers: Trainers,
+        computing: Callable[[], None],
     ) -> None:
+        """``computing`` is called when a model begins to train on a batch."""
         self._task = task
         self._left_out = left_out
         self._feed = feed
@@ -50,7 +52,7 @@ class Sights:
         self._trainers = trainers
         self._tally = Tally()
         self.making = Making(left_out, feed.new_replay, feed.asked)
-        self._forward = Forward(self.making.fed)
+        self._forward = Forward(self.making.fed, computing)
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self._collectives = Collectives(left_out, self._tally)
         self._unwaited = Unwaited(left_out)
@@ -197,6 +199,7 @@ class Sights:
         """The warm-up is over but for one step: nothing looks any more, the facts are known."""
         counted = steps - 1
         self.stop()
+        self._forward.follow()
         self._unwaited.begin()
         self._wait_s = 0.0
         self._seen = self._facts(counted)

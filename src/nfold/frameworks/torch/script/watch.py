@@ -69,7 +69,9 @@ class Watch:
         self._stepping = Stepping(self._late, self._pauses.computing, self.stepped, self._skipped)
         calm = observer.await_calm
         self._feed = Feed(self._prepare, self._replay, self._left_out, self._between, calm=calm)
-        self._sights = Sights(task, self._left_out, self._feed, self._boundary, trainers)
+        self._sights = Sights(
+            task, self._left_out, self._feed, self._boundary, trainers, self._pauses.computing
+        )
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
         self._look = Look(task, self._between.aside)
         self._before = NONE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -60,3 +62,50 @@ def test_autocast_inside_a_model_and_its_layout_are_seen(forward: Forward) -> No
         torch.ones(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
     )
     assert (forward.autocast, forward.channels_last) == ("bf16", True)
+
+
+def test_only_the_outermost_is_followed_and_only_while_it_trains() -> None:
+    """A copy of it, to keep the best one, has nothing that cannot be copied or saved."""
+    told: list[int] = []
+    followed = Forward(begins=lambda: told.append(len(told)))
+    followed.start()
+    wrapper = Wrapper(nn.Conv2d(3, 2, 1))
+    images = torch.ones(4, 3, 2, 2)
+    wrapper(images)
+    assert told == [0]
+    followed.follow()
+    wrapper(images)
+    wrapper.module(images)
+    assert told == [0, 1]
+    with torch.no_grad():
+        wrapper(images)
+    wrapper.eval()
+    wrapper(images)
+    assert told == [0, 1]
+    wrapper.train()
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(wrapper)))
+    assert torch.equal(copied.module.weight, wrapper.module.weight)
+    followed.stop()
+    wrapper(images)
+    assert told == [0, 1]
+    assert not wrapper._forward_pre_hooks
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_what_is_compiled_with_its_hooks_is_not_followed() -> None:
+    told: list[int] = []
+    followed = Forward(begins=lambda: told.append(len(told)))
+    followed.start()
+    whole, wrapped = Wrapper(nn.Conv2d(3, 2, 1)), Wrapper(nn.Conv2d(3, 2, 1))
+    images = torch.ones(4, 3, 2, 2)
+    outside = torch.compile(wrapped, backend="eager")
+    for module in (whole, outside):
+        module(images)
+    whole.compile(backend="eager")
+    followed.follow()
+    before = len(told)
+    whole(images)
+    assert len(told) == before
+    outside(images)
+    assert len(told) == before + 1
+    followed.stop()
