@@ -26,11 +26,12 @@ Ranks = Sequence[Sequence[PausedAt]]
 def known(ladder: Ladder, found: Iterable[Measurement]) -> Ladder:
     """The ladder, with where each rank was in all these runs on N devices, too.
 
-    What shared a process tree has seen the same.
+    What shared a process tree has seen the same. Independent copies are all of them rank 0.
     """
     if not ladder.paused_at:
         return ladder
-    on_n = (one for one in found if len(one.ranks) == len(ladder.paused_at))
+    same = (one for one in found if one.ablation is None or not one.ablation.independent)
+    on_n = (one for one in same if len(one.ranks) == len(ladder.paused_at))
     trees = {one.folder or one.id: one for one in on_n}
     ranks = zip(ladder.paused_at, *(where(one) for one in trees.values()), strict=True)
     return dataclasses.replace(ladder, paused_at=tuple(_together(chain(*rank)) for rank in ranks))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from made import machine
+from nfold.ablation import Ablation
 from nfold.explain.ladder import Ladder
 from nfold.explain.pausing import (
     after_every_step,
@@ -128,6 +131,7 @@ def test_where_ranks_were_adds_up_over_process_trees_of_as_many() -> None:
         _run(same, other, folder="tree", number=1),
         _run(same, other, folder="tree", number=2),
         _run(same, number=3),
+        dataclasses.replace(_run(same, same, number=4), ablation=Ablation(independent=True)),
     ]
     assert known(asked, runs).paused_at == (
         (at("after a step", "train.py:40", 3.0, "log()"),),
