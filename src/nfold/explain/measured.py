@@ -30,9 +30,11 @@ class Measured:
     stalled_s: dict[Rung, float] = field(default_factory=dict)
 
     def add(self, rung: Rung, number: int, measurement: Measurement) -> None:
-        """Keep a run; one that failed is the reason why its rung is not asked again."""
+        """Keep a run, passes as long for all; one that failed is the reason why its rung is not
+        asked again.
+        """
         if measurement.status == "ok":
-            self.runs.setdefault(rung, {})[number] = measurement
+            self.runs.setdefault(rung, {})[number] = as_long_for_all(measurement)
             return
         cause = measurement.cause
         text = cause.text if cause else "it ended without a word"
@@ -130,7 +132,7 @@ class Measured:
         for rung, runs in self.runs.items():
             for number, measurement in runs.items():
                 tree = (measurement.folder or measurement.id, number)
-                found.setdefault(tree, {})[rung] = as_long_for_all(measurement)
+                found.setdefault(tree, {})[rung] = measurement
         return ((folder, number, members) for (folder, number), members in found.items())
 
     def every(self) -> Iterator[Measurement]:
