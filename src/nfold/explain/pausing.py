@@ -38,7 +38,7 @@ def known(ladder: Ladder, found: Iterable[Measurement]) -> Ladder:
 
 
 def where(measurement: Measurement) -> tuple[tuple[PausedAt, ...], ...]:
-    """Each rank was in a run while it made no step."""
+    """Where each rank was in a run while it made no step."""
     return tuple(rank.paused_at for rank in measurement.ranks)
 
 
