@@ -8,12 +8,12 @@ from typing import Any
 
 from made import machine, plan
 from nfold.ablation import Ablation
+from nfold.budget import Budget
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Scaling
 from nfold.explain.rung import Rung
 from nfold.explain.target import WorkloadTarget
-from nfold.finding import Budget
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.simulated import Script, Simulated
 from nfold.machine import Machine

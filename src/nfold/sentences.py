@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nfold.amounts import milliseconds, times
-from nfold.finding import CAUSES, FLOOR, AtLeast, Budget, Finding, no_help
+from nfold.budget import Budget, no_help
+from nfold.finding import CAUSES, FLOOR, AtLeast, Finding
 from nfold.measurement import UNEXCHANGED
 
 AS_MUCH = 0.95

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nfold.budget import Budget
 from nfold.cli import output, terminal
 from nfold.errors import ExtraMissing
-from nfold.finding import Budget
 from nfold.inert import inert
 from nfold.sentences import sentences
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +11,7 @@ from typing import Protocol
 from nfold import workloads
 from nfold.ablation import Ablation
 from nfold.bench.axes import read_axes
+from nfold.budget import Budget
 from nfold.cli import explained, output
 from nfold.cli.explain_script import (
     check_devices,
@@ -23,23 +22,17 @@ from nfold.cli.explain_script import (
 )
 from nfold.cli.flags import Flags
 from nfold.cli.preparing import completing, epoch_samples, prepare
-from nfold.cli.progress import duration
-from nfold.cli.screen import Screen, screen
+from nfold.cli.run_lines import RunLines
+from nfold.cli.screen import screen
 from nfold.cli.signals import stop_on_signals
 from nfold.errors import RunFailure, UsageError
 from nfold.explain.budget import budget
-from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.experiment import Clock, Experiment
 from nfold.explain.ladder import Ladder, made_ahead
-from nfold.explain.passes import as_long_for_all
-from nfold.explain.readings import readings
-from nfold.explain.recurring import recurring, without
-from nfold.explain.rung import Rung
 from nfold.explain.target import WorkloadTarget
-from nfold.finding import FLOOR, Budget
 from nfold.frameworks.registry import framework
 from nfold.inert import inert
 from nfold.machine import Machine
-from nfold.measurement import Measurement
 from nfold.plan import LOADER_AHEAD, WARMUP_STEPS, Plan
 from nfold.run import attach
 from nfold.run.options import Options
@@ -51,9 +44,6 @@ from nfold.workload import Workload
 
 TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
 SECONDS = {"s": 1, "": 1, "m": 60, "h": 3600}
-SHOWN = ("devices", "batch", "strategy", "steps", "epochs", "warmup_steps")
-"""Fields of a plan that a rung's words tell, or that say nothing about what is compared."""
-EARLIER = "nfold: what was measured before is not measured again; next: --again, to do so"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,80 +56,6 @@ class Request(Flags):
     scaling: str | None
     budget: str
     no_report: bool
-
-
-class RunLines(Events):
-    """One line a finished run, and a live one with the time that is left."""
-
-    def __init__(self, shown: Screen) -> None:
-        self._shown = shown
-        self._runs = 0
-        self._running = self._told_of_earlier = False
-        self._usual: Plan | None = None
-
-    def started(self, rungs: Sequence[Rung], number: int, left_s: float) -> None:
-        """Show what runs now."""
-        self._running = True
-        more = f" and {len(rungs) - 1} more in turns" if len(rungs) > 1 else ""
-        self._shown.show(
-            inert(f"{duration(left_s)} left · {self._words(rungs[0])}{more} · round {number + 1}")
-        )
-
-    def finished(
-        self, rungs: Sequence[Rung], number: int, found: Sequence[Measurement], left_s: float
-    ) -> None:
-        """Print a line for each that was measured; one for a run that failed."""
-        self._runs += 1
-        took = duration(found[0].wall_seconds) if self._running else _when(found[0])
-        took = f"({took}, {duration(left_s)} left)"
-        if not (self._running or self._told_of_earlier):
-            self._told_of_earlier = True
-            self._shown.say(EARLIER)
-        self._running = False
-        lines = [
-            f"{self._words(rung)} · round {number + 1}: {_outcome(rung, one)}"
-            for rung, one in zip(rungs, found, strict=True)
-        ]
-        for place, line in enumerate(_told(lines, found)):
-            mark = " " * len(f"[{self._runs}]") if place else f"[{self._runs}]"
-            self._shown.say(inert(f"{mark} {line}{'' if place else f' {took}'}"))
-
-    def _words(self, rung: Rung) -> str:
-        """The rung, with what is another than in the first plan that was complete."""
-        if rung.plan.batch is None:
-            return str(rung)
-        self._usual = self._usual or rung.plan
-        own, usual = rung.plan.to_dict(), self._usual.to_dict()
-        changed = {name: value for name, value in own.items() if value != usual.get(name)}
-        return ", ".join([str(rung), *(f"{k} {v}" for k, v in changed.items() if k not in SHOWN)])
-
-
-def _when(measurement: Measurement) -> str:
-    """When an earlier explanation measured it, by this machine's clock and zone."""
-    if not measurement.started_at:
-        return "measured before"
-    then = datetime.datetime.fromisoformat(measurement.started_at).astimezone()
-    return f"measured {then:%Y-%m-%d %H:%M}"
-
-
-def _told(lines: Sequence[str], found: Sequence[Measurement]) -> list[str]:
-    """Those of all that were measured, and of what ended the others one."""
-    pairs = list(zip(lines, found, strict=True))
-    ended = [line for line, one in pairs if one.status != "ok"]
-    return [line for line, one in pairs if one.status == "ok"] + ended[:1]
-
-
-def _outcome(rung: Rung, measurement: Measurement) -> str:
-    alike = as_long_for_all(measurement)
-    recurs = recurring({rung: alike}).get(rung)
-    found = readings(without(alike, recurs), coupled=rung.coupled)
-    if measurement.status != "ok":
-        return f"{measurement.status}: {measurement.cause.text if measurement.cause else ''}"
-    if "step" not in found:
-        return "had no turn before the script ended"
-    more = {"between epochs": found.get("gap", 0.0), "after some only": recurs.ms if recurs else 0}
-    told = [f" and {ms:.2f} {when}" for when, ms in more.items() if ms > FLOOR * found["step"]]
-    return f"{found['step']:.2f} ms a step" + "".join(told)
 
 
 UNFINISHED = (

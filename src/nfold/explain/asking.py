@@ -11,6 +11,7 @@ from nfold.explain.causes.input import real_ladder
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
 from nfold.explain.pairs import pairs
+from nfold.explain.rows import Rows
 from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.finding import Finding
@@ -38,7 +39,8 @@ def wanted(ladder: Ladder) -> Iterator[Rung]:
 def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
     """What the rows so far ask for: fixes first, causes taken away together, other batches."""
     account = Account(ladder, measured, PROBING, final=False)
-    rows = [*account.rows(), *account.single()]
+    made = Rows(account)
+    rows = [*made.on_n(), *made.on_one()]
     named = [row for row in rows if row.named]
     step_ms = account.achieved_ms(account.fit.view)
     asking = [*named, *_suspected(ladder, rows, named, step_ms)]
@@ -84,7 +86,8 @@ def _suspected(
 def narrowing(ladder: Ladder, measured: Measured) -> list[Rung]:
     """What makes the widest row narrower; empty where all are narrow."""
     account = Account(ladder, measured, PROBING, final=False)
-    rows = account.rows() if ladder.devices > 1 else account.single()
+    made = Rows(account)
+    rows = made.on_n() if ladder.devices > 1 else made.on_one()
     widest = max(rows, key=_width, default=None)
     if widest is None or _width(widest) < NARROW * account.achieved_ms(account.fit.view):
         return []

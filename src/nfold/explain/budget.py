@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from nfold.budget import Budget
 from nfold.explain import batch, lines
 from nfold.explain.account import Account
 from nfold.explain.doubts import overtaken, warnings, wrong
 from nfold.explain.fit import RESAMPLES
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
+from nfold.explain.rows import Rows
 from nfold.explain.untested import at_least, untested
-from nfold.finding import Budget
 
 
 def budget(
@@ -20,7 +21,8 @@ def budget(
     Of one device, where the rest of what its compute alone would do went.
     """
     account = Account(ladder, measured, resamples)
-    rows, single = account.rows(), account.single()
+    made = Rows(account)
+    rows, single = made.on_n(), made.on_one()
     speedup = account.fit.interval(account.speedup)
     return Budget(
         target=target,
@@ -32,8 +34,8 @@ def budget(
         speedup=speedup,
         rows=tuple(rows),
         single=tuple(single),
-        interactions=tuple(account.interactions([*rows, *single])),
-        device_bound=account.device_bound(),
+        interactions=tuple(made.interactions([*rows, *single])),
+        device_bound=made.device_bound(),
         others_ms=account.others_ms(rows if ladder.devices > 1 else single),
         unexplained_ms=account.unexplained_ms(rows),
         wrong=wrong(account.kinds, account.whole),

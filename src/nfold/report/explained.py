@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from nfold import __version__
-from nfold.finding import Budget
+from nfold.budget import Budget
 from nfold.report import explanation, waterfall
 from nfold.report.html import policy, style_sheet, template
 from nfold.sentences import sentences

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfold.finding import Budget
+from nfold.budget import Budget
 from nfold.report import explanation
 from nfold.report.markdown import escaped, pipe_table
 from nfold.sentences import sentences

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nfold.amounts import bounds
-from nfold.finding import FLOOR, Budget, Finding, Interaction, Speed, beyond
+from nfold.budget import Budget
+from nfold.finding import FLOOR, Finding, Interaction, Speed, beyond
 from nfold.measurement import Doubt
 from nfold.report.words import count
 from nfold.stats import Interval

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from nfold.budget import Budget
 from nfold.errors import ExtraMissing, UsageError
-from nfold.finding import Budget
 from nfold.report import csv as csv_form
 from nfold.report import markdown as markdown_form
 from nfold.report import query

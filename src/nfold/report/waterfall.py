@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from nfold.finding import Budget
+from nfold.budget import Budget
 from nfold.report.canvas import PLAIN, chart_of, finished
 from nfold.report.figures import Drawing, Figure
 from nfold.report.ink import MUTED, SERIES, TEXT

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from explaining import explained, ladder, target
-from nfold.cli import explaining
+from nfold.cli import explaining, run_lines
 from nfold.cli.app import app
 from nfold.cli.explained import _block, show
 from nfold.cli.explaining import seconds
@@ -146,14 +146,14 @@ def test_json_has_the_versioned_form_and_a_rerun_measures_nothing_anew() -> None
 
 def test_what_was_measured_before_is_said_to_be() -> None:
     first, second = (_explain("digits", *SIMULATED, "--no-report", "--plain") for _ in range(2))
-    assert explaining.EARLIER not in first.stderr
+    assert run_lines.EARLIER not in first.stderr
     assert "(measured 2" not in first.stderr
-    assert second.stderr.count(explaining.EARLIER) == 1
+    assert second.stderr.count(run_lines.EARLIER) == 1
     lines = [line for line in second.stderr.splitlines() if line.startswith("[")]
     assert lines
     assert all("(measured 2" in line for line in lines)
     anew = _explain("digits", *SIMULATED, "--no-report", "--plain", "--again")
-    assert explaining.EARLIER not in anew.stderr
+    assert run_lines.EARLIER not in anew.stderr
 
 
 def test_a_report_of_the_results_shows_plans_only() -> None:
@@ -209,7 +209,7 @@ def _outcome(rung: Rung, measurement: Measurement) -> str:
     """What the line of a run says came out."""
     said: list[str] = []
     shown: Any = SimpleNamespace(say=said.append, show=lambda _: None)
-    lines = explaining.RunLines(shown)
+    lines = run_lines.RunLines(shown)
     lines.started([rung], 0, 9.0)
     lines.finished([rung], 0, [measurement], 8.0)
     (line,) = said
@@ -248,7 +248,7 @@ def test_a_line_of_a_run_says_that_a_turn_never_came() -> None:
 def test_a_line_of_a_run_tells_what_its_plan_has_of_its_own() -> None:
     said: list[str] = []
     shown: Any = SimpleNamespace(say=said.append, show=said.append)
-    lines, whole = explaining.RunLines(shown), ladder()
+    lines, whole = run_lines.RunLines(shown), ladder()
     clock = target(Script(compute_ms_per_sample=0.1))
     for rung in (whole.full(), whole.one, whole.edited(workers=3), whole.edited(batch=400)):
         lines.started([rung], 0, 9.0)

@@ -9,11 +9,11 @@ from typing import Any, get_args
 import pytest
 
 from explaining import HOST, script_runner, target
+from nfold.budget import Budget
 from nfold.explain.budget import budget
 from nfold.explain.causes.base import left
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.script import first_look
-from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Fetches, Measurement
 from nfold.plan import Plan

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from explaining import SECONDS, explained, ladder, target
+from nfold.budget import Budget
 from nfold.explain.budget import budget
 from nfold.explain.causes.synchronization import BATCH_NORM, LATENCY
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Scaling
-from nfold.finding import NO_TIME, Budget, Finding
+from nfold.finding import NO_TIME, Finding
 from nfold.frameworks.simulated import Script
 from nfold.measurement import UNEXCHANGED
 from nfold.report.explanation import notes

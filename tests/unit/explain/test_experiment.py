@@ -20,6 +20,7 @@ from nfold.explain.causes import BY_ID
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
+from nfold.explain.rows import Rows
 from nfold.explain.rung import Rung
 from nfold.finding import NO_TIME, BatchLimit, Finding
 from nfold.frameworks.simulated import Script
@@ -262,7 +263,7 @@ def test_what_seems_to_cost_much_is_worth_its_fixes_before_it_is_named() -> None
     experiment = Experiment(target(script), Clock(1000.0), Events())
     asked = experiment._long_enough(ladder())
     experiment._round([asked.full(), asked.one, *asking.wanted(asked)], 0)
-    rows = Account(asked, experiment.measured, 100).rows()
+    rows = Rows(Account(asked, experiment.measured, 100)).on_n()
     assert not any(row.named for row in rows)
     largest = max(rows, key=lambda row: row.lost_ms.value)
     assert largest.lost_ms.value > 2

@@ -6,6 +6,7 @@ from explaining import ladder, runner, target
 from nfold.explain.account import Account
 from nfold.explain.asking import wanted
 from nfold.explain.measured import Measured
+from nfold.explain.rows import Rows
 from nfold.frameworks.simulated import Script
 
 RUNS = 200
@@ -22,7 +23,7 @@ def test_no_cause_is_named_on_healthy_runs() -> None:
         for number in range(ROUNDS):
             for rung in rungs:
                 measured.add(rung, number, runs.measure(rung, number))
-        account = Account(asked, measured, resamples=60)
-        rows = (*account.rows(), *account.single())
+        made = Rows(Account(asked, measured, resamples=60))
+        rows = (*made.on_n(), *made.on_one())
         named += [(seed, row.cause, row.lost_ms) for row in rows if row.named]
     assert named == []

@@ -9,10 +9,10 @@ import pytest
 
 from explaining import HOST, SECONDS, Memory, explained, ladder, runner, target
 from nfold.ablation import Ablation
+from nfold.budget import Budget
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.rung import Rung
-from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Cause, Measurement, RankSamples
 from nfold.run.options import Options

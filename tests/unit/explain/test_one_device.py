@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from explaining import HOST, explained, ladder, runner, script_runner, target
+from nfold.budget import Budget
 from nfold.explain import lines
 from nfold.explain.account import Account
 from nfold.explain.asking import wanted
@@ -16,9 +17,9 @@ from nfold.explain.causes.input import Input
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
+from nfold.explain.rows import Rows
 from nfold.explain.script import first_look
 from nfold.explain.view import View
-from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Fetches, Measurement
 from nfold.plan import Plan
@@ -133,8 +134,8 @@ def test_no_cause_is_named_on_healthy_runs() -> None:
         for number in range(3):
             for rung in rungs:
                 measured.add(rung, number, runs.measure(rung, number))
-        account = Account(asked, measured, resamples=60)
-        named += [(seed, row.cause, row.lost_ms) for row in account.single() if row.named]
+        made = Rows(Account(asked, measured, resamples=60))
+        named += [(seed, row.cause, row.lost_ms) for row in made.on_one() if row.named]
     assert named == []
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from explaining import SECONDS, ladder, target
 from nfold.ablation import Ablation
+from nfold.budget import Budget
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder
 from nfold.explain.operation import ABSENT
-from nfold.finding import Budget
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Part
 

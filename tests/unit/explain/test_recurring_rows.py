@@ -8,10 +8,11 @@ from typing import Any, Literal
 import pytest
 
 from explaining import HOST, SECONDS, explained, script_runner, target
+from nfold.budget import Budget
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.script import first_look
-from nfold.finding import Budget, Finding
+from nfold.finding import Finding
 from nfold.frameworks.simulated import Script
 from nfold.plan import Plan
 from nfold.seen import Loader, Place, Seen, Traced

@@ -10,6 +10,7 @@ import pytest
 
 from explaining import HOST, SECONDS, Memory, failed, script_runner, target
 from nfold.ablation import Ablation
+from nfold.budget import Budget
 from nfold.errors import RunFailure, UsageError
 from nfold.explain import causes, lines, pausing
 from nfold.explain.budget import budget
@@ -20,7 +21,7 @@ from nfold.explain.ladder import Ladder, Scaling
 from nfold.explain.rung import Rung, short_passes
 from nfold.explain.script import first_look
 from nfold.explain.view import View
-from nfold.finding import NO_TIME, BatchLimit, Budget
+from nfold.finding import NO_TIME, BatchLimit
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Between, Cause, Fetches, Measurement
 from nfold.plan import Plan
