@@ -7,6 +7,7 @@ kernels, and what of it a slow host hides, is measured.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from statistics import fmean
 from typing import ClassVar
 
@@ -53,9 +54,16 @@ class Layout(Cause):
         return self._copied(ladder) if alone else None
 
     def _copied(self, ladder: Ladder) -> Interval:
-        """In a script's copies: the mean over traced steps, and the least and most of any."""
+        """In a script's copies: the mean over traced steps, and the least and most of any.
+
+        Not in those of convolutions themselves, where the other layout is tried.
+        """
         traced = ladder.seen.traced if ladder.seen is not None else None
-        each = [ms / ladder.split for ms in traced.reordering_ms] if traced else []
+        if traced is None:
+            return Interval(0.0, 0.0, 0.0)
+        own = traced.in_convolutions_ms if _transposed(ladder) else ()
+        pairs = zip_longest(traced.reordering_ms, own, fillvalue=0.0)
+        each = [(every - theirs) / ladder.split for every, theirs in pairs]
         return Interval(fmean(each), min(each), max(each)) if each else Interval(0.0, 0.0, 0.0)
 
     def fix(self, ladder: Ladder, view: View) -> str:
@@ -77,11 +85,13 @@ class Layout(Cause):
 
 
 def _transposed(ladder: Ladder) -> bool:
-    """Whether cuDNN transposes what a script's convolutions compute, and not a little."""
+    """Whether what a script's convolutions compute is transposed for them, and not a little."""
     seen = ladder.seen
     if seen is None or seen.traced is None or seen.channels_last or not seen.convolutions:
         return False
-    return seen.traced.transposing_ms > FLOOR * (seen.traced.busy_ms or 0.0)
+    traced = seen.traced
+    theirs = traced.transposing_ms + fmean(traced.in_convolutions_ms or (0.0,))
+    return theirs > FLOOR * (traced.busy_ms or ladder.step_ms or 0.0)
 
 
 def other(ladder: Ladder) -> str:

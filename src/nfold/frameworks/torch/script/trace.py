@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +30,7 @@ TRANSPOSING = re.compile("nchwtonhwc|nhwctonchw|transpose", re.IGNORECASE)
 """Kernels of cuDNN's that are named for it."""
 ELSEWHERE = re.compile("nccl", re.IGNORECASE)
 """Kernels in which a device waits for others."""
-COPY = "aten::copy_"
+COPY, CONVOLUTION = "aten::copy_", "convolution"
 MATRIX = 2
 """Dimensions of what a product may want the other way round."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -38,6 +39,8 @@ NEXT_US = 5.0
 LARGEST_READ = 2**28
 """Bytes of a trace that is read: half a million operations, for which Python takes 1.5 GB."""
 Event = Mapping[str, Any]
+Taken = tuple[float, float]
+"""When the host began it, and how long it took, in microseconds."""
 
 
 class Tracing:
@@ -107,8 +110,8 @@ def read(events: Sequence[Event], *, cuda: bool) -> Traced | None:
     if not steps or (cuda and not kernels):
         return None
     operations = {_number(e): e for e in events if e.get("cat") == "cpu_op"}
-    reordering: list[tuple[float, float]]
-    transposing: list[tuple[float, float]] = []
+    reordering: list[Taken]
+    transposing: list[Taken] = []
     if kernels:
         told = [(e, operations.get(_number(e), e)) for e in kernels]
         apart_us = _apart_us(kernels)
@@ -116,12 +119,14 @@ def read(events: Sequence[Event], *, cuda: bool) -> Traced | None:
         transposing = [(float(op["ts"]), e["dur"]) for e, op in told if _transposes(e)]
     else:
         reordering = [(float(e["ts"]), e["dur"]) for e in operations.values() if _reorders(e)]
+    own_copies = _within(reordering, operations.values())
     own = [e for e in kernels if not ELSEWHERE.search(e["name"])]
     begin, end = marks[1], marks[-1]
     inside = [e for e in own if begin <= float(operations.get(_number(e), e)["ts"]) < end]
     return Traced(
         steps=len(steps),
         reordering_ms=tuple(_between(reordering, *step) for step in steps),
+        in_convolutions_ms=tuple(_between(own_copies, *step) for step in steps),
         transposing_ms=_between(transposing, begin, end) / len(steps),
         launches=len(inside) / len(steps),
         busy_ms=_union(inside) / 1e3 / len(steps) if kernels else None,
@@ -137,7 +142,18 @@ def _number(event: Event) -> Any:
     return event.get("args", {}).get("External id")
 
 
-def _between(found: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+def _within(found: Iterable[Taken], operations: Iterable[Event]) -> list[Taken]:
+    """Those that began while a convolution, forward or backward, was computed."""
+    spans = sorted(
+        (float(e["ts"]), float(e["ts"]) + e["dur"]) for e in operations if CONVOLUTION in e["name"]
+    )
+    begins = [begin for begin, _ in spans]
+    ends = list(accumulate((end for _, end in spans), max))
+    last = [(one, bisect_right(begins, one[0])) for one in found]
+    return [one for one, place in last if place and one[0] < ends[place - 1]]
+
+
+def _between(found: Sequence[Taken], begin: float, end: float) -> float:
     """Milliseconds of what begins in between, of pairs of its begin and its length."""
     return sum(taken for at, taken in found if begin <= at < end) / 1e3
 

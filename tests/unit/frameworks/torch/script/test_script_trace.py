@@ -83,6 +83,17 @@ def test_on_cpus_the_copies_themselves_count_and_no_device_is_busy() -> None:
     assert read([*map(_mark, (0, 100, 200)), *copies], cuda=True) is None
 
 
+def test_copies_that_convolutions_make_themselves_are_told_apart() -> None:
+    inside = {"name": "aten::convolution_backward", "cat": "cpu_op", "ts": 105, "dur": 40}
+    inner = {"name": "aten::mkldnn_convolution", "cat": "cpu_op", "ts": 106, "dur": 2}
+    copies = [_copy(n, at, [FIRST, LAST]) for n, at in enumerate((110, 140, 146, 190), start=1)]
+    more = [{**one, "args": {"External id": n}} for n, one in enumerate((inside, inner), start=8)]
+    found = read([*map(_mark, (0, 100, 200)), *copies, *more], cuda=False)
+    assert found is not None
+    assert found.reordering_ms == (0.02,)
+    assert found.in_convolutions_ms == (0.01,)
+
+
 class Permuting(nn.Module):
     def __init__(self, times: int) -> None:
         super().__init__()
