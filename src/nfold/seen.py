@@ -136,7 +136,8 @@ class Seen:
 
     ``places`` are lines of the user's code, the most frequent first, by what happens there:
     ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``,
-    ``threads`` (their number set), ``trainer`` (made).
+    ``threads`` (their number set), ``trainer`` (made), ``order on cuda`` or ``cpu`` (dimensions
+    written in another order there).
     """
 
     rank: int = 0

@@ -83,7 +83,11 @@ def reordering(seen: Seen) -> str:
     """One order of dimensions throughout, so that nothing is written out in another one."""
     own = f" (images are channels_{'last' if seen.channels_last else 'first'})"
     kept = "one order of dimensions throughout, no .contiguous() after a permute in a step"
-    return at(seen.first_place("model"), kept + own * bool(seen.convolutions))
+    text = kept + own * bool(seen.convolutions)
+    where = seen.first(f"order on {seen.device.partition(':')[0]}")
+    if where is None:
+        return at(seen.first_place("model"), text)
+    return at(where.where, f"{text} ({where.inside})" if where.inside else text)
 
 
 def channels_last(seen: Seen) -> str:

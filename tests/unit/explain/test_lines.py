@@ -119,3 +119,23 @@ def test_gradients_exchanged_by_hand_are_for_ddp_to_send(inside: str | None, tol
     seen = trained("", collective=Place(where="train.py:20", inside=inside))
     assert lines.bytes_sent(dataclasses.replace(seen, parallel="other")).startswith(told)
     assert "which sends" not in lines.bytes_sent(seen)
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "told"),
+    [
+        ("order on cuda", None, "train.py:40: one order of dimensions throughout"),
+        ("order on cuda", "timm/layers/attention.py:80", "in a step (timm/layers/attention.py:80)"),
+        ("order on cpu", None, "train.py:4: one order of dimensions throughout"),
+    ],
+)
+def test_what_is_written_in_another_order_has_its_line(
+    kind: str, inside: str | None, told: str
+) -> None:
+    """Of the device that trains; else where the model is."""
+    places: dict[str, tuple[Place, ...]] = {
+        kind: (Place(where="train.py:40", inside=inside),),
+        "model": (Place(where="train.py:4"),),
+    }
+    seen = dataclasses.replace(SEEN, device="cuda:0", places=places)
+    assert told in lines.reordering(seen)

@@ -1,8 +1,11 @@
-"""Copies to a device and waits for it, as a script asks for them through a tensor's methods."""
+"""Copies to a device or into another order, and waits for a device, as a script asks for them
+through a tensor's methods.
+"""
 
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,12 +14,16 @@ from torch import Tensor
 from nfold.frameworks.torch.script.making import derive
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
-from nfold.frameworks.torch.script.unwaited import ours
+from nfold.frameworks.torch.script.trace import order_of
+from nfold.frameworks.torch.script.unwaited import ours, reader
+from nfold.place import called_here
 
 READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__")
 """What brings a tensor's values to the host: it waits until the device has them."""
 CHANGES = ("float", "long", "half", "bfloat16", "pin_memory", "contiguous")
 """What else makes one tensor of another, between a batch and the model."""
+SHAPES = ("reshape", "flatten")
+"""What copies a tensor whose order of dimensions does not allow a view."""
 COPY, PINNED, SYNC = "copy", "copy of pinned memory", "host_sync"
 
 
@@ -24,6 +31,8 @@ def install(patches: Patches, tally: Tally) -> None:
     """Count copies and reads of every tensor; only for the warm-up, because calls are frequent."""
     for name in ("to", "cuda", *CHANGES):
         patches.put(Tensor, name, lambda usual: _moving(usual, tally))
+    for name in SHAPES:
+        patches.put(Tensor, name, lambda usual: _shaping(usual, tally))
     for name in READS:
         patches.put(Tensor, name, lambda usual: _reading(usual, tally))
     patches.put(torch.cuda, "synchronize", lambda usual: _waiting(usual, tally))
@@ -34,10 +43,47 @@ def _moving(usual: Any, tally: Tally) -> Any:
         moved = usual(tensor, *args, **kwargs)
         if tally.on:
             note_copy(tally, tensor, moved)
+            _note_order(tally, tensor, moved, sys._getframe(1))
             derive(tensor, moved)
         return moved
 
     return move
+
+
+def _shaping(usual: Any, tally: Tally) -> Any:
+    def shape(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        shaped = usual(tensor, *args, **kwargs)
+        if tally.on:
+            _note_order(tally, tensor, shaped, sys._getframe(1))
+        return shaped
+
+    return shape
+
+
+def _note_order(tally: Tally, source: Tensor, target: Tensor, caller: FrameType) -> None:
+    """Note the line that wrote dimensions in another order, or called what of PyTorch's did."""
+    if target is source or not _reorders(source, target):
+        return
+    where, inside = called_here()
+    if reader(caller) is None:
+        inside = f"{caller.f_globals['__name__'].replace('.', '/')}.py:{caller.f_lineno}"
+    tally.at(f"order on {target.device.type}", where, inside)
+
+
+def _reorders(source: Tensor, target: Tensor) -> bool:
+    """Whether it is a copy on one device in another order of dimensions.
+
+    Into another shape, of a tensor whose order is not that of its shape.
+    """
+    base = source if source._base is None else source._base
+    if source.device != target.device or target._base is base:
+        return False
+    before = order_of(source.shape, source.stride())
+    if source.shape != target.shape:
+        return before is not None and not source.is_contiguous()
+    return (
+        None not in (before, after := order_of(target.shape, target.stride())) and before != after
+    )
 
 
 def note_copy(tally: Tally, source: Tensor, target: Tensor) -> None:

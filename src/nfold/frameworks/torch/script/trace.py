@@ -169,11 +169,11 @@ def _reorders(operation: Event) -> bool:
     sizes, strides = told.get("Input Dims", ()), told.get("Input Strides", ())
     if operation["name"] != COPY or len(sizes) < 2 or len(strides) < 2 or sizes[0] != sizes[1]:
         return False
-    orders = [_order(*pair) for pair in zip(sizes[:2], strides[:2], strict=True)]
+    orders = [order_of(*pair) for pair in zip(sizes[:2], strides[:2], strict=True)]
     return None not in orders and orders[0] != orders[1]
 
 
-def _order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+def order_of(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
     """Its dimensions from the outermost to the innermost; None of a matrix, or with gaps."""
     several = [place for place, size in enumerate(sizes) if size > 1]
     if len(several) <= MATRIX:

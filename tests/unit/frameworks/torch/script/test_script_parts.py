@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -271,6 +271,55 @@ def test_ways_between_host_and_device_are_noted_with_their_bytes() -> None:
     assert dict(tally.counts) == {tensors.COPY: 1, tensors.SYNC: 1}
     assert tally.bytes[tensors.COPY] == 16
     assert {kind for kind, _ in tally.places(1)} == {"copy", "host_sync"}
+
+
+def _seen_order(change: Callable[[torch.Tensor], torch.Tensor]) -> Tally:
+    tally, patches = Tally(), Patches()
+    images = torch.zeros(4, 8, 2, 2)
+    tensors.install(patches, tally)
+    tally.on = True
+    try:
+        change(images)
+    finally:
+        patches.undo()
+    return tally
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda images: images.permute(0, 2, 3, 1).contiguous(),
+        lambda images: images.permute(0, 2, 3, 1).reshape(16, 8),
+        lambda images: images.permute(0, 2, 3, 1).flatten(1),
+        lambda images: images.to(memory_format=torch.channels_last),
+        lambda images: images.contiguous(memory_format=torch.channels_last),
+    ],
+)
+def test_lines_that_write_dimensions_in_another_order_are_noted(change: Any) -> None:
+    ((kind, (place,)),) = _seen_order(change).places(1)
+    assert (kind, place.inside) == ("order on cpu", None)
+    assert place.where.partition(":")[0].endswith("test_script_parts.py")
+
+
+def test_what_pytorch_writes_in_another_order_has_the_line_that_called_it() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 8)
+    ((_, (place, *_)),) = _seen_order(lambda images: layer(images[0].permute(2, 1, 0))).places(1)
+    assert place.where.partition(":")[0].endswith("test_script_parts.py")
+    assert str(place.inside).startswith("torch/nn/")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda images: images.contiguous(),
+        lambda images: images.permute(0, 2, 3, 1).double(),
+        lambda images: images.reshape(4, 32).flatten(),
+        lambda images: images[:, ::2].contiguous(),
+        lambda images: images[0, 0].T.contiguous(),
+    ],
+)
+def test_lines_that_keep_the_order_are_not(change: Any) -> None:
+    assert not dict(_seen_order(change).places(1))
 
 
 def _distributed(collected: list[Any], **how: Any) -> None:
