@@ -22,6 +22,7 @@ from nfold.measurement import (
     Fetches,
     Measurement,
     Part,
+    PausedAt,
     RankSamples,
     Window,
     cell_id,
@@ -62,6 +63,10 @@ RANK = RankSamples(
     ),
     step_ms=(49.5, 50.25),
     pauses_ms=(0.25, 21.5),
+    paused_at=(
+        PausedAt(when="between passes", where="train.py:9", seconds=0.5, calls="evaluate()"),
+    ),
+    pass_starts=(9, 18),
     turns=(1, 0),
     epochs=(Epoch(seconds=2.5, samples=1437, train_loss=0.75, accuracy=0.9),),
     losses=((10, 2.25), (20, 1.5)),

@@ -61,8 +61,11 @@ def _shaping(usual: Any, tally: Tally) -> Any:
 
 
 def _note_order(tally: Tally, source: Tensor, target: Tensor, caller: FrameType) -> None:
-    """Note the line that wrote dimensions in another order, or called what of PyTorch's did."""
-    if target is source or not _reorders(source, target):
+    """Note the line that wrote dimensions in another order, or called what of PyTorch's did.
+
+    Not of what a compiler looks at, whose numbers are symbols.
+    """
+    if target is source or type(target) is not Tensor or not _reorders(source, target):
         return
     where, inside = called_here()
     if reader(caller) is None:
@@ -81,9 +84,8 @@ def _reorders(source: Tensor, target: Tensor) -> bool:
     before = order_of(source.shape, source.stride())
     if source.shape != target.shape:
         return before is not None and not source.is_contiguous()
-    return (
-        None not in (before, after := order_of(target.shape, target.stride())) and before != after
-    )
+    after = order_of(target.shape, target.stride())
+    return before is not None and after is not None and before != after
 
 
 def note_copy(tally: Tally, source: Tensor, target: Tensor) -> None:
