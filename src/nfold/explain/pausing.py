@@ -96,12 +96,18 @@ def between_epochs(seen: Seen, *, waits: bool, ranks: Ranks = ()) -> str:
 
 def _rarely(seen: Seen, ranks: Ranks) -> str:
     """What to do less often, and where most of it is."""
-    found, text = there(ranks, "between passes"), wording.of(seen).rarely
+    found = there(ranks, "between passes")
+    text = _less(seen, found, "do less there, or less often")
     if found is None:
         return text
     if found.rank is not None:
         text += f", or not on rank {found.rank} alone, which the others wait for"
     return at(found.spot.where, f"{text} ({found.words})" if found.words else text)
+
+
+def _less(seen: Seen, found: There | None, there_: str) -> str:
+    """What a trainer has settings for, and what it may be where no line is known."""
+    return wording.of(seen).rarely if found is None or seen.trainer else there_
 
 
 def after_some_steps(ladder: Ladder, every: float, cost_ms: float) -> str:
@@ -113,8 +119,8 @@ def after_some_steps(ladder: Ladder, every: float, cost_ms: float) -> str:
         text += f" of rank {found.rank}, which the others wait for,"
         divide = "divide it over the ranks"
     text += f" come after one step in {every:.0f}"
-    change = f"{wording.of(ladder.seen).rarely}, or {divide}"
-    return _at_line(ladder.seen, found, text, change)
+    change = _less(ladder.seen, found, "do that less often")
+    return _at_line(ladder.seen, found, text, f"{change}, or {divide}")
 
 
 def after_every_step(ladder: Ladder, usual_ms: float) -> str:

@@ -78,8 +78,7 @@ def test_what_one_rank_does_while_the_others_wait_is_to_be_divided(
     ranks = [(at("after some steps", "train.py:50", s, "evaluate()"),) for s in (1.0, other_s)]
     told = after_some_steps(ladder(*ranks), 50.0, 80.4)
     assert told == (
-        f"train.py:50: {said} one step in 50 (evaluate()): evaluate, log and save less often, or "
-        f"{change}"
+        f"train.py:50: {said} one step in 50 (evaluate()): do that less often, or {change}"
     )
 
 
@@ -94,17 +93,20 @@ def test_between_epochs_the_line_and_the_rank_stand_beside_the_change() -> None:
     ranks = ((at("between passes", "train.py:60", 0.5, "evaluate()"),), ())
     told = between_epochs(SEEN, waits=False, ranks=ranks)
     assert told == (
-        "train.py:60: evaluate, log and save less often, or not on rank 0 alone, which the others "
-        "wait for (evaluate())"
+        "train.py:60: do less there, or less often, or not on rank 0 alone, which the others wait "
+        "for (evaluate())"
     )
     both = (ranks[0], ranks[0])
     told = between_epochs(SEEN, waits=False, ranks=both)
-    assert told == "train.py:60: evaluate, log and save less often (evaluate())"
+    assert told == "train.py:60: do less there, or less often (evaluate())"
+    lightning = dataclasses.replace(SEEN, trainer="lightning")
+    told = between_epochs(lightning, waits=False, ranks=both)
+    assert told.startswith("train.py:60: a larger check_val_every_n_epoch")
 
 
 def test_one_device_has_no_others() -> None:
     told = between_epochs(SEEN, waits=False, ranks=((at("between passes", "train.py:60", 0.5),),))
-    assert told == "train.py:60: evaluate, log and save less often"
+    assert told == "train.py:60: do less there, or less often"
 
 
 def _run(*ranks: Spots, folder: str = "", number: int = 0) -> Measurement:
