@@ -52,18 +52,27 @@ def called_here() -> tuple[str | None, str | None]:
     ``transformers/trainer.py:1914``: the innermost one of that package. None where the user's code
     has called PyTorch itself.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame, inside = users_frame(sys._getframe(1))
+    return (None, None) if frame is None else (line_of(frame), inside)
+
+
+def users_frame(frame: FrameType) -> tuple[FrameType | None, str | None]:
+    """The innermost one in the user's own code, and what it has called, as ``called_here`` says."""
     inside: tuple[str, str] | None = None
-    while frame is not None:
-        filename = frame.f_code.co_filename
+    for one, line in traceback.walk_stack(frame):
+        filename = one.f_code.co_filename
         if is_the_users(filename):
-            return f"{shown(filename)}:{frame.f_lineno}", inside[1] if inside else None
+            return one, inside[1] if inside else None
         of_package = installed(filename)
         package = of_package.partition("/")[0]
         if of_package and (inside is None or inside[0] != package):
-            inside = package, f"{of_package}:{frame.f_lineno}"
-        frame = frame.f_back
+            inside = package, f"{of_package}:{line}"
     return None, None
+
+
+def line_of(frame: FrameType) -> str:
+    """``train.py:42``."""
+    return f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def shown_path(path: str | Path) -> str:

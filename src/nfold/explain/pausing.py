@@ -57,11 +57,11 @@ class There:
     part: float
     rank: int | None
 
-    @property
-    def words(self) -> str:
-        """What stands beside the line; empty where nothing need."""
+    def beside(self, text: str) -> str:
+        """The text, with what is called there and how large a part it is, if that need be told."""
         told = [self.spot.calls] if self.spot.calls else []
-        return ", ".join([*told, *([f"{self.part:.0%} of it"] if self.part < ALL else [])])
+        told += [f"{self.part:.0%} of it"] if self.part < ALL else []
+        return f"{text} ({', '.join(told)})" if told else text
 
 
 def there(ranks: Ranks, when: When, rank: int | None = None) -> There | None:
@@ -102,12 +102,12 @@ def _rarely(seen: Seen, ranks: Ranks) -> str:
         return text
     if found.rank is not None:
         text += f", or not on rank {found.rank} alone, which the others wait for"
-    return at(found.spot.where, f"{text} ({found.words})" if found.words else text)
+    return at(found.spot.where, found.beside(text))
 
 
-def _less(seen: Seen, found: There | None, there_: str) -> str:
+def _less(seen: Seen, found: There | None, change: str) -> str:
     """What a trainer has settings for, and what it may be where no line is known."""
-    return wording.of(seen).rarely if found is None or seen.trainer else there_
+    return wording.of(seen).rarely if found is None or seen.trainer else change
 
 
 def after_some_steps(ladder: Ladder, every: float, cost_ms: float) -> str:
@@ -143,5 +143,4 @@ def _at_line(seen: Seen, found: There | None, text: str, change: str) -> str:
     """Behind the line where that happens, or of the step that it follows."""
     if found is None:
         return at(seen.first_place("step"), f"{text}: {change}")
-    more = f" ({found.words})" if found.words else ""
-    return at(found.spot.where, f"{text}{more}: {change}")
+    return at(found.spot.where, f"{found.beside(text)}: {change}")

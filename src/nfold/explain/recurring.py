@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from nfold.explain.readings import Readings
 from nfold.explain.rung import Rung
-from nfold.explain.slots import OFTEN, Passes
-from nfold.explain.slots import slots as slots_of
+from nfold.explain.slots import OFTEN, Passes, slots_of
 from nfold.measurement import Measurement, RankSamples, Window
 from nfold.stats import deviation, median, middle
 

@@ -49,7 +49,7 @@ class Slots(Protocol):
         """
 
 
-def slots(ordered: Sequence[int], passes: Passes) -> Slots | None:
+def slots_of(ordered: Sequence[int], passes: Passes) -> Slots | None:
     """Those that most of these steps are; None where they came by chance."""
     return _throughout(ordered, passes.steps) or _anew(ordered, passes)
 

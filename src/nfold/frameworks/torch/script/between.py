@@ -42,7 +42,7 @@ class BetweenSteps:
         self._loader = loader
         self._full = full
         self.patience = Patience(task, never_end, self.aside)
-        self.pauses = pauses
+        self._pauses = pauses
         self._began_at = 0
         self._epoch_began: float | None = None
         self._epoch_ended = 0.0
@@ -81,22 +81,22 @@ class BetweenSteps:
         self._clock.ends_with_step = True
         short = shortened(self._loader())
         self._recorder.apart(pass_ended=pass_ended, times=short.times if short else 1.0)
-        self.pauses.begin_pass()
+        self._pauses.begin_pass()
 
     def pass_ended(self) -> None:
         """Where the script ends now, its last epoch did too."""
         self._epoch_ended = time.monotonic()
-        self.pauses.pass_ended()
+        self._pauses.pass_ended()
 
     def asked(self) -> None:
         """Of what is wanted for the training."""
-        self.pauses.asked()
+        self._pauses.asked()
 
     def aside(self) -> None:
         """The script lives, though it makes no steps now."""
         steps = self._recorder.steps
         self._observer.beat(Phase.EVALUATING if steps else Phase.FIRST_STEP, steps)
-        self.pauses.apart()
+        self._pauses.apart()
 
     def script_ended(self, epochs_ended: int) -> None:
         """There are no more steps; so many passes were over, the last one perhaps only now."""
@@ -116,4 +116,4 @@ class BetweenSteps:
         if self._epochs == self._task.plan.epochs:
             self._full()
         self._recorder.begin()
-        self.pauses.begin_pass()
+        self._pauses.begin_pass()

@@ -14,7 +14,6 @@ import os
 import resource
 import threading
 import time
-import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -24,7 +23,7 @@ from torch.utils.data import dataloader as module
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
-from nfold.frameworks.torch.script.known import Known
+from nfold.frameworks.torch.script.known import Known, reference_to
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.measurement import Fetches
 
@@ -43,9 +42,7 @@ class Ledger:
     """Sums of what was noted of one data set; every process adds to a row of its own."""
 
     def __init__(self, data: Any) -> None:
-        self._of: weakref.ref[Any] | None = None
-        with suppress(TypeError):  # A list, for one, of which nobody can tell whether it is there.
-            self._of = weakref.ref(data)
+        self._of = reference_to(data)
         self._values = memoryview(mmap.mmap(-1, 8 * ROWS * FIELDS)).cast("d")
 
     @property

@@ -26,7 +26,11 @@ class Known(Generic[Value]):
 
     def put(self, of: Any, value: Value) -> None:
         """In the place of what was known of it, or of another with its number."""
-        reference = None
-        with suppress(TypeError):
-            reference = weakref.ref(of)
-        self._values[id(of)] = reference, value
+        self._values[id(of)] = reference_to(of), value
+
+
+def reference_to(of: Any) -> weakref.ref[Any] | None:
+    """One that does not keep it; None of what has none, such as a list."""
+    with suppress(TypeError):
+        return weakref.ref(of)
+    return None

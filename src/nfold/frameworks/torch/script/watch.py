@@ -64,8 +64,8 @@ class Watch:
         self._left_out = LeftOut(task)
         self._late = LateExchange(task, self._left_out)
         self._whereabouts = Whereabouts(lambda: not task.left_out.traced and self.timed_steps > 0)
+        self._pauses = Pauses(self._whereabouts)
         self._between = self._listener()
-        self._pauses = self._between.pauses
         self._stepping = Stepping(self._late, self._pauses.computing, self.stepped, self._skipped)
         calm = observer.await_calm
         self._feed = Feed(self._prepare, self._replay, self._left_out, self._between, calm=calm)
@@ -89,7 +89,7 @@ class Watch:
             never_end=self._overrides.never_end,
             loader=lambda: self._feed.loader,
             full=self._leave,
-            pauses=Pauses(self._whereabouts),
+            pauses=self._pauses,
         )
 
     @property

@@ -11,15 +11,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from heapq import nlargest
+from itertools import islice, takewhile
 from operator import itemgetter
 from statistics import median
 from types import CodeType, FrameType
 
 from nfold.measurement import PausedAt, When
-from nfold.place import installed, is_the_users, shown
+from nfold.place import installed, is_the_users, line_of, users_frame
 
 FINE_S, COARSE_S = 0.003, 0.02
 """From one look to the next: in steps that are not timed, and in those that are, which must take
@@ -53,8 +55,7 @@ class Whereabouts:
 
     def start(self) -> None:
         """From now on; the loop that trains is what has been called here."""
-        frames = _outwards(sys._getframe(1))
-        codes = (frame.f_code for frame in frames)
+        codes = (frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(1)))
         self._loop = {id(code): code for code in codes if is_the_users(code.co_filename)}
         threading.Thread(target=self._watch, name=NAME, daemon=True).start()
 
@@ -110,32 +111,27 @@ def spot_of(frame: FrameType | None, loop: Mapping[int, CodeType]) -> Spot | Non
 
     None where that is a collective, or no code of the user's.
     """
-    where: str | None = None
-    calls: str | None = None
-    package = inner = ""
-    for one in _outwards(frame):
-        filename = one.f_code.co_filename
-        if is_the_users(filename):
-            calls = f"{inner}()" if inner else calls
-            where = f"{shown(filename)}:{one.f_lineno}"
-            if id(one.f_code) in loop:
-                break
-            name = one.f_code.co_name
-            inner = name if name.isidentifier() else inner
-        elif where is None and one.f_globals.get("__name__") == MEETING:
-            return None
-        elif found := installed(filename):
-            if where is not None:
-                break
-            if package != (package := found.partition("/")[0]):
-                calls = f"{found}:{one.f_lineno}"
-    return None if where is None else (where, calls)
+    if frame is None:
+        return None
+    own, calls = users_frame(frame)
+    if own is None or _meets(frame, own):
+        return None
+    inner = ""
+    for caller, _ in islice(traceback.walk_stack(own), 1, None):
+        if id(own.f_code) in loop:
+            break
+        if is_the_users(caller.f_code.co_filename):
+            inner = own.f_code.co_name if own.f_code.co_name.isidentifier() else inner
+            own, calls = caller, f"{inner}()" if inner else calls
+        elif installed(caller.f_code.co_filename):
+            break
+    return line_of(own), calls
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def _meets(frame: FrameType, own: FrameType) -> bool:
+    """Whether a frame of the user's code has called a collective, from which that one comes."""
+    within = takewhile(lambda pair: pair[0] is not own, traceback.walk_stack(frame))
+    return any(one.f_globals.get("__name__") == MEETING for one, _ in within)
 
 
 def _add(to: dict[Spot, float], seen: Mapping[Spot, float]) -> None:
