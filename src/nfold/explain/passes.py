@@ -36,20 +36,28 @@ def as_long_for_all(measurement: Measurement) -> Measurement:
 
 def _moved(windows: Sequence[Timed], usual: Sequence[float]) -> Sequence[Timed]:
     """Windows of all ranks over the same steps, where each was timed and a pass may begin."""
-    pauses = [window.between.seconds for window, _ in windows if window.between is not None]
+    pauses = [window.between for window, _ in windows if window.between is not None]
     same = len({window.first for window, _ in windows}) == 1
     if not same or len(pauses) < len(windows) or not all(step_ms for _, step_ms in windows):
         return windows
-    pairs = zip(windows, pauses, usual, strict=True)
-    return [_later(one, max(pauses) - own_s, usual_ms) for one, own_s, usual_ms in pairs]
+    last_s = max(one.seconds for one in pauses)
+    ready_s = max(one.seconds - one.waited_s for one in pauses)
+    pairs = zip(windows, usual, strict=True)
+    return [_later(one, usual_ms, last_s, ready_s) for one, usual_ms in pairs]
 
 
-def _later(one: Timed, earlier_s: float, usual_ms: float) -> Timed:
-    """Of a rank that has begun so much earlier than the last one: its first step without that."""
+def _later(one: Timed, usual_ms: float, last_s: float, ready_s: float) -> Timed:
+    """Of one rank its first step without waiting for the last one, which began so late.
+
+    Had nobody waited for a first batch, all would have begun when the last one was ready for it:
+    what is longer than that is a wait for batches, its own or another rank's.
+    """
     window, (first_ms, *rest) = one
-    late_s = min(earlier_s, max(0.0, first_ms - usual_ms) / 1e3)
     assert window.between is not None
-    between = dataclasses.replace(window.between, seconds=window.between.seconds + late_s)
+    own_s = window.between.seconds
+    late_s = min(last_s - own_s, max(0.0, first_ms - usual_ms) / 1e3)
+    waited_s = max(0.0, own_s + late_s - ready_s)
+    between = dataclasses.replace(window.between, seconds=own_s + late_s, waited_s=waited_s)
     made = dataclasses.replace(window, seconds=window.seconds - late_s, between=between)
     return made, (first_ms - 1e3 * late_s, *rest)
 

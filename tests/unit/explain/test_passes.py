@@ -104,3 +104,38 @@ def test_it_is_a_part_of_every_step_of_ranks_that_wait(left_out: Ablation, gap_m
     view = measured.fit(20).view
     assert view.gap(rung) == pytest.approx(gap_ms)
     assert view.step(rung) == pytest.approx(STEP_MS)
+
+
+@pytest.mark.parametrize(
+    ("apart", "waited"),
+    [
+        # Both begin their workers at once; those of rank 0 take longer for the first batch.
+        ([(300.0, 300.0), (200.0, 200.0)], 300.0),
+        # Rank 0 saves for 20 ms before it asks.
+        ([(300.0, 280.0), (200.0, 200.0)], 280.0),
+        # Rank 1 evaluates for 250 ms: without any wait, rank 0 would have begun then.
+        ([(300.0, 300.0), (260.0, 10.0)], 50.0),
+        # Rank 0 evaluates, and its workers have the batch by then.
+        ([(300.0, 0.0), (100.0, 100.0)], 0.0),
+    ],
+)
+def test_the_wait_for_first_batches_is_that_of_all(
+    apart: list[tuple[float, float]], waited: float
+) -> None:
+    longest = max(between for between, _ in apart)
+    ranks = []
+    for number, (between_ms, own_ms) in enumerate(apart):
+        rank = _rank(number, between_ms, STEP_MS + longest - between_ms)
+        windows = tuple(
+            window
+            if window.between is None
+            else dataclasses.replace(
+                window, between=dataclasses.replace(window.between, waited_s=own_ms / 1e3)
+            )
+            for window in rank.windows
+        )
+        ranks.append(dataclasses.replace(rank, windows=windows))
+    for rank in as_long_for_all(_of(*ranks)).ranks:
+        found = [window.between for window in rank.windows if window.between is not None]
+        assert [one.seconds for one in found] == pytest.approx([longest / 1e3] * 3)
+        assert [one.waited_s for one in found] == pytest.approx([waited / 1e3] * 3)

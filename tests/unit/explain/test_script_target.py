@@ -587,6 +587,18 @@ def test_the_wait_for_an_epochs_first_batch_goes_with_the_input() -> None:
     assert rates["epoch-boundary"].value == pytest.approx(200 / 15e-3)
 
 
+def test_a_first_batch_is_waited_for_as_it_is_made() -> None:
+    """Of 60 ms in every 10 steps its worker waits for a disk in two thirds."""
+    costs = {"load_ms_per_sample": 0.1, "read_ms_per_sample": 0.2}
+    found = explained(read(DDP, 2), **costs, epoch_wait_ms=60.0)
+    assert found.n_devices.step_ms.value == pytest.approx(15 + 6)
+    rates = {row.cause: row.predicted_samples_per_s for row in found.rows}
+    assert rates["storage"] is not None
+    assert rates["storage"].value == pytest.approx(200 / 12e-3)
+    assert rates["input"] is not None
+    assert rates["input"].value == pytest.approx(200 / 19e-3)
+
+
 def test_of_long_epochs_some_are_cut_short() -> None:
     """Ten seconds between epochs of 10,000 steps on two devices, of 20,000 on one."""
     fed = dataclasses.replace(LOADER, batches=10_000, samples=2_000_000)

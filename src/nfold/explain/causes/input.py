@@ -78,12 +78,23 @@ class Input(Cause):
 
         No more than goes with the input: what comes to light then is another cause's.
         """
-        ends = EpochBoundary().ends(ladder, view)
-        first = view.first_wait(ladder.full()) if ends else 0.0
         lost = super().whole_ms(ladder, view)
         if not _one_script(ladder) and ladder.devices > 1:
             lost = min(lost, max(0.0, _of_ranks(ladder, view)))
-        return lost + first
+        return lost + self.first_ms(ladder, view)[0]
+
+    def first_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
+        """Of a step on N devices what passes wait for their first batches: computed, and read.
+
+        One such batch is made by one worker, as any other is: in that time it computes and waits.
+        """
+        full = ladder.full()
+        if not EpochBoundary().ends(ladder, view):
+            return 0.0, 0.0
+        first = view.first_wait(full)
+        loading, waiting = view.fetching(full)
+        read = first * min(1.0, waiting / loading) if loading > 0 else 0.0
+        return first - read, read
 
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """How much of it independent copies lose too: loaders in each other's way."""

@@ -47,6 +47,10 @@ class Storage(Cause):
         """What more N devices wait than one."""
         return INPUT.divided_ms(ladder, view)[1]
 
+    def whole_ms(self, ladder: Ladder, view: View) -> float:
+        """With its part of what every pass over the data waits for its first batch."""
+        return super().whole_ms(ladder, view) + INPUT.first_ms(ladder, view)[1]
+
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Those of the input."""
         return INPUT.single_rungs(ladder)

@@ -14,6 +14,7 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -65,14 +66,21 @@ class Fetching:
     """Notes every batch that a data set gives, in this process and in its workers."""
 
     def __init__(self) -> None:
+        self._in_worker: Callable[[], None] = lambda: None
+        self._arrived = False
         self._ledgers: Known[Ledger] = Known()
         self._fed: dict[int, Ledger] = {}
         self._gone = NONE
 
-    def install(self, patches: Patches) -> None:
-        """Stand between a data set and what asks it for batches; a ledger is there before that."""
+    def install(self, patches: Patches, in_worker: Callable[[], None] = lambda: None) -> None:
+        """Stand between a data set and what asks it for batches; a ledger is there before that.
+
+        ``in_worker`` is called in every worker before its first batch: what watched this process
+        when a worker was forked would watch every sample that it makes, for ever.
+        """
         if watch() is None:
             return
+        self._in_worker = in_worker
         patches.put(module._BaseDataLoaderIter, "__init__", self._beginning)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             patches.put(kind, "fetch", self._fetching)
@@ -100,12 +108,15 @@ class Fetching:
     def _fetching(self, usual: Any) -> Any:
         @functools.wraps(usual)
         def noted(fetcher: Any, indices: Any) -> Any:
+            worker = get_worker_info()
+            if worker is not None and not self._arrived:
+                self._arrived = True
+                self._in_worker()
             ledger = self._ledgers.get(fetcher.dataset)
             before = watch() if ledger is not None else None
             batch = usual(fetcher, indices)
             after = watch() if before is not None else None
             if ledger is not None and before is not None and after is not None:
-                worker = get_worker_info()
                 ledger.add(0 if worker is None else worker.id + 1, *after.since(before))
             return batch
 

@@ -74,7 +74,7 @@ class Sights:
         if self._left_out.now.channels_last:
             order.install(patches)
         self._collectives.install(patches, warm_up)
-        self.fetching.install(patches)
+        self.fetching.install(patches, in_worker=lambda: self._leave(warm_up))
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)
         # What stays goes in before what the end of the warm-up takes out again.
@@ -89,6 +89,11 @@ class Sights:
         patches.put(BaseProcess, "start", self._starting)
         self._forward.start()
         self._compiling.start()
+
+    def _leave(self, warm_up: Patches) -> None:
+        """Look at nothing in a process that only makes batches."""
+        self.stop()
+        warm_up.undo()
 
     def turn(self) -> None:
         """What is left out has changed."""

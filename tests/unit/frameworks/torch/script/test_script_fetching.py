@@ -159,3 +159,38 @@ def test_what_another_data_set_gave_is_not_that_ones_which_has_its_number() -> N
         assert fetching.total(given(same)[1])[0] == 32
     finally:
         patches.undo()
+
+
+class Asking(Dataset[Any]):
+    """Every sample tells whether something stands in for a tensor's method where it is made."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        watches = torch.Tensor.contiguous is not CONTIGUOUS
+        return torch.full((FEATURES,), float(watches)), index % CLASSES
+
+
+CONTIGUOUS = torch.Tensor.contiguous
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_workers_that_were_forked_in_the_warm_up_are_not_watched(workers: int) -> None:
+    given: list[float] = []
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loader = DataLoader(
+            Asking(), batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0
+        )
+        for _ in range(10):
+            for batch, labels in loader:
+                given.append(batch.max().item())
+                torch.nn.functional.cross_entropy(module(batch), labels).backward()
+                optimizer.step()
+
+    watched(training, script_task())
+    assert given[0] == (0.0 if workers else 1.0)
+    assert given[-1] == 0.0
