@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from nfold.explain import lines
 from nfold.explain.ladder import Ladder
 from nfold.plan import FEWEST_STEPS, LONG_STEP_S, WARMUP_STEPS
 
@@ -15,7 +16,11 @@ LEAST_STEPS, MOST_STEPS = 20, 2000
 TIMED_S = 2.0
 """What a run is to time of a rung: about as long as it takes to start one."""
 TIMED_IN_TURNS_S = {"cuda": 1.0, "cpu": 3.0}
-"""Where rungs that are compared share a run. On a CPU everything else on the host is in a step."""
+"""Where rungs that are compared share a run. On a CPU everything else on the host is in a step.
+
+Of a script whose passes over its data are shorter than that, at least TIMED_S: a pass begins with
+a wait for its first batch, and of two passes one may take a quarter longer.
+"""
 TIMED_OF_OPERATION_S = 0.5
 """Of each of an operation's parts, some ten in a run."""
 WARMUP_S = 5.0
@@ -28,9 +33,9 @@ FACTORS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 
 def long_enough(ladder: Ladder, step_s: float, *, in_turns: bool) -> Ladder:
     """Its plan with as many steps as are to be timed and let pass, in round numbers."""
-    timed_s = TIMED_IN_TURNS_S[str(ladder.plan.device)] if in_turns else TIMED_S
-    timed_s = TIMED_OF_OPERATION_S if ladder.operation else timed_s
     step_s = max(1e-6, step_s)
+    timed_s = _timed_s(ladder, step_s) if in_turns else TIMED_S
+    timed_s = TIMED_OF_OPERATION_S if ladder.operation else timed_s
     least = min(LEAST_STEPS, max(FEWEST_STEPS, rounded(LEAST_STEPS * LONG_STEP_S / step_s)))
     timed = ladder.plan.edit(
         steps=min(MOST_STEPS, max(least, rounded(timed_s / step_s))),
@@ -38,6 +43,15 @@ def long_enough(ladder: Ladder, step_s: float, *, in_turns: bool) -> Ladder:
         warmup_steps=_warmup(ladder, rounded(WARMUP_S / step_s)),
     )
     return dataclasses.replace(ladder, plan=timed, made={})
+
+
+def _timed_s(ladder: Ladder, step_s: float) -> float:
+    """Of each rung of a run in turns."""
+    timed_s = TIMED_IN_TURNS_S[str(ladder.plan.device)]
+    batches = lines.loader(ladder.seen).batches if ladder.seen is not None else None
+    if batches is None or batches / ladder.plan.accumulate * step_s > timed_s:
+        return timed_s
+    return max(timed_s, TIMED_S)
 
 
 def _warmup(ladder: Ladder, in_time: int) -> int:

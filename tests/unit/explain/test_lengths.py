@@ -8,7 +8,7 @@ import pytest
 
 from explaining import ladder
 from nfold.explain.lengths import long_enough, rounded
-from nfold.seen import Seen
+from nfold.seen import Loader, Seen
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,22 @@ def test_a_script_whose_steps_are_long_warms_up_in_few(
     seen = Seen(optimizers=("SGD", "Adam")[:optimizers])
     script = dataclasses.replace(ladder(warmup_steps=planned), seen=seen)
     assert long_enough(script, step_s, in_turns=True).plan.warmup_steps == warmup
+
+
+@pytest.mark.parametrize(
+    ("batches", "accumulate", "device", "steps"),
+    [
+        (24, 1, "cuda", 150),
+        (300, 1, "cuda", 70),
+        (300, 8, "cuda", 150),
+        (None, 1, "cuda", 70),
+        (24, 1, "cpu", 200),
+    ],
+)
+def test_short_passes_are_timed_for_longer(
+    batches: int | None, accumulate: int, device: str, steps: int
+) -> None:
+    """Of steps of 15 ms one second is timed on a GPU, of several passes two."""
+    script = ladder(device=device, accumulate=accumulate)
+    script = dataclasses.replace(script, seen=Seen(loader=Loader(batches=batches)))
+    assert long_enough(script, 0.015, in_turns=True).plan.steps == steps
