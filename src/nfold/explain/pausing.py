@@ -91,7 +91,8 @@ def between_epochs(seen: Seen, *, waits: bool, ranks: Ranks = ()) -> str:
     if not waits:
         return text
     longer = "a sampler that goes through the data several times"
-    return fed_at(seen, f"less work a sample, or {longer} (every pass waits for its first batch)")
+    less = "less work a sample, which gains what input costs as well"
+    return fed_at(seen, f"{longer} (every pass waits for its first batch), or {less}")
 
 
 def _rarely(seen: Seen, ranks: Ranks) -> str:

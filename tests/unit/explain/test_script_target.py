@@ -685,7 +685,7 @@ def test_only_the_end_of_the_ladder_whose_epochs_nobody_saw_has_short_passes() -
     [
         (False, True, "persistent_workers=True), and evaluate"),
         (False, False, "save less often; train.py:7: DataLoader(..., persistent_workers=True)"),
-        (True, True, "every pass waits for its first batch"),
+        (True, True, "(every pass waits for its first batch), or less work a sample, which gains"),
         (True, False, "evaluate, log and save less often"),
     ],
 )
