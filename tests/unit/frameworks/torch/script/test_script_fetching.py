@@ -188,7 +188,8 @@ def test_workers_that_were_forked_in_the_warm_up_are_not_watched(workers: int) -
         for _ in range(10):
             for batch, labels in loader:
                 given.append(batch.max().item())
-                torch.nn.functional.cross_entropy(module(batch), labels).backward()
+                loss: Any = torch.nn.functional.cross_entropy(module(batch), labels)
+                loss.backward()
                 optimizer.step()
 
     watched(training, script_task())
