@@ -78,10 +78,9 @@ class Fetching:
         ``in_worker`` is called in every worker before its first batch: what watched this process
         when a worker was forked would watch every sample that it makes, for ever.
         """
-        if watch() is None:
-            return
         self._in_worker = in_worker
-        patches.put(module._BaseDataLoaderIter, "__init__", self._beginning)
+        if watch() is not None:
+            patches.put(module._BaseDataLoaderIter, "__init__", self._beginning)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             patches.put(kind, "fetch", self._fetching)
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules import module as calls
 from torch.utils.data import DataLoader, Dataset
 
+from nfold.frameworks.torch.script import fetching
 from nfold.frameworks.torch.script.fetching import NONE, Fetching, Watched, fetched, watch
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.measurement import Fetches
@@ -145,39 +147,45 @@ def test_what_another_data_set_gave_is_not_that_ones_which_has_its_number() -> N
         assert len(list(loader)) == 16
         return id(data), loader
 
-    patches, fetching = Patches(), Fetching()
-    fetching.install(patches)
+    patches, noting = Patches(), Fetching()
+    noting.install(patches)
     try:
         _, training = given(Slow())
-        assert fetching.total(training)[0] == 16
+        assert noting.total(training)[0] == 16
         number, evaluation = given(Slow())
         del evaluation
         gc.collect()
         made = [Slow() for _ in range(10_000)]
         same = next(data for data in made if id(data) == number)
-        assert fetching.total(DataLoader(same, batch_size=BATCH))[0] == 16
-        assert fetching.total(given(same)[1])[0] == 32
+        assert noting.total(DataLoader(same, batch_size=BATCH))[0] == 16
+        assert noting.total(given(same)[1])[0] == 32
     finally:
         patches.undo()
 
 
 class Asking(Dataset[Any]):
-    """Every sample tells whether something stands in for a tensor's method where it is made."""
+    """Every sample tells whether what makes it is watched: a tensor's methods, or its modules."""
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> Any:
-        watches = torch.Tensor.contiguous is not CONTIGUOUS
+        hooks = (calls._global_forward_pre_hooks, calls._global_forward_hooks)
+        watches = torch.Tensor.contiguous is not CONTIGUOUS or any(hooks)
         return torch.full((FEATURES,), float(watches)), index % CLASSES
 
 
 CONTIGUOUS = torch.Tensor.contiguous
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_workers_that_were_forked_in_the_warm_up_are_not_watched(workers: int) -> None:
+@pytest.mark.parametrize(("workers", "told"), [(0, True), (1, True), (1, False)])
+def test_workers_that_were_forked_in_the_warm_up_are_not_watched(
+    workers: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where the kernel tells nothing of what they wait for."""
     given: list[float] = []
+    if not told:
+        monkeypatch.setattr(fetching, "watch", lambda: None)
 
     def training() -> None:
         module = model()
