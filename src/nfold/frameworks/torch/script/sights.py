@@ -55,7 +55,7 @@ class Sights:
         self._forward = Forward(self.making.fed, computing)
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self._collectives = Collectives(left_out, self._tally)
-        self._unwaited = Unwaited(left_out)
+        self._unwaited, self._reads = Unwaited(left_out), Patches()
         self._compiling = Compiling(left_out.now.compiled)
         self.fetching = Fetching()
         self._warm = NONE
@@ -79,7 +79,7 @@ class Sights:
             warm_up.put(nn.Module, name, self._moving)
         # What stays goes in before what the end of the warm-up takes out again.
         if not self._left_out.never("host_syncs"):
-            self._unwaited.install(patches)
+            self._unwaited.install(self._reads)
         tensors.install(warm_up, self._tally)
         threads = self._left_out.now.threads
         if threads is not None:
@@ -92,8 +92,8 @@ class Sights:
 
     def _leave(self, warm_up: Patches) -> None:
         """Look at nothing in a process that only makes batches."""
-        self.stop()
         warm_up.undo()
+        self.remove()
 
     def turn(self) -> None:
         """What is left out has changed."""
@@ -212,6 +212,11 @@ class Sights:
         self._compiling.check(compiled=self._seen.compiled)
         self._warm = self.fetching.total(self._feed.loader)
         self._retries = devices.allocator_retries()
+
+    def remove(self) -> None:
+        """Look at nothing any more and let everything be read, once the warm-up's are undone."""
+        self.stop()
+        self._reads.undo()
 
     def stop(self) -> None:
         """Look at nothing any more."""

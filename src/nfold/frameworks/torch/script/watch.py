@@ -124,8 +124,8 @@ class Watch:
         self._stepping.remove()
         self._late.remove()
         self._sights.making.restore()
-        self._sights.stop()
         self._warm_up.undo()
+        self._sights.remove()
         self._patches.undo()
 
     def stepped(self, optimizer: Any) -> None:

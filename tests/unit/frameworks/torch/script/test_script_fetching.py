@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules import module as calls
 from torch.utils.data import DataLoader, Dataset
 
+from nfold.ablation import Ablation
 from nfold.frameworks.torch.script import fetching
 from nfold.frameworks.torch.script.fetching import NONE, Fetching, Watched, fetched, watch
 from nfold.frameworks.torch.script.patches import Patches
@@ -171,18 +172,22 @@ class Asking(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         hooks = (calls._global_forward_pre_hooks, calls._global_forward_hooks)
-        watches = torch.Tensor.contiguous is not CONTIGUOUS or any(hooks)
+        there = (torch.Tensor.contiguous, torch.Tensor.item, torch.Tensor.__bool__)
+        watches = there != USUAL or any(hooks)
         return torch.full((FEATURES,), float(watches)), index % CLASSES
 
 
-CONTIGUOUS = torch.Tensor.contiguous
+USUAL = (torch.Tensor.contiguous, torch.Tensor.item, torch.Tensor.__bool__)
 
 
-@pytest.mark.parametrize(("workers", "told"), [(0, True), (1, True), (1, False)])
+@pytest.mark.parametrize(
+    ("workers", "told", "host_syncs"),
+    [(0, True, True), (1, True, True), (1, False, True), (1, True, False)],
+)
 def test_workers_that_were_forked_in_the_warm_up_are_not_watched(
-    workers: int, told: bool, monkeypatch: pytest.MonkeyPatch
+    workers: int, told: bool, host_syncs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor where the kernel tells nothing of what they wait for."""
+    """Nor where the kernel tells nothing of what they wait for, or where nobody waits for reads."""
     given: list[float] = []
     if not told:
         monkeypatch.setattr(fetching, "watch", lambda: None)
@@ -200,6 +205,6 @@ def test_workers_that_were_forked_in_the_warm_up_are_not_watched(
                 loss.backward()
                 optimizer.step()
 
-    watched(training, script_task())
+    watched(training, script_task(ablation=Ablation(host_syncs=host_syncs)))
     assert given[0] == (0.0 if workers else 1.0)
     assert given[-1] == 0.0
