@@ -74,7 +74,7 @@ class Sights:
         if self._left_out.now.channels_last:
             order.install(patches)
         self._collectives.install(patches, warm_up)
-        self.fetching.install(patches, in_worker=lambda: self._leave(warm_up))
+        self.fetching.install(patches, in_worker=lambda: self.remove(warm_up))
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)
         # What stays goes in before what the end of the warm-up takes out again.
@@ -89,11 +89,6 @@ class Sights:
         patches.put(BaseProcess, "start", self._starting)
         self._forward.start()
         self._compiling.start()
-
-    def _leave(self, warm_up: Patches) -> None:
-        """Look at nothing in a process that only makes batches."""
-        warm_up.undo()
-        self.remove()
 
     def turn(self) -> None:
         """What is left out has changed."""
@@ -213,9 +208,12 @@ class Sights:
         self._warm = self.fetching.total(self._feed.loader)
         self._retries = devices.allocator_retries()
 
-    def remove(self) -> None:
-        """Look at nothing any more and let everything be read, once the warm-up's are undone."""
+    def remove(self, warm_up: Patches) -> None:
+        """Look at nothing any more and let everything be read: here at the end, in a worker at
+        once. What was put in place last is undone first.
+        """
         self.stop()
+        warm_up.undo()
         self._reads.undo()
 
     def stop(self) -> None:

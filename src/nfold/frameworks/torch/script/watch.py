@@ -124,8 +124,7 @@ class Watch:
         self._stepping.remove()
         self._late.remove()
         self._sights.making.restore()
-        self._warm_up.undo()
-        self._sights.remove()
+        self._sights.remove(self._warm_up)
         self._patches.undo()
 
     def stepped(self, optimizer: Any) -> None:
