@@ -13,6 +13,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -47,6 +48,15 @@ class ChangePoint:
 def median(values: Sequence[float]) -> float:
     """The median of at least one value."""
     return statistics.median(values)
+
+
+def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The value with half of all weight (above 0) on either side; the mean of two there."""
+    pairs = sorted(zip(values, weights, strict=True))
+    ends = list(accumulate(weight for _, weight in pairs))
+    half = ends[-1] / 2
+    found = (find(ends, half) for find in (bisect.bisect_left, bisect.bisect_right))
+    return statistics.fmean(pairs[at][0] for at in found)
 
 
 def middle(values: Sequence[float]) -> float:

@@ -19,6 +19,7 @@ from nfold.stats import (
     paired_ratio,
     quantile,
     ratio_groups,
+    weighted_median,
 )
 
 SEEDS = range(20)
@@ -42,6 +43,14 @@ def test_median_and_quantile_agree_with_numpy(seed: int) -> None:
 def test_quantile_refuses_what_is_no_quantile(q: float) -> None:
     with pytest.raises(ValueError, match="outside 0 to 1"):
         quantile([1.0, 2.0], q)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_weighted_median_is_that_of_values_as_often_as_they_weigh(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values, weights = rng.normal(size=6 + seed), rng.integers(1, 4, size=6 + seed)
+    found = weighted_median(values.tolist(), weights.tolist())
+    assert found == pytest.approx(float(np.median(np.repeat(values, weights))))
 
 
 def test_no_values_have_no_quantile_and_no_median() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from nfold.measurement import Between, Measurement, RankSamples, Window
 from nfold.plan import Plan
-from nfold.stats import deviation, median
+from nfold.stats import deviation, median, weighted_median
 
 CHUNKS = 10
 FILLED = 0.5
 """Of the largest batch."""
+Timed = tuple[float, int]
+"""Milliseconds of a step, and of how many."""
 Readings = dict[str, float]
 """``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
 ``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``first``: those
@@ -40,9 +43,9 @@ def times(measurement: Measurement, *, coupled: bool) -> Readings:
     if not ranks:
         return {}
     batch = measurement.plan.batch or _batch(ranks)
-    found: Readings = {"step": median(_together(ranks, batch))}
+    found: Readings = {"step": _usual(_together(ranks, batch))}
     if not coupled:
-        own = {f"rank {r.rank}": median(_window_ms(r, batch / len(ranks))) for r in ranks}
+        own = {f"rank {r.rank}": _usual(_window_ms(r, batch / len(ranks))) for r in ranks}
         mean = fmean(own.values())
         found = {"step": mean, "slowest": mean * _slowest(ranks), **own}
     return found
@@ -71,7 +74,7 @@ def scatter(measurement: Measurement) -> float:
     recorded once more, moves neither (F. R. Hampel, The Influence Curve, JASA 69, 1974).
     """
     ranks = [rank for rank in measurement.ranks if rank.windows]
-    times = _together(ranks, 1) if ranks else []
+    times = [ms for ms, _ in _together(ranks, 1)] if ranks else []
     if len(times) < 2:
         return 0.0
     return float(1.25 * deviation(times) / median(times) / len(times) ** 0.5)
@@ -95,28 +98,68 @@ def _batch(ranks: Sequence[RankSamples]) -> int:
     return max(1, sum(round(median([w.samples / w.steps for w in r.windows])) for r in ranks))
 
 
-def _window_ms(rank: RankSamples, share: float) -> list[float]:
+def _usual(timed: Sequence[Timed]) -> float:
+    """Of windows that differ in length, by their steps: what half of all steps were made in."""
+    return weighted_median([ms for ms, _ in timed], [steps for _, steps in timed])
+
+
+def _window_ms(rank: RankSamples, share: float) -> list[Timed]:
     """Milliseconds for ``share`` samples of one rank, window by window."""
     return _whole([[window] for window in rank.windows], share)
 
 
-def _together(ranks: Sequence[RankSamples], batch: float) -> list[float]:
+def _together(ranks: Sequence[RankSamples], batch: float) -> list[Timed]:
     """Milliseconds for ``batch`` samples of all ranks, window by window."""
     return _whole(list(zip(*(rank.windows for rank in ranks), strict=False)), batch)
 
 
-def _whole(windows: Sequence[Sequence[Window]], batch: float) -> list[float]:
+def _whole(windows: Sequence[Sequence[Window]], batch: float) -> list[Timed]:
     """Of windows of all ranks, those of whole batches, if there are any.
 
     What an epoch's last batch takes tells nothing of a whole one where it has a few samples.
     """
-    counted = [(same, sum(window.samples for window in same)) for same in windows]
+    counted = [(same, _samples(same)) for same in windows]
     least = FILLED * max(samples / same[0].steps for same, samples in counted)
+    whole = [same for same, samples in counted if samples / same[0].steps >= least]
     return [
-        1e3 * max(window.seconds for window in same) * batch / max(1, samples)
-        for same, samples in counted
-        if samples / same[0].steps >= least
+        (
+            1e3 * max(window.seconds for window in same) * batch / max(1, _samples(same)),
+            same[0].steps,
+        )
+        for same in _with_rests(whole)
     ]
+
+
+def _with_rests(windows: Sequence[Sequence[Window]]) -> list[Sequence[Window]]:
+    """With a shorter window that ends a pass, or a turn, as a part of the one before it.
+
+    A loader has batches ready at the end of a pass, and at its beginning none: of 20 and 4 steps
+    the 4 are no picture of a pass.
+    """
+    found: list[Sequence[Window]] = []
+    longest = max(same[0].steps for same in windows)
+    for same in windows:
+        rest = same[0]
+        last = found[-1][0] if found else rest
+        follows = rest.between is None and rest.first == last.first + last.steps
+        if follows and rest.steps < longest:
+            found[-1] = [_joined(*pair) for pair in zip(found[-1], same, strict=True)]
+        else:
+            found.append(same)
+    return found
+
+
+def _joined(one: Window, other: Window) -> Window:
+    return dataclasses.replace(
+        one,
+        seconds=one.seconds + other.seconds,
+        steps=one.steps + other.steps,
+        samples=one.samples + other.samples,
+    )
+
+
+def _samples(same: Iterable[Window]) -> int:
+    return sum(window.samples for window in same)
 
 
 def _slowest(ranks: Sequence[RankSamples]) -> float:

@@ -67,6 +67,28 @@ def test_a_window_of_an_epochs_last_few_samples_is_no_whole_batch() -> None:
     assert only["step"] == pytest.approx(24.0)
 
 
+def test_a_pass_s_last_steps_count_as_what_they_are_of_it() -> None:
+    """Its loader is ahead by then: passes of 20 steps of 10 ms and 4 of 5 take 9.2 a step."""
+    windows, first = [], 0
+    for _ in range(3):
+        for steps, seconds, gap in ((20, 0.2, Between(seconds=0.1, steps=24)), (4, 0.02, None)):
+            made = Window(start_s=0, seconds=seconds, steps=steps, samples=8 * steps)
+            windows.append(dataclasses.replace(made, first=first, between=gap))
+            first += steps
+    rank = dataclasses.replace(_rank(0, [0.1]), windows=tuple(windows[1:]))
+    found = readings(_of(rank), coupled=True)
+    assert found["step"] == pytest.approx(220 / 24)
+
+
+def test_a_window_that_another_turn_lies_before_is_one_of_its_own() -> None:
+    long = Window(start_s=0, seconds=0.2, steps=20, samples=160, first=0)
+    short = Window(start_s=0, seconds=0.02, steps=4, samples=32, first=100)
+    rank = dataclasses.replace(_rank(0, [0.1]), windows=(long, short))
+    assert readings(_of(rank), coupled=True)["step"] == pytest.approx(10)
+    rank = dataclasses.replace(rank, windows=(long, dataclasses.replace(short, first=20)))
+    assert readings(_of(rank), coupled=True)["step"] == pytest.approx(220 / 24)
+
+
 def test_what_no_window_holds_is_between_epochs() -> None:
     epochs = tuple(Epoch(seconds=0.25, samples=160, train_loss=1.0) for _ in range(3))
     rank = _rank(0, [0.1] * 5, warmup_steps=10, epochs=epochs)
