@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, in_cycles, logs
@@ -16,6 +17,19 @@ from nfold.explain.readings import Readings, sums, times
 from nfold.explain.rung import Rung
 from nfold.measurement import Measurement, RankSamples
 from nfold.turns import CYCLES
+
+
+@dataclass(frozen=True)
+class Swing:
+    """What a step took at least and at most, in milliseconds."""
+
+    low_ms: float
+    high_ms: float
+
+    @property
+    def times(self) -> float:
+        """The most over the least."""
+        return self.high_ms / self.low_ms
 
 
 def together(
@@ -40,6 +54,22 @@ def together(
         found[rung][name] = math.exp(effect)
     free = (1 - 1 / len(members)) * (count - 1)
     return found, {r: _error(rests[r, "step"], free) if free else 0.0 for r in members}
+
+
+def swing(members: Mapping[Rung, Measurement]) -> Swing | None:
+    """From which to which cycle a step took how long that was the same in all of them.
+
+    Its batches are given again: of such rungs that shared a process tree, the one in the middle, or
+    of two there the one that swings more.
+    """
+    found = []
+    for rung, measurement in members.items():
+        if rung.ablation.input != "real":
+            count = min([CYCLES, *(len(rank.windows) for rank in measurement.ranks)])
+            parts = divided(measurement, count)
+            steps = [own["step"] for part in parts if (own := times(part, coupled=rung.coupled))]
+            found += [Swing(min(steps), max(steps))] if steps else []
+    return sorted(found, key=lambda one: one.times)[len(found) // 2] if found else None
 
 
 def _error(rests: Rounds, free: float) -> float:

@@ -17,6 +17,11 @@ WRONG = (SIGN, "parameters_differ")
 NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
 """Doubts that are said elsewhere: runs are short on purpose, and slow ranks have a row."""
 
+UNSTEADY = 1.15
+"""The longest turn over the shortest. On steady hosts it is 1.01 to 1.10, on two where process
+trees of one kind differed by a quarter 1.22 and 1.75.
+"""
+
 
 def wrong(kinds: Mapping[str, str], whole: str | None) -> tuple[str, ...]:
     """What is wrong, of doubts by their kinds; ``whole``: that ranks get all of the data."""
@@ -33,7 +38,7 @@ def warnings(measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
             "from two that differ more"
         )
         found.append(Doubt(kind="few_repeats", text=text))
-    return (*_ended_early(measured), *found)
+    return (*_ended_early(measured), *_unsteady(measured), *found)
 
 
 def _ended_early(measured: Measured) -> Iterator[Doubt]:
@@ -48,6 +53,18 @@ def _ended_early(measured: Measured) -> Iterator[Doubt]:
             ended = f"{name} ends by itself before its runs are long enough"
             text = f"{ended}: {text}; next: more epochs or more data"
         yield Doubt(kind="ended_early", text=text)
+
+
+def _unsteady(measured: Measured) -> Iterator[Doubt]:
+    """That a step was not as long in one turn as in another, though nothing differed."""
+    most = max(measured.swings(), key=lambda swing: swing.times, default=None)
+    if most is not None and most.times > UNSTEADY:
+        text = (
+            f"the same step with the same batches took {most.low_ms:.3g} to {most.high_ms:.3g} ms "
+            "in its turns: this host, or its devices, are now faster and now slower; next: a "
+            "larger --budget, or a host that nobody else uses"
+        )
+        yield Doubt(kind="unsteady", text=text, value=most.times)
 
 
 def overtaken(ladder: Ladder, measured: Measured, step_ms: float) -> tuple[Doubt, ...]:

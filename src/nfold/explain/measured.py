@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from nfold.explain.cycles import together
+from nfold.explain.cycles import Swing, swing, together
 from nfold.explain.fit import RESAMPLES, Fit
 from nfold.explain.passes import as_long_for_all
 from nfold.explain.polish import Key, Run
 from nfold.explain.readings import crowded, readings, scatter
-from nfold.explain.recurring import again, between, recurring, without
+from nfold.explain.recurring import Recurring, again, between, recurring, without
 from nfold.explain.rung import Rung
 from nfold.finding import NO_TIME
 from nfold.measurement import Cause, Doubt, Measurement
@@ -110,7 +110,7 @@ class Measured:
         apart = [recurring(members) for _, _, members in trees]
         every = [one for of_tree in apart for one in of_tree.values()]
         for (folder, number, members), of_tree in zip(trees, apart, strict=True):
-            usual = {r: without(m, of_tree.get(r)) for r, m in members.items()}
+            usual = _usual(members, of_tree)
             if len(members) > 1:
                 found, errors = together(usual)
                 inside |= {(rung, number): error for rung, error in errors.items()}
@@ -126,6 +126,13 @@ class Measured:
         ahead = [rung for rung in self.runs if _ahead(rung, table)]
         return Fit(table, scatters, resamples, shared, inside, final=final, ahead=ahead)
 
+    def swings(self) -> Iterator[Swing]:
+        """Of every process tree in which rungs took turns."""
+        for _, _, members in self._trees():
+            found = swing(_usual(members, recurring(members))) if len(members) > 1 else None
+            if found is not None:
+                yield found
+
     def _trees(self) -> Iterator[tuple[str, int, dict[Rung, Measurement]]]:
         """Every process tree: its folder, its round, and what had a turn in it."""
         found: dict[tuple[str, int], dict[Rung, Measurement]] = {}
@@ -139,6 +146,13 @@ class Measured:
         """All runs."""
         for runs in self.runs.values():
             yield from runs.values()
+
+
+def _usual(
+    members: Mapping[Rung, Measurement], recurs: Mapping[Rung, Recurring]
+) -> dict[Rung, Measurement]:
+    """Without the steps after which something recurs."""
+    return {rung: without(one, recurs.get(rung)) for rung, one in members.items()}
 
 
 def _hint(measurement: Measurement) -> str:

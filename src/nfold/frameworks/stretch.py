@@ -46,16 +46,13 @@ class Stretch(Generic[Loss]):
     def __init__(self) -> None:
         self.calls: list[Call[Loss]] = []
         self._cuts: list[_Cut] = []
+        self.open_steps = 0
+        """Those in no window that has ended."""
 
     @property
     def steps(self) -> int:
         """Since the last fence."""
         return sum(call.steps for call in self.calls)
-
-    @property
-    def open_steps(self) -> int:
-        """Those in no window that has ended."""
-        return sum(call.steps for call in self.calls[self._begun :])
 
     @property
     def _begun(self) -> int:
@@ -65,11 +62,13 @@ class Stretch(Generic[Loss]):
     def add(self, call: Call[Loss]) -> None:
         """One more."""
         self.calls.append(call)
+        self.open_steps += call.steps
 
     def cut(self, turn: int | None, *, kept: bool, fetches: Fetches | None) -> None:
         """A window ends here, if it has a step."""
         if len(self.calls) > self._begun:
             self._cuts.append(_Cut(len(self.calls), turn, kept, fetches))
+            self.open_steps = 0
 
     def timed(
         self,
@@ -108,3 +107,4 @@ class Stretch(Generic[Loss]):
         """A fence: what comes is another stretch."""
         self.calls.clear()
         self._cuts.clear()
+        self.open_steps = 0

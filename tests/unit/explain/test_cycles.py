@@ -9,7 +9,7 @@ import pytest
 
 from made import machine, plan
 from nfold.ablation import Ablation
-from nfold.explain.cycles import divided, together
+from nfold.explain.cycles import divided, swing, together
 from nfold.explain.rung import Rung
 from nfold.measurement import Measurement, RankSamples, Window
 from nfold.turns import CYCLES
@@ -93,3 +93,18 @@ def test_one_window_each_tells_no_error() -> None:
     found, errors = together({FULL: _of(FULL, [12.0]), BARE: _of(BARE, [10.0])})
     assert found[FULL]["step"] == pytest.approx(12.0)
     assert errors == {FULL: 0, BARE: 0}
+
+
+def test_a_host_swings_as_much_as_a_step_with_the_same_batches() -> None:
+    """Of three kinds of such steps the one in the middle; real input varies by itself."""
+    replayed = [Rung(plan=PLAN, ablation=Ablation(input="replayed", threads=n)) for n in (1, 2, 4)]
+    made = {
+        FULL: _of(FULL, [10.0, 20.0, 30.0, 40.0]),
+        replayed[0]: _of(replayed[0], [10.0, 10.0, 10.0, 10.0]),
+        replayed[1]: _of(replayed[1], [10.0, 12.0, 11.0, 10.0]),
+        replayed[2]: _of(replayed[2], [10.0, 90.0, 10.0, 10.0]),
+    }
+    found = swing(made)
+    assert found is not None
+    assert (found.low_ms, found.high_ms, found.times) == pytest.approx((10.0, 12.0, 1.2))
+    assert swing({FULL: made[FULL]}) is None

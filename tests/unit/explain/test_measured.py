@@ -9,6 +9,7 @@ import pytest
 
 from made import machine, plan
 from nfold.ablation import Ablation
+from nfold.explain.doubts import warnings
 from nfold.explain.measured import Measured
 from nfold.explain.readings import crowded, readings
 from nfold.explain.rung import Rung
@@ -120,3 +121,23 @@ def test_the_reason_of_a_run_without_a_result_says_what_to_try(
     measured, cause = Measured(), Cause(text="no step after 10", signal=signum)
     measured.add(REAL, 0, dataclasses.replace(_run(REAL), status=status, cause=cause))
     assert measured.missing([REAL]) == f"{status}: no step after 10{hint}"
+
+
+@pytest.mark.parametrize(("longest_ms", "told"), [(21.0, False), (24.0, True)])
+def test_a_host_that_is_now_faster_and_now_slower_casts_doubt(
+    longest_ms: float, *, told: bool
+) -> None:
+    measured = Measured()
+    for rung in (REAL, RESIDENT):
+        run = _run(rung, 0.01, 0.01)
+        ranks = []
+        for rank in run.ranks:
+            last = dataclasses.replace(rank.windows[-1], seconds=10 * longest_ms / 1e3)
+            ranks.append(dataclasses.replace(rank, windows=(*rank.windows[:-1], last)))
+        made = dataclasses.replace(run, ranks=tuple(ranks), folder="one tree")
+        measured.add(rung, 0, made)
+    found = {doubt.kind: doubt for doubt in warnings(measured, measured.fit(20))}
+    assert ("unsteady" in found) == told
+    if told:
+        assert "20 to 24 ms" in found["unsteady"].text
+        assert found["unsteady"].value == pytest.approx(1.2)
