@@ -5,7 +5,7 @@ from __future__ import annotations
 from nfold.budget import Budget
 from nfold.explain import batch, lines
 from nfold.explain.account import Account
-from nfold.explain.doubts import overtaken, warnings, wrong
+from nfold.explain.doubts import overtaken, short, warnings, wrong
 from nfold.explain.fit import RESAMPLES
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
@@ -41,6 +41,7 @@ def budget(
         wrong=wrong(account.kinds, account.whole),
         warnings=(
             *overtaken(ladder, measured, account.achieved_ms(account.fit.view)),
+            *short(ladder, account.fit.view.step(ladder.one)),
             *warnings(measured, account.fit),
         ),
         untested=tuple(untested(ladder, measured, account.fit.view)),

@@ -22,6 +22,11 @@ UNSTEADY = 1.15
 trees of one kind differed by a quarter 1.22 and 1.75.
 """
 
+LOOKING_MS, NOTICED = 0.1, 0.02
+"""What nfold does in a step of a script whose batches are made in the process that trains (0.09 ms
+of a small host's core, 0.05 where they are given again), and what part of a step is noticed.
+"""
+
 
 def wrong(kinds: Mapping[str, str], whole: str | None) -> tuple[str, ...]:
     """What is wrong, of doubts by their kinds; ``whole``: that ranks get all of the data."""
@@ -65,6 +70,21 @@ def _unsteady(measured: Measured) -> Iterator[Doubt]:
             "larger --budget, or a host that nobody else uses"
         )
         yield Doubt(kind="unsteady", text=text, value=most.times)
+
+
+def short(ladder: Ladder, step_ms: float) -> tuple[Doubt, ...]:
+    """That a script's steps are so short that what nfold does in each is noticed.
+
+    On CPU devices: a GPU goes on meanwhile, unless it waits for its host.
+    """
+    seen = ladder.seen is not None and ladder.plan.device == "cpu"
+    if not seen or NOTICED * step_ms > LOOKING_MS:
+        return ()
+    text = (
+        f"steps of {step_ms:.2g} ms are short: nfold's own part of each, up to {LOOKING_MS} ms, is "
+        "in all of these; next: the script's own clock for its rate, or a larger batch"
+    )
+    return (Doubt(kind="short_steps", text=text, value=step_ms),)
 
 
 def overtaken(ladder: Ladder, measured: Measured, step_ms: float) -> tuple[Doubt, ...]:
