@@ -17,11 +17,6 @@ WRONG = (SIGN, "parameters_differ")
 NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
 """Doubts that are said elsewhere: runs are short on purpose, and slow ranks have a row."""
 
-UNSTEADY = 1.15
-"""The longest turn over the shortest. On steady hosts it is 1.01 to 1.10, on two where process
-trees of one kind differed by a quarter 1.22 and 1.75.
-"""
-
 LOOKING_MS, NOTICED = 0.1, 0.02
 """What nfold does in a step of a script whose batches are made in the process that trains (0.09 ms
 of a small host's core, 0.05 where they are given again), and what part of a step is noticed.
@@ -62,8 +57,8 @@ def _ended_early(measured: Measured) -> Iterator[Doubt]:
 
 def _unsteady(measured: Measured) -> Iterator[Doubt]:
     """That a step was not as long in one turn as in another, though nothing differed."""
-    most = max(measured.swings(), key=lambda swing: swing.times, default=None)
-    if most is not None and most.times > UNSTEADY:
+    most = measured.unsteady()
+    if most is not None:
         text = (
             f"the same step with the same batches took {most.low_ms:.3g} to {most.high_ms:.3g} ms "
             "in its turns: this host, or its devices, are now faster and now slower; next: a "

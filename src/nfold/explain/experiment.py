@@ -2,7 +2,8 @@
 
 Rounds over all rungs, each in a random order of its own, so that drift meets all alike. What
 the first round shows asks for further rungs (fixes, causes taken away together, other batches),
-which come first in the next; later rounds repeat the rungs of the row whose interval is widest.
+which come first in the next; later rounds repeat the rungs of the row whose interval is widest. On
+a host that is now faster and now slower another process tree of the real run comes before them.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class Experiment:
             rungs = self._next(ladder, [*first, *follow_ups], number)
             asked = dict.fromkeys([*follow_ups, *rungs])
             new = [rung for rung in asked if not self.measured.tried(rung)]
+            if number == 1 and self.measured.unsteady():
+                new = [ladder.full(), *new]
             if self.stop or not (rungs or new) or not self._round([*new, *rungs], number, new):
                 break
         return known(ladder, self.measured.every())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -172,3 +173,46 @@ def test_turns_that_cannot_share_a_run_are_refused(
     assert refused.status == "unsupported"
     assert refused.cause is not None
     assert "cannot change between two steps" in refused.cause.text
+
+
+def _slower_in_the_end(usual: Any, times: float) -> Any:
+    """``run`` on a host on which the last quarter of every process tree takes so much longer."""
+
+    def run(*args: Any, **more: Any) -> Measurement:
+        found: Measurement = usual(*args, **more)
+        ranks = []
+        for rank in found.ranks:
+            last = len(rank.windows) - len(rank.windows) // 4
+            windows = tuple(
+                dataclasses.replace(window, seconds=window.seconds * (times if n >= last else 1))
+                for n, window in enumerate(rank.windows)
+            )
+            ranks.append(dataclasses.replace(rank, windows=windows))
+        return dataclasses.replace(found, ranks=tuple(ranks))
+
+    return run
+
+
+class Second(Events):
+    """The first rungs of the second round."""
+
+    def __init__(self) -> None:
+        self.rungs: list[Rung] = []
+
+    def started(self, rungs: Sequence[Rung], number: int, left_s: float) -> None:
+        del left_s
+        self.rungs = self.rungs or [*rungs] * (number == 1)
+
+
+@pytest.mark.parametrize(("times", "unsteady"), [(1.0, False), (1.5, True)])
+def test_on_an_unsteady_host_the_real_run_has_another_tree_before_what_is_new(
+    times: float, *, unsteady: bool
+) -> None:
+    script = Script(**COSTS, in_turns=True)
+    usual, second = runner(script), Second()
+    drifting = target(script, Memory(), _slower_in_the_end(usual, times))
+    experiment = Experiment(drifting, Clock(SECONDS), second)
+    measured = experiment.run(ladder())
+    assert (measured.full() in second.rungs) == unsteady
+    told = {doubt.kind for doubt in budget("digits", measured, experiment.measured).warnings}
+    assert ("unsteady" in told) == unsteady
