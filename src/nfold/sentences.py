@@ -9,6 +9,8 @@ from nfold.measurement import UNEXCHANGED
 
 AS_MUCH = 0.95
 """Of a cost on N devices: one device that loses so much of it loses the same."""
+HIDDEN = 0.2
+"""Of a step: where the noise may hide more, nobody can say that there is nothing to change."""
 MENTIONED = 3
 """Rows within the noise that are told, where nothing has a name."""
 
@@ -130,11 +132,25 @@ def _nameless(budget: Budget) -> list[str]:
         return [_unsure(budget), f"Change nothing yet: {_no_time(budget)}.", _as_it_is(budget)]
     if _is_missing(budget):
         return _spread(budget)
+    if _hides(budget):
+        return [
+            "No cause is above the noise of these runs, but that is large: all rows together cost "
+            f"{milliseconds(budget.others_ms)} of {_a_step(budget)}.",
+            "Change nothing yet: measure longer (a larger --budget), on a host that nobody else "
+            "uses.",
+            _as_it_is(budget),
+        ]
     return [
         f"No cause costs more than {FLOOR:.0%} of a step beyond the noise.",
         "There is nothing to change.",
         _as_it_is(budget),
     ]
+
+
+def _hides(budget: Budget) -> bool:
+    """Whether the noise is so large that a good part of a step may be lost in it."""
+    most = budget.others_ms.high
+    return most is not None and most > HIDDEN * budget.n_devices.step_ms.value
 
 
 def _unsure(budget: Budget) -> str:

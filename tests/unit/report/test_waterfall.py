@@ -73,6 +73,19 @@ def test_the_three_sentences_stand_in_the_page_and_in_markdown() -> None:
     assert "link" in explained_text.document(BUDGET)
 
 
+@pytest.mark.parametrize(("high", "told"), [(0.15, False), (0.3, True)])
+def test_where_the_noise_hides_a_part_of_a_step_nothing_is_said_to_be_well(
+    high: float, *, told: bool
+) -> None:
+    healthy = explained(Script(compute_ms_per_sample=0.1))
+    step_ms = healthy.n_devices.step_ms.value
+    others = Interval(value=0.01 * step_ms, low=-high * step_ms, high=high * step_ms)
+    said = sentences(dataclasses.replace(healthy, others_ms=others))
+    assert len(said) == 3
+    assert said[1].startswith("Change nothing yet: measure longer") == told
+    assert ("There is nothing to change." in said) != told
+
+
 def test_healthy_runs_need_no_change() -> None:
     healthy = explained(Script(compute_ms_per_sample=0.1))
     assert sentences(healthy)[1] == "There is nothing to change."
