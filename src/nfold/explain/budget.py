@@ -42,7 +42,7 @@ def budget(
         warnings=(
             *overtaken(ladder, measured, account.achieved_ms(account.fit.view)),
             *short(ladder, account.fit.view.step(ladder.one)),
-            *warnings(measured, account.fit),
+            *warnings(ladder, measured, account.fit),
         ),
         untested=tuple(untested(ladder, measured, account.fit.view)),
         at_least=at_least(ladder, measured, account.fit.view),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from nfold.explain.causes.threads import too_many
 from nfold.explain.causes.undivided_work import SIGN
 from nfold.explain.fit import Fit
 from nfold.explain.ladder import Ladder
@@ -16,6 +17,8 @@ WRONG = (SIGN, "parameters_differ")
 """Doubts that say the training itself is wrong."""
 NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
 """Doubts that are said elsewhere: runs are short on purpose, and slow ranks have a row."""
+CROWDED = "many_threads"
+"""Of more threads than cores: where all ranks of the script have them, there is a row for it."""
 
 LOOKING_MS, NOTICED = 0.1, 0.02
 """What nfold does in a step of a script whose batches are made in the process that trains (0.09 ms
@@ -29,9 +32,10 @@ def wrong(kinds: Mapping[str, str], whole: str | None) -> tuple[str, ...]:
     return (*found, whole) if whole else found
 
 
-def warnings(measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
+def warnings(ladder: Ladder, measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
     """The other doubts of all runs, and whether too few were made to see how they differ."""
-    found = [doubt for doubt in measured.doubts() if doubt.kind not in NOT_DOUBTS]
+    others = (*NOT_DOUBTS, *[CROWDED] * too_many(ladder))
+    found = [doubt for doubt in measured.doubts() if doubt.kind not in others]
     if fit.free < LEAST_FREE:
         text = (
             "too few repeats to see how runs differ: intervals are from inside single runs, or "

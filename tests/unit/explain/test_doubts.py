@@ -6,9 +6,13 @@ import dataclasses
 
 import pytest
 
-from explaining import ladder
-from nfold.explain.doubts import LOOKING_MS, NOTICED, short
+from explaining import HOST, ladder
+from nfold.explain.doubts import CROWDED, LOOKING_MS, NOTICED, short, warnings
+from nfold.explain.measured import Measured
+from nfold.explain.rung import Rung
+from nfold.measurement import Doubt, Measurement, RankSamples, Window
 from nfold.seen import Seen
+from nfold.workload import Workload
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,28 @@ def test_a_step_in_which_looking_is_noticed_casts_doubt(
     found = short(of, step_ms)
     assert [doubt.kind for doubt in found] == ["short_steps"] * told
     assert not told or "steps of 0.2 ms are short" in found[0].text
+
+
+def doubted(rung: Rung) -> Measurement:
+    """A run of which a rank noted that its threads are more than its cores."""
+    windows = (Window(start_s=0, seconds=0.2, steps=10, samples=80),)
+    return Measurement(
+        id="m",
+        workload=Workload(name="train.py"),
+        plan=rung.plan,
+        machine=HOST,
+        status="ok",
+        ranks=(RankSamples(rank=0, device="cpu", windows=windows),),
+        warnings=(Doubt(kind=CROWDED, text="2 threads on 1 core"),),
+    )
+
+
+@pytest.mark.parametrize(("threads", "told"), [(1, True), (4, False)])
+def test_threads_that_have_a_row_are_no_doubt(threads: int, *, told: bool) -> None:
+    """Of one device alone that has too many, where N have as many as cores, nothing else tells."""
+    made = ladder(device="cpu", cores_per_device=1)
+    of = dataclasses.replace(made, seen=Seen(threads=threads))
+    measured = Measured()
+    measured.add(made.one, 0, doubted(made.one))
+    found = {doubt.kind for doubt in warnings(of, measured, measured.fit(20))}
+    assert (CROWDED in found) == told

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from explaining import ladder
 from made import machine, plan
 from nfold.ablation import Ablation
 from nfold.explain.doubts import warnings
@@ -136,7 +137,7 @@ def test_a_host_that_is_now_faster_and_now_slower_casts_doubt(
             ranks.append(dataclasses.replace(rank, windows=(*rank.windows[:-1], last)))
         made = dataclasses.replace(run, ranks=tuple(ranks), folder="one tree")
         measured.add(rung, 0, made)
-    found = {doubt.kind: doubt for doubt in warnings(measured, measured.fit(20))}
+    found = {doubt.kind: doubt for doubt in warnings(ladder(), measured, measured.fit(20))}
     assert ("unsteady" in found) == told
     if told:
         assert "20 to 24 ms" in found["unsteady"].text

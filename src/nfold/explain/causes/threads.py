@@ -51,7 +51,7 @@ class Threads(Cause):
 
     def _crowded(self, ladder: Ladder) -> tuple[tuple[Rung, Rung], ...]:
         """With real and with replayed input: a script's own threads, and as many as cores."""
-        if not _too_many(ladder) or not ladder.feeds or ladder.one_process:
+        if not too_many(ladder) or not ladder.feeds or ladder.one_process:
             return ()
         fewer = _share(ladder)
         return (
@@ -61,7 +61,7 @@ class Threads(Cause):
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """A script's own number of threads, and a device's share of the cores."""
-        if not _too_many(ladder):
+        if not too_many(ladder):
             return ()
         return (ladder.alone(ladder.bare), ladder.alone_with(ladder.bare, threads=_share(ladder)))
 
@@ -72,14 +72,14 @@ class Threads(Cause):
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """As many threads as a device has cores."""
-        if ladder.seen is None or not _too_many(ladder):
+        if ladder.seen is None or not too_many(ladder):
             return {}
         fewer = _share(ladder)
         return {lines.threads(ladder.seen, fewer): ladder.full("real", threads=fewer)}
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
-        if ladder.seen is not None and _too_many(ladder):
+        if ladder.seen is not None and too_many(ladder):
             return lines.threads(ladder.seen, _share(ladder))
         if ladder.plan.device == "cpu":
             return (
@@ -91,7 +91,7 @@ class Threads(Cause):
         return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"
 
 
-def _too_many(ladder: Ladder) -> bool:
+def too_many(ladder: Ladder) -> bool:
     """Whether a script computes with more threads than a device has cores."""
     return ladder.seen is not None and ladder.seen.threads > _share(ladder)
 

@@ -67,6 +67,24 @@ def entered(task: Task) -> Iterator[None]:
         yield
 
 
+def crowded(task: Task, threads: int) -> tuple[tuple[str, str], ...]:
+    """A note of a script that computes with more ``threads`` than its CPU devices have cores.
+
+    It may set as many as the host's cores divided by its ranks: on one device that is more.
+    """
+    plan, own = task.plan, (task.plan.devices or 1) if one_process(task) else 1
+    cores = (plan.cores_per_device or 0) * own
+    if plan.device != "cpu" or task.left_out.threads is not None or not 0 < cores < threads:
+        return ()
+    ranks = 1 if alone(task) else task.world_size
+    processes = f"each of {ranks} processes" if ranks > 1 else "a process by itself"
+    text = (
+        f"{processes} computes with {threads} threads on {cores} core{'s' * (cores > 1)}; next: "
+        f"torch.set_num_threads({cores}) or OMP_NUM_THREADS={cores}"
+    )
+    return (("many_threads", text),)
+
+
 def alone(task: Task) -> bool:
     """Whether this rank is the only one of its world."""
     return task.world_size == 1 or task.left_out.independent

@@ -19,6 +19,7 @@ from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script.between import BetweenSteps
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import SPAN_S, LateClock
+from nfold.frameworks.torch.script.environment import crowded
 from nfold.frameworks.torch.script.fetching import NONE, fetched
 from nfold.frameworks.torch.script.late import LateExchange
 from nfold.frameworks.torch.script.looking import Look
@@ -212,6 +213,7 @@ class Watch:
             data_bytes=sum(replay.data_bytes for replay in replays),
             parameter_count=self._sights.parameter_count,
             parameter_checksum=self._agreed if self._task.turns else self._checksum(),
+            notes=crowded(self._task, seen.threads),
         )
         # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
         hashes = tuple(entry for entry in found.sample_hashes if int(entry[1], 16))
