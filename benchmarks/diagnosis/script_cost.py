@@ -16,7 +16,9 @@ import sys
 import tempfile
 import time
 from statistics import median
+from typing import Any
 
+from nfold.amounts import bounds
 from nfold.stats import bootstrap
 
 EPOCHS, TIMED = 200, 40
@@ -63,7 +65,11 @@ def explained() -> tuple[float, float]:
         told += ["--no-report", "--budget", "8s", "--results", results, "--", "--train", "1000000"]
         done = subprocess.run(told, capture_output=True, check=True, text=True)
     found = json.loads(done.stdout)
-    return tuple(1e3 * found[name]["step_ms"]["value"] for name in ("one_device", "device_bound"))
+    return _step_us(found["one_device"]), _step_us(found["device_bound"])
+
+
+def _step_us(speed: Any) -> float:
+    return float(1e3 * speed["step_ms"]["value"])
 
 
 def _one_core() -> None:
@@ -87,8 +93,8 @@ def main() -> None:
         more["given again"].append(again - kept)
         print(f"{number}: alone {own:.0f} us, kept {kept:.0f}; nfold {real:.0f}, {again:.0f}")
     for name, found in more.items():
-        own = bootstrap(found)
-        print(f"{name}: {own.value:.0f} us a step more ({own.low:.0f} to {own.high:.0f})")
+        cost = bootstrap(found)
+        print(f"{name}: {cost.value:.0f} us a step more{bounds(cost, '{:.0f}')}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ AS_MUCH = 0.95
 """Of a cost on N devices: one device that loses so much of it loses the same."""
 HIDDEN = 0.2
 """Of a step: where the noise may hide more, nobody can say that there is nothing to change."""
+MEASURE_LONGER = (
+    "Change nothing yet: measure longer (a larger --budget), with the machine to itself."
+)
 MENTIONED = 3
 """Rows within the noise that are told, where nothing has a name."""
 
@@ -136,8 +139,7 @@ def _nameless(budget: Budget) -> list[str]:
         return [
             "No cause is above the noise of these runs, but that is large: all rows together cost "
             f"{milliseconds(budget.others_ms)} of {_a_step(budget)}.",
-            "Change nothing yet: measure longer (a larger --budget), on a host that nobody else "
-            "uses.",
+            MEASURE_LONGER,
             _as_it_is(budget),
         ]
     return [
@@ -240,6 +242,6 @@ def _spread(budget: Budget) -> list[str]:
     return [
         f"{missing:.2f} ms, {missing / step_ms:.0%} of a step, is missing to "
         f"{budget.goal}. {over} above the noise of these runs{together}.",
-        "Change nothing yet: measure longer (a larger --budget), with the machine to itself.",
+        MEASURE_LONGER,
         _as_it_is(budget),
     ]

@@ -40,15 +40,8 @@ def together(
     That error does not hold what differs by process tree; it is 0 where nothing tells it. What may
     be 0 or less has no logarithm and is read over all cycles.
     """
-    ranks = [rank for m in members.values() for rank in m.ranks if rank.windows]
-    count = min([CYCLES, *(len(rank.windows) for rank in ranks)])
-    table: dict[Key, dict[int, float]] = {}
-    found: dict[Rung, Readings] = {}
-    for rung, measurement in members.items():
-        found[rung] = sums(measurement)
-        for cycle, part in enumerate(divided(measurement, count)):
-            for name, value in times(part, coupled=rung.coupled).items():
-                table.setdefault((rung, name), {})[cycle] = value
+    count, table = _by_cycle(members)
+    found = {rung: sums(measurement) for rung, measurement in members.items()}
     effects, rests = in_cycles({key: logs(cycles) for key, cycles in table.items()})
     for (rung, name), effect in effects.items():
         found[rung][name] = math.exp(effect)
@@ -65,11 +58,24 @@ def swing(members: Mapping[Rung, Measurement]) -> Swing | None:
     found = []
     for rung, measurement in members.items():
         if rung.ablation.input != "real":
-            count = min([CYCLES, *(len(rank.windows) for rank in measurement.ranks)])
-            parts = divided(measurement, count)
-            steps = [own["step"] for part in parts if (own := times(part, coupled=rung.coupled))]
+            _, table = _by_cycle({rung: measurement})
+            steps = table.get((rung, "step"), {}).values()
             found += [Swing(min(steps), max(steps))] if steps else []
     return sorted(found, key=lambda one: one.times)[len(found) // 2] if found else None
+
+
+def _by_cycle(
+    members: Mapping[Rung, Measurement],
+) -> tuple[int, dict[Key, dict[int, float]]]:
+    """As many cycles as all of these have windows for, and what is above 0 in each."""
+    ranks = [rank for m in members.values() for rank in m.ranks if rank.windows]
+    count = min([CYCLES, *(len(rank.windows) for rank in ranks)])
+    table: dict[Key, dict[int, float]] = {}
+    for rung, measurement in members.items():
+        for cycle, part in enumerate(divided(measurement, count)):
+            for name, value in times(part, coupled=rung.coupled).items():
+                table.setdefault((rung, name), {})[cycle] = value
+    return count, table
 
 
 def _error(rests: Rounds, free: float) -> float:

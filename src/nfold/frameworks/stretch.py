@@ -54,11 +54,6 @@ class Stretch(Generic[Loss]):
         """Since the last fence."""
         return sum(call.steps for call in self.calls)
 
-    @property
-    def _begun(self) -> int:
-        """The calls that are in windows which have ended."""
-        return self._cuts[-1].calls if self._cuts else 0
-
     def add(self, call: Call[Loss]) -> None:
         """One more."""
         self.calls.append(call)
@@ -66,7 +61,7 @@ class Stretch(Generic[Loss]):
 
     def cut(self, turn: int | None, *, kept: bool, fetches: Fetches | None) -> None:
         """A window ends here, if it has a step."""
-        if len(self.calls) > self._begun:
+        if self.open_steps:
             self._cuts.append(_Cut(len(self.calls), turn, kept, fetches))
             self.open_steps = 0
 

@@ -59,7 +59,7 @@ def entered(task: Task) -> Iterator[None]:
         os.environ |= own_world(_free_port())
     threads = task.left_out.threads
     asked = os.environ.get(THREADS) if threads is None else str(threads)
-    devices = (task.plan.devices or 1) if one_process(task) else 1
+    devices = _driven(task)
     pinned = task.left_out.pinned
     with claimed_cores(task.plan, device_index(task), devices) if pinned else nullcontext():
         if asked is not None and devices == 1:
@@ -72,8 +72,8 @@ def crowded(task: Task, threads: int) -> tuple[tuple[str, str], ...]:
 
     It may set as many as the host's cores divided by its ranks: on one device that is more.
     """
-    plan, own = task.plan, (task.plan.devices or 1) if one_process(task) else 1
-    cores = (plan.cores_per_device or 0) * own
+    plan = task.plan
+    cores = (plan.cores_per_device or 0) * _driven(task)
     if plan.device != "cpu" or task.left_out.threads is not None or not 0 < cores < threads:
         return ()
     ranks = 1 if alone(task) else task.world_size
@@ -93,6 +93,11 @@ def alone(task: Task) -> bool:
 def one_process(task: Task) -> bool:
     """Whether one process drives all devices, as ``python script`` would start it."""
     return task.plan.strategy == "dp"
+
+
+def _driven(task: Task) -> int:
+    """The devices that this process drives."""
+    return (task.plan.devices or 1) if one_process(task) else 1
 
 
 def device_index(task: Task) -> int:
