@@ -5,7 +5,8 @@
     python benchmarks/diagnosis/repaired.py --read repaired.jsonl
 
 What is predicted is the rate without the fault, of the row that names it; what is achieved is that
-of ``*_fixed.py``, explained in the same way.
+of ``*_fixed.py``, explained in the same way; with ``--turns N`` by the clocks of both scripts, in N
+turns without nfold, half of them before the explanation and the rest after it (gained.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from typing import Any
 
 import diagnose
 import traced
+from gained import Clocked, Script
 
+from nfold.stats import middle
+
+LISTS = ("named", "gains")
 FOLDER = Path(__file__).resolve().parent / "scripts"
 
 
@@ -35,13 +40,15 @@ class Fault:
     cause: str
     alone: bool = False
     """Whether it is a fault on one device already."""
+    alike: bool = True
+    """Whether a step of the repaired script trains as many samples."""
 
 
 FAULTS = {
     "ddp": Fault("pytorch/pytorch#22260, dmlc/dgl#3609", "threads"),
-    "with_lightning": Fault("speechbrain/speechbrain#1517", "undivided-work"),
+    "with_lightning": Fault("speechbrain/speechbrain#1517", "undivided-work", alike=False),
     "with_accelerate": Fault("huggingface/accelerate#192", "synchronization"),
-    "dataparallel": Fault("keras-team/keras#11342, #9204", "single-process"),
+    "dataparallel": Fault("keras-team/keras#11342, #9204", "single-process", alike=False),
     "with_trainer": Fault("huggingface/transformers#20581", "input", alone=True),
     "single": Fault("Lightning-AI/pytorch-lightning#1216", "input", alone=True),
     "mixed_precision": Fault("pytorch/pytorch#42311", "layout", alone=True),
@@ -66,6 +73,13 @@ class Verdict:
     predicted: float | None = None
     achieved: float | None = None
     unexplained: float | None = None
+    gains: tuple[float, ...] = ()
+    """Of every turn: how many times as fast the repaired script is by the scripts' own clocks."""
+
+    @property
+    def promised(self) -> float | None:
+        """How many times as fast it is said to become."""
+        return self.predicted / self.before if self.predicted and self.before else None
 
     @property
     def right(self) -> bool:
@@ -77,14 +91,34 @@ def judge(name: str, asked: argparse.Namespace) -> Verdict:
     """Explain a script and its repaired form."""
     if asked.tool == "traceml":
         return _traced(name, asked)
-    faulty = _explained(name, asked, asked.budget, asked.argument)
     own = asked.argument if asked.fixed_argument is None else asked.fixed_argument
+    if asked.turns:
+        return _in_turns(name, asked, own)
+    faulty = _explained(name, asked, asked.budget, asked.argument)
     fixed = _explained(f"{name}_fixed", asked, asked.fixed_budget, own)
     return verdict(name, asked.on, faulty, fixed)
 
 
-def verdict(name: str, devices: str, faulty: Any, fixed: Any) -> Verdict:
-    """What two explanations make of a script."""
+def _in_turns(name: str, asked: argparse.Namespace, own: list[str]) -> Verdict:
+    """An explanation, and before and after it both scripts by their own clocks."""
+    fault = FAULTS[name]
+    if not fault.alike:
+        raise RuntimeError("a step of the repaired script trains other samples; next: no --turns")
+    clocked = Clocked(devices=asked.on, alone=fault.alone, python=asked.python)
+    faulty: Script = [FOLDER / f"{name}.py", *asked.argument]
+    fixed: Script = [FOLDER / f"{name}_fixed.py", *own]
+    before = range(asked.turns // 2)
+    gains = [clocked.gain(number, faulty, fixed) for number in before]
+    found = verdict(name, asked.on, _explained(name, asked, asked.budget, asked.argument))
+    rest = range(len(before), asked.turns)
+    gains += [clocked.gain(number, faulty, fixed) for number in rest]
+    assert found.before is not None
+    achieved = found.before * middle(gains)
+    return dataclasses.replace(found, achieved=achieved, gains=tuple(gains))
+
+
+def verdict(name: str, devices: str, faulty: Any, fixed: Any = None) -> Verdict:
+    """What an explanation makes of a script, and one of the repaired script."""
     fault = FAULTS[name]
     case = diagnose.read(name, faulty, {fault.cause: 0.0}, strong=True)
     block = "single_device_budget" if fault.alone else "budget"
@@ -106,7 +140,7 @@ def verdict(name: str, devices: str, faulty: Any, fixed: Any) -> Verdict:
         said=f"{wrong} {said}".strip(),
         before=faulty[rate]["samples_per_s"]["value"] / alone,
         predicted=predicted,
-        achieved=fixed[rate]["samples_per_s"]["value"] / alone,
+        achieved=fixed[rate]["samples_per_s"]["value"] / alone if fixed else None,
         unexplained=case.unexplained_ms / case.step_ms,
     )
 
@@ -157,16 +191,19 @@ def table(found: list[Verdict]) -> list[str]:
     """One row a script and tool, in Markdown."""
     lines = [
         "| script | devices | fault (thread) | tool | named first | speedup | predicted | achieved "
-        "| unexplained | it said |",
-        "|---|---|---|---|---|--:|--:|--:|--:|---|",
+        "| gain said | gain in turns | unexplained | it said |",
+        "|---|---|---|---|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for one in found:
         fault = FAULTS[one.script]
         first = (*one.named, "nothing")[0]
         speeds = [_number(value) for value in (one.before, one.predicted, one.achieved)]
         rest = "" if one.unexplained is None else f"{one.unexplained:.1%}"
+        gained = f"{_number(one.promised)} | {', '.join(map(_number, one.gains))}"
         start = f"{one.script}.py | {one.devices} | {fault.cause} ({fault.thread}) | {one.tool}"
-        lines.append(f"| {start} | {first} | {' | '.join(speeds)} | {rest} | {one.said} |")
+        lines.append(
+            f"| {start} | {first} | {' | '.join(speeds)} | {gained} | {rest} | {one.said} |"
+        )
     return lines
 
 
@@ -186,6 +223,9 @@ def main(arguments: list[str] | None = None) -> list[Verdict]:
     parser.add_argument("--epochs", type=int, default=2, help="under TraceML: to their end")
     parser.add_argument("--budget", default="3m", help="time of one explanation")
     parser.add_argument("--fixed-budget", default="60s", help="the repaired script's, for rates")
+    parser.add_argument(
+        "--turns", type=int, default=0, help="of both scripts by their own clocks, in its place"
+    )
     parser.add_argument("--out", type=Path, help="a file to which every verdict is added")
     parser.add_argument("--keep", type=Path, help="a folder for what nfold said, as JSON")
     parser.add_argument("--read", type=Path, nargs="+", help="print the table of such files")
@@ -213,7 +253,7 @@ def _run(asked: argparse.Namespace) -> list[Verdict]:
 
 def _read(files: list[Path]) -> list[Verdict]:
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line]
-    return [Verdict(**{**one, "named": tuple(one["named"])}) for one in lines]
+    return [Verdict(**one | {key: tuple(one.get(key, ())) for key in LISTS}) for one in lines]
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = network().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    loader = DataLoader(Changed(), asked.batch, shuffle=True, num_workers=4)
+    loader = DataLoader(Changed(), asked.batch, shuffle=True, num_workers=8)
     for epoch in range(asked.epochs):
         for pictures, labels in loader:
             loss = functional.cross_entropy(model(pictures.to(device)), labels.to(device))

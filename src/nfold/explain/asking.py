@@ -37,7 +37,10 @@ def wanted(ladder: Ladder) -> Iterator[Rung]:
 
 
 def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
-    """What the rows so far ask for: fixes first, causes taken away together, other batches."""
+    """What the rows so far ask for: fixes first, causes taken away together, other batches.
+
+    Fixes of what costs most come first: time may be over soon.
+    """
     account = Account(ladder, measured, PROBING, final=False)
     made = Rows(account)
     rows = [*made.on_n(), *made.on_one()]
@@ -45,9 +48,9 @@ def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
     step_ms = account.achieved_ms(account.fit.view)
     asking = [*named, *_suspected(ladder, rows, named, step_ms)]
     found: list[Rung] = []
-    for cause in causes_of(ladder):
-        if any(row.cause == cause.id for row in asking):
-            found += _promising(cause.fixes(ladder), account.fit.view, WORSE * step_ms)
+    asking.sort(key=lambda row: -row.all_ms.value)
+    for cause in dict.fromkeys(row.cause for row in asking):
+        found += _promising(BY_ID[cause].fixes(ladder), account.fit.view, WORSE * step_ms)
     found += [rung for pair in pairs(ladder, named) for rung in pair.rungs]
     if ladder.devices > 1 and any(row.cause in ("input", "storage") for row in asking):
         found += real_ladder(ladder)

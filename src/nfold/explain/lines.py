@@ -47,8 +47,11 @@ def workers(seen: Seen, count: int) -> str:
     return setting(seen, f"num_workers={count}")
 
 
-def more_input(seen: Seen, tried: Sequence[int] = ()) -> str:
-    """Where no number of workers was measured to help; those that were ``tried`` do not."""
+def more_input(seen: Seen, enough: int, tried: Sequence[int] = ()) -> str:
+    """Where no number of workers was measured to help; those that were ``tried`` do not.
+
+    ``enough``: of a script without any, as many as should keep up.
+    """
     fed = loader(seen)
     if seen.maker is not None:
         return at(
@@ -57,7 +60,7 @@ def more_input(seen: Seen, tried: Sequence[int] = ()) -> str:
             "batches while the device computes",
         )
     if not (fed.workers or tried):
-        return workers(seen, 2)
+        return workers(seen, enough)
     less = "less work a sample in the data set"
     if seen.device != "cpu":
         less += " (whole batches can be changed on the GPU)"

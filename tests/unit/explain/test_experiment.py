@@ -306,6 +306,18 @@ def test_a_named_cause_asks_for_its_fixes() -> None:
     assert asked.edited(exchange="bf16") in {rung for rung, _ in noting.runs}
 
 
+def test_fixes_of_what_costs_most_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time may be over after the first of them."""
+    rows = [_costing(cause, ms, named=True) for cause, ms in (("link", 2), ("input", 9))]
+    monkeypatch.setattr(asking.Rows, "on_n", lambda _: rows[:1])
+    monkeypatch.setattr(asking.Rows, "on_one", lambda _: rows[1:])
+    experiment, _, _ = _experiment(1000.0)
+    asked = experiment.run(ladder(workers=4))
+    found = asking.follow_ups(asked, experiment.measured)
+    link, loading = (BY_ID[cause].fixes(asked).values() for cause in ("link", "input"))
+    assert max(map(found.index, loading)) < min(map(found.index, link))
+
+
 def test_a_short_time_is_for_what_is_wanted_first() -> None:
     experiment, ticking, noting = _experiment(6.0)
     experiment.run(ladder())

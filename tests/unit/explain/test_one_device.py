@@ -177,8 +177,11 @@ def test_as_many_workers_are_tried_as_keep_up_with_the_rest_of_a_step(
     fetches = Fetches(batches=10, seconds=made_s, waited_s=0.0)
     plan = Plan(device=device, devices=1, batch=100, workers=0, cores_per_device=cores)
     seen = dataclasses.replace(SEEN, fetches=fetches)
-    found = Input().fixes(Ladder(plan=plan, seen=seen, step_ms=12.0))
+    ladder = Ladder(plan=plan, seen=seen, step_ms=12.0)
+    found = Input().fixes(ladder)
     assert {rung.plan.workers for rung in found.values()} == tried
+    told = f"train.py:7: DataLoader(..., num_workers={max(tried)})"
+    assert Input().fix(ladder, View({})) == told, "before any of them is measured"
 
 
 def test_files_of_images_are_tried_on_the_device_before_anything_else() -> None:

@@ -128,7 +128,8 @@ class Input(Cause):
         """Words where no plan edit was measured to help."""
         if ladder.seen is not None:
             tried = [rung for rung in self.fixes(ladder).values() if view.has(rung)]
-            return lines.more_input(ladder.seen, [rung.plan.workers or 0 for rung in tried])
+            numbers = [rung.plan.workers or 0 for rung in tried]
+            return lines.more_input(ladder.seen, max(_first_workers(ladder)), numbers)
         if not ladder.plan.workers:
             return "let worker processes load (--workers 2), or --input resident"
         *most, last = self.fixes(ladder)
