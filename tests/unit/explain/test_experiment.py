@@ -309,8 +309,8 @@ def test_a_named_cause_asks_for_its_fixes() -> None:
 def test_fixes_of_what_costs_most_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time may be over after the first of them."""
     rows = [_costing(cause, ms, named=True) for cause, ms in (("link", 2), ("input", 9))]
-    monkeypatch.setattr(asking.Rows, "on_n", lambda _: rows[:1])
-    monkeypatch.setattr(asking.Rows, "on_one", lambda _: rows[1:])
+    monkeypatch.setattr(Rows, "on_n", lambda _: rows[:1])
+    monkeypatch.setattr(Rows, "on_one", lambda _: rows[1:])
     experiment, _, _ = _experiment(1000.0)
     asked = experiment.run(ladder(workers=4))
     found = asking.follow_ups(asked, experiment.measured)
