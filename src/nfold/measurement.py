@@ -63,7 +63,8 @@ class Window:
     ``fetches`` are those that ended in it, None where nobody could watch them. ``between`` is what
     lies before it where a pass over the data begins with it. ``ahead_s`` is how long the devices
     went on when the host had nothing more for them: long where they are what a step waits for, not
-    where they wait for the host. None: not known.
+    where they wait for the host. None: not known. ``clock_mhz`` is that of the rank's GPU where it
+    was read in that time, and ``clock_held`` what held it back then, such as its power limit.
     """
 
     start_s: float
@@ -74,6 +75,8 @@ class Window:
     fetches: Fetches | None = None
     between: Between | None = None
     ahead_s: float | None = None
+    clock_mhz: float | None = None
+    clock_held: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,8 @@ RANK = RankSamples(
             fetches=FETCHES,
             between=Between(seconds=0.5, steps=9, waited_s=0.25),
             ahead_s=0.125,
+            clock_mhz=1755.0,
+            clock_held="at its power limit",
         ),
     ),
     step_ms=(49.5, 50.25),

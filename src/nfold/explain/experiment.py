@@ -8,6 +8,7 @@ a host that is now faster and now slower another process tree of the real run co
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from nfold.errors import RunFailure
 from nfold.explain import asking
 from nfold.explain.causes.epoch_boundary import EpochBoundary
+from nfold.explain.clocks import clocks
 from nfold.explain.ladder import Ladder
 from nfold.explain.lengths import long_enough
 from nfold.explain.measured import Measured
@@ -81,7 +83,8 @@ class Experiment:
     _step_s: float = 0.0
 
     def run(self, ladder: Ladder) -> Ladder:
-        """Measure; the ladder with the length of its runs and what a script does between its steps.
+        """Measure; the ladder with the length of its runs, what a script does between its steps
+        and the clocks of its devices.
 
         Raises RunFailure without a result.
         """
@@ -103,7 +106,8 @@ class Experiment:
                 new = [ladder.full(), *new]
             if self.stop or not (rungs or new) or not self._round([*new, *rungs], number, new):
                 break
-        return known(ladder, self.measured.every())
+        found = clocks(self.measured.every(), ladder.devices)
+        return dataclasses.replace(known(ladder, self.measured.every()), clocks=found)
 
     def attempt(self, rung: Rung, *, anew: bool = False) -> Measurement:
         """One run that is no part of the ladder, whatever time is left and however it ends."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from nfold.ablation import Ablation
+from nfold.explain.clocks import Clock
 from nfold.explain.rung import Rung, growing
 from nfold.measurement import PausedAt
 from nfold.plan import USED_UP, Plan
@@ -49,8 +50,8 @@ class Ladder:
     ``seen`` is what a first look at a script showed, ``step_ms`` how long its steps took there,
     where nothing had been made ahead of them, ``pauses_ms`` what the host of each rank usually did
     between two, and ``paused_at`` where each was while it made none; None and none for a workload.
-    ``memory_bytes`` is that of one device. An ``operation`` has calls for steps, and neither
-    gradients nor a loader.
+    ``memory_bytes`` is that of one device, ``clocks`` are those of all while none waits. An
+    ``operation`` has calls for steps, and neither gradients nor a loader.
     """
 
     plan: Plan
@@ -60,6 +61,7 @@ class Ladder:
     pauses_ms: tuple[float, ...] = field(default=(), compare=False)
     paused_at: tuple[tuple[PausedAt, ...], ...] = field(default=(), compare=False)
     memory_bytes: int | None = field(default=None, compare=False)
+    clocks: tuple[Clock, ...] = field(default=(), compare=False)
     operation: bool = field(default=False, compare=False)
     made: dict[tuple[object, ...], Rung] = field(default_factory=dict, compare=False, repr=False)
 

@@ -188,7 +188,7 @@ def _in_process_tree(chosen: Framework, task: Task, folder: Folder, options: Opt
     return Outcome(
         status=outcome.status,
         cause=outcome.cause,
-        ranks=outcome.ranks,
+        ranks=telemetry.clocked(outcome.ranks, task.left_out.devices),
         energy_joules=telemetry.energy_joules(outcome.ranks),
         doubts=(*_left_behind(ending.left), *telemetry.doubts(outcome.ranks), *settle(folder)),
     )

@@ -11,7 +11,7 @@ from types import TracebackType
 from nfold.measurement import Doubt, RankSamples
 from nfold.run.handoff import Folder
 from nfold.run.options import Options, Progress
-from nfold.telemetry import derive, read, sampler
+from nfold.telemetry import clocks, derive, read, sampler
 
 SAMPLER_ENDS_WITHIN_S = 3.0
 
@@ -56,6 +56,12 @@ class Telemetry:
         """Energy of all devices over the timed windows, None where none of them says."""
         span = _timed_span(ranks)
         return derive.energy_joules(self._csv, *span) if span else None
+
+    def clocked(
+        self, ranks: Sequence[RankSamples], devices: Sequence[int]
+    ) -> tuple[RankSamples, ...]:
+        """The ranks with the clocks of their GPUs; rank k has ``devices[k]``, or k without any."""
+        return clocks.clocked(self._csv, ranks, devices) if self._gpus else tuple(ranks)
 
     def doubts(self, ranks: Sequence[RankSamples]) -> list[Doubt]:
         """What the telemetry of the timed windows holds against their numbers."""

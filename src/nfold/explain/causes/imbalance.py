@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from nfold.explain import pausing
 from nfold.explain.causes.base import Cause, exposed
+from nfold.explain.clocks import why_slow
 from nfold.explain.ladder import Ladder
 from nfold.explain.rung import Rung
 from nfold.explain.view import View
@@ -56,18 +57,20 @@ class Imbalance(Cause):
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Who is slow, and whether the device or its data are, where ranks changed devices."""
-        slow = _slow(view, ladder.unexchanged(ladder.bare))
+        slow, times = _slow(view, ladder.unexchanged(ladder.bare))
         if slow is None:
             return "steps vary from rank to rank: look for work that only some steps have"
         pause_ms = _paused_ms(ladder, view, slow)
         if ladder.seen is not None and pause_ms is not None:
             return pausing.of_rank(ladder, slow, pause_ms)
-        moved = _slow(view, ladder.unexchanged(ladder.bare, turned(ladder)))
-        if moved is None:
-            return f"rank {slow} is slow: compare its device and its share of the data"
+        moved, _ = _slow(view, ladder.unexchanged(ladder.bare, turned(ladder)))
         if moved == slow:
             return f"rank {slow}'s share of the work is larger or slower: divide it evenly"
-        return f"device {slow} is slow: look at its clock and temperature, or leave it out"
+        clock = why_slow(ladder.clocks, slow, times)
+        if moved is None:
+            both = "compare its device and its share of the data"
+            return f"rank {slow} is slow: {clock or both}"
+        return f"device {slow} is slow: {clock or 'look at its temperature, or leave it out'}"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """No edit of the plan, but a run that tells a slow device from slow data."""
@@ -91,11 +94,13 @@ def _paused_ms(ladder: Ladder, view: View, slow: int) -> float | None:
     return min(more, slower) if 2 * more > slower else None
 
 
-def _slow(view: View, rung: Rung) -> int | None:
-    """The rank that is slower than the others by itself, if one is."""
+def _slow(view: View, rung: Rung) -> tuple[int | None, float]:
+    """The rank that is slower than the others by itself, if one is, and how many times as long its
+    steps are as those of the next one.
+    """
     own = view.ranks(rung)
     if len(own) < 2:
-        return None
+        return None, 1.0
     slow = max(own, key=lambda rank: own[rank])
     second = max(value for rank, value in own.items() if rank != slow)
-    return slow if own[slow] > APART * second else None
+    return slow if own[slow] > APART * second else None, own[slow] / second

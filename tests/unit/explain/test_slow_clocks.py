@@ -1,0 +1,90 @@
+"""Whether a slow device has a slow clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from explaining import ladder, runner, target
+from nfold.explain.budget import budget
+from nfold.explain.causes.imbalance import Imbalance
+from nfold.explain.clocks import Clock, why_slow
+from nfold.explain.experiment import Clock as Seconds
+from nfold.explain.experiment import Events, Experiment
+from nfold.explain.view import View
+from nfold.frameworks.simulated import Script
+from nfold.measurement import Measurement, RankSamples
+
+SCRIPT = Script(
+    compute_ms_per_sample=0.1, samples_per_epoch=2000, straggler_ms=1.0, straggler_rank=1
+)
+
+
+def _fix(clocks: dict[int, tuple[float, str]], *, waiting: tuple[float, str] = (1980.0, "")) -> str:
+    """What is told of a slow second device whose GPUs have such clocks while none waits."""
+    usual = runner(SCRIPT)
+
+    def with_clock(rank: RankSamples, device: int, free: bool) -> RankSamples:
+        mhz, held = clocks.get(device, (None, "")) if free else waiting
+        windows = [dataclasses.replace(w, clock_mhz=mhz, clock_held=held) for w in rank.windows]
+        return dataclasses.replace(rank, windows=tuple(windows))
+
+    def run(*asked: Any, **more: Any) -> Measurement:
+        done: Measurement = usual(*asked, **more)
+        out = done.ablation
+        free = out is not None and (out.independent or out.exchange == "none")
+        order = out.devices if out is not None and out.devices else range(len(done.ranks))
+        ranks = [with_clock(r, k, free) for r, k in zip(done.ranks, order, strict=True)]
+        return dataclasses.replace(done, ranks=tuple(ranks))
+
+    made = target(SCRIPT, run=run)
+    made = dataclasses.replace(made, switches=lambda *_: ())
+    experiment = Experiment(made, Seconds(1000.0), Events())
+    measured = experiment.run(ladder("weak", devices=4, batch=400))
+    found = budget("digits", measured, experiment.measured)
+    return next(row.fix for row in found.rows if row.cause == "imbalance")
+
+
+FAST = (1980.0, "")
+
+
+def test_a_slow_clock_is_told_with_what_holds_it_back() -> None:
+    slow = (1755.0, "at its power limit")
+    assert _fix({0: FAST, 1: slow, 2: FAST, 3: FAST}) == (
+        "device 1 is slow: its clock is at 1,755 MHz, at its power limit, that of the others at "
+        "1,980: look at its cooling and its power limit, or leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    "clocks",
+    [
+        pytest.param({0: FAST, 1: FAST, 2: FAST, 3: FAST}, id="all alike"),
+        pytest.param({0: FAST, 1: (1965.0, ""), 2: FAST, 3: FAST}, id="one step lower"),
+        pytest.param({0: FAST, 1: (1755.0, ""), 2: FAST}, id="one not looked at"),
+    ],
+)
+def test_a_clock_that_does_not_explain_it_is_not_told(
+    clocks: dict[int, tuple[float, str]],
+) -> None:
+    """Nor does the clock count while devices wait for each other: then it is quick."""
+    assert _fix(clocks, waiting=(1000.0, "")).startswith("device 1 is slow: look at its temp")
+
+
+def test_half_of_what_is_missing_is_enough() -> None:
+    known = (Clock(1980.0), Clock(1900.0), Clock(1980.0))
+    assert why_slow(known, 1, 1.08) is not None
+    assert why_slow(known, 1, 1.10) is None
+    assert why_slow((), 1, 1.10) is None
+
+
+def test_a_slow_rank_that_nobody_moved_yet_is_told_by_its_clock() -> None:
+    asked = ladder("weak", devices=2)
+    rung = asked.unexchanged(asked.bare)
+    view = View({(rung, "rank 0"): 10.0, (rung, "rank 1"): 11.0})
+    both = "rank 1 is slow: compare its device and its share of the data"
+    assert Imbalance().fix(asked, view) == both
+    known = dataclasses.replace(asked, clocks=(Clock(1980.0), Clock(1800.0)))
+    assert Imbalance().fix(known, view).startswith("rank 1 is slow: its clock is at 1,800 MHz,")
