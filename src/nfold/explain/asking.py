@@ -36,6 +36,19 @@ def wanted(ladder: Ladder) -> Iterator[Rung]:
                     yield rung
 
 
+def urgent(ladder: Ladder, measured: Measured) -> list[Rung]:
+    """Of one device: the fixes of what takes more than half of a step.
+
+    What is left to ask about can take less. N devices have the rest of their ladder first.
+    """
+    if ladder.devices > 1:
+        return []
+    account = Account(ladder, measured, PROBING, final=False)
+    half_ms = account.achieved_ms(account.fit.view) / 2
+    rows = [row for row in Rows(account).on_one() if row.named and row.all_ms.value > half_ms]
+    return [rung for row in rows for flag, rung in BY_ID[row.cause].fixes(ladder).items() if flag]
+
+
 def follow_ups(ladder: Ladder, measured: Measured) -> list[Rung]:
     """What the rows so far ask for: fixes first, causes taken away together, other batches.
 

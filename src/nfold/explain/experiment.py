@@ -1,9 +1,10 @@
 """The experiment: which rungs are run, in which order, how often, until the time is over.
 
-Rounds over all rungs, each in a random order of its own, so that drift meets all alike. What
-the first round shows asks for further rungs (fixes, causes taken away together, other batches),
-which come first in the next; later rounds repeat the rungs of the row whose interval is widest. On
-a host that is now faster and now slower another process tree of the real run comes before them.
+On one device the fixes of what takes more than half of its step follow at once. Then rounds over
+all rungs, each in a random order of its own, so that drift meets all alike. What the first round
+shows asks for further rungs (fixes, causes taken away together, other batches), which come first in
+the next; later rounds repeat the rungs of the row whose interval is widest. On a host that is now
+faster and now slower another process tree of the real run comes before them.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class Experiment:
         self._finds_unused = ladder.seen is not None and ladder.seen.find_unused_parameters
         wanted = list(asking.wanted(ladder))
         self._need((ladder.full(), ladder.one), wanted)
+        fixes = asking.urgent(ladder, self.measured)
+        self._round(self._fitting(fixes), 0, fixes)
         first = [*wanted, *self._epochs(ladder)]
         self._round(self._fitting(first), 0)
         self._round(first, 0)

@@ -154,6 +154,29 @@ def test_a_script_is_started_once_as_torchrun_starts_one_rank() -> None:
     assert first.fix == "train.py:7: DataLoader(..., num_workers=1)"
 
 
+@pytest.mark.parametrize(("load_ms", "at_once"), [(1.2, True), (0.6, False)])
+def test_fixes_of_what_takes_most_of_a_step_follow_at_once(load_ms: float, at_once: bool) -> None:
+    """20 of 30 ms are worth them before the next process tree, 5 of 15 are not."""
+    script = Script(
+        **BASE, load_ms_per_sample=load_ms, layout_ms={"channels_first": 2.5}, in_turns=True
+    )
+    made: list[Measurement] = []
+    usual = runner(script)
+
+    def run(*asked: Any, **more: Any) -> Measurement:
+        made.append(usual(*asked, **more))
+        return made[-1]
+
+    experiment = Experiment(target(script, run=run), Clock(1000.0), Events())
+    asked = ladder("weak", devices=1, strategy="single", batch=100, workers=4)
+    experiment.run(asked)
+    fixes = {rung.plan.workers for rung in Input().fixes(asked).values()} - {4}
+    order = [one.plan.workers in fixes for one in made]
+    assert any(order)
+    evidence = next(place for place, one in enumerate(made) if one.ablation and not one.folder)
+    assert (order.index(True) < evidence) is at_once
+
+
 def test_where_no_loader_was_seen_none_is_told() -> None:
     found, _ = of_script(dataclasses.replace(SEEN, loader=None))
     assert explanation.title(found) == (
