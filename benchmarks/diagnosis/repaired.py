@@ -29,6 +29,7 @@ from gained import Clocked, Script
 from nfold.stats import middle
 
 LISTS = ("named", "gains")
+"""What of a verdict JSON makes lists of."""
 FOLDER = Path(__file__).resolve().parent / "scripts"
 
 

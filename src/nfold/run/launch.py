@@ -103,7 +103,8 @@ def launch(
         watch=lambda _: follower.copy(),
     )
     started = _launch(folder, asked, ranks, meeting)
-    with Telemetry(folder, ranks.processes if ranks.device == "cuda" else 0, options) as watched:
+    gpus = tuple(range(ranks.processes)) if ranks.device == "cuda" else ()
+    with Telemetry(folder, gpus, options) as watched:
         ending = Supervisor(folder, started, watched.options).run()
     follower.finish()
     outcome = _outcome(folder, ending)

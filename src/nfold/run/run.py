@@ -180,7 +180,7 @@ def _in_process(chosen: Framework, task: Task, folder: Folder) -> Outcome:
 
 def _in_process_tree(chosen: Framework, task: Task, folder: Folder, options: Options) -> Outcome:
     processes = chosen.processes(task.plan)
-    gpus = task.plan.devices or 0 if task.plan.device == "cuda" else 0
+    gpus = _gpus(task)
     with Telemetry(folder, gpus, options) as telemetry:
         launch = of_plan(folder, task.plan, processes, script=bool(task.workload.script))
         ending = Supervisor(folder, launch, telemetry.options).run()
@@ -188,10 +188,16 @@ def _in_process_tree(chosen: Framework, task: Task, folder: Folder, options: Opt
     return Outcome(
         status=outcome.status,
         cause=outcome.cause,
-        ranks=telemetry.clocked(outcome.ranks, task.left_out.devices),
+        ranks=telemetry.clocked(outcome.ranks, task.left_out.devices or gpus),
         energy_joules=telemetry.energy_joules(outcome.ranks),
         doubts=(*_left_behind(ending.left), *telemetry.doubts(outcome.ranks), *settle(folder)),
     )
+
+
+def _gpus(task: Task) -> tuple[int, ...]:
+    """Those that the run drives: rank k the k-th, unless an experiment says otherwise."""
+    first, count = task.left_out.device, task.plan.devices or 0
+    return tuple(range(first, first + count)) if task.plan.device == "cuda" else ()
 
 
 def _attached(chosen: Framework, task: Task, folder: Folder, options: Options) -> Outcome:

@@ -19,14 +19,14 @@ SAMPLER_ENDS_WITHIN_S = 3.0
 class Telemetry:
     """Runs the sampler for as long as the context lasts.
 
-    ``gpus`` counts the run's GPUs, the first ones in CUDA's order. ``options`` is the run's
+    ``gpus`` are the run's GPUs by their places in CUDA's order. ``options`` is the run's
     options with a ``watch`` that also tells the devices' load.
     """
 
-    def __init__(self, folder: Folder, gpus: int, options: Options) -> None:
+    def __init__(self, folder: Folder, gpus: tuple[int, ...], options: Options) -> None:
         self._csv = folder.telemetry
         self._ranks = folder.ranks
-        self._gpus = tuple(range(gpus))
+        self._gpus = gpus
         self._interval_s = options.telemetry_interval_s
         self._process: subprocess.Popen[bytes] | None = None
         self._watch = options.watch
@@ -60,7 +60,7 @@ class Telemetry:
     def clocked(
         self, ranks: Sequence[RankSamples], devices: Sequence[int]
     ) -> tuple[RankSamples, ...]:
-        """The ranks with the clocks of their GPUs; rank k has ``devices[k]``, or k without any."""
+        """The ranks with the clocks of their GPUs; rank k has ``devices[k]``."""
         return clocks.clocked(self._csv, ranks, devices) if self._gpus else tuple(ranks)
 
     def doubts(self, ranks: Sequence[RankSamples]) -> list[Doubt]:

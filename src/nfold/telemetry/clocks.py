@@ -17,18 +17,16 @@ HELD = {POWER_CAPPED: "at its power limit", **THROTTLED}
 
 
 def clocked(
-    csv: Path, ranks: Sequence[RankSamples], devices: Sequence[int] = ()
+    csv: Path, ranks: Sequence[RankSamples], devices: Sequence[int]
 ) -> tuple[RankSamples, ...]:
     """The ranks, every window with the clock of its GPU by the rows that were taken in it.
 
-    Rank k has GPU ``devices[k]``, or k without any. A clock is read at one moment: a row speaks
+    Rank k has GPU ``devices[k]``. A clock is read at one moment: a row speaks
     for that, not for the time since the row before.
     """
     found = rows(csv)
     times = [row[columns.MONOTONIC] or 0.0 for row in found]
-    return tuple(
-        _clocked(rank, devices[rank.rank] if devices else rank.rank, found, times) for rank in ranks
-    )
+    return tuple(_clocked(rank, devices[rank.rank], found, times) for rank in ranks)
 
 
 def _clocked(

@@ -37,7 +37,7 @@ def _said(ranks: Sequence[RankSamples]) -> list[list[tuple[float | None, str]]]:
 def test_a_window_has_the_clock_that_was_read_in_it(tmp_path: Path) -> None:
     csv = tmp_path / "telemetry.csv"
     _write(csv, *[[(1980, 0), (1700 + 10 * second, 0x04)] for second in range(6)])
-    found = clocked(csv, [_rank(0, 0.5, 7), _rank(1, 0.9, 2.5)])
+    found = clocked(csv, [_rank(0, 0.5, 7), _rank(1, 0.9, 2.5)], (0, 1))
     assert _said(found) == [
         [(1980.0, ""), (None, "")],
         [(1715.0, "at its power limit"), (1735.0, "at its power limit")],
@@ -57,11 +57,11 @@ def test_what_holds_it_back_for_less_than_half_of_the_time_is_not_told(tmp_path:
     long = RankSamples(
         rank=0, device="", windows=(Window(start_s=0, seconds=2, steps=1, samples=1),)
     )
-    assert _said(clocked(csv, [long])) == [[(1910.0, "")]]
+    assert _said(clocked(csv, [long], (0,))) == [[(1910.0, "")]]
 
 
 def test_a_card_that_says_nothing_has_no_clock(tmp_path: Path) -> None:
     csv = tmp_path / "telemetry.csv"
     _write(csv, [(None, 0)], [(None, 0)], [(None, 0)])
-    assert _said(clocked(csv, [_rank(0, 0.5)])) == [[(None, "")]]
-    assert _said(clocked(tmp_path / "none.csv", [_rank(0, 0.5)])) == [[(None, "")]]
+    assert _said(clocked(csv, [_rank(0, 0.5)], (0,))) == [[(None, "")]]
+    assert _said(clocked(tmp_path / "none.csv", [_rank(0, 0.5)], (0,))) == [[(None, "")]]

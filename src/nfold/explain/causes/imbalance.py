@@ -70,7 +70,7 @@ class Imbalance(Cause):
         if moved is None:
             both = "compare its device and its share of the data"
             return f"rank {slow} is slow: {clock or both}"
-        return f"device {slow} is slow: {clock or 'look at its temperature, or leave it out'}"
+        return f"device {slow} is slow: {clock or _unclear(ladder)}"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """No edit of the plan, but a run that tells a slow device from slow data."""
@@ -80,6 +80,13 @@ class Imbalance(Cause):
 def turned(ladder: Ladder) -> tuple[int, ...]:
     """Every rank on its neighbour's device."""
     return (*range(1, ladder.devices), 0)
+
+
+def _unclear(ladder: Ladder) -> str:
+    """What to look at where a device's clock is not known, or does not explain it."""
+    if ladder.clocks:
+        return "its clock is not: look at its links and what else runs there, or leave it out"
+    return "look at its clock and temperature, or leave it out"
 
 
 def _paused_ms(ladder: Ladder, view: View, slow: int) -> float | None:
