@@ -16,17 +16,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import traced
+from asking_nfold import explained
 from diagnosis_score import Case, table
 from own_clock import Doses
 from planted_target import Planted, importing
@@ -82,29 +81,18 @@ def _case(asked: argparse.Namespace, target: Target, doses: Doses, seed: int) ->
     if asked.tool == "traceml":
         assert isinstance(target, Script)
         return traced.case(target, doses)
-    found = _explained(asked, target.command(), target.environment(doses, seed))
+    found = explained(
+        target.command(),
+        asked.budget,
+        python=asked.python,
+        environment={"PYTHONPATH": importing(), **target.environment(doses, seed)},
+        verbose=asked.verbose,
+    )
     if asked.keep:
         asked.keep.mkdir(parents=True, exist_ok=True)
         name = "-".join([target.name, *(f"{c}-{ms:g}" for c, ms in doses.items()), str(seed)])
         (asked.keep / f"{name.replace(' ', '-')}.json").write_text(json.dumps(found, indent=1))
     return read(target.name, found, target.injected(doses, found), strong=target.strong)
-
-
-def _explained(asked: argparse.Namespace, command: list[str], environment: dict[str, str]) -> Any:
-    """The object that ``nfold explain --json`` prints, from a fresh results folder."""
-    with tempfile.TemporaryDirectory() as results:
-        told = ["--json", "--no-report", "--budget", asked.budget, "--results", results]
-        target, *rest = command
-        done = subprocess.run(
-            [asked.python, "-m", "nfold", "explain", target, *told, *rest],
-            env={**os.environ, "PYTHONPATH": importing(), **environment},
-            stdout=subprocess.PIPE,
-            stderr=None if asked.verbose else subprocess.PIPE,
-            text=True,
-        )
-    if done.returncode:
-        raise RuntimeError(f"exit status {done.returncode}: {(done.stderr or '')[-2000:]}")
-    return json.loads(done.stdout)
 
 
 def read(target: str, found: Any, injected: dict[str, float], *, strong: bool) -> Case:

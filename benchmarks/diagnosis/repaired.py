@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 
 import diagnose
 import traced
+from asking_nfold import explained
 from gained import Clocked, Script
 
 from nfold.stats import middle
@@ -147,22 +147,17 @@ def verdict(name: str, devices: str, faulty: Any, fixed: Any = None) -> Verdict:
 
 
 def _explained(name: str, asked: argparse.Namespace, budget: str, arguments: list[str]) -> Any:
-    with tempfile.TemporaryDirectory() as results:
-        told = ["--devices", asked.on, "--json", "--no-report", "--budget", budget]
-        done = subprocess.run(
-            [asked.python, "-m", "nfold", "explain", str(FOLDER / f"{name}.py"), *told,
-             "--results", results, "--", *arguments],
-            env=_environment(asked),
-            stdout=subprocess.PIPE,
-            stderr=None if asked.verbose else subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"exit status {done.returncode}: {(done.stderr or '')[-2000:]}")
+    found = explained(
+        [str(FOLDER / f"{name}.py"), "--devices", asked.on, "--", *arguments],
+        budget,
+        python=asked.python,
+        environment=_devices(asked),
+        verbose=asked.verbose,
+    )
     if asked.keep:
         asked.keep.mkdir(parents=True, exist_ok=True)
-        (asked.keep / f"{name}.json").write_text(done.stdout)
-    return json.loads(done.stdout)
+        (asked.keep / f"{name}.json").write_text(json.dumps(found, indent=1))
+    return found
 
 
 def _traced(name: str, asked: argparse.Namespace) -> Verdict:
@@ -175,7 +170,7 @@ def _traced(name: str, asked: argparse.Namespace) -> Verdict:
             asked.python,
             ranks,
             ["--epochs", str(asked.epochs), *asked.argument],
-            _environment(asked),
+            {**os.environ, **_devices(asked)},
         )
     status, said = traced.verdict(summary)
     cause = traced.VERDICTS.get(status)
@@ -183,9 +178,9 @@ def _traced(name: str, asked: argparse.Namespace) -> Verdict:
     return Verdict(script=name, devices=asked.on, tool="traceml", named=named, said=said)
 
 
-def _environment(asked: argparse.Namespace) -> dict[str, str]:
-    cpu = {"CUDA_VISIBLE_DEVICES": ""} if asked.on.startswith("cpu") else {}
-    return {**os.environ, **cpu}
+def _devices(asked: argparse.Namespace) -> dict[str, str]:
+    """On CPU devices a script must see no GPU."""
+    return {"CUDA_VISIBLE_DEVICES": ""} if asked.on.startswith("cpu") else {}
 
 
 def table(found: list[Verdict]) -> list[str]:

@@ -13,10 +13,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from statistics import median
 from typing import Any
+
+from asking_nfold import explained
 
 from nfold.amounts import bounds
 from nfold.stats import bootstrap
@@ -58,13 +59,10 @@ def alone(*, kept: bool) -> float:
     return median(json.loads(done.stdout))
 
 
-def explained() -> tuple[float, float]:
+def by_nfold() -> tuple[float, float]:
     """The same by nfold, with real batches and with those that are given again."""
-    with tempfile.TemporaryDirectory() as results:
-        told = [sys.executable, "-m", "nfold", "explain", __file__, "--devices", "cpu:1", "--json"]
-        told += ["--no-report", "--budget", "8s", "--results", results, "--", "--train", "1000000"]
-        done = subprocess.run(told, capture_output=True, check=True, text=True)
-    found = json.loads(done.stdout)
+    command = [__file__, "--devices", "cpu:1", "--", "--train", "1000000"]
+    found = explained(command, "8s")
     return _step_us(found["one_device"]), _step_us(found["device_bound"])
 
 
@@ -87,7 +85,7 @@ def main() -> None:
         return
     more: dict[str, list[float]] = {"real": [], "given again": []}
     for number in range(asked.repeats):
-        real, again = explained()
+        real, again = by_nfold()
         own, kept = alone(kept=False), alone(kept=True)
         more["real"].append(real - own)
         more["given again"].append(again - kept)
