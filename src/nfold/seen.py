@@ -95,15 +95,16 @@ class Traced:
 
     ``reordering_ms`` are those of each step in which a copy changes only the order of dimensions in
     memory, on a GPU with what lies between each such kernel and the one before;
-    ``in_convolutions_ms`` are those of them that convolutions make themselves. ``transposing_ms``
-    are those of a step, in the mean, in which cuDNN's own kernels do so around its convolutions.
+    ``in_operators_ms`` are those of them that operators on images make themselves, such as
+    convolutions and interpolations. ``transposing_ms`` are those of a step, in the mean, in which
+    cuDNN's own kernels do so around its convolutions.
     ``launches`` counts kernels and copies on a device in a step, ``busy_ms`` is how long any runs
     (None: there is no GPU), added up over devices; exchanges between devices are in neither.
     """
 
     steps: int
     reordering_ms: tuple[float, ...]
-    in_convolutions_ms: tuple[float, ...] = ()
+    in_operators_ms: tuple[float, ...] = ()
     transposing_ms: float = 0.0
     launches: float = 0.0
     busy_ms: float | None = None

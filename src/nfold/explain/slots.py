@@ -19,6 +19,8 @@ EVEN = 0.75
 """Of all distances from one pause to the next, multiples of one; else they are chance."""
 SEEN = 0.5
 """Of the pauses that there would be at one distance, at least."""
+UNCOUNTED = 2
+"""Backwards before nobody waits for an optimizer any more: the script has counted them."""
 UNKNOWABLE = {1, 2}
 """Of what comes after every second step nobody can say which of the two is usual."""
 
@@ -108,15 +110,20 @@ def _throughout(ordered: Sequence[int], steps: range) -> Throughout | None:
     """At the distance at which most of these come, or at multiples of it: a host that does not wait
     for its devices has no pause.
 
-    Two have a distance anyway: theirs counts from the script's first step, or from 0.
+    Two have a distance anyway: theirs counts from the script's first step, or from 0, also where
+    its first ones were no steps yet.
     """
     distances = [after - step for step, after in pairwise(ordered)]
     for one in sorted({*distances} - UNKNOWABLE, reverse=True):
         even = sum(distance % one == 0 for distance in distances) >= EVEN * len(distances)
         enough = len(ordered) >= SEEN * (len(steps) // one)
-        if even and enough and (len(ordered) > OFTEN or ordered[0] % one <= 1):
+        if even and enough and (len(ordered) > OFTEN or _begins(ordered[0], one)):
             return Throughout(steps, one)
     return None
+
+
+def _begins(first: int, distance: int) -> bool:
+    return (first + UNCOUNTED) % distance <= UNCOUNTED + 1
 
 
 def _anew(ordered: Sequence[int], passes: Passes) -> Anew | None:

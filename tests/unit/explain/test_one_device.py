@@ -360,7 +360,7 @@ def test_copies_of_a_script_s_own_are_told_beside_it() -> None:
 
 def test_copies_that_convolutions_make_are_worth_what_the_other_order_gains() -> None:
     """Of 3 ms a step convolutions make 2: without the other order, which costs 1.2 less."""
-    traced = Traced(steps=6, reordering_ms=(3.0,) * 6, in_convolutions_ms=(2.0,) * 6, busy_ms=9.0)
+    traced = Traced(steps=6, reordering_ms=(3.0,) * 6, in_operators_ms=(2.0,) * 6, busy_ms=9.0)
     found, made = of_script(
         dataclasses.replace(CONVOLVED, traced=traced), layout_ms={"channels_first": 1.2}
     )

@@ -170,8 +170,9 @@ def test_what_ranks_do_at_different_times_adds_up() -> None:
     assert _found(_rank(0, first, late), _rank(1, second, late)).ms == pytest.approx(15.0)
 
 
-@pytest.mark.parametrize("after", [(45, 90), (46, 91)])
+@pytest.mark.parametrize("after", [(45, 90), (46, 91), (43, 88), (44, 89)])
 def test_two_that_a_script_counts_recur(after: tuple[int, ...]) -> None:
+    """The last two of a script without an optimizer: its first two backwards are no steps."""
     late = dict.fromkeys(after, 90.0)
     assert _found(_rank(0, late, late), _rank(1, {}, late)).ms == pytest.approx(2.0)
 

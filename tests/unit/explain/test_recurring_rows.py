@@ -7,11 +7,15 @@ from typing import Any, Literal
 
 import pytest
 
+import made
 from explaining import HOST, SECONDS, explained, script_runner, target
 from nfold.budget import Budget
 from nfold.explain.budget import budget
+from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.ladder import Ladder
 from nfold.explain.script import first_look
+from nfold.explain.view import View
 from nfold.finding import Finding
 from nfold.frameworks.simulated import Script
 from nfold.plan import Plan
@@ -172,3 +176,20 @@ def test_what_rank_0_does_beyond_the_others_is_told_once() -> None:
     lost = {row.cause: row.lost_ms.value for row in found.single}
     assert lost["imbalance"] == pytest.approx(3)
     assert lost["epoch-boundary"] == pytest.approx(2)
+
+
+def test_what_only_one_device_alone_has_is_told_with_how_often_it_comes() -> None:
+    ladder = Ladder(plan=made.plan(HOST, devices=2, batch=16), seen=DDP, scaling="weak")
+    full, one = ladder.full(), ladder.one
+    known = {
+        (full, "step"): 10.0,
+        (one, "step"): 10.0,
+        (full, "recurring"): 0.0,
+        (one, "recurring"): 1.5,
+        (one, "every"): 72.0,
+    }
+    assert (
+        EpochBoundary()
+        .single_fix(ladder, View(known))
+        .startswith("train.py:31: 108 ms come after one step in 72")
+    )

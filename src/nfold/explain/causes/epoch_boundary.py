@@ -144,19 +144,22 @@ class EpochBoundary(Cause):
         """Words, for the larger part."""
         usual = between_ms(ladder, view)
         if ladder.seen is None or 2 * usual < self.single_ms(ladder, view):
-            return self.fix(ladder, view)
+            return self._words(ladder, view, ladder.one)
         return pausing.after_every_step(ladder, usual)
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words, for the larger part."""
-        full = ladder.full()
-        gap = view.gap(full) if view.has_gap(full) else 0.0
-        within = view.recurring(full) if self.recurs(ladder, view) else 0.0
+        return self._words(ladder, view, ladder.full())
+
+    def _words(self, ladder: Ladder, view: View, rung: Rung) -> str:
+        """By what is known of a rung."""
+        gap = view.gap(rung) if view.has_gap(rung) else 0.0
+        within = view.recurring(rung) if self.recurs(ladder, view) else 0.0
         if ladder.seen is not None and within > gap:
-            every = view.every(full) or view.every(ladder.one) or 1.0
+            every = view.every(rung) or view.every(ladder.one) or 1.0
             return pausing.after_some_steps(ladder, every, within * every)
         if ladder.seen is not None:
-            waits = 2 * view.first_wait(full) > gap
+            waits = 2 * view.first_wait(rung) > gap
             return pausing.between_epochs(ladder.seen, waits=waits, ranks=ladder.paused_at)
         return (
             "keep loader workers alive between epochs (persistent_workers), and evaluate and log "

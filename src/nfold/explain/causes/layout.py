@@ -56,12 +56,12 @@ class Layout(Cause):
     def _copied(self, ladder: Ladder) -> Interval:
         """In a script's copies: the mean over traced steps, and the least and most of any.
 
-        Not in those of convolutions themselves, where the other layout is tried.
+        Not in those of operators on images themselves, where the other layout is tried.
         """
         traced = ladder.seen.traced if ladder.seen is not None else None
         if traced is None:
             return Interval(0.0, 0.0, 0.0)
-        own = traced.in_convolutions_ms if _transposed(ladder) else ()
+        own = traced.in_operators_ms if _transposed(ladder) else ()
         pairs = zip_longest(traced.reordering_ms, own, fillvalue=0.0)
         each = [(every - theirs) / ladder.split for every, theirs in pairs]
         return Interval(fmean(each), min(each), max(each)) if each else Interval(0.0, 0.0, 0.0)
@@ -85,12 +85,14 @@ class Layout(Cause):
 
 
 def _transposed(ladder: Ladder) -> bool:
-    """Whether what a script's convolutions compute is transposed for them, and not a little."""
+    """Whether what a script's convolutions compute, and what follows them, is transposed for them,
+    and not a little.
+    """
     seen = ladder.seen
     if seen is None or seen.traced is None or seen.channels_last or not seen.convolutions:
         return False
     traced = seen.traced
-    theirs = traced.transposing_ms + fmean(traced.in_convolutions_ms or (0.0,))
+    theirs = traced.transposing_ms + fmean(traced.in_operators_ms or (0.0,))
     return theirs > FLOOR * (traced.busy_ms or ladder.step_ms or 0.0)
 
 

@@ -1,8 +1,9 @@
 """Functions of the script's own that make its batches, where no DataLoader does.
 
 They are found in the warm-up: the last one that returned what a model was then called with, and
-before it those that made what it was given on the host. From then on their code is another one,
-which gives what they returned first again where a step's input is left out.
+before it those that made what it was given on the host. What a function made of something that has
+a gradient is a state that a model hands on to itself, and no batch. From then on their code is
+another one, which gives what they returned first again where a step's input is left out.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class Making:
         self._given: dict[int, list[Tensor]] = {}
         self._calls: Counter[CodeType] = Counter()
         self._fed: dict[tuple[CodeType, ...], tuple[Returned, ...]] = {}
+        self._hands_on = set[CodeType]()
+        self._state: deque[weakref.ref[Tensor]] = deque(maxlen=REMEMBERED)
         self._steps = 0
         self._found: tuple[Returned, ...] = ()
         self._replaced: list[tuple[FunctionType, CodeType]] = []
@@ -94,9 +97,10 @@ class Making:
         self._looking = False
         self._returned.clear()
         self._given.clear()
+        fed = [made for codes, made in self._fed.items() if not self._hands_on & {*codes}]
         # Of several functions that each make a part none is the batch's.
-        if len(self._fed) == 1:
-            (found,) = self._fed.values()
+        if len(fed) == 1:
+            (found,) = fed
             if all(map(self._replaceable, found)):
                 self._found = found
 
@@ -121,6 +125,10 @@ class Making:
                 self._given[id(frame)] = at_hand
             return
         given, tensors = self._given.pop(id(frame), None), list(tensors_of(value))
+        if any(one.requires_grad for one in given or ()):
+            self._hands_on.add(code)
+            self._state.extend(map(weakref.ref, tensors))
+            return
         if given is not None and tensors and not any(one.requires_grad for one in tensors):
             self._calls[code] += 1
             self._returned.append(
@@ -135,10 +143,12 @@ class Making:
             )
 
     def fed(self, given: Any) -> None:
-        """A model that trains is called with this."""
+        """A model that trains is called with this: with a batch, and what it hands on to itself."""
         if not self._looking:
             return
-        one, made = self._last(tensors_of(given)), list[Returned]()
+        state = {id(ref()) for ref in self._state}
+        batch = (one for one in tensors_of(given) if id(one) not in state)
+        one, made = self._last(batch), list[Returned]()
         while one is not None:
             # What changes batches on a device is its work, not the host's.
             made = made if one.given_on_device else [one, *made]

@@ -30,7 +30,12 @@ TRANSPOSING = re.compile("nchwtonhwc|nhwctonchw|transpose", re.IGNORECASE)
 """Kernels of cuDNN's that are named for it."""
 ELSEWHERE = re.compile("nccl", re.IGNORECASE)
 """Kernels in which a device waits for others."""
-COPY, CONVOLUTION = "aten::copy_", "convolution"
+COPY = "aten::copy_"
+ON_IMAGES = re.compile(
+    "convolution|upsample|pool|batch_?norm|group_?norm|grid_?sampl", re.IGNORECASE
+)
+"""Operators that take images in either order, and write them out in the other one where an operator
+before them left them so."""
 MATRIX = 2
 """Dimensions of what a product may want the other way round."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -119,14 +124,14 @@ def read(events: Sequence[Event], *, cuda: bool) -> Traced | None:
         transposing = [(float(op["ts"]), e["dur"]) for e, op in told if _transposes(e)]
     else:
         reordering = [(float(e["ts"]), e["dur"]) for e in operations.values() if _reorders(e)]
-    own_copies = _within(reordering, operations.values())
+    inside_operators = _within(reordering, operations.values())
     own = [e for e in kernels if not ELSEWHERE.search(e["name"])]
     begin, end = marks[1], marks[-1]
     inside = [e for e in own if begin <= float(operations.get(_number(e), e)["ts"]) < end]
     return Traced(
         steps=len(steps),
         reordering_ms=tuple(_between(reordering, *step) for step in steps),
-        in_convolutions_ms=tuple(_between(own_copies, *step) for step in steps),
+        in_operators_ms=tuple(_between(inside_operators, *step) for step in steps),
         transposing_ms=_between(transposing, begin, end) / len(steps),
         launches=len(inside) / len(steps),
         busy_ms=_union(inside) / 1e3 / len(steps) if kernels else None,
@@ -143,9 +148,11 @@ def _number(event: Event) -> Any:
 
 
 def _within(found: Iterable[Taken], operations: Iterable[Event]) -> list[Taken]:
-    """Those that began while a convolution, forward or backward, was computed."""
+    """Those that began while an operator on images, forward or backward, was computed."""
     spans = sorted(
-        (float(e["ts"]), float(e["ts"]) + e["dur"]) for e in operations if CONVOLUTION in e["name"]
+        (float(e["ts"]), float(e["ts"]) + e["dur"])
+        for e in operations
+        if ON_IMAGES.search(e["name"])
     )
     begins = [begin for begin, _ in spans]
     ends = list(accumulate((end for _, end in spans), max))

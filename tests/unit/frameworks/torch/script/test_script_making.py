@@ -143,6 +143,40 @@ def test_a_function_inside_another_is_stood_in_for() -> None:
     assert own().shape == (6, FEATURES)
 
 
+def repackage(state: Any) -> Any:
+    """In the manner of a language model: the state goes on, its gradients do not."""
+    return state.detach() if isinstance(state, Tensor) else tuple(repackage(one) for one in state)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+
+    def forward(self, samples: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
+        answers: Tensor = self.inner(samples + sum(state))
+        return answers, (state[0] + answers.mean(), state[1])
+
+
+def test_what_hands_on_a_models_own_state_makes_no_batch() -> None:
+    """The first state has no gradient yet."""
+
+    def training() -> None:
+        module, state = Recurrent(), (torch.zeros(6, FEATURES), torch.zeros(6, FEATURES))
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(150):
+            samples, labels = get_batch()
+            state = repackage(state)
+            answers, state = module(samples, state)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(answers, labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    maker = watched(training, script_task()).seen.maker
+    assert maker is not None
+    assert maker.names == ("get_batch",)
+
+
 def augment(samples: Tensor) -> Tensor:
     CALLS.append("augment")
     return samples + torch.randn_like(samples)

@@ -91,7 +91,24 @@ def test_copies_that_convolutions_make_themselves_are_told_apart() -> None:
     found = read([*map(_mark, (0, 100, 200)), *copies, *more], cuda=False)
     assert found is not None
     assert found.reordering_ms == (0.02,)
-    assert found.in_convolutions_ms == (0.01,)
+    assert found.in_operators_ms == (0.01,)
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("aten::upsample_nearest2d", 0.005),
+        ("autograd::engine::evaluate_function: MaxPool2DWithIndicesBackward0", 0.005),
+        ("aten::native_batch_norm", 0.005),
+        ("aten::contiguous", 0.0),
+        ("aten::matmul", 0.0),
+    ],
+)
+def test_other_operators_on_images_make_some_as_well(name: str, inside: float) -> None:
+    operator = {"name": name, "cat": "cpu_op", "ts": 105, "dur": 40, "args": {"External id": 9}}
+    found = read([*map(_mark, (0, 100, 200)), _copy(1, 110, [FIRST, LAST]), operator], cuda=False)
+    assert found is not None
+    assert (found.reordering_ms, found.in_operators_ms) == ((0.005,), (inside,))
 
 
 class Permuting(nn.Module):
