@@ -109,13 +109,23 @@ def _in_turns(name: str, asked: argparse.Namespace, own: list[str]) -> Verdict:
     faulty: Script = [FOLDER / f"{name}.py", *asked.argument]
     fixed: Script = [FOLDER / f"{name}_fixed.py", *own]
     before = range(asked.turns // 2)
-    gains = [clocked.gain(number, faulty, fixed) for number in before]
+    gains = _gains(clocked, before, faulty, fixed)
     found = verdict(name, asked.on, _explained(name, asked, asked.budget, asked.argument))
-    rest = range(len(before), asked.turns)
-    gains += [clocked.gain(number, faulty, fixed) for number in rest]
+    gains += _gains(clocked, range(len(before), asked.turns), faulty, fixed)
     assert found.before is not None
-    achieved = found.before * middle(gains)
+    achieved = found.before * middle(gains) if gains else None
     return dataclasses.replace(found, achieved=achieved, gains=tuple(gains))
+
+
+def _gains(clocked: Clocked, turns: range, faulty: Script, fixed: Script) -> list[float]:
+    """Of every turn; one that fails is told, and loses nothing else."""
+    found = []
+    for number in turns:
+        try:
+            found.append(clocked.gain(number, faulty, fixed))
+        except RuntimeError as error:
+            print(f"own clock, turn {number + 1}: FAILED: {error}", file=sys.stderr, flush=True)
+    return found
 
 
 def verdict(name: str, devices: str, faulty: Any, fixed: Any = None) -> Verdict:

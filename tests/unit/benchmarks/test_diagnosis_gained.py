@@ -99,5 +99,11 @@ def test_turns_stand_before_and_after_the_explanation(monkeypatch: pytest.Monkey
     assert order == ["turn 0", "explained", "turn 1", "turn 2"]
     assert (found.gains, found.achieved, found.promised) == ((3.0, 4.0, 5.0), 4.0, 4.2)
     assert "| 4.20 | 3.00, 4.00, 5.00 |" in repaired.table([found])[-1]
+
+    def failing(*_: Any) -> float:
+        raise RuntimeError("it said nothing")
+
+    monkeypatch.setattr(gained.Clocked, "gain", failing)
+    assert repaired.judge("single", asked) == told, "what was explained is not lost"
     with pytest.raises(RuntimeError, match="no --turns"):
         repaired.judge("dataparallel", asked)
