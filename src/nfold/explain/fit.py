@@ -32,6 +32,8 @@ HOSTS = (False, True)
 """Ahead of their devices or not."""
 TOGETHER = ("step", "loading", "waiting")
 """Readings of the same windows: a loader that is slower makes the steps slower, too."""
+ENDS = ("gap", "first")
+"""Readings of the same ends of epochs: most of one may be waiting for a first batch."""
 Number = Callable[["View"], float]
 Left = dict[object, dict[int, dict[Rung, float]]]
 """Of rungs and of process trees, by round: what is left of every rung's step."""
@@ -113,12 +115,21 @@ class Fit:
         if draws is not None:
             errors = [self._error((key[0], number), draws, shared) for number in rounds]
             error = fmean(errors) * _wider(len(rounds))
-            error = shared.setdefault(key[0], error) if key[1] in TOGETHER else error
+            same = _same(key)
+            error = error if same is None else shared.setdefault(same, error)
         if key in self._sums:
-            sums = self._sums[key]
-            drawn = draws.choices(sums, k=len(sums)) if draws is not None else sums
-            return fmean(drawn) * math.exp(error)
+            return fmean(self._drawn_sums(key, draws, shared)) * math.exp(error)
         return math.exp(self._effects[key] + error)
+
+    def _drawn_sums(
+        self, key: Key, draws: random.Random | None, shared: dict[object, float]
+    ) -> Sequence[float]:
+        """Of what ends of epochs take and what of that is waited for, the same runs."""
+        sums, same = self._sums[key], _same(key)
+        if draws is None or same is None:
+            return sums if draws is None else draws.choices(sums, k=len(sums))
+        places = (shared.setdefault((same, n), draws.random()) for n in range(len(sums)))
+        return [sums[int(place * len(sums))] for place in places]
 
     def _error(self, run: Run, draws: random.Random, shared: dict[object, float]) -> float:
         """One run's: its process tree's, and its own where others had their turns in that."""
@@ -160,6 +171,14 @@ class Fit:
     def _of_host(self, members: Mapping[Rung, What], ahead: bool) -> dict[Rung, What]:
         """Those whose hosts are ahead of their devices, or the others."""
         return {r: value for r, value in members.items() if (r in self._ahead) == ahead}
+
+
+def _same(key: Key) -> object:
+    """Readings of a rung of which one is a part of the other have the same error; None: its own."""
+    rung, name = key
+    if name in TOGETHER:
+        return rung
+    return (rung, ENDS) if name in ENDS else None
 
 
 def _divided(

@@ -198,6 +198,20 @@ def test_a_gap_may_be_below_zero() -> None:
     assert (found.low, found.high) == pytest.approx((-0.1, 0.3))
 
 
+def test_what_is_not_waited_for_between_epochs_is_as_certain_as_both_are_together() -> None:
+    """20 and 26 ms a step, all but 1 of each for a first batch, in trees that differ by a tenth."""
+    table: dict[Key, dict[int, float]] = {
+        (FULL, "step"): {0: 10.0, 1: 11.0},
+        (FULL, "gap"): {0: 20.0, 1: 26.0},
+        (FULL, "first"): {0: 19.0, 1: 25.0},
+    }
+    fit = Fit(table, [])
+    rest = fit.interval(lambda view: view.gap(FULL) - view.first_wait(FULL))
+    whole = fit.interval(lambda view: view.gap(FULL))
+    assert (rest.low, rest.value, rest.high) == pytest.approx((1.0, 1.0, 1.0))
+    assert (whole.low, whole.value, whole.high) == pytest.approx((20.0, 23.0, 26.0))
+
+
 def test_rungs_are_one_object_each_and_equal_where_they_ask_the_same() -> None:
     assert LADDER.full() is LADDER.full()
     assert LADDER.full() == Rung(plan=LADDER.plan, ablation=Ablation())

@@ -12,6 +12,7 @@ from explaining import HOST, SECONDS, Memory, explained, ladder, runner, target
 from nfold.ablation import Ablation
 from nfold.budget import Budget
 from nfold.explain.budget import budget
+from nfold.explain.causes.input import Input
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.rung import Rung
 from nfold.frameworks.simulated import Script
@@ -216,3 +217,15 @@ def test_on_an_unsteady_host_the_real_run_has_another_tree_before_what_is_new(
     assert (measured.full() in second.rungs) == unsteady
     told = {doubt.kind for doubt in budget("digits", measured, experiment.measured).warnings}
     assert ("unsteady" in told) == unsteady
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_without_its_input_a_step_is_what_it_is_with_batches_given_again(seed: int) -> None:
+    """Of runs of which no two are alike: what other rungs scatter by is in no promise."""
+    noisy = {**COSTS, "noise": 0.02, "process_noise": 0.05, "noise_seed": seed, "in_turns": True}
+    experiment = Experiment(target(Script(**noisy)), Clock(SECONDS), Events())
+    asked = experiment.run(ladder(workers=4))
+    view = experiment.measured.fit().view
+    gone = view.step(asked.full()) - view.step(asked.full("replayed"))
+    assert gone > 0
+    assert Input().whole_ms(asked, view) == pytest.approx(gone)

@@ -76,12 +76,16 @@ class Input(Cause):
     def whole_ms(self, ladder: Ladder, view: View) -> float:
         """With what every pass over the data waits for its first batch: that is made as well.
 
-        No more than goes with the input: what comes to light then is another cause's.
+        What goes with the input of N devices that work together, less storage's part: what comes to
+        light then is another cause's, and what loaders do to other causes goes with them.
         """
-        lost = super().whole_ms(ladder, view)
-        if not _one_script(ladder) and ladder.devices > 1:
-            lost = min(lost, max(0.0, _of_ranks(ladder, view)))
-        return lost + self.first_ms(ladder, view)[0]
+        if _one_script(ladder) or ladder.devices == 1:
+            return super().whole_ms(ladder, view) + self.first_ms(ladder, view)[0]
+        gone = _of_ranks(ladder, view)
+        if _crowding(ladder, view):
+            gone -= Threads().in_input_ms(ladder, view)
+        gone -= self.divided_ms(ladder, view)[1] + self.divided_single_ms(ladder, view)[1]
+        return max(0.0, gone) + self.first_ms(ladder, view)[0]
 
     def first_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
         """Of a step on N devices what passes wait for their first batches: computed, and read.
