@@ -156,8 +156,13 @@ class Folder:
         write_json(self.path / f"seen-{seen.rank}.json", to_plain(seen))
 
     def read_seen(self) -> tuple[Seen, ...]:
-        """What every rank saw of a script, ordered by rank; empty where none came so far."""
-        found = [from_plain(Seen, value) for value in self._read_all("seen-*.json")]
+        """What every rank saw of a script, ordered by rank; empty where none came so far, or where
+        another version of nfold wrote what this one does not know: the script is looked at anew.
+        """
+        try:
+            found = [from_plain(Seen, value) for value in self._read_all("seen-*.json")]
+        except ValueError:
+            return ()
         return tuple(sorted(found, key=lambda seen: seen.rank))
 
     def samples_changed_ns(self) -> int:

@@ -8,6 +8,7 @@ from made import task
 from nfold.frameworks.base import Phase
 from nfold.measurement import Epoch, RankSamples
 from nfold.run.handoff import Failure, Folder, Heart
+from nfold.seen import Seen
 
 
 def test_a_task_comes_out_as_it_went_in(tmp_path: Path) -> None:
@@ -58,6 +59,15 @@ def test_samples_are_ordered_by_rank_and_replaced_whole(tmp_path: Path) -> None:
     assert [samples.rank for samples in found] == [2, 10]
     assert found[0].first_step_ms == 1.5
     assert not list(tmp_path.glob(".*"))
+
+
+def test_what_another_version_saw_of_a_script_is_nothing(tmp_path: Path) -> None:
+    folder, seen = Folder(tmp_path), Seen(steps=40, rank=1)
+    folder.write_seen(seen)
+    assert folder.read_seen() == (seen,)
+    file = tmp_path / "seen-1.json"
+    file.write_text(file.read_text().replace('"steps"', '"steps_then"'))
+    assert folder.read_seen() == ()
 
 
 def test_the_earliest_failure_comes_first(tmp_path: Path) -> None:
