@@ -90,6 +90,10 @@ class Ablation:
         """Whether ranks still wait for each other in every step."""
         return self.exchange != "none" and (not self.independent or self.late_exchange)
 
+    def device_of(self, rank: int, local_rank: int) -> int:
+        """The device that a rank drives, by its place on its host."""
+        return self.devices[rank] if self.devices else self.device + local_rank
+
     def merged(self, other: Ablation) -> Ablation:
         """What both leave out; where both say something, ``other`` counts."""
         return dataclasses.replace(self, **_said(other))

@@ -32,12 +32,10 @@ def clocks(found: Iterable[Measurement], devices: int) -> tuple[Clock, ...]:
     said: dict[int, list[Clock]] = {}
     for one in found:
         out = one.ablation
-        if out is None or len(one.ranks) != devices:
-            continue
-        if not (out.independent or out.exchange == "none"):
+        if out is None or out.coupled or len(one.ranks) != devices:
             continue
         for rank in one.ranks:
-            device = out.devices[rank.rank] if out.devices else rank.rank
+            device = out.device_of(rank.rank, rank.rank)
             looks = (Clock(w.clock_mhz, w.clock_held) for w in rank.windows if w.clock_mhz)
             said.setdefault(device, []).extend(looks)
     each = [said.get(device, []) for device in range(devices)]

@@ -126,8 +126,10 @@ class Fit:
     ) -> Sequence[float]:
         """Of what ends of epochs take and what of that is waited for, the same runs."""
         sums, same = self._sums[key], _same(key)
-        if draws is None or same is None:
-            return sums if draws is None else draws.choices(sums, k=len(sums))
+        if draws is None:
+            return sums
+        if same is None:
+            return draws.choices(sums, k=len(sums))
         places = (shared.setdefault((same, n), draws.random()) for n in range(len(sums)))
         return [sums[int(place * len(sums))] for place in places]
 

@@ -105,7 +105,7 @@ def seen(task: Task) -> Task:
     left_out, rank = task.left_out, task.rank
     if not left_out:
         return task
-    local = left_out.devices[rank] if left_out.devices else task.local_rank + left_out.device
+    local = left_out.device_of(rank, task.local_rank)
     own = dataclasses.replace(
         task,
         plan=_edited(task.plan, left_out),

@@ -103,7 +103,7 @@ def _driven(task: Task) -> int:
 def device_index(task: Task) -> int:
     """Which of the plan's devices this rank drives."""
     left_out = task.left_out
-    return left_out.devices[task.rank] if left_out.devices else task.local_rank + left_out.device
+    return left_out.device_of(task.rank, task.local_rank)
 
 
 def environment(task: Task, visible: str | None) -> dict[str, str]:
