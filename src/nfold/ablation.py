@@ -23,7 +23,8 @@ class Ablation:
     """The parts of a run that an experiment leaves out. The empty one leaves out nothing.
 
     ``input``: the first batches again, kept on the host or on the device. ``exchange`` of
-    gradients: none, or a barrier (one element a bucket, in the same order). ``independent``:
+    gradients: none, a barrier (one element a bucket, in the same order), or half of the bytes of
+    a script's DistributedDataParallel. ``independent``:
     every device trains by itself, all at the same time. ``device`` is which device a plan for
     one is run on. ``augmentation`` and ``synchronised_batch_norm`` can be left out, ``captured``
     replays the step as a CUDA graph, ``threads`` is what a rank computes with on the host and
@@ -44,7 +45,7 @@ class Ablation:
     """
 
     input: Literal["real", "replayed", "resident"] = "real"
-    exchange: Literal["real", "none", "barrier"] = "real"
+    exchange: Literal["real", "none", "barrier", "half"] = "real"
     independent: bool = False
     device: int = 0
     augmentation: bool = True
@@ -112,6 +113,10 @@ class Ablation:
             (
                 self.exchange != "real" and plan.strategy == "dp",
                 "nn.DataParallel adds gradients up inside its one process",
+            ),
+            (
+                self.exchange == "half" and plan.strategy != "ddp",
+                "only DistributedDataParallel has a hook that sends half",
             ),
             (self.independent and one, "one device has no other to be independent of"),
             (self.independent and plan.strategy == "dp", "nn.DataParallel has one process"),

@@ -132,8 +132,11 @@ class Seen:
     ``alloc_retries`` counts, of a step after the warm-up, how often a GPU had no memory left, so
     that the allocator gave back what it kept and asked again.
 
+    ``followed`` says whether calls of its model are noticed after the warm-up as well.
+
     ``unused_parameter_bytes`` are those that DDP found without a gradient in a step, where it is
-    told to look for them.
+    told to look for them. ``comm_hook`` is the name of the hook that it sends gradients with, ""
+    without one, and ``sparse_gradient_bytes`` are those of parameters whose gradients are sparse.
 
     ``places`` are lines of the user's code, the most frequent first, by what happens there:
     ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``,
@@ -168,6 +171,8 @@ class Seen:
     buffers: int = 0
     buffer_bytes: int = 0
     bucket_bytes: tuple[int, ...] = ()
+    comm_hook: str = ""
+    sparse_gradient_bytes: int = 0
     exchanges: float = 0.0
     collectives: tuple[Collective, ...] = ()
     copies: Copies = field(default_factory=Copies)
@@ -179,6 +184,7 @@ class Seen:
     compiled: bool = False
     epoch_wait_ms: float = 0.0
     channels_last: bool = False
+    followed: bool = False
     threads: int = 1
     peak_memory_bytes: int | None = None
     alloc_retries: float = 0.0
@@ -191,6 +197,12 @@ class Seen:
     def by_hand(self) -> bool:
         """Whether the script updates its parameters itself: ``Backward`` stands for that."""
         return self.optimizers == (BY_HAND,)
+
+    @property
+    def sends_whole(self) -> bool:
+        """Whether DDP sends dense gradients of 4 bytes as they are: half of them can be sent."""
+        dense = self.parallel == "ddp" and not self.sparse_gradient_bytes
+        return dense and not self.comm_hook and self.parameter_bytes == 4 * self.parameter_count
 
     @property
     def rebatches(self) -> bool:

@@ -87,3 +87,13 @@ def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:
     assert found["warnings"][0]["kind"] == "headline"
     assert found["one_device"]["samples_per_s"]["value"] > 0
     assert "log.txt" in str(found["warnings"])
+
+
+def test_batches_that_a_sampler_of_the_script_s_own_makes_are_left_as_they_are(
+    tmp_path: Path,
+) -> None:
+    """No two have as many samples, and the gradients of their words are sparse."""
+    found = explained(tmp_path, "bucketed.py", "1s")
+    assert found["one_device"]["samples_per_s"]["value"] > 0
+    assert found["n_devices"]["samples_per_s"]["value"] > 0
+    assert found["wrong"] == []

@@ -141,6 +141,13 @@ def test_what_had_a_turn_before_the_script_failed_is_kept(tmp_path: Path) -> Non
     assert "accuracy" in real.cause.text
 
 
+def test_ranks_that_send_half_of_the_bytes_stay_alike(tmp_path: Path) -> None:
+    turns = (Ablation(), Ablation(exchange="half"))
+    found, _ = _measured(tmp_path, "usual", steps=10, turns=turns)
+    assert found.status == "ok", found.cause
+    assert len({rank.parameter_checksum for rank in found.ranks}) == 1
+
+
 def test_independent_ranks_are_worlds_of_their_own(tmp_path: Path) -> None:
     found, folder = _measured(tmp_path, "usual", Ablation(independent=True))
     assert found.status == "ok", found.cause

@@ -69,6 +69,7 @@ def test_two_ablations_leave_out_what_either_does() -> None:
         (Ablation(exchange="none"), {"devices": 1}, "one device exchanges"),
         (Ablation(independent=True), {"devices": 1}, "no other"),
         (Ablation(exchange="barrier"), {"devices": 2, "strategy": "dp"}, "DataParallel"),
+        (Ablation(exchange="half"), {"devices": 2, "strategy": "nfold"}, "a hook that sends half"),
         (Ablation(independent=True), {"devices": 2, "strategy": "dp"}, "one process"),
         (Ablation(input="replayed"), {"devices": 2, "input": "resident"}, "on the device"),
         (Ablation(device=1), {"devices": 2}, "plan on one device"),

@@ -118,29 +118,18 @@ def copies(seen: Seen) -> str:
 
 def larger_batch(seen: Seen, also: str = "") -> str:
     """More work a step."""
-    return fed_at(seen, f"a larger {wording.of(seen).batch}{also}")
+    return fed_at(seen, f"a larger {_batch(seen)}{also}")
 
 
 def allocator(seen: Seen) -> str:
     """Memory that grows in place, or less of it."""
-    less = fed_at(seen, f"a smaller {wording.of(seen).batch}")
+    less = fed_at(seen, f"a smaller {_batch(seen)}")
     return f"{EXPANDABLE}, or {less} ({seen.alloc_retries:.1f} allocator retries a step)"
 
 
-def bytes_sent(seen: Seen) -> str:
-    """Fewer gradient bytes."""
-    if seen.parallel == "fsdp":
-        return (
-            "shard less (reshard_after_forward=False), or not at all: DistributedDataParallel, if "
-            "the model fits a device"
-        )
-    if seen.parallel != "ddp":
-        own = seen.first("collective")
-        by_hand = seen.parallel == "other" and own is not None and own.inside is None
-        text = "DistributedDataParallel, which sends while backward goes on; or " * by_hand
-        return at(seen.first_place("collective"), f"{text}send less: bf16, or less often")
-    words = wording.of(seen)
-    return at(words.place(seen, "wrapper"), words.less_sent)
+def _batch(seen: Seen) -> str:
+    """As a setting, or a word where the data set or a sampler decides how large it is."""
+    return wording.of(seen).batch if seen.rebatches or seen.loader is None else "batch"
 
 
 def buffers(seen: Seen) -> str:
@@ -203,7 +192,8 @@ def process_each(seen: Seen, devices: int) -> str:
         place = seen.first_place("wrapper")
         return at(place, f"DistributedDataParallel in place of DataParallel, {start}")
     place = seen.first_place("model") or seen.first_place("step")
-    return at(place, words.process + start)
+    share = "a DistributedSampler" if seen.loader is not None else "its own part of the work a rank"
+    return at(place, words.process.format(share) + start)
 
 
 def way(seen: Seen) -> str:

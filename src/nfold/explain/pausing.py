@@ -125,11 +125,14 @@ def after_some_steps(ladder: Ladder, every: float, cost_ms: float) -> str:
 
 
 def after_every_step(ladder: Ladder, usual_ms: float) -> str:
-    """What the host does after every step before it asks for the next batch."""
+    """What the host does after every step until it asks for the next batch, or has it."""
     assert ladder.seen is not None
-    text = f"{usual_ms:.1f} ms pass after every step before the next batch is asked for"
-    found = there(ladder.paused_at, "after a step")
-    return _at_line(ladder.seen, found, text, "do less there, or less often")
+    until = "the next batch is asked for" if ladder.feeds else "its model is called again"
+    text = f"{usual_ms:.1f} ms pass after every step before {until}"
+    found, change = there(ladder.paused_at, "after a step"), "do less there, or less often"
+    if not ladder.feeds:
+        change += " (a batch made there: in a DataLoader's workers)"
+    return _at_line(ladder.seen, found, text, change)
 
 
 def of_rank(ladder: Ladder, rank: int, more_ms: float) -> str:

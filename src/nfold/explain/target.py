@@ -96,11 +96,13 @@ class WorkloadTarget:
         return str(self.workload)
 
     def knowing(self, seen: Seen) -> WorkloadTarget:
-        """Told of the generators that make batches."""
-        generators = seen.maker.generators if seen.maker is not None else ()
-        return dataclasses.replace(
-            self, options=dataclasses.replace(self.options, generators=generators)
+        """Told what makes the batches: generators, or what decides how large they are."""
+        options = dataclasses.replace(
+            self.options,
+            generators=seen.maker.generators if seen.maker is not None else (),
+            own_batches=not seen.rebatches,
         )
+        return dataclasses.replace(self, options=options)
 
     def refuses(self, rung: Rung) -> str | None:
         """What the framework says."""

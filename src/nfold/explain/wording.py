@@ -28,7 +28,11 @@ class Wording:
     compiled: str = "torch.compile(model)"
     replayed: str = "torch.compile(model, mode='reduce-overhead')"
     moved: str = ".to(device, non_blocking=True)"
-    less_sent: str = "send half: model.register_comm_hook(None, bf16_compress_hook)"
+    half: str = "send half: model.register_comm_hook(None, {0}_compress_hook)"
+    less_sent: str = (
+        "send less often: an optimizer step after several batches, all but the last in "
+        "model.no_sync()"
+    )
     several: str = "an optimizer step after several batches"
     last_only: str = "all forwards and backwards but the last in model.no_sync()"
     rarely: str = "evaluate, log and save less often"
@@ -36,7 +40,7 @@ class Wording:
         "DataLoader(..., sampler=DistributedSampler(dataset)), and set_epoch in every epoch"
     )
     batch_norm: str = "BatchNorm in place of SyncBatchNorm, if the training allows it"
-    process: str = "DistributedDataParallel(model), a DistributedSampler, "
+    process: str = "DistributedDataParallel(model), {}, "
     reads: str = ""
     gathers: str = ""
 
@@ -64,6 +68,7 @@ TRANSFORMERS = Wording(
     compiled="TrainingArguments(..., torch_compile=True)",
     replayed="TrainingArguments(..., torch_compile_mode='reduce-overhead')",
     moved='TrainingArguments(..., accelerator_config={"non_blocking": True})',
+    half="",
     less_sent="send less often: TrainingArguments(..., gradient_accumulation_steps=2)",
     several="gradient_accumulation_steps=2",
     rarely="larger eval_steps, logging_steps and save_steps",
@@ -77,7 +82,8 @@ LIGHTNING = Wording(
     told=frozenset({"wrapper", "copy", "step"}),
     wrapper="Trainer(..., strategy=DDPStrategy({}))",
     moved="fewer bytes a sample: uint8, made floats on the device",
-    less_sent="send half: Trainer(..., strategy=DDPStrategy(ddp_comm_hook=bf16_compress_hook))",
+    half="send half: Trainer(..., strategy=DDPStrategy(ddp_comm_hook={0}_compress_hook))",
+    less_sent="send less often: Trainer(..., accumulate_grad_batches=2)",
     several="accumulate_grad_batches=2",
     last_only="Trainer(..., accumulate_grad_batches=N): only the last of N is exchanged",
     rarely="a larger check_val_every_n_epoch or val_check_interval, log and save less often",
@@ -90,7 +96,9 @@ FABRIC = Wording(
     told=frozenset({"wrapper"}),
     wrapper="Fabric(..., strategy=DDPStrategy({}))",
     moved="fewer bytes a sample: uint8, made floats on the device",
-    less_sent="send less often: an optimizer step after several batches",
+    half="",
+    less_sent="send less often: an optimizer step after several batches, all but the last in "
+    "fabric.no_backward_sync(model)",
     last_only="all forwards and backwards but the last in fabric.no_backward_sync(model)",
     divided="fabric.setup_dataloaders(loader)",
     process="Fabric(..., strategy='ddp'), ",
@@ -100,8 +108,10 @@ ACCELERATE = Wording(
     told=frozenset({"wrapper", "copy"}),
     wrapper="Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs({})])",
     moved="Accelerator(..., dataloader_config=DataLoaderConfiguration(non_blocking=True))",
-    less_sent="send half, by kwargs_handlers: "
-    "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)",
+    half="send half, by kwargs_handlers: "
+    "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.{1})",
+    less_sent="send less often: Accelerator(..., gradient_accumulation_steps=2), and forward and "
+    "backward in accelerator.accumulate(model)",
     last_only="all forwards and backwards but the last in accelerator.no_sync(model)",
     divided="accelerator.prepare(loader)",
     process="",

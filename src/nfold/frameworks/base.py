@@ -39,7 +39,8 @@ class Task:
     gone on from; None: it is not. ``repeat`` tells the simulated framework which noise to draw.
     ``turns`` leave out more than ``ablation`` does, one after the other, again and again.
     ``generators`` are functions that a first look at a script saw make its batches, as
-    ``nfold.seen.Maker`` has them.
+    ``nfold.seen.Maker`` has them. With ``own_batches`` a first look saw that its data set or its
+    sampler decides how large a batch is: the plan tells that size, and it is not imposed.
     """
 
     workload: Workload
@@ -54,6 +55,7 @@ class Task:
     repeat: int = 0
     turns: tuple[Ablation, ...] = ()
     generators: tuple[str, ...] = ()
+    own_batches: bool = False
 
     @property
     def left_out(self) -> Ablation:

@@ -117,6 +117,7 @@ class Folder:
             "checkpoint_every": task.checkpoint_every,
             "turns": [turn.to_dict() for turn in task.turns],
             "generators": list(task.generators),
+            "own_batches": task.own_batches,
         }
         write_json(self.path / "task.json", asked)
 
@@ -140,6 +141,7 @@ class Folder:
             checkpoint_every=asked["checkpoint_every"],
             turns=tuple(map(Ablation.from_dict, asked["turns"])),
             generators=tuple(asked["generators"]),
+            own_batches=asked["own_batches"],
         )
 
     def write_samples(self, samples: RankSamples) -> None:

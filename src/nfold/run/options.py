@@ -44,7 +44,8 @@ class Options:
 
     ``started`` is told the run's own folder before its ranks start. ``checkpoint`` is the folder
     that training is kept in every ``checkpoint_every`` epochs, and gone on from. ``spare`` keeps an
-    agent waiting for the next run. ``generators`` make the batches of a script, by a first look.
+    agent waiting for the next run. ``generators`` make the batches of a script, by a first look;
+    ``own_batches`` says that its data set or its sampler decides how large they are.
     """
 
     results: Path
@@ -60,6 +61,7 @@ class Options:
     checkpoint_every: int = 1
     spare: Spare | None = None
     generators: tuple[str, ...] = ()
+    own_batches: bool = False
 
 
 def check_seconds(**options: float) -> None:

@@ -74,6 +74,7 @@ def run(
         repeat=repeat,
         turns=turns,
         generators=options.generators,
+        own_batches=options.own_batches,
     )
     return _measured(task, options)
 

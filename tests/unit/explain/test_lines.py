@@ -17,7 +17,9 @@ PLACES: dict[str, tuple[Place, ...]] = {
     "step": (Place(where="train.py:14"),),
     "trainer": (Place(where="train.py:3"),),
 }
-SEEN = Seen(parallel="ddp", loader=Loader(place="train.py:7"), places=PLACES, process_group=True)
+SEEN = Seen(
+    parallel="ddp", loader=Loader(batch=8, place="train.py:7"), places=PLACES, process_group=True
+)
 TRAINERS = [trainer for trainer in wording.BY_TRAINER if trainer]
 
 
@@ -60,6 +62,12 @@ def trained(trainer: Trainer, **places: Place) -> Seen:
             lambda seen: lines.process_each(seen, 2),
             "train.py:14: DistributedDataParallel(model), a DistributedSampler, started by nfold "
             "run --devices 2",
+            "started by nfold run --devices 2",
+        ),
+        (
+            lambda seen: lines.process_each(dataclasses.replace(seen, loader=None), 2),
+            "train.py:14: DistributedDataParallel(model), its own part of the work a rank, started "
+            "by nfold run --devices 2",
             "started by nfold run --devices 2",
         ),
         (
@@ -106,19 +114,6 @@ def test_what_a_library_does_is_not_laid_on_the_line_that_calls_it(
     assert re.match(r"train.py:20: transformers/trainer.py:1914 \w+ a value in every step", other)
     users = said(trained("transformers", **{place: Place(where="train.py:20")}))
     assert re.match(r"train.py:20: (\.item\(\)|a collective) in every step", users)
-
-
-@pytest.mark.parametrize(
-    ("inside", "told"),
-    [
-        (None, "train.py:20: DistributedDataParallel, which sends while backward goes on; or send"),
-        ("horovod/torch/optimizer.py:7", "train.py:20: send less"),
-    ],
-)
-def test_gradients_exchanged_by_hand_are_for_ddp_to_send(inside: str | None, told: str) -> None:
-    seen = trained("", collective=Place(where="train.py:20", inside=inside))
-    assert lines.bytes_sent(dataclasses.replace(seen, parallel="other")).startswith(told)
-    assert "which sends" not in lines.bytes_sent(seen)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def test_what_comes_after_every_step_has_its_line_and_what_is_called_there() -> 
     )
 
 
+def test_where_nobody_is_seen_to_ask_it_may_be_the_making_of_a_batch() -> None:
+    spots = (at("after a step", "train.py:40", 1.0, "forward()"),)
+    told = after_every_step(ladder(spots, seen=dataclasses.replace(SEEN, loader=None)), 3.4)
+    assert told.startswith(
+        "train.py:40: 3.4 ms pass after every step before its model is called again (forward())"
+    )
+    assert "(a batch made there: in a DataLoader's workers)" in told
+
+
 def test_a_part_that_is_not_nearly_all_is_told() -> None:
     spots = (at("after a step", "train.py:40", 0.6), at("after a step", "train.py:44", 0.4))
     assert "asked for (60% of it): do less" in after_every_step(ladder(spots), 10.12)

@@ -158,6 +158,15 @@ def test_what_every_rank_does_after_every_step_is_no_launch(device: Any) -> None
     assert found.device_bound.step_ms.value == pytest.approx(bound_ms)
 
 
+@pytest.mark.parametrize("followed", [False, True])
+def test_without_a_loader_it_lasts_until_the_model_is_called(followed: bool) -> None:
+    """Of a model that is compiled as a whole nobody sees the call: its forward may be in it."""
+    seen = dataclasses.replace(DDP, loader=None, followed=followed)
+    found = _of_script(seen, device="cpu", **EVERY_STEP)
+    lost = {row.cause: row.lost_ms.value for row in found.single if row.lost_ms.value > 1e-6}
+    assert lost == ({"epoch-boundary": pytest.approx(5)} if followed else {})
+
+
 @pytest.mark.parametrize("changes", [{"launch_ms": 1.0}, {"launch_ms": 13.0, "pause_ms": 0.2}])
 def test_what_a_gpu_does_not_wait_for_or_hardly_costs_nothing(changes: dict[str, Any]) -> None:
     """A host that is a step ahead has the time."""

@@ -260,7 +260,12 @@ def test_a_fix_names_the_line() -> None:
     found = explained(DDP, exchange_ms=3.0)
     assert found.rows[0].cause == "link"
     found = explained(placed(DDP, "wrapper", "train.py:9"), exchange_ms=3.0)
+    assert found.rows[0].fix.startswith("train.py:9: send less often")
+    whole = dataclasses.replace(DDP, parameter_count=10, parameter_bytes=40)
+    found = explained(placed(whole, "wrapper", "train.py:9"), transfer_ms=3.0, overlap=0.0)
     assert found.rows[0].fix.startswith("train.py:9: send half")
+    assert found.rows[0].predicted_speedup is not None
+    assert found.rows[0].predicted_speedup.value > 1.1
     assert "train.py:9" in sentences(found)[1]
 
 

@@ -57,6 +57,7 @@ def test_every_rung_of_the_ladder_adds_its_own_cost() -> None:
     assert _step_ms(script, Ablation(exchange="none")) == pytest.approx(11.5)
     assert _step_ms(script, Ablation(exchange="barrier")) == pytest.approx(11.8)
     assert _step_ms(script) == pytest.approx(14.8)
+    assert _step_ms(script, Ablation(exchange="half")) == pytest.approx(11.8)
 
 
 def test_buffers_and_waits_of_the_host_go_alone() -> None:

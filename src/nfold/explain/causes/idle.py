@@ -38,10 +38,11 @@ def idle_ms(ladder: Ladder, view: View) -> float:
 def paused_ms(ladder: Ladder, view: View) -> float:
     """Of these, in which the host has neither asked for the next batch yet nor begun its step.
 
-    A CPU device is its own host. What hardly counts is nothing.
+    Where nobody is seen to ask, until the model is called: that may be the making of a batch. A CPU
+    device is its own host. What hardly counts is nothing.
     """
-    alone = told_by(ladder)
-    if ladder.seen is None or not ladder.feeds or ladder.scaling == "strong":
+    alone, seen = told_by(ladder), ladder.seen
+    if seen is None or ladder.scaling == "strong" or not (ladder.feeds or seen.followed):
         return 0.0
     if not view.has(alone) or (ladder.plan.device == "cuda" and busy_ms(ladder) is None):
         return 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.ablation import Ablation
-from nfold.explain import lines
+from nfold.explain import sending
 from nfold.explain.causes.base import Cause, exposed
 from nfold.explain.ladder import Input, Ladder
 from nfold.explain.rung import Rung
@@ -47,12 +47,16 @@ class Link(Cause):
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
         if ladder.seen is not None:
-            return lines.bytes_sent(ladder.seen)
+            tried = [rung for rung in self.fixes(ladder).values() if view.has(rung)]
+            return sending.less(ladder.seen, tried_half=bool(tried))
         return "send less or hide more: --exchange bf16, a larger --batch, --accumulate"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:
         """Half of the bytes."""
-        if ladder.seen is not None or ladder.plan.exchange != "fp32":
+        if ladder.seen is not None:
+            said = sending.half(ladder.seen)
+            return {said: ladder.full(exchange="half")} if said else {}
+        if ladder.plan.exchange != "fp32":
             return {}
         found = {"--exchange bf16": ladder.edited(exchange="bf16")}
         if ladder.plan.strategy == "ddp":

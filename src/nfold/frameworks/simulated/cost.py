@@ -89,9 +89,10 @@ class Costs:
             cost += script.latency_ms
             cost += script.repeated_ms if left_out.repeated_exchange else 0.0
             cost += script.buffers_ms if left_out.buffers else 0.0
-        if left_out.exchange == "real":
+        if left_out.exchange in ("real", "half"):
             hidden = script.overlap * compute
-            cost += script.exchange_ms + max(0.0, script.transfer_ms - hidden)
+            sent_ms = script.transfer_ms / (2 if left_out.exchange == "half" else 1)
+            cost += script.exchange_ms + max(0.0, sent_ms - hidden)
         if self.task.plan.strategy == "dp":
             cost += script.dp_exchange_ms
         return cost

@@ -1,4 +1,4 @@
-"""What experiments exchange in place of gradients: nothing, or one element a bucket.
+"""What experiments exchange in place of gradients: nothing, one element a bucket, or half of them.
 
 As many collectives as in the real run, in the same order. Chosen once, and no step asks, unless
 experiments take turns: then every bucket looks for what is exchanged now.
@@ -13,7 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
 from torch.futures import Future
 
 from nfold.frameworks.left_out import LeftOut
@@ -62,10 +66,19 @@ def _in_its_place(bucket: Any) -> Future[Tensor]:
     return done
 
 
+def _half(_state: Any, bucket: Any) -> Future[Tensor]:
+    """By the hook that a script can have there: bf16 is NCCL's alone."""
+    nccl = bucket.buffer().is_cuda and "nccl" in dist.get_backend()
+    hook: Any = bf16_compress_hook if nccl else fp16_compress_hook
+    found: Future[Tensor] = hook(None, bucket)
+    return found
+
+
 # DistributedDataParallel refuses a hook whose annotations are text, as they are in this file.
 DDP_HOOKS: dict[str, Any] = {
     "none": noop_hook,
     "barrier": lambda _state, bucket: _in_its_place(bucket),
+    "half": lambda state, bucket: _half(state, bucket),
 }
 
 

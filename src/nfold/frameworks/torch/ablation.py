@@ -49,6 +49,7 @@ def _of_scripts(ablation: Ablation) -> tuple[Rule, ...]:
     """What only a script can have left out."""
     return (
         (not ablation.buffers, "batch-norm statistics are a device's own: none are broadcast"),
+        (ablation.exchange == "half", "what a workload sends gradients as is its plan's"),
         (not ablation.unused_parameters, "every parameter has a gradient: none is looked for"),
         (not ablation.host_syncs, "the host reads nothing from the device in a step"),
         (ablation.late_exchange, "a workload exchanges its gradients itself"),

@@ -156,6 +156,7 @@ def test_what_torch_cannot_take_away_says_why(
         (Ablation(devices=(1, 0)), {"device": "cuda", "strategy": "dp"}, "one rank"),
         (Ablation(exchange="none"), {"devices": 1}, "one device"),
         (Ablation(input="resident", exchange="barrier", buffers=False), {}, None),
+        (Ablation(exchange="half"), {"strategy": "ddp"}, None),
         (Ablation(host_syncs=False), {"device": "cuda"}, None),
         (Ablation(expandable_segments=True), {"device": "cuda"}, None),
     ],

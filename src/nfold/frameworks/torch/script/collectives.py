@@ -14,6 +14,7 @@ from torch.distributed import distributed_c10d as module
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.ablate_exchange import Done
 from nfold.frameworks.torch.script.patches import Make, Patches
+from nfold.frameworks.torch.script.sparse import size_of
 from nfold.frameworks.torch.script.stand_ins import STAND_INS
 from nfold.frameworks.torch.script.tally import Tally
 
@@ -47,7 +48,7 @@ class Collectives:
 
     @property
     def _off(self) -> bool:
-        return self._begun and self._left_out.now.exchange != "real"
+        return self._begun and self._left_out.now.exchange in ("none", "barrier")
 
     def _standing_in(self, usual: Any, name: str) -> Any:
         signature = inspect.signature(usual)
@@ -110,5 +111,5 @@ def one_element(given: inspect.BoundArguments, asynchronous: bool) -> Any:
 
 def bytes_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """What one rank gives: of tensors that gather the smaller one, else the larger."""
-    sizes = [value.nbytes for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    sizes = [size_of(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     return (min if "gather" in name else max)(sizes, default=0)

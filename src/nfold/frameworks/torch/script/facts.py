@@ -17,6 +17,7 @@ from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.ends import counted, length_of, own
 from nfold.frameworks.torch.script.forward import HALVES
 from nfold.frameworks.torch.script.overrides import batch_of, samplers_of
+from nfold.frameworks.torch.script.sparse import is_sparse, size_of
 from nfold.frameworks.torch.script.stand_ins import STAND_INS
 from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.wrappers import (
@@ -24,6 +25,7 @@ from nfold.frameworks.torch.script.wrappers import (
     broadcasts_buffers,
     bucket_bytes,
     buffers_of,
+    comm_hook,
     dp_devices,
     unused_bytes,
 )
@@ -78,8 +80,9 @@ def wrapper_facts(wrappers: Wrappers) -> dict[str, Any]:
             "unused_parameter_bytes": unused_bytes(wrapped),
             "broadcast_buffers": broadcasts_buffers(wrapped) and bool(buffers),
             "buffers": len(buffers),
-            "buffer_bytes": sum(buffer.nbytes for buffer in buffers),
+            "buffer_bytes": sum(map(size_of, buffers)),
             "bucket_bytes": bucket_bytes(wrapped),
+            "comm_hook": comm_hook(wrapped),
         }
     return found
 
@@ -90,6 +93,7 @@ def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
     return {
         "parameter_count": sum(parameter.numel() for parameter in parameters),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
+        "sparse_gradient_bytes": sum(one.nbytes for one in parameters if is_sparse(one.grad)),
         "convolutions": sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in modules),
         "batch_norms": sum(isinstance(module, _BatchNorm) for module in modules),
         "synchronised_batch_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -34,13 +35,17 @@ class Forward(Calls):
         self.model: Any = None
         self.autocast: str | None = None
         self.channels_last = False
-        self.samples = 0
+        self._samples: Counter[int] = Counter()
         self._depth = 0
         self._by_name: set[int] = set()
 
     def taken(self) -> int:
-        """Samples that went through the model since the last call."""
-        samples, self.samples = self.samples, 0
+        """Samples since the last call: those of the module that got most of them.
+
+        What one module makes of them another one may get, or two get parts of the same ones.
+        """
+        samples = max(self._samples.values(), default=0)
+        self._samples.clear()
         return samples
 
     def follow(self) -> None:
@@ -54,6 +59,11 @@ class Forward(Calls):
             whole = getattr(module, "_compiled_call_impl", None) is not None
             if not whole and not isinstance(module, torch.jit.ScriptModule):
                 self._handles.append(module.register_forward_pre_hook(followed))
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is told of any."""
+        return self._begins in LISTENING and bool(self._handles)
 
     def stop(self) -> None:
         """Be told of no more."""
@@ -72,19 +82,24 @@ class Forward(Calls):
             self.model = self._outermost[id(module)] = module
             self._begins()
             found = count_of(args)
-            self.samples += found
-            self._fed(args)
+            self._got(module, args)
             if not found and id(module) not in self._by_name:
                 self._by_name.add(id(module))
                 self._handles.append(
                     module.register_forward_pre_hook(self._before_by_name, with_kwargs=True)
                 )
 
-    def _before_by_name(self, _module: nn.Module, args: Any, named: Any) -> None:
+    def _before_by_name(self, module: nn.Module, args: Any, named: Any) -> None:
         """A model that gets its samples by name tells them here, from its second call on."""
         if self._depth == 1 and torch.is_grad_enabled() and not count_of(args):
-            self.samples += count_of(named)
-            self._fed(named)
+            self._got(module, named)
+
+    def _got(self, module: nn.Module, given: Any) -> None:
+        """Samples, unless another module has computed them."""
+        first = next((tensor for tensor in tensors_of(given) if tensor.dim()), None)
+        if first is None or first.grad_fn is None:
+            self._samples[id(module)] += count_of(given)
+            self._fed(given)
 
     def _after(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         if not torch.compiler.is_compiling():

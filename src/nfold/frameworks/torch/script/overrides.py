@@ -27,7 +27,8 @@ class Overrides:
         self._steps = steps
         plan, shares = task.plan, task.left_out.shares
         parts = task.world_size * plan.accumulate
-        self._batch = None if plan.batch is None else -(-plan.batch // parts)
+        asked = None if task.own_batches else plan.batch
+        self._batch = None if asked is None else -(-asked // parts)
         self._workers = plan.workers
         self._share = shares[task.rank] if shares else None
         self._pass_batches = task.left_out.pass_batches

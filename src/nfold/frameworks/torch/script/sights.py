@@ -270,6 +270,7 @@ class Sights:
             precision=facts.precision_of(self.parameters, forward.autocast),
             autocast=forward.autocast,
             channels_last=forward.channels_last,
+            followed=forward.follows,
             compiled=facts.compiles(),
             threads=torch.get_num_threads(),
             **found,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nfold.frameworks.torch.script.making import derive
 from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.sparse import is_sparse, size_of
 from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.trace import order_of
 from nfold.frameworks.torch.script.unwaited import ours, reader
@@ -65,7 +66,9 @@ def _note_order(tally: Tally, source: Tensor, target: Tensor, caller: FrameType)
 
     Not of what a compiler looks at, whose numbers are symbols.
     """
-    if target is source or type(target) is not Tensor or not _reorders(source, target):
+    if target is source or type(target) is not Tensor or is_sparse(source) or is_sparse(target):
+        return
+    if not _reorders(source, target):
         return
     where, inside = called_here()
     if reader(caller) is None:
@@ -92,7 +95,7 @@ def note_copy(tally: Tally, source: Tensor, target: Tensor) -> None:
     """Note the way between host and device, where there was one."""
     to_device, from_device = target.device.type != "cpu", source.device.type != "cpu"
     if to_device and not from_device:
-        tally.note(COPY, PINNED if source.is_pinned() else COPY, source.nbytes)
+        tally.note(COPY, PINNED if source.is_pinned() else COPY, size_of(source))
     elif from_device and not to_device:
         tally.note(SYNC, SYNC)
 

@@ -171,6 +171,11 @@ def bucket_bytes(wrapped: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in str(sizes).split(",") if size.strip().isdigit())
 
 
+def comm_hook(wrapped: Any) -> str:
+    """The name of what a DDP sends gradients with, "" for its own all-reduce."""
+    return str(wrapped._get_ddp_logging_data().get("comm_hook") or "")
+
+
 def unused_bytes(wrapped: Any) -> int:
     """Of parameters that a DDP found without a gradient in its last steps, where it looks."""
     return int(wrapped._get_ddp_logging_data().get("unused_parameter_size") or 0)

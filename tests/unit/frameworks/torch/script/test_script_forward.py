@@ -44,6 +44,23 @@ def test_the_outermost_module_that_trains_is_the_model(forward: Forward) -> None
     assert (forward.autocast, forward.channels_last) == (None, False)
 
 
+def test_what_one_module_hands_to_another_is_counted_once(forward: Forward) -> None:
+    """An actor and a critic on one network; a discriminator, of real images and of made ones."""
+    network, actor, critic = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 1)
+    hidden = network(torch.ones(6, 3))
+    actor(hidden), critic(hidden)
+    assert forward.taken() == 6
+    generator, discriminator = nn.Linear(2, 3), nn.Linear(3, 1)
+    made = generator(torch.ones(5, 2))
+    discriminator(torch.ones(5, 3)), discriminator(made.detach()), discriminator(made)
+    assert forward.taken() == 10
+    users, items = nn.Embedding(9, 2), nn.Embedding(7, 2)
+    users(torch.zeros(8, dtype=torch.long)), items(torch.zeros(8, dtype=torch.long))
+    assert forward.taken() == 8
+    network(torch.ones(3, 3, requires_grad=True))
+    assert forward.taken() == 3
+
+
 def test_a_call_that_fails_leaves_the_depth_as_it_was(forward: Forward) -> None:
     wrapper = Wrapper(nn.Conv2d(3, 2, 1))
     with pytest.raises(RuntimeError):
@@ -73,7 +90,9 @@ def test_only_the_outermost_is_followed_and_only_while_it_trains() -> None:
     images = torch.ones(4, 3, 2, 2)
     wrapper(images)
     assert told == [0]
+    assert not followed.follows
     followed.follow()
+    assert followed.follows
     wrapper(images)
     wrapper.module(images)
     assert told == [0, 1]
@@ -103,6 +122,7 @@ def test_what_is_compiled_with_its_hooks_is_not_followed() -> None:
         module(images)
     whole.compile(backend="eager")
     followed.follow()
+    assert followed.follows
     before = len(told)
     whole(images)
     assert len(told) == before

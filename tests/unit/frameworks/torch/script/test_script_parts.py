@@ -179,6 +179,13 @@ def test_a_batch_that_somebody_else_makes_is_not_changed() -> None:
         overrides(script_task(batch=8))(loader)
 
 
+def test_a_batch_that_is_known_to_be_the_script_s_own_is_left_alone() -> None:
+    loader: Any = DataLoader(dataset(), batch_sampler=[[1, 2, 3], [4]])
+    own = dataclasses.replace(script_task(batch=3), own_batches=True)
+    overrides(own)(loader)
+    assert [len(labels) for _, labels in loader] == [3, 1]
+
+
 def test_a_rank_takes_another_one_s_samples() -> None:
     sampler: Any = DistributedSampler(dataset(), num_replicas=2, rank=0, shuffle=False)
     task = script_task(Ablation(shares=(1, 0)), world_size=2)

@@ -1,0 +1,69 @@
+"""How a script sends less, in the words of what trains it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from nfold.explain import sending, wording
+from nfold.seen import Place, Seen, Trainer
+
+SEEN = Seen(
+    parallel="ddp",
+    backend="nccl",
+    parameter_count=10,
+    parameter_bytes=40,
+    process_group=True,
+    places={"wrapper": (Place(where="train.py:8"),), "trainer": (Place(where="train.py:3"),)},
+)
+
+
+@pytest.mark.parametrize("trainer", wording.BY_TRAINER)
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_half_is_sent_by_a_hook_that_the_backend_has(trainer: Trainer, backend: str) -> None:
+    seen = dataclasses.replace(SEEN, trainer=trainer, backend=backend)
+    half = sending.half(seen)
+    has = trainer not in ("transformers", "fabric")
+    assert bool(half) == has
+    assert ("bf16" in half.lower()) == (has and backend == "nccl")
+    assert ("fp16" in half.replace("bf16", "").lower()) == (has and backend == "gloo")
+    assert (sending.less(seen) == half) == has
+    tried = sending.less(seen, tried_half=True)
+    assert "send less often" in tried
+    assert "no gain" in tried
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"comm_hook": "fp16_compress_hook"},
+        {"parameter_bytes": 20},
+        {"sparse_gradient_bytes": 8},
+        {"parallel": "other"},
+        {"parallel": "fsdp"},
+    ],
+)
+def test_what_is_half_already_or_has_no_hook_is_not_halved(otherwise: dict[str, object]) -> None:
+    seen = dataclasses.replace(SEEN, **otherwise)  # type: ignore[arg-type]  # fields of every type
+    assert sending.half(seen) == ""
+    assert "send half" not in sending.less(seen)
+
+
+def test_sparse_gradients_are_told_with_what_dense_ones_would_be() -> None:
+    seen = dataclasses.replace(SEEN, sparse_gradient_bytes=9_500_000)
+    assert "sparse=False sends 9.50 MB" in sending.less(seen)
+
+
+@pytest.mark.parametrize(
+    ("inside", "told"),
+    [
+        (None, "train.py:20: DistributedDataParallel, which sends while backward goes on; or send"),
+        ("horovod/torch/optimizer.py:7", "train.py:20: send less"),
+    ],
+)
+def test_gradients_exchanged_by_hand_are_for_ddp_to_send(inside: str | None, told: str) -> None:
+    own = Place(where="train.py:20", inside=inside)
+    by_hand = dataclasses.replace(SEEN, parallel="other", places={"collective": (own,)})
+    assert sending.less(by_hand).startswith(told)
+    assert "which sends" not in sending.less(SEEN)
