@@ -50,5 +50,9 @@ def budget(
         if ladder.plain or ladder.devices == 1
         else batch.limit(ladder, measured, account.fit, speedup),
         way=lines.way(ladder.seen) if ladder.seen else "",
-        headline=lines.headline(target, ladder.seen, ladder.devices) if ladder.seen else "",
+        headline=(
+            lines.headline(target, ladder.seen, ladder.devices, ladder.failed)
+            if ladder.seen
+            else ""
+        ),
     )

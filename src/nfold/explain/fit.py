@@ -52,8 +52,10 @@ class Fit:
         *,
         final: bool = True,
         ahead: Collection[Rung] = (),
+        failed: Collection[Rung] = (),
     ) -> None:
-        """``shared`` names the process tree of every run that had one with others.
+        """``shared`` names the process tree of every run that had one with others. ``failed`` are
+        rungs that could not be run.
 
         Relative errors for where there are too few repeats: ``scatters`` of runs, and those of
         turns that were seen ``inside`` process trees; both are told apart by whether hosts are
@@ -74,7 +76,7 @@ class Fit:
         for host in HOSTS:
             self._of_turns |= self._turns(of_turns, free, inside or {}, ahead=host)
         fitted = self._values(None)
-        self.view = View(fitted, _reference(fitted, self._scale), final)
+        self.view = View(fitted, _reference(fitted, self._scale), final, frozenset(failed))
         self._drawn: list[View] | None = None
 
     def interval(self, number: Number) -> Interval:

@@ -51,7 +51,8 @@ class Ladder:
     where nothing had been made ahead of them, ``pauses_ms`` what the host of each rank usually did
     between two, and ``paused_at`` where each was while it made none; None and none for a workload.
     ``memory_bytes`` is that of one device, ``clocks`` are those of all while none waits. An
-    ``operation`` has calls for steps, and neither gradients nor a loader.
+    ``operation`` has calls for steps, and neither gradients nor a loader. ``failed`` is why a
+    script did not train as a process a device, where it did as one process.
     """
 
     plan: Plan
@@ -63,6 +64,7 @@ class Ladder:
     memory_bytes: int | None = field(default=None, compare=False)
     clocks: tuple[Clock, ...] = field(default=(), compare=False)
     operation: bool = field(default=False, compare=False)
+    failed: str = field(default="", compare=False)
     made: dict[tuple[object, ...], Rung] = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -128,8 +128,8 @@ def allocator(seen: Seen) -> str:
 
 
 def _batch(seen: Seen) -> str:
-    """As a setting, or a word where the data set or a sampler decides how large it is."""
-    return wording.of(seen).batch if seen.rebatches or seen.loader is None else "batch"
+    """As a setting, or a word where no DataLoader has one."""
+    return wording.of(seen).batch if seen.rebatches else "batch"
 
 
 def buffers(seen: Seen) -> str:
@@ -217,9 +217,12 @@ def _parallel(seen: Seen) -> str:
     return f"{found} by {wording.of(seen).name}" if seen.trainer else found
 
 
-def headline(name: str, seen: Seen, devices: int) -> str:
-    """What is to be known before all numbers; empty where there is nothing unusual."""
-    told = []
+def headline(name: str, seen: Seen, devices: int, failed: str = "") -> str:
+    """What is to be known before all numbers; empty where there is nothing unusual.
+
+    ``failed``: why it does not train as a process a device.
+    """
+    told = [f"As {devices} processes, as torchrun starts it, it fails: {failed}."] * bool(failed)
     if seen.by_hand:
         told.append("No optimizer of torch steps in it: a step is a backward.")
     if devices > 1 and not seen.process_group:

@@ -129,7 +129,10 @@ class Measured:
                     table.setdefault((rung, name), {})[number] = value
             scatters += [(rung, max(scatter(m), crowded(m))) for rung, m in usual.items()]
         ahead = [rung for rung in self.runs if _ahead(rung, table)]
-        return Fit(table, scatters, resamples, shared, inside, final=final, ahead=ahead)
+        failed = [rung for rung in self.reasons if rung not in self.runs]
+        return Fit(
+            table, scatters, resamples, shared, inside, final=final, ahead=ahead, failed=failed
+        )
 
     def unsteady(self) -> Swing | None:
         """What a step varied by most in its turns, though nothing differed, where that is much."""

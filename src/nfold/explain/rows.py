@@ -187,13 +187,21 @@ class Rows:
         return made
 
     def device_bound(self) -> Speed | None:
-        """One device alone without all that it loses by itself; None where nothing is known."""
-        costs = [self.account.own(cause) for cause, _ in self._of_one()]
-        if not costs:
+        """One device alone without all that it loses by itself; None where nothing is known.
+
+        Costs of the host may hide each other, and are then together more than the host's time: what
+        the device was seen to be busy with is left, but for what it loses itself.
+        """
+        causes = [cause for cause, _ in self._of_one()]
+        if not causes:
             return None
+        costs = [(self.account.own(cause), cause.on_device) for cause in causes]
+        busy_ms = max(cause.least_ms(self.ladder) for cause in causes)
 
         def step_ms(view: View) -> float:
-            return left(self.account.alone_ms(view), sum(cost(view) for cost in costs))
+            lost = [(cost(view), on_device) for cost, on_device in costs]
+            least_ms = busy_ms - sum(ms for ms, on_device in lost if on_device)
+            return left(self.account.alone_ms(view), sum(ms for ms, _ in lost), least_ms)
 
         rate = self.fit.interval(lambda view: 1e3 * self.ladder.share / step_ms(view))
         return Speed(samples_per_s=rate, step_ms=self.fit.interval(step_ms))

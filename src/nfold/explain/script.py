@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from nfold.ablation import Ablation
@@ -46,7 +47,8 @@ def first_look(
     failed = next((m for m in (first, second) if m.status != "ok"), None)
     if second.status != "ok" and failed is not None:
         raise RunFailure(_why(experiment.target.name, failed))
-    return _ladder(second, scaling or _own_scaling(seen[0]), seen[0], machine)
+    made = _ladder(second, scaling or _own_scaling(seen[0]), seen[0], machine)
+    return made if first.status == "ok" else dataclasses.replace(made, failed=_cause(first))
 
 
 def _look(
@@ -67,8 +69,12 @@ def _look(
     return found, seen
 
 
+def _cause(failed: Measurement) -> str:
+    return failed.cause.text if failed.cause else "it ended without a word"
+
+
 def _why(name: str, failed: Measurement) -> str:
-    cause = failed.cause.text if failed.cause else "it ended without a word"
+    cause = _cause(failed)
     log = f" (what it printed: {failed.folder}/rank-0.log in the results folder)"
     printed = log if failed.folder else ""
     return f"{name} {failed.status}: {cause}{printed}; nothing can be explained"

@@ -15,12 +15,13 @@ class View:
     """One value for every reading of every rung: the fitted ones, or one resample of them.
 
     ``reference`` are the ranks that stand for one device where ranks do not wait. ``final`` where
-    nothing more will be measured.
+    nothing more will be measured. ``failed`` are rungs that could not be run.
     """
 
     values: Mapping[Key, float]
     reference: tuple[int, ...] = ()
     final: bool = True
+    failed: frozenset[Rung] = frozenset()
 
     def step(self, rung: Rung) -> float:
         """Milliseconds of a step."""

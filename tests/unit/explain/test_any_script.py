@@ -169,7 +169,9 @@ def test_nothing_falls_between_the_rows_of_any_script_on_one_device(seed: int) -
     if found.device_bound is not None:
         lost = sum(max(0.0, row.lost_ms.value) for row in found.single)
         rest = left(found.n_devices.step_ms.value, lost)
-        assert found.device_bound.step_ms.value == pytest.approx(rest, abs=1e-6)
+        if seen.traced is None:
+            assert found.device_bound.step_ms.value == pytest.approx(rest, abs=1e-6)
+        assert found.device_bound.step_ms.value > rest - 1e-6
 
 
 def _check(found: Budget) -> None:

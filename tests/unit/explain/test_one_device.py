@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from explaining import HOST, explained, ladder, runner, script_runner, target
+from explaining import HOST, explained, failed, ladder, runner, script_runner, target
 from nfold.budget import Budget
 from nfold.explain import lines
 from nfold.explain.account import Account
@@ -18,6 +18,7 @@ from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
 from nfold.explain.rows import Rows
+from nfold.explain.rung import Rung
 from nfold.explain.script import first_look
 from nfold.explain.view import View
 from nfold.frameworks.simulated import Script
@@ -309,6 +310,33 @@ def test_a_compiled_model_that_is_no_faster_is_not_advised() -> None:
         "beyond the noise)"
     )
     assert any(one.ablation and one.ablation.compiled for one in made)
+
+
+def test_what_could_not_be_compiled_is_not_advised() -> None:
+    usual = script_runner(Script(**BASE, launch_ms=16.0))
+
+    def run(workload: Any, asked: Plan, ablation: Any = None, **more: Any) -> Measurement:
+        if ablation is not None and ablation.compiled:
+            return failed(Rung(plan=asked, ablation=ablation), "nothing could be compiled")
+        done: Measurement = usual(workload, asked, ablation, **more)
+        return done
+
+    one = Experiment(target(Script(**BASE), run=run), Clock(1000.0), Events())
+    place = Plan(framework="simulated", device="cuda", devices=1, cores_per_device=8, steps=1)
+    asked = one.run(first_look(one, place, None, HOST, lambda _: (LAUNCHING,)))
+    (first,) = budget("train.py", asked, one.measured).named
+    assert first.fix == "train.py:7: a larger batch_size (torch.compile was tried, and failed)"
+
+
+def test_no_cost_of_the_host_leaves_less_than_the_device_was_busy_with() -> None:
+    """Where batches are made beside a device, and slow it down, they cost more than its rest."""
+    traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=20.0)
+    seen = dataclasses.replace(LAUNCHING, traced=traced)
+    found, _ = of_script(seen, launch_ms=16.0, load_ms_per_sample=1.0)
+    lost = sum(row.lost_ms.value for row in found.single)
+    assert found.n_devices.step_ms.value - lost == pytest.approx(16.0)
+    assert found.device_bound is not None
+    assert found.device_bound.step_ms.value == pytest.approx(20.0)
 
 
 def test_what_is_compiled_already_is_not_compiled_again() -> None:

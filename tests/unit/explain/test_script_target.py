@@ -177,8 +177,14 @@ def test_of_a_sharded_model_all_that_is_exchanged_is_one_row() -> None:
     assert {row.cause: row.lost_ms.value for row in read.rows}["link"] == pytest.approx(4.0)
 
 
-def test_a_script_that_fails_as_ranks_is_tried_as_one_process() -> None:
-    assert looked(PLAIN, refused="ddp").plain
+def test_a_script_that_fails_as_ranks_is_tried_as_one_process_and_told_so() -> None:
+    asked = looked(PLAIN, refused="ddp")
+    assert asked.plain
+    told = lines.headline("train.py", PLAIN, 2, asked.failed)
+    assert told.startswith(
+        "As 2 processes, as torchrun starts it, it fails: ValueError: no ddp (train.py:3)."
+    )
+    assert not looked(PLAIN).failed
 
 
 def test_a_script_that_fails_both_ways_says_its_own_error() -> None:
@@ -701,11 +707,13 @@ def test_what_lies_between_epochs_has_the_change_that_helps(
     assert said in pausing.between_epochs(dataclasses.replace(DDP, loader=fed), waits=waits)
 
 
-def test_a_host_that_reads_for_a_scaler_is_never_ahead() -> None:
+def test_a_scaler_that_reads_a_value_in_every_step_is_told_with_the_launches() -> None:
     traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=900, busy_ms=10.0)
     seen = dataclasses.replace(DDP, traced=traced, host_syncs=1.0, autocast="fp16")
-    reason = dict(explained(seen, launch_ms=13.0).untested)["launch-bound"]
-    assert reason.startswith("GradScaler reads a value")
+    found = explained(seen, launch_ms=13.0)
+    (row,) = [row for row in found.single if row.cause == "launch-bound"]
+    assert row.lost_ms.value == pytest.approx(3.0)
+    assert "bf16, which needs no GradScaler" in row.fix
 
 
 @pytest.mark.parametrize(

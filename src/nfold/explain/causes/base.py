@@ -28,6 +28,8 @@ class Cause:
     id: ClassVar[str]
     removal: ClassVar[Ablation] = Ablation()
     """What takes the cause away from the real run, for interactions; nothing: nothing can."""
+    on_device: ClassVar[bool] = False
+    """Whether a device is busy with what it costs."""
 
     @property
     def of_one(self) -> bool:

@@ -17,6 +17,7 @@ class Copies(Cause):
     """Copies that compute does not hide."""
 
     id: ClassVar[str] = "copies"
+    on_device: ClassVar[bool] = True
 
     def silent(self, ladder: Ladder) -> str | None:
         """Only a GPU has a memory of its own."""

@@ -33,8 +33,6 @@ class LaunchBound(Cause):
             return "the batch of a device does not shrink with their number"
         if busy_ms(ladder) is None:
             return "no step of the script was traced"
-        if ladder.seen.host_syncs >= 1 and ladder.seen.autocast == "fp16":
-            return "GradScaler reads a value in every step, so that the host is never ahead"
         return None
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
@@ -109,11 +107,18 @@ def _compiled(ladder: Ladder) -> dict[str, Rung]:
 
 
 def _larger(seen: Seen, modes: dict[str, Rung], view: View) -> str:
-    """Fewer launches a sample; what was tried and not found better is not advised."""
+    """Fewer launches a sample; what was tried and not found better is not advised.
+
+    Where GradScaler reads a value in every step, its host is never ahead of the device.
+    """
     tried = [mode for mode, rung in modes.items() if view.has(rung)]
     also = f", or {lines.compiled(seen, MODES[0])}" if modes else ""
     if tried:
         also = f" (torch.compile, {' and '.join(tried)}: no gain beyond the noise)"
+    elif any(rung in view.failed for rung in modes.values()):
+        also = " (torch.compile was tried, and failed)"
+    if seen.host_syncs >= 1 and seen.autocast == "fp16":
+        also += ", or bf16, which needs no GradScaler: that waits for the device in every step"
     return lines.larger_batch(seen, also)
 
 

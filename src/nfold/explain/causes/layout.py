@@ -24,6 +24,7 @@ class Layout(Cause):
     """The same on one device as on N, so a loss of one device's own."""
 
     id: ClassVar[str] = "layout"
+    on_device: ClassVar[bool] = True
 
     def silent(self, ladder: Ladder) -> str | None:
         """A script's are seen in a trace; of a workload, transposes are kernels of a GPU."""

@@ -21,6 +21,7 @@ from nfold.frameworks.base import Task
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.exchange import BUCKET_BYTES, in_buckets
 from nfold.frameworks.torch.script.environment import MEETING
+from nfold.frameworks.torch.script.sparse import is_sparse
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -72,16 +73,20 @@ class LateExchange:
 
     @torch.no_grad()
     def _reduce(self, parameters: Sequence[Tensor]) -> None:
-        """The sum over all copies; one that has no gradient takes part with zeros."""
+        """The sum over all copies; one that has no gradient takes part with zeros.
+
+        Sparse gradients are sent as dense ones, and stay this copy's own.
+        """
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        flat = torch.cat([g.to_dense().reshape(-1) for g in gradients])
         if self._group is None:
             self._group = self._joined(flat.device)
         self._group.allreduce([flat]).wait()
         first = 0
         for gradient in gradients:
             own = flat[first : first + gradient.numel()]
-            gradient.copy_(own.view_as(gradient))
+            if not is_sparse(gradient):
+                gradient.copy_(own.view_as(gradient))
             first += gradient.numel()
 
     def _joined(self, device: torch.device) -> Any:

@@ -56,6 +56,23 @@ def test_copies_add_up_their_gradients() -> None:
     assert [set(gradient.flatten().tolist()) for gradient in second] == [{3.0}, {3.0}]
 
 
+def _sparse(rank: int) -> torch.Tensor:
+    """Of one of two copies, whose embedding has sparse gradients."""
+    task = dataclasses.replace(script_task(LATE, world_size=2), rank=rank)
+    words = nn.Embedding(4, 2, sparse=True)
+    words(torch.tensor([rank])).sum().backward()
+    late.LateExchange(task, LeftOut(task)).exchange(torch.optim.SGD(words.parameters(), lr=0.1))
+    assert words.weight.grad is not None
+    return words.weight.grad
+
+
+@pytest.mark.usefixtures("_meeting")
+def test_sparse_gradients_are_sent_and_stay_the_copy_s_own() -> None:
+    with ThreadPoolExecutor(2) as both:
+        found = [gradient.to_dense().sum(1).tolist() for gradient in both.map(_sparse, (0, 1))]
+    assert found == [[2.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0]]
+
+
 class Counted:
     """Notes in which step gradients were exchanged."""
 
