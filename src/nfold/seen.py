@@ -53,7 +53,9 @@ class Loader:
     and of the whole data set (None: not known). ``sampler`` is a class's name; ``divides`` says
     whether ranks get different parts of the data set, None on one rank or where nobody knows.
     ``counted`` says whether what trains counts an epoch's batches before it begins: then none can
-    be cut short. ``place`` is where the user's code made it.
+    be cut short. ``stay`` are the places, among the tensors of a batch, of those that the script
+    leaves on the host while it takes others to a device. ``place`` is where the user's code made
+    it.
     """
 
     batch: int | None = None
@@ -66,6 +68,7 @@ class Loader:
     pin_memory: bool = False
     persistent_workers: bool = False
     counted: bool = False
+    stay: tuple[int, ...] = ()
     place: str | None = None
 
 
@@ -108,6 +111,20 @@ class Traced:
     transposing_ms: float = 0.0
     launches: float = 0.0
     busy_ms: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learnt:
+    """What a first look at a script tells the runs after it.
+
+    ``generators`` make its batches, as ``Maker`` has them. With ``own_batches`` its data set or its
+    sampler decides how large a batch is: a plan tells that size, and it is not imposed. ``stay``
+    are tensors of a batch, as ``Loader`` has them.
+    """
+
+    generators: tuple[str, ...] = ()
+    own_batches: bool = False
+    stay: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +220,15 @@ class Seen:
         """Whether DDP sends dense gradients of 4 bytes as they are: half of them can be sent."""
         dense = self.parallel == "ddp" and not self.sparse_gradient_bytes
         return dense and not self.comm_hook and self.parameter_bytes == 4 * self.parameter_count
+
+    @property
+    def learnt(self) -> Learnt:
+        """What later runs need to know of it."""
+        return Learnt(
+            generators=self.maker.generators if self.maker is not None else (),
+            own_batches=not self.rebatches,
+            stay=self.loader.stay if self.loader is not None else (),
+        )
 
     @property
     def rebatches(self) -> bool:

@@ -21,6 +21,7 @@ from nfold.run.handoff import Folder
 from nfold.run.options import Options
 from nfold.run.run import run
 from nfold.run.turned import apart
+from nfold.seen import Learnt
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
@@ -36,7 +37,7 @@ def _measured(
     ablation: Ablation | None = None,
     devices: int = 2,
     script: str = SCRIPT,
-    generators: tuple[str, ...] = (),
+    learnt: Learnt | None = None,
     turns: tuple[Ablation, ...] = (),
     **changes: Any,
 ) -> tuple[Measurement, Folder]:
@@ -46,7 +47,7 @@ def _measured(
     said = {"steps": 20, "warmup_steps": 4, "strategy": "ddp" if devices > 1 else "single"}
     plan = Plan(device="cpu", devices=devices, cores_per_device=1, **{**said, **changes})
     workload = Workload.of_script(script, wish)
-    options = Options(results=tmp_path, generators=generators)
+    options = Options(results=tmp_path, learnt=learnt or Learnt())
     found = run(workload, plan, ablation, machine=host, options=options, turns=turns)
     assert found.folder is not None
     return found, Folder(tmp_path / found.folder)
@@ -228,13 +229,14 @@ def test_batches_that_a_generator_yields_can_be_given_again(tmp_path: Path) -> N
     """In a run that is told of it: it runs already when a run finds out by itself."""
     real, folder = _measured(tmp_path, "", script=GENERATED)
     assert real.status == "ok", real.cause
-    (maker, other) = (seen.maker for seen in folder.read_seen())
-    assert maker == other
+    first, other = folder.read_seen()
+    maker = first.maker
+    assert maker == other.maker
     assert maker is not None
     assert maker.place.endswith(_place("def batches(split: str)", GENERATED))
     assert maker.generators == (f"{maker.place} batches",)
     replayed = Ablation(input="replayed")
-    again, _ = _measured(tmp_path, "", replayed, script=GENERATED, generators=maker.generators)
+    again, _ = _measured(tmp_path, "", replayed, script=GENERATED, learnt=first.learnt)
     assert again.status == "ok", again.cause
     slow, fast = (median(found.ranks[0].step_ms) for found in (real, again))
     assert slow > 1e3 * SLOW_S

@@ -96,12 +96,8 @@ class WorkloadTarget:
         return str(self.workload)
 
     def knowing(self, seen: Seen) -> WorkloadTarget:
-        """Told what makes the batches: generators, or what decides how large they are."""
-        options = dataclasses.replace(
-            self.options,
-            generators=seen.maker.generators if seen.maker is not None else (),
-            own_batches=not seen.rebatches,
-        )
+        """Told what a first look showed."""
+        options = dataclasses.replace(self.options, learnt=seen.learnt)
         return dataclasses.replace(self, options=options)
 
     def refuses(self, rung: Rung) -> str | None:

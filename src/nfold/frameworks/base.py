@@ -9,7 +9,7 @@ Diverged, Collateral, ...); anything else is a crash and keeps its traceback.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar, NoReturn
 
@@ -17,7 +17,7 @@ from nfold.ablation import NOTHING, Ablation
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
-from nfold.seen import Seen
+from nfold.seen import Learnt, Seen
 from nfold.workload import Workload
 
 
@@ -38,9 +38,7 @@ class Task:
     ``checkpoint`` is the folder that training is kept in, every ``checkpoint_every`` epochs, and
     gone on from; None: it is not. ``repeat`` tells the simulated framework which noise to draw.
     ``turns`` leave out more than ``ablation`` does, one after the other, again and again.
-    ``generators`` are functions that a first look at a script saw make its batches, as
-    ``nfold.seen.Maker`` has them. With ``own_batches`` a first look saw that its data set or its
-    sampler decides how large a batch is: the plan tells that size, and it is not imposed.
+    ``learnt`` is what a first look at a script tells.
     """
 
     workload: Workload
@@ -54,8 +52,7 @@ class Task:
     checkpoint_every: int = 1
     repeat: int = 0
     turns: tuple[Ablation, ...] = ()
-    generators: tuple[str, ...] = ()
-    own_batches: bool = False
+    learnt: Learnt = field(default_factory=Learnt)
 
     @property
     def left_out(self) -> Ablation:

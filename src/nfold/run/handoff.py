@@ -35,7 +35,7 @@ from nfold.machine import Machine
 from nfold.measurement import Epoch, RankSamples
 from nfold.plain import from_plain, to_plain
 from nfold.plan import Plan
-from nfold.seen import Seen
+from nfold.seen import Learnt, Seen
 from nfold.workload import Workload
 
 BEAT = struct.Struct("=qqqqq")
@@ -116,8 +116,7 @@ class Folder:
             "checkpoint": task.checkpoint,
             "checkpoint_every": task.checkpoint_every,
             "turns": [turn.to_dict() for turn in task.turns],
-            "generators": list(task.generators),
-            "own_batches": task.own_batches,
+            "learnt": to_plain(task.learnt),
         }
         write_json(self.path / "task.json", asked)
 
@@ -140,8 +139,7 @@ class Folder:
             checkpoint=asked["checkpoint"],
             checkpoint_every=asked["checkpoint_every"],
             turns=tuple(map(Ablation.from_dict, asked["turns"])),
-            generators=tuple(asked["generators"]),
-            own_batches=asked["own_batches"],
+            learnt=from_plain(Learnt, asked["learnt"]),
         )
 
     def write_samples(self, samples: RankSamples) -> None:

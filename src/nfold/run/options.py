@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nfold.errors import UsageError
 from nfold.run.spare import Spare
+from nfold.seen import Learnt
 
 
 @dataclass
@@ -44,8 +45,7 @@ class Options:
 
     ``started`` is told the run's own folder before its ranks start. ``checkpoint`` is the folder
     that training is kept in every ``checkpoint_every`` epochs, and gone on from. ``spare`` keeps an
-    agent waiting for the next run. ``generators`` make the batches of a script, by a first look;
-    ``own_batches`` says that its data set or its sampler decides how large they are.
+    agent waiting for the next run. ``learnt`` is what a first look at a script told.
     """
 
     results: Path
@@ -60,8 +60,7 @@ class Options:
     checkpoint: Path | None = None
     checkpoint_every: int = 1
     spare: Spare | None = None
-    generators: tuple[str, ...] = ()
-    own_batches: bool = False
+    learnt: Learnt = field(default_factory=Learnt)
 
 
 def check_seconds(**options: float) -> None:

@@ -73,8 +73,7 @@ def run(
         checkpoint_every=options.checkpoint_every,
         repeat=repeat,
         turns=turns,
-        generators=options.generators,
-        own_batches=options.own_batches,
+        learnt=options.learnt,
     )
     return _measured(task, options)
 

@@ -121,7 +121,7 @@ def step_facts(tally: Tally, steps: int) -> dict[str, Any]:
     }
 
 
-def loader_facts(loader: Any, place: str | None) -> Loader | None:
+def loader_facts(loader: Any, place: str | None, stay: tuple[int, ...] = ()) -> Loader | None:
     """Of the DataLoader that feeds the training."""
     if loader is None:
         return None
@@ -137,6 +137,7 @@ def loader_facts(loader: Any, place: str | None) -> Loader | None:
         pin_memory=bool(loader.pin_memory),
         persistent_workers=bool(loader.persistent_workers),
         counted=counted(),
+        stay=stay,
         place=place,
     )
 

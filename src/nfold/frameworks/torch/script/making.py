@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.batches import tensors_of
+from nfold.frameworks.torch.script.moves import origins
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.frameworks.torch.script.suspended import Batches, here, noted
 from nfold.place import is_the_users, shown
@@ -33,10 +34,6 @@ from nfold.seen import Maker
 LOOK_STEPS = 3
 """In which every return of a function is looked at: that takes time, and no step of it is timed."""
 REMEMBERED = 256
-SOURCE = "_nfold_source"
-"""An attribute of a tensor: the one that it was copied from."""
-FAR = 8
-"""From a tensor back to the one that a function returned: views and copies."""
 NO_FUNCTION = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -158,7 +155,7 @@ class Making:
 
     def _last(self, tensors: Iterable[Tensor]) -> Returned | None:
         """What was returned last of these, or of those that they were made of."""
-        wanted = {id(one) for tensor in tensors for one in _origins(tensor)}
+        wanted = {id(one) for tensor in tensors for one in origins(tensor)}
         for one in reversed(self._returned) if wanted else ():
             if any(id(ref()) in wanted for ref in one.tensors):
                 return one
@@ -239,25 +236,9 @@ class Making:
         return self._replays[key].next()
 
 
-def derive(source: Tensor, made: Tensor) -> None:
-    """Note what a tensor was copied from, unless gradients go through: those are no batches."""
-    if made is not source and not made.requires_grad:
-        setattr(made, SOURCE, source)
-
-
 def _suspends(code: CodeType) -> bool:
     """Whether it is a generator's."""
     return bool(code.co_flags & inspect.CO_GENERATOR)
-
-
-def _origins(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensor, and those that it is a view or a copy of."""
-    found: Any = tensor
-    for _ in range(FAR):
-        if found is None:
-            return
-        yield found
-        found = getattr(found, SOURCE, None) if found._base is None else found._base
 
 
 def _on_device(tensor: Tensor) -> bool:

@@ -27,7 +27,7 @@ class Overrides:
         self._steps = steps
         plan, shares = task.plan, task.left_out.shares
         parts = task.world_size * plan.accumulate
-        asked = None if task.own_batches else plan.batch
+        asked = None if task.learnt.own_batches else plan.batch
         self._batch = None if asked is None else -(-asked // parts)
         self._workers = plan.workers
         self._share = shares[task.rank] if shares else None

@@ -32,7 +32,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     """
     watches: list[Watch] = []
     trainers = Trainers(1 if alone(task) else task.world_size)
-    generators = Generators(task.generators)
+    generators = Generators(task.learnt.generators)
 
     def watch(_torch: ModuleType) -> None:
         from nfold.frameworks.torch.script.watch import Watch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
@@ -21,11 +21,13 @@ class Replay:
     """Batches that are kept, on ``device`` or where they are, and given in turn.
 
     Each is given in containers of its own: a script may take things out of a dictionary. Where
-    it changes a tensor in place, it is given copies from then on.
+    it changes a tensor in place, it is given copies from then on. Tensors whose places among those
+    of a batch are in ``stay`` are kept on the host.
     """
 
-    def __init__(self, device: torch.device | None) -> None:
+    def __init__(self, device: torch.device | None, stay: Collection[int] = ()) -> None:
         self._device = device
+        self._stay = stay
         self._batches: list[Any] = []
         self._versions: list[int] = []
         self._copies = False
@@ -63,8 +65,10 @@ class Replay:
 
     def _kept(self, batch: Any) -> Any:
         """A batch as it is kept; one that holds its tensors out of sight moves itself."""
-        if self._device is None or next(tensors_of(batch), None) is not None:
-            return with_tensors(batch, self._own)
+        dense = list(tensors_of(batch))
+        if self._device is None or dense:
+            on_host = {id(dense[place]) for place in self._stay if place < len(dense)}
+            return with_tensors(batch, lambda one: self._own(one, on_host=id(one) in on_host))
         if not hasattr(batch, "to"):
             raise Unsupported(
                 f"input resident: a batch is of type {type(batch).__name__}; allowed are "
@@ -72,9 +76,9 @@ class Replay:
             )
         return batch.to(self._device)
 
-    def _own(self, tensor: Tensor) -> Tensor:
+    def _own(self, tensor: Tensor, *, on_host: bool) -> Tensor:
         """On the device, or in memory that is not shared with a worker: of that there is little."""
-        if self._device is not None:
+        if self._device is not None and not on_host:
             # Not by Tensor.to: calls of that are counted as the script's.
             return torch.empty_like(tensor, device=self._device).copy_(tensor)
         shared = tensor.device.type == "cpu" and tensor.is_shared()  # type: ignore[no-untyped-call]

@@ -80,7 +80,7 @@ class Sights:
         # What stays goes in before what the end of the warm-up takes out again.
         if not self._left_out.never("host_syncs"):
             self._unwaited.install(self._reads)
-        tensors.install(warm_up, self._tally)
+        tensors.install(warm_up, self._tally, self._feed.moves.moved)
         threads = self._left_out.now.threads
         if threads is not None:
             torch.set_num_threads(threads)
@@ -251,7 +251,8 @@ class Sights:
             **facts.model_facts(forward.model, self.parameters),
             **facts.step_facts(self._tally, steps),
         }
-        loader = facts.loader_facts(self._feed.loader, self._feed.place)
+        feed = self._feed
+        loader = facts.loader_facts(feed.loader, feed.place, feed.moves.stay)
         batches = round(median(self._batches)) if self._batches else 0
         accumulation = max(1, batches or self.making.per_step)
         wrappers.accumulation = accumulation

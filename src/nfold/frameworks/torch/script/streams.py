@@ -17,6 +17,7 @@ from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.batches import count_of, hash_of
 from nfold.frameworks.torch.script.ends import endless, length_of, outlasting
 from nfold.frameworks.torch.script.known import Known
+from nfold.frameworks.torch.script.moves import Moves
 from nfold.frameworks.torch.script.passes import (
     LATEST,
     MADE_AT,
@@ -97,6 +98,7 @@ class Feed:
         self.asked = listener.asked
         self._calm = calm
         self._places: Known[str] = Known()
+        self.moves = Moves()
         self._replays: dict[tuple[int, str], Replay] = {}
         self._training: dict[int, Any] = {}
         self._last: Any = None
@@ -244,6 +246,7 @@ class Feed:
         if self.warming:
             taken.sample_hash += hash_of(batch, stream.indices())
             stream.first = batch if stream.first is None else stream.first
+            self.moves.given(batch)
         if self._last is None or torch.is_grad_enabled():
             # An evaluation may come between a batch and the step on it.
             self._last = stream.loader

@@ -5,13 +5,14 @@ through a tensor's methods.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nfold.frameworks.torch.script.making import derive
+from nfold.frameworks.torch.script.moves import derive
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.sparse import is_sparse, size_of
 from nfold.frameworks.torch.script.tally import Tally
@@ -28,10 +29,13 @@ SHAPES = ("reshape", "flatten")
 COPY, PINNED, SYNC = "copy", "copy of pinned memory", "host_sync"
 
 
-def install(patches: Patches, tally: Tally) -> None:
-    """Count copies and reads of every tensor; only for the warm-up, because calls are frequent."""
+def install(patches: Patches, tally: Tally, moved: Callable[[Tensor], None]) -> None:
+    """Count copies and reads of every tensor; only for the warm-up, because calls are frequent.
+
+    ``moved`` is told of each that goes from the host to a device.
+    """
     for name in ("to", "cuda", *CHANGES):
-        patches.put(Tensor, name, lambda usual: _moving(usual, tally))
+        patches.put(Tensor, name, lambda usual: _moving(usual, tally, moved))
     for name in SHAPES:
         patches.put(Tensor, name, lambda usual: _shaping(usual, tally))
     for name in READS:
@@ -39,14 +43,15 @@ def install(patches: Patches, tally: Tally) -> None:
     patches.put(torch.cuda, "synchronize", lambda usual: _waiting(usual, tally))
 
 
-def _moving(usual: Any, tally: Tally) -> Any:
+def _moving(usual: Any, tally: Tally, moved: Callable[[Tensor], None]) -> Any:
     def move(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        moved = usual(tensor, *args, **kwargs)
+        target = usual(tensor, *args, **kwargs)
         if tally.on:
-            note_copy(tally, tensor, moved)
-            _note_order(tally, tensor, moved, sys._getframe(1))
-            derive(tensor, moved)
-        return moved
+            if note_copy(tally, tensor, target):
+                moved(tensor)
+            _note_order(tally, tensor, target, sys._getframe(1))
+            derive(tensor, target)
+        return target
 
     return move
 
@@ -91,13 +96,15 @@ def _reorders(source: Tensor, target: Tensor) -> bool:
     return before is not None and after is not None and before != after
 
 
-def note_copy(tally: Tally, source: Tensor, target: Tensor) -> None:
-    """Note the way between host and device, where there was one."""
-    to_device, from_device = target.device.type != "cpu", source.device.type != "cpu"
-    if to_device and not from_device:
+def note_copy(tally: Tally, source: Tensor, target: Tensor) -> bool:
+    """Note the way between host and device, where there was one; whether it was to a device."""
+    on_device, was_on_device = target.device.type != "cpu", source.device.type != "cpu"
+    to_device = on_device and not was_on_device
+    if to_device:
         tally.note(COPY, PINNED if source.is_pinned() else COPY, size_of(source))
-    elif from_device and not to_device:
+    elif was_on_device and not on_device:
         tally.note(SYNC, SYNC)
+    return to_device
 
 
 def _waiting(usual: Any, tally: Tally) -> Any:

@@ -242,7 +242,7 @@ class Watch:
 
     def _replay(self) -> Replay:
         resident = self._left_out.now.input == "resident"
-        return Replay(self.devices.primary if resident else None)
+        return Replay(self.devices.primary if resident else None, self._task.learnt.stay)
 
     def _settle(self) -> None:
         """The warm-up's last step comes: facts are known, and ranks that are apart meet."""

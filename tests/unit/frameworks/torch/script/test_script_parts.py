@@ -38,6 +38,7 @@ from nfold.frameworks.torch.script.environment import PORTS, WORLD, entered, env
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.unwaited import Unwaited, ours, reader
+from nfold.seen import Learnt
 from watched import dataset, loop, model, overrides, script_task, watched
 
 
@@ -181,7 +182,7 @@ def test_a_batch_that_somebody_else_makes_is_not_changed() -> None:
 
 def test_a_batch_that_is_known_to_be_the_script_s_own_is_left_alone() -> None:
     loader: Any = DataLoader(dataset(), batch_sampler=[[1, 2, 3], [4]])
-    own = dataclasses.replace(script_task(batch=3), own_batches=True)
+    own = dataclasses.replace(script_task(batch=3), learnt=Learnt(own_batches=True))
     overrides(own)(loader)
     assert [len(labels) for _, labels in loader] == [3, 1]
 
@@ -283,7 +284,7 @@ def test_ways_between_host_and_device_are_noted_with_their_bytes() -> None:
 def _seen_order(change: Callable[[torch.Tensor], torch.Tensor]) -> Tally:
     tally, patches = Tally(), Patches()
     images = torch.zeros(4, 8, 2, 2)
-    tensors.install(patches, tally)
+    tensors.install(patches, tally, lambda _: None)
     tally.on = True
     try:
         change(images)

@@ -92,7 +92,7 @@ def test_bytes_of_sparse_tensors_are_those_that_are_sent() -> None:
 def test_a_sparse_tensor_is_moved_as_it_is() -> None:
     """One of a graph's edges, in every step."""
     tally, patches = Tally(), Patches()
-    tensors.install(patches, tally)
+    tensors.install(patches, tally, lambda _: None)
     tally.on = True
     try:
         assert torch.eye(3).to_sparse().to(torch.float64).dtype is torch.float64
