@@ -38,7 +38,7 @@ def explained(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in folder.iterdir()) == ["nfold-results", name]
+    assert {path.name for path in folder.iterdir()} == {"nfold-results", name}
     assert not list(folder.glob("nfold-results/measurements/*/scratch*"))
     found: dict[str, Any] = json.loads(done.stdout)
     return found
