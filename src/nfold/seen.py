@@ -54,8 +54,9 @@ class Loader:
     whether ranks get different parts of the data set, None on one rank or where nobody knows.
     ``counted`` says whether what trains counts an epoch's batches before it begins: then none can
     be cut short. ``stay`` are the places, among the tensors of a batch, of those that the script
-    leaves on the host while it takes others to a device. ``place`` is where the user's code made
-    it.
+    leaves on the host while it takes others to a device. ``around``: a generator of the script's
+    goes through it again and again, so that steps are counted. ``place`` is where the user's code
+    made it.
     """
 
     batch: int | None = None
@@ -69,6 +70,7 @@ class Loader:
     persistent_workers: bool = False
     counted: bool = False
     stay: tuple[int, ...] = ()
+    around: bool = False
     place: str | None = None
 
 

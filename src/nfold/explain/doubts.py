@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from nfold.explain import lines
 from nfold.explain.causes.threads import too_many
 from nfold.explain.causes.undivided_work import SIGN
 from nfold.explain.fit import Fit
@@ -42,7 +43,19 @@ def warnings(ladder: Ladder, measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
             "from two that differ more"
         )
         found.append(Doubt(kind="few_repeats", text=text))
-    return (*_ended_early(measured), *_unsteady(measured), *found)
+    return (
+        *_ended_early(measured),
+        *_unsteady(measured),
+        *_in_own_orders(ladder, measured),
+        *found,
+    )
+
+
+def _in_own_orders(ladder: Ladder, measured: Measured) -> Iterator[Doubt]:
+    """That ranks draw from all of the data without end, and not the same at the same time."""
+    told = lines.whole_without_end(ladder.seen) if ladder.seen is not None else None
+    if told is not None and SIGN not in {doubt.kind for doubt in measured.doubts()}:
+        yield Doubt(kind="own_orders", text=told)
 
 
 def _ended_early(measured: Measured) -> Iterator[Doubt]:

@@ -246,7 +246,19 @@ def _of_one_process(name: str, seen: Seen, devices: int) -> list[str]:
 
 
 def whole_epochs(seen: Seen) -> str | None:
-    """That every rank goes through the whole data set, where that is so."""
+    """That every rank goes through the whole data set, where that is so and epochs are counted."""
+    return None if loader(seen).around else _all_of_it(seen)
+
+
+def whole_without_end(seen: Seen) -> str | None:
+    """The same where steps are counted: then nothing is done twice, unless in the same order."""
+    told = _all_of_it(seen) if loader(seen).around else None
+    return (
+        f"{told}; who counts steps, as its generator lets one do, loses nothing" if told else None
+    )
+
+
+def _all_of_it(seen: Seen) -> str | None:
     fed = seen.loader
     if fed is None or fed.divides is not False or seen.world_size < 2:
         return None

@@ -313,6 +313,19 @@ def test_ranks_that_each_go_through_everything_are_wrong() -> None:
     assert "DistributedSampler" in found.rows[0].fix
 
 
+def test_ranks_that_draw_without_end_each_in_its_own_order_do_nothing_twice() -> None:
+    whole = dataclasses.replace(LOADER, divides=False, around=True)
+    found = explained(dataclasses.replace(DDP, loader=whole))
+    assert not found.wrong
+    assert found.speedup.value == pytest.approx(2.0)
+    (told,) = [doubt.text for doubt in found.warnings if doubt.kind == "own_orders"]
+    assert told.startswith("train.py:7: every rank goes through all 2,000 samples")
+    assert "who counts steps" in told
+    same = explained(dataclasses.replace(DDP, loader=whole), same_samples=True)
+    assert same.wrong
+    assert "own_orders" not in {doubt.kind for doubt in same.warnings}
+
+
 def test_epochs_of_ranks_that_divide_nothing_end_as_often_for_the_same_samples() -> None:
     whole = dataclasses.replace(LOADER, divides=False)
     found = explained(dataclasses.replace(DDP, loader=whole), epoch_gap_ms=100.0)

@@ -17,6 +17,7 @@ from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.ends import counted, length_of, own
 from nfold.frameworks.torch.script.forward import HALVES
 from nfold.frameworks.torch.script.overrides import batch_of, samplers_of
+from nfold.frameworks.torch.script.passes import around
 from nfold.frameworks.torch.script.sparse import is_sparse, size_of
 from nfold.frameworks.torch.script.stand_ins import STAND_INS
 from nfold.frameworks.torch.script.tally import Tally
@@ -138,6 +139,7 @@ def loader_facts(loader: Any, place: str | None, stay: tuple[int, ...] = ()) -> 
         persistent_workers=bool(loader.persistent_workers),
         counted=counted(),
         stay=stay,
+        around=around(loader),
         place=place,
     )
 

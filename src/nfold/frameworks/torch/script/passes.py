@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Protocol
 
 from nfold.frameworks.torch.script.ends import length_of, own
+from nfold.place import users_frame
 
 INDICES = "_nfold_indices"
 """Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
-LATEST, MADE_AT = "_nfold_pass", "_nfold_lines"
-"""Where a DataLoader keeps its last pass, and the lines of the user's code that made it: the one
-that did, and those that had called for it.
+LATEST, MADE_AT, AROUND = "_nfold_pass", "_nfold_lines", "_nfold_around"
+"""Where a DataLoader keeps its last pass, the lines of the user's code that made it, the one that
+did and those that had called for it, and whether a generator goes through it again and again.
 
 Nothing else holds on to them: what a script is through with may go, with its workers.
 """
@@ -56,6 +61,9 @@ class Stream:
         self.begin = begin
         self.begun = False
         self.first: Any = None
+        if first_time(loader):
+            frame, _ = users_frame(sys._getframe(1))
+            vars(loader)[AROUND] = frame is not None and goes_around(frame)
         self.made = vars(loader)[LATEST] = Pass()
         self._feed = feed
 
@@ -90,6 +98,23 @@ class Stream:
 def first_time(loader: Any) -> bool:
     """Whether nobody has iterated over it before."""
     return LATEST not in vars(loader)
+
+
+def goes_around(frame: FrameType) -> bool:
+    """Whether it is a generator's that begins anew with what it goes through now.
+
+    Who asks it for batches counts steps, and not passes over the data.
+    """
+    code, here = frame.f_code, frame.f_lasti
+    if not code.co_flags & inspect.CO_GENERATOR:
+        return False
+    later = (one for one in dis.get_instructions(code) if one.offset > here)
+    return any("BACKWARD" in one.opname and one.argval <= here for one in later)
+
+
+def around(loader: Any) -> bool:
+    """Whether such a one goes through the loader."""
+    return bool(vars(loader).get(AROUND))
 
 
 def same_place(loader: Any, other: Any) -> bool:

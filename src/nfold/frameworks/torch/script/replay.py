@@ -32,6 +32,8 @@ class Replay:
         self._versions: list[int] = []
         self._copies = False
         self._next = 0
+        self.place = 0
+        """Of the batch that was given last."""
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -54,12 +56,12 @@ class Replay:
 
     def next(self) -> Any:
         """The next batch in turn."""
-        place = self._next % len(self._batches)
+        self.place = self._next % len(self._batches)
         self._next += 1
-        batch = self._batches[place]
+        batch = self._batches[self.place]
         if self._copies:
             return with_tensors(batch, torch.clone)
-        if _version(batch) != self._versions[place]:
+        if _version(batch) != self._versions[self.place]:
             self._copies = True
         return with_tensors(batch, lambda tensor: tensor)
 

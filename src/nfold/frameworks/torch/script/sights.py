@@ -55,7 +55,7 @@ class Sights:
         self._forward = Forward(self.making.fed, computing)
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self._collectives = Collectives(left_out, self._tally)
-        self._unwaited, self._reads = Unwaited(left_out), Patches()
+        self._unwaited, self._reads = Unwaited(left_out, lambda: feed.again), Patches()
         self._compiling = Compiling(left_out.now.compiled)
         self.fetching = Fetching()
         self._warm = NONE

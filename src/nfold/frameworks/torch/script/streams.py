@@ -99,6 +99,8 @@ class Feed:
         self._calm = calm
         self._places: Known[str] = Known()
         self.moves = Moves()
+        self.again: int | None = None
+        """Which of the first batches was given last, None for a real one."""
         self._replays: dict[tuple[int, str], Replay] = {}
         self._training: dict[int, Any] = {}
         self._last: Any = None
@@ -213,13 +215,15 @@ class Feed:
         if ends and length is not None and stream.made.given >= length:
             raise StopIteration
         if self._left_out.now.input == "real":
-            self._working = True
+            self._working, self.again = True, None
             return next(self._source(stream))
         found = self._replay_of(stream, length)
         if self._working and self._left_out.turns:
             self._calm()
         self._working = False
-        return found.next()
+        given = found.next()
+        self.again = found.place
+        return given
 
     def _replay_of(self, stream: Stream, length: int | None) -> Replay:
         """What gives the first batches again; without turns no real one is wanted any more."""

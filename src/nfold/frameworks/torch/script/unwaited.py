@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -24,10 +25,14 @@ class Unwaited:
 
     PyTorch's own reads stay real: GradScaler decides by one whether to step. What a script only
     waits for, ``torch.cuda.synchronize()``, it no longer does.
+
+    Whole numbers may be sizes: each is the one of the same batch, where ``batch`` tells which of
+    the first ones is given again.
     """
 
-    def __init__(self, left_out: LeftOut) -> None:
+    def __init__(self, left_out: LeftOut, batch: Callable[[], int | None] = lambda: None) -> None:
         self._left_out = left_out
+        self._batch = batch
         self._read: dict[tuple[object, ...], Any] = {}
         self._begun = False
 
@@ -52,7 +57,8 @@ class Unwaited:
             frame = reader(sys._getframe(1))
             if frame is None:
                 return usual(tensor, *args, **kwargs)
-            return self.value((frame.f_code, frame.f_lasti, name, tensor.shape), usual, tensor)
+            of = None if tensor.is_floating_point() else self._batch()
+            return self.value((frame.f_code, frame.f_lasti, name, tensor.shape, of), usual, tensor)
 
         return read
 

@@ -74,6 +74,16 @@ def test_a_resident_batch_has_on_the_host_what_stays() -> None:
     assert where == ["meta", "cpu", "meta", "cpu"]
 
 
+def test_it_is_known_which_of_the_first_batches_is_there() -> None:
+    replay = Replay(None)
+    replay.collect(iter([batch(), batch()]), 2)
+    places = []
+    for _ in range(3):
+        replay.next()
+        places.append(replay.place)
+    assert places == [0, 1, 0]
+
+
 def test_later_runs_learn_what_a_first_look_showed() -> None:
     learnt = Seen(loader=Loader(batch=None, stay=(1,))).learnt
     assert (learnt.own_batches, learnt.stay) == (True, (1,))

@@ -224,6 +224,34 @@ def test_what_was_read_last_is_read_again_without_waiting() -> None:
     assert unwaited.value(("another",), lambda _: next(values), tensor) == 3.0
 
 
+def test_a_whole_number_is_the_one_of_its_batch() -> None:
+    """A length of a sequence is a size of what is computed next; a loss is none."""
+    batch: list[int | None] = [None]
+    unwaited = Unwaited(LeftOut(script_task(WITHOUT_WAITING)), lambda: batch[0])
+    patches, real = Patches(), torch.Tensor.item
+    patches.put(torch.Tensor, "item", lambda _usual: lambda one: real(one._host))
+    unwaited.install(patches)
+
+    def read(number: float) -> Any:
+        there: Any = torch.zeros(1, dtype=torch.tensor(number).dtype, device="meta")
+        there._host = torch.tensor(number)
+        return there.item()
+
+    def reads(*numbers: float) -> list[Any]:
+        found = []
+        for place, number in enumerate(numbers):
+            batch[0] = place % 2
+            found.append(read(number))
+        return found
+
+    try:
+        unwaited.begin()
+        assert reads(5, 7, 6, 8) == [5, 7, 5, 7]
+        assert reads(0.5, 0.25, 0.125) == [0.5, 0.5, 0.5]
+    finally:
+        patches.undo()
+
+
 def test_a_list_that_was_read_is_the_script_s_to_change() -> None:
     unwaited, tensor = Unwaited(LeftOut(script_task(WITHOUT_WAITING))), torch.ones(2)
     unwaited.begin()
