@@ -66,11 +66,11 @@ def _in_its_place(bucket: Any) -> Future[Tensor]:
     return done
 
 
-def _half(_state: Any, bucket: Any) -> Future[Tensor]:
+def _half(group: Any, bucket: Any) -> Future[Tensor]:
     """By the hook that a script can have there: bf16 is NCCL's alone."""
-    nccl = bucket.buffer().is_cuda and "nccl" in dist.get_backend()
+    nccl = bucket.buffer().is_cuda and "nccl" in dist.get_backend(group)
     hook: Any = bf16_compress_hook if nccl else fp16_compress_hook
-    found: Future[Tensor] = hook(None, bucket)
+    found: Future[Tensor] = hook(group, bucket)
     return found
 
 
@@ -78,12 +78,15 @@ def _half(_state: Any, bucket: Any) -> Future[Tensor]:
 DDP_HOOKS: dict[str, Any] = {
     "none": noop_hook,
     "barrier": lambda _state, bucket: _in_its_place(bucket),
-    "half": lambda state, bucket: _half(state, bucket),
+    "half": lambda group, bucket: _half(group, bucket),
 }
 
 
 def ddp_hook(left_out: LeftOut, usual: Any) -> Any:
-    """What DistributedDataParallel does with a bucket; None: its own all-reduce."""
+    """What DistributedDataParallel does with a bucket; None: its own all-reduce.
+
+    The hook is registered with the process group as its state.
+    """
     if left_out.never("exchange"):
         return usual
     if not left_out.turns:

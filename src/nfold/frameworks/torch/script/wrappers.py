@@ -95,7 +95,7 @@ class Wrappers:
             self.ddp.append(module)
             self._made()
             if not self._left_out.never("exchange"):
-                HOOK(module, None, self._exchanging(module))
+                HOOK(module, module.process_group, self._exchanging(module))
 
         return construct
 
