@@ -50,9 +50,11 @@ def budget(
         if ladder.plain or ladder.devices == 1
         else batch.limit(ladder, measured, account.fit, speedup),
         way=lines.way(ladder.seen) if ladder.seen else "",
-        headline=(
-            lines.headline(target, ladder.seen, ladder.devices, ladder.failed)
-            if ladder.seen
-            else ""
-        ),
+        headline=_headline(target, ladder),
     )
+
+
+def _headline(target: str, ladder: Ladder) -> str:
+    """Of a script."""
+    seen = ladder.seen
+    return "" if seen is None else lines.headline(target, seen, ladder.devices, ladder.failed)

@@ -1,0 +1,110 @@
+"""Scripts as people of other fields write them, explained: what is named, and what is said of it.
+
+    python benchmarks/diagnosis/unfamiliar.py --on cpu:2 --script speech --budget 90s --out told.jsonl
+    python benchmarks/diagnosis/unfamiliar.py --read told.jsonl
+
+They have no fault that was put in: whoever reads the table holds it against the script. What nfold
+got wrong when they were first run is in decision 62.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asking_nfold import explained
+
+STRANGERS = Path(__file__).parent / "strangers"
+NAMES = sorted(path.stem for path in STRANGERS.glob("*.py"))
+HEADS = ("script", "on", "ms a step of one device", "speedup", "named", "it said")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What nfold said of one; ``named`` are causes with their milliseconds of all devices' step."""
+
+    script: str
+    on: str
+    one_ms: float
+    speedup: float
+    named: tuple[tuple[str, float], ...]
+    fix: str
+    wrong: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Of its row in the table."""
+        causes = ", ".join(f"{cause} {ms:.2f} ms" for cause, ms in self.named) or "nothing"
+        said = "; ".join((*self.wrong, self.fix)) or "nothing to change"
+        first = (self.script, self.on, f"{self.one_ms:.2f}", f"{self.speedup:.2f} ×")
+        return (*first, causes, said)
+
+
+def told(script: str, on: str, found: Any) -> Told:
+    """Of what ``nfold explain --json`` printed: rows that are named, those of one device as well."""
+    rows = [*found["single_device_budget"], *found["budget"]]
+    named = {row["cause"]: row for row in rows if row["named"]}
+    costs = {cause: row["whole_ms"]["value"] for cause, row in named.items()}
+    ordered = sorted(costs, key=lambda cause: -costs[cause])
+    return Told(
+        script=script,
+        on=on,
+        one_ms=found["one_device"]["step_ms"]["value"],
+        speedup=found["speedup"]["value"],
+        named=tuple((cause, costs[cause]) for cause in ordered),
+        fix=named[ordered[0]]["fix"] if ordered else "",
+        wrong=tuple(found["wrong"]),
+    )
+
+
+def table(rows: list[Told]) -> list[str]:
+    """As lines of Markdown."""
+    lines = [HEADS, ("---",) * len(HEADS), *(row.cells for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def main() -> None:
+    """Explain some of them, or read what was told, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--on", default="cpu:2", help="devices: cpu:2, 1, 2, 4")
+    parser.add_argument("--script", action="append", choices=NAMES)
+    parser.add_argument("--budget", default="90s", help="time of one explanation")
+    parser.add_argument("--out", type=Path, help="a file to which every row is added")
+    parser.add_argument("--read", type=Path, nargs="+", help="print the table of such files")
+    parser.add_argument("--verbose", action="store_true", help="show every run")
+    asked = parser.parse_args()
+    rows = _read(asked.read) if asked.read else _run(asked)
+    print("\n".join(["", *table(rows)]))
+
+
+def _run(asked: argparse.Namespace) -> list[Told]:
+    rows = []
+    for name in asked.script or NAMES:
+        command = [str(STRANGERS / f"{name}.py"), "--devices", asked.on]
+        try:
+            found = explained(command, asked.budget, verbose=asked.verbose)
+        except RuntimeError as error:
+            print(f"{name}.py: FAILED: {error}", flush=True)
+            continue
+        rows.append(told(name, asked.on, found))
+        print(table(rows[-1:])[-1], flush=True)
+        if asked.out:
+            with asked.out.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(rows[-1])) + "\n")
+    return rows
+
+
+def _read(files: list[Path]) -> list[Told]:
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line]
+    return [
+        Told(**{**one, "named": tuple(map(tuple, one["named"])), "wrong": tuple(one["wrong"])})
+        for one in lines
+    ]
+
+
+if __name__ == "__main__":
+    main()
