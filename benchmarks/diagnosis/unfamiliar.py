@@ -1,6 +1,6 @@
 """Scripts as people of other fields write them, explained: what is named, and what is said of it.
 
-    python benchmarks/diagnosis/unfamiliar.py --on cpu:2 --script speech --budget 90s --out told.jsonl
+    python benchmarks/diagnosis/unfamiliar.py --on cpu:2 --script speech --out told.jsonl
     python benchmarks/diagnosis/unfamiliar.py --read told.jsonl
 
 They have no fault that was put in: whoever reads the table holds it against the script. What nfold
@@ -45,7 +45,7 @@ class Told:
 
 
 def told(script: str, on: str, found: Any) -> Told:
-    """Of what ``nfold explain --json`` printed: rows that are named, those of one device as well."""
+    """Of what ``nfold explain --json`` printed: rows that are named, of one device as well."""
     rows = [*found["single_device_budget"], *found["budget"]]
     named = {row["cause"]: row for row in rows if row["named"]}
     costs = {cause: row["whole_ms"]["value"] for cause, row in named.items()}
