@@ -14,6 +14,11 @@ LAST = 2000
 """Characters of what a run that failed has written: its error is at the end."""
 
 
+def hidden_gpus(devices: str) -> dict[str, str]:
+    """On CPU devices a script must see no GPU: what its environment then has more."""
+    return {"CUDA_VISIBLE_DEVICES": ""} if devices.startswith("cpu") else {}
+
+
 def explained(
     command: Sequence[str],
     budget: str,

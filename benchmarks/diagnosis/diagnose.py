@@ -14,7 +14,6 @@ scripts get them from ``dosed/faults.py``. Doses are milliseconds a step on N de
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import random
 import subprocess
@@ -24,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import records
 import traced
 from asking_nfold import explained
 from diagnosis_score import Case, table
@@ -191,16 +191,12 @@ def _run_all(asked: argparse.Namespace, target: Target) -> list[Case]:
     found = []
     for case in cases(asked, target):
         found.append(case)
-        if asked.out:
-            with asked.out.open("a") as file:
-                file.write(json.dumps(dataclasses.asdict(case)) + "\n")
+        records.add(asked.out, case)
     return found
 
 
 def _read_all(files: list[Path]) -> list[Case]:
-    lines = [line for file in files for line in file.read_text().splitlines() if line]
-    read = [json.loads(line) for line in lines]
-    return [Case(**{**one, "named": tuple(one["named"])}) for one in read]
+    return [Case(**{**one, "named": tuple(one["named"])}) for one in records.read(files)]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from asking_nfold import hidden_gpus
+
 from nfold.stats import bootstrap
 
 HERE = Path(__file__).resolve().parent
@@ -88,8 +90,7 @@ class Clocked:
 
     def _environment(self, file: Path) -> dict[str, str]:
         own = {"CLOCKED_FILE": str(file), "CLOCKED_S": str(self.seconds)}
-        cpu = {"CUDA_VISIBLE_DEVICES": ""} if self.devices.startswith("cpu") else {}
-        return {**os.environ, **own, **cpu}
+        return {**os.environ, **own, **hidden_gpus(self.devices)}
 
 
 def _wait(started: subprocess.Popen[bytes], file: Path) -> None:

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import diagnose
+import records
 import traced
-from asking_nfold import explained
+from asking_nfold import explained, hidden_gpus
 from gained import Clocked, Script
 
 from nfold.stats import middle
@@ -161,7 +162,7 @@ def _explained(name: str, asked: argparse.Namespace, budget: str, arguments: lis
         [str(FOLDER / f"{name}.py"), "--devices", asked.on, "--", *arguments],
         budget,
         python=asked.python,
-        environment=_devices(asked),
+        environment=hidden_gpus(asked.on),
         verbose=asked.verbose,
     )
     if asked.keep:
@@ -180,17 +181,12 @@ def _traced(name: str, asked: argparse.Namespace) -> Verdict:
             asked.python,
             ranks,
             ["--epochs", str(asked.epochs), *asked.argument],
-            {**os.environ, **_devices(asked)},
+            {**os.environ, **hidden_gpus(asked.on)},
         )
     status, said = traced.verdict(summary)
     cause = traced.VERDICTS.get(status)
     named = (cause,) if cause else ()
     return Verdict(script=name, devices=asked.on, tool="traceml", named=named, said=said)
-
-
-def _devices(asked: argparse.Namespace) -> dict[str, str]:
-    """On CPU devices a script must see no GPU."""
-    return {"CUDA_VISIBLE_DEVICES": ""} if asked.on.startswith("cpu") else {}
 
 
 def table(found: list[Verdict]) -> list[str]:
@@ -251,15 +247,13 @@ def _run(asked: argparse.Namespace) -> list[Verdict]:
             print(f"{name}.py: FAILED: {error}", flush=True)
             continue
         print(table(found[-1:])[-1], flush=True)
-        if asked.out:
-            with asked.out.open("a") as file:
-                file.write(json.dumps(dataclasses.asdict(found[-1])) + "\n")
+        records.add(asked.out, found[-1])
     return found
 
 
 def _read(files: list[Path]) -> list[Verdict]:
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line]
-    return [Verdict(**one | {key: tuple(one.get(key, ())) for key in LISTS}) for one in lines]
+    rows = records.read(files)
+    return [Verdict(**one | {key: tuple(one.get(key, ())) for key in LISTS}) for one in rows]
 
 
 if __name__ == "__main__":

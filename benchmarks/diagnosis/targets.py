@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from asking_nfold import hidden_gpus
 from own_clock import IN_TURNS, TIMED_STEPS, Asked, Doses, Readings, printed_ms
 
 HERE = Path(__file__).resolve().parent
@@ -214,7 +215,7 @@ class Script:
     def environment(self, doses: Doses | Sequence[Doses], seed: int) -> dict[str, str]:
         """What puts the doses in, or gives several their turns."""
         told = {"FAULTS": json.dumps(doses), "FAULTS_SETTLED": json.dumps(self.readings.settled)}
-        return {**told, **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {})}
+        return {**told, **hidden_gpus(self.devices)}
 
     def injected(self, doses: Doses, found: Any) -> dict[str, float]:
         """What the dose says where it is exact; else what the script's own clock says."""

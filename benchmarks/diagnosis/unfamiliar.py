@@ -10,13 +10,12 @@ got wrong when they were first run is in decision 62.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asking_nfold import explained
+import records
+from asking_nfold import explained, hidden_gpus
 
 STRANGERS = Path(__file__).parent / "strangers"
 NAMES = sorted(path.stem for path in STRANGERS.glob("*.py"))
@@ -86,23 +85,21 @@ def _run(asked: argparse.Namespace) -> list[Told]:
     for name in asked.script or NAMES:
         command = [str(STRANGERS / f"{name}.py"), "--devices", asked.on]
         try:
-            found = explained(command, asked.budget, verbose=asked.verbose)
+            hidden = hidden_gpus(asked.on)
+            found = explained(command, asked.budget, environment=hidden, verbose=asked.verbose)
         except RuntimeError as error:
             print(f"{name}.py: FAILED: {error}", flush=True)
             continue
         rows.append(told(name, asked.on, found))
         print(table(rows[-1:])[-1], flush=True)
-        if asked.out:
-            with asked.out.open("a") as file:
-                file.write(json.dumps(dataclasses.asdict(rows[-1])) + "\n")
+        records.add(asked.out, rows[-1])
     return rows
 
 
 def _read(files: list[Path]) -> list[Told]:
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line]
     return [
         Told(**{**one, "named": tuple(map(tuple, one["named"])), "wrong": tuple(one["wrong"])})
-        for one in lines
+        for one in records.read(files)
     ]
 
 

@@ -141,6 +141,10 @@ class Cause:
         del ladder
         return {}
 
+    def tried(self, ladder: Ladder, view: View) -> list[Rung]:
+        """Those of ``fixes`` that were run."""
+        return [rung for rung in self.fixes(ladder).values() if view.has(rung)]
+
 
 def left(step_ms: float, gained_ms: float, least_ms: float = 0.0) -> float:
     """Of a step after so much is gained; costs that are uncertain never leave nothing of it."""

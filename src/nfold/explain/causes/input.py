@@ -131,8 +131,7 @@ class Input(Cause):
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words where no plan edit was measured to help."""
         if ladder.seen is not None:
-            tried = [rung for rung in self.fixes(ladder).values() if view.has(rung)]
-            numbers = [rung.plan.workers or 0 for rung in tried]
+            numbers = [rung.plan.workers or 0 for rung in self.tried(ladder, view)]
             return lines.more_input(ladder.seen, max(_first_workers(ladder)), numbers)
         if not ladder.plan.workers:
             return "let worker processes load (--workers 2), or --input resident"

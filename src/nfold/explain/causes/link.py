@@ -47,8 +47,7 @@ class Link(Cause):
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words."""
         if ladder.seen is not None:
-            tried = [rung for rung in self.fixes(ladder).values() if view.has(rung)]
-            return sending.less(ladder.seen, tried_half=bool(tried))
+            return sending.less(ladder.seen, tried_half=bool(self.tried(ladder, view)))
         return "send less or hide more: --exchange bf16, a larger --batch, --accumulate"
 
     def fixes(self, ladder: Ladder) -> dict[str, Rung]:

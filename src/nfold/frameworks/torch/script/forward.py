@@ -82,7 +82,7 @@ class Forward(Calls):
             self.model = self._outermost[id(module)] = module
             self._begins()
             found = count_of(args)
-            self._got(module, args)
+            self._got(module, args, found)
             if not found and id(module) not in self._by_name:
                 self._by_name.add(id(module))
                 self._handles.append(
@@ -92,13 +92,13 @@ class Forward(Calls):
     def _before_by_name(self, module: nn.Module, args: Any, named: Any) -> None:
         """A model that gets its samples by name tells them here, from its second call on."""
         if self._depth == 1 and torch.is_grad_enabled() and not count_of(args):
-            self._got(module, named)
+            self._got(module, named, count_of(named))
 
-    def _got(self, module: nn.Module, given: Any) -> None:
-        """Samples, unless another module has computed them."""
+    def _got(self, module: nn.Module, given: Any, count: int) -> None:
+        """So many samples, unless another module has computed them."""
         first = next((tensor for tensor in tensors_of(given) if tensor.dim()), None)
         if first is None or first.grad_fn is None:
-            self._samples[id(module)] += count_of(given)
+            self._samples[id(module)] += count
             self._fed(given)
 
     def _after(self, _module: nn.Module, _args: Any, _output: Any) -> None:
