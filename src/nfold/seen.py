@@ -74,6 +74,9 @@ class Loader:
     place: str | None = None
 
 
+NAMELESS = {"<genexpr>": "a generator expression", "<lambda>": "a lambda"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Maker:
     """Functions of the script's own that make its batches, one after the other.
@@ -91,7 +94,7 @@ class Maker:
     @property
     def called(self) -> str:
         """``get_batch() and augment()``."""
-        return " and ".join(f"{name}()" for name in self.names)
+        return " and ".join(NAMELESS.get(name, f"{name}()") for name in self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +154,8 @@ class Seen:
     ``alloc_retries`` counts, of a step after the warm-up, how often a GPU had no memory left, so
     that the allocator gave back what it kept and asked again.
 
-    ``followed`` says whether calls of its model are noticed after the warm-up as well.
+    ``followed`` says whether calls of its model are noticed after the warm-up as well, ``uneven``
+    whether its ranks may have unequal numbers of batches: it trains under PyTorch's Join.
 
     ``unused_parameter_bytes`` are those that DDP found without a gradient in a step, where it is
     told to look for them. ``comm_hook`` is the name of the hook that it sends gradients with, ""
@@ -210,6 +214,7 @@ class Seen:
     traced: Traced | None = None
     epochs_ended: int = 0
     children: int = 0
+    uneven: bool = False
     places: dict[str, tuple[Place, ...]] = field(default_factory=dict)
 
     @property

@@ -47,6 +47,7 @@ def warnings(ladder: Ladder, measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
         *_ended_early(measured),
         *_unsteady(measured),
         *_in_own_orders(ladder, measured),
+        *_uneven(ladder),
         *found,
     )
 
@@ -56,6 +57,16 @@ def _in_own_orders(ladder: Ladder, measured: Measured) -> Iterator[Doubt]:
     told = lines.whole_without_end(ladder.seen) if ladder.seen is not None else None
     if told is not None and SIGN not in {doubt.kind for doubt in measured.doubts()}:
         yield Doubt(kind="own_orders", text=told)
+
+
+def _uneven(ladder: Ladder) -> Iterator[Doubt]:
+    """That some ranks may have nothing to do while others end their passes."""
+    if ladder.seen is not None and ladder.seen.uneven:
+        text = (
+            "ranks may have unequal numbers of batches, and Join has the others wait: no pass ends "
+            "in these runs, so that wait is in no row; next: divide the batches evenly"
+        )
+        yield Doubt(kind="uneven_batches", text=text)
 
 
 def _ended_early(measured: Measured) -> Iterator[Doubt]:

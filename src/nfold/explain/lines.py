@@ -225,6 +225,8 @@ def headline(name: str, seen: Seen, devices: int, failed: str = "") -> str:
     told = [f"As {devices} processes, as torchrun starts it, it fails: {failed}."] * bool(failed)
     if seen.by_hand:
         told.append("No optimizer of torch steps in it: a step is a backward.")
+    if seen.batch is None and not seen.samples_per_step:
+        told.append("How many samples a step has could not be seen: a device's step counts as one.")
     if devices > 1 and not seen.process_group:
         told += _of_one_process(name, seen, devices)
     return " ".join(told)

@@ -20,6 +20,8 @@ ALONE = 0.25
 """A rank is alone where no other one is so large a part of its time in its own code."""
 ALL = 0.9
 """Of the time, which need not be told."""
+STREAM = "_InfiniteConstantSampler"
+"""What PyTorch has in a sampler's place where an IterableDataset gives the batches."""
 Ranks = Sequence[Sequence[PausedAt]]
 
 
@@ -90,7 +92,11 @@ def between_epochs(seen: Seen, *, waits: bool, ranks: Ranks = ()) -> str:
         return f"{stay}, and {text}" if waits else f"{text}; {stay}"
     if not waits:
         return text
-    longer = "a sampler that goes through the data several times"
+    longer = (
+        "one iterator for several epochs, counted in steps"
+        if fed.sampler == STREAM
+        else "a sampler that goes through the data several times"
+    )
     less = "less work a sample, which gains what input costs as well"
     return fed_at(seen, f"{longer} (every pass waits for its first batch), or {less}")
 

@@ -84,7 +84,7 @@ def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) 
     """The plan as the script itself has it: what equals its own is never imposed on it."""
     plan = found.plan
     each = max(seen.world_size, plan.devices or 1)
-    batch = seen.batch or round(seen.samples_per_step * each)
+    batch = seen.batch or round((seen.samples_per_step or 1.0) * each)
     scaling, own = ("weak", True) if plan.devices == 1 else (scaling, scaling == _own_scaling(seen))
     if not own:
         batch = _other_scaling(batch, scaling, seen, plan.devices or 1)

@@ -7,9 +7,11 @@ import dataclasses
 import pytest
 
 from explaining import HOST, ladder
+from nfold.explain.causes.threads import Threads
 from nfold.explain.doubts import CROWDED, LOOKING_MS, NOTICED, short, warnings
 from nfold.explain.measured import Measured
 from nfold.explain.rung import Rung
+from nfold.explain.view import View
 from nfold.measurement import Doubt, Measurement, RankSamples, Window
 from nfold.seen import Seen
 from nfold.workload import Workload
@@ -57,3 +59,21 @@ def test_threads_that_have_a_row_are_no_doubt(threads: int, *, told: bool) -> No
     measured.add(made.one, 0, doubted(made.one))
     found = {doubt.kind for doubt in warnings(of, measured, measured.fit(20))}
     assert (CROWDED in found) == told
+
+
+@pytest.mark.parametrize("uneven", [True, False])
+def test_a_wait_that_no_run_has_is_told(*, uneven: bool) -> None:
+    made = ladder()
+    measured = Measured()
+    measured.add(made.one, 0, doubted(made.one))
+    of = dataclasses.replace(made, seen=Seen(uneven=uneven))
+    found = {doubt.kind for doubt in warnings(of, measured, measured.fit(20))}
+    assert ("uneven_batches" in found) == uneven
+
+
+@pytest.mark.parametrize(("cores", "fewer"), [(1, False), (4, True)])
+def test_a_device_of_one_core_has_none_to_give(cores: int, *, fewer: bool) -> None:
+    asked = ladder(device="cpu", cores_per_device=cores)
+    told = Threads().fix(asked, View({}))
+    assert told.endswith("use fewer devices")
+    assert ("give each fewer cores" in told) == fewer

@@ -10,6 +10,7 @@ from made import machine
 from nfold.ablation import Ablation
 from nfold.explain.ladder import Ladder
 from nfold.explain.pausing import (
+    STREAM,
     after_every_step,
     after_some_steps,
     between_epochs,
@@ -149,3 +150,13 @@ def test_where_ranks_were_adds_up_over_process_trees_of_as_many() -> None:
         (at("between passes", "train.py:60", 4.0),),
     )
     assert known(ladder(), runs).paused_at == ()
+
+
+def test_a_stream_has_no_sampler_that_could_be_another() -> None:
+    for sampler, change in (
+        ("DistributedSampler", "a sampler that goes through the data several times"),
+        (STREAM, "one iterator for several epochs, counted in steps"),
+    ):
+        fed = Loader(batch=64, workers=2, persistent_workers=True, sampler=sampler, place="a.py:7")
+        told = between_epochs(dataclasses.replace(SEEN, loader=fed), waits=True)
+        assert told.startswith(f"a.py:7: {change} (every pass waits")

@@ -132,6 +132,16 @@ def test_a_script_without_an_optimizer_is_told_so() -> None:
     assert found.headline == "No optimizer of torch steps in it: a step is a backward."
 
 
+def test_steps_whose_samples_nobody_saw_are_counted_and_told_so() -> None:
+    """Of one process, each copy makes one of its own."""
+    seen = dataclasses.replace(PLAIN, loader=None, samples_per_step=0.0)
+    asked = looked(seen)
+    assert (asked.plan.batch, asked.one.plan.batch) == (2, 1)
+    unseen = "How many samples a step has could not be seen: a device's step counts as one."
+    assert unseen in lines.headline("train.py", seen, 2)
+    assert unseen not in lines.headline("train.py", PLAIN, 2)
+
+
 def test_the_warm_up_lets_pass_what_workers_made_ahead() -> None:
     busy = dataclasses.replace(LOADER, workers=3, prefetch_factor=5, batches=100)
     seen = dataclasses.replace(DDP, loader=busy, accumulation=2)

@@ -82,10 +82,8 @@ class Threads(Cause):
         if ladder.seen is not None and too_many(ladder):
             return lines.threads(ladder.seen, _share(ladder))
         if ladder.plan.device == "cpu":
-            return (
-                "the devices share caches and memory bandwidth: give each fewer cores, or use "
-                "fewer devices"
-            )
+            fewer = "give each fewer cores, or " if _share(ladder) > 1 else ""
+            return f"the devices share caches and memory bandwidth: {fewer}use fewer devices"
         if ladder.seen is not None:
             return lines.fewer_processes(ladder.seen)
         return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"

@@ -9,24 +9,53 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+functorch = torch._C._functorch
 Change = Callable[[Tensor], Tensor]
+CONTAINERS = (Tensor, Mapping, list, tuple, nn.Module, type)
+"""Whose attributes are no part of a batch."""
 HASHED = 256
 """Numbers of a sample, evenly spaced: enough to tell samples apart."""
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Its dense tensors, in order, inside sequences and mappings."""
+    """Its dense tensors, in order, inside sequences and mappings, or an object's attributes.
+
+    Of what torch.func has wrapped, the tensor of all samples.
+    """
+    return _inside(_attributes(batch) or batch)
+
+
+def _inside(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
-        if batch.layout is torch.strided and not batch.is_nested:
-            yield batch
+        whole = _unwrapped(batch)
+        if whole.layout is torch.strided and not whole.is_nested:
+            yield whole
     elif isinstance(batch, Mapping):
         for value in batch.values():
-            yield from tensors_of(value)
+            yield from _inside(value)
     elif isinstance(batch, list | tuple):
         for value in batch:
-            yield from tensors_of(value)
+            yield from _inside(value)
+
+
+def _attributes(batch: Any) -> dict[str, Any]:
+    """Of an object of a class of the script's that holds a batch; those that are nobody else's.
+
+    A batch of graphs, and whatever else keeps its tensors to itself, moves itself.
+    """
+    if isinstance(batch, CONTAINERS) or hasattr(batch, "num_graphs"):
+        return {}
+    held = getattr(batch, "__dict__", {})
+    return {name: value for name, value in held.items() if not name.startswith("_")}
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """What vmap and grad compute with, one for each of its samples."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def count_of(batch: Any) -> int:
@@ -39,16 +68,25 @@ def count_of(batch: Any) -> int:
 
 def with_tensors(batch: Any, change: Change) -> Any:
     """The same batch in containers of its own, with every tensor changed."""
+    held = _attributes(batch)
+    if not any(True for _ in _inside(held)):
+        return _changed(batch, change)
+    own = copy.copy(batch)
+    vars(own).update(_changed(held, change))
+    return own
+
+
+def _changed(batch: Any, change: Change) -> Any:
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(with_tensors(value, change) for value in batch))
+        return type(batch)(*(_changed(value, change) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(with_tensors(value, change) for value in batch)
+        return type(batch)(_changed(value, change) for value in batch)
     if isinstance(batch, Mapping):
         own = copy.copy(batch)
         for name, value in batch.items():
-            own[name] = with_tensors(value, change)  # type: ignore[index]  # mappings here are dicts
+            own[name] = _changed(value, change)  # type: ignore[index]  # mappings here are dicts
         return own
     return batch
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as module
+from torch.distributed.algorithms.join import Join
 
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.ablate_exchange import Done
@@ -41,6 +42,7 @@ class Collectives:
             stand_in = self._standing_in(getattr(module, name), name)
             for owner in (dist, module):
                 where.put(owner, name, _given(stand_in))
+        where.put(Join, "notify_join_context", self._notifying)
 
     def begin(self) -> None:
         """The first step is made: nothing is exchanged any more, where that was asked for."""
@@ -49,6 +51,15 @@ class Collectives:
     @property
     def _off(self) -> bool:
         return self._begun and self._left_out.now.exchange in ("none", "barrier")
+
+    def _notifying(self, usual: Any) -> Any:
+        """What waits for this must be PyTorch's own work, or nothing."""
+
+        def notify(joined: Any) -> Any:
+            without = self._begun and self._left_out.now.exchange == "none"
+            return None if without else usual(joined)
+
+        return notify
 
     def _standing_in(self, usual: Any, name: str) -> Any:
         signature = inspect.signature(usual)

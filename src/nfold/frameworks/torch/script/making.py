@@ -34,6 +34,8 @@ from nfold.seen import Maker
 LOOK_STEPS = 3
 """In which every return of a function is looked at: that takes time, and no step of it is timed."""
 REMEMBERED = 256
+PART_OF_ANOTHER = ("<listcomp>", "<setcomp>", "<dictcomp>")
+"""Comprehensions, functions until Python 3.12: nobody else calls them."""
 NO_FUNCTION = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -112,6 +114,8 @@ class Making:
     def _on_event(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
         if event not in ("call", "return") or not is_the_users(code.co_filename):
+            return
+        if code.co_name in PART_OF_ANOTHER:
             return
         if event == "call":
             values = list(frame.f_locals.values())

@@ -66,6 +66,7 @@ class Sights:
         self._seen = Seen(rank=task.rank)
         self.replicated = True
         self.skipped_steps = 0
+        self.uneven = False
         self.children = 0
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
@@ -171,7 +172,10 @@ class Sights:
             self.making.begin()
 
     def stepped(self, taken: Taken) -> int:
-        """Note a step: what it was fed, and in the warm-up, its line. Returns its samples."""
+        """Note a step: what it was fed, and in the warm-up, its line. Returns its samples.
+
+        Where nobody could see any, a step counts as one, so that there is a rate.
+        """
         self._wait_s += taken.wait_s
         self._wrappers.stepped()
         samples = self._samples_of(taken)
@@ -181,10 +185,11 @@ class Sights:
             self.making.stepped()
             if self._tally.on:
                 self._tally.place("step")
-        return samples
+            return samples
+        return samples if any(self._counts) else 1
 
     def _samples_of(self, taken: Taken) -> int:
-        """The loader's; without one, those that came through the model."""
+        """The loader's; without one, those that came through the model; 0 where none were seen."""
         if taken.batches or self._feed.loader is not None:
             return taken.samples
         found = self._forward.taken()
@@ -198,6 +203,11 @@ class Sights:
     def settle(self, steps: int, devices: Devices) -> None:
         """The warm-up is over but for one step: nothing looks any more, the facts are known."""
         counted = steps - 1
+        if self.uneven and self._feed.loader is None:
+            raise Unsupported(
+                "Join: ranks may make unequal numbers of steps, and only the passes of a "
+                "DataLoader can be kept from ending; next: give each rank its batches through one"
+            )
         self.stop()
         self._forward.follow()
         self._unwaited.begin()
@@ -274,5 +284,6 @@ class Sights:
             followed=forward.follows,
             compiled=facts.compiles(),
             threads=torch.get_num_threads(),
+            uneven=self.uneven,
             **found,
         )

@@ -18,6 +18,7 @@ from nfold.frameworks.torch.script.batches import count_of, hash_of
 from nfold.frameworks.torch.script.ends import endless, length_of, outlasting
 from nfold.frameworks.torch.script.known import Known
 from nfold.frameworks.torch.script.moves import Moves
+from nfold.frameworks.torch.script.overrides import batch_of
 from nfold.frameworks.torch.script.passes import (
     LATEST,
     MADE_AT,
@@ -244,7 +245,7 @@ class Feed:
     def gave(self, stream: Stream, batch: Any, wait_s: float) -> None:
         """Note one batch."""
         taken = self._pending.setdefault(id(stream.loader), Taken())
-        taken.samples += count_of(batch)
+        taken.samples += count_of(batch) or batch_of(stream.loader) or 0
         taken.batches += 1
         taken.wait_s += wait_s
         if self.warming:

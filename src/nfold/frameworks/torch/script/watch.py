@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.join import Join
 
 from nfold.errors import NfoldError, Unsupported
 from nfold.frameworks.base import Observer, Phase, Task
@@ -116,6 +117,7 @@ class Watch:
         follow(self._task, self._patches)
         for owner in (dist, distributed_c10d):
             self._patches.put(owner, "destroy_process_group", self._parting)
+        self._patches.put(Join, "__enter__", self._joining)
         self._stepping.install(self._patches)
         self._recorder.begin()
 
@@ -233,6 +235,16 @@ class Watch:
             usual(group)
 
         return destroy
+
+    def _joining(self, usual: Any) -> Any:
+        """Where ranks with fewer batches wait at the end of a pass, they would part: none ends."""
+
+        def enter(join: Any) -> Any:
+            self._sights.uneven = True
+            self._overrides.never_end()
+            return usual(join)
+
+        return enter
 
     def _know_devices(self) -> None:
         """The first step shows where the parameters are."""

@@ -17,6 +17,7 @@ from nfold.errors import Unsupported
 from nfold.frameworks.torch.ablate import SOME
 from nfold.frameworks.torch.script.suspended import Generators, noted
 from nfold.place import is_the_users
+from nfold.seen import Maker
 from watched import CLASSES, FEATURES, Noting, model, script_task, watched
 
 CALLS: list[str] = []
@@ -302,3 +303,18 @@ def test_what_nobody_can_call_again_is_none() -> None:
 
     for step in (inline, both):
         assert _found(step).seen.maker is None
+
+
+def test_a_comprehension_is_a_part_of_what_it_stands_in() -> None:
+    """Nobody could put anything in its place: it is made anew whenever its line is run."""
+
+    def both(module: nn.Module, optimizer: Any) -> None:
+        drawn = (torch.randn(6, FEATURES), torch.randint(0, CLASSES, (6,)))
+        samples, labels = [one.clone() for one in drawn]
+        _stepped(module, optimizer, (samples, labels))
+
+    assert _found(both).seen.maker is None
+
+
+def test_what_has_no_name_is_told_by_what_it_is() -> None:
+    assert Maker(names=("<genexpr>", "cut"), place="").called == "a generator expression and cut()"
