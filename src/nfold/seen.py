@@ -124,12 +124,15 @@ class Learnt:
 
     ``generators`` make its batches, as ``Maker`` has them. With ``own_batches`` its data set or its
     sampler decides how large a batch is: a plan tells that size, and it is not imposed. ``stay``
-    are tensors of a batch, as ``Loader`` has them.
+    are tensors of a batch, as ``Loader`` has them. A plan imposes on ``loader`` what it says, and
+    as much in proportion on those ``beside`` it.
     """
 
     generators: tuple[str, ...] = ()
     own_batches: bool = False
     stay: tuple[int, ...] = ()
+    loader: Loader | None = None
+    beside: tuple[Loader, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +157,13 @@ class Seen:
     ``alloc_retries`` counts, of a step after the warm-up, how often a GPU had no memory left, so
     that the allocator gave back what it kept and asked again.
 
+    ``beside`` are DataLoaders that give a batch in every step, too, which ``samples_per_step`` does
+    not count; of all the longest is ``loader``.
+
     ``followed`` says whether calls of its model are noticed after the warm-up as well, ``uneven``
     whether its ranks may have unequal numbers of batches: it trains under PyTorch's Join.
+
+    ``fixed_batch`` is what it fails with where its batches have another size.
 
     ``unused_parameter_bytes`` are those that DDP found without a gradient in a step, where it is
     told to look for them. ``comm_hook`` is the name of the hook that it sends gradients with, ""
@@ -177,6 +185,7 @@ class Seen:
     device: str = "cpu"
     dp_devices: int = 0
     loader: Loader | None = None
+    beside: tuple[Loader, ...] = ()
     maker: Maker | None = None
     samples_per_step: float = 0.0
     accumulation: int = 1
@@ -215,6 +224,7 @@ class Seen:
     epochs_ended: int = 0
     children: int = 0
     uneven: bool = False
+    fixed_batch: str = ""
     places: dict[str, tuple[Place, ...]] = field(default_factory=dict)
 
     @property
@@ -235,12 +245,15 @@ class Seen:
             generators=self.maker.generators if self.maker is not None else (),
             own_batches=not self.rebatches,
             stay=self.loader.stay if self.loader is not None else (),
+            loader=self.loader if self.beside else None,
+            beside=self.beside,
         )
 
     @property
     def rebatches(self) -> bool:
         """Whether it can be given batches of another size: a DataLoader's, whose size is known."""
-        return self.loader is not None and self.loader.batch is not None
+        fixed = self.loader is None or self.loader.batch is None
+        return not (fixed or self.fixed_batch)
 
     @property
     def batch(self) -> int | None:

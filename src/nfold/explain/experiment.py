@@ -22,6 +22,7 @@ from nfold.explain.clocks import clocks
 from nfold.explain.ladder import Ladder
 from nfold.explain.lengths import long_enough
 from nfold.explain.measured import Measured
+from nfold.explain.own_batches import of_its_own
 from nfold.explain.pausing import known
 from nfold.explain.readings import readings
 from nfold.explain.rung import Rung, short_passes, whole_epochs
@@ -99,6 +100,10 @@ class Experiment:
         self._round(self._fitting(fixes), 0, fixes)
         first = [*wanted, *self._epochs(ladder)]
         self._round(self._fitting(first), 0)
+        own = of_its_own(ladder, self.measured)
+        if own is not None:
+            self.measured = Measured()
+            return self.run(own)
         self._round(first, 0)
         for number in range(1, MOST_ROUNDS):
             follow_ups = asking.follow_ups(ladder, self.measured)

@@ -52,7 +52,8 @@ class Ladder:
     between two, and ``paused_at`` where each was while it made none; None and none for a workload.
     ``memory_bytes`` is that of one device, ``clocks`` are those of all while none waits. An
     ``operation`` has calls for steps, and neither gradients nor a loader. ``failed`` is why a
-    script did not train as a process a device, where it did as one process.
+    script did not train as a process a device, where it did as one process; ``asked`` whether a
+    person said what is to scale.
     """
 
     plan: Plan
@@ -65,6 +66,7 @@ class Ladder:
     clocks: tuple[Clock, ...] = field(default=(), compare=False)
     operation: bool = field(default=False, compare=False)
     failed: str = field(default="", compare=False)
+    asked: bool = field(default=False, compare=False)
     made: dict[tuple[object, ...], Rung] = field(default_factory=dict, compare=False, repr=False)
 
     @property

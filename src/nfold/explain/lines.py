@@ -207,6 +207,8 @@ def way(seen: Seen) -> str:
 
 def _wrapper(seen: Seen) -> str:
     made = f", batches by {seen.maker.called}" if seen.maker is not None else ""
+    if seen.beside:
+        made = f", {1 + len(seen.beside)} DataLoaders a step"
     return f"{_parallel(seen)}{made}"
 
 
@@ -243,7 +245,9 @@ def _of_one_process(name: str, seen: Seen, devices: int) -> list[str]:
     elif cpu:
         told = ["nn.DataParallel does nothing on CPU devices: the whole batch is computed at once."]
     if not seen.rebatches:
-        told.append(f"Nothing gives it smaller batches: a step below is {devices} of its own.")
+        fails = f"With smaller batches it fails ({seen.fixed_batch})"
+        why = fails if seen.fixed_batch else "Nothing gives it smaller batches"
+        told.append(f"{why}: a step below is {devices} of its own.")
     return told
 
 

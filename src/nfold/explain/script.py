@@ -48,7 +48,8 @@ def first_look(
     if second.status != "ok" and failed is not None:
         raise RunFailure(_why(experiment.target.name, failed))
     made = _ladder(second, scaling or _own_scaling(seen[0]), seen[0], machine)
-    return made if first.status == "ok" else dataclasses.replace(made, failed=_cause(first))
+    why = "" if first.status == "ok" else _cause(first)
+    return dataclasses.replace(made, failed=why, asked=scaling is not None)
 
 
 def _look(

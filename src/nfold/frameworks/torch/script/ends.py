@@ -134,6 +134,13 @@ def length_of(sized: Any) -> int | None:
         return None
 
 
+def whole_length(loader: Any) -> float:
+    """Of a pass that nobody cuts short; one whose end nobody knows has none."""
+    cut = shortened(loader)
+    length = length_of(loader if cut is None else cut.batch_sampler)
+    return float("inf") if length is None else length
+
+
 def _drawing(loader: Any) -> Any:
     """What draws the indices of a batch, or without batches, of a sample."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler

@@ -124,8 +124,11 @@ def step_facts(tally: Tally, steps: int) -> dict[str, Any]:
 
 def loader_facts(loader: Any, place: str | None, stay: tuple[int, ...] = ()) -> Loader | None:
     """Of the DataLoader that feeds the training."""
-    if loader is None:
-        return None
+    return None if loader is None else facts_of(loader, place, stay)
+
+
+def facts_of(loader: Any, place: str | None, stay: tuple[int, ...] = ()) -> Loader:
+    """Of any that does."""
     batch, batches = batch_of(loader), length_of(loader)
     return Loader(
         batch=batch,

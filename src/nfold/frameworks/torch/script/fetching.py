@@ -14,7 +14,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -70,6 +70,7 @@ class Fetching:
         self._arrived = False
         self._ledgers: Known[Ledger] = Known()
         self._fed: dict[int, Ledger] = {}
+        self._beside: dict[int, Ledger] = {}
         self._gone = NONE
 
     def install(self, patches: Patches, in_worker: Callable[[], None] = lambda: None) -> None:
@@ -84,16 +85,22 @@ class Fetching:
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             patches.put(kind, "fetch", self._fetching)
 
-    def total(self, loader: Any) -> Total:
+    def total(self, loader: Any, beside: Iterable[Any] = ()) -> Total:
         """What the loader's data set gave so far; zeros where nobody could watch it.
 
-        With what those gave in whose place it is: a script may make its data set anew, too.
+        With what those gave in whose place it is: a script may make its data set anew, too. Of the
+        loaders ``beside`` it all but their batches, which are no more of a step's.
         """
-        if loader is not None and (ledger := self._ledgers.get(loader.dataset)) is not None:
-            self._fed[id(ledger)] = ledger
+        counted = () if loader is None else (loader,)
+        for fed, loaders in ((self._beside, beside), (self._fed, counted)):
+            for one in loaders:
+                if (ledger := self._ledgers.get(one.dataset)) is not None:
+                    fed[id(ledger)] = ledger
         for ended in [one for one in self._fed.values() if one.ended]:
             self._gone = _together(self._gone, self._fed.pop(id(ended)).total())
-        return _together(self._gone, *(one.total() for one in self._fed.values()))
+        own = (one.total() for one in self._fed.values())
+        others = (one.total() for key, one in self._beside.items() if key not in self._fed)
+        return _together(self._gone, *own, *((0.0, *rest) for _, *rest in others))
 
     def _beginning(self, usual: Any) -> Any:
         @functools.wraps(usual)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.utils.data import DistributedSampler
 
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.script import ends
+from nfold.seen import Loader
 
 PREFETCH = 2
 """Batches that a worker prepares ahead; PyTorch's own default."""
@@ -30,6 +32,8 @@ class Overrides:
         asked = None if task.learnt.own_batches else plan.batch
         self._batch = None if asked is None else -(-asked // parts)
         self._workers = plan.workers
+        self._learnt = task.learnt
+        self._beside: WeakKeyDictionary[Any, Loader] = WeakKeyDictionary()
         self._share = shares[task.rank] if shares else None
         self._pass_batches = task.left_out.pass_batches
         self._long = None if plan.steps is None else plan.steps * plan.accumulate
@@ -40,16 +44,37 @@ class Overrides:
 
     def __call__(self, loader: Any) -> None:
         """Raises Unsupported where the loader cannot be changed so."""
-        if self._workers is not None and self._workers != loader.num_workers:
-            set_workers(loader, self._workers)
-        if self._batch is not None and self._batch != batch_of(loader):
-            set_batch(loader, self._batch)
+        beside = self._beside_as(loader)
+        workers, batch = self._asked(beside)
+        if workers is not None and workers != loader.num_workers:
+            set_workers(loader, workers)
+        if batch is not None and batch != batch_of(loader):
+            set_batch(loader, batch)
         if self._share is not None:
             set_share(loader, self._share)
-        if self._pass_batches is not None:
+        if self._pass_batches is not None and beside is None:
             ends.shorten(loader, self._pass_batches)
         elif self._long is not None:
             ends.prolong(loader, self._long, self._steps)
+
+    def _beside_as(self, loader: Any) -> Loader | None:
+        """What a first look saw of it, if it is beside the one that has epochs, and not like it."""
+        learnt, size = self._learnt, (batch_of(loader), ends.length_of(loader.dataset))
+        if loader not in self._beside and learnt.loader is not None:
+            for one in learnt.beside:
+                if size == _size(one) != _size(learnt.loader):
+                    self._beside[loader] = one
+        return self._beside.get(loader)
+
+    def _asked(self, beside: Loader | None) -> tuple[int | None, int | None]:
+        """Workers and batch; ``beside`` another loader others where that has others."""
+        own = self._learnt.loader
+        if beside is None or own is None:
+            return self._workers, self._batch
+        workers = None if self._workers == own.workers else self._workers
+        if self._batch is None or beside.batch is None or own.batch is None:
+            return workers, None
+        return workers, max(1, round(beside.batch * self._batch / own.batch))
 
 
 def batch_of(loader: Any) -> int | None:
@@ -101,6 +126,10 @@ def set_share(loader: Any, rank: int) -> None:
         f"the samples of rank {rank} on another rank: the script divides them by {kind}; allowed "
         "is a DistributedSampler"
     )
+
+
+def _size(seen: Loader) -> tuple[int | None, int | None]:
+    return seen.batch, seen.samples
 
 
 def _sized(sampler: Any) -> bool:

@@ -20,11 +20,12 @@ from nfold.frameworks.torch.script import facts, order, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
 from nfold.frameworks.torch.script.compiling import Compiling
-from nfold.frameworks.torch.script.fetching import NONE, Fetching, fetched
+from nfold.frameworks.torch.script.fetching import NONE, Fetching, Total, fetched
 from nfold.frameworks.torch.script.forward import Forward
+from nfold.frameworks.torch.script.given import Taken
 from nfold.frameworks.torch.script.making import Making
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.streams import Feed, Taken
+from nfold.frameworks.torch.script.streams import Feed
 from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.unwaited import Unwaited
@@ -215,7 +216,7 @@ class Sights:
         self._seen = self._facts(counted)
         self.making.replace()
         self._compiling.check(compiled=self._seen.compiled)
-        self._warm = self.fetching.total(self._feed.loader)
+        self._warm = self.fetched
         self._retries = devices.allocator_retries()
 
     def remove(self, warm_up: Patches) -> None:
@@ -243,13 +244,18 @@ class Sights:
             steps=timed_steps,
             input_wait_ms=1e3 * self._wait_s / max(1, timed_steps),
             epoch_wait_ms=1e3 * median(later) if later else 0.0,
-            fetches=fetched(self._warm, self.fetching.total(self._feed.loader)),
+            fetches=fetched(self._warm, self.fetched),
             skipped_steps=self.skipped_steps,
             peak_memory_bytes=devices.peak_memory_bytes(),
             alloc_retries=retries / max(1, timed_steps),
             epochs_ended=self._feed.epochs_ended,
             children=self.children,
         )
+
+    @property
+    def fetched(self) -> Total:
+        """What its data sets gave so far."""
+        return self.fetching.total(self._feed.loader, self._feed.beside)
 
     def _facts(self, steps: int) -> Seen:
         wrappers, forward = self._wrappers, self._forward
@@ -273,6 +279,7 @@ class Sights:
             trainer=self._trainers.used,
             device=device,
             loader=loader,
+            beside=tuple(facts.facts_of(one, feed.place_of(one)) for one in feed.beside),
             maker=self.making.found if loader is None else None,
             samples_per_step=float(self._usual),
             accumulation=accumulation,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
@@ -15,7 +14,9 @@ from torch.utils.data import dataloader as module
 
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script.batches import count_of, hash_of
-from nfold.frameworks.torch.script.ends import endless, length_of, outlasting
+from nfold.frameworks.torch.script.beside import Beside
+from nfold.frameworks.torch.script.ends import endless, length_of, outlasting, whole_length
+from nfold.frameworks.torch.script.given import Listener, Taken, together
 from nfold.frameworks.torch.script.known import Known
 from nfold.frameworks.torch.script.moves import Moves
 from nfold.frameworks.torch.script.overrides import batch_of
@@ -32,43 +33,6 @@ from nfold.frameworks.torch.script.passes import (
 from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.replay import Replay
 from nfold.place import lines_here, place_here
-
-
-@dataclass
-class Taken:
-    """What fed one step: samples of this rank, their hash, batches, and seconds of waiting."""
-
-    samples: int = 0
-    sample_hash: int = 0
-    batches: int = 0
-    wait_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Fed:
-    """A step's samples and their hash, as a recorder notes them."""
-
-    count: int
-    sample_hash: int
-
-
-class Listener(Protocol):
-    """Who is told what happens between steps."""
-
-    def pass_begins(self, *, feeds: bool) -> None:
-        """A pass over a loader begins; ``feeds``: one that is known to feed the training."""
-
-    def pass_began(self) -> None:
-        """Its workers have started, the first batch is there."""
-
-    def pass_ended(self) -> None:
-        """It has no more batches."""
-
-    def asked(self) -> None:
-        """A batch that feeds the training is asked for."""
-
-    def aside(self) -> None:
-        """A batch was given that feeds no training, or not yet."""
 
 
 class Feed:
@@ -104,6 +68,7 @@ class Feed:
         """Which of the first batches was given last, None for a real one."""
         self._replays: dict[tuple[int, str], Replay] = {}
         self._training: dict[int, Any] = {}
+        self._beside = Beside()
         self._last: Any = None
         self._working = False
         self._pending: dict[int, Taken] = {}
@@ -132,11 +97,36 @@ class Feed:
     @property
     def place(self) -> str | None:
         """Where the user's code made that loader, or the first one over the same data set."""
-        return self._places.get(self.loader.dataset) if self.loader is not None else None
+        return self.place_of(self.loader) if self.loader is not None else None
+
+    def place_of(self, loader: Any) -> str | None:
+        """The same of any loader."""
+        return self._places.get(loader.dataset)
+
+    @property
+    def beside(self) -> tuple[Any, ...]:
+        """Others that give a batch in every step, too."""
+        return self._beside.all
 
     def feeds(self, loader: Any) -> bool:
-        """Whether steps followed on the loader's batches."""
+        """Whether steps followed on the loader's batches, and its passes are epochs."""
         return id(loader) in self._training
+
+    def _gives(self, loader: Any) -> bool:
+        """Whether it gives batches to train on."""
+        return self.feeds(loader) or loader in self._beside
+
+    def settle(self) -> None:
+        """The warm-up is over. Of several the longest has epochs: a shorter one begins again."""
+        self.warming = False
+        self._beside.settle()
+        if self.loader is None:
+            return
+        longest = max((self.loader, *self.beside), key=whole_length)
+        if longest in self._beside:
+            self._beside.swap(longest, self.loader)
+            del self._training[id(self.loader)]
+            self._training[id(longest)] = longest
 
     @property
     def replays(self) -> tuple[Replay, ...]:
@@ -148,11 +138,12 @@ class Feed:
         if first_time(loader):
             # What is pending under its number is of a loader that is no more.
             self._pending.pop(id(loader), None)
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() and not self._take_over_beside(loader):
                 self._take_over(loader, of_same_data=True)
         else:
             self._leave(loader)
-        self._listener.pass_begins(feeds=self.feeds(loader))
+        if loader not in self._beside:
+            self._listener.pass_begins(feeds=self.feeds(loader))
         stream = Stream(loader, lambda: usual(loader), self)
         stream.made.steps_before = self.steps
         if self._replaying(loader):
@@ -179,6 +170,15 @@ class Feed:
         self._leave(old)
         del self._training[id(old)]
         self._training[id(loader)] = loader
+        self._have_replays(loader, old)
+
+    def _take_over_beside(self, loader: Any) -> bool:
+        old = self._beside.take_over(loader)
+        if old is not None:
+            self._have_replays(loader, old)
+        return old is not None
+
+    def _have_replays(self, loader: Any, old: Any) -> None:
         for kind in [kind for number, kind in self._replays if number == id(old)]:
             self._replays[id(loader), kind] = self._replays.pop((id(old), kind))
 
@@ -189,7 +189,7 @@ class Feed:
         """The real iterator, made when it is wanted first."""
         if not stream.begun:
             loader, stream.begun = stream.loader, True
-            if torch.is_grad_enabled() and (not self._training or self.feeds(loader)):
+            if torch.is_grad_enabled() and (not self._training or self._gives(loader)):
                 self._prepare(loader)
             stream.source = stream.begin()
         return stream.source
@@ -207,9 +207,10 @@ class Feed:
     def next_of(self, stream: Stream) -> Any:
         """The next batch of a pass: the real one, or a first one again."""
         loader = stream.loader
-        if self.feeds(loader):
+        gives = self._gives(loader)
+        if gives:
             self.asked()
-        if not self.feeds(loader) or self._always_real:
+        if not gives or self._always_real:
             return next(stream.source)
         length = length_of(loader)
         ends = not endless(loader) or self.steps == stream.made.steps_before
@@ -252,12 +253,13 @@ class Feed:
             taken.sample_hash += hash_of(batch, stream.indices())
             stream.first = batch if stream.first is None else stream.first
             self.moves.given(batch)
+            self._beside.gave(stream.loader)
         if self._last is None or torch.is_grad_enabled():
             # An evaluation may come between a batch and the step on it.
             self._last = stream.loader
-        if not self.feeds(stream.loader):
+        if not self._gives(stream.loader):
             self._listener.aside()
-        elif stream.made.given == 1:
+        elif stream.made.given == 1 and self.feeds(stream.loader):
             self.first_waits_s.append(wait_s)
             if stream.loader.num_workers and self._left_out.now.input == "real":
                 self._listener.pass_began()
@@ -274,16 +276,13 @@ class Feed:
         self.steps += 1
         if self.warming and self._last is not None:
             self._training[id(self._last)] = self._last
+            self._beside.stepped(self._training)
         elif self._last is not None and not self._pending.keys() & self._training.keys():
             self._take_over(self._last, of_same_data=False)
         fed = [taken for key, taken in self._pending.items() if key in self._training]
+        beside = [self._pending[id(one)] for one in self.beside if id(one) in self._pending]
         self._pending, self._last = {}, None
-        return Taken(
-            samples=sum(taken.samples for taken in fed),
-            sample_hash=sum(taken.sample_hash for taken in fed),
-            batches=sum(taken.batches for taken in fed),
-            wait_s=sum(taken.wait_s for taken in fed),
-        )
+        return together(fed, beside)
 
     def _constructing(self, usual: Any) -> Any:
         """Trainers make a loader of their own over the data set of the user's."""

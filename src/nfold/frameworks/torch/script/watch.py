@@ -22,6 +22,7 @@ from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.clock import SPAN_S, LateClock
 from nfold.frameworks.torch.script.environment import crowded
 from nfold.frameworks.torch.script.fetching import NONE, fetched
+from nfold.frameworks.torch.script.given import Fed
 from nfold.frameworks.torch.script.late import LateExchange
 from nfold.frameworks.torch.script.looking import Look
 from nfold.frameworks.torch.script.overrides import Overrides
@@ -31,7 +32,7 @@ from nfold.frameworks.torch.script.replay import Replay
 from nfold.frameworks.torch.script.sights import Sights
 from nfold.frameworks.torch.script.spawned import follow
 from nfold.frameworks.torch.script.stepping import Stepping
-from nfold.frameworks.torch.script.streams import Fed, Feed
+from nfold.frameworks.torch.script.streams import Feed
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.turning import Turning, length_of
 from nfold.frameworks.torch.script.whereabouts import Whereabouts
@@ -183,7 +184,7 @@ class Watch:
 
     def _fetched(self) -> Fetches | None:
         """Batches that were made since the last window ended."""
-        before, self._before = self._before, self._sights.fetching.total(self._feed.loader)
+        before, self._before = self._before, self._sights.fetched
         return fetched(before, self._before)
 
     def _prepare(self, loader: Any) -> None:
@@ -259,7 +260,7 @@ class Watch:
     def _settle(self) -> None:
         """The warm-up's last step comes: facts are known, and ranks that are apart meet."""
         self._boundary.settle()
-        self._feed.warming = False
+        self._feed.settle()
         self._sights.settle(self.steps, self.devices)
         self._warm_up.undo()
         self._observer.see(self._sights.finished(0, self.devices))

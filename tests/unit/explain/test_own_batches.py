@@ -1,0 +1,70 @@
+"""A script that fails with smaller batches is explained with those that it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from explaining import HOST, SECONDS, Memory, failed, script_runner, target
+from nfold.ablation import Ablation
+from nfold.explain.budget import budget
+from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.ladder import Ladder, Scaling
+from nfold.explain.rung import Rung
+from nfold.explain.script import first_look
+from nfold.frameworks.simulated import Script
+from nfold.measurement import Measurement
+from nfold.plan import Plan
+from nfold.seen import Loader, Seen
+
+PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
+SEEN = Seen(
+    steps=30,
+    loader=Loader(batch=100, batches=20, samples=2000, place="train.py:7"),
+    samples_per_step=100.0,
+    device="cuda:0",
+)
+SCRIPT = Script(compute_ms_per_sample=0.1, samples_per_epoch=2000)
+
+
+def explaining(least: int) -> Experiment:
+    """Of a script that crashes in every process that gets fewer samples than ``least``."""
+    usual = script_runner(SCRIPT)
+
+    def run(
+        workload: Any, asked: Plan, ablation: Ablation | None = None, **more: Any
+    ) -> Measurement:
+        processes = 1 if asked.strategy == "dp" else asked.devices or 1
+        if asked.batch is not None and asked.batch // processes < least:
+            return failed(Rung(plan=asked, ablation=ablation or Ablation()), "ValueError: 50")
+        found: Measurement = usual(workload, asked, ablation, **more)
+        return found
+
+    return Experiment(target(SCRIPT, Memory(), run), Clock(SECONDS), Events())
+
+
+def measured(least: int, scaling: Scaling | None = None) -> tuple[Experiment, Ladder]:
+    experiment = explaining(least)
+    asked = first_look(experiment, PLACE, scaling, HOST, lambda _: (SEEN,))
+    assert (asked.scaling, asked.plan.batch) == ("strong", 100)
+    return experiment, experiment.run(asked)
+
+
+def test_each_device_has_one_of_its_own_and_why_is_told() -> None:
+    experiment, ladder = measured(least=100)
+    assert (ladder.scaling, ladder.plan.batch, ladder.one.plan.batch) == ("weak", 200, 100)
+    assert not ladder.rebatches
+    assert ladder.seen is not None
+    assert ladder.seen.learnt.own_batches
+    found = budget("train.py", ladder, experiment.measured)
+    told = "With smaller batches it fails (ValueError: 50): a step below is 2 of its own."
+    assert found.headline.endswith(told)
+    assert not any("ValueError" in one for one in experiment.measured.reasons.values())
+    assert "single-process" in {row.cause for row in found.rows}
+
+
+@pytest.mark.parametrize(("least", "scaling"), [(1, None), (100, "strong")])
+def test_what_works_or_was_asked_for_is_kept(least: int, scaling: Scaling | None) -> None:
+    _, ladder = measured(least, scaling)
+    assert (ladder.scaling, ladder.plan.batch) == ("strong", 100)
