@@ -7,7 +7,9 @@ from typing import Literal
 
 from nfold.measurement import Fetches
 
-Parallel = Literal["none", "dp", "ddp", "fsdp", "other"]
+Parallel = Literal["none", "dp", "ddp", "fsdp", "tensor", "pipeline", "other"]
+SPLIT: tuple[Parallel, ...] = ("fsdp", "tensor", "pipeline")
+"""Where no rank has all parameters: of the last two the model itself is divided."""
 Trainer = Literal["", "transformers", "lightning", "fabric", "accelerate"]
 """What a script lets train: Hugging Face's Trainer, Lightning's, Fabric, Accelerate, or none."""
 BY_HAND = "Backward"

@@ -20,6 +20,7 @@ from nfold.stats import median
 
 LOOK_STEPS = 40
 """Steps of a first look: by its end, what a few workers made ahead is used up."""
+DIVIDED: dict[str, str] = {"tensor": "tensor parallel", "pipeline": "a pipeline"}
 Read = Callable[[Measurement], tuple[Seen, ...]]
 """What every rank saw in a measurement; empty where that is no longer there."""
 
@@ -42,6 +43,8 @@ def first_look(
     if not several and first.status != "ok":
         raise RunFailure(_why(experiment.target.name, first))
     if not several or (first.status == "ok" and any(one.process_group for one in seen)):
+        if several and seen[0].parallel in DIVIDED:
+            raise RunFailure(_divided(experiment.target.name, seen[0], place.devices or 1))
         return _ladder(first, scaling or "weak", seen[0], machine)
     second, seen = _look(experiment, single, read)
     failed = next((m for m in (first, second) if m.status != "ok"), None)
@@ -50,6 +53,14 @@ def first_look(
     made = _ladder(second, scaling or _own_scaling(seen[0]), seen[0], machine)
     why = "" if first.status == "ok" else _cause(first)
     return dataclasses.replace(made, failed=why, asked=scaling is not None)
+
+
+def _divided(name: str, seen: Seen, devices: int) -> str:
+    return (
+        f"{name} divides its model over {devices} devices ({DIVIDED[seen.parallel]}): they compute "
+        "the same samples together, on purpose, and nfold explains work that is divided by samples"
+        "; next: --devices 1, for what one device loses"
+    )
 
 
 def _look(

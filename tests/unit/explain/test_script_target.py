@@ -132,6 +132,16 @@ def test_a_script_without_an_optimizer_is_told_so() -> None:
     assert found.headline == "No optimizer of torch steps in it: a step is a backward."
 
 
+@pytest.mark.parametrize(
+    ("parallel", "said"), [("tensor", "tensor parallel"), ("pipeline", "a pipeline")]
+)
+def test_a_model_that_is_divided_is_no_work_that_is(parallel: Any, said: str) -> None:
+    """Its ranks get the same samples on purpose, and have other parameters than each other."""
+    seen = dataclasses.replace(DDP, parallel=parallel)
+    with pytest.raises(RunFailure, match=rf"divides its model over 2 devices \({said}\)"):
+        looked(seen)
+
+
 def test_steps_whose_samples_nobody_saw_are_counted_and_told_so() -> None:
     """Of one process, each copy makes one of its own."""
     seen = dataclasses.replace(PLAIN, loader=None, samples_per_step=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,16 +34,39 @@ class Collectives:
         self._left_out = left_out
         self._tally = tally
         self._inside = False
-        self._begun = False
+        self._begun = self._goes_on = False
+        self._sent = self._steps = self._exchanging = 0
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         """In the package and in the module that it takes them from."""
         where = warm_up if self._left_out.never("exchange") else patches
+        self._put(where)
+        where.put(Join, "notify_join_context", self._notifying)
+
+    def _put(self, where: Patches) -> None:
         for name in (*STAND_INS, *ONLY_COUNTED):
             stand_in = self._standing_in(getattr(module, name), name)
             for owner in (dist, module):
                 where.put(owner, name, _given(stand_in))
-        where.put(Join, "notify_join_context", self._notifying)
+
+    def go_on(self, patches: Patches) -> None:
+        """Look after the warm-up, too, where none of its steps has exchanged what is trained."""
+        self._goes_on = not self._exchanging
+        if self._goes_on and self._left_out.never("exchange"):
+            self._put(patches)
+
+    def stepped(self, trained: Iterable[Tensor]) -> None:
+        """A step is made; it may have exchanged most of what is trained, or its gradients."""
+        if self._tally.on or self._goes_on:
+            self._steps += 1
+            self._exchanging += bool(self._sent) and 2 * self._sent >= sum(map(size_of, trained))
+        self._sent = 0
+
+    @property
+    def some_only(self) -> tuple[int, int] | None:
+        """How many of how many steps have exchanged it, where not all did, and some."""
+        counts = self._exchanging, self._steps
+        return counts if 0 < self._exchanging < self._steps else None
 
     def begin(self) -> None:
         """The first step is made: nothing is exchanged any more, where that was asked for."""
@@ -68,8 +92,10 @@ class Collectives:
         def collective(*args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return usual(*args, **kwargs)
-            if self._tally.on:
-                self._tally.note("collective", name, bytes_of(name, args, kwargs))
+            if self._tally.on or self._goes_on:
+                sent = bytes_of(name, args, kwargs)
+                self._sent += sent * (name in STAND_INS)
+                self._tally.note("collective", name, sent)
             if name in STAND_INS and self._off and not self._is_one_element(args):
                 return self._instead(name, signature.bind(*args, **kwargs))
             self._inside = True

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DistributedSampler
 
 from nfold.frameworks.torch.script import tensors
+from nfold.frameworks.torch.script.divided import divided
 from nfold.frameworks.torch.script.ends import counted, length_of, own
 from nfold.frameworks.torch.script.forward import HALVES
 from nfold.frameworks.torch.script.overrides import batch_of, samplers_of
@@ -33,12 +34,21 @@ from nfold.frameworks.torch.script.wrappers import (
 from nfold.seen import Collective, Copies, Loader, Parallel
 
 SHARDED = ("DTensor", "FlatParameter")
+PIPELINES = "torch.distributed.pipelining"
+FROM_ONE_TO_ANOTHER = ("send", "recv", "isend", "irecv")
 
 
-def parallel_kind(wrappers: Wrappers, parameters: Sequence[Tensor], tally: Tally) -> Parallel:
-    """How the script uses several devices."""
+def parallel_kind(
+    wrappers: Wrappers,
+    parameters: Sequence[Tensor],
+    tally: Tally,
+    models: Sequence[nn.Module] = (),
+) -> Parallel:
+    """How the script uses several devices; ``models`` are what it calls."""
     if any(type(p).__name__ in SHARDED or hasattr(p, "_is_flat_param") for p in parameters):
-        return "fsdp"
+        return "tensor" if divided(models) else "fsdp"
+    if PIPELINES in sys.modules and any(tally.counts[name] for name in FROM_ONE_TO_ANOTHER):
+        return "pipeline"
     if wrappers.ddp:
         return "ddp"
     if wrappers.dp:

@@ -39,6 +39,11 @@ class Forward(Calls):
         self._depth = 0
         self._by_name: set[int] = set()
 
+    @property
+    def outermost(self) -> tuple[nn.Module, ...]:
+        """All that were called to train, in the order of their first calls."""
+        return tuple(self._outermost.values())
+
     def taken(self) -> int:
         """Samples since the last call: those of the module that got most of them.
 

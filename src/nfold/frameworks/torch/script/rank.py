@@ -13,7 +13,7 @@ from nfold.errors import NfoldError, RunFailure
 from nfold.frameworks import execute
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.imports import after_import
-from nfold.frameworks.torch.script import instead
+from nfold.frameworks.torch.script import divided, instead
 from nfold.frameworks.torch.script.environment import alone, entered
 from nfold.frameworks.torch.script.suspended import Generators
 from nfold.frameworks.torch.script.trainers import Trainers
@@ -44,7 +44,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     with entered(task):
         others.install()
         generators.install()
-        after_import({"torch": watch, **trainers.actions()})
+        after_import({"torch": watch, **trainers.actions(), **divided.actions()})
         _run(task, watches, generators)
     generators.remove()
     others.remove()

@@ -30,7 +30,7 @@ from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.unwaited import Unwaited
 from nfold.frameworks.torch.script.wrappers import Wrappers
-from nfold.seen import Seen
+from nfold.seen import SPLIT, Parallel, Seen
 
 
 class Sights:
@@ -55,7 +55,7 @@ class Sights:
         self.making = Making(left_out, feed.new_replay, feed.asked)
         self._forward = Forward(self.making.fed, computing)
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
-        self._collectives = Collectives(left_out, self._tally)
+        self.collectives = Collectives(left_out, self._tally)
         self._unwaited, self._reads = Unwaited(left_out, lambda: feed.again), Patches()
         self._compiling = Compiling(left_out.now.compiled)
         self.fetching = Fetching()
@@ -75,7 +75,7 @@ class Sights:
         self._wrappers.install(patches, warm_up)
         if self._left_out.now.channels_last:
             order.install(patches)
-        self._collectives.install(patches, warm_up)
+        self.collectives.install(patches, warm_up)
         self.fetching.install(patches, in_worker=lambda: self.remove(warm_up))
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)
@@ -151,26 +151,27 @@ class Sights:
 
     @property
     def may_compile(self) -> bool:
-        """Whether the second step may take a compiler's time, as the first one may.
-
-        An experiment compiles what it was called with; torch.compile compiles once more for a
-        batch of another shape.
-        """
+        """Whether the second step may take a compiler's time: a batch of another shape does."""
         return bool(self._left_out.now.compiled) or facts.compiles()
 
     def begin(self) -> None:
         """The first step is made."""
-        kind = facts.parallel_kind(self._wrappers, self.parameters, self._tally)
-        self.replicated = kind != "fsdp"
-        if kind == "fsdp" and not self._left_out.never("exchange"):
+        if self._kind() in SPLIT and not self._left_out.never("exchange"):
             raise Unsupported(
                 "exchange: the parameters are sharded (FSDP), without an exchange no rank has "
                 "them; allowed are real and replayed input, and one device alone"
             )
         self._tally.on = True
-        self._collectives.begin()
+        self.collectives.begin()
         if self._feed.loader is None:
             self.making.begin()
+
+    def _kind(self) -> Parallel:
+        """How the script uses several devices, as far as that is known."""
+        called = self._forward.outermost
+        found = facts.parallel_kind(self._wrappers, self.parameters, self._tally, called)
+        self.replicated = found not in SPLIT
+        return found
 
     def stepped(self, taken: Taken) -> int:
         """Note a step: what it was fed, and in the warm-up, its line. Returns its samples.
@@ -179,6 +180,7 @@ class Sights:
         """
         self._wait_s += taken.wait_s
         self._wrappers.stepped()
+        self.collectives.stepped(self.parameters)
         samples = self._samples_of(taken)
         if self._feed.warming:
             self._batches.append(taken.batches)
@@ -275,7 +277,7 @@ class Sights:
         return Seen(
             rank=self._task.rank,
             exchanges=wrappers.exchanges_a_step(len(self._counts)),
-            parallel=facts.parallel_kind(wrappers, self.parameters, self._tally),
+            parallel=self._kind(),
             trainer=self._trainers.used,
             device=device,
             loader=loader,

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from nfold.frameworks.torch.script.late import LateExchange
 from nfold.frameworks.torch.script.patches import Patches
@@ -56,18 +59,30 @@ class Stepping:
         self._made = self._made_any = False
         self._depth = self._backwards = 0
         self._by_hand = Backward()
-        self._hook: Any = None
+        self._steps_inside = 0
+        self._hooks: tuple[Any, ...] = ()
 
     def install(self, patches: Patches) -> None:
         """Put everything in its place."""
         patches.put(Optimizer, "__init__", self._constructing)
         patches.put(torch.autograd, "backward", self._backward)
         patches.put(GradScaler, "step", self._scaling)
-        self._hook = register_optimizer_step_post_hook(lambda one, *_: self._step(one))
+        before = register_optimizer_step_pre_hook(lambda *_: self._begin())
+        self._hooks = (before, register_optimizer_step_post_hook(lambda one, *_: self._end(one)))
 
     def remove(self) -> None:
         """What ``patches`` do not undo."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self) -> None:
+        self._steps_inside += 1
+
+    def _end(self, optimizer: Any) -> None:
+        """A step inside another's is a part of it: one that shards its state steps its own part."""
+        self._steps_inside = max(0, self._steps_inside - 1)
+        if not self._steps_inside:
+            self._step(optimizer)
 
     def _step(self, optimizer: Any) -> None:
         self._made = True

@@ -39,6 +39,7 @@ from nfold.frameworks.torch.script.whereabouts import Whereabouts
 from nfold.frameworks.torch.weights import checksum_of
 from nfold.measurement import Fetches, RankSamples
 from nfold.plan import FEWEST_STEPS
+from nfold.seen import Seen
 
 
 class Watch:
@@ -206,6 +207,7 @@ class Watch:
             )
         peak = self.devices.peak_memory_bytes()
         seen = self._sights.finished(self.timed_steps, self.devices)
+        rarely = self._rarely(seen)
         self._observer.see(dataclasses.replace(seen, traced=self._look.found()))
         found = self._recorder.samples(
             pauses_ms=self._pauses.ms,
@@ -215,12 +217,23 @@ class Watch:
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),
             parameter_count=self._sights.parameter_count,
-            parameter_checksum=self._agreed if self._task.turns else self._checksum(),
-            notes=crowded(self._task, seen.threads),
+            parameter_checksum=None if rarely else self._agreed or self._checksum(),
+            notes=(*crowded(self._task, seen.threads), *rarely),
         )
         # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
         hashes = tuple(entry for entry in found.sample_hashes if int(entry[1], 16))
         return dataclasses.replace(found, rank=self._task.rank, sample_hashes=hashes)
+
+    def _rarely(self, seen: Seen) -> tuple[tuple[str, str], ...]:
+        """A note of ranks that train by themselves and average what they have now and then."""
+        counts = self._sights.collectives.some_only
+        if counts is None or not _on_its_own(seen):
+            return ()
+        text = (
+            "ranks exchange what they train in {} of {} steps: between them each trains by itself, "
+            "and its parameters are its own"
+        )
+        return (("exchanged_rarely", text.format(*counts)),)
 
     def _checksum(self) -> str | None:
         """Of what all ranks must have alike: not of shards, nor where something is left out."""
@@ -263,7 +276,10 @@ class Watch:
         self._feed.settle()
         self._sights.settle(self.steps, self.devices)
         self._warm_up.undo()
-        self._observer.see(self._sights.finished(0, self.devices))
+        seen = self._sights.finished(0, self.devices)
+        self._observer.see(seen)
+        if _on_its_own(seen):
+            self._sights.collectives.go_on(self._patches)
         if self._task.turns:
             self._agreed = self._checksum()
         self._observer.await_others(self.steps)
@@ -271,3 +287,9 @@ class Watch:
     def _leave(self) -> None:
         self.left = True
         self._observer.leave(self.samples())
+
+
+def _on_its_own(seen: Seen) -> bool:
+    """Whether no wrapper exchanges its gradients in every step."""
+    by_itself = seen.process_group and seen.parallel in ("none", "other")
+    return by_itself or seen.comm_hook.startswith("post_localSGD")

@@ -1,0 +1,117 @@
+"""Ranks that exchange in a way of their own: now and then, a part of an optimizer, a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+from nfold.ablation import Ablation
+from nfold.frameworks.torch.script import divided, facts
+from nfold.frameworks.torch.script.tally import Tally
+from watched import dataset, model, script_task, watched
+
+
+def _averaging(every: int, *, whole: bool = True) -> Callable[[], None]:
+    """A training whose ranks average their parameters, or one number, after so many steps."""
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for step, (samples, labels) in enumerate(DataLoader(dataset(640), batch_size=8)):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(module(samples), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if step % every == every - 1:
+                for one in module.parameters() if whole else [loss]:
+                    dist.all_reduce(one.data)
+
+    return training
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("turns", [True, False])
+@pytest.mark.parametrize(
+    ("every", "whole", "rarely"),
+    [(3, True, True), (20, True, True), (1, True, False), (3, False, False)],
+)
+def test_what_is_averaged_now_and_then_need_not_be_equal(
+    every: int, *, turns: bool, whole: bool, rarely: bool
+) -> None:
+    """Neither in a warm-up that is too short to see it, nor where experiments take turns."""
+    both = (Ablation(), Ablation(input="replayed")) if turns else ()
+    task = dataclasses.replace(script_task(warmup_steps=8, steps=60), turns=both)
+    found = watched(_averaging(every, whole=whole), task).samples
+    assert found is not None
+    assert ("exchanged_rarely" in dict(found.notes)) == rarely
+    assert (found.parameter_checksum is None) == rarely
+
+
+class Part(torch.optim.SGD):
+    """Steps what another optimizer holds, which is a part of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.inner = torch.optim.SGD(self.param_groups[0]["params"][:1], lr=0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        del closure
+        self.inner.step()
+
+
+def test_a_step_inside_another_is_a_part_of_it() -> None:
+    """An optimizer that shards its state steps one of its own on each rank."""
+
+    def training() -> None:
+        module = model()
+        optimizer = Part(module.parameters())
+        for samples, labels in DataLoader(dataset(640), batch_size=8):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    found = watched(training, script_task(warmup_steps=5, steps=20))
+    assert found.samples is not None
+    assert found.seen.optimizers == ("Part",)
+    assert found.seen.parameter_count == sum(p.numel() for p in model().parameters())
+    assert len(found.samples.step_ms) == 20
+
+
+class DTensor(nn.Parameter):
+    """What a part of a tensor on a mesh of devices is called."""
+
+
+def test_a_divided_model_is_told_from_one_that_is_kept_in_parts() -> None:
+    package = ModuleType(divided.DIVIDES)
+    vars(package)["parallelize_module"] = lambda module, **_: module
+    divided.actions()[divided.DIVIDES](package)
+    whole, parts = model(), nn.Sequential(model())
+    assert vars(package)["parallelize_module"](parts[0], mesh=None) is parts[0]
+    held = [DTensor(torch.zeros(1))]
+    wrappers: Any = SimpleNamespace(ddp=[], dp=[])
+    kinds = [facts.parallel_kind(wrappers, held, Tally(), (one,)) for one in (whole, parts)]
+    assert kinds == ["fsdp", "tensor"]
+
+
+@pytest.mark.parametrize(("imported", "kind"), [(True, "pipeline"), (False, "none")])
+def test_stages_that_send_to_each_other_are_a_pipeline(
+    monkeypatch: pytest.MonkeyPatch, kind: str, *, imported: bool
+) -> None:
+    if imported:
+        monkeypatch.setitem(sys.modules, facts.PIPELINES, ModuleType(facts.PIPELINES))
+    else:
+        monkeypatch.delitem(sys.modules, facts.PIPELINES, raising=False)
+    tally = Tally()
+    tally.on = True
+    tally.note("collective", "isend", 8)
+    wrappers: Any = SimpleNamespace(ddp=[], dp=[])
+    assert facts.parallel_kind(wrappers, [nn.Parameter(torch.zeros(1))], tally) == kind
