@@ -31,10 +31,11 @@ from nfold.frameworks.torch.script.wrappers import (
     dp_devices,
     unused_bytes,
 )
-from nfold.seen import Collective, Copies, Loader, Parallel
+from nfold.seen import SPLIT, Collective, Copies, Loader, Parallel
 
 SHARDED = ("DTensor", "FlatParameter")
 PIPELINES = "torch.distributed.pipelining"
+TO_EACH = ("all_to_all", "all_to_all_single")
 FROM_ONE_TO_ANOTHER = ("send", "recv", "isend", "irecv")
 
 
@@ -54,6 +55,22 @@ def parallel_kind(
     if wrappers.dp:
         return "dp"
     return "other" if any(tally.counts[name] for name in STAND_INS) else "none"
+
+
+def alike(
+    kind: Parallel, wrappers: Wrappers, parameters: Sequence[Tensor], tally: Tally
+) -> Sequence[Tensor]:
+    """Those that all ranks must have: of what is divided none.
+
+    Who sends a part to each rank, of what it computes, has parts of a model beside a wrapper, such
+    as tables or experts.
+    """
+    if kind in SPLIT:
+        return ()
+    if kind != "ddp" or not any(tally.counts[name] for name in TO_EACH):
+        return parameters
+    wrapped = {id(one) for module in wrappers.ddp for one in module.parameters()}
+    return [one for one in parameters if id(one) in wrapped]
 
 
 def backend_of(device: str) -> str:

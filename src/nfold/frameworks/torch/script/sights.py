@@ -65,7 +65,6 @@ class Sights:
         self._counts: list[int] = []
         self._wait_s = 0.0
         self._seen = Seen(rank=task.rank)
-        self.replicated = True
         self.skipped_steps = 0
         self.uneven = False
         self.children = 0
@@ -169,9 +168,12 @@ class Sights:
     def _kind(self) -> Parallel:
         """How the script uses several devices, as far as that is known."""
         called = self._forward.outermost
-        found = facts.parallel_kind(self._wrappers, self.parameters, self._tally, called)
-        self.replicated = found not in SPLIT
-        return found
+        return facts.parallel_kind(self._wrappers, self.parameters, self._tally, called)
+
+    @property
+    def alike(self) -> Sequence[Tensor]:
+        """The parameters that all ranks must have."""
+        return facts.alike(self._kind(), self._wrappers, self.parameters, self._tally)
 
     def stepped(self, taken: Taken) -> int:
         """Note a step: what it was fed, and in the warm-up, its line. Returns its samples.

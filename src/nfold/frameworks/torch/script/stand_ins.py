@@ -20,11 +20,9 @@ def _all_gather(outputs: list[Tensor], tensor: Tensor, *_args: Any) -> None:
 
 def _into_tensor(output: Tensor, tensor: Tensor, *_args: Any) -> None:
     """Into one tensor of all ranks' parts, or out of one: over and over, or the first part."""
-    target, own = output.view(-1), tensor.reshape(-1)
-    size = min(len(own), len(target))
-    for start in range(0, len(target), max(1, size)):
-        part = target[start : start + size]
-        part.copy_(own[: len(part)])
+    own, size = tensor.reshape(-1), output.numel()
+    times = -(-size // max(1, len(own)))
+    output.copy_((own if times == 1 else own.repeat(times))[:size].view_as(output))
 
 
 def _first_of_list(output: Tensor, inputs: list[Tensor], *_args: Any) -> None:

@@ -237,8 +237,8 @@ class Watch:
 
     def _checksum(self) -> str | None:
         """Of what all ranks must have alike: not of shards, nor where something is left out."""
-        alike = self._sights.replicated and self._task.left_out.trains
-        return checksum_of(self._sights.parameters) if alike else None
+        alike = self._sights.alike if self._task.left_out.trains else ()
+        return checksum_of(alike) if alike else None
 
     def _parting(self, usual: Any) -> Any:
         """A script that gives up its process group has trained: tidying up may hang."""

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from nfold.ablation import Ablation
 from nfold.frameworks.torch.script import divided, facts
+from nfold.frameworks.torch.script.stand_ins import STAND_INS
 from nfold.frameworks.torch.script.tally import Tally
 from watched import dataset, model, script_task, watched
 
@@ -115,3 +116,28 @@ def test_stages_that_send_to_each_other_are_a_pipeline(
     tally.note("collective", "isend", 8)
     wrappers: Any = SimpleNamespace(ddp=[], dp=[])
     assert facts.parallel_kind(wrappers, [nn.Parameter(torch.zeros(1))], tally) == kind
+
+
+@pytest.mark.parametrize("sent", ["all_to_all_single", "all_reduce"])
+@pytest.mark.parametrize(("kind", "most"), [("ddp", 1), ("other", 2), ("fsdp", 0), ("tensor", 0)])
+def test_tables_beside_a_wrapper_are_a_rank_s_own(kind: Any, most: int, sent: str) -> None:
+    dense, table = nn.Linear(1, 1, bias=False), nn.Parameter(torch.zeros(1))
+    tally = Tally()
+    tally.on = True
+    tally.note("collective", sent, 8)
+    wrappers: Any = SimpleNamespace(ddp=[dense], dp=[])
+    held = [dense.weight, table]
+    found = facts.alike(kind, wrappers, held, tally)
+    expected = held[:most] if sent != "all_reduce" or not most else held
+    assert [id(one) for one in found] == [id(one) for one in expected]
+
+
+def test_a_part_for_each_rank_may_be_put_anywhere() -> None:
+    """PyTorch's own collective takes tensors that are not contiguous."""
+    output, rows = torch.zeros(3, 4).t(), torch.arange(12.0).view(4, 3)
+    STAND_INS["all_to_all_single"](output, rows)
+    assert torch.equal(output, rows)
+    for size, expected in ((5, [0.0, 1.0, 2.0, 0.0, 1.0]), (2, [0.0, 1.0])):
+        other = torch.zeros(size)
+        STAND_INS["all_gather_into_tensor"](other, torch.arange(3.0))
+        assert other.tolist() == expected
