@@ -127,7 +127,7 @@ class Learnt:
     ``generators`` make its batches, as ``Maker`` has them. With ``own_batches`` its data set or its
     sampler decides how large a batch is: a plan tells that size, and it is not imposed. ``stay``
     are tensors of a batch, as ``Loader`` has them. A plan imposes on ``loader`` what it says, and
-    as much in proportion on those ``beside`` it.
+    as much in proportion on those ``beside`` it. ``slices`` as ``Seen`` has it.
     """
 
     generators: tuple[str, ...] = ()
@@ -135,6 +135,7 @@ class Learnt:
     stay: tuple[int, ...] = ()
     loader: Loader | None = None
     beside: tuple[Loader, ...] = ()
+    slices: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,8 @@ class Seen:
     ``followed`` says whether calls of its model are noticed after the warm-up as well, ``uneven``
     whether its ranks may have unequal numbers of batches: it trains under PyTorch's Join.
 
+    ``through_model`` are the samples of a step that its model gets, as far as that is seen, and
+    ``slices`` says whether each rank gets the same whole batches and computes its part of them.
     ``fixed_batch`` is what it fails with where its batches have another size.
 
     ``unused_parameter_bytes`` are those that DDP found without a gradient in a step, where it is
@@ -190,6 +193,7 @@ class Seen:
     beside: tuple[Loader, ...] = ()
     maker: Maker | None = None
     samples_per_step: float = 0.0
+    through_model: float = 0.0
     accumulation: int = 1
     optimizers: tuple[str, ...] = ()
     boundary: int = 0
@@ -226,6 +230,7 @@ class Seen:
     epochs_ended: int = 0
     children: int = 0
     uneven: bool = False
+    slices: bool = False
     fixed_batch: str = ""
     places: dict[str, tuple[Place, ...]] = field(default_factory=dict)
 
@@ -249,6 +254,7 @@ class Seen:
             stay=self.loader.stay if self.loader is not None else (),
             loader=self.loader if self.beside else None,
             beside=self.beside,
+            slices=self.slices,
         )
 
     @property
@@ -262,7 +268,7 @@ class Seen:
         """Samples of one optimizer step over all ranks; None where no DataLoader gave them."""
         if self.loader is None or self.loader.batch is None:
             return None
-        return self.loader.batch * self.accumulation * self.world_size
+        return self.loader.batch * self.accumulation * (1 if self.slices else self.world_size)
 
     def first(self, what: str) -> Place | None:
         """Where it happens most often, None where that is not known."""

@@ -229,6 +229,8 @@ def headline(name: str, seen: Seen, devices: int, failed: str = "") -> str:
         told.append("No optimizer of torch steps in it: a step is a backward.")
     if seen.batch is None and not seen.samples_per_step:
         told.append("How many samples a step has could not be seen: a device's step counts as one.")
+    if seen.slices:
+        told.append("Each rank makes the whole of every batch, and computes its part of it.")
     if devices > 1 and not seen.process_group:
         told += _of_one_process(name, seen, devices)
     return " ".join(told)
@@ -266,7 +268,7 @@ def whole_without_end(seen: Seen) -> str | None:
 
 def _all_of_it(seen: Seen) -> str | None:
     fed = seen.loader
-    if fed is None or fed.divides is not False or seen.world_size < 2:
+    if fed is None or fed.divides is not False or seen.world_size < 2 or seen.slices:
         return None
     samples = f"all {fed.samples:,} samples" if fed.samples else "the whole data set"
     return at(

@@ -15,6 +15,7 @@ from nfold.explain.rung import Rung
 from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import WARMUP_STEPS, Plan
+from nfold.run.checks import same_samples
 from nfold.seen import Loader, Seen
 from nfold.stats import median
 
@@ -45,6 +46,8 @@ def first_look(
     if not several or (first.status == "ok" and any(one.process_group for one in seen)):
         if several and seen[0].parallel in DIVIDED:
             raise RunFailure(_divided(experiment.target.name, seen[0], place.devices or 1))
+        slices = several and _slices(first, seen[0])
+        seen = (dataclasses.replace(seen[0], slices=slices), *seen[1:])
         return _ladder(first, scaling or "weak", seen[0], machine)
     second, seen = _look(experiment, single, read)
     failed = next((m for m in (first, second) if m.status != "ok"), None)
@@ -53,6 +56,12 @@ def first_look(
     made = _ladder(second, scaling or _own_scaling(seen[0]), seen[0], machine)
     why = "" if first.status == "ok" else _cause(first)
     return dataclasses.replace(made, failed=why, asked=scaling is not None)
+
+
+def _slices(found: Measurement, seen: Seen) -> bool:
+    """Whether all ranks were fed the same samples, of which a model gets a rank's part."""
+    part = seen.samples_per_step / max(1, seen.world_size)
+    return same_samples(found.ranks) is not None and 0 < seen.through_model == part
 
 
 def _divided(name: str, seen: Seen, devices: int) -> str:

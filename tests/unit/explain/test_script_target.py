@@ -142,6 +142,24 @@ def test_a_model_that_is_divided_is_no_work_that_is(parallel: Any, said: str) ->
         looked(seen)
 
 
+@pytest.mark.parametrize(
+    ("alike", "through", "slices"), [(True, 50.0, True), (True, 100.0, False), (False, 50.0, False)]
+)
+def test_ranks_that_take_their_parts_of_the_same_batches_divide_the_work(
+    through: float, *, alike: bool, slices: bool
+) -> None:
+    """That they were fed the same is no wrong training then."""
+    fed = dataclasses.replace(LOADER, divides=False)
+    seen = dataclasses.replace(DDP, parallel="other", loader=fed, through_model=through)
+    one = experiment(Script(**COSTS, same_samples=alike))
+    asked = first_look(one, PLACE, None, HOST, lambda _: (seen,))
+    assert asked.plan.batch == (100 if slices else 200)
+    assert asked.seen is not None
+    assert asked.seen.learnt.slices == slices
+    assert (lines.whole_epochs(asked.seen) is None) == slices
+    assert ("Each rank makes the whole" in lines.headline("train.py", asked.seen, 2)) == slices
+
+
 def test_steps_whose_samples_nobody_saw_are_counted_and_told_so() -> None:
     """Of one process, each copy makes one of its own."""
     seen = dataclasses.replace(PLAIN, loader=None, samples_per_step=0.0)

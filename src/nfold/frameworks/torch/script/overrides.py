@@ -28,7 +28,8 @@ class Overrides:
     def __init__(self, task: Task, steps: ends.Steps) -> None:
         self._steps = steps
         plan, shares = task.plan, task.left_out.shares
-        parts = task.world_size * plan.accumulate
+        whole = task.learnt.slices and not task.left_out.independent
+        parts = (1 if whole else task.world_size) * plan.accumulate
         asked = None if task.learnt.own_batches else plan.batch
         self._batch = None if asked is None else -(-asked // parts)
         self._workers = plan.workers

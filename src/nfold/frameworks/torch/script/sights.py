@@ -20,6 +20,7 @@ from nfold.frameworks.torch.script import facts, order, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
 from nfold.frameworks.torch.script.compiling import Compiling
+from nfold.frameworks.torch.script.environment import alone
 from nfold.frameworks.torch.script.fetching import NONE, Fetching, Total, fetched
 from nfold.frameworks.torch.script.forward import Forward
 from nfold.frameworks.torch.script.given import Taken
@@ -63,6 +64,8 @@ class Sights:
         self._retries = 0
         self._batches: list[int] = []
         self._counts: list[int] = []
+        self._through: list[int] = []
+        self._parts = task.world_size if task.learnt.slices and not alone(task) else 1
         self._wait_s = 0.0
         self._seen = Seen(rank=task.rank)
         self.skipped_steps = 0
@@ -183,22 +186,17 @@ class Sights:
         self._wait_s += taken.wait_s
         self._wrappers.stepped()
         self.collectives.stepped(self.parameters)
-        samples = self._samples_of(taken)
-        if self._feed.warming:
-            self._batches.append(taken.batches)
-            self._counts.append(samples)
-            self.making.stepped()
-            if self._tally.on:
-                self._tally.place("step")
-            return samples
-        return samples if any(self._counts) else 1
-
-    def _samples_of(self, taken: Taken) -> int:
-        """The loader's; without one, those that came through the model; 0 where none were seen."""
-        if taken.batches or self._feed.loader is not None:
-            return taken.samples
-        found = self._forward.taken()
-        return found if self._feed.warming else self._usual
+        fed = taken.batches or self._feed.loader is not None
+        if not self._feed.warming:
+            counted = taken.samples if fed else self._usual
+            return counted // self._parts if any(self._counts) else 1
+        self._through.append(self._forward.taken())
+        self._batches.append(taken.batches)
+        self._counts.append(taken.samples if fed else self._through[-1])
+        self.making.stepped()
+        if self._tally.on:
+            self._tally.place("step")
+        return self._counts[-1]
 
     @property
     def _usual(self) -> int:
@@ -286,6 +284,7 @@ class Sights:
             beside=tuple(facts.facts_of(one, feed.place_of(one)) for one in feed.beside),
             maker=self.making.found if loader is None else None,
             samples_per_step=float(self._usual),
+            through_model=float(median(self._through or [0])),
             accumulation=accumulation,
             optimizers=tuple(type(one).__name__ for one in self._boundary.optimizers),
             boundary=self._boundary.chosen,

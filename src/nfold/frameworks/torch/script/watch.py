@@ -222,6 +222,7 @@ class Watch:
         )
         # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
         hashes = tuple(entry for entry in found.sample_hashes if int(entry[1], 16))
+        hashes = () if self._task.learnt.slices else hashes
         return dataclasses.replace(found, rank=self._task.rank, sample_hashes=hashes)
 
     def _rarely(self, seen: Seen) -> tuple[tuple[str, str], ...]:
