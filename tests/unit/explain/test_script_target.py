@@ -165,6 +165,9 @@ def test_steps_whose_samples_nobody_saw_are_counted_and_told_so() -> None:
     seen = dataclasses.replace(PLAIN, loader=None, samples_per_step=0.0)
     asked = looked(seen)
     assert (asked.plan.batch, asked.one.plan.batch) == (2, 1)
+    by_hand = dataclasses.replace(seen, optimizers=("Backward",))
+    assert lines.process_each(by_hand, 2).startswith("dist.all_reduce() of all gradients")
+    assert "DistributedDataParallel" in lines.process_each(seen, 2)
     unseen = "How many samples a step has could not be seen: a device's step counts as one."
     assert unseen in lines.headline("train.py", seen, 2)
     assert unseen not in lines.headline("train.py", PLAIN, 2)
