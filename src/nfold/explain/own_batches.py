@@ -15,13 +15,15 @@ def of_its_own(ladder: Ladder, measured: Measured) -> Ladder | None:
     """The ladder on which each device has a batch of the script's own; None where it is not needed.
 
     Many scripts write the size of a batch down once more where they reshape one, or make a state.
-    The work of one process is divided by smaller batches, unless a person has asked for that.
+    The work of one process is divided by smaller batches, unless a person has asked for that. One
+    device alone tells it: copies may fail for other reasons.
     """
     if ladder.seen is None or ladder.asked or ladder.scaling == "weak" or not ladder.one_process:
         return None
     if any(_smaller(ladder, rung) for rung in measured.runs):
         return None
-    failed = (why for rung, why in measured.reasons.items() if _smaller(ladder, rung))
+    alone = {rung: why for rung, why in measured.reasons.items() if rung.plan.devices == 1}
+    failed = (why for rung, why in alone.items() if _smaller(ladder, rung))
     why = next((one.removeprefix(CRASHED) for one in failed if one.startswith(CRASHED)), None)
     if why is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -55,11 +55,11 @@ class Collectives:
         if self._goes_on and self._left_out.never("exchange"):
             self._put(patches)
 
-    def stepped(self, trained: Iterable[Tensor]) -> None:
+    def stepped(self, trained: Callable[[], Iterable[Tensor]]) -> None:
         """A step is made; it may have exchanged most of what is trained, or its gradients."""
         if self._tally.on or self._goes_on:
             self._steps += 1
-            self._exchanging += bool(self._sent) and 2 * self._sent >= sum(map(size_of, trained))
+            self._exchanging += bool(self._sent) and 2 * self._sent >= sum(map(size_of, trained()))
         self._sent = 0
 
     @property

@@ -185,7 +185,7 @@ class Sights:
         """
         self._wait_s += taken.wait_s
         self._wrappers.stepped()
-        self.collectives.stepped(self.parameters)
+        self.collectives.stepped(lambda: self.parameters)
         fed = taken.batches or self._feed.loader is not None
         if not self._feed.warming:
             counted = taken.samples if fed else self._usual

@@ -217,7 +217,7 @@ class Watch:
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),
             parameter_count=self._sights.parameter_count,
-            parameter_checksum=None if rarely else self._agreed or self._checksum(),
+            parameter_checksum=None if rarely else self._at_end(),
             notes=(*crowded(self._task, seen.threads), *rarely),
         )
         # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
@@ -235,6 +235,10 @@ class Watch:
             "and its parameters are its own"
         )
         return (("exchanged_rarely", text.format(*counts)),)
+
+    def _at_end(self) -> str | None:
+        """Where experiments took turns, of the parameters before the first."""
+        return self._agreed if self._task.turns else self._checksum()
 
     def _checksum(self) -> str | None:
         """Of what all ranks must have alike: not of shards, nor where something is left out."""
