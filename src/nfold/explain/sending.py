@@ -17,7 +17,7 @@ def less(seen: Seen, *, tried_half: bool = False) -> str:
     if seen.parallel != "ddp":
         own = seen.first("collective")
         by_hand = seen.parallel == "other" and own is not None and own.inside is None
-        text = "DistributedDataParallel, which sends while backward goes on; or " * by_hand
+        text = f"{_wrapped(seen)}; or " * by_hand
         return at(seen.first_place("collective"), f"{text}send less: bf16, or less often")
     words = wording.of(seen)
     if seen.sparse_gradient_bytes:
@@ -39,6 +39,13 @@ def half(seen: Seen) -> str:
         return ""
     kind = "bf16" if seen.backend == "nccl" else "fp16"
     return at(words.place(seen, "wrapper"), words.half.format(kind, kind.upper()))
+
+
+def _wrapped(seen: Seen) -> str:
+    """What a wrapper does better than a collective for each gradient, even one behind backward."""
+    each = max((one.per_step for one in seen.collectives), default=0.0)
+    many = f" ({each:.0f} collectives a step here)" * (each > 1)
+    return f"DistributedDataParallel, which sends buckets while backward goes on{many}"
 
 
 def _dense(seen: Seen) -> str:

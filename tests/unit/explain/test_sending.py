@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from nfold.explain import sending, wording
-from nfold.seen import Place, Seen, Trainer
+from nfold.seen import Collective, Place, Seen, Trainer
 
 SEEN = Seen(
     parallel="ddp",
@@ -58,7 +58,10 @@ def test_sparse_gradients_are_told_with_what_dense_ones_would_be() -> None:
 @pytest.mark.parametrize(
     ("inside", "told"),
     [
-        (None, "train.py:20: DistributedDataParallel, which sends while backward goes on; or send"),
+        (
+            None,
+            "train.py:20: DistributedDataParallel, which sends buckets while backward",
+        ),
         ("horovod/torch/optimizer.py:7", "train.py:20: send less"),
     ],
 )
@@ -67,3 +70,11 @@ def test_gradients_exchanged_by_hand_are_for_ddp_to_send(inside: str | None, tol
     by_hand = dataclasses.replace(SEEN, parallel="other", places={"collective": (own,)})
     assert sending.less(by_hand).startswith(told)
     assert "which sends" not in sending.less(SEEN)
+
+
+def test_a_collective_for_each_gradient_is_counted() -> None:
+    """Also where they are sent while backward goes on, a wrapper sends fewer and larger ones."""
+    sent = (Collective(name="all_reduce", per_step=26.0, bytes_per_step=1e6),)
+    places: dict[str, tuple[Place, ...]] = {"collective": (Place(where="train.py:20"),)}
+    seen = Seen(parallel="other", world_size=2, collectives=sent, places=places)
+    assert "backward goes on (26 collectives a step here); or send less" in sending.less(seen)
