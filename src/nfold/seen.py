@@ -125,17 +125,21 @@ class Learnt:
     """What a first look at a script tells the runs after it.
 
     ``generators`` make its batches, as ``Maker`` has them. With ``own_batches`` its data set or its
-    sampler decides how large a batch is: a plan tells that size, and it is not imposed. ``stay``
-    are tensors of a batch, as ``Loader`` has them. A plan imposes on ``loader`` what it says, and
-    as much in proportion on those ``beside`` it. ``slices`` as ``Seen`` has it.
+    sampler decides how large a batch is: a plan tells that size, and it is not imposed. A plan
+    imposes on ``loader`` what it says, and as much in proportion on those ``beside`` it. ``slices``
+    as ``Seen`` has it.
     """
 
     generators: tuple[str, ...] = ()
     own_batches: bool = False
-    stay: tuple[int, ...] = ()
     loader: Loader | None = None
     beside: tuple[Loader, ...] = ()
     slices: bool = False
+
+    @property
+    def stay(self) -> tuple[int, ...]:
+        """The tensors of a batch that are left on the host, as ``Loader`` has them."""
+        return () if self.loader is None else self.loader.stay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,8 +255,7 @@ class Seen:
         return Learnt(
             generators=self.maker.generators if self.maker is not None else (),
             own_batches=not self.rebatches,
-            stay=self.loader.stay if self.loader is not None else (),
-            loader=self.loader if self.beside else None,
+            loader=self.loader,
             beside=self.beside,
             slices=self.slices,
         )

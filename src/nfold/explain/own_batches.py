@@ -22,8 +22,8 @@ def of_its_own(ladder: Ladder, measured: Measured) -> Ladder | None:
         return None
     if any(_smaller(ladder, rung) for rung in measured.runs):
         return None
-    alone = {rung: why for rung, why in measured.reasons.items() if rung.plan.devices == 1}
-    failed = (why for rung, why in alone.items() if _smaller(ladder, rung))
+    reasons = measured.reasons.items()
+    failed = (one for rung, one in reasons if rung.plan.devices == 1 and _smaller(ladder, rung))
     why = next((one.removeprefix(CRASHED) for one in failed if one.startswith(CRASHED)), None)
     if why is None:
         return None

@@ -43,12 +43,13 @@ def first_look(
     first, seen = _look(experiment, ranks, read, *((single,) if several else ()))
     if not several and first.status != "ok":
         raise RunFailure(_why(experiment.target.name, first))
-    if not several or (first.status == "ok" and any(one.process_group for one in seen)):
-        if several and seen[0].parallel in DIVIDED:
-            raise RunFailure(_divided(experiment.target.name, seen[0], place.devices or 1))
-        slices = several and _slices(first, seen[0])
-        seen = (dataclasses.replace(seen[0], slices=slices), *seen[1:])
+    if not several:
         return _ladder(first, scaling or "weak", seen[0], machine)
+    if first.status == "ok" and any(one.process_group for one in seen):
+        if seen[0].parallel in DIVIDED:
+            raise RunFailure(_divided(experiment.target.name, seen[0], place.devices or 1))
+        own = dataclasses.replace(seen[0], slices=_slices(first, seen[0]))
+        return _ladder(first, scaling or "weak", own, machine)
     second, seen = _look(experiment, single, read)
     failed = next((m for m in (first, second) if m.status != "ok"), None)
     if second.status != "ok" and failed is not None:

@@ -85,6 +85,11 @@ def crowded(task: Task, threads: int) -> tuple[tuple[str, str], ...]:
     return (("many_threads", text),)
 
 
+def slices(task: Task) -> bool:
+    """Whether this rank computes a part of batches that others get whole, too."""
+    return task.learnt.slices and not alone(task)
+
+
 def alone(task: Task) -> bool:
     """Whether this rank is the only one of its world."""
     return task.world_size == 1 or task.left_out.independent

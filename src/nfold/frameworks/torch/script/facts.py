@@ -149,13 +149,8 @@ def step_facts(tally: Tally, steps: int) -> dict[str, Any]:
     }
 
 
-def loader_facts(loader: Any, place: str | None, stay: tuple[int, ...] = ()) -> Loader | None:
-    """Of the DataLoader that feeds the training."""
-    return None if loader is None else facts_of(loader, place, stay)
-
-
-def facts_of(loader: Any, place: str | None, stay: tuple[int, ...] = ()) -> Loader:
-    """Of any that does."""
+def loader_facts(loader: Any, place: str | None, stay: tuple[int, ...] = ()) -> Loader:
+    """Of a DataLoader that feeds the training."""
     batch, batches = batch_of(loader), length_of(loader)
     return Loader(
         batch=batch,

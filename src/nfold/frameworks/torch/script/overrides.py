@@ -11,6 +11,7 @@ from torch.utils.data import DistributedSampler
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.script import ends
+from nfold.frameworks.torch.script.environment import slices
 from nfold.seen import Loader
 
 PREFETCH = 2
@@ -28,8 +29,7 @@ class Overrides:
     def __init__(self, task: Task, steps: ends.Steps) -> None:
         self._steps = steps
         plan, shares = task.plan, task.left_out.shares
-        whole = task.learnt.slices and not task.left_out.independent
-        parts = (1 if whole else task.world_size) * plan.accumulate
+        parts = (1 if slices(task) else task.world_size) * plan.accumulate
         asked = None if task.learnt.own_batches else plan.batch
         self._batch = None if asked is None else -(-asked // parts)
         self._workers = plan.workers

@@ -20,7 +20,7 @@ from nfold.frameworks.torch.script import facts, order, tensors
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
 from nfold.frameworks.torch.script.compiling import Compiling
-from nfold.frameworks.torch.script.environment import alone
+from nfold.frameworks.torch.script.environment import slices
 from nfold.frameworks.torch.script.fetching import NONE, Fetching, Total, fetched
 from nfold.frameworks.torch.script.forward import Forward
 from nfold.frameworks.torch.script.given import Taken
@@ -65,7 +65,7 @@ class Sights:
         self._batches: list[int] = []
         self._counts: list[int] = []
         self._through: list[int] = []
-        self._parts = task.world_size if task.learnt.slices and not alone(task) else 1
+        self._parts = task.world_size if slices(task) else 1
         self._wait_s = 0.0
         self._seen = Seen(rank=task.rank)
         self.skipped_steps = 0
@@ -270,7 +270,8 @@ class Sights:
             **facts.step_facts(self._tally, steps),
         }
         feed = self._feed
-        loader = facts.loader_facts(feed.loader, feed.place, feed.moves.stay)
+        own, stay = feed.loader, feed.moves.stay
+        loader = None if own is None else facts.loader_facts(own, feed.place_of(own), stay)
         batches = round(median(self._batches)) if self._batches else 0
         accumulation = max(1, batches or self.making.per_step)
         wrappers.accumulation = accumulation
@@ -281,7 +282,7 @@ class Sights:
             trainer=self._trainers.used,
             device=device,
             loader=loader,
-            beside=tuple(facts.facts_of(one, feed.place_of(one)) for one in feed.beside),
+            beside=tuple(facts.loader_facts(one, feed.place_of(one)) for one in feed.beside),
             maker=self.making.found if loader is None else None,
             samples_per_step=float(self._usual),
             through_model=float(median(self._through or [0])),

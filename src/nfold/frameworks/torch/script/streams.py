@@ -94,13 +94,8 @@ class Feed:
         """The DataLoader that feeds the training, None where there is none."""
         return next(reversed(self._training.values()), None)
 
-    @property
-    def place(self) -> str | None:
-        """Where the user's code made that loader, or the first one over the same data set."""
-        return self.place_of(self.loader) if self.loader is not None else None
-
     def place_of(self, loader: Any) -> str | None:
-        """The same of any loader."""
+        """Where the user's code made the loader, or the first one over the same data set."""
         return self._places.get(loader.dataset)
 
     @property

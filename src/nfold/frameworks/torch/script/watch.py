@@ -221,8 +221,8 @@ class Watch:
             notes=(*crowded(self._task, seen.threads), *rarely),
         )
         # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
-        hashes = tuple(entry for entry in found.sample_hashes if int(entry[1], 16))
-        hashes = () if self._task.learnt.slices else hashes
+        own = () if self._task.learnt.slices else found.sample_hashes
+        hashes = tuple(entry for entry in own if int(entry[1], 16))
         return dataclasses.replace(found, rank=self._task.rank, sample_hashes=hashes)
 
     def _rarely(self, seen: Seen) -> tuple[tuple[str, str], ...]:

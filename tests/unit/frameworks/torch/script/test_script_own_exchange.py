@@ -18,7 +18,7 @@ from nfold.ablation import Ablation
 from nfold.frameworks.torch.script import divided, facts
 from nfold.frameworks.torch.script.stand_ins import STAND_INS
 from nfold.frameworks.torch.script.tally import Tally
-from watched import dataset, model, script_task, watched
+from watched import dataset, loop, model, script_task, watched
 
 
 def _averaging(every: int, *, whole: bool = True) -> Callable[[], None]:
@@ -74,11 +74,7 @@ def test_a_step_inside_another_is_a_part_of_it() -> None:
 
     def training() -> None:
         module = model()
-        optimizer = Part(module.parameters())
-        for samples, labels in DataLoader(dataset(640), batch_size=8):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        loop(DataLoader(dataset(), batch_size=8), module, Part(module.parameters()))
 
     found = watched(training, script_task(warmup_steps=5, steps=20))
     assert found.samples is not None
