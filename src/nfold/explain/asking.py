@@ -27,8 +27,11 @@ SUSPECT = 0.1
 
 
 def wanted(ladder: Ladder) -> Iterator[Rung]:
-    """The rungs of every cause that the plan can have; ends of epochs are asked for apart."""
-    for cause in causes_of(ladder):
+    """The rungs of every cause that the plan can have, of those first that have been seen.
+
+    Ends of epochs are asked for apart.
+    """
+    for cause in sorted(causes_of(ladder), key=lambda cause: not cause.evident(ladder)):
         if cause.absent(ladder) is None:
             own = (*cause.on_n(ladder), *cause.telling(ladder))
             for rung in (*own, *cause.single_evidence(ladder)):

@@ -102,3 +102,13 @@ def test_any_part_of_the_runs_has_a_budget_that_adds_up(what: str, costs: Script
             assert rows + found.unexplained_ms.value == pytest.approx(missing, abs=1e-6)
         assert all(row.fix for row in (*found.rows, *found.single))
         assert all(isinstance(rung, Rung) for rung in asking.follow_ups(asked, known))
+
+
+@pytest.mark.parametrize("retries", [0.0, 1.0])
+def test_what_a_first_look_has_seen_is_measured_first(retries: float) -> None:
+    """An allocator that tries again is worth more than what any script may lose."""
+    seen = dataclasses.replace(RANKS, alloc_retries=retries)
+    asked = made(seen, scaling="weak", accumulate=2)
+    wanted = list(dict.fromkeys(asking.wanted(asked)))
+    tried = {asked.full(), asked.alone("real"), *map(asked.grown, (asked.full(), asked.one))}
+    assert (set(wanted[: len(tried)]) == tried) == bool(retries)

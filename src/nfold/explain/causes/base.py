@@ -45,6 +45,11 @@ class Cause:
         del ladder
         return None
 
+    def evident(self, ladder: Ladder) -> bool:
+        """Whether a first look has seen it happen: its runs come first, in case time is short."""
+        del ladder
+        return False
+
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """The runs that ``lost_ms`` compares."""
         del ladder

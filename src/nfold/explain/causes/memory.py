@@ -32,6 +32,10 @@ class Memory(Cause):
             return "no run shows what more memory would gain; see peak memory in nfold bench"
         return None if seen.alloc_retries else _used(seen, ladder.memory_bytes)
 
+    def evident(self, ladder: Ladder) -> bool:
+        """No steps try again but those that lose by it."""
+        return ladder.seen is not None and ladder.seen.alloc_retries > 0
+
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Both ends of the ladder, with either allocator."""
         return (ladder.full(), ladder.grown(ladder.full()), *self.single_rungs(ladder))
