@@ -89,8 +89,8 @@ def _change(budget: Budget, first: Finding) -> list[str]:
         return [f"Change: {first.fix}.", expected]
     now = times(budget.speedup) if first in budget.rows else "1 ×"
     told = (
-        f"Its change does not pay here: {first.fix} makes {times(first.predicted_speedup)} of one "
-        f"device of {now}."
+        f"Its change does not pay here: {first.fix} would make it "
+        f"{times(first.predicted_speedup)} of one device; it is {now} now."
     )
     better = next((row for row in budget.named if not budget.slows(row)), None)
     if better is None:

@@ -54,10 +54,11 @@ def more_input(seen: Seen, enough: int, tried: Sequence[int] = ()) -> str:
     """
     fed = loader(seen)
     if seen.maker is not None:
+        unless = ", unless they depend on what the model did" if seen.accumulation > 1 else ""
         return at(
             seen.maker.place,
             f"less work in {seen.maker.called}, or a DataLoader, whose workers make the next "
-            "batches while the device computes",
+            f"batches while the device computes{unless}",
         )
     if not (fed.workers or tried):
         return workers(seen, enough)

@@ -96,7 +96,10 @@ def _cause(failed: Measurement) -> str:
 
 
 def _why(name: str, failed: Measurement) -> str:
-    cause = _cause(failed)
+    cause, began = _cause(failed), failed.cause is None or failed.cause.step != 0
+    if failed.status in ("hung", "interrupted") and not began:
+        cause = f"{cause}: it took no step of a torch optimizer; next: a script that trains, or, "
+        cause += "where it takes so long to begin, a larger --budget"
     log = f" (what it printed: {failed.folder}/rank-0.log in the results folder)"
     printed = log if failed.folder else ""
     return f"{name} {failed.status}: {cause}{printed}; nothing can be explained"

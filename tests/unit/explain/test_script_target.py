@@ -276,6 +276,23 @@ def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:
     return failed(Rung(plan=asked), "ValueError: broken (train.py:3)")
 
 
+@pytest.mark.parametrize(("status", "step"), [("hung", 0), ("interrupted", 0), ("hung", 3)])
+def test_a_script_that_takes_no_step_is_told_so(status: Any, step: int) -> None:
+    """Evolution strategies, an endless evaluation: it may be alive and well."""
+    given: list[float] = []
+
+    def run(_workload: Any, asked: Plan, ablation: Any = None, **more: Any) -> Measurement:
+        given.append(more["options"].limit_s)
+        ended = failed(Rung(plan=asked, ablation=ablation), "")
+        return dataclasses.replace(ended, status=status, cause=Cause(text="it ended", step=step))
+
+    one = Experiment(target(Script(**COSTS), run=run), Clock(SECONDS), Events())
+    with pytest.raises(RunFailure, match="it ended") as caught:
+        first_look(one, PLACE, None, HOST, lambda _: ())
+    assert ("took no step of a torch optimizer; next: a script" in str(caught.value)) == (step == 0)
+    assert given == [max(300.0, 2 * SECONDS)] * 2
+
+
 def test_no_loader_has_no_other_scaling_and_no_other_input() -> None:
     bare = dataclasses.replace(DDP, loader=None)
     assert looked(bare).bare == "real"
@@ -294,6 +311,10 @@ def test_a_function_that_makes_batches_is_replayed_as_a_loader_is(on_device: boo
     assert row.all_ms.value == pytest.approx(10.0)
     assert row.fix.startswith("train.py:5: less work in get_batch(), or a DataLoader")
     assert "batches by get_batch()" in found.way
+    assert row.fix.endswith("while the device computes")
+    several = explained(dataclasses.replace(seen, accumulation=2), **costs)
+    (row,) = [row for row in several.named if row.cause == "input"]
+    assert row.fix.endswith(", unless they depend on what the model did")
     untested = dict(found.untested)
     assert untested["storage"].startswith("waiting in get_batch() was not watched")
     if on_device:

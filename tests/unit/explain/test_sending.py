@@ -50,6 +50,14 @@ def test_what_is_half_already_or_has_no_hook_is_not_halved(otherwise: dict[str, 
     assert "send half" not in sending.less(seen)
 
 
+def test_several_wrappers_are_all_told() -> None:
+    """Those of a GAN: each sends its own gradients."""
+    lines = tuple(Place(where=f"gan.py:{line}") for line in (27, 26))
+    seen = dataclasses.replace(SEEN, places={"wrapper": lines})
+    assert sending.half(seen).startswith("gan.py:26, gan.py:27: send half")
+    assert sending.less(seen, tried_half=True).startswith("gan.py:26, gan.py:27: send less often")
+
+
 def test_sparse_gradients_are_told_with_what_dense_ones_would_be() -> None:
     seen = dataclasses.replace(SEEN, sparse_gradient_bytes=9_500_000)
     assert "sparse=False sends 9.50 MB" in sending.less(seen)

@@ -130,7 +130,8 @@ def test_a_change_that_costs_more_than_it_wins_is_not_advised() -> None:
     assert not BUDGET.slows(first)
     said = sentences(alone)
     assert said[0].startswith(f"Most is lost to {first.cause}")
-    assert said[1].startswith(f"Its change does not pay here: {first.fix} makes 0.40 × (0.30 to")
+    assert said[1].startswith(f"Its change does not pay here: {first.fix} would make it 0.40 ×")
+    assert "of one device; it is " in said[1]
     assert said[2].startswith("2 devices are ")
     assert [line[-1] for line in explanation.lines(rows[:1], alone)][:1] == [""]
     other = dataclasses.replace(first, cause="threads", fix="fewer threads")

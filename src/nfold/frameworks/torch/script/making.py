@@ -36,6 +36,7 @@ LOOK_STEPS = 3
 REMEMBERED = 256
 PART_OF_ANOTHER = ("<listcomp>", "<setcomp>", "<dictcomp>")
 """Comprehensions, functions until Python 3.12: nobody else calls them."""
+EXPRESSION = "<genexpr>"
 NO_FUNCTION = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -129,6 +130,9 @@ class Making:
         if any(one.requires_grad for one in given or ()):
             self._hands_on.add(code)
             self._state.extend(map(weakref.ref, tensors))
+            return
+        if code.co_name == EXPRESSION and self._last(tensors) is not None:
+            # It hands on what another function made: (one.to(device) for one in get_batch()).
             return
         if given is not None and tensors and not any(one.requires_grad for one in tensors):
             self._calls[code] += 1

@@ -316,5 +316,22 @@ def test_a_comprehension_is_a_part_of_what_it_stands_in() -> None:
     assert _found(both).seen.maker is None
 
 
+def test_an_expression_hands_on_what_a_function_made_for_it() -> None:
+    """``x, y = (one.to(device) for one in get_batch())``: the function is called before it."""
+
+    def handed_on(module: nn.Module, optimizer: Any) -> None:
+        samples, labels = (one.contiguous() for one in get_batch())
+        _stepped(module, optimizer, (samples, labels))
+
+    def makes(module: nn.Module, optimizer: Any) -> None:
+        labels = torch.zeros(6).long()
+        _stepped(module, optimizer, *((torch.randn(6, FEATURES), labels) for _ in range(1)))
+
+    for step, name in ((handed_on, "get_batch"), (makes, "<genexpr>")):
+        maker = _found(step).seen.maker
+        assert maker is not None
+        assert maker.names == (name,)
+
+
 def test_what_has_no_name_is_told_by_what_it_is() -> None:
     assert Maker(names=("<genexpr>", "cut"), place="").called == "a generator expression and cut()"
