@@ -100,6 +100,8 @@ def _why(name: str, failed: Measurement) -> str:
     if failed.status in ("hung", "interrupted") and not began:
         cause = f"{cause}: it took no step of a torch optimizer; next: a script that trains, or, "
         cause += "where it takes so long to begin, a larger --budget"
+    elif failed.status == "interrupted" and failed.cause and failed.cause.signal is None:
+        cause += "; next: a larger --budget"
     log = f" (what it printed: {failed.folder}/rank-0.log in the results folder)"
     printed = log if failed.folder else ""
     return f"{name} {failed.status}: {cause}{printed}; nothing can be explained"
