@@ -46,7 +46,7 @@ def _wrappers(seen: Seen) -> str | None:
     words, places = wording.of(seen), seen.places.get("wrapper", ())
     if "wrapper" in words.told or not places:
         return words.place(seen, "wrapper")
-    return ", ".join(sorted(one.where for one in places))
+    return ", ".join(sorted({one.where for one in places}))
 
 
 def _wrapped(seen: Seen) -> str:
