@@ -38,7 +38,7 @@ MOST_ROUNDS = 6
 OVER = 1.2
 """Of the time that is left: what nobody has measured yet may take a little more."""
 LONGEST_LOOK_S = 300.0
-"""For what comes before a script's first steps, or twice the time budget, if that is more."""
+"""Of a first look, with all that is before a script's first step; or twice the time budget."""
 EPOCH_PART = 0.1
 """The part of the time budget that whole epochs may take."""
 
@@ -120,7 +120,7 @@ class Experiment:
         return dataclasses.replace(known(ladder, self.measured.every()), clocks=found)
 
     def attempt(self, rung: Rung, *, anew: bool = False) -> Measurement:
-        """One run that is no part of the ladder, however it ends and little time is left."""
+        """One run that is no part of the ladder, whatever time is left; it may fail."""
         found = None if anew else self.target.known(rung, 0)
         if found is None:
             self.events.started([rung], 0, self.clock.left_s)

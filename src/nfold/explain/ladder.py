@@ -106,6 +106,12 @@ class Ladder:
         return seen is not None and seen.host_syncs > 0 and self.plan.device == "cuda"
 
     @property
+    def tries_again(self) -> bool:
+        """Whether a script's allocator was seen to have no memory left in its steps."""
+        seen = self.seen
+        return seen is not None and seen.alloc_retries > 0 and self.plan.device != "cpu"
+
+    @property
     def rebatches(self) -> bool:
         """Whether there are batches of another size: a script's only of a DataLoader."""
         return self.seen is None or self.seen.rebatches
@@ -162,9 +168,7 @@ class Ladder:
 
     def grown(self, rung: Rung) -> Rung:
         """The same with segments that grow, where a script's allocator was seen to try again."""
-        if self.plan.device == "cpu" or self.seen is None or not self.seen.alloc_retries:
-            return rung
-        return growing(rung)
+        return growing(rung) if self.tries_again else rung
 
     @remembered
     def copies(self, input_: Input, **left_out: Any) -> Rung:

@@ -17,6 +17,7 @@ from nfold.finding import NO_TIME
 from nfold.measurement import Cause, Doubt, Measurement
 from nfold.run.verdict import OWN_WORK
 
+LONGER = "; next: a larger --budget"
 UNSTEADY = 1.15
 """The longest turn over the shortest. On steady hosts it is 1.01 to 1.10, on two where process
 trees of one kind differed by a fifth and more 1.22 and 1.75.
@@ -41,9 +42,9 @@ class Measured:
         if measurement.status == "ok":
             self.runs.setdefault(rung, {})[number] = as_long_for_all(measurement)
             return
+        text = f"{measurement.status}: {cause_of(measurement)}"
+        self.reasons[rung] = f"{text}{_hint(measurement)}"
         cause = measurement.cause
-        text = cause.text if cause else "it ended without a word"
-        self.reasons[rung] = f"{measurement.status}: {text}{_hint(measurement)}"
         if cause is not None and cause.step and cause.stalled_s:
             self.stalled_s[rung] = cause.stalled_s
 
@@ -170,8 +171,18 @@ def _hint(measurement: Measurement) -> str:
     """What to do about a run that hung, or that was over its time."""
     if measurement.status == "hung":
         return f"; {OWN_WORK}"
+    return LONGER if over_its_time(measurement) else ""
+
+
+def cause_of(failed: Measurement) -> str:
+    """Why a run has no result, in its own words."""
+    return failed.cause.text if failed.cause else "it ended without a word"
+
+
+def over_its_time(measurement: Measurement) -> bool:
+    """Whether nfold ended it for that, and not a person."""
     stopped = measurement.cause is not None and measurement.cause.signal is not None
-    return "" if measurement.status != "interrupted" or stopped else "; next: a larger --budget"
+    return measurement.status == "interrupted" and not stopped
 
 
 def _ahead(rung: Rung, table: Mapping[Key, Mapping[int, float]]) -> bool:

@@ -9,6 +9,7 @@ from nfold.ablation import Ablation
 from nfold.errors import RunFailure, UsageError
 from nfold.explain.experiment import Experiment
 from nfold.explain.ladder import Ladder, Scaling, made_ahead
+from nfold.explain.measured import LONGER, cause_of, over_its_time
 from nfold.explain.pausing import where
 from nfold.explain.readings import made_ms
 from nfold.explain.rung import Rung
@@ -41,9 +42,9 @@ def first_look(
     ranks = Rung(plan=looked, ablation=Ablation(traced=True))
     single = Rung(plan=looked.edit(strategy="dp"), ablation=ranks.ablation)
     first, seen = _look(experiment, ranks, read, *((single,) if several else ()))
-    if not several and first.status != "ok":
-        raise RunFailure(_why(experiment.target.name, first))
     if not several:
+        if first.status != "ok":
+            raise RunFailure(_why(experiment.target.name, first))
         return _ladder(first, scaling or "weak", seen[0], machine)
     if first.status == "ok" and any(one.process_group for one in seen):
         if seen[0].parallel in DIVIDED:
@@ -55,7 +56,7 @@ def first_look(
     if second.status != "ok" and failed is not None:
         raise RunFailure(_why(experiment.target.name, failed))
     made = _ladder(second, scaling or _own_scaling(seen[0]), seen[0], machine)
-    why = "" if first.status == "ok" else _cause(first)
+    why = "" if first.status == "ok" else cause_of(first)
     return dataclasses.replace(made, failed=why, asked=scaling is not None)
 
 
@@ -91,20 +92,22 @@ def _look(
     return found, seen
 
 
-def _cause(failed: Measurement) -> str:
-    return failed.cause.text if failed.cause else "it ended without a word"
-
-
 def _why(name: str, failed: Measurement) -> str:
-    cause, began = _cause(failed), failed.cause is None or failed.cause.step != 0
-    if failed.status in ("hung", "interrupted") and not began:
-        cause = f"{cause}: it took no step of a torch optimizer; next: a script that trains, or, "
-        cause += "where it takes so long to begin, a larger --budget"
-    elif failed.status == "interrupted" and failed.cause and failed.cause.signal is None:
-        cause += "; next: a larger --budget"
     log = f" (what it printed: {failed.folder}/rank-0.log in the results folder)"
     printed = log if failed.folder else ""
+    cause = f"{cause_of(failed)}{_hint(failed)}"
     return f"{name} {failed.status}: {cause}{printed}; nothing can be explained"
+
+
+def _hint(failed: Measurement) -> str:
+    """What to do about a first look that hung, or that was over its time."""
+    timed_out = failed.status in ("hung", "interrupted")
+    if timed_out and failed.cause is not None and failed.cause.step == 0:
+        return (
+            ": it took no step of a torch optimizer; next: a script that trains, or, where it "
+            "takes so long to begin, a larger --budget"
+        )
+    return LONGER if over_its_time(failed) else ""
 
 
 def _ladder(found: Measurement, scaling: Scaling, seen: Seen, machine: Machine) -> Ladder:

@@ -26,7 +26,7 @@ def less(seen: Seen, *, tried_half: bool = False) -> str:
     if said and not tried_half:
         return said
     why = " (half of the bytes: no gain beyond the noise)" if tried_half else ""
-    return at(_wrappers(seen), f"{words.less_sent}{why}")
+    return at(words.place(seen, "wrapper"), f"{words.less_sent}{why}")
 
 
 def half(seen: Seen) -> str:
@@ -38,15 +38,7 @@ def half(seen: Seen) -> str:
     if not (words.half and seen.sends_whole):
         return ""
     kind = "bf16" if seen.backend == "nccl" else "fp16"
-    return at(_wrappers(seen), words.half.format(kind, kind.upper()))
-
-
-def _wrappers(seen: Seen) -> str | None:
-    """The lines that make wrappers: a GAN has two, and each sends its own gradients."""
-    words, places = wording.of(seen), seen.places.get("wrapper", ())
-    if "wrapper" in words.told or not places:
-        return words.place(seen, "wrapper")
-    return ", ".join(sorted({one.where for one in places}))
+    return at(words.place(seen, "wrapper"), words.half.format(kind, kind.upper()))
 
 
 def _wrapped(seen: Seen) -> str:

@@ -45,11 +45,16 @@ class Wording:
     gathers: str = ""
 
     def place(self, seen: Seen, what: str) -> str | None:
-        """The line to change for what happens at a place, None where that is not known."""
+        """The line to change for what happens at a place, None where that is not known.
+
+        Those of all wrappers: a GAN has two, and each sends its own gradients.
+        """
         if what in self.told:
             return seen.first_place("trainer")
         if what == "loader":
             return seen.loader.place if seen.loader is not None else None
+        if what == "wrapper":
+            return ", ".join(sorted({one.where for one in seen.places.get(what, ())})) or None
         return seen.first_place(what)
 
     def does(self, place: Place) -> bool:

@@ -34,7 +34,7 @@ class Memory(Cause):
 
     def evident(self, ladder: Ladder) -> bool:
         """No steps try again but those that lose by it."""
-        return ladder.seen is not None and ladder.seen.alloc_retries > 0
+        return ladder.tries_again
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Both ends of the ladder, with either allocator."""
