@@ -20,7 +20,7 @@ from nfold.explain import asking
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.clocks import clocks
 from nfold.explain.ladder import Ladder
-from nfold.explain.lengths import long_enough
+from nfold.explain.lengths import long_enough, turns_s
 from nfold.explain.measured import Measured
 from nfold.explain.own_batches import of_its_own
 from nfold.explain.pausing import known
@@ -29,9 +29,8 @@ from nfold.explain.rung import Rung, short_passes, whole_epochs
 from nfold.explain.target import Target
 from nfold.explain.view import View
 from nfold.measurement import Measurement
-from nfold.plan import LONG_STEP_S, Plan
+from nfold.plan import LONG_STEP_S
 from nfold.run.options import Stop
-from nfold.turns import schedule
 
 PILOT_STEPS = 30
 MOST_ROUNDS = 6
@@ -97,7 +96,7 @@ class Experiment:
         ladder = self._long_enough(ladder)
         self._finds_unused = ladder.seen is not None and ladder.seen.find_unused_parameters
         wanted = list(asking.wanted(ladder))
-        self._need((ladder.full(), ladder.one), wanted)
+        self._need(ladder, (ladder.full(), ladder.one), wanted)
         fixes = asking.urgent(ladder, self.measured)
         self._round(self._fitting(fixes), 0, fixes)
         first = [*wanted, *self._epochs(ladder)]
@@ -131,13 +130,13 @@ class Experiment:
 
     def _long_enough(self, ladder: Ladder) -> Ladder:
         """Steps for all rungs, by a short run where nobody knows how long one takes."""
-        step_s = self._step_s = (ladder.step_ms or self._pilot_ms(ladder.plan)) / 1e3
+        step_s = self._step_s = (ladder.step_ms or self._pilot_ms(ladder)) / 1e3
         by_itself = Rung(plan=ladder.plan.edit(steps=1, epochs=None))
         return long_enough(ladder, step_s, in_turns=self.target.together(by_itself) is not None)
 
-    def _pilot_ms(self, plan: Plan) -> float:
-        pilot = Rung(plan=plan.edit(steps=PILOT_STEPS, epochs=None))
-        self._need([pilot])
+    def _pilot_ms(self, ladder: Ladder) -> float:
+        pilot = Rung(plan=ladder.plan.edit(steps=PILOT_STEPS, epochs=None))
+        self._need(ladder, [pilot])
         (found,) = self.measured.runs.pop(pilot).values()
         return readings(found, coupled=True)["step"]
 
@@ -177,7 +176,7 @@ class Experiment:
                 fitting += group
         return fitting
 
-    def _need(self, needed: Iterable[Rung], wanted: Sequence[Rung] = ()) -> None:
+    def _need(self, ladder: Ladder, needed: Iterable[Rung], wanted: Sequence[Rung] = ()) -> None:
         """First runs without which nothing can be said, whatever time is left.
 
         What is wanted and shares their process trees is measured with them, unless steps are so
@@ -194,16 +193,14 @@ class Experiment:
                 (group, *_) = self._groups([rung, *wanted])
                 asked = [one for one in group if self._open(one, 0)]
                 if rung in asked:
-                    asked = asked if self._fits(asked) else [rung]
+                    asked = asked if self._fits(ladder, asked) else [rung]
                     self.events.started(asked, 0, self.clock.left_s)
                     self._keep_all(asked, 0, self._run(asked, 0))
 
-    def _fits(self, asked: Sequence[Rung]) -> bool:
+    def _fits(self, ladder: Ladder, asked: Sequence[Rung]) -> bool:
         """Whether steps are short, or there is time for those of all these, which take turns."""
-        if self._step_s <= LONG_STEP_S:
-            return True
-        parts = schedule([rung.ablation for rung in asked], asked[0].plan)
-        return sum(part.steps for part in parts) * self._step_s <= self.clock.left_s
+        short = self._step_s <= LONG_STEP_S
+        return short or turns_s(ladder, asked, self._step_s) <= self.clock.left_s
 
     def _measure(self, group: Sequence[Rung], number: int) -> bool:
         """One run of rungs that share it, unless they cannot be, are there, or the time is over.

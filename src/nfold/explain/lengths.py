@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from nfold.explain import lines
+from nfold.explain.causes.idle import busy_ms
 from nfold.explain.ladder import Ladder
+from nfold.explain.rung import Rung
 from nfold.plan import FEWEST_STEPS, LONG_STEP_S, WARMUP_STEPS
+from nfold.turns import schedule
 
 LEAST_STEPS, MOST_STEPS = 20, 2000
 TIMED_S = 2.0
@@ -63,6 +67,23 @@ def _warmup(ladder: Ladder, in_time: int) -> int:
         queued = max(0, planned - WARMUP_STEPS)
         least = min(least, max(fewest, in_time) + queued)
     return min(planned, max(least, in_time))
+
+
+def turns_s(ladder: Ladder, rungs: Sequence[Rung], step_s: float) -> float:
+    """Seconds of the steps of these, which take turns, where a step of the real run takes so long.
+
+    One whose batches are given again does not wait for them, as far as a first look saw that.
+    """
+    given_s = step_s
+    if ladder.seen is not None:
+        given_s = max(step_s - ladder.seen.input_wait_ms / 1e3, (busy_ms(ladder) or 0.0) / 1e3)
+    turns, seconds, each_s = [rung.ablation for rung in rungs], 0.0, step_s
+    for part in reversed(schedule(turns, rungs[0].plan)):
+        # Steps in which a change takes effect are like those after them.
+        if part.turn is not None:
+            each_s = step_s if turns[part.turn].input == "real" else given_s
+        seconds += part.steps * each_s
+    return seconds
 
 
 def rounded(steps: float) -> int:

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from explaining import ladder
-from nfold.explain.lengths import long_enough, rounded
-from nfold.seen import Loader, Seen
+from nfold.explain.lengths import long_enough, rounded, turns_s
+from nfold.seen import Loader, Seen, Traced
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,20 @@ def test_short_passes_are_timed_for_longer(
     script = ladder(device=device, accumulate=accumulate)
     script = dataclasses.replace(script, seen=Seen(loader=Loader(batches=batches)))
     assert long_enough(script, 0.015, in_turns=True).plan.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "busy_ms", "given_s"), [(0.0, 0.0, 1.0), (900.0, 0.0, 0.1), (900.0, 400.0, 0.4)]
+)
+def test_turns_with_given_batches_do_not_take_what_a_first_look_saw_waited_for(
+    waits_ms: float, busy_ms: float, given_s: float
+) -> None:
+    seen = Seen(input_wait_ms=waits_ms, traced=Traced(steps=3, reordering_ms=(), busy_ms=busy_ms))
+    asked = dataclasses.replace(ladder(steps=20, warmup_steps=10), seen=seen, made={})
+    real, given = turns_s(asked, [asked.full()], 1.0), turns_s(asked, [asked.full("replayed")], 1.0)
+    assert real == 20
+    assert given == pytest.approx((20 + 10) * given_s)
+    both = turns_s(asked, [asked.full(), asked.full("replayed")], 1.0)
+    # Twenty steps of each, and two changes to each, of ten steps.
+    assert both == pytest.approx(40 + 40 * given_s)
+    assert turns_s(dataclasses.replace(asked, seen=None), [asked.full("replayed")], 1.0) == 30

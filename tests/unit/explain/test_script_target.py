@@ -18,6 +18,7 @@ from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.causes.input import Input
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Scaling
+from nfold.explain.measured import Measured
 from nfold.explain.rung import Rung, short_passes
 from nfold.explain.script import first_look
 from nfold.explain.view import View
@@ -438,6 +439,22 @@ def test_threads_that_crowd_the_input_are_told_from_the_input() -> None:
     assert sentences(found)[1] == "Change: train.py:4: torch.set_num_threads(8)."
     assert not found.cannot_help
     assert "cannot_help" not in [doubt["kind"] for doubt in found.to_json()["warnings"]]
+
+
+def test_too_many_threads_are_told_before_there_is_time_for_the_rest_of_the_ladder() -> None:
+    """The real run with fewer threads shares its process tree: it is known before most."""
+    one = experiment(Script(**COSTS, crowding_ms=60.0, load_ms_per_sample=0.02))
+    seen = dataclasses.replace(placed(DDP, "threads", "train.py:4"), threads=32)
+    asked = one.run(first_look(one, PLACE, None, HOST, lambda _: (seen,)))
+    given = [asked.full(), *(asked.full(i, threads=8) for i in ("real", "replayed"))]
+    runs = {rung: one.measured.runs[rung] for rung in (*given, asked.full("replayed"), asked.one)}
+    found = budget("train.py", asked, Measured(runs))
+    (first,) = (row for row in found.rows if row.named)
+    assert (first.cause, first.fix) == ("threads", "train.py:4: torch.set_num_threads(8)")
+    assert first.lost_ms.value == pytest.approx(60.0)
+    assert "threads" in dict(found.untested)
+    del runs[asked.full("replayed", threads=8)]
+    assert not any(row.named for row in budget("train.py", asked, Measured(runs)).rows)
 
 
 def test_an_exchange_with_every_batch_of_a_step_is_a_part_of_synchronisation() -> None:

@@ -68,7 +68,7 @@ class Input(Cause):
         full = ladder.grown(ladder.full())
         if ladder.one_process or not (told and view.has(full) and _all_known(ladder, view)):
             on_n = _of_ranks(ladder, view)
-            crowded = Threads().in_input_ms(ladder, view) if _crowding(ladder, view) else 0.0
+            crowded = Threads().in_input_ms(ladder, view)
             return on_n - sum(self.divided_single_ms(ladder, view)) - crowded
         rest = view.step(full) - view.step(self.single_rungs(ladder)[0])
         return rest - sum(cause.lost_ms(ladder, view) for cause in _others(ladder))
@@ -81,9 +81,7 @@ class Input(Cause):
         """
         if _one_script(ladder) or ladder.devices == 1:
             return super().whole_ms(ladder, view) + self.first_ms(ladder, view)[0]
-        gone = _of_ranks(ladder, view)
-        if _crowding(ladder, view):
-            gone -= Threads().in_input_ms(ladder, view)
+        gone = _of_ranks(ladder, view) - Threads().in_input_ms(ladder, view)
         gone -= self.divided_ms(ladder, view)[1] + self.divided_single_ms(ladder, view)[1]
         return max(0.0, gone) + self.first_ms(ladder, view)[0]
 
@@ -217,11 +215,6 @@ def _others(ladder: Ladder) -> list[Cause]:
     """The causes between one device alone and the real run that are not the input."""
     found: list[Cause] = [Threads(), Imbalance(), Synchronization(), Link(), Network(), Copies()]
     return [cause for cause in found if cause.silent(ladder) is None]
-
-
-def _crowding(ladder: Ladder, view: View) -> bool:
-    """Whether it was measured what too many threads do to the input."""
-    return Threads().silent(ladder) is None and view.has(*Threads().rungs(ladder))
 
 
 def _one_script(ladder: Ladder) -> bool:

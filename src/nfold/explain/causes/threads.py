@@ -27,10 +27,25 @@ class Threads(Cause):
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """The first two rungs; of more threads than cores, the real run with fewer."""
-        ranks = (ladder.copies(ladder.bare), ladder.alone(ladder.bare))
-        return (*ranks, *(rung for pair in self._crowded(ladder) for rung in pair))
+        return (*_ranks(ladder), *_crowded(ladder))
+
+    def shown_by(self, ladder: Ladder, view: View) -> tuple[Rung, ...]:
+        """The runs of what is known: too many threads are one thing, others at work another."""
+        if not self.on_n(ladder):
+            return ()
+        ranks = _ranks(ladder) if view.has(*_ranks(ladder)) else ()
+        return (*ranks, *_crowded(ladder)) if self.crowds(ladder, view) else ranks
+
+    def crowds(self, ladder: Ladder, view: View) -> bool:
+        """Whether a script has more threads than cores, and it was measured what they do."""
+        return bool(_crowded(ladder)) and view.has(*_crowded(ladder))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
+        """Both of its parts, those that are known."""
+        between = self._between_ms(ladder, view) if view.has(*_ranks(ladder)) else 0.0
+        return between + self.in_input_ms(ladder, view)
+
+    def _between_ms(self, ladder: Ladder, view: View) -> float:
         """What a device loses by others at work, though it exchanges nothing with them."""
         between = exposed(
             ladder,
@@ -41,23 +56,17 @@ class Threads(Cause):
         )
         # Allocators that try again stand in each other's way in the driver: that is memory's.
         retries = MEMORY.contended_ms(ladder, view)
-        between -= max(0.0, min(retries, between))
-        return between + self.in_input_ms(ladder, view)
+        return between - max(0.0, min(retries, between))
 
     def in_input_ms(self, ladder: Ladder, view: View) -> float:
-        """What more threads than cores cost where samples are made: it looks like slow input."""
-        found = [view.step(own) - view.step(fewer) for own, fewer in self._crowded(ladder)]
-        return found[0] - found[1] if found else 0.0
+        """What more threads than cores cost where samples are made: it looks like slow input.
 
-    def _crowded(self, ladder: Ladder) -> tuple[tuple[Rung, Rung], ...]:
-        """With real and with replayed input: a script's own threads, and as many as cores."""
-        if not too_many(ladder) or not ladder.feeds or ladder.one_process:
-            return ()
-        fewer = _share(ladder)
-        return (
-            (ladder.full(), ladder.full("real", threads=fewer)),
-            (ladder.full("replayed"), ladder.full("replayed", threads=fewer)),
-        )
+        0 where that is not known.
+        """
+        if not self.crowds(ladder, view):
+            return 0.0
+        own, fewer, replayed, replayed_fewer = map(view.step, _crowded(ladder))
+        return (own - fewer) - (replayed - replayed_fewer)
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """A script's own number of threads, and a device's share of the cores."""
@@ -87,6 +96,24 @@ class Threads(Cause):
         if ladder.seen is not None:
             return lines.fewer_processes(ladder.seen)
         return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"
+
+
+def _ranks(ladder: Ladder) -> tuple[Rung, Rung]:
+    """The first two rungs of the ladder."""
+    return ladder.copies(ladder.bare), ladder.alone(ladder.bare)
+
+
+def _crowded(ladder: Ladder) -> tuple[Rung, ...]:
+    """With real and with replayed input: a script's own threads, and as many as cores."""
+    if not too_many(ladder) or not ladder.feeds or ladder.one_process:
+        return ()
+    fewer = _share(ladder)
+    return (
+        ladder.full(),
+        ladder.full("real", threads=fewer),
+        ladder.full("replayed"),
+        ladder.full("replayed", threads=fewer),
+    )
 
 
 def too_many(ladder: Ladder) -> bool:
