@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from nfold.explain import batch
 from nfold.explain.account import Account
-from nfold.explain.causes import BY_ID, causes_of
+from nfold.explain.causes import BY_ID, Cause, causes_of
 from nfold.explain.causes.input import real_ladder
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
@@ -31,12 +31,24 @@ def wanted(ladder: Ladder) -> Iterator[Rung]:
 
     Ends of epochs are asked for apart.
     """
-    for cause in sorted(causes_of(ladder), key=lambda cause: not cause.evident(ladder)):
-        if cause.absent(ladder) is None:
-            own = (*cause.on_n(ladder), *cause.telling(ladder))
-            for rung in (*own, *cause.single_evidence(ladder)):
-                if rung.plan.steps is not None and rung.ablation.pass_batches is None:
-                    yield rung
+    yield from evident(ladder)
+    for cause in causes_of(ladder):
+        yield from _own(ladder, cause)
+
+
+def evident(ladder: Ladder) -> Iterator[Rung]:
+    """The rungs of causes that have been seen to happen."""
+    for cause in causes_of(ladder):
+        if cause.evident(ladder):
+            yield from _own(ladder, cause)
+
+
+def _own(ladder: Ladder, cause: Cause) -> Iterator[Rung]:
+    if cause.absent(ladder) is None:
+        own = (*cause.on_n(ladder), *cause.telling(ladder))
+        for rung in (*own, *cause.single_evidence(ladder)):
+            if rung.plan.steps is not None and rung.ablation.pass_batches is None:
+                yield rung
 
 
 def urgent(ladder: Ladder, measured: Measured) -> list[Rung]:

@@ -95,12 +95,14 @@ class Experiment:
             self.target = self.target.knowing(ladder.seen)
         ladder = self._long_enough(ladder)
         self._finds_unused = ladder.seen is not None and ladder.seen.find_unused_parameters
-        wanted = list(asking.wanted(ladder))
-        self._need(ladder, (ladder.full(), ladder.one), wanted)
+        wanted, evident = list(asking.wanted(ladder)), list(asking.evident(ladder))
+        # What a first look has seen happen does not wait for the turns of all the others.
+        self._need(ladder, (ladder.full(), ladder.one), evident or wanted)
         fixes = asking.urgent(ladder, self.measured)
         self._round(self._fitting(fixes), 0, fixes)
         first = [*wanted, *self._epochs(ladder)]
-        self._round(self._fitting(first), 0)
+        open_ = [rung for rung in evident if not self.measured.tried(rung)]
+        self._round(self._fitting(first), 0, open_)
         own = of_its_own(ladder, self.measured)
         if own is not None:
             self.measured = Measured()
@@ -148,7 +150,7 @@ class Experiment:
         """
         groups = self._groups(rungs)
         random.Random(number).shuffle(groups)
-        wanted = {rung: place for place, rung in enumerate(first)}
+        wanted = {rung: place for place, rung in enumerate(dict.fromkeys(first))}
         groups.sort(key=lambda group: min(wanted.get(rung, len(wanted)) for rung in group))
         found = [self._measure(group, number) for group in groups]
         return any(found)

@@ -26,6 +26,7 @@ from nfold.finding import NO_TIME, BatchLimit, Finding
 from nfold.frameworks.simulated import Script
 from nfold.measurement import Measurement
 from nfold.run.options import Stop
+from nfold.seen import Loader, Seen
 from nfold.sentences import sentences
 from nfold.stats import Interval
 
@@ -346,6 +347,9 @@ class Sharing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._of, name)
 
+    def knowing(self, seen: Seen) -> Sharing:
+        return Sharing(self._of.knowing(seen), self._fails)
+
     def together(self, rung: Rung) -> Rung | None:
         return Rung(plan=rung.plan, ablation=turns.held(rung.ablation))
 
@@ -391,3 +395,25 @@ def test_without_time_for_turns_of_long_steps_the_two_ends_are_measured_by_thems
     first = next(tree for tree in noting.trees if made.full() in tree)
     assert (len(first) == 1) == alone
     assert budget("digits", made, experiment.measured).speedup.value == pytest.approx(20 / 12)
+
+
+@pytest.mark.parametrize("retries", [0.0, 1.0])
+def test_what_a_first_look_has_seen_happen_does_not_wait_for_the_turns_of_others(
+    retries: float,
+) -> None:
+    """With either allocator both ends of the ladder, then what an exchange and input cost."""
+    experiment, _, noting = _experiment(1000.0)
+    experiment.target = Sharing(experiment.target)
+    fed = Loader(batch=100, batches=20, samples=2000, workers=8)
+    seen = Seen(world_size=2, parallel="ddp", loader=fed, alloc_retries=retries)
+    asked = dataclasses.replace(ladder(), seen=seen, scaling="weak", step_ms=12.0, made={})
+    made = experiment.run(asked)
+    others = noting.trees.index(
+        next(tree for tree in noting.trees if made.barrier(made.bare) in tree)
+    )
+    if not retries:
+        assert made.full() in noting.trees[others]
+        return
+    assert noting.trees[:2] == [(made.full(),), (made.one,)]
+    known = {rung for tree in noting.trees[:others] for rung in tree}
+    assert {made.grown(made.full()), made.grown(made.one)} <= known
