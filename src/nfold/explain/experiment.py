@@ -102,7 +102,7 @@ class Experiment:
         self._round(self._fitting(fixes), 0, fixes)
         first = [*wanted, *self._epochs(ladder)]
         open_ = [rung for rung in evident if not self.measured.tried(rung)]
-        self._round(self._fitting(first), 0, open_)
+        self._round(self._fitting([*open_, *first]), 0, open_)
         own = of_its_own(ladder, self.measured)
         if own is not None:
             self.measured = Measured()
