@@ -625,6 +625,24 @@ def test_allocators_in_each_other_s_way_are_no_threads() -> None:
     assert row.lost_ms.value == pytest.approx(4.0)
 
 
+def test_what_another_allocator_gains_is_told_before_it_is_known_what_one_device_loses() -> None:
+    """Steps of 10 ms are 14 on one device and 44 on two: 34 is more than one can lose."""
+    one = experiment(Script(**COSTS, retries_ms=4.0, retries_beside_ms=30.0))
+    seen = dataclasses.replace(DDP, alloc_retries=1.5)
+    asked = one.run(first_look(one, PLACE, None, HOST, lambda _: (seen,)))
+    known = (asked.full(), asked.one, asked.grown(asked.full()))
+    runs = {rung: one.measured.runs[rung] for rung in known}
+    found = budget("train.py", asked, Measured(runs))
+    (first,) = (row for row in found.rows if row.named)
+    assert (first.cause, first.proven) == ("memory", True)
+    assert first.lost_ms.value == pytest.approx(34 - 14)
+    assert first.predicted_speedup is not None
+    assert first.predicted_speedup.value == pytest.approx(2 * 14 / 10)
+    assert dict(found.untested)["memory"] == NO_TIME
+    del runs[asked.grown(asked.full())]
+    assert not any(row.named for row in budget("train.py", asked, Measured(runs)).rows)
+
+
 @pytest.mark.parametrize(("seen", "share"), [(DDP, 1.0), (PLAIN, 0.5)])
 def test_copies_into_another_order_are_told_by_a_trace(seen: Seen, share: float) -> None:
     traced = Traced(steps=3, reordering_ms=(2.0, 2.1, 2.2))

@@ -40,9 +40,20 @@ class Memory(Cause):
         """Both ends of the ladder, with either allocator."""
         return (ladder.full(), ladder.grown(ladder.full()), *self.single_rungs(ladder))
 
+    def shown_by(self, ladder: Ladder, view: View) -> tuple[Rung, ...]:
+        """Those that are known, if what the change does to N devices is."""
+        own = self.on_n(ladder)
+        return tuple(filter(view.has, own)) if view.has(*own[:2], ladder.alone("real")) else ()
+
     def lost_ms(self, ladder: Ladder, view: View) -> float:
-        """What N devices lose more than one."""
+        """What N devices lose more than one: at least, until it is known what one loses.
+
+        That is less than all of its step.
+        """
         on_n = view.step(ladder.full()) - view.step(ladder.grown(ladder.full()))
+        own, growing = self.single_rungs(ladder)
+        if not view.has(growing):
+            return max(0.0, on_n - view.step(own))
         return on_n - self.single_ms(ladder, view)
 
     def contended_ms(self, ladder: Ladder, view: View) -> float:
