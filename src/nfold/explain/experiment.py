@@ -1,6 +1,7 @@
 """The experiment: which rungs are run, in which order, how often, until the time is over.
 
-On one device the fixes of what takes more than half of its step follow at once. Then rounds over
+What a first look has seen happen comes first, before what shares process trees with both ends. On
+one device the fixes of what takes more than half of its step follow at once. Then rounds over
 all rungs, each in a random order of its own, so that drift meets all alike. What the first round
 shows asks for further rungs (fixes, causes taken away together, other batches), which come first in
 the next; later rounds repeat the rungs of the row whose interval is widest. On a host that is now
@@ -101,8 +102,8 @@ class Experiment:
         fixes = asking.urgent(ladder, self.measured)
         self._round(self._fitting(fixes), 0, fixes)
         first = [*wanted, *self._epochs(ladder)]
-        open_ = [rung for rung in evident if not self.measured.tried(rung)]
-        self._round(self._fitting([*open_, *first]), 0, open_)
+        unmeasured = [rung for rung in evident if not self.measured.tried(rung)]
+        self._round(self._fitting([*unmeasured, *first]), 0, unmeasured)
         own = of_its_own(ladder, self.measured)
         if own is not None:
             self.measured = Measured()

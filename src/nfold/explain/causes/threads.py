@@ -33,12 +33,7 @@ class Threads(Cause):
         """The runs of what is known: too many threads are one thing, others at work another."""
         if not self.on_n(ladder):
             return ()
-        ranks = _ranks(ladder) if view.has(*_ranks(ladder)) else ()
-        return (*ranks, *_crowded(ladder)) if self.crowds(ladder, view) else ranks
-
-    def crowds(self, ladder: Ladder, view: View) -> bool:
-        """Whether a script has more threads than cores, and it was measured what they do."""
-        return bool(_crowded(ladder)) and view.has(*_crowded(ladder))
+        return (*_known(view, _ranks(ladder)), *_known(view, _crowded(ladder)))
 
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """Both of its parts, those that are known."""
@@ -63,9 +58,10 @@ class Threads(Cause):
 
         0 where that is not known.
         """
-        if not self.crowds(ladder, view):
+        steps = [view.step(rung) for rung in _known(view, _crowded(ladder))]
+        if not steps:
             return 0.0
-        own, fewer, replayed, replayed_fewer = map(view.step, _crowded(ladder))
+        own, fewer, replayed, replayed_fewer = steps
         return (own - fewer) - (replayed - replayed_fewer)
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
@@ -96,6 +92,11 @@ class Threads(Cause):
         if ladder.seen is not None:
             return lines.fewer_processes(ladder.seen)
         return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"
+
+
+def _known(view: View, rungs: tuple[Rung, ...]) -> tuple[Rung, ...]:
+    """All of these, or none where one has no run."""
+    return rungs if view.has(*rungs) else ()
 
 
 def _ranks(ladder: Ladder) -> tuple[Rung, Rung]:
