@@ -102,8 +102,7 @@ class Experiment:
         fixes = asking.urgent(ladder, self.measured)
         self._round(self._fitting(fixes), 0, fixes)
         first = [*wanted, *self._epochs(ladder)]
-        unmeasured = [rung for rung in evident if not self.measured.tried(rung)]
-        self._round(self._fitting([*unmeasured, *first]), 0, unmeasured)
+        self._round(self._fitting(first), 0, evident)
         own = of_its_own(ladder, self.measured)
         if own is not None:
             self.measured = Measured()
@@ -151,7 +150,8 @@ class Experiment:
         """
         groups = self._groups(rungs)
         random.Random(number).shuffle(groups)
-        wanted = {rung: place for place, rung in enumerate(dict.fromkeys(first))}
+        ahead = (rung for rung in dict.fromkeys(first) if not self.measured.done(rung, number))
+        wanted = {rung: place for place, rung in enumerate(ahead)}
         groups.sort(key=lambda group: min(wanted.get(rung, len(wanted)) for rung in group))
         found = [self._measure(group, number) for group in groups]
         return any(found)
@@ -172,8 +172,8 @@ class Experiment:
     def _fitting(self, rungs: Iterable[Rung]) -> list[Rung]:
         """The first of these, in the order in which they are wanted, that there is time for."""
         left_s, fitting = self.clock.left_s, []
-        for group in self._groups(rungs):
-            known = all(r in self.measured.runs or self.target.known(r, 0) for r in group)
+        for group in self._groups(r for r in rungs if not self.measured.done(r, 0)):
+            known = all(self.target.known(rung, 0) for rung in group)
             left_s -= 0.0 if known else self.measured.seconds(group)
             if left_s >= 0:
                 fitting += group
@@ -221,7 +221,7 @@ class Experiment:
 
     def _open(self, rung: Rung, number: int) -> bool:
         """Whether the rung is to be run: it can be, and was not; what was is kept."""
-        if rung in self.measured.reasons or number in self.measured.runs.get(rung, {}):
+        if self.measured.done(rung, number):
             return False
         reason = self.target.refuses(rung)
         if reason is not None:

@@ -56,6 +56,10 @@ class Measured:
         """Whether it has a run, or a reason why not."""
         return rung in self.runs or rung in self.reasons
 
+    def done(self, rung: Rung, number: int) -> bool:
+        """Whether it has a run in this round, or a reason why it has none in any."""
+        return rung in self.reasons or number in self.runs.get(rung, {})
+
     def has(self, rungs: Iterable[Rung]) -> bool:
         """Whether every one of these was run."""
         return all(rung in self.runs for rung in rungs)
