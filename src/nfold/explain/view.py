@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from nfold.explain.polish import Key
 from nfold.explain.rung import Rung, short_passes, whole_epochs
@@ -22,6 +22,8 @@ class View:
     reference: tuple[int, ...] = ()
     final: bool = True
     failed: frozenset[Rung] = frozenset()
+    places: dict[Key, Key | None] = field(default_factory=dict, compare=False, repr=False)
+    made: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def step(self, rung: Rung) -> float:
         """Milliseconds of a step."""
@@ -47,11 +49,14 @@ class View:
 
     def gap(self, rung: Rung) -> float:
         """Milliseconds a step between epochs."""
-        return next(self.values[key] for key in _between(rung, "gap") if key in self.values)
+        place = self._between(rung, "gap")
+        assert place is not None
+        return self.values[place]
 
     def first_wait(self, rung: Rung) -> float:
         """Of the time between epochs, what is waited for an epoch's first batch."""
-        return next((self.values[k] for k in _between(rung, "first") if k in self.values), 0.0)
+        place = self._between(rung, "first")
+        return 0.0 if place is None else self.values[place]
 
     def ahead(self, rung: Rung) -> float | None:
         """Milliseconds by which the host is ahead of its devices; None where nobody can tell."""
@@ -77,7 +82,7 @@ class View:
 
     def has_gap(self, rung: Rung) -> bool:
         """Whether an epoch ended while the rung was measured, in steps or in whole epochs."""
-        return any(key in self.values for key in _between(rung, "gap"))
+        return self._between(rung, "gap") is not None
 
     def fetching(self, rung: Rung) -> tuple[float, float]:
         """Milliseconds a step in which batches are made, and those of them spent waiting."""
@@ -87,8 +92,10 @@ class View:
         """Whether all of these were measured."""
         return all((rung, "step") in self.values for rung in rungs)
 
-
-@functools.cache
-def _between(rung: Rung, reading: str) -> tuple[Key, ...]:
-    """Where a reading of what lies between epochs may stand."""
-    return tuple((one, reading) for one in (rung, whole_epochs(rung), short_passes(rung)))
+    def _between(self, rung: Rung, reading: str) -> Key | None:
+        """Where a reading of what lies between epochs stands; None: nowhere."""
+        asked = (rung, reading)
+        if asked not in self.places:
+            every = ((one, reading) for one in (rung, whole_epochs(rung), short_passes(rung)))
+            self.places[asked] = next((key for key in every if key in self.values), None)
+        return self.places[asked]

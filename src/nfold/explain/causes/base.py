@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from nfold.ablation import Ablation
 from nfold.explain.ladder import Input, Ladder
@@ -12,10 +13,28 @@ from nfold.explain.rung import Rung
 from nfold.explain.view import View
 from nfold.stats import Interval
 
+Number = TypeVar("Number", bound=Callable[..., Any])
 LEAST = 1e-3
 """Of a step: less than that no gain leaves."""
 STARVED = 0.3
 """Of a step of one device: where its input costs as much, other costs may hide behind that."""
+
+
+def once(number: Number) -> Number:
+    """Of a cause: worked out once for each view, of which its row and other causes ask it often.
+
+    All causes of a kind are the same one.
+    """
+
+    @functools.wraps(number)
+    def asked(cause: Cause, ladder: Ladder, view: View, *rungs: Rung) -> Any:
+        key = (number, type(cause), id(ladder), *rungs)
+        if key not in view.made:
+            # With the ladder, whose identity is no other's as long as it is there.
+            view.made[key] = (number(cause, ladder, view, *rungs), ladder)
+        return view.made[key][0]
+
+    return cast(Number, asked)
 
 
 class Cause:

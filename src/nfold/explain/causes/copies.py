@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause
+from nfold.explain.causes.base import Cause, once
 from nfold.explain.ladder import Ladder
 from nfold.explain.rung import Rung
 from nfold.explain.view import View
@@ -36,6 +36,7 @@ class Copies(Cause):
         on_n = (ladder.lean(ladder.on_host), ladder.lean("resident"))
         return (*on_n, *self.single_rungs(ladder))
 
+    @once
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What copies cost N devices more than one."""
         on_n = view.step(ladder.lean(ladder.on_host)) - view.step(ladder.lean("resident"))

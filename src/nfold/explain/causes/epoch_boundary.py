@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from nfold.explain import lines, pausing
-from nfold.explain.causes.base import Cause
+from nfold.explain.causes.base import Cause, once
 from nfold.explain.causes.idle import between_ms, told_by
 from nfold.explain.ladder import Ladder
 from nfold.explain.rung import Rung, short_passes, whole_epochs
@@ -95,6 +95,7 @@ class EpochBoundary(Cause):
         if self.recurs(ladder, view):
             yield view.has_recurring, view.recurring
 
+    @once
     def of_step(self, ladder: Ladder, view: View, rung: Rung) -> float:
         """Milliseconds a step of all that was measured of a rung."""
         return sum(number(rung) for has, number in self._told(ladder, view) if has(rung))
@@ -105,6 +106,7 @@ class EpochBoundary(Cause):
         told = [number for has, number in self._told(ladder, view) if has(rung)]
         return sum(number(full) - number(rung) for number in told)
 
+    @once
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more than one does at N-fold speed."""
         return self.of_step(ladder, view, ladder.full()) - self._of_one(ladder, view)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.explain import pausing
-from nfold.explain.causes.base import Cause, exposed
+from nfold.explain.causes.base import Cause, exposed, once
 from nfold.explain.clocks import why_slow
 from nfold.explain.ladder import Ladder
 from nfold.explain.rung import Rung
@@ -31,6 +31,7 @@ class Imbalance(Cause):
         """Data parallel without an exchange."""
         return (ladder.unexchanged(ladder.bare),)
 
+    @once
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """The slowest rank of every step, over what one device needs."""
         return exposed(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from nfold.ablation import Ablation
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause, starved
+from nfold.explain.causes.base import Cause, once, starved
 from nfold.explain.causes.copies import NO_LOADER, Copies
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.causes.imbalance import Imbalance
@@ -43,10 +43,12 @@ class Input(Cause):
             return (_each(ladder), *Threads().rungs(ladder), *self.single_rungs(ladder))
         return (*_both(ladder), *self.single_rungs(ladder))
 
+    @once
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices wait more than one, less what is storage's."""
         return self.divided_ms(ladder, view)[0]
 
+    @once
     def divided_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
         """What N devices lose more than one: to computing batches, and to waiting for a disk."""
         whole = self._whole_ms(ladder, view)
@@ -85,6 +87,7 @@ class Input(Cause):
         gone -= self.divided_ms(ladder, view)[1] + self.divided_single_ms(ladder, view)[1]
         return max(0.0, gone) + self.first_ms(ladder, view)[0]
 
+    @once
     def first_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
         """Of a step on N devices what passes wait for their first batches: computed, and read.
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from nfold.ablation import Ablation
 from nfold.explain import sending
-from nfold.explain.causes.base import Cause, exposed
+from nfold.explain.causes.base import Cause, exposed, once
 from nfold.explain.ladder import Input, Ladder
 from nfold.explain.rung import Rung
 from nfold.explain.view import View
@@ -30,6 +30,7 @@ class Link(Cause):
         """The last two rungs; of a sharded model, copies that exchange nothing."""
         return _both(ladder, ladder.bare)
 
+    @once
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What goes with the bytes; of a sharded model, with all that is exchanged."""
 

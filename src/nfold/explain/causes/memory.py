@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from nfold.ablation import Ablation
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause
+from nfold.explain.causes.base import Cause, once
 from nfold.explain.ladder import Ladder
 from nfold.explain.rung import Rung
 from nfold.explain.view import View
@@ -45,6 +45,7 @@ class Memory(Cause):
         own = self.on_n(ladder)
         return tuple(filter(view.has, own)) if view.has(*own[:2], ladder.alone("real")) else ()
 
+    @once
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more than one: at least, until it is known what one loses.
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from nfold.ablation import Ablation
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause, exposed
+from nfold.explain.causes.base import Cause, exposed, once
 from nfold.explain.ladder import Input, Ladder
 from nfold.explain.rung import Rung
 from nfold.explain.view import View
@@ -56,6 +56,7 @@ class Synchronization(Cause):
         """All of its parts that are known."""
         return sum(self.parts(ladder, view).values())
 
+    @once
     def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
         """Wrapper, latency, batch norm; those whose runs were made."""
         if ladder.sharded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause, exposed
+from nfold.explain.causes.base import Cause, exposed, once
 from nfold.explain.causes.memory import Memory
 from nfold.explain.ladder import Ladder
 from nfold.explain.rung import Rung
@@ -35,6 +35,7 @@ class Threads(Cause):
             return ()
         return (*_known(view, _ranks(ladder)), *_known(view, _crowded(ladder)))
 
+    @once
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """Both of its parts, those that are known."""
         between = self._between_ms(ladder, view) if view.has(*_ranks(ladder)) else 0.0
