@@ -13,8 +13,9 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
+        g = g.contiguous()  # NCCL takes no other order
         out = torch.empty_like(g)
-        dist.all_to_all_single(out, g.contiguous())
+        dist.all_to_all_single(out, g)
         return out
 
 

@@ -11,6 +11,7 @@ faster and now slower another process tree of the real run comes before them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -18,17 +19,16 @@ from dataclasses import dataclass, field
 
 from nfold.errors import RunFailure
 from nfold.explain import asking
-from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.clocks import clocks
+from nfold.explain.ends import ends
 from nfold.explain.ladder import Ladder
 from nfold.explain.lengths import long_enough, turns_s
-from nfold.explain.measured import Measured
-from nfold.explain.own_batches import of_its_own
+from nfold.explain.measured import Measured, cause_of
+from nfold.explain.own_batches import of_its_own, telling
 from nfold.explain.pausing import known
 from nfold.explain.readings import readings
-from nfold.explain.rung import Rung, short_passes, whole_epochs
+from nfold.explain.rung import Rung
 from nfold.explain.target import Target
-from nfold.explain.view import View
 from nfold.measurement import Measurement
 from nfold.plan import LONG_STEP_S
 from nfold.run.options import Stop
@@ -39,8 +39,6 @@ OVER = 1.2
 """Of the time that is left: what nobody has measured yet may take a little more."""
 LONGEST_LOOK_S = 300.0
 """Of a first look, with all that is before a script's first step; or twice the time budget."""
-EPOCH_PART = 0.1
-"""The part of the time budget that whole epochs may take."""
 
 
 class Events:
@@ -83,6 +81,7 @@ class Experiment:
     measured: Measured = field(default_factory=Measured)
     _by_itself: set[Rung] = field(default_factory=set)
     _tried_again: set[Rung] = field(default_factory=set)
+    _failed: dict[Rung, str] = field(default_factory=dict)
     _finds_unused: bool = False
     _step_s: float = 0.0
 
@@ -101,9 +100,12 @@ class Experiment:
         self._need(ladder, (ladder.full(), ladder.one), evident or wanted)
         fixes = asking.urgent(ladder, self.measured)
         self._round(self._fitting(fixes), 0, fixes)
-        first = [*wanted, *self._epochs(ladder)]
-        self._round(self._fitting(first), 0, evident)
-        own = of_its_own(ladder, self.measured)
+        epochs = ends(ladder, self.measured, self.target.epoch_steps, self.clock.budget_s)
+        ahead = [*evident, *telling(ladder)]
+        first = list(dict.fromkeys([*ahead, *wanted, *epochs]))
+        failing = functools.partial(of_its_own, ladder, self.measured, self._failed)
+        self._round(self._fitting(first), 0, ahead, until=failing)
+        own = failing()
         if own is not None:
             self.measured = Measured()
             return self.run(own)
@@ -142,8 +144,14 @@ class Experiment:
         (found,) = self.measured.runs.pop(pilot).values()
         return readings(found, coupled=True)["step"]
 
-    def _round(self, rungs: Iterable[Rung], number: int, first: Collection[Rung] = ()) -> bool:
-        """Every rung once; whether any was run or known.
+    def _round(
+        self,
+        rungs: Iterable[Rung],
+        number: int,
+        first: Collection[Rung] = (),
+        until: Callable[[], object] = lambda: None,
+    ) -> bool:
+        """Every rung once, ``until`` something is said; whether any was run or known.
 
         What comes ``first``, with all that shares its process trees, is in the order in which it
         is wanted, because time may be over soon. The rest is in a random one.
@@ -153,7 +161,7 @@ class Experiment:
         ahead = (rung for rung in dict.fromkeys(first) if not self.measured.done(rung, number))
         wanted = {rung: place for place, rung in enumerate(ahead)}
         groups.sort(key=lambda group: min(wanted.get(rung, len(wanted)) for rung in group))
-        found = [self._measure(group, number) for group in groups]
+        found = [self._measure(group, number) for group in groups if not until()]
         return any(found)
 
     def _groups(self, rungs: Iterable[Rung]) -> list[list[Rung]]:
@@ -241,7 +249,10 @@ class Experiment:
         return [self.target.measure(rung, number, limit_s) for rung in rungs]
 
     def _keep_all(self, rungs: Sequence[Rung], number: int, found: list[Measurement]) -> None:
-        """What had no turn before a run of several ended, well or not, is run by itself then."""
+        """What had no turn before a run of several ended, well or not, is run by itself then.
+
+        Where none had one, the first has ``_failed`` in it.
+        """
         self.events.finished(rungs, number, found, self.clock.left_s)
         for rung, measurement in zip(rungs, found, strict=True):
             ok = measurement.status == "ok"
@@ -250,42 +261,8 @@ class Experiment:
                 self._by_itself.add(rung)
             else:
                 self.measured.add(rung, number, measurement)
-
-    def _epochs(self, ladder: Ladder) -> list[Rung]:
-        """Runs in which epochs end, for those ends of the ladder that have had none.
-
-        Of passes that are cut short, where they can be; else whole epochs, if they are known to be
-        short.
-        """
-        cause = EpochBoundary()
-        if cause.absent(ladder) or cause.none_ends(ladder):
-            return []
-        view = self.measured.fit(asking.PROBING).view
-        missing = [rung for rung in dict.fromkeys(cause.rungs(ladder)) if not view.has_gap(rung)]
-        if cause.short(ladder):
-            return list(map(short_passes, missing))
-        reason = self._too_long(ladder, missing, view)
-        if reason is not None:
-            self.measured.reasons |= dict.fromkeys(map(whole_epochs, missing), reason)
-            return []
-        return list(map(whole_epochs, missing))
-
-    def _too_long(self, ladder: Ladder, rungs: Iterable[Rung], view: View) -> str | None:
-        """Why whole epochs of these are not run."""
-        taken_s = 0.0
-        for rung in rungs:
-            plan = whole_epochs(rung).plan
-            steps = ladder.epoch_steps(plan) or self.target.epoch_steps(plan)
-            if steps is None:
-                return "how long an epoch is is not known"
-            if (plan.warmup_steps or 0) > ((plan.epochs or 1) - 1) * steps:
-                return f"epochs of {steps} steps are over in the warm-up"
-            taken_s += (plan.epochs or 1) * steps * view.step(rung) / 1e3
-        if taken_s > EPOCH_PART * self.clock.budget_s:
-            counted = EpochBoundary().counted(ladder)
-            ahead = ", and what trains counts their batches ahead" * counted
-            return f"whole epochs take {taken_s:.0f} s{ahead}; next: --budget {10 * taken_s:.0f}s"
-        return None
+        if self._by_itself.issuperset(rungs) and found[0].status == "crashed":
+            self._failed[rungs[0]] = f"crashed: {cause_of(found[0])}"
 
     def _next(self, ladder: Ladder, rungs: list[Rung], number: int) -> list[Rung]:
         """All that there is in the second and third round; then what the widest row needs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured
@@ -11,18 +12,27 @@ from nfold.explain.rung import Rung
 CRASHED = "crashed: "
 
 
-def of_its_own(ladder: Ladder, measured: Measured) -> Ladder | None:
+def telling(ladder: Ladder) -> tuple[Rung, ...]:
+    """The run that tells whether a script can have smaller batches, where that is not known.
+
+    One device alone: copies may fail for other reasons.
+    """
+    if ladder.seen is None or ladder.asked or ladder.scaling == "weak" or not ladder.one_process:
+        return ()
+    return (ladder.alone("real"),)
+
+
+def of_its_own(ladder: Ladder, measured: Measured, together: Mapping[Rung, str]) -> Ladder | None:
     """The ladder on which each device has a batch of the script's own; None where it is not needed.
 
     Many scripts write the size of a batch down once more where they reshape one, or make a state.
-    The work of one process is divided by smaller batches, unless a person has asked for that. One
-    device alone tells it: copies may fail for other reasons.
+    The work of one process is divided by smaller batches, unless a person has asked for that.
+    ``together`` is why others failed that were the first to have a turn in a run.
     """
-    if ladder.seen is None or ladder.asked or ladder.scaling == "weak" or not ladder.one_process:
+    if not telling(ladder) or any(_smaller(ladder, rung) for rung in measured.runs):
         return None
-    if any(_smaller(ladder, rung) for rung in measured.runs):
-        return None
-    reasons = measured.reasons.items()
+    assert ladder.seen is not None
+    reasons = {**together, **measured.reasons}.items()
     failed = (one for rung, one in reasons if rung.plan.devices == 1 and _smaller(ladder, rung))
     why = next((one.removeprefix(CRASHED) for one in failed if one.startswith(CRASHED)), None)
     if why is None:

@@ -11,6 +11,7 @@ from nfold.ablation import Ablation
 from nfold.explain.budget import budget
 from nfold.explain.experiment import Clock, Events, Experiment
 from nfold.explain.ladder import Ladder, Scaling
+from nfold.explain.own_batches import of_its_own
 from nfold.explain.rung import Rung
 from nfold.explain.script import first_look
 from nfold.frameworks.simulated import Script
@@ -28,7 +29,7 @@ SEEN = Seen(
 SCRIPT = Script(compute_ms_per_sample=0.1, samples_per_epoch=2000)
 
 
-def explaining(least: int) -> Experiment:
+def explaining(least: int, crashed: list[Plan]) -> Experiment:
     """Of a script that crashes in every process that gets fewer samples than ``least``."""
     usual = script_runner(SCRIPT)
 
@@ -37,6 +38,7 @@ def explaining(least: int) -> Experiment:
     ) -> Measurement:
         processes = 1 if asked.strategy == "dp" else asked.devices or 1
         if asked.batch is not None and asked.batch // processes < least:
+            crashed.append(asked)
             return failed(Rung(plan=asked, ablation=ablation or Ablation()), "ValueError: 50")
         found: Measurement = usual(workload, asked, ablation, **more)
         return found
@@ -44,8 +46,10 @@ def explaining(least: int) -> Experiment:
     return Experiment(target(SCRIPT, Memory(), run), Clock(SECONDS), Events())
 
 
-def measured(least: int, scaling: Scaling | None = None) -> tuple[Experiment, Ladder]:
-    experiment = explaining(least)
+def measured(
+    least: int, scaling: Scaling | None = None, crashed: list[Plan] | None = None
+) -> tuple[Experiment, Ladder]:
+    experiment = explaining(least, [] if crashed is None else crashed)
     asked = first_look(experiment, PLACE, scaling, HOST, lambda _: (SEEN,))
     assert (asked.scaling, asked.plan.batch) == ("strong", 100)
     return experiment, experiment.run(asked)
@@ -68,3 +72,22 @@ def test_each_device_has_one_of_its_own_and_why_is_told() -> None:
 def test_what_works_or_was_asked_for_is_kept(least: int, scaling: Scaling | None) -> None:
     _, ladder = measured(least, scaling)
     assert (ladder.scaling, ladder.plan.batch) == ("strong", 100)
+
+
+def test_one_run_of_one_device_that_crashes_is_enough() -> None:
+    crashed: list[Plan] = []
+    _, ladder = measured(100, crashed=crashed)
+    assert ladder.scaling == "weak"
+    assert [(plan.devices, plan.batch) for plan in crashed] == [(1, 50)]
+
+
+def test_so_is_one_in_which_several_were_to_take_turns() -> None:
+    experiment = explaining(100, [])
+    asked = first_look(experiment, PLACE, None, HOST, lambda _: (SEEN,))
+    rungs = [asked.alone("real"), asked.alone("replayed")]
+    experiment._keep_all(rungs, 0, [failed(rung, "ValueError: 50") for rung in rungs])
+    assert not experiment.measured.reasons
+    own = of_its_own(asked, experiment.measured, experiment._failed)
+    assert own is not None
+    assert (own.scaling, own.plan.batch) == ("weak", 200)
+    assert of_its_own(asked, experiment.measured, {}) is None
