@@ -134,7 +134,8 @@ class RankSamples:
 
     ``sample_hashes`` has one (count, order-free 64-bit hash as hex) per epoch or, without
     epochs, one for the whole run: ranks that were fed the same samples have the same hash.
-    ``parameter_checksum`` is equal on all ranks after a correct data-parallel run.
+    ``parameter_checksum`` is equal on all ranks after a correct data-parallel run, and
+    ``parameter_sample`` some of the parameters where it is known that gradients were exchanged.
     ``losses`` holds (step, mean loss over the steps since the one before) points.
     ``turns`` tells, where experiments took turns, which of them every window belongs to.
     ``pauses_ms`` has one entry for every step of a script, untimed ones too: how long its host did
@@ -166,6 +167,7 @@ class RankSamples:
     reserved_memory_bytes: int | None = None
     sample_hashes: tuple[tuple[int, str], ...] = ()
     parameter_checksum: str | None = None
+    parameter_sample: tuple[float, ...] = ()
     parameter_count: int | None = None
     notes: tuple[tuple[str, str], ...] = ()
     """Doubts that the rank itself noticed, as (kind, text); they become warnings."""

@@ -174,6 +174,23 @@ def test_a_script_that_forgets_to_exchange_gradients_is_named(tmp_path: Path) ->
     assert "same_samples" not in kinds
 
 
+@pytest.mark.parametrize(
+    ("wish", "kind", "told"),
+    [
+        ("perturbs", "rounded_apart", "by rounding"),
+        ("noisy", "parameters_differ", "each rank changes them in its own way"),
+    ],
+)
+def test_by_how_much_ranks_differ_that_exchange_gradients(
+    tmp_path: Path, wish: str, kind: str, told: str
+) -> None:
+    found, _ = _measured(tmp_path, wish, steps=10)
+    assert found.status == "ok", found.cause
+    texts = {doubt.kind: doubt.text for doubt in found.warnings}
+    assert told in texts[kind]
+    assert len({"rounded_apart", "parameters_differ"} & texts.keys()) == 1
+
+
 def test_a_script_that_ends_too_early_or_fails_says_so(tmp_path: Path) -> None:
     short, _ = _measured(tmp_path, "short", devices=1)
     assert short.status == "crashed"

@@ -81,6 +81,7 @@ RANK = RankSamples(
     graph_bytes=2**12,
     sample_hashes=((80, "00ff"),),
     parameter_checksum="abcd",
+    parameter_sample=(0.5, -1e-9),
     parameter_count=8490,
     notes=(("few_windows", "only one"),),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 from nfold.ablation import Ablation
 from nfold.measurement import UNEXCHANGED, Doubt, RankSamples
@@ -12,6 +14,8 @@ from nfold.stats import change_point, median
 FEW_WINDOWS = 5
 SLOW_RANK = 1.10
 DRIFT = 0.05
+ROUNDED = 1e-5
+"""Of parameters: so little is rounding of numbers of 4 bytes, some hundred times one of them."""
 
 
 def doubts(ranks: Sequence[RankSamples], ablation: Ablation | None = None) -> list[Doubt]:
@@ -41,12 +45,37 @@ def same_samples(ranks: Sequence[RankSamples]) -> Doubt | None:
 
 
 def parameters_differ(ranks: Sequence[RankSamples]) -> Doubt | None:
-    """Ranks that end with different parameters: gradients were not exchanged."""
+    """Ranks that end with different parameters: gradients were not exchanged, or were and each
+    changes its own in another way; by rounding only, nothing else is wrong.
+    """
     sums = {rank.parameter_checksum for rank in ranks if rank.parameter_checksum}
     if len(sums) < 2:
         return None
-    text = f"parameters differ between ranks at the end: {UNEXCHANGED}"
+    apart = _apart([rank.parameter_sample for rank in ranks])
+    if apart is None:
+        text = f"parameters differ between ranks at the end: {UNEXCHANGED}"
+        return Doubt(kind="parameters_differ", text=text)
+    if apart <= ROUNDED:
+        text = (
+            f"parameters of ranks differ by rounding ({apart:.0e} of them), though gradients are "
+            "exchanged: each rank adds something of its own and takes it away again, or reckons in "
+            "another order; next: broadcast them now and then in long training"
+        )
+        return Doubt(kind="rounded_apart", text=text)
+    text = (
+        f"parameters differ between ranks at the end by {apart:.0e} of them, though gradients are "
+        "exchanged: each rank changes them in its own way (noise, another learning rate)"
+    )
     return Doubt(kind="parameters_differ", text=text)
+
+
+def _apart(samples: Sequence[Sequence[float]]) -> float | None:
+    """The largest difference over the root mean square of all; None where there is nothing."""
+    if not all(samples) or len({len(one) for one in samples}) > 1:
+        return None
+    size = math.sqrt(fmean(number**2 for one in samples for number in one))
+    widest = max(max(numbers) - min(numbers) for numbers in zip(*samples, strict=True))
+    return widest / size if size > 0 else None
 
 
 def few_windows(ranks: Sequence[RankSamples]) -> Doubt | None:

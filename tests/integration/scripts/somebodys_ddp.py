@@ -28,6 +28,15 @@ def save() -> None:
     time.sleep(SHORT_S)
 
 
+def shifted(model: nn.Module, size: float) -> list[torch.Tensor]:
+    """Add to every parameter what no other rank adds; what that was."""
+    draws = torch.Generator().manual_seed(dist.get_rank())
+    added = [size * torch.randn(one.shape, generator=draws) for one in model.parameters()]
+    for parameter, mine in zip(model.parameters(), added, strict=True):
+        parameter.data += mine
+    return added
+
+
 def main(wish: str) -> None:
     """Train for ever, unless the wish is another one."""
     dist.init_process_group("gloo")
@@ -45,11 +54,16 @@ def main(wish: str) -> None:
             for samples, labels in loader:
                 if wish == "slow" and dist.get_rank() == 1:
                     time.sleep(0.02)
+                added = shifted(model, 0.01) if wish == "perturbs" else []
                 loss = nn.functional.cross_entropy(model(samples), labels)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 if wish.startswith("fails") and steps == int(wish[5:] or 3):
                     raise KeyError("accuracy")
+                for parameter, mine in zip(model.parameters(), added, strict=bool(added)):
+                    parameter.data -= mine
+                if wish == "noisy":
+                    shifted(model, 0.001)
                 optimizer.step()
                 dist.all_reduce(loss.detach())
                 steps += 1

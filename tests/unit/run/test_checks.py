@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nfold.measurement import RankSamples, Window
+from nfold.measurement import UNEXCHANGED, RankSamples, Window
 from nfold.run import checks
 
 
@@ -41,6 +41,26 @@ def test_ranks_that_were_fed_the_same_samples() -> None:
 
 def test_ranks_that_ended_with_other_parameters() -> None:
     assert _kinds(_rank(0), _rank(1, parameter_checksum="other")) == {"parameters_differ"}
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "kinds", "told"),
+    [
+        ((), (), {"parameters_differ"}, UNEXCHANGED),
+        ((0.5, -1.0), (), {"parameters_differ"}, UNEXCHANGED),
+        ((0.5, -1.0), (0.5, -1.0 + 1e-7), {"rounded_apart"}, "by rounding (1e-07 of them)"),
+        ((0.5, -1.0), (0.5, -1.01), {"parameters_differ"}, "by 1e-02 of them, though gradients"),
+    ],
+)
+def test_by_how_much_parameters_differ(
+    mine: tuple[float, ...], others: tuple[float, ...], kinds: set[str], told: str
+) -> None:
+    ranks = (
+        _rank(0, parameter_sample=mine),
+        _rank(1, parameter_checksum="other", parameter_sample=others),
+    )
+    assert _kinds(*ranks) == kinds
+    assert told in checks.doubts(ranks)[0].text
 
 
 def test_few_windows() -> None:

@@ -1,9 +1,10 @@
-"""Weights of ranks are compared as bytes."""
+"""Weights of ranks are compared as bytes, and some of them as numbers."""
 
+import pytest
 import torch
 from torch import nn
 
-from nfold.frameworks.torch.weights import checksum_of
+from nfold.frameworks.torch.weights import SOME, checksum_of, some_of
 
 
 def test_a_checksum_sees_every_value_and_no_layout() -> None:
@@ -19,3 +20,20 @@ def test_a_checksum_sees_every_value_and_no_layout() -> None:
     with torch.no_grad():
         pointwise.weight[3, 5, 0, 0] += 1e-3
     assert checksum_of(module.parameters()) != first
+
+
+@pytest.mark.parametrize("layers", [1, 5, 3 * SOME])
+def test_some_numbers_are_of_as_many_parameters_as_there_are(layers: int) -> None:
+    module = nn.Sequential(*(nn.Linear(20, 3) for _ in range(layers)))
+    parameters = list(module.parameters())
+    before = some_of(parameters)
+    assert SOME / 2 <= len(before) <= 2 * SOME
+    assert before == some_of(parameters)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(1.0)
+    assert all(new != old for new, old in zip(some_of(parameters), before, strict=True))
+
+
+def test_what_has_no_numbers_has_none() -> None:
+    assert some_of([]) == some_of([torch.empty(0), torch.ones(3, dtype=torch.int64)]) == ()

@@ -36,7 +36,7 @@ from nfold.frameworks.torch.script.streams import Feed
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.turning import Turning, length_of
 from nfold.frameworks.torch.script.whereabouts import Whereabouts
-from nfold.frameworks.torch.weights import checksum_of
+from nfold.frameworks.torch.weights import checksum_of, some_of
 from nfold.measurement import Fetches, RankSamples
 from nfold.plan import FEWEST_STEPS
 from nfold.seen import Seen
@@ -79,7 +79,7 @@ class Watch:
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
         self._look = Look(task, self._between.aside)
         self._before = NONE
-        self._agreed: str | None = None
+        self._agreed: dict[str, Any] = {}
         self.devices = Devices((torch.device("cpu"),))
         self.left = False
         self.refused: NfoldError | None = None
@@ -217,7 +217,7 @@ class Watch:
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),
             parameter_count=self._sights.parameter_count,
-            parameter_checksum=None if rarely else self._at_end(),
+            **({} if rarely else self._agreed if self._task.turns else self._trained(seen)),
             notes=(*crowded(self._task, seen.threads), *rarely),
         )
         # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
@@ -236,14 +236,14 @@ class Watch:
         )
         return (("exchanged_rarely", text.format(*counts)),)
 
-    def _at_end(self) -> str | None:
-        """Where experiments took turns, of the parameters before the first."""
-        return self._agreed if self._task.turns else self._checksum()
+    def _trained(self, seen: Seen) -> dict[str, Any]:
+        """What all ranks must have alike: no shards, nor anything where something is left out.
 
-    def _checksum(self) -> str | None:
-        """Of what all ranks must have alike: not of shards, nor where something is left out."""
+        Some as numbers where gradients are exchanged in every step: ranks may differ by rounding.
+        """
         alike = self._sights.alike if self._task.left_out.trains else ()
-        return checksum_of(alike) if alike else None
+        some = some_of(alike) if seen.exchanges >= 1 else ()
+        return {"parameter_checksum": checksum_of(alike), "parameter_sample": some} if alike else {}
 
     def _parting(self, usual: Any) -> Any:
         """A script that gives up its process group has trained: tidying up may hang."""
@@ -286,7 +286,7 @@ class Watch:
         if _on_its_own(seen):
             self._sights.collectives.go_on(self._patches)
         if self._task.turns:
-            self._agreed = self._checksum()
+            self._agreed = self._trained(seen)
         self._observer.await_others(self.steps)
 
     def _leave(self) -> None:
