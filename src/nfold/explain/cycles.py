@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import median
 
 from nfold.explain.polish import OF_MEDIAN, Key, Rounds, in_cycles, logs
 from nfold.explain.readings import Readings, sums, times
@@ -21,7 +22,7 @@ from nfold.turns import CYCLES
 
 @dataclass(frozen=True)
 class Swing:
-    """What a step took at least and at most, in milliseconds."""
+    """What a step took at least and at most, or first and last, in milliseconds."""
 
     low_ms: float
     high_ms: float
@@ -62,6 +63,34 @@ def swing(members: Mapping[Rung, Measurement]) -> Swing | None:
             steps = table.get((rung, "step"), {}).values()
             found += [Swing(min(steps), max(steps))] if steps else []
     return sorted(found, key=lambda one: one.times)[len(found) // 2] if found else None
+
+
+def trend(members: Mapping[Rung, Measurement]) -> Swing | None:
+    """From the first to the last cycle of the real run, if its steps grew or shrank in each.
+
+    None where those with given batches did so as well, or there are none of both: what is left is
+    in the batches.
+    """
+    real, given = (
+        _steps(m for m in members.items() if (m[0].ablation.input == "real") == same)
+        for same in (True, False)
+    )
+    if not given or len(real) < CYCLES or len(real) != len(given):
+        return None
+    left = [mine / others for mine, others in zip(real, given, strict=True)]
+    if left not in (sorted(left), sorted(left, reverse=True)):
+        return None
+    return Swing(real[0], real[0] * left[-1] / left[0])
+
+
+def _steps(members: Iterable[tuple[Rung, Measurement]]) -> list[float]:
+    """Of each cycle, the step in the middle of these rungs."""
+    every: dict[int, list[float]] = {}
+    for rung, measurement in members:
+        _, table = _by_cycle({rung: measurement})
+        for cycle, step_ms in table.get((rung, "step"), {}).items():
+            every.setdefault(cycle, []).append(step_ms)
+    return [median(every[cycle]) for cycle in sorted(every)]
 
 
 def _by_cycle(

@@ -46,6 +46,7 @@ def warnings(ladder: Ladder, measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
     return (
         *_ended_early(measured),
         *_unsteady(measured),
+        *_changing(measured),
         *_in_own_orders(ladder, measured),
         *_uneven(ladder),
         *found,
@@ -93,6 +94,19 @@ def _unsteady(measured: Measured) -> Iterator[Doubt]:
             "larger --budget, or a host that nobody else uses"
         )
         yield Doubt(kind="unsteady", text=text, value=most.times)
+
+
+def _changing(measured: Measured) -> Iterator[Doubt]:
+    """That batches are not alike from turn to turn, so that those given again are others."""
+    found = measured.changing()
+    if found is not None:
+        text = (
+            f"steps with the script's own batches went from {found.low_ms:.3g} to "
+            f"{found.high_ms:.3g} ms from turn to turn, those with batches given again did not: "
+            "its batches change while it trains (their size, or how fast they are read), and that "
+            "change is in what the input seems to cost; next: explain it where they stay alike"
+        )
+        yield Doubt(kind="changing_batches", text=text, value=found.times)
 
 
 def short(ladder: Ladder, step_ms: float) -> tuple[Doubt, ...]:

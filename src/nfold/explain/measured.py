@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from nfold.explain.cycles import Swing, swing, together
+from nfold.explain.cycles import Swing, swing, together, trend
 from nfold.explain.fit import RESAMPLES, Fit
 from nfold.explain.passes import as_long_for_all
 from nfold.explain.polish import Key, Run
@@ -21,6 +22,12 @@ LONGER = "; next: a larger --budget"
 UNSTEADY = 1.15
 """The longest turn over the shortest. On steady hosts it is 1.01 to 1.10, on two where process
 trees of one kind differed by a fifth and more 1.22 and 1.75.
+"""
+
+
+CHANGING = 1.3
+"""The last turn over the first, or the first over the last, of steps that grow or shrink in each:
+of four turns one in twelve does so by chance, hardly by as much.
 """
 
 
@@ -141,13 +148,20 @@ class Measured:
 
     def unsteady(self) -> Swing | None:
         """What a step varied by most in its turns, though nothing differed, where that is much."""
-        each = [
-            swing(_usual(members, recurring(members)))
-            for _, _, members in self._trees()
-            if len(members) > 1
-        ]
-        most = max((one for one in each if one), key=lambda one: one.times, default=None)
+        found = [swing(members) for members in self._in_turns()]
+        most = max((one for one in found if one), key=lambda one: one.times, default=None)
         return most if most is not None and most.times > UNSTEADY else None
+
+    def changing(self) -> Swing | None:
+        """From what to what the real run's steps went by their batches, where that is much."""
+        found = [one for one in map(trend, self._in_turns()) if one]
+        most = max(found, key=lambda one: abs(math.log(one.times)), default=None)
+        return most if most and abs(math.log(most.times)) > math.log(CHANGING) else None
+
+    def _in_turns(self) -> Iterator[dict[Rung, Measurement]]:
+        """What had turns in each process tree of several."""
+        trees = (members for _, _, members in self._trees() if len(members) > 1)
+        return (_usual(members, recurring(members)) for members in trees)
 
     def _trees(self) -> Iterator[tuple[str, int, dict[Rung, Measurement]]]:
         """Every process tree: its folder, its round, and what had a turn in it."""

@@ -9,7 +9,7 @@ import pytest
 
 from made import machine, plan
 from nfold.ablation import Ablation
-from nfold.explain.cycles import divided, swing, together
+from nfold.explain.cycles import divided, swing, together, trend
 from nfold.explain.rung import Rung
 from nfold.measurement import Measurement, RankSamples, Window
 from nfold.turns import CYCLES
@@ -108,3 +108,25 @@ def test_a_host_swings_as_much_as_a_step_with_the_same_batches() -> None:
     assert found is not None
     assert (found.low_ms, found.high_ms, found.times) == pytest.approx((10.0, 12.0, 1.2))
     assert swing({FULL: made[FULL]}) is None
+
+
+@pytest.mark.parametrize(
+    ("real", "given", "times"),
+    [
+        ((12, 18, 24, 30), (6, 6, 6, 6), 2.5),
+        ((30, 24, 18, 12), (6, 6, 6, 6), 0.4),
+        ((12, 18, 24, 30), (6, 9, 12, 15), 1.0),
+        ((24, 12, 18, 30), (6, 6, 6, 6), None),
+        ((12, 18, 24, 30), None, None),
+        ((12, 30), (6, 6), None),
+    ],
+)
+def test_what_own_batches_do_from_turn_to_turn(
+    real: tuple[float, ...], given: tuple[float, ...] | None, times: float | None
+) -> None:
+    replayed = Rung(plan=PLAN, ablation=Ablation(input="replayed"))
+    members = {FULL: _of(FULL, real)}
+    if given:
+        members[replayed] = _of(replayed, given)
+    found = trend(members)
+    assert (None if found is None else found.times) == pytest.approx(times)

@@ -142,3 +142,26 @@ def test_a_host_that_is_now_faster_and_now_slower_casts_doubt(
     if told:
         assert "20 to 24 ms" in found["unsteady"].text
         assert found["unsteady"].value == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(("growth", "told"), [(1.02, False), (1.2, True)])
+def test_batches_that_grow_from_turn_to_turn_cast_doubt(growth: float, *, told: bool) -> None:
+    measured = Measured()
+    for rung, times in ((REAL, growth), (RESIDENT, 1.0)):
+        run = _run(rung, 0.01, 0.01)
+        ranks = [
+            dataclasses.replace(
+                rank,
+                windows=tuple(
+                    dataclasses.replace(window, seconds=0.2 * times**at)
+                    for at, window in enumerate(rank.windows)
+                ),
+            )
+            for rank in run.ranks
+        ]
+        made = dataclasses.replace(run, ranks=tuple(ranks), folder="one tree")
+        measured.add(rung, 0, made)
+    found = {doubt.kind: doubt for doubt in warnings(ladder(), measured, measured.fit(20))}
+    assert ("changing_batches" in found) == told
+    if told:
+        assert "20 to 34.6 ms" in found["changing_batches"].text
