@@ -193,7 +193,7 @@ def process_each(seen: Seen, devices: int) -> str:
         place = seen.first_place("wrapper")
         return at(place, f"DistributedDataParallel in place of DataParallel, {start}")
     place = seen.first_place("model") or seen.first_place("step")
-    share = "a DistributedSampler" if seen.loader is not None else "its own part of the work a rank"
+    share = wording.share(seen)
     if seen.by_hand and not seen.through_model:
         return at(place, f"dist.all_reduce() of all gradients after backward(), {share}, {start}")
     return at(place, words.process.format(share) + start)

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from nfold.seen import Place, Seen, Trainer
 
 
+SEARCHING = "LBFGS"
+"""The optimizer of PyTorch's that calls a closure as often as its losses ask for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wording:
     """Its fields are what to write; ``{}`` is a setting as PyTorch calls it, ``name=value``.
@@ -133,3 +137,15 @@ BY_TRAINER: dict[Trainer, Wording] = {
 def of(seen: Seen) -> Wording:
     """For what trains this script."""
     return BY_TRAINER[seen.trainer]
+
+
+def share(seen: Seen) -> str:
+    """How ranks come to a part of the work each, and what else they must have alike.
+
+    A line search goes on or not by the loss that its closure returns: where each rank has another
+    one, their steps differ, and one waits for exchanges that the others never make.
+    """
+    part = "a DistributedSampler" if seen.loader is not None else "its own part of the work a rank"
+    if SEARCHING not in seen.optimizers:
+        return part
+    return f"{part}, its closure returning the mean of all ranks' losses ({SEARCHING} goes by it)"

@@ -65,6 +65,13 @@ def trained(trainer: Trainer, **places: Place) -> Seen:
             "started by nfold run --devices 2",
         ),
         (
+            lambda seen: lines.process_each(dataclasses.replace(seen, optimizers=("LBFGS",)), 2),
+            "train.py:14: DistributedDataParallel(model), a DistributedSampler, its closure "
+            "returning the mean of all ranks' losses (LBFGS goes by it), started by nfold run "
+            "--devices 2",
+            "started by nfold run --devices 2",
+        ),
+        (
             lambda seen: lines.process_each(dataclasses.replace(seen, loader=None), 2),
             "train.py:14: DistributedDataParallel(model), its own part of the work a rank, started "
             "by nfold run --devices 2",
