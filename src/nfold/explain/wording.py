@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from nfold.seen import Place, Seen, Trainer
 
-
 SEARCHING = "LBFGS"
 """The optimizer of PyTorch's that calls a closure as often as its losses ask for."""
 
