@@ -1,7 +1,8 @@
 """What every test may rely on: no running job in the environment, and where real data is.
 
-Of the tests marked ``slow`` the whole suite runs a part, another one at every commit;
-NFOLD_TESTS=all runs them all, and so does naming a file.
+Of the tests marked ``slow`` the whole suite runs a part, another one at every commit; those that
+share what makes them slow name it, and run together or not at all. NFOLD_TESTS=all runs them all,
+and so does naming a file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     commit = _commit()
     left_out = pytest.mark.skip(reason="slow, not of this commit's sample; next: NFOLD_TESTS=all")
     for item in items:
-        if item.get_closest_marker("slow") and crc32(f"{commit} {item.nodeid}".encode()) % PARTS:
+        slow = item.get_closest_marker("slow")
+        if slow and crc32(f"{commit} {''.join(slow.args) or item.nodeid}".encode()) % PARTS:
             item.add_marker(left_out)
 
 

@@ -244,6 +244,11 @@ class Seen:
         return self.optimizers == (BY_HAND,)
 
     @property
+    def exchanges_all(self) -> bool:
+        """Whether one DDP exchanges the gradients of all that is trained, in every step."""
+        return self.exchanges >= 1 and sum(self.bucket_bytes) >= self.parameter_bytes > 0
+
+    @property
     def sends_whole(self) -> bool:
         """Whether DDP sends dense gradients of 4 bytes as they are: half of them can be sent."""
         dense = self.parallel == "ddp" and not self.sparse_gradient_bytes

@@ -30,6 +30,7 @@ def test_doses_take_turns_in_one_run() -> None:
 
 @pytest.mark.integration
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_doses_of_a_workload_take_turns_in_one_run() -> None:
     """Of 20 ms each; a step's buckets are one."""
     doses = ("imbalance", "input", "launch-bound", "link", "synchronization")

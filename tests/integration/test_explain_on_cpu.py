@@ -65,7 +65,7 @@ def _shared_runs(found: list[Measurement]) -> None:
 
 
 def test_an_operation_is_explained_by_its_calls(tmp_path: Path) -> None:
-    found = _explained(tmp_path, "conv2d:copy_only=1", "--batch", "64", "--budget", "60s")
+    found = _explained(tmp_path, "conv2d:copy_only=1", "--batch", "64", "--budget", "30s")
     assert found["n_devices"]["samples_per_s"]["value"] > 0
     assert {row["cause"] for row in found["budget"]} == {"launch-bound", "threads"}
     reasons = {w["kind"]: w["text"] for w in found["warnings"]}

@@ -64,6 +64,7 @@ def test_the_slow_rank_of_a_script_is_named_first(tmp_path: Path) -> None:
     assert "last.pt" in str(with_a_slow_rank(tmp_path, "uneven_ranks.py")["warnings"])
 
 
+@pytest.mark.slow
 def test_ranks_that_a_script_would_start_itself_are_nfolds(tmp_path: Path) -> None:
     """It has a world of two and a port in it, which a run on one device would wait at."""
     found = with_a_slow_rank(tmp_path, "spawned.py")
@@ -71,6 +72,7 @@ def test_ranks_that_a_script_would_start_itself_are_nfolds(tmp_path: Path) -> No
     assert found["one_device"]["step_ms"]["value"] < found["n_devices"]["step_ms"]["value"]
 
 
+@pytest.mark.slow
 def test_a_module_of_a_package_is_run_as_python_does(tmp_path: Path) -> None:
     name = ("-m", "training.loop")
     found = explained(tmp_path, "training", "1s", "--width", "8", by=name)
@@ -89,6 +91,7 @@ def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:
     assert "log.txt" in str(found["warnings"])
 
 
+@pytest.mark.slow
 def test_batches_that_a_sampler_of_the_script_s_own_makes_are_left_as_they_are(
     tmp_path: Path,
 ) -> None:

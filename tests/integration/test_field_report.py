@@ -19,6 +19,7 @@ def _nfold(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_quick_report_ends_without_a_failed_cell_and_is_shown_again(tmp_path: Path) -> None:
     where = ("--results", str(tmp_path))
     quick = ("--quick", "--devices", "cpu:1", "--steps", "2")

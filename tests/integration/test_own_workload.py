@@ -139,6 +139,7 @@ def test_it_goes_on_after_a_stop_unless_the_code_changed(project: Path) -> None:
     assert "another machine, or other code; next: --again" in refused.stderr
 
 
+@pytest.mark.slow
 def test_other_imports_are_measured_anew_and_trained_when_asked(project: Path) -> None:
     plan = ("project:floats", "--devices", "cpu:1", "--epochs", "1")
     said = "trained before, with other imports or in another environment; --again starts over"

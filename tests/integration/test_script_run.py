@@ -179,9 +179,10 @@ def test_a_script_that_forgets_to_exchange_gradients_is_named(tmp_path: Path) ->
     [
         ("perturbs", "rounded_apart", "by rounding"),
         ("noisy", "parameters_differ", "each rank changes them in its own way"),
+        ("beside", "parameters_differ", "gradients were not exchanged"),
     ],
 )
-def test_by_how_much_ranks_differ_that_exchange_gradients(
+def test_by_how_much_ranks_differ_that_exchange_gradients_or_some_of_them(
     tmp_path: Path, wish: str, kind: str, told: str
 ) -> None:
     found, _ = _measured(tmp_path, wish, steps=10)

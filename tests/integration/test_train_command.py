@@ -123,6 +123,7 @@ def test_after_sigkill_in_mid_epoch_a_rerun_goes_on_to_the_same_result(train: Tr
     assert _results(train.stored("cut")) == _results(train.stored("whole"))
 
 
+@pytest.mark.slow
 def test_what_was_trained_is_shown_and_not_trained_again(alone: Train) -> None:
     first = alone.run("results")
     lines = [line for line in first.stderr.splitlines() if line.startswith("epoch ")]

@@ -101,10 +101,10 @@ def _changing(measured: Measured) -> Iterator[Doubt]:
     found = measured.changing()
     if found is not None:
         text = (
-            f"steps with the script's own batches went from {found.low_ms:.3g} to "
-            f"{found.high_ms:.3g} ms from turn to turn, those with batches given again did not: "
-            "its batches change while it trains (their size, or how fast they are read), and that "
-            "change is in what the input seems to cost; next: explain it where they stay alike"
+            f"steps with real batches went from {found.low_ms:.3g} to {found.high_ms:.3g} ms from "
+            "turn to turn, those with batches given again did not: batches change while it trains "
+            "(their size, or how fast they are read), and that change is in what the input seems "
+            "to cost; next: explain it where they stay alike"
         )
         yield Doubt(kind="changing_batches", text=text, value=found.times)
 

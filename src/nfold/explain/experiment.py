@@ -151,7 +151,7 @@ class Experiment:
         first: Collection[Rung] = (),
         until: Callable[[], object] = lambda: None,
     ) -> bool:
-        """Every rung once, ``until`` something is said; whether any was run or known.
+        """Every rung once, as long as ``until`` says nothing; whether any was run or known.
 
         What comes ``first``, with all that shares its process trees, is in the order in which it
         is wanted, because time may be over soon. The rest is in a random one.
@@ -251,7 +251,7 @@ class Experiment:
     def _keep_all(self, rungs: Sequence[Rung], number: int, found: list[Measurement]) -> None:
         """What had no turn before a run of several ended, well or not, is run by itself then.
 
-        Where none had one, the first has ``_failed`` in it.
+        Where none had one, ``_failed`` says why the first had not.
         """
         self.events.finished(rungs, number, found, self.clock.left_s)
         for rung, measurement in zip(rungs, found, strict=True):

@@ -23,8 +23,6 @@ UNSTEADY = 1.15
 """The longest turn over the shortest. On steady hosts it is 1.01 to 1.10, on two where process
 trees of one kind differed by a fifth and more 1.22 and 1.75.
 """
-
-
 CHANGING = 1.3
 """The last turn over the first, or the first over the last, of steps that grow or shrink in each:
 of four turns one in twelve does so by chance, hardly by as much.

@@ -58,7 +58,7 @@ def parameters_differ(ranks: Sequence[RankSamples]) -> Doubt | None:
     if apart <= ROUNDED:
         text = (
             f"parameters of ranks differ by rounding ({apart:.0e} of them), though gradients are "
-            "exchanged: each rank adds something of its own and takes it away again, or reckons in "
+            "exchanged: each rank adds something of its own and takes it away again, or adds in "
             "another order; next: broadcast them now and then in long training"
         )
         return Doubt(kind="rounded_apart", text=text)
@@ -70,12 +70,12 @@ def parameters_differ(ranks: Sequence[RankSamples]) -> Doubt | None:
 
 
 def _apart(samples: Sequence[Sequence[float]]) -> float | None:
-    """The largest difference over the root mean square of all; None where there is nothing."""
+    """The largest difference over the root mean square of all; None where nothing tells it."""
     if not all(samples) or len({len(one) for one in samples}) > 1:
         return None
     size = math.sqrt(fmean(number**2 for one in samples for number in one))
     widest = max(max(numbers) - min(numbers) for numbers in zip(*samples, strict=True))
-    return widest / size if size > 0 else None
+    return widest / size if size > 0 and math.isfinite(widest / size) else None
 
 
 def few_windows(ranks: Sequence[RankSamples]) -> Doubt | None:

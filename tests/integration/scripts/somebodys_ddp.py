@@ -47,6 +47,9 @@ def main(wish: str) -> None:
     model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
     if wish != "forgets":
         model = DistributedDataParallel(model)
+    if wish == "beside":
+        torch.manual_seed(0)
+        model = nn.Sequential(model, nn.Linear(16, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = 0
     try:

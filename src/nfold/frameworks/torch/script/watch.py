@@ -239,10 +239,10 @@ class Watch:
     def _trained(self, seen: Seen) -> dict[str, Any]:
         """What all ranks must have alike: no shards, nor anything where something is left out.
 
-        Some as numbers where gradients are exchanged in every step: ranks may differ by rounding.
+        Some as numbers where all gradients are exchanged: ranks may still differ by rounding.
         """
         alike = self._sights.alike if self._task.left_out.trains else ()
-        some = some_of(alike) if seen.exchanges >= 1 else ()
+        some = some_of(alike) if seen.exchanges_all else ()
         return {"parameter_checksum": checksum_of(alike), "parameter_sample": some} if alike else {}
 
     def _parting(self, usual: Any) -> Any:
