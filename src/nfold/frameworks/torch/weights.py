@@ -30,10 +30,14 @@ def some_of(parameters: Sequence[Tensor]) -> tuple[float, ...]:
 
     None where no parameter has any.
     """
-    several = [
-        one.detach().flatten() for one in parameters if one.numel() and one.is_floating_point()
-    ]
+    several = [one for one in parameters if one.numel() and one.is_floating_point()]
     several = several[:: -(-len(several) // SOME) or 1]
     each = -(-SOME // len(several)) if several else 0
-    found = [one[:: -(-one.numel() // each)].double().cpu() for one in several]
-    return tuple(number for one in found for number in one.tolist())
+    return tuple(number for one in several for number in _spread(one, each))
+
+
+def _spread(parameter: Tensor, count: int) -> list[float]:
+    """About as many numbers of it; what is in another order in memory is copied, by itself."""
+    step = -(-parameter.numel() // count)
+    found: list[float] = parameter.detach().flatten()[::step].double().cpu().tolist()
+    return found
