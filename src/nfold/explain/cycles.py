@@ -29,8 +29,13 @@ class Swing:
 
     @property
     def times(self) -> float:
-        """The most over the least."""
+        """The most over the least, or the last over the first."""
         return self.high_ms / self.low_ms
+
+    @property
+    def apart(self) -> float:
+        """The larger of both over the other."""
+        return max(self.times, 1 / self.times)
 
 
 def together(
@@ -59,8 +64,7 @@ def swing(members: Mapping[Rung, Measurement]) -> Swing | None:
     found = []
     for rung, measurement in members.items():
         if rung.ablation.input != "real":
-            _, table = _by_cycle({rung: measurement})
-            steps = table.get((rung, "step"), {}).values()
+            steps = _steps(rung, measurement).values()
             found += [Swing(min(steps), max(steps))] if steps else []
     return sorted(found, key=lambda one: one.times)[len(found) // 2] if found else None
 
@@ -72,7 +76,7 @@ def trend(members: Mapping[Rung, Measurement]) -> Swing | None:
     in the batches.
     """
     real, given = (
-        _steps(m for m in members.items() if (m[0].ablation.input == "real") == same)
+        _middle(m for m in members.items() if (m[0].ablation.input == "real") == same)
         for same in (True, False)
     )
     if not given or len(real) < CYCLES or len(real) != len(given):
@@ -83,12 +87,17 @@ def trend(members: Mapping[Rung, Measurement]) -> Swing | None:
     return Swing(real[0], real[0] * left[-1] / left[0])
 
 
-def _steps(members: Iterable[tuple[Rung, Measurement]]) -> list[float]:
+def _steps(rung: Rung, measurement: Measurement) -> dict[int, float]:
+    """A step of each of its cycles, as far as any was timed."""
+    _, table = _by_cycle({rung: measurement})
+    return table.get((rung, "step"), {})
+
+
+def _middle(members: Iterable[tuple[Rung, Measurement]]) -> list[float]:
     """Of each cycle, the step in the middle of these rungs."""
     every: dict[int, list[float]] = {}
     for rung, measurement in members:
-        _, table = _by_cycle({rung: measurement})
-        for cycle, step_ms in table.get((rung, "step"), {}).items():
+        for cycle, step_ms in _steps(rung, measurement).items():
             every.setdefault(cycle, []).append(step_ms)
     return [median(every[cycle]) for cycle in sorted(every)]
 

@@ -23,7 +23,7 @@ from nfold.explain.clocks import clocks
 from nfold.explain.ends import ends
 from nfold.explain.ladder import Ladder
 from nfold.explain.lengths import long_enough, turns_s
-from nfold.explain.measured import Measured, cause_of
+from nfold.explain.measured import Measured, reason_of
 from nfold.explain.own_batches import of_its_own, telling
 from nfold.explain.pausing import known
 from nfold.explain.readings import readings
@@ -102,7 +102,7 @@ class Experiment:
         self._round(self._fitting(fixes), 0, fixes)
         epochs = ends(ladder, self.measured, self.target.epoch_steps, self.clock.budget_s)
         ahead = [*evident, *telling(ladder)]
-        first = list(dict.fromkeys([*ahead, *wanted, *epochs]))
+        first = [*ahead, *wanted, *epochs]
         failing = functools.partial(of_its_own, ladder, self.measured, self._failed)
         self._round(self._fitting(first), 0, ahead, until=failing)
         own = failing()
@@ -262,7 +262,7 @@ class Experiment:
             else:
                 self.measured.add(rung, number, measurement)
         if self._by_itself.issuperset(rungs) and found[0].status == "crashed":
-            self._failed[rungs[0]] = f"crashed: {cause_of(found[0])}"
+            self._failed[rungs[0]] = reason_of(found[0])
 
     def _next(self, ladder: Ladder, rungs: list[Rung], number: int) -> list[Rung]:
         """All that there is in the second and third round; then what the widest row needs.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,8 +46,7 @@ class Measured:
         if measurement.status == "ok":
             self.runs.setdefault(rung, {})[number] = as_long_for_all(measurement)
             return
-        text = f"{measurement.status}: {cause_of(measurement)}"
-        self.reasons[rung] = f"{text}{_hint(measurement)}"
+        self.reasons[rung] = reason_of(measurement)
         cause = measurement.cause
         if cause is not None and cause.step and cause.stalled_s:
             self.stalled_s[rung] = cause.stalled_s
@@ -146,15 +144,11 @@ class Measured:
 
     def unsteady(self) -> Swing | None:
         """What a step varied by most in its turns, though nothing differed, where that is much."""
-        found = [swing(members) for members in self._in_turns()]
-        most = max((one for one in found if one), key=lambda one: one.times, default=None)
-        return most if most is not None and most.times > UNSTEADY else None
+        return _most(map(swing, self._in_turns()), UNSTEADY)
 
     def changing(self) -> Swing | None:
         """From what to what the real run's steps went by their batches, where that is much."""
-        found = [one for one in map(trend, self._in_turns()) if one]
-        most = max(found, key=lambda one: abs(math.log(one.times)), default=None)
-        return most if most and abs(math.log(most.times)) > math.log(CHANGING) else None
+        return _most(map(trend, self._in_turns()), CHANGING)
 
     def _in_turns(self) -> Iterator[dict[Rung, Measurement]]:
         """What had turns in each process tree of several."""
@@ -181,6 +175,17 @@ def _usual(
 ) -> dict[Rung, Measurement]:
     """Without the steps after which something recurs."""
     return {rung: without(one, recurs.get(rung)) for rung, one in members.items()}
+
+
+def _most(found: Iterable[Swing | None], least: float) -> Swing | None:
+    """The widest of these, where it is wider than ``least``."""
+    most = max(filter(None, found), key=lambda one: one.apart, default=None)
+    return most if most is not None and most.apart > least else None
+
+
+def reason_of(failed: Measurement) -> str:
+    """Why a run has no result, by its status, and what to do about it."""
+    return f"{failed.status}: {cause_of(failed)}{_hint(failed)}"
 
 
 def _hint(measurement: Measurement) -> str:

@@ -92,6 +92,10 @@ class View:
         """Whether all of these were measured."""
         return all((rung, "step") in self.values for rung in rungs)
 
+    def all_or_none(self, rungs: tuple[Rung, ...]) -> tuple[Rung, ...]:
+        """These, or none where one was not measured."""
+        return rungs if self.has(*rungs) else ()
+
     def _between(self, rung: Rung, reading: str) -> Key | None:
         """Where a reading of what lies between epochs stands; None: nowhere."""
         asked = (rung, reading)

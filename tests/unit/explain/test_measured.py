@@ -43,6 +43,17 @@ def _run(rung: Rung, *ahead_s: float | None) -> Measurement:
     )  # fmt: skip
 
 
+def _in_turns(rung: Rung, *step_ms: float) -> Measurement:
+    """In a process tree with others, whose steps took so long in its windows."""
+    run = _run(rung, 0.01, 0.01)
+    ranks = []
+    for rank in run.ranks:
+        timed = zip(rank.windows, step_ms, strict=True)
+        windows = (dataclasses.replace(one, seconds=one.steps * ms / 1e3) for one, ms in timed)
+        ranks.append(dataclasses.replace(rank, windows=tuple(windows)))
+    return dataclasses.replace(run, ranks=tuple(ranks), folder="one tree")
+
+
 def _width_ms(*runs: tuple[Rung, Measurement]) -> float:
     measured = Measured()
     for rung, run in runs:
@@ -130,13 +141,7 @@ def test_a_host_that_is_now_faster_and_now_slower_casts_doubt(
 ) -> None:
     measured = Measured()
     for rung in (REAL, RESIDENT):
-        run = _run(rung, 0.01, 0.01)
-        ranks = []
-        for rank in run.ranks:
-            last = dataclasses.replace(rank.windows[-1], seconds=10 * longest_ms / 1e3)
-            ranks.append(dataclasses.replace(rank, windows=(*rank.windows[:-1], last)))
-        made = dataclasses.replace(run, ranks=tuple(ranks), folder="one tree")
-        measured.add(rung, 0, made)
+        measured.add(rung, 0, _in_turns(rung, 20.0, 20.0, 20.0, longest_ms))
     found = {doubt.kind: doubt for doubt in warnings(ladder(), measured, measured.fit(20))}
     assert ("unsteady" in found) == told
     if told:
@@ -148,19 +153,7 @@ def test_a_host_that_is_now_faster_and_now_slower_casts_doubt(
 def test_batches_that_grow_from_turn_to_turn_cast_doubt(growth: float, *, told: bool) -> None:
     measured = Measured()
     for rung, times in ((REAL, growth), (RESIDENT, 1.0)):
-        run = _run(rung, 0.01, 0.01)
-        ranks = [
-            dataclasses.replace(
-                rank,
-                windows=tuple(
-                    dataclasses.replace(window, seconds=0.2 * times**at)
-                    for at, window in enumerate(rank.windows)
-                ),
-            )
-            for rank in run.ranks
-        ]
-        made = dataclasses.replace(run, ranks=tuple(ranks), folder="one tree")
-        measured.add(rung, 0, made)
+        measured.add(rung, 0, _in_turns(rung, *(20.0 * times**at for at in range(4))))
     found = {doubt.kind: doubt for doubt in warnings(ladder(), measured, measured.fit(20))}
     assert ("changing_batches" in found) == told
     if told:

@@ -80,8 +80,7 @@ class Cause:
 
     def shown_by(self, ladder: Ladder, view: View) -> tuple[Rung, ...]:
         """Those of ``on_n`` that tell ``lost_ms``; none while some that it needs have no run."""
-        own = self.on_n(ladder)
-        return own if view.has(*own) else ()
+        return view.all_or_none(self.on_n(ladder))
 
     def settled(self, ladder: Ladder, view: View) -> bool:
         """Whether it is known what N devices lose to it, if they can lose anything."""

@@ -106,7 +106,6 @@ class EpochBoundary(Cause):
         told = [number for has, number in self._told(ladder, view) if has(rung)]
         return sum(number(full) - number(rung) for number in told)
 
-    @once
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices lose more than one does at N-fold speed."""
         return self.of_step(ladder, view, ladder.full()) - self._of_one(ladder, view)

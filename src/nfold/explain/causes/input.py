@@ -43,7 +43,6 @@ class Input(Cause):
             return (_each(ladder), *Threads().rungs(ladder), *self.single_rungs(ladder))
         return (*_both(ladder), *self.single_rungs(ladder))
 
-    @once
     def lost_ms(self, ladder: Ladder, view: View) -> float:
         """What N devices wait more than one, less what is storage's."""
         return self.divided_ms(ladder, view)[0]

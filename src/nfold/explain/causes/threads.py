@@ -33,7 +33,7 @@ class Threads(Cause):
         """The runs of what is known: too many threads are one thing, others at work another."""
         if not self.on_n(ladder):
             return ()
-        return (*_known(view, _ranks(ladder)), *_known(view, _crowded(ladder)))
+        return (*view.all_or_none(_ranks(ladder)), *view.all_or_none(_crowded(ladder)))
 
     @once
     def lost_ms(self, ladder: Ladder, view: View) -> float:
@@ -59,7 +59,7 @@ class Threads(Cause):
 
         0 where that is not known.
         """
-        steps = [view.step(rung) for rung in _known(view, _crowded(ladder))]
+        steps = [view.step(rung) for rung in view.all_or_none(_crowded(ladder))]
         if not steps:
             return 0.0
         own, fewer, replayed, replayed_fewer = steps
@@ -93,11 +93,6 @@ class Threads(Cause):
         if ladder.seen is not None:
             return lines.fewer_processes(ladder.seen)
         return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"
-
-
-def _known(view: View, rungs: tuple[Rung, ...]) -> tuple[Rung, ...]:
-    """All of these, or none where one has no run."""
-    return rungs if view.has(*rungs) else ()
 
 
 def _ranks(ladder: Ladder) -> tuple[Rung, Rung]:
