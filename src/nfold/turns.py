@@ -58,6 +58,17 @@ def exchanged(ablation: Ablation) -> tuple[object, ...]:
     return (ablation.exchange, ablation.synchronised_batch_norm)
 
 
+def loader_round(plan: Plan, most: int) -> int:
+    """Steps in which every worker of a rank's loader makes as many batches; 1 if over ``most``.
+
+    Workers that are waited for have their batches ready at once: of two, every other step waits,
+    so three or two of five do. Steps of whole rounds can be compared with each other.
+    """
+    workers = max(1, plan.workers or 0)
+    found = workers // math.gcd(workers, plan.accumulate)
+    return found if found <= most else 1
+
+
 def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
     """What the steps after the warm-up are for; every turn has at least ``plan.steps`` in all.
 
@@ -68,6 +79,9 @@ def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
     steps, refill = plan.steps or 1, max(SETTLE, plan.warmup_steps or 0)
     order = sorted(range(len(turns)), key=lambda turn: turns[turn].input)
     cycles = CYCLES if steps >= max(refill, MANY_STEPS) else CYCLES // 2
+    each = math.ceil(steps / cycles)
+    whole = loader_round(plan, each)
+    each = math.ceil(each / whole) * whole
     sequence = [turn for cycle in range(cycles) for turn in order[:: -1 if cycle % 2 else 1]]
     found: list[Part] = []
     before = Ablation()
@@ -79,6 +93,6 @@ def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
             anew = RECORDED if captured and exchanged(now) not in recorded else 0
             found.append(Part(None, (refill if refills else SETTLE) + anew))
             recorded.add(exchanged(now))
-        found.append(Part(turn, math.ceil(steps / cycles) * len(list(run))))
+        found.append(Part(turn, each * len(list(run))))
         before = now
     return tuple(found)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from made import plan
 from nfold.ablation import Ablation
-from nfold.turns import CYCLES, RECORDED, SETTLE, SWITCHED, Part, held, schedule
+from nfold.turns import CYCLES, RECORDED, SETTLE, SWITCHED, Part, held, loader_round, schedule
 
 REAL, BARRIER = Ablation(), Ablation(exchange="barrier")
 REPLAYED = Ablation(input="replayed", exchange="none")
@@ -29,6 +29,15 @@ def test_few_steps_are_long_and_settle_half_as_often() -> None:
     assert [part.turn for part in few] == [0, None, 1, None, 0]
     assert [part.steps for part in few if part.turn is not None] == [3, 6, 3]
     assert len([part for part in many if part.turn is None]) == 4
+
+
+def test_every_worker_of_a_loader_makes_as_many_batches_in_a_turn() -> None:
+    for workers, steps in ((0, 13), (2, 14), (5, 15), (13, 13), (14, 13)):
+        parts = schedule((REAL, BARRIER), plan(steps=50, warmup_steps=5).edit(workers=workers))
+        assert {part.steps % steps for part in parts if part.turn is not None} == {0}
+    # Three batches a step: of six workers, each has made one after two steps.
+    three = plan(steps=50).edit(workers=6, accumulate=3)
+    assert loader_round(three, 50) == 2
 
 
 def test_a_first_turn_that_leaves_something_out_settles_first() -> None:

@@ -22,8 +22,11 @@ class Length:
     before: int = 0
 
     @classmethod
-    def of(cls, total: int, warmup: int, before: int = 0) -> Length:
-        """Between one step and half of them warm up; the rest is cut into about ten windows."""
+    def of(cls, total: int, warmup: int, before: int = 0, whole: int = 1) -> Length:
+        """Between one step and half of them warm up; the rest is cut into about ten windows.
+
+        Each has a multiple of ``whole`` steps.
+        """
         warmup = min(max(1, warmup), total // 2)
         window = min(max(1, math.ceil((total - warmup) / WINDOWS)), LONGEST_WINDOW)
-        return cls(total, warmup, window, before)
+        return cls(total, warmup, math.ceil(window / whole) * whole, before)

@@ -11,7 +11,8 @@ from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.length import Length
 from nfold.frameworks.recording import Recorder
-from nfold.turns import schedule
+from nfold.plan import Plan
+from nfold.turns import CYCLES, loader_round, schedule
 
 
 class Turning:
@@ -54,10 +55,16 @@ class Turning:
         return part.steps
 
 
+def steps_of(plan: Plan, total: int, before: int = 0) -> Length:
+    """So many steps of a plan, warm-up included, in windows of whole rounds of its loader."""
+    warmup = plan.warmup_steps or 0
+    return Length.of(total, warmup, before, loader_round(plan, max(1, total - warmup) // CYCLES))
+
+
 def length_of(task: Task) -> Length:
     """How long a run is that is measured in steps, everybody's turns included."""
-    plan, warmup = task.plan, task.plan.warmup_steps or 0
-    of_one = Length.of(warmup + (plan.steps or 0), warmup)
+    plan = task.plan
+    of_one = steps_of(plan, (plan.warmup_steps or 0) + (plan.steps or 0))
     if not task.turns:
         return of_one
     steps = sum(part.steps for part in schedule(task.turns, plan))

@@ -67,3 +67,13 @@ def test_without_turns_a_run_is_as_long_as_its_plan_says() -> None:
     asked, noting = task(steps=30, warmup_steps=10), Noting()
     assert length_of(asked).total == 40
     assert Turning(asked, LeftOut(asked), cast(Recorder[Any], noting), noting, noting.change).over
+
+
+def test_windows_are_whole_rounds_of_a_loaders_workers() -> None:
+    windows = []
+    for workers in (0, 1, 2, 4, 8, 10, 11):
+        made = task(steps=40, warmup_steps=10)
+        asked = dataclasses.replace(made, plan=made.plan.edit(workers=workers))
+        windows.append(length_of(asked).window)
+    # Eleven are more than a fourth of the steps: what is left of four windows tells nothing.
+    assert windows == [4, 4, 4, 4, 8, 10, 4]

@@ -17,8 +17,8 @@ from nfold.frameworks.keras.clock import clock
 from nfold.frameworks.keras.engine import Definition, Engine, definition
 from nfold.frameworks.keras.feed import feed
 from nfold.frameworks.keras.opened import opened, translated
-from nfold.frameworks.length import Length
 from nfold.frameworks.recording import Recorder
+from nfold.frameworks.turning import steps_of
 from nfold.measurement import Epoch, RankSamples
 
 AT_ONCE = 500
@@ -46,7 +46,7 @@ class Trainer:
         """All steps of the plan, observed."""
         plan = self.task.plan
         epochs = plan.epochs or 1
-        length = Length.of(epochs * len(self.feed), plan.warmup_steps or 0)
+        length = steps_of(plan, epochs * len(self.feed))
         engine = self.engine
         recorder = Recorder(0, engine.describe(), self.clock, observer, length, engine.read)
         for epoch in range(epochs):

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.length import Length
 from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch import ablate, batch_norm, layout, parallel
 from nfold.frameworks.torch.ablation import Renamed, seen
@@ -48,7 +47,7 @@ from nfold.frameworks.torch.step import Now, Update, step
 from nfold.frameworks.torch.translate import translated
 from nfold.frameworks.torch.turning import Switches, Turned
 from nfold.frameworks.torch.weights import checksum_of
-from nfold.frameworks.turning import Turning, length_of
+from nfold.frameworks.turning import Turning, length_of, steps_of
 from nfold.measurement import Epoch, RankSamples
 
 Define = Callable[[Task], Definition]
@@ -165,8 +164,7 @@ class Trainer:
         self._fit_for_graphs()
         done, steps = len(earlier.epochs), len(self.source)
         epochs = range(done, self.task.plan.epochs or 1)
-        warmup = self.task.plan.warmup_steps or 0
-        length = Length.of(len(epochs) * steps, warmup, before=done * steps)
+        length = steps_of(self.task.plan, len(epochs) * steps, done * steps)
         if self.task.turns:
             length = length_of(self.task)
         timer, device = clock(self.devices), self.devices.describe()
