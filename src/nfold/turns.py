@@ -80,7 +80,7 @@ def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
     order = sorted(range(len(turns)), key=lambda turn: turns[turn].input)
     cycles = CYCLES if steps >= max(refill, MANY_STEPS) else CYCLES // 2
     each = math.ceil(steps / cycles)
-    whole = loader_round(plan, each)
+    whole = loader_round(plan, most=2 * each)
     each = math.ceil(each / whole) * whole
     sequence = [turn for cycle in range(cycles) for turn in order[:: -1 if cycle % 2 else 1]]
     found: list[Part] = []

@@ -12,7 +12,7 @@ from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.length import Length
 from nfold.frameworks.recording import Recorder
 from nfold.plan import Plan
-from nfold.turns import CYCLES, loader_round, schedule
+from nfold.turns import loader_round, schedule
 
 
 class Turning:
@@ -58,7 +58,8 @@ class Turning:
 def steps_of(plan: Plan, total: int, before: int = 0) -> Length:
     """So many steps of a plan, warm-up included, in windows of whole rounds of its loader."""
     warmup = plan.warmup_steps or 0
-    return Length.of(total, warmup, before, loader_round(plan, max(1, total - warmup) // CYCLES))
+    whole = loader_round(plan, most=max(1, total - warmup) // 2)
+    return Length.of(total, warmup, before, whole)
 
 
 def length_of(task: Task) -> Length:

@@ -74,7 +74,7 @@ def test_turns_with_given_batches_do_not_take_what_a_first_look_saw_waited_for(
     waits_ms: float, busy_ms: float, given_s: float
 ) -> None:
     seen = Seen(input_wait_ms=waits_ms, traced=Traced(steps=3, reordering_ms=(), busy_ms=busy_ms))
-    asked = dataclasses.replace(ladder(steps=20, warmup_steps=10), seen=seen, made={})
+    asked = dataclasses.replace(ladder(steps=20, warmup_steps=10, workers=1), seen=seen, made={})
     real, given = turns_s(asked, [asked.full()], 1.0), turns_s(asked, [asked.full("replayed")], 1.0)
     assert real == 20
     assert given == pytest.approx((20 + 10) * given_s)

@@ -71,9 +71,9 @@ def test_without_turns_a_run_is_as_long_as_its_plan_says() -> None:
 
 def test_windows_are_whole_rounds_of_a_loaders_workers() -> None:
     windows = []
-    for workers in (0, 1, 2, 4, 8, 10, 11):
+    for workers in (0, 1, 2, 4, 8, 20, 21):
         made = task(steps=40, warmup_steps=10)
         asked = dataclasses.replace(made, plan=made.plan.edit(workers=workers))
         windows.append(length_of(asked).window)
-    # Eleven are more than a fourth of the steps: what is left of four windows tells nothing.
-    assert windows == [4, 4, 4, 4, 8, 10, 4]
+    # Of one window nobody knows how far it may be off.
+    assert windows == [4, 4, 4, 4, 8, 20, 4]
