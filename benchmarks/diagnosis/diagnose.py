@@ -100,7 +100,7 @@ def read(target: str, found: Any, injected: dict[str, float], *, strong: bool) -
     step = found["n_devices"]["step_ms"]["value"]
     rows = [*found["budget"], *found["single_device_budget"]]
     promised = [
-        row["predicted_speedup"]["value"]
+        row["predicted_speedup"]["value"] / _alone_too(found, row)
         for row in found["budget"]
         if row["cause"] in injected and row["predicted_speedup"]
     ]
@@ -122,6 +122,15 @@ def read(target: str, found: Any, injected: dict[str, float], *, strong: bool) -
         predicted=promised[0] if len(injected) == 1 and promised else None,
         said=_untested(injected, rows, found),
     )
+
+
+def _alone_too(found: Any, row: Any) -> float:
+    """How many times as fast the change that a row has tried makes one device alone.
+
+    The row's speedup is then over one device as it was, that of healthy runs over a healthy one.
+    """
+    alone = [one for one in found["single_device_budget"] if one["cause"] == row["cause"]]
+    return float(alone[0]["predicted_speedup"]["value"]) if alone and row["proven"] else 1.0
 
 
 def _untested(injected: Doses, rows: list[Any], found: Any) -> str:

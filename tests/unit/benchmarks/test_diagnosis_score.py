@@ -183,6 +183,10 @@ def test_lost_input_is_in_one_block_or_in_both(strong: bool, attributed: float) 
     healthy = diagnose.read("made", found, {}, strong=strong)
     assert healthy.attributed == {"input": attributed, "link": 4.0}
     assert healthy.others_ms == 0.25
+    of_n, of_one = _row("input", 2.0) | {"proven": True}, _row("input", 3.0)
+    tried = found | {"budget": [of_n], "single_device_budget": [of_one]}
+    # The change makes one device as much faster: against one that has it, nothing is gained.
+    assert diagnose.read("made", tried, {"input": 4.0}, strong=strong).predicted == 1.0
     untested = diagnose.read("made", found, {"layout": 4.0}, strong=strong)
     assert (untested.attributed, untested.said) == ({}, "untested layout: no time")
 
@@ -190,4 +194,5 @@ def test_lost_input_is_in_one_block_or_in_both(strong: bool, attributed: float) 
 def _row(cause: str, value: float) -> dict[str, object]:
     lost = {"value": value, "low": 0.9 * value, "high": 1.1 * value}
     promised = {"value": 1.9}
-    return {"cause": cause, "lost_ms": lost, "predicted_speedup": promised, "named": True}
+    told = {"cause": cause, "lost_ms": lost, "predicted_speedup": promised}
+    return told | {"named": True, "proven": False}
