@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 WINDOWS = 10
 LONGEST_WINDOW = 500
+FEW_WINDOWS = 5
+"""Fewer tell too little of how windows differ."""
 
 
 @dataclass(frozen=True)

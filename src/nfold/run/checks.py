@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from nfold.ablation import Ablation
+from nfold.frameworks.length import FEW_WINDOWS
 from nfold.measurement import UNEXCHANGED, Doubt, RankSamples
 from nfold.stats import change_point, median
 
-FEW_WINDOWS = 5
 SLOW_RANK = 1.10
 DRIFT = 0.05
 ROUNDED = 1e-5

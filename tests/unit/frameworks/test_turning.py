@@ -69,11 +69,15 @@ def test_without_turns_a_run_is_as_long_as_its_plan_says() -> None:
     assert Turning(asked, LeftOut(asked), cast(Recorder[Any], noting), noting, noting.change).over
 
 
+def _windows(*turns: Ablation) -> list[int]:
+    made = task(steps=40, warmup_steps=10)
+    asked = dataclasses.replace(made, turns=turns)
+    plans = [made.plan.edit(workers=workers) for workers in (0, 1, 2, 4, 8, 9, 20, 21)]
+    return [length_of(dataclasses.replace(asked, plan=plan)).window for plan in plans]
+
+
 def test_windows_are_whole_rounds_of_a_loaders_workers() -> None:
-    windows = []
-    for workers in (0, 1, 2, 4, 8, 20, 21):
-        made = task(steps=40, warmup_steps=10)
-        asked = dataclasses.replace(made, plan=made.plan.edit(workers=workers))
-        windows.append(length_of(asked).window)
-    # Of one window nobody knows how far it may be off.
-    assert windows == [4, 4, 4, 4, 8, 20, 4]
+    # Of nine workers there would be four windows, too few to tell how far a step may be off.
+    assert _windows() == [4, 4, 4, 4, 8, 4, 4, 4]
+    # A turn of ten steps is up to twice as long for them.
+    assert _windows(REAL, ALONE) == [4, 4, 4, 4, 8, 9, 20, 4]
