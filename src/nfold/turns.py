@@ -58,15 +58,16 @@ def exchanged(ablation: Ablation) -> tuple[object, ...]:
     return (ablation.exchange, ablation.synchronised_batch_norm)
 
 
-def loader_round(plan: Plan, most: int) -> int:
-    """Steps in which every worker of a rank's loader makes as many batches; 1 if over ``most``.
+def in_rounds(steps: int, plan: Plan, most: int) -> int:
+    """So many steps, or a few more: whole rounds of a rank's loader, if one has at most ``most``.
 
-    Workers that are waited for have their batches ready at once: of two, every other step waits,
-    so three or two of five do. Steps of whole rounds can be compared with each other.
+    In a round every worker makes as many batches. Workers that are waited for have theirs ready at
+    once: of two, every other step waits, so three or two of five do. Steps of whole rounds can be
+    compared with each other.
     """
     workers = max(1, plan.workers or 0)
-    found = workers // math.gcd(workers, plan.accumulate)
-    return found if found <= most else 1
+    whole = workers // math.gcd(workers, plan.accumulate)
+    return math.ceil(steps / whole) * whole if whole <= most else steps
 
 
 def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
@@ -80,8 +81,7 @@ def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
     order = sorted(range(len(turns)), key=lambda turn: turns[turn].input)
     cycles = CYCLES if steps >= max(refill, MANY_STEPS) else CYCLES // 2
     each = math.ceil(steps / cycles)
-    whole = loader_round(plan, most=2 * each)
-    each = math.ceil(each / whole) * whole
+    each = in_rounds(each, plan, most=2 * each)
     sequence = [turn for cycle in range(cycles) for turn in order[:: -1 if cycle % 2 else 1]]
     found: list[Part] = []
     before = Ablation()

@@ -6,7 +6,7 @@ from collections import Counter
 
 from made import plan
 from nfold.ablation import Ablation
-from nfold.turns import CYCLES, RECORDED, SETTLE, SWITCHED, Part, held, loader_round, schedule
+from nfold.turns import CYCLES, RECORDED, SETTLE, SWITCHED, Part, held, in_rounds, schedule
 
 REAL, BARRIER = Ablation(), Ablation(exchange="barrier")
 REPLAYED = Ablation(input="replayed", exchange="none")
@@ -37,7 +37,7 @@ def test_every_worker_of_a_loader_makes_as_many_batches_in_a_turn() -> None:
         assert {part.steps % steps for part in parts if part.turn is not None} == {0}
     # Three batches a step: of six workers, each has made one after two steps.
     three = plan(steps=50).edit(workers=6, accumulate=3)
-    assert loader_round(three, 50) == 2
+    assert in_rounds(1, three, most=50) == 2
 
 
 def test_a_first_turn_that_leaves_something_out_settles_first() -> None:

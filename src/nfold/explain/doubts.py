@@ -9,7 +9,7 @@ from nfold.explain.causes.threads import too_many
 from nfold.explain.causes.undivided_work import SIGN
 from nfold.explain.fit import Fit
 from nfold.explain.ladder import Ladder
-from nfold.explain.measured import Measured
+from nfold.explain.measured import Measured, Varied
 from nfold.explain.noise import LEAST_FREE
 from nfold.measurement import Doubt
 from nfold.stats import median
@@ -20,6 +20,17 @@ NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
 """Doubts that are said elsewhere: runs are short on purpose, and slow ranks have a row."""
 CROWDED = "many_threads"
 """Of more threads than cores: where all ranks of the script have them, there is a row for it."""
+
+VARIED: dict[Varied, str] = {
+    "unsteady": "the same step with the same batches took {:.3g} to {:.3g} ms in its turns: this "
+    "host, or its devices, are now faster and now slower; next: a larger --budget, or a host that "
+    "nobody else uses",
+    "changing_batches": "steps with real batches went from {:.3g} to {:.3g} ms from turn to turn, "
+    "those with batches given again did not: batches change while it trains (their size, or how "
+    "fast they are read), and that change is in what the input seems to cost; next: explain it "
+    "where they stay alike",
+}
+"""What is said of steps that were longer in one turn than in another, with both."""
 
 LOOKING_MS, NOTICED = 0.1, 0.02
 """What nfold does in a step of a script whose batches are made in the process that trains (0.09 ms
@@ -45,8 +56,7 @@ def warnings(ladder: Ladder, measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
         found.append(Doubt(kind="few_repeats", text=text))
     return (
         *_ended_early(measured),
-        *_unsteady(measured),
-        *_changing(measured),
+        *_varied(measured),
         *_in_own_orders(ladder, measured),
         *_uneven(ladder),
         *found,
@@ -84,29 +94,11 @@ def _ended_early(measured: Measured) -> Iterator[Doubt]:
         yield Doubt(kind="ended_early", text=text)
 
 
-def _unsteady(measured: Measured) -> Iterator[Doubt]:
-    """That a step was not as long in one turn as in another, though nothing differed."""
-    most = measured.unsteady()
-    if most is not None:
-        text = (
-            f"the same step with the same batches took {most.low_ms:.3g} to {most.high_ms:.3g} ms "
-            "in its turns: this host, or its devices, are now faster and now slower; next: a "
-            "larger --budget, or a host that nobody else uses"
-        )
-        yield Doubt(kind="unsteady", text=text, value=most.times)
-
-
-def _changing(measured: Measured) -> Iterator[Doubt]:
-    """That batches are not alike from turn to turn, so that those given again are others."""
-    found = measured.changing()
-    if found is not None:
-        text = (
-            f"steps with real batches went from {found.low_ms:.3g} to {found.high_ms:.3g} ms from "
-            "turn to turn, those with batches given again did not: batches change while it trains "
-            "(their size, or how fast they are read), and that change is in what the input seems "
-            "to cost; next: explain it where they stay alike"
-        )
-        yield Doubt(kind="changing_batches", text=text, value=found.times)
+def _varied(measured: Measured) -> Iterator[Doubt]:
+    """That a step was not as long in one turn as in another."""
+    for kind, most in measured.varied().items():
+        text = VARIED[kind].format(most.low_ms, most.high_ms)
+        yield Doubt(kind=kind, text=text, value=most.times)
 
 
 def short(ladder: Ladder, step_ms: float) -> tuple[Doubt, ...]:

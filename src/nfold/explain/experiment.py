@@ -115,7 +115,7 @@ class Experiment:
             rungs = self._next(ladder, [*first, *follow_ups], number)
             asked = dict.fromkeys([*follow_ups, *rungs])
             new = [rung for rung in asked if not self.measured.tried(rung)]
-            if number == 1 and self.measured.unsteady():
+            if number == 1 and "unsteady" in self.measured.varied():
                 new = [ladder.full(), *new]
             if self.stop or not (rungs or new) or not self._round([*new, *rungs], number, new):
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from nfold.explain.cycles import Swing, swing, together, trend
 from nfold.explain.fit import RESAMPLES, Fit
@@ -26,6 +27,10 @@ CHANGING = 1.3
 """The last turn over the first, or the first over the last, of steps that grow or shrink in each:
 of four turns one in twelve does so by chance, hardly by as much.
 """
+
+
+Varied = Literal["unsteady", "changing_batches"]
+"""Kinds of doubts."""
 
 
 @dataclass
@@ -142,18 +147,19 @@ class Measured:
             table, scatters, resamples, shared, inside, final=final, ahead=ahead, failed=failed
         )
 
-    def unsteady(self) -> Swing | None:
-        """What a step varied by most in its turns, though nothing differed, where that is much."""
-        return _most(map(swing, self._in_turns()), UNSTEADY)
+    def varied(self) -> dict[Varied, Swing]:
+        """What a step varied by most in its turns, where that is much.
 
-    def changing(self) -> Swing | None:
-        """From what to what the real run's steps went by their batches, where that is much."""
-        return _most(map(trend, self._in_turns()), CHANGING)
-
-    def _in_turns(self) -> Iterator[dict[Rung, Measurement]]:
-        """What had turns in each process tree of several."""
-        trees = (members for _, _, members in self._trees() if len(members) > 1)
-        return (_usual(members, recurring(members)) for members in trees)
+        ``unsteady``: though nothing differed; ``changing_batches``: from what to what those of the
+        real run went by their batches.
+        """
+        trees = [members for _, _, members in self._trees() if len(members) > 1]
+        in_turns = [_usual(members, recurring(members)) for members in trees]
+        found: dict[Varied, Swing | None] = {
+            "unsteady": _most(map(swing, in_turns), UNSTEADY),
+            "changing_batches": _most(map(trend, in_turns), CHANGING),
+        }
+        return {kind: most for kind, most in found.items() if most is not None}
 
     def _trees(self) -> Iterator[tuple[str, int, dict[Rung, Measurement]]]:
         """Every process tree: its folder, its round, and what had a turn in it."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+
+from nfold.plan import Plan
+from nfold.turns import in_rounds
 
 WINDOWS = 10
 LONGEST_WINDOW = 500
@@ -24,11 +28,18 @@ class Length:
     before: int = 0
 
     @classmethod
-    def of(cls, total: int, warmup: int, before: int = 0, whole: int = 1) -> Length:
-        """Between one step and half of them warm up; the rest is cut into about ten windows.
-
-        Each has a multiple of ``whole`` steps.
-        """
+    def of(cls, total: int, warmup: int, before: int = 0) -> Length:
+        """Between one step and half of them warm up; the rest is cut into about ten windows."""
         warmup = min(max(1, warmup), total // 2)
         window = min(max(1, math.ceil((total - warmup) / WINDOWS)), LONGEST_WINDOW)
-        return cls(total, warmup, math.ceil(window / whole) * whole, before)
+        return cls(total, warmup, window, before)
+
+    def in_rounds(self, plan: Plan, most: int) -> Length:
+        """The same in windows of whole rounds of the plan's loader, of at most ``most`` steps."""
+        return dataclasses.replace(self, window=in_rounds(self.window, plan, most))
+
+
+def steps_of(plan: Plan, total: int, before: int = 0) -> Length:
+    """So many steps of a plan, warm-up included, in whole rounds if there are enough of those."""
+    warmup = plan.warmup_steps or 0
+    return Length.of(total, warmup, before).in_rounds(plan, most=(total - warmup) // FEW_WINDOWS)

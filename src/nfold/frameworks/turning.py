@@ -9,10 +9,9 @@ from typing import Any
 from nfold.ablation import Ablation
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.length import FEW_WINDOWS, Length
+from nfold.frameworks.length import Length, steps_of
 from nfold.frameworks.recording import Recorder
-from nfold.plan import Plan
-from nfold.turns import loader_round, schedule
+from nfold.turns import schedule
 
 
 class Turning:
@@ -55,16 +54,6 @@ class Turning:
         return part.steps
 
 
-def steps_of(plan: Plan, total: int, before: int = 0) -> Length:
-    """So many steps of a plan, warm-up included, in windows of whole rounds of its loader.
-
-    If there are enough of those.
-    """
-    warmup = plan.warmup_steps or 0
-    whole = loader_round(plan, most=max(1, total - warmup) // FEW_WINDOWS)
-    return Length.of(total, warmup, before, whole)
-
-
 def length_of(task: Task) -> Length:
     """How long a run is that is measured in steps, everybody's turns included."""
     plan, warmup = task.plan, task.plan.warmup_steps or 0
@@ -73,5 +62,5 @@ def length_of(task: Task) -> Length:
         return steps_of(plan, total)
     parts = schedule(task.turns, plan)
     shortest = min(part.steps for part in parts if part.turn is not None)
-    of_one = Length.of(total, warmup, whole=loader_round(plan, most=shortest))
+    of_one = Length.of(total, warmup).in_rounds(plan, most=shortest)
     return dataclasses.replace(of_one, total=of_one.warmup + sum(part.steps for part in parts))

@@ -17,8 +17,8 @@ from nfold.frameworks.keras.clock import clock
 from nfold.frameworks.keras.engine import Definition, Engine, definition
 from nfold.frameworks.keras.feed import feed
 from nfold.frameworks.keras.opened import opened, translated
+from nfold.frameworks.length import steps_of
 from nfold.frameworks.recording import Recorder
-from nfold.frameworks.turning import steps_of
 from nfold.measurement import Epoch, RankSamples
 
 AT_ONCE = 500

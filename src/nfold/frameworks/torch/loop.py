@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.length import steps_of
 from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch import ablate, batch_norm, layout, parallel
 from nfold.frameworks.torch.ablation import Renamed, seen
@@ -47,7 +48,7 @@ from nfold.frameworks.torch.step import Now, Update, step
 from nfold.frameworks.torch.translate import translated
 from nfold.frameworks.torch.turning import Switches, Turned
 from nfold.frameworks.torch.weights import checksum_of
-from nfold.frameworks.turning import Turning, length_of, steps_of
+from nfold.frameworks.turning import Turning, length_of
 from nfold.measurement import Epoch, RankSamples
 
 Define = Callable[[Task], Definition]
@@ -164,9 +165,10 @@ class Trainer:
         self._fit_for_graphs()
         done, steps = len(earlier.epochs), len(self.source)
         epochs = range(done, self.task.plan.epochs or 1)
-        length = steps_of(self.task.plan, len(epochs) * steps, done * steps)
         if self.task.turns:
             length = length_of(self.task)
+        else:
+            length = steps_of(self.task.plan, len(epochs) * steps, done * steps)
         timer, device = clock(self.devices), self.devices.describe()
         recorder = Recorder(self.task.rank, device, timer, observer, length, losses_of)
         recorder.go_on(earlier)
