@@ -26,7 +26,7 @@ NprocPerNode = Annotated[
     _torchrun(
         "--nproc-per-node",
         "--devices",
-        meaning="Ranks of this node: N, gpu, cpu, auto. Default: all GPUs, or 1.",
+        meaning="Ranks of this node: N, cpu:N, gpu, cpu, auto. Default: all GPUs, or 1.",
     ),
 ]
 Nnodes = Annotated[str, _torchrun("--nnodes", meaning="Nodes: N or MIN:MAX.")]

@@ -20,6 +20,7 @@ from nfold.run.options import check_seconds
 
 STATIC_PORT = 29500
 """torchrun's own default of --master-port."""
+KINDS = ("cpu", "cuda")
 BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
 
 
@@ -118,12 +119,20 @@ def plan_of(pairs: Sequence[str]) -> dict[str, Any]:
     return fields
 
 
-def device_of(fields: dict[str, Any], machine: Machine, nproc: str | None) -> str:
-    """``cuda`` where there are GPUs, unless CPU devices were asked for."""
-    if nproc == "cpu":
-        return "cpu"
+def place_of(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The kind of device that was named, or None, and how many: ``cpu:2`` is two CPU devices."""
+    kind, colon, count = (nproc or "").rpartition(":")
     named: str | None = fields.get("device")
-    return named or ("cuda" if machine.gpus else "cpu")
+    if nproc == "cpu":
+        kind = "cpu"
+    if colon and kind not in KINDS:
+        raise UnknownValue("device", kind, KINDS)
+    if kind and named not in (None, kind):
+        raise UsageError(
+            f"--nproc-per-node {nproc} against --plan device={named}: allowed is one kind; next: "
+            "leave out --plan device"
+        )
+    return kind or named, count if colon else nproc
 
 
 def processes_of(nproc: str | None, device: str, machine: Machine) -> int:
@@ -146,7 +155,7 @@ def processes_of(nproc: str | None, device: str, machine: Machine) -> int:
 def _count(nproc: str) -> int:
     if not nproc.isdecimal() or int(nproc) < 1:
         raise UsageError(
-            f"--nproc-per-node {nproc}: allowed are whole numbers from 1, gpu, cpu, auto"
+            f"--nproc-per-node {nproc}: allowed are whole numbers from 1, cpu:2, gpu, cpu, auto"
         )
     return int(nproc)
 

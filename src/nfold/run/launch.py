@@ -27,7 +27,7 @@ from nfold.machine import Machine
 from nfold.measurement import Cause, Status
 from nfold.place import shown_path
 from nfold.plain import to_plain
-from nfold.run.asked import Asked, Rendezvous, device_of, plan_of, processes_of, shown_of
+from nfold.run.asked import Asked, Rendezvous, place_of, plan_of, processes_of, shown_of
 from nfold.run.follow import Follower
 from nfold.run.handoff import Failure, Folder
 from nfold.run.options import Options, Stop
@@ -73,15 +73,15 @@ class Ranks:
     def of(cls, asked: Asked, machine: Machine) -> Ranks:
         """What ``asked`` means on ``machine``; raises UsageError and DevicesMissing."""
         fields = plan_of(asked.plan)
-        device = device_of(fields, machine, asked.nproc_per_node)
-        processes = processes_of(asked.nproc_per_node, device, machine)
-        named = {"device": "cpu"} if asked.nproc_per_node == "cpu" else {}
+        kind, count = place_of(asked.nproc_per_node, fields)
+        device = kind or ("cuda" if machine.gpus else "cpu")
+        processes = processes_of(count, device, machine)
         return cls(
             processes=processes,
             device=device,
             cores=machine.cores // processes if device == "cpu" else 0,
             shown=shown_of(asked.local_ranks_filter, processes),
-            plan={**named, **fields},
+            plan={"device": kind, **fields} if kind else fields,
         )
 
 

@@ -38,6 +38,8 @@ def asked(**options: Any) -> Asked:
         ("auto", 3, 3, "cuda", 0),
         ("auto", 0, 4, "cpu", 1),
         ("cpu", 3, 4, "cpu", 1),
+        ("cpu:2", 3, 2, "cpu", 2),
+        ("cuda:2", 3, 2, "cuda", 0),
     ],
 )
 def test_ranks_and_their_devices(
@@ -50,10 +52,11 @@ def test_ranks_and_their_devices(
 def test_cpu_devices_on_a_machine_with_gpus() -> None:
     ranks = Ranks.of(asked(nproc_per_node="2", plan=("device=cpu",)), machine(gpus=3, cores=4))
     assert (ranks.device, ranks.plan) == ("cpu", {"device": "cpu"})
-    assert Ranks.of(asked(nproc_per_node="cpu"), machine(gpus=3)).plan == {"device": "cpu"}
+    for named in ("cpu", "cpu:2"):
+        assert Ranks.of(asked(nproc_per_node=named), machine(gpus=3)).plan == {"device": "cpu"}
 
 
-@pytest.mark.parametrize(("nproc", "gpus"), [("4", 3), ("gpu", 0)])
+@pytest.mark.parametrize(("nproc", "gpus"), [("4", 3), ("gpu", 0), ("cuda:2", 0)])
 def test_more_gpus_than_there_are(nproc: str, gpus: int) -> None:
     with pytest.raises(DevicesMissing, match=f"{gpus} exist here; next: "):
         Ranks.of(asked(nproc_per_node=nproc), machine(gpus=gpus))
@@ -64,6 +67,9 @@ def test_more_gpus_than_there_are(nproc: str, gpus: int) -> None:
     [
         {"nproc_per_node": "two"},
         {"nproc_per_node": "0"},
+        {"nproc_per_node": "cpu:0"},
+        {"nproc_per_node": "tpu:2"},
+        {"nproc_per_node": "cpu:2", "plan": ("device=cuda",)},
         {"local_ranks_filter": "0,2", "nproc_per_node": "2"},
         {"local_ranks_filter": "x"},
         {"plan": ("precision",)},
