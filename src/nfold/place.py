@@ -18,8 +18,9 @@ NOT_THE_USERS = tuple(
     )
 )
 """Folders whose code is not the user's: Python's, installed packages', nfold's."""
-MIRRORS: list[str] = []
-"""Folders in which the file system appears again, for a script that must not write into it."""
+MIRRORS: dict[str, str] = {}
+"""Folders in which the file system appears again, for a script that must not write into it, and the
+folder in each that the script was started in."""
 INSTALLED = ("site-packages", "dist-packages")
 """Names of folders of installed packages, also of those that another environment lends."""
 PASSED_OVER = ("torch", "nfold")
@@ -101,9 +102,11 @@ def installed(filename: str) -> str:
 
 
 def shown(filename: str) -> str:
-    """Relative to the working directory where it is below it; never by its name in a mirror."""
-    relative = os.path.relpath(filename)
-    if not relative.startswith(os.pardir):
-        return relative
-    root = next((root for root in MIRRORS if filename.startswith(root + os.sep)), "")
-    return filename[len(root) :]
+    """Relative to the working directory where it is below it; never by its name in a mirror.
+
+    That of a script in a mirror is the one that it was started in, wherever it has gone since.
+    """
+    mirrors = (entry for entry in MIRRORS.items() if filename.startswith(entry[0] + os.sep))
+    root, began = next(mirrors, ("", os.getcwd()))
+    relative = os.path.relpath(filename, began)
+    return filename[len(root) :] if relative.startswith(os.pardir) else relative

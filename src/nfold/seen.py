@@ -152,7 +152,8 @@ class Seen:
     one optimizer step, ``exchanges`` those whose backward exchanges gradients under DDP,
     ``samples_per_step`` their samples on this rank. ``optimizers`` are class names in the order of
     their steps (``Backward`` where there is none: each backward is a step); the steps of
-    ``optimizers[boundary]`` are counted. ``precision`` is ``fp32``,
+    ``optimizers[boundary]`` are counted, ``in_backward`` says whether some step while a backward
+    runs, each as soon as it has its gradients. ``precision`` is ``fp32``,
     ``tf32``, ``bf16`` or ``fp16`` as the forward computes, ``autocast`` the type where it is
     automatic, and ``compiled`` says whether torch.compile compiles any of it. ``input_wait_ms`` is
     how long a step waited for the DataLoader, ``epoch_wait_ms`` how long for the first batch of a
@@ -201,6 +202,7 @@ class Seen:
     accumulation: int = 1
     optimizers: tuple[str, ...] = ()
     boundary: int = 0
+    in_backward: bool = False
     skipped_steps: int = 0
     parameter_count: int = 0
     parameter_bytes: int = 0

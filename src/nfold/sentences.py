@@ -31,18 +31,34 @@ def sentences(budget: Budget) -> list[str]:
 
 
 def _unfinished(budget: Budget, least: AtLeast) -> list[str]:
-    """A cause of which is known only that it costs more than all others."""
+    """A cause of which is known only that it costs more than all others that have a name."""
     devices = f"{least.steps:,} steps on {least.devices} device{'s' * (least.devices != 1)}"
     rest = [f"Of what was measured most is lost to {_cost(budget, one)}." for one in budget.named]
     seconds = f"{least.seconds:,.2f} s" if least.whole else f"more than {least.seconds:.0f} s"
     why = "that of one device is not known" if least.whole else "nobody waited for its end"
+    cost = f"{seconds} after an epoch, {least.lost_ms:.2f} ms of each of its {devices}"
     return [
-        f"Most is lost to {least.cause} ({CAUSES[least.cause]}): {seconds} "
-        f"after an epoch, {least.lost_ms:.2f} ms of each of its {devices}.",
+        *_most(budget, least.lost_ms, f"{least.cause} ({CAUSES[least.cause]}): {cost}."),
         f"Change: {least.fix}.",
         f"No row holds this cost, because {why}; next: a larger --budget.",
         *(rest[:1] or [_as_it_is(budget)]),
     ]
+
+
+def _most(budget: Budget, ms: float, told: str) -> list[str]:
+    """That most is lost to what costs ``ms``, unless more is where nothing has a name."""
+    rest, others = budget.unexplained_ms, budget.others_ms
+    if budget.unseen and rest.value > ms:
+        return [
+            f"{_in_no_row(budget)}: {_no_time(budget)}.",
+            f"Of what was measured most is lost to {told}",
+        ]
+    if budget.misses(others) and others.value > ms:
+        return [
+            f"{_in_no_name(budget)}: measure longer (a larger --budget).",
+            f"Of what is above it most is lost to {told}",
+        ]
+    return [f"Most is lost to {told}"]
 
 
 def _no_time(budget: Budget) -> str:
@@ -52,21 +68,11 @@ def _no_time(budget: Budget) -> str:
 
 
 def _named(budget: Budget, first: Finding) -> list[str]:
-    cost, rest = _cost(budget, first), budget.unexplained_ms
-    change = _change(budget, first)
-    if budget.unseen and rest.value > first.all_ms.value:
-        return [
-            f"{_in_no_row(budget)}: {_no_time(budget)}.",
-            f"Of what was measured most is lost to {cost}. {change[0]}",
-            *change[1:],
-        ]
-    if budget.misses(budget.others_ms) and budget.others_ms.value > first.all_ms.value:
-        return [
-            f"{_in_no_name(budget)}: measure longer (a larger --budget).",
-            f"Of what is above it most is lost to {cost}. {change[0]}",
-            *change[1:],
-        ]
-    return [f"Most is lost to {cost}.", *change, *_missing(budget, first)]
+    cost, change = f"{_cost(budget, first)}.", _change(budget, first)
+    most = _most(budget, first.all_ms.value, cost)
+    if len(most) == 1:
+        return [*most, *change, *_missing(budget, first)]
+    return [most[0], f"{most[1]} {change[0]}", *change[1:]]
 
 
 def _in_no_row(budget: Budget) -> str:

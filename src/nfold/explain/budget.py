@@ -38,7 +38,7 @@ def budget(
         device_bound=made.device_bound(),
         others_ms=account.others_ms(rows if ladder.devices > 1 else single),
         unexplained_ms=account.unexplained_ms(rows),
-        wrong=wrong(account.kinds, account.whole),
+        wrong=wrong(account.kinds, account.whole, ladder.seen),
         warnings=(
             *overtaken(ladder, measured, account.achieved_ms(account.fit.view)),
             *short(ladder, account.fit.view.step(ladder.one)),

@@ -12,10 +12,18 @@ from nfold.explain.ladder import Ladder
 from nfold.explain.measured import Measured, Varied
 from nfold.explain.noise import LEAST_FREE
 from nfold.measurement import Doubt
+from nfold.seen import Seen
 from nfold.stats import median
 
-WRONG = (SIGN, "parameters_differ")
+APART = "parameters_differ"
+WRONG = (SIGN, APART)
 """Doubts that say the training itself is wrong."""
+TOO_EARLY = (
+    "parameters differ between ranks at the end: optimizers step in hooks of their parameters, "
+    "inside backward, before DistributedDataParallel has sent their gradients, so that each rank "
+    "trains with its own; next: dist.all_reduce() in the hook, or all steps after backward()"
+)
+"""Why they do under DDP where a script steps as soon as it has a gradient."""
 NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
 """Doubts that are said elsewhere: runs are short on purpose, and slow ranks have a row."""
 CROWDED = "many_threads"
@@ -38,9 +46,11 @@ of a small host's core, 0.05 where they are given again), and what part of a ste
 """
 
 
-def wrong(kinds: Mapping[str, str], whole: str | None) -> tuple[str, ...]:
+def wrong(kinds: Mapping[str, str], whole: str | None, seen: Seen | None) -> tuple[str, ...]:
     """What is wrong, of doubts by their kinds; ``whole``: that ranks get all of the data."""
-    found = tuple(text for kind, text in kinds.items() if kind in WRONG)
+    too_early = seen is not None and seen.in_backward and seen.parallel == "ddp"
+    why = {APART: TOO_EARLY} if too_early else {}
+    found = tuple(why.get(kind, text) for kind, text in kinds.items() if kind in WRONG)
     return (*found, whole) if whole else found
 
 

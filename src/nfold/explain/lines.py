@@ -193,9 +193,9 @@ def process_each(seen: Seen, devices: int) -> str:
         place = seen.first_place("wrapper")
         return at(place, f"DistributedDataParallel in place of DataParallel, {start}")
     place = seen.first_place("model") or seen.first_place("step")
-    share = wording.share(seen)
-    if seen.by_hand and not seen.through_model:
-        return at(place, f"dist.all_reduce() of all gradients after backward(), {share}, {start}")
+    share, by_itself = wording.share(seen), wording.exchanged_by_itself(seen)
+    if by_itself:
+        return at(place, f"dist.all_reduce() of {by_itself}, {share}, {start}")
     return at(place, words.process.format(share) + start)
 
 

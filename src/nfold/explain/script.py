@@ -93,7 +93,8 @@ def _look(
 
 
 def _why(name: str, failed: Measurement) -> str:
-    log = f" (what it printed: {failed.folder}/rank-0.log in the results folder)"
+    rank = (failed.cause.rank if failed.cause else None) or 0
+    log = f" (what it printed: {failed.folder}/rank-{rank}.log in the results folder)"
     printed = log if failed.folder else ""
     cause = f"{cause_of(failed)}{_hint(failed)}"
     return f"{name} {failed.status}: {cause}{printed}; nothing can be explained"

@@ -138,6 +138,20 @@ def of(seen: Seen) -> Wording:
     return BY_TRAINER[seen.trainer]
 
 
+def exchanged_by_itself(seen: Seen) -> str:
+    """Which gradients a script must exchange itself; "" where a wrapper can.
+
+    DistributedDataParallel sees the forward of a module, and sends a gradient after the hooks of
+    its parameter, so that an optimizer that one of them steps would train with this rank's own.
+    """
+    if seen.in_backward:
+        return (
+            "each gradient in its hook, before its optimizer steps (DistributedDataParallel sends "
+            "it after that)"
+        )
+    return "all gradients after backward()" if seen.by_hand and not seen.through_model else ""
+
+
 def share(seen: Seen) -> str:
     """How ranks come to a part of the work each, and what else they must have alike.
 

@@ -8,7 +8,16 @@ import pytest
 
 from explaining import HOST, ladder
 from nfold.explain.causes.threads import Threads
-from nfold.explain.doubts import CROWDED, LOOKING_MS, NOTICED, short, warnings
+from nfold.explain.doubts import (
+    APART,
+    CROWDED,
+    LOOKING_MS,
+    NOTICED,
+    TOO_EARLY,
+    short,
+    warnings,
+    wrong,
+)
 from nfold.explain.measured import Measured
 from nfold.explain.rung import Rung
 from nfold.explain.view import View
@@ -77,3 +86,19 @@ def test_a_device_of_one_core_has_none_to_give(cores: int, *, fewer: bool) -> No
     told = Threads().fix(asked, View({}))
     assert told.endswith("use fewer devices")
     assert ("give each fewer cores" in told) == fewer
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (None, "they differ"),
+        (Seen(parallel="ddp"), "they differ"),
+        (Seen(parallel="other", in_backward=True), "they differ"),
+        (Seen(parallel="ddp", in_backward=True), TOO_EARLY),
+    ],
+)
+def test_steps_before_ddp_has_sent_gradients_are_why_ranks_differ(
+    seen: Seen | None, why: str
+) -> None:
+    assert wrong({APART: "they differ", "unsteady": "no error"}, None, seen) == (why,)
+    assert wrong({"unsteady": "no error"}, "all of the data", seen) == ("all of the data",)

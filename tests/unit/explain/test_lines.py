@@ -78,6 +78,13 @@ def trained(trainer: Trainer, **places: Place) -> Seen:
             "started by nfold run --devices 2",
         ),
         (
+            lambda seen: lines.process_each(dataclasses.replace(seen, in_backward=True), 2),
+            "train.py:14: dist.all_reduce() of each gradient in its hook, before its optimizer "
+            "steps (DistributedDataParallel sends it after that), a DistributedSampler, started by "
+            "nfold run --devices 2",
+            "started by nfold run --devices 2",
+        ),
+        (
             lines.way,
             "DistributedDataParallel",
             "DistributedDataParallel by Hugging Face's Trainer",

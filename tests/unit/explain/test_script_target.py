@@ -28,6 +28,7 @@ from nfold.measurement import Between, Cause, Fetches, Measurement
 from nfold.plan import Plan
 from nfold.seen import Loader, Maker, Place, Seen, Traced
 from nfold.sentences import sentences
+from nfold.stats import Interval
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
 LOADER = Loader(batch=100, batches=20, samples=2000, sampler="RandomSampler", place="train.py:7")
@@ -777,6 +778,11 @@ def test_what_nobody_waited_for_is_known_to_cost_so_much_at_least() -> None:
     assert change == "Change: evaluate, log and save less often."
     assert rest[0].startswith("No row holds this cost")
     assert rest[1].startswith("2 devices are")
+    wide = Interval(5.0, 4.0, 6.0)
+    more = sentences(dataclasses.replace(found, others_ms=wide))
+    assert more[0].startswith("Most, 5.00 ms (4.00 to 6.00) of a step on 2 devices, is in rows of ")
+    assert more[1].startswith("Of what is above it most is lost to epoch-boundary (")
+    assert more[2:] == [change, *rest]
     less = dataclasses.replace(found.at_least, seconds=0.2)
     assert sentences(dataclasses.replace(found, at_least=less))[0].startswith("No cause costs more")
 

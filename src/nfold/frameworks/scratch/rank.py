@@ -53,7 +53,7 @@ class Scratch:
         self._lock = held(folder / LOCK, fcntl.LOCK_SH)
         self._mirror.make(self._from)
         self._go(self._mirror.place(self._from))
-        MIRRORS.append(self._mirror.root)
+        MIRRORS[self._mirror.root] = os.getcwd()
 
     def script(self, path: str) -> str:
         """The path to run a script by, relative or absolute as it was: a file of its own here."""

@@ -232,6 +232,16 @@ def test_the_script_is_a_file_of_its_own_in_the_mirror(
     assert Path(os.getcwd()) == project / "data"
 
 
+def test_places_are_named_from_the_folder_that_the_script_was_started_in(
+    project: Path, enter: Callable[[], Scratch]
+) -> None:
+    scratch = enter()
+    script = os.path.abspath("train.py")
+    os.chdir("data")
+    assert user_place(_raised(script)) == "train.py:1"
+    scratch.close()
+
+
 def _raised(filename: str) -> BaseException:
     try:
         exec(compile("1 / 0", filename, "exec"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from statistics import median
 from typing import Any
@@ -26,6 +26,7 @@ from nfold.frameworks.torch.script.forward import Forward
 from nfold.frameworks.torch.script.given import Taken
 from nfold.frameworks.torch.script.making import Making
 from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.stepping import Stepping
 from nfold.frameworks.torch.script.streams import Feed
 from nfold.frameworks.torch.script.tally import Tally
 from nfold.frameworks.torch.script.trainers import Trainers
@@ -43,18 +44,18 @@ class Sights:
         left_out: LeftOut,
         feed: Feed,
         boundary: Boundary,
+        stepping: Stepping,
         trainers: Trainers,
-        computing: Callable[[], None],
     ) -> None:
-        """``computing`` is called when a model begins to train on a batch."""
         self._task = task
         self._left_out = left_out
         self._feed = feed
         self._boundary = boundary
+        self._stepping = stepping
         self._trainers = trainers
         self._tally = Tally()
         self.making = Making(left_out, feed.new_replay, feed.asked)
-        self._forward = Forward(self.making.fed, computing)
+        self._forward = Forward(self.making.fed, stepping.computing)
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self.collectives = Collectives(left_out, self._tally)
         self._unwaited, self._reads = Unwaited(left_out, lambda: feed.again), Patches()
@@ -68,7 +69,6 @@ class Sights:
         self._parts = task.world_size if slices(task) else 1
         self._wait_s = 0.0
         self._seen = Seen(rank=task.rank)
-        self.skipped_steps = 0
         self.uneven = False
         self.children = 0
 
@@ -247,7 +247,7 @@ class Sights:
             input_wait_ms=1e3 * self._wait_s / max(1, timed_steps),
             epoch_wait_ms=1e3 * median(later) if later else 0.0,
             fetches=fetched(self._warm, self.fetched),
-            skipped_steps=self.skipped_steps,
+            skipped_steps=self._stepping.skipped_steps,
             peak_memory_bytes=devices.peak_memory_bytes(),
             alloc_retries=retries / max(1, timed_steps),
             epochs_ended=self._feed.epochs_ended,
@@ -269,8 +269,7 @@ class Sights:
             **facts.model_facts(forward.model, self.parameters),
             **facts.step_facts(self._tally, steps),
         }
-        feed = self._feed
-        own, stay = feed.loader, feed.moves.stay
+        feed, own, stay = self._feed, self._feed.loader, self._feed.moves.stay
         loader = None if own is None else facts.loader_facts(own, feed.place_of(own), stay)
         batches = round(median(self._batches)) if self._batches else 0
         accumulation = max(1, batches or self.making.per_step)
@@ -289,6 +288,7 @@ class Sights:
             accumulation=accumulation,
             optimizers=tuple(type(one).__name__ for one in self._boundary.optimizers),
             boundary=self._boundary.chosen,
+            in_backward=self._stepping.in_backward,
             precision=facts.precision_of(self.parameters, forward.autocast),
             autocast=forward.autocast,
             channels_last=forward.channels_last,

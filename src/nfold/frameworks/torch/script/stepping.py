@@ -40,9 +40,11 @@ class Stepping:
     """Tells ``stepped`` of every step, and which optimizer made it.
 
     ``computing`` is called before every backward. A step that a GradScaler skipped is one too, or
-    ranks would part: ``skipped`` is called first.
+    ranks would part: ``skipped_steps`` counts them.
     In a script that has made no optimizer of torch's, each backward ends a step: what updates the
-    parameters after it is timed with the next one.
+    parameters after it is timed with the next one. Optimizers that step inside a backward, one for
+    each gradient as soon as it is there, are told of when that is over: its graph, and the thread
+    that it runs in, are no place to end anything. ``in_backward`` says whether there are any.
     """
 
     def __init__(
@@ -50,16 +52,16 @@ class Stepping:
         late: LateExchange,
         computing: Callable[[], None],
         stepped: Callable[[Any], None],
-        skipped: Callable[[], None],
     ) -> None:
         self._late = late
-        self._computing = computing
+        self.computing = computing
         self._stepped = stepped
-        self._skipped = skipped
+        self.skipped_steps, self.in_backward = 0, False
         self._made = self._made_any = False
         self._depth = self._backwards = 0
         self._by_hand = Backward()
         self._steps_inside = 0
+        self._inside_backward: list[Any] = []
         self._hooks: tuple[Any, ...] = ()
 
     def install(self, patches: Patches) -> None:
@@ -81,7 +83,12 @@ class Stepping:
     def _end(self, optimizer: Any) -> None:
         """A step inside another's is a part of it: one that shards its state steps its own part."""
         self._steps_inside = max(0, self._steps_inside - 1)
-        if not self._steps_inside:
+        if self._steps_inside:
+            return
+        if self._depth:
+            self.in_backward = True
+            self._inside_backward.append(optimizer)
+        else:
             self._step(optimizer)
 
     def _step(self, optimizer: Any) -> None:
@@ -94,7 +101,7 @@ class Stepping:
             self._late.scaled(optimizer)
             returned = usual(scaler, optimizer, *args, **kwargs)
             if not self._made:
-                self._skipped()
+                self.skipped_steps += 1
                 self._step(optimizer)
             return returned
 
@@ -111,11 +118,13 @@ class Stepping:
         """The outermost one is a step: reentrant checkpoints make others inside it."""
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            self._computing()
+            self.computing()
             outermost = not self._depth and not self._made_any
             self._backwards += outermost
             if self._backwards == SURE and not self._made_any:
                 self._by_hand.look(tensors, inside=not outermost)
+            if not self._depth:
+                self._inside_backward.clear()
             self._depth += 1
             try:
                 usual(tensors, *args, **kwargs)
@@ -124,6 +133,8 @@ class Stepping:
             if outermost and self._backwards >= SURE:
                 self._late.exchange(self._by_hand)
                 self._step(self._by_hand)
+            for optimizer in () if self._depth else tuple(self._inside_backward):
+                self._step(optimizer)
 
         return backward
 

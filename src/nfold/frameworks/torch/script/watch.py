@@ -70,11 +70,11 @@ class Watch:
         self._whereabouts = Whereabouts(lambda: not task.left_out.traced and self.timed_steps > 0)
         self._pauses = Pauses(self._whereabouts)
         self._between = self._listener()
-        self._stepping = Stepping(self._late, self._pauses.computing, self.stepped, self._skipped)
+        self._stepping = Stepping(self._late, self._pauses.computing, self.stepped)
         calm = observer.await_calm
         self._feed = Feed(self._prepare, self._replay, self._left_out, self._between, calm=calm)
         self._sights = Sights(
-            task, self._left_out, self._feed, self._boundary, trainers, self._pauses.computing
+            task, self._left_out, self._feed, self._boundary, self._stepping, trainers
         )
         self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
         self._look = Look(task, self._between.aside)
@@ -137,9 +137,6 @@ class Watch:
         with self._kept():
             if self._boundary.ends(optimizer):
                 self._count_step()
-
-    def _skipped(self) -> None:
-        self._sights.skipped_steps += 1
 
     def _count_step(self) -> None:
         taken = self._feed.taken()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from contextlib import suppress
@@ -149,6 +150,41 @@ def test_without_an_optimizer_a_step_is_a_backward(checkpointed: bool) -> None:
     assert found.seen.accumulation == 1
 
 
+def _stepping(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_optimizers_that_step_inside_a_backward_end_a_step_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One for each parameter, as soon as its gradient is there; a profiler ends with the step."""
+    graphs: list[int] = []
+    stepped = watch.Watch.stepped
+
+    def noting(one: watch.Watch, optimizer: Any) -> None:
+        graphs.append(torch._C._current_graph_task_id())
+        stepped(one, optimizer)
+
+    def training() -> None:
+        module = model()
+        for parameter in module.parameters():
+            own = torch.optim.SGD([parameter], lr=0.1)
+            hook = functools.partial(_stepping, own)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        loop(DataLoader(dataset(), 8), module)
+
+    monkeypatch.setattr(watch.Watch, "stepped", noting)
+    found = watched(training, script_task(Ablation(traced=True)))
+    assert found.samples is not None
+    assert set(graphs) == {-1}
+    assert len(found.samples.step_ms) == 10
+    assert sum(window.samples for window in found.samples.windows) == 80
+    assert found.seen.parameter_count == sum(p.numel() for p in model().parameters())
+    assert found.seen.traced is not None
+    assert found.seen.in_backward
+
+
 def test_with_an_optimizer_a_backward_is_no_step() -> None:
     def training() -> None:
         for samples, _ in [*DataLoader(dataset(), 8)][:2]:
@@ -158,6 +194,7 @@ def test_with_an_optimizer_a_backward_is_no_step() -> None:
     found = watched(training, script_task())
     assert found.samples is not None
     assert (found.seen.by_hand, found.seen.accumulation) == (False, 4)
+    assert not found.seen.in_backward
 
 
 def test_a_step_that_a_scaler_skips_is_a_step() -> None:
