@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+Shapes = list[Any]
+
+
+@dataclass
+class Role:
+    """What one optimizer does in a training, or one after the other: ``latest`` is the last.
+
+    ``shapes`` are those of what it trains, ``at`` is when it stepped last.
+    """
+
+    latest: ref[Any]
+    shapes: Shapes
+    steps: int = 0
+    at: int = 0
 
 
 class Boundary:
     """The optimizer that steps least often; of those that step equally often, the last in turn.
 
-    Found while the training warms up, kept from ``settle`` on.
+    Found while the training warms up, kept from ``settle`` on. One that a script makes anew takes
+    the place of the one before (in every epoch, for every fold, for a second stage of training): of
+    one that is gone; or, once it is settled, of one that trains the same parameters or as many of
+    the same shapes; or of the one whose steps are counted, where that does not step any more.
     """
 
     def __init__(self) -> None:
-        self._steps: dict[int, int] = {}
-        self._settled: int | None = None
-        self.optimizers: list[Any] = []
+        self._roles: list[Role] = []
+        self._role_of: WeakKeyDictionary[Any, Role] = WeakKeyDictionary()
+        self._strange: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._settled: Role | None = None
+        self._now = itertools.count(1)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Those that step, in the order of their first steps."""
+        latest = (role.latest() for role in self._roles)
+        return [optimizer for optimizer in latest if optimizer is not None]
 
     @property
     def chosen(self) -> int:
-        """Its place in ``optimizers``, which are in the order of their first steps."""
-        counts = list(self._steps.values())
+        """Its place in ``optimizers``."""
+        counts = [role.steps for role in self._alive()]
         return max(range(len(counts)), key=lambda place: (-counts[place], place))
 
     def ends(self, optimizer: Any) -> bool:
@@ -27,17 +56,60 @@ class Boundary:
 
         The first step of another optimizer does not: it is not yet known how often it comes.
         """
-        key = id(optimizer)
-        if self._settled is not None:
-            return key == self._settled
-        first = key not in self._steps
-        if first:
-            self.optimizers.append(optimizer)
-        self._steps[key] = self._steps.get(key, 0) + 1
-        if first and len(self._steps) > 1:
+        now, role = next(self._now), self._role_of.get(optimizer)
+        fresh = role is None
+        role = role or self._place(optimizer, now)
+        if role is None:
             return False
-        return list(self._steps)[self.chosen] == key
+        fresh = fresh and not role.steps
+        role.steps, role.at = role.steps + 1, now
+        if self._settled is not None:
+            return role is self._settled
+        return not (fresh and len(self._roles) > 1) and self._alive()[self.chosen] is role
 
     def settle(self) -> None:
         """Keep the one that is chosen."""
-        self._settled = list(self._steps)[self.chosen]
+        self._settled = self._alive()[self.chosen]
+
+    def _alive(self) -> list[Role]:
+        return [role for role in self._roles if role.latest() is not None]
+
+    def _place(self, optimizer: Any, now: int) -> Role | None:
+        """The role of an optimizer that steps for the first time, or that had none; or None."""
+        settled, stepped_at = self._settled, self._strange.get(optimizer)
+        if settled is None or stepped_at is None:
+            role = self._before(optimizer)
+        else:
+            role = settled if settled.at < stepped_at else None
+        if role is None and settled is not None:
+            self._strange[optimizer] = now
+            return None
+        if role is None:
+            role = Role(ref(optimizer), _shapes(optimizer))
+            self._roles.append(role)
+        role.latest, role.shapes = ref(optimizer), _shapes(optimizer)
+        self._role_of[optimizer] = role
+        return role
+
+    def _before(self, optimizer: Any) -> Role | None:
+        """That of the one whose place it takes, of several the one that is its turn."""
+        own, gone = _shapes(optimizer), [role for role in self._roles if role.latest() is None]
+        alike = [role for role in gone if role.shapes == own]
+        if gone or self._settled is None:
+            return next(iter([*alike, *gone]), None)
+        same = [role for role in self._roles if role.shapes == own or _share(role, optimizer)]
+        return min(same, key=lambda role: role.at, default=None)
+
+
+def _trained(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _shapes(optimizer: Any) -> Shapes:
+    return [parameter.shape for parameter in _trained(optimizer)]
+
+
+def _share(role: Role, optimizer: Any) -> bool:
+    """Whether both train one parameter."""
+    before = {id(parameter) for parameter in _trained(role.latest())}
+    return any(id(parameter) in before for parameter in _trained(optimizer))

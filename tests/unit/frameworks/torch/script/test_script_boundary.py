@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from nfold.frameworks.torch.script.boundary import Boundary
+
+
+def optimizer(*sizes: int) -> torch.optim.Optimizer:
+    """Of so many linear layers."""
+    return of(*(nn.Linear(size, size) for size in sizes or (2,)))
+
+
+def of(*modules: nn.Module) -> torch.optim.Optimizer:
+    """Of all parameters of these."""
+    return torch.optim.SGD(nn.ModuleList(modules).parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize(
@@ -20,16 +32,73 @@ from nfold.frameworks.torch.script.boundary import Boundary
     ],
 )
 def test_the_one_that_steps_least_often_ends_a_step(turns: str, ends: str) -> None:
-    optimizers = {name: object() for name in turns}
+    optimizers = {name: optimizer() for name in turns}
     boundary = Boundary()
     assert "".join(str(int(boundary.ends(optimizers[name]))) for name in turns) == ends
 
 
 def test_after_the_warm_up_a_rare_one_changes_nothing() -> None:
-    often, rare = object(), object()
+    often, rare = optimizer(2), optimizer(3)
     boundary = Boundary()
     assert all(boundary.ends(often) for _ in range(3))
     boundary.settle()
-    assert not boundary.ends(rare)
-    assert boundary.ends(often)
+    for _ in range(3):
+        assert not boundary.ends(rare)
+        assert boundary.ends(often)
     assert boundary.optimizers == [often]
+
+
+@pytest.mark.parametrize("settles", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_one_that_is_made_anew_takes_the_place_of_one_that_is_gone(
+    size: int, *, settles: bool
+) -> None:
+    boundary, found = Boundary(), []
+    for fold in range(4):
+        one = optimizer(size if fold else 2)
+        found += [boundary.ends(one) for _ in range(3)]
+        if settles and not fold:
+            boundary.settle()
+    assert found == [True] * 12
+    assert boundary.optimizers == [one]
+
+
+def test_two_that_are_made_anew_take_their_places() -> None:
+    boundary, found = Boundary(), []
+    for fold in range(3):
+        generator, critic = optimizer(2), optimizer(3, 3)
+        found += [(boundary.ends(generator), boundary.ends(critic)) for _ in range(3)]
+        if not fold:
+            boundary.settle()
+        del generator, critic
+    assert found == [(True, False), *[(False, True)] * 8]
+
+
+@pytest.mark.parametrize("kept", ["the same parameters", "the same shapes"])
+def test_one_that_trains_as_much_takes_the_place_of_one_that_is_kept(kept: str) -> None:
+    layer = nn.Linear(2, 2)
+    before, boundary = of(layer), Boundary()
+    boundary.ends(before)
+    boundary.settle()
+    after = of(layer, nn.Linear(3, 3)) if kept == "the same parameters" else optimizer(2)
+    assert [boundary.ends(one) for one in (after, after, before, after)] == [True] * 4
+    assert boundary.optimizers == [after]
+
+
+def test_two_that_train_alike_are_taken_in_turn() -> None:
+    """Both discriminators of two are made anew, those before are kept."""
+    kept, boundary, found = [], Boundary(), []
+    for fold in range(3):
+        kept += [optimizer(), optimizer()]
+        found += [tuple(map(boundary.ends, kept[-2:])) for _ in range(2)]
+        if not fold:
+            boundary.settle()
+    assert found == [(True, False), *[(False, True)] * 5]
+
+
+def test_one_of_its_own_is_counted_once_the_other_steps_no_more() -> None:
+    before, after, boundary = optimizer(2), optimizer(3), Boundary()
+    boundary.ends(before)
+    boundary.settle()
+    assert [boundary.ends(after) for _ in range(3)] == [False, True, True]
+    assert boundary.optimizers == [after]
