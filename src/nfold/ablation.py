@@ -32,6 +32,7 @@ class Ablation:
     share of the data of rank ``shares[k]``; empty: k. Without ``buffers``, a wrapper does not
     broadcast them before a forward; without ``host_syncs``, what the host reads from a device
     in a step (``.item()``) is the last value that was really read, and nobody waits for it.
+    Without ``anomaly_detection``, a script's autograd looks for no NaN.
     Without ``repeated_exchange``, a step of several batches exchanges with the last one only.
     Without ``unused_parameters``, a wrapper that is told to look for parameters without a gradient
     does not.
@@ -57,6 +58,7 @@ class Ablation:
     shares: tuple[int, ...] = ()
     buffers: bool = True
     host_syncs: bool = True
+    anomaly_detection: bool = True
     repeated_exchange: bool = True
     unused_parameters: bool = True
     expandable_segments: bool = False

@@ -161,6 +161,8 @@ class Seen:
     warm-up, None where nobody could watch it. ``epochs_ended`` counts passes of the DataLoader,
     ``children`` processes that the script started apart from loaders' workers.
 
+    ``detects_anomalies`` says whether autograd looks for NaN in every backward.
+
     ``traced`` is what a profiler saw after the other steps, None where nobody asked for it.
     ``alloc_retries`` counts, of a step after the warm-up, how often a GPU had no memory left, so
     that the allocator gave back what it kept and asked again.
@@ -181,8 +183,8 @@ class Seen:
 
     ``places`` are lines of the user's code, the most frequent first, by what happens there:
     ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``,
-    ``threads`` (their number set), ``trainer`` (made), ``order on cuda`` or ``cpu`` (dimensions
-    written in another order there).
+    ``threads`` (their number set), ``anomaly`` (its detection switched on), ``trainer`` (made),
+    ``order on cuda`` or ``cpu`` (dimensions written in another order there).
     """
 
     rank: int = 0
@@ -221,6 +223,7 @@ class Seen:
     collectives: tuple[Collective, ...] = ()
     copies: Copies = field(default_factory=Copies)
     host_syncs: float = 0.0
+    detects_anomalies: bool = False
     input_wait_ms: float = 0.0
     fetches: Fetches | None = None
     precision: str = "fp32"

@@ -23,6 +23,7 @@ SWITCHED = (
     "synchronised_batch_norm",
     "buffers",
     "host_syncs",
+    "anomaly_detection",
     "threads",
     "late_exchange",
 )

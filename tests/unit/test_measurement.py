@@ -105,6 +105,7 @@ FULL = Measurement(
         shares=(1, 0),
         buffers=False,
         host_syncs=False,
+        anomaly_detection=False,
         repeated_exchange=False,
         unused_parameters=False,
         expandable_segments=True,
@@ -245,7 +246,7 @@ def test_the_cell_id_is_pinned() -> None:
     ablation = dataclasses.replace(ablation, expandable_segments=False, late_exchange=False)
     ablation = dataclasses.replace(ablation, traced=False, pass_batches=None)
     ablation = dataclasses.replace(ablation, unused_parameters=True, channels_last=False)
-    ablation = dataclasses.replace(ablation, compiled="")
+    ablation = dataclasses.replace(ablation, compiled="", anomaly_detection=True)
     assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
 
 

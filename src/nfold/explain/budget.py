@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nfold.budget import Budget
-from nfold.explain import batch, lines
+from nfold.explain import batch, head
 from nfold.explain.account import Account
 from nfold.explain.doubts import overtaken, short, warnings, wrong
 from nfold.explain.fit import RESAMPLES
@@ -49,7 +49,7 @@ def budget(
         limit=None
         if ladder.plain or ladder.devices == 1
         else batch.limit(ladder, measured, account.fit, speedup),
-        way=lines.way(ladder.seen) if ladder.seen else "",
+        way=head.way(ladder.seen) if ladder.seen else "",
         headline=_headline(target, ladder),
     )
 
@@ -57,4 +57,4 @@ def budget(
 def _headline(target: str, ladder: Ladder) -> str:
     """Of a script."""
     seen = ladder.seen
-    return "" if seen is None else lines.headline(target, seen, ladder.devices, ladder.failed)
+    return "" if seen is None else head.headline(target, seen, ladder.devices, ladder.failed)

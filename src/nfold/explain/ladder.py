@@ -106,6 +106,11 @@ class Ladder:
         return seen is not None and seen.host_syncs > 0 and self.plan.device == "cuda"
 
     @property
+    def detects_anomalies(self) -> bool:
+        """Whether autograd looks for NaN in every backward of a script."""
+        return self.seen is not None and self.seen.detects_anomalies
+
+    @property
     def tries_again(self) -> bool:
         """Whether a script's allocator was seen to have no memory left in its steps."""
         seen = self.seen
@@ -162,9 +167,12 @@ class Ladder:
     @property
     def unwaited(self) -> Rung:
         """One device alone with the input that costs least, whose host waits for no value."""
+        left_out: dict[str, Any] = {}
         if self.reads_back:
-            return self.alone_with(self.bare, host_syncs=False)
-        return self.alone(self.bare)
+            left_out["host_syncs"] = False
+        if self.detects_anomalies:
+            left_out["anomaly_detection"] = False
+        return self.alone_with(self.bare, **left_out) if left_out else self.alone(self.bare)
 
     def grown(self, rung: Rung) -> Rung:
         """The same with segments that grow, where a script's allocator was seen to try again."""

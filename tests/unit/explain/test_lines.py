@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nfold.explain import lines, wording
+from nfold.explain import head, lines, wording
 from nfold.seen import Loader, Place, Seen, Trainer
 
 PLACES: dict[str, tuple[Place, ...]] = {
@@ -85,7 +85,7 @@ def trained(trainer: Trainer, **places: Place) -> Seen:
             "started by nfold run --devices 2",
         ),
         (
-            lines.way,
+            head.way,
             "DistributedDataParallel",
             "DistributedDataParallel by Hugging Face's Trainer",
         ),
@@ -107,6 +107,13 @@ def test_a_script_does_not_wrap_its_model_where_a_trainer_does(trainer: Trainer)
         assert "=False" in said(seen)
         assert "DistributedDataParallel(..." not in said(seen)
     assert lines.workers(seen, 2).startswith("train.py:3: ") == (trainer == "transformers")
+
+
+def test_where_backwards_are_searched_for_nan_is_told() -> None:
+    own = lines.no_anomalies(Seen(places={"anomaly": (Place(where="train.py:5"),)}))
+    assert own.startswith("train.py:5: anomaly detection looks for NaN in every operator")
+    by_lightning = lines.no_anomalies(trained("lightning"))
+    assert by_lightning == "train.py:3: Trainer(..., detect_anomaly=False)"
 
 
 LIBRARY = Place(where="train.py:20", inside="transformers/trainer.py:1914")

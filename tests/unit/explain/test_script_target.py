@@ -12,7 +12,7 @@ from explaining import HOST, SECONDS, Memory, failed, script_runner, target
 from nfold.ablation import Ablation
 from nfold.budget import Budget
 from nfold.errors import RunFailure, UsageError
-from nfold.explain import causes, lines, pausing
+from nfold.explain import causes, head, lines, pausing
 from nfold.explain.budget import budget
 from nfold.explain.causes.epoch_boundary import EpochBoundary
 from nfold.explain.causes.input import Input
@@ -159,7 +159,7 @@ def test_ranks_that_take_their_parts_of_the_same_batches_divide_the_work(
     assert asked.seen is not None
     assert asked.seen.learnt.slices == slices
     assert (lines.whole_epochs(asked.seen) is None) == slices
-    assert ("Each rank makes the whole" in lines.headline("train.py", asked.seen, 2)) == slices
+    assert ("Each rank makes the whole" in head.headline("train.py", asked.seen, 2)) == slices
 
 
 def test_steps_whose_samples_nobody_saw_are_counted_and_told_so() -> None:
@@ -171,8 +171,8 @@ def test_steps_whose_samples_nobody_saw_are_counted_and_told_so() -> None:
     assert lines.process_each(by_hand, 2).startswith("dist.all_reduce() of all gradients")
     assert "DistributedDataParallel" in lines.process_each(seen, 2)
     unseen = "How many samples a step has could not be seen: a device's step counts as one."
-    assert unseen in lines.headline("train.py", seen, 2)
-    assert unseen not in lines.headline("train.py", PLAIN, 2)
+    assert unseen in head.headline("train.py", seen, 2)
+    assert unseen not in head.headline("train.py", PLAIN, 2)
 
 
 def test_the_warm_up_lets_pass_what_workers_made_ahead() -> None:
@@ -220,10 +220,22 @@ def test_of_a_sharded_model_all_that_is_exchanged_is_one_row() -> None:
     assert {row.cause: row.lost_ms.value for row in read.rows}["link"] == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "none"])
+@pytest.mark.parametrize("reads_ms", [0.0, 1.0])
+def test_backwards_that_are_searched_for_nan_are_in_a_row(parallel: Any, reads_ms: float) -> None:
+    own = DDP if parallel == "ddp" else PLAIN
+    seen = dataclasses.replace(own, detects_anomalies=True, host_syncs=reads_ms)
+    found = explained(seen, anomaly_ms=4.0, host_syncs_ms=reads_ms)
+    (row,) = (row for row in found.single if row.cause == "synchronization")
+    assert row.named
+    assert row.lost_ms.value == pytest.approx(4.0 + reads_ms)
+    assert row.fix.startswith("anomaly detection looks for NaN")
+
+
 def test_a_script_that_fails_as_ranks_is_tried_as_one_process_and_told_so() -> None:
     asked = looked(PLAIN, refused="ddp")
     assert asked.plain
-    told = lines.headline("train.py", PLAIN, 2, asked.failed)
+    told = head.headline("train.py", PLAIN, 2, asked.failed)
     assert told.startswith(
         "As 2 processes, as torchrun starts it, it fails: ValueError: no ddp (train.py:3)."
     )
@@ -657,7 +669,7 @@ def test_copies_into_another_order_are_told_by_a_trace(seen: Seen, share: float)
     (row,) = (row for row in explained(convolved).single if row.named)
     assert row.fix.endswith("a permute in a step (images are channels_first)")
     busy = Traced(steps=3, reordering_ms=(), launches=411.7, busy_ms=4.9)
-    assert lines.way(dataclasses.replace(seen, traced=busy)).endswith(
+    assert head.way(dataclasses.replace(seen, traced=busy)).endswith(
         ", 412 launches a step, busy for 4.90 ms"
     )
     calm = explained(dataclasses.replace(seen, traced=Traced(steps=3, reordering_ms=(0.0,) * 3)))

@@ -66,6 +66,9 @@ def test_buffers_and_waits_of_the_host_go_alone() -> None:
     assert _step_ms(script, Ablation(buffers=False)) == pytest.approx(12.3)
     assert _step_ms(script, Ablation(exchange="none")) == pytest.approx(12.0)
     assert _step_ms(script, Ablation(host_syncs=False)) == pytest.approx(11.0)
+    searched = Script(compute_ms_per_sample=0.2, anomaly_ms=4.0)
+    without = _step_ms(searched, Ablation(anomaly_detection=False))
+    assert _step_ms(searched) - without == pytest.approx(4.0)
 
 
 def test_nobody_looks_for_parameters_without_a_gradient() -> None:

@@ -32,11 +32,15 @@ class Synchronization(Cause):
 
     def silent(self, ladder: Ladder) -> str | None:
         """nn.DataParallel has no waiting points that could be taken away one by one, nor FSDP."""
-        if ladder.reads_back:
+        if ladder.reads_back or ladder.detects_anomalies:
             return None
         if ladder.sharded:
             return "what FSDP exchanges cannot be taken away one by one: all of it is in link"
         return "one process drives all devices" if ladder.one_process else None
+
+    def evident(self, ladder: Ladder) -> bool:
+        """Backwards that are searched for NaN are seen at once."""
+        return ladder.detects_anomalies
 
     def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
         """Copies, no exchange, a barrier; the real run with one exchange of gradients only."""
@@ -82,10 +86,9 @@ class Synchronization(Cause):
         return found
 
     def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
-        """A script that reads values back, and one that does not wait for them."""
-        if not ladder.reads_back:
-            return ()
-        return (ladder.alone(ladder.bare), ladder.unwaited)
+        """A script that reads values back or looks for NaN, and one that does not wait for them."""
+        own, without = ladder.alone(ladder.bare), ladder.unwaited
+        return (own, without) if own != without else ()
 
     def single_ms(self, ladder: Ladder, view: View) -> float:
         """What waiting for values costs one device."""
@@ -95,7 +98,7 @@ class Synchronization(Cause):
     def single_fix(self, ladder: Ladder, view: View) -> str:
         """One device has nobody to wait for but itself."""
         assert ladder.seen is not None
-        return lines.host_syncs(ladder.seen)
+        return "; ".join(_awaited(ladder, ladder.seen))
 
     def fix(self, ladder: Ladder, view: View) -> str:
         """Words for the largest part."""
@@ -162,6 +165,14 @@ def _without(ladder: Ladder, seen: Seen) -> dict[str, Rung]:
     }
     if _looks_in_vain(seen):
         found[lines.all_used(seen)] = _all_used(ladder)
+    return found | _awaited(ladder, seen)
+
+
+def _awaited(ladder: Ladder, seen: Seen) -> dict[str, Rung]:
+    """The script whose host waits for less, by what its line is to be."""
+    found = {}
+    if ladder.detects_anomalies:
+        found[lines.no_anomalies(seen)] = ladder.full(anomaly_detection=False)
     if ladder.reads_back:
         found[lines.host_syncs(seen)] = ladder.full(host_syncs=False)
     return found

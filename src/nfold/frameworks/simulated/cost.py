@@ -61,6 +61,8 @@ class Costs:
             cost += script.copy_ms_per_sample * samples
         if left_out.host_syncs:
             cost += script.host_syncs_ms
+        if left_out.anomaly_detection:
+            cost += script.anomaly_ms
         if not left_out.expandable_segments:
             cost += script.retries_ms + script.retries_beside_ms * (self._devices - 1)
         if left_out.threads != 1:

@@ -45,7 +45,8 @@ class Script:
     ``dp_exchange_ms`` on top of it where one process drives them all (``dp``), ``wrapper_ms`` the
     host's part and ``latency_ms`` the part that does not depend on bytes; ``batch_norm_ms`` is
     of synchronised batch norm, ``buffers_ms`` of buffers that a wrapper broadcasts,
-    ``layout_ms`` of a layout, ``host_syncs_ms`` of a host that waits for its device.
+    ``layout_ms`` of a layout, ``host_syncs_ms`` of a host that waits for its device,
+    ``anomaly_ms`` of autograd that looks for NaN.
     ``retries_ms`` is of an allocator that tries again, unless its segments grow;
     ``retries_beside_ms`` is what every other process that does costs it.
     ``contention_ms`` is what every other process on the host costs one that computes with more
@@ -86,6 +87,7 @@ class Script:
     batch_norm_ms: float = 0.0
     buffers_ms: float = 0.0
     host_syncs_ms: float = 0.0
+    anomaly_ms: float = 0.0
     retries_ms: float = 0.0
     retries_beside_ms: float = 0.0
     layout_ms: dict[str, float] = field(default_factory=dict)

@@ -52,6 +52,7 @@ def _of_scripts(ablation: Ablation) -> tuple[Rule, ...]:
         (ablation.exchange == "half", "what a workload sends gradients as is its plan's"),
         (not ablation.unused_parameters, "every parameter has a gradient: none is looked for"),
         (not ablation.host_syncs, "the host reads nothing from the device in a step"),
+        (not ablation.anomaly_detection, "no backward of a workload is searched for NaN"),
         (ablation.late_exchange, "a workload exchanges its gradients itself"),
         (ablation.traced, "only scripts are traced"),
         (ablation.pass_batches is not None, "epochs of a workload are measured whole"),

@@ -246,7 +246,13 @@ def test_as_many_steps_settle_as_it_takes_to_record() -> None:
     assert RECORDED == WARM_UP + 1
 
 
-OF_SCRIPTS = {"buffers", "host_syncs", "repeated_exchange", "late_exchange"}
+OF_SCRIPTS = {
+    "buffers",
+    "host_syncs",
+    "anomaly_detection",
+    "repeated_exchange",
+    "late_exchange",
+}
 """What a workload's own loop has not, so that nothing switches it."""
 
 

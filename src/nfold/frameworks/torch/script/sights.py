@@ -17,6 +17,7 @@ from nfold.frameworks.base import Task
 from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script import facts, order, tensors
+from nfold.frameworks.torch.script.anomalies import Anomalies
 from nfold.frameworks.torch.script.boundary import Boundary
 from nfold.frameworks.torch.script.collectives import Collectives
 from nfold.frameworks.torch.script.compiling import Compiling
@@ -29,6 +30,7 @@ from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.stepping import Stepping
 from nfold.frameworks.torch.script.streams import Feed
 from nfold.frameworks.torch.script.tally import Tally
+from nfold.frameworks.torch.script.threads import Threads
 from nfold.frameworks.torch.script.trainers import Trainers
 from nfold.frameworks.torch.script.unwaited import Unwaited
 from nfold.frameworks.torch.script.wrappers import Wrappers
@@ -58,6 +60,8 @@ class Sights:
         self._forward = Forward(self.making.fed, stepping.computing)
         self._wrappers = Wrappers(left_out, lambda: self._tally.place("wrapper"))
         self.collectives = Collectives(left_out, self._tally)
+        self._anomalies = Anomalies(left_out, self._tally)
+        self._threads = Threads(left_out, self._tally)
         self._unwaited, self._reads = Unwaited(left_out, lambda: feed.again), Patches()
         self._compiling = Compiling(left_out.now.compiled)
         self.fetching = Fetching()
@@ -78,6 +82,7 @@ class Sights:
         if self._left_out.now.channels_last:
             order.install(patches)
         self.collectives.install(patches, warm_up)
+        self._anomalies.install(patches)
         self.fetching.install(patches, in_worker=lambda: self.remove(warm_up))
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)
@@ -85,11 +90,7 @@ class Sights:
         if not self._left_out.never("host_syncs"):
             self._unwaited.install(self._reads)
         tensors.install(warm_up, self._tally, self._feed.moves.moved)
-        threads = self._left_out.now.threads
-        if threads is not None:
-            torch.set_num_threads(threads)
-            patches.put(torch, "set_num_threads", lambda _usual: lambda _asked: None)
-        warm_up.put(torch, "set_num_threads", self._setting_threads)
+        self._threads.install(patches, warm_up)
         patches.put(BaseProcess, "start", self._starting)
         self._forward.start()
         self._compiling.start()
@@ -97,9 +98,8 @@ class Sights:
     def turn(self) -> None:
         """What is left out has changed."""
         self._wrappers.turn()
-        threads = self._left_out.now.threads or self._seen.threads
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
+        self._anomalies.turn()
+        self._threads.turn(self._seen.threads)
 
     def _starting(self, usual: Any) -> Any:
         """A process of the script's own is counted, a loader's worker is not."""
@@ -111,15 +111,6 @@ class Sights:
             usual(process)
 
         return start
-
-    def _setting_threads(self, usual: Any) -> Any:
-        """The script's own number of threads: noted with its line."""
-
-        def set_num_threads(count: int) -> None:
-            self._tally.place("threads")
-            usual(count)
-
-        return set_num_threads
 
     def _moving(self, usual: Any) -> Any:
         """A module on its way to a device: noted with its line."""
@@ -294,6 +285,7 @@ class Sights:
             channels_last=forward.channels_last,
             followed=forward.follows,
             compiled=facts.compiles(),
+            detects_anomalies=self._anomalies.on,
             threads=torch.get_num_threads(),
             uneven=self.uneven,
             **found,

@@ -1,0 +1,56 @@
+"""What a script has autograd look for in every backward: numbers that are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.tally import Tally
+
+
+class Anomalies:
+    """Stands where autograd's anomaly detection is switched on and off; off where it is left out.
+
+    With it every operator of a forward keeps its stack, and what each of a backward computes is
+    read by the host: on a GPU that waits for it.
+    """
+
+    def __init__(self, left_out: LeftOut, tally: Tally) -> None:
+        self._left_out = left_out
+        self._tally = tally
+        self._usual: Any = torch.set_anomaly_enabled
+        self._asked: tuple[bool, bool] | None = None
+        self._in_a_step = False
+
+    @property
+    def on(self) -> bool:
+        """Whether it is on now, or was in a step of the warm-up."""
+        return self._in_a_step or torch.is_anomaly_enabled()
+
+    def install(self, patches: Patches) -> None:
+        """Put it in its place."""
+        patches.put(torch, "set_anomaly_enabled", self._setting)
+
+    def turn(self) -> None:
+        """What is left out has changed."""
+        if self._asked is not None:
+            self._set(*self._asked)
+
+    def _setting(self, usual: Any) -> Any:
+        """``torch.autograd``'s ``set_detect_anomaly`` and ``detect_anomaly`` call it."""
+        self._usual = usual
+
+        def set_anomaly_enabled(mode: bool, check_nan: bool = True) -> None:
+            if mode:
+                self._tally.place("anomaly")
+            self._in_a_step |= mode and self._tally.on
+            self._asked = (mode, check_nan)
+            self._set(mode, check_nan)
+
+        return set_anomaly_enabled
+
+    def _set(self, mode: bool, check_nan: bool) -> None:
+        self._usual(mode and self._left_out.now.anomaly_detection, check_nan)
