@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import nn
+from torch.fx import traceback as stacks
 from torch.utils.data import DataLoader
 
 from nfold.ablation import Ablation
@@ -87,3 +89,19 @@ def test_it_takes_turns(training: Callable[[nn.Module], None]) -> None:
     assert sorted(set(found.samples.turns)) == [0, 1]
     assert module.noted[: task.plan.warmup_steps] == [True] * task.plan.warmup_steps
     assert 8 <= module.noted.count(False) < len(module.noted) - 8
+
+
+def test_the_stack_of_an_operator_is_the_script_s_alone() -> None:
+    found: dict[str, list[str]] = {}
+
+    def training() -> None:
+        found["main"] = stacks.format_stack()
+        other = threading.Thread(target=lambda: found.update(other=stacks.format_stack()))
+        other.start()
+        other.join()
+
+    watched(training, script_task())
+    assert len(stacks.format_stack()) > len(found["main"])
+    assert "test_script_anomalies.py" in found["main"][0]
+    assert "training" in found["main"][-1]
+    assert "threading.py" in found["other"][0]
