@@ -7,20 +7,26 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-Shapes = list[Any]
+from torch import Tensor
 
 
 @dataclass
 class Role:
     """What one optimizer does in a training, or one after the other: ``latest`` is the last.
 
-    ``shapes`` are those of what it trains, ``at`` is when it stepped last.
+    ``trained`` are its parameters as it began, which outlive it, ``at`` is when it stepped last.
     """
 
     latest: ref[Any]
-    shapes: Shapes
+    trained: list[Tensor]
     steps: int = 0
     at: int = 0
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What is trained now, or was."""
+        optimizer = self.latest()
+        return self.trained if optimizer is None else _trained(optimizer)
 
 
 class Boundary:
@@ -44,6 +50,12 @@ class Boundary:
         """Those that step, in the order of their first steps."""
         latest = (role.latest() for role in self._roles)
         return [optimizer for optimizer in latest if optimizer is not None]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What these train; of a script that has ended, what they did."""
+        roles = self._alive() or self._roles
+        return [parameter for role in roles for parameter in role.parameters]
 
     @property
     def chosen(self) -> int:
@@ -85,31 +97,31 @@ class Boundary:
             self._strange[optimizer] = now
             return None
         if role is None:
-            role = Role(ref(optimizer), _shapes(optimizer))
+            role = Role(ref(optimizer), [])
             self._roles.append(role)
-        role.latest, role.shapes = ref(optimizer), _shapes(optimizer)
+        role.latest, role.trained = ref(optimizer), _trained(optimizer)
         self._role_of[optimizer] = role
         return role
 
     def _before(self, optimizer: Any) -> Role | None:
         """That of the one whose place it takes, of several the one that is its turn."""
-        own, gone = _shapes(optimizer), [role for role in self._roles if role.latest() is None]
-        alike = [role for role in gone if role.shapes == own]
+        own, gone = _trained(optimizer), [role for role in self._roles if role.latest() is None]
+        alike = [role for role in gone if _alike(role.trained, own)]
         if gone or self._settled is None:
             return next(iter([*alike, *gone]), None)
-        same = [role for role in self._roles if role.shapes == own or _share(role, optimizer)]
+        same = [r for r in self._roles if _alike(r.trained, own) or _shared(r.trained, own)]
         return min(same, key=lambda role: role.at, default=None)
 
 
-def _trained(optimizer: Any) -> list[Any]:
+def _trained(optimizer: Any) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _shapes(optimizer: Any) -> Shapes:
-    return [parameter.shape for parameter in _trained(optimizer)]
+def _alike(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether they have the same shapes."""
+    return [one.shape for one in some] == [one.shape for one in others]
 
 
-def _share(role: Role, optimizer: Any) -> bool:
-    """Whether both train one parameter."""
-    before = {id(parameter) for parameter in _trained(role.latest())}
-    return any(id(parameter) in before for parameter in _trained(optimizer))
+def _shared(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether one is among both."""
+    return not {id(one) for one in some}.isdisjoint(id(one) for one in others)

@@ -125,8 +125,7 @@ class Sights:
     @property
     def parameters(self) -> Sequence[Tensor]:
         """What the optimizers train, in the order of their first steps."""
-        groups = [group for one in self._boundary.optimizers for group in one.param_groups]
-        return [parameter for group in groups for parameter in group["params"]]
+        return self._boundary.parameters
 
     @property
     def parameter_count(self) -> int:

@@ -63,6 +63,19 @@ def test_one_that_is_made_anew_takes_the_place_of_one_that_is_gone(
     assert boundary.optimizers == [one]
 
 
+def test_what_was_trained_stays_known_when_a_script_has_ended() -> None:
+    layer, boundary = nn.Linear(2, 2), Boundary()
+    one = of(layer)
+    boundary.ends(one)
+    boundary.settle()
+    assert len(boundary.parameters) == 2
+    one.add_param_group({"params": [*nn.Linear(3, 3).parameters()]})
+    assert len(boundary.parameters) == 4
+    del one
+    assert boundary.optimizers == []
+    assert [id(p) for p in boundary.parameters] == [id(p) for p in layer.parameters()]
+
+
 def test_two_that_are_made_anew_take_their_places() -> None:
     boundary, found = Boundary(), []
     for fold in range(3):

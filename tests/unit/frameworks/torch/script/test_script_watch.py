@@ -101,6 +101,8 @@ def test_a_training_that_ends_by_itself_is_measured_as_far_as_it_came() -> None:
     found = watched(lambda: usual(epochs=1), script_task(steps=100))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 8 - found.samples.warmup_steps
+    assert found.samples.parameter_checksum is not None
+    assert found.samples.parameter_count > 0
 
 
 def test_under_accumulation_a_step_has_the_samples_of_all_its_parts() -> None:
