@@ -36,6 +36,15 @@ LAUNCHER = re.compile(
     r"python[\d.]*|torchrun|accelerate|deepspeed|lightning|fabric|mpirun|mpiexec|srun|uv|poetry"
 )
 """Commands that people start their scripts with."""
+SHELL = (
+    "a shell script; allowed is the Python script that it starts; next: nfold explain train.py "
+    "--devices N, what is the script's own behind --"
+)
+NOTEBOOK = (
+    "a notebook; allowed is a Python script; next: jupyter nbconvert --to script, and explain that"
+)
+OTHERS = dict.fromkeys((".sh", ".bash", ".sbatch", ".slurm"), SHELL) | {".ipynb": NOTEBOOK}
+"""What else people train with, by how its name ends."""
 DOTTED = re.compile(r"\w+(?:\.\w+)+")
 SCALINGS: tuple[Scaling, ...] = ("weak", "strong")
 
@@ -137,7 +146,10 @@ def _module(target: str, arguments: Sequence[str]) -> Workload:
 
 
 def _check_python(file: str, target: str) -> None:
-    """UsageError where Python could not compile the file."""
+    """UsageError where Python could not compile the file, or it is for something else."""
+    other = OTHERS.get(os.path.splitext(file)[1])
+    if other is not None:
+        raise UsageError(f"{target} is {other}")
     with open(file, "rb") as source:
         content = source.read()
     try:

@@ -21,6 +21,8 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "train.py").write_text("print('hello')\n")
     (tmp_path / "broken.py").write_text("x = 1\nif x\n")
+    (tmp_path / "run.sh").write_text("python train.py\n")
+    (tmp_path / "train.ipynb").write_text("{}")
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "train.py").write_text("from . import nothing\n")
@@ -90,6 +92,8 @@ def test_a_path_is_a_script(target: str, script: bool) -> None:
         ("digits --devices cpu:2 --lr 0.1", "--lr 0.1: no option of nfold explain"),
         ("-m package.gone", "module 'package.gone' is not found from this folder"),
         ("-m package", "next: python -m package"),
+        ("run.sh --devices cpu:2", "run.sh is a shell script; allowed is the Python script that"),
+        ("train.ipynb --devices cpu:2", "train.ipynb is a notebook; allowed is a Python script"),
         ("-m package.broken", "package/broken.py:1 is not Python (expected ':')"),
         ("train.py -m 5", "-m train.py: that is a file; allowed is a module's name"),
         ("-m package.train --seed 1", "as in nfold explain -m package.train -- --seed 1"),
