@@ -167,12 +167,11 @@ class Ladder:
     @property
     def unwaited(self) -> Rung:
         """One device alone with the input that costs least, whose host waits for no value."""
-        left_out: dict[str, Any] = {}
-        if self.reads_back:
-            left_out["host_syncs"] = False
-        if self.detects_anomalies:
-            left_out["anomaly_detection"] = False
-        return self.alone_with(self.bare, **left_out) if left_out else self.alone(self.bare)
+        return self.alone_with(
+            self.bare,
+            host_syncs=not self.reads_back,
+            anomaly_detection=not self.detects_anomalies,
+        )
 
     def grown(self, rung: Rung) -> Rung:
         """The same with segments that grow, where a script's allocator was seen to try again."""

@@ -15,12 +15,11 @@ from typing import Any
 
 from nfold.errors import DevicesMissing, UnknownValue, UsageError
 from nfold.machine import Machine
-from nfold.plan import FIELDS, Plan
+from nfold.plan import ALLOWED, FIELDS, Plan
 from nfold.run.options import check_seconds
 
 STATIC_PORT = 29500
 """torchrun's own default of --master-port."""
-KINDS = ("cpu", "cuda")
 BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
 
 
@@ -125,8 +124,8 @@ def place_of(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None, str
     named: str | None = fields.get("device")
     if nproc == "cpu":
         kind = "cpu"
-    if colon and kind not in KINDS:
-        raise UnknownValue("device", kind, KINDS)
+    if colon and kind not in ALLOWED["device"]:
+        raise UnknownValue("device", kind, ALLOWED["device"])
     if kind and named not in (None, kind):
         raise UsageError(
             f"--nproc-per-node {nproc} against --plan device={named}: allowed is one kind; next: "

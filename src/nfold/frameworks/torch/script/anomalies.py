@@ -37,13 +37,14 @@ class Anomalies:
         """Whether it is on now, or was in a step of the warm-up."""
         return self._in_a_step or torch.is_anomaly_enabled()
 
-    def install(self, patches: Patches) -> None:
+    def install(self, patches: Patches, warm_up: Patches) -> None:
         """Put it in its place."""
         frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))][::-1]
         own = (place for place, f in enumerate(frames) if is_the_users(f.f_code.co_filename))
         self._below = next(own, 0)
         patches.put(torch, "set_anomaly_enabled", self._setting)
         patches.put(stacks, "format_stack", self._formatting)
+        warm_up.put(torch, "set_anomaly_enabled", self._noting)
 
     def turn(self) -> None:
         """What is left out has changed."""
@@ -55,11 +56,19 @@ class Anomalies:
         self._usual = usual
 
         def set_anomaly_enabled(mode: bool, check_nan: bool = True) -> None:
-            if mode:
-                self._tally.place("anomaly")
-            self._in_a_step |= mode and self._tally.on
             self._asked = (mode, check_nan)
             self._set(mode, check_nan)
+
+        return set_anomaly_enabled
+
+    def _noting(self, usual: Any) -> Any:
+        """That it is switched on, with the line."""
+
+        def set_anomaly_enabled(mode: bool, check_nan: bool = True) -> None:
+            if mode:
+                self._tally.place("anomaly")
+                self._in_a_step |= self._tally.on
+            usual(mode, check_nan)
 
         return set_anomaly_enabled
 

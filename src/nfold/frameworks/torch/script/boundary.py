@@ -48,8 +48,7 @@ class Boundary:
     @property
     def optimizers(self) -> list[Any]:
         """Those that step, in the order of their first steps."""
-        latest = (role.latest() for role in self._roles)
-        return [optimizer for optimizer in latest if optimizer is not None]
+        return [role.latest() for role in self._alive()]
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -68,12 +67,11 @@ class Boundary:
 
         The first step of another optimizer does not: it is not yet known how often it comes.
         """
-        now, role = next(self._now), self._role_of.get(optimizer)
-        fresh = role is None
-        role = role or self._place(optimizer, now)
+        now = next(self._now)
+        role = self._role_of.get(optimizer) or self._place(optimizer, now)
         if role is None:
             return False
-        fresh = fresh and not role.steps
+        fresh = not role.steps
         role.steps, role.at = role.steps + 1, now
         if self._settled is not None:
             return role is self._settled

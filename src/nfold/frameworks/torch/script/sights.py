@@ -82,7 +82,7 @@ class Sights:
         if self._left_out.now.channels_last:
             order.install(patches)
         self.collectives.install(patches, warm_up)
-        self._anomalies.install(patches)
+        self._anomalies.install(patches, warm_up)
         self.fetching.install(patches, in_worker=lambda: self.remove(warm_up))
         for name in ("to", "cuda"):
             warm_up.put(nn.Module, name, self._moving)

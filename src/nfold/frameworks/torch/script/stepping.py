@@ -119,11 +119,12 @@ class Stepping:
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             self.computing()
-            outermost = not self._depth and not self._made_any
+            top = not self._depth
+            outermost = top and not self._made_any
             self._backwards += outermost
             if self._backwards == SURE and not self._made_any:
                 self._by_hand.look(tensors, inside=not outermost)
-            if not self._depth:
+            if top:
                 self._inside_backward.clear()
             self._depth += 1
             try:
@@ -133,7 +134,7 @@ class Stepping:
             if outermost and self._backwards >= SURE:
                 self._late.exchange(self._by_hand)
                 self._step(self._by_hand)
-            for optimizer in () if self._depth else tuple(self._inside_backward):
+            for optimizer in tuple(self._inside_backward) if top else ():
                 self._step(optimizer)
 
         return backward
