@@ -2,7 +2,7 @@
 
     python benchmarks/first_convolution.py cnn10 --batch 512 [--set kernels=tuned] [--pairs 40]
 
-nfold takes the product where it was faster here (docs/decisions/0030).
+nfold takes the product where it was faster here (docs/decisions/kernels-and-layout.md).
 Two trainings of the same weights on the same samples, one of each kind, take turns of 50 steps in
 one process; ratios are formed pair by pair. Losses of their first steps stand beside.
 """

@@ -4,7 +4,7 @@
     python benchmarks/diagnosis/unfamiliar.py --read told.jsonl
 
 They have no fault that was put in: whoever reads the table holds it against the script. What nfold
-got wrong when they were first run is in decision 62.
+got wrong when they were first run is in docs/decisions/unmodified-scripts.md.
 """
 
 from __future__ import annotations

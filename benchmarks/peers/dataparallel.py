@@ -1,6 +1,7 @@
 """nn.DataParallel in single precision without TF32: one process for all devices.
 
-cuDNN does not search: under nn.DataParallel it would in every step (docs/decisions/0008).
+cuDNN does not search: under nn.DataParallel it would in every step
+(docs/decisions/kernels-and-layout.md).
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ def chosen_step(asked: Asked, device: str, input_: str) -> str:
 def chosen_augment(asked: Asked, input_: str, device: str, *, encoded: bool) -> str:
     """Where the images are: resident ones are on the device, and no worker touches them.
 
-    Image files keep the workers busy with decoding: a GPU takes the rest (docs/decisions/0018),
+    Image files keep the workers busy with decoding: a GPU takes the rest
+    (docs/decisions/input-pipeline.md),
     where its framework has the distortion.
     """
     busy = encoded and device == "cuda" and asked.framework not in OWN_STEP

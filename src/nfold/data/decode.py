@@ -1,6 +1,6 @@
 """JPEGs to pixels, whole or at a reduced scale: simplejpeg where it is installed, else Pillow.
 
-Both stand on libjpeg-turbo and give the same bytes (docs/decisions/0018); Pillow takes 1.6 times
+Both stand on libjpeg-turbo and give the same bytes (docs/decisions/input-pipeline.md); Pillow takes 1.6 times
 as long.
 """
 

@@ -14,14 +14,14 @@ LEAST_FREE = 3
 """From so many degrees of freedom on, rests between runs are drawn, whatever the scatter inside."""
 APART = 0.03
 """Relative error of a process tree before any was repeated: two of one and the same plan were 4 %
-apart on two H200s (decision 27), which no look inside one shows."""
+apart on two H200s (docs/decisions/experiment-design.md), which no look inside one shows."""
 INSIDE = 0.014
 """The same of a turn in a tree: in 14 explanations of one healthy script on two idle CPU cores,
 what two turns differ by varied from tree to tree by 2.0 % of a step (standard deviation)."""
 APART_AHEAD, INSIDE_AHEAD = 0.01, 0.005
 """The same where a device is what every step waits for, because the host is a step ahead of it or
 more. Equal work is then as long as where its tensors lie makes it: one network's forward took 5.8
-to 6.4 of 22 ms on an H100 at one clock, as often as it was made anew (decision 51)."""
+to 6.4 of 22 ms on an H100 at one clock, as often as it was made anew (docs/decisions/statistics.md)."""
 T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 """Student's t for a 95 % interval, by degrees of freedom from 1."""
 NORMAL = 1.96

@@ -18,7 +18,7 @@ CPU_MALLOC = {
 """Keeps freed tensors in glibc's heap (mallopt(3)) in ranks on CPU devices.
 
 By default every tensor above 128 KiB goes back to the kernel when it is freed, and comes back
-page by page; the page faults of several ranks contend (docs/decisions/0007). What the user's
+page by page; the page faults of several ranks contend (docs/decisions/measurement.md). What the user's
 environment sets is left as it is.
 """
 

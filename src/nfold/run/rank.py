@@ -100,7 +100,7 @@ def end_well() -> NoReturn:
     """End as Python does, after its threads and exit handlers, but take nothing apart.
 
     Where a gloo group was destroyed, PyTorch aborts in that last act now and then (3 of 10 runs of
-    two ranks, 2.13; decision 35), and the agent would end the other ranks for it.
+    two ranks, 2.13; docs/decisions/process-launch.md), and the agent would end the other ranks for it.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends its children
     _end_loaders()

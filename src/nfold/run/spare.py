@@ -1,4 +1,4 @@
-"""An agent that starts before it is needed: importing torch takes it seconds (decision 39)."""
+"""An agent that starts before it is needed: importing torch takes it seconds (docs/decisions/process-launch.md)."""
 
 from __future__ import annotations
 

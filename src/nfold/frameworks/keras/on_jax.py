@@ -217,7 +217,7 @@ def scanned(
     """Scan over the steps of a call; a single one needs no loop. Losses are float32 [steps].
 
     On CPUs the loop is unrolled: XLA runs a convolution inside of one on a slow path
-    (docs/decisions/0016).
+    (docs/decisions/keras.md).
     """
     steps = len(jax.tree.leaves(inputs)[0])
     if steps > 1:

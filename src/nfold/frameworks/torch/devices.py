@@ -86,7 +86,7 @@ def open_devices(task: Task) -> Devices:
 
     Not under nn.DataParallel: it starts new threads in every forward, and what cuDNN found is
     kept per thread, so that it would search again in every step (210 ms a step on two H200s
-    for cnn10 at batch 128, docs/decisions/0008). By itself cuDNN tries ten algorithms and takes
+    for cnn10 at batch 128, docs/decisions/kernels-and-layout.md). By itself cuDNN tries ten algorithms and takes
     the fastest; where kernels are tuned it tries all.
     """
     devices = devices_of(task)

@@ -1,7 +1,7 @@
 """Inception's distortion of a batch on a device, each sample by its own draws.
 
 The same arithmetic as ``nfold.data.distortion`` has for one image on the CPU, so that where it
-runs changes a pixel by rounding only (docs/decisions/0018). Nothing waits for the host and no
+runs changes a pixel by rounding only (docs/decisions/input-pipeline.md). Nothing waits for the host and no
 shape depends on a draw: it can be captured in a CUDA graph, and compiles to a few kernels.
 """
 

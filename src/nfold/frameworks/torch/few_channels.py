@@ -3,7 +3,7 @@
 cuDNN's 16-bit kernels read channels by eights, so that of an image's three most of their work is in
 vain. As a product (K. Chellapilla and others, High Performance Convolutional Neural Networks for
 Document Processing, 2006) the patches of 3 x 3 x 3 numbers, filled up to a multiple of eight, are
-one generated kernel with whatever made the images, and the rest is cuBLAS': docs/decisions/0030.
+one generated kernel with whatever made the images, and the rest is cuBLAS': docs/decisions/kernels-and-layout.md.
 """
 
 from __future__ import annotations

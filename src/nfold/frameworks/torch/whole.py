@@ -1,7 +1,7 @@
 """Resident photographs: decoded once, whole, on every device; a step's boxes are cut out there.
 
 The host draws the boxes of each batch, a few kilobytes. Boxes that are decoded at a reduced scale
-elsewhere are means of pixels here, as nvJPEG's are (docs/decisions/0026).
+elsewhere are means of pixels here, as nvJPEG's are (docs/decisions/input-pipeline.md).
 """
 
 from __future__ import annotations

@@ -150,5 +150,5 @@ def _smoothed(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum (docs/decisions/0018 says why not RMSProp)."""
+    """SGD with Nesterov momentum (docs/decisions/input-pipeline.md says why not RMSProp)."""
     return sgd(module, LEARNING_RATE, weight_decay=WEIGHT_DECAY)

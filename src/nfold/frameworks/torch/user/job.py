@@ -65,7 +65,7 @@ def _leave_at_exit() -> None:
     """When the script ends well, leave the process group of GPUs; let gloo's threads rest.
 
     A group of gloo's ends with its process: leaving it joins its threads only where nothing else,
-    such as a DistributedDataParallel, refers to it (decision 40). Not after an error: the others
+    such as a DistributedDataParallel, refers to it (docs/decisions/process-launch.md). Not after an error: the others
     may be waiting in a collective, and leaving would wait for them. Ending the process lets them
     fail at once.
     """

@@ -16,7 +16,7 @@ def let_threads_rest(longest_s: float = LONGEST_S) -> bool:
     """Sleep until no other thread of this process has had anything to do in two looks in a row.
 
     A thread of gloo's that lets go of a tensor which Python made needs Python's lock. One that
-    asks for it while Python ends aborts the process (PyTorch 2.13; decision 40). Returns
+    asks for it while Python ends aborts the process (PyTorch 2.13; docs/decisions/process-launch.md). Returns
     False where threads were still busy after ``longest_s`` seconds, or cannot be seen (not Linux).
     """
     until = time.monotonic() + longest_s
