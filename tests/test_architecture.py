@@ -65,7 +65,6 @@ HOMES: dict[str, tuple[str, ...]] = {
         "workloads/*/jax.py",
     ),
     "numpy": ("data/*", "workloads/*", "frameworks/*"),
-    "sklearn": ("data/*",),
     "pyarrow": ("data/*",),
     "PIL": ("data/*",),
     "simplejpeg": ("data/decode.py",),

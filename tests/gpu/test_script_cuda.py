@@ -7,7 +7,9 @@ from statistics import median
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from integration.scripts.sync_batch_norm import CHANNELS, LAYERS, WAIT_S
 from nfold.ablation import Ablation
 from nfold.explain import lines
 from nfold.measurement import Measurement
@@ -24,6 +26,7 @@ HOST = inspect_machine()
 one_gpu = pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU")
 two_gpus = pytest.mark.skipif(len(HOST.gpus) < 2, reason="needs two GPUs")
 SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_images.py")
+SYNC_BATCH_NORM = str(Path(__file__).parents[1] / "integration/scripts/sync_batch_norm.py")
 FAULTY = Path(__file__).parents[2] / "benchmarks/diagnosis/scripts"
 WITH_TRAINER, MIXED = FAULTY / "with_trainer.py", FAULTY / "mixed_precision.py"
 SMALL = FAULTY / "characters.py"
@@ -108,6 +111,25 @@ def test_every_rung_of_ddp_over_nccl(tmp_path: Path, ablation: Ablation | None) 
     assert {one.world_size for one in seen} == {world}
     if ablation is None:
         assert len({rank.parameter_checksum for rank in found.ranks}) == 1
+
+
+@two_gpus
+def test_collectives_of_sync_batch_norm_are_counted_and_removed(tmp_path: Path) -> None:
+    """It gathers mean, inverse deviation and count in forward, and adds two sums in backward."""
+    ddp: dict[str, Any] = {"script": SYNC_BATCH_NORM, "devices": 2, "strategy": "ddp"}
+    whole, seen = _measured(tmp_path, **ddp)
+    gather = next(n for n in ("all_gather_single", "all_gather_into_tensor") if hasattr(dist, n))
+    for one in seen:
+        assert one.synchronised_batch_norms == LAYERS
+        assert {c.name: (c.per_step, c.bytes_per_step) for c in one.collectives} == {
+            gather: (LAYERS, LAYERS * 4 * (2 * CHANNELS + 1)),
+            "all_reduce": (LAYERS, LAYERS * 4 * 2 * CHANNELS),
+        }
+    assert min(median(rank.step_ms) for rank in whole.ranks) > 1e3 * WAIT_S
+    removed, _ = _measured(tmp_path, Ablation(exchange="none"), **ddp)
+    first, second = (median(rank.step_ms) for rank in removed.ranks)
+    assert second > 1e3 * WAIT_S
+    assert first < second / 2
 
 
 @one_gpu

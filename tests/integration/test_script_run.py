@@ -7,7 +7,10 @@ from statistics import median
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+import launched
+from integration.scripts.fsdp2 import LAYERS, WIDTH
 from integration.scripts.own_batches import SLOW_S
 from integration.scripts.somebodys_ddp import LONG_S, OFTEN, SHORT_S
 from nfold.ablation import Ablation
@@ -27,6 +30,8 @@ from nfold.workload import Workload
 
 pytestmark = pytest.mark.integration
 SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_ddp.py")
+FSDP2 = str(Path(__file__).parent / "scripts" / "fsdp2.py")
+FSDP2_REMOVED = Path(__file__).parent / "scripts" / "fsdp2_removed.py"
 GENERATED = str(Path(__file__).parent / "scripts" / "generated_batches.py")
 OWN_BATCHES = str(Path(__file__).parent / "scripts" / "own_batches.py")
 
@@ -276,3 +281,32 @@ def test_batches_that_a_function_makes_can_be_given_again(tmp_path: Path) -> Non
     slow, fast = (median(found.ranks[0].step_ms) for found in (real, again))
     assert slow > 2 * 1e3 * SLOW_S
     assert fast < slow / 2
+
+
+def test_collectives_of_fsdp2_are_counted_under_the_names_of_this_pytorch(tmp_path: Path) -> None:
+    """Each layer gathers its shards in forward and in backward, and scatters its gradients."""
+    found, folder = _measured(tmp_path, "", script=FSDP2, steps=10)
+    assert found.status == "ok", found.cause
+    renamed = hasattr(dist, "all_gather_single")  # in PyTorch 2.13
+    gather = "all_gather_single" if renamed else "all_gather_into_tensor"
+    scatter = "reduce_scatter_single" if renamed else "reduce_scatter_tensor"
+    layer_bytes = 4 * WIDTH * WIDTH
+    for seen in folder.read_seen():
+        assert seen.parallel == "fsdp"
+        assert {c.name: (c.per_step, c.bytes_per_step) for c in seen.collectives} == {
+            gather: (2 * LAYERS, 2 * LAYERS * layer_bytes / 2),
+            scatter: (LAYERS, LAYERS * layer_bytes),
+        }
+
+
+def test_a_sharded_script_is_not_measured_without_communication(tmp_path: Path) -> None:
+    found, _ = _measured(tmp_path, "", Ablation(exchange="none"), script=FSDP2)
+    assert found.status == "unsupported"
+    assert found.cause is not None
+    assert "sharded" in found.cause.text
+
+
+def test_collectives_of_fsdp2_can_be_removed(tmp_path: Path) -> None:
+    launched.launch(FSDP2_REMOVED, 2, str(tmp_path))
+    shard = (WIDTH // 2, WIDTH)
+    assert (tmp_path / "shapes").read_text() == repr([shard] * LAYERS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nfold.errors import UsageError
+from nfold.errors import ExtraMissing, UsageError
 from nfold.machine import Machine
 from nfold.plan import Plan
 from nfold.workload import Workload
-from nfold.workloads import info, parameters
+from nfold.workloads import conv2d, info, parameters
 from nfold.workloads.conv2d import INFO, unsupported
 
 MACHINE = Machine(cpu="test", cores=4, memory_bytes=2**30)
@@ -44,6 +44,12 @@ def test_impossible_parameters_are_refused(text: str) -> None:
 
 def test_a_default_plan_is_supported() -> None:
     assert unsupported(resolved()) is None
+
+
+def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv2d, "find_spec", lambda _: None)
+    with pytest.raises(ExtraMissing, match=r"scipy is not installed.*nfold\[conv2d\]"):
+        unsupported(resolved())
 
 
 @pytest.mark.parametrize(

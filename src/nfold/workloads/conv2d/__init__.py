@@ -10,8 +10,10 @@ This file imports none of them, so that the catalogue stays light.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from nfold.choices import KERAS
+from nfold.errors import ExtraMissing
 from nfold.plan import Defaults, Plan
 from nfold.workloads.base import Info, Parameter
 
@@ -33,7 +35,12 @@ def impossible(parameters: Mapping[str, int]) -> str | None:
 
 
 def unsupported(plan: Plan) -> str | None:
-    """Why a complete plan makes no sense for one operation, or None where it does."""
+    """Why a complete plan makes no sense for one operation, or None where it does.
+
+    ExtraMissing without scipy, with which every result is compared.
+    """
+    if find_spec("scipy") is None:
+        raise ExtraMissing("scipy", "conv2d")
     if plan.steps is None:
         return "conv2d has no epochs; next: give its length as --steps 30"
     if plan.input != "loader":

@@ -1,4 +1,4 @@
-"""Digits: the embedded default. A small convolution network on scikit-learn's digits."""
+"""Digits: the embedded default. A small convolutional network on 1,797 scanned digits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def flop_per_sample(_: object) -> float:
 INFO = Info(
     name="digits",
     summary="a small CNN on 1,797 real 8 × 8 digits; needs no file and no network",
-    source="data: E. Alpaydin and C. Kaynak, UCI, 1998, as scikit-learn ships it; our own CNN",
+    source="data: E. Alpaydin and C. Kaynak, UCI, 1998, part of this package; our own CNN",
     dataset="digits",
     training_samples=1_437,
     parameters={"samples": SAMPLES},

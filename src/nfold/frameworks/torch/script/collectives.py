@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -38,15 +40,18 @@ class Collectives:
         self._sent = self._steps = self._exchanging = 0
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
-        """In the package and in the module that it takes them from."""
+        """Replace the collectives in every module that holds them."""
         where = warm_up if self._left_out.never("exchange") else patches
         self._put(where)
         where.put(Join, "notify_join_context", self._notifying)
 
     def _put(self, where: Patches) -> None:
         for name in (*STAND_INS, *ONLY_COUNTED):
-            stand_in = self._standing_in(getattr(module, name), name)
-            for owner in (dist, module):
+            usual = getattr(module, name, None)
+            if usual is None:
+                continue
+            stand_in = self._standing_in(usual, name)
+            for owner in holders(name, usual):
                 where.put(owner, name, _given(stand_in))
 
     def go_on(self, patches: Patches) -> None:
@@ -129,6 +134,17 @@ class Collectives:
 def _given(stand_in: Any) -> Make:
     """Whatever stands there, this does from now on."""
     return lambda _usual: stand_in
+
+
+def holders(name: str, function: Any) -> Iterator[ModuleType]:
+    """Yield the modules that hold ``function`` under its own name.
+
+    These are ``torch.distributed``, the module that defines it, and modules that were imported
+    before the patch with ``from torch.distributed import ...``.
+    """
+    for one in list(sys.modules.values()):
+        if isinstance(one, ModuleType) and vars(one).get(name) is function:
+            yield one
 
 
 ALL_REDUCE = dist.all_reduce

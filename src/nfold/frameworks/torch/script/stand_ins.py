@@ -59,7 +59,9 @@ STAND_INS: dict[str, Callable[..., None]] = dict(
         (
             ("all_gather", _all_gather),
             ("all_gather_into_tensor", _into_tensor),
+            ("all_gather_single", _into_tensor),
             ("reduce_scatter_tensor", _into_tensor),
+            ("reduce_scatter_single", _into_tensor),
             ("all_to_all_single", _into_tensor),
             ("reduce_scatter", _first_of_list),
             ("all_to_all", _all_to_all),
@@ -70,4 +72,9 @@ STAND_INS: dict[str, Callable[..., None]] = dict(
         ),
     )
 )
-"""By the name of the collective; arguments in the order of ``torch.distributed``."""
+"""By the name of the collective; arguments in the order of ``torch.distributed``.
+
+PyTorch 2.13 renamed ``all_gather_into_tensor`` and ``reduce_scatter_tensor`` to
+``all_gather_single`` and ``reduce_scatter_single``. It keeps the old names, which call the new
+ones; older versions have only the old names.
+"""

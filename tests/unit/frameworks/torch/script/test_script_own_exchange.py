@@ -15,7 +15,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from nfold.ablation import Ablation
+from nfold.frameworks.left_out import LeftOut
 from nfold.frameworks.torch.script import divided, facts
+from nfold.frameworks.torch.script.collectives import Collectives
+from nfold.frameworks.torch.script.patches import Patches
 from nfold.frameworks.torch.script.stand_ins import STAND_INS
 from nfold.frameworks.torch.script.tally import Tally
 from watched import dataset, loop, model, script_task, watched
@@ -137,3 +140,55 @@ def test_a_part_for_each_rank_may_be_put_anywhere() -> None:
         other = torch.zeros(size)
         STAND_INS["all_gather_into_tensor"](other, torch.arange(3.0))
         assert other.tolist() == expected
+
+
+def _removed(tally: Tally) -> Patches:
+    """Patches that count collectives and, since the first step is made, remove them."""
+    patches = Patches()
+    collectives = Collectives(LeftOut(script_task(Ablation(exchange="none"))), tally)
+    collectives.install(patches, patches)
+    collectives.begin()
+    return patches
+
+
+GATHER = ("all_gather_into_tensor", "all_gather_single")
+SCATTER = ("reduce_scatter_tensor", "reduce_scatter_single")
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", GATHER + SCATTER)
+def test_both_names_of_a_renamed_collective_are_counted_once_and_removed(name: str) -> None:
+    """In a group of one rank the real one refuses tensors of unequal sizes."""
+    if not hasattr(dist, name):
+        pytest.skip(f"this version of PyTorch has no {name}")
+    tally = Tally()
+    tally.on = True
+    shard, whole = torch.arange(2.0), torch.zeros(4)
+    output, given = (whole, shard) if name in GATHER else (shard, whole)
+    names = ("output_tensor", "input_tensor") if name in GATHER else ("output", "input")
+    patches = _removed(tally)
+    try:
+        work = getattr(dist, name)(**dict(zip(names, (output, given), strict=True)), async_op=True)
+        work.wait()
+    finally:
+        patches.undo()
+    assert output.tolist() == ([0.0, 1.0, 0.0, 1.0] if name in GATHER else [0.0, 0.0])
+    assert dict(tally.counts) == {name: 1}
+
+
+@pytest.mark.usefixtures("group")
+def test_a_module_that_imported_a_collective_before_the_patch_is_patched_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    early: Any = ModuleType("early")
+    early.all_reduce = usual = dist.all_reduce
+    monkeypatch.setitem(sys.modules, "early", early)
+    tally = Tally()
+    tally.on = True
+    patches = _removed(tally)
+    try:
+        early.all_reduce(torch.ones(2))
+    finally:
+        patches.undo()
+    assert dict(tally.counts) == {"all_reduce": 1}
+    assert early.all_reduce is usual

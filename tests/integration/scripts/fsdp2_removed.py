@@ -1,0 +1,42 @@
+"""Two ranks with FSDP2 and without communication: ``fsdp2_removed.py FOLDER``.
+
+Both ranks make one step with communication. Then rank 1 ends, and rank 0 makes three more steps
+with the collectives removed, which would fail if one of them were real.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from integration.scripts.fsdp2 import WIDTH, sharded_model
+from nfold.ablation import Ablation
+from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.torch.script.collectives import Collectives
+from nfold.frameworks.torch.script.patches import Patches
+from nfold.frameworks.torch.script.tally import Tally
+from nfold.run.rank import end_well
+from watched import script_task
+
+
+def main(folder: Path) -> None:
+    collectives = Collectives(LeftOut(script_task(Ablation(exchange="none"))), Tally())
+    collectives.install(Patches(), Patches())
+    dist.init_process_group("gloo")
+    model = sharded_model()
+    model(torch.ones(4, WIDTH)).sum().backward()
+    collectives.begin()
+    if dist.get_rank():
+        return
+    for _ in range(3):
+        model(torch.ones(4, WIDTH)).sum().backward()
+    shapes = [tuple(p.grad.to_local().shape) for p in model.parameters()]  # type: ignore[union-attr]
+    (folder / "shapes").write_text(repr(shapes))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    end_well()
