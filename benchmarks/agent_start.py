@@ -17,11 +17,11 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from nfold.plain import to_plain
-from nfold.run.handoff import Folder
-from nfold.run.options import Options
-from nfold.run.processes import LOOPBACK, Group, Launch, by_agent
-from nfold.run.spare import Spare
+from nfold.plain import serialize
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunOptions
+from nfold.run.processes import LOOPBACK_ENVIRONMENT, ProcessSpec, RankGroup, agent_command
+from nfold.run.spare import WarmAgent
 from nfold.run.supervise import Supervisor
 from nfold.stats import bootstrap, paired_ratio
 
@@ -32,14 +32,21 @@ if torch.cuda.is_available():
 """
 
 
-def seconds(ranks: int, spare: Spare, *, waits: bool) -> float:
+def seconds(ranks: int, spare: WarmAgent, *, waits: bool) -> float:
     """Of one tree, from its start until nothing of it is left."""
     with tempfile.TemporaryDirectory() as place:
-        folder = Folder(Path(place))
-        root = by_agent(folder, Group(processes=ranks, command=(sys.executable, "-c", RANK)))
-        launch = Launch(command=root, environment=LOOPBACK, processes=ranks, may_wait=waits)
+        folder = HandoffFolder(Path(place))
+        root = agent_command(
+            folder, RankGroup(processes=ranks, command=(sys.executable, "-c", RANK))
+        )
+        launch = ProcessSpec(
+            command=root,
+            environment=LOOPBACK_ENVIRONMENT,
+            processes=ranks,
+            may_use_warm_agent=waits,
+        )
         began = time.monotonic()
-        ending = Supervisor(folder, launch, Options(results=folder.path, spare=spare)).run()
+        ending = Supervisor(folder, launch, RunOptions(results=folder.path, warm_agent=spare)).run()
         took = time.monotonic() - began
         if ending.exit_code != 0:
             raise RuntimeError(folder.agent_log.read_text()[-2000:])
@@ -53,7 +60,7 @@ def main() -> None:
     parser.add_argument("--between", type=float, default=3.0, help="seconds between two runs")
     asked = parser.parse_args()
     found: dict[bool, list[float]] = {False: [], True: []}
-    with closing(Spare()) as spare:
+    with closing(WarmAgent()) as spare:
         # The first has none to take, and starts the one that waits.
         seconds(asked.ranks, spare, waits=True)
         for _ in range(asked.pairs):
@@ -63,9 +70,9 @@ def main() -> None:
     own, waited = found[False], found[True]
     row = {
         "ranks": asked.ranks,
-        "own_agent_s": to_plain(bootstrap(own)),
-        "waiting_agent_s": to_plain(bootstrap(waited)),
-        "waiting_over_own": to_plain(paired_ratio(waited, own)),
+        "own_agent_s": serialize(bootstrap(own)),
+        "waiting_agent_s": serialize(bootstrap(waited)),
+        "waiting_over_own": serialize(paired_ratio(waited, own)),
     }
     print(json.dumps(row))
 

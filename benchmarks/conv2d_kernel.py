@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from nfold.workloads.conv2d import kernel
-from nfold.workloads.conv2d.check import TOLERANCE
-from nfold.workloads.conv2d.cuda import Method, candidates, record
-from nfold.workloads.conv2d.search import Candidate
+from nfold.workloads.conv2d.check import TOLERANCES
+from nfold.workloads.conv2d.cuda import ConvMethod, candidates, capture_graph
+from nfold.workloads.conv2d.search import ConvCandidate
 
 CALLS = 20
 REPLAYS = 5
@@ -53,7 +53,7 @@ SHAPES = (
     Shape(images=84, size=100, channels=10, filter=3),
 )
 WIDE = tuple(
-    kernel.Variant(rows=rows, outs=1, warps=warps)
+    kernel.KernelConfig(rows=rows, outs=1, warps=warps)
     for rows, warps in itertools.product((4, 5, 10, 20, 25, 50), (1, 2, 4, 8, 16))
 )
 
@@ -72,7 +72,7 @@ def main() -> None:
     print(f"\n{time.monotonic() - began:.0f} s")
 
 
-def measure(shape: Shape, more: tuple[kernel.Variant, ...]) -> None:
+def measure(shape: Shape, more: tuple[kernel.KernelConfig, ...]) -> None:
     """Print a table: the copy, cuDNN, and every variant each compared with cuDNN."""
     sets = list(rotation(shape))
     filters = torch.randn(shape.channels, shape.channels, shape.filter, shape.filter).cuda()
@@ -81,7 +81,7 @@ def measure(shape: Shape, more: tuple[kernel.Variant, ...]) -> None:
     print(f"\n{shape}: {moved / 1e6:.1f} MB, {len(sets)} sets\n{'':44}    cold    warm   chain")
     floor = show("copy", copy, filters, sets, moved, None)
     ways = candidates(sets[0][0], filters)
-    ways += [Candidate(name=each.name, method=kernel.launcher(each)) for each in more]
+    ways += [ConvCandidate(name=each.name, method=kernel.launcher(each)) for each in more]
     images, out = sets[0]
     expected = ways[0].method(images, filters, out).clone()
     for way in ways:
@@ -91,7 +91,7 @@ def measure(shape: Shape, more: tuple[kernel.Variant, ...]) -> None:
             print(f"{way.name:44} {type(error).__name__}: {error}", flush=True)
             continue
         show(f"{way.name}", way.method, filters, sets, moved, floor)
-        if not gap < TOLERANCE["fp32"] * expected.abs().max().item():
+        if not gap < TOLERANCES["fp32"] * expected.abs().max().item():
             print(f"{'':44} WRONG by {gap:.3g}")
 
 
@@ -109,7 +109,7 @@ def copy(images: Tensor, filters: Tensor, out: Tensor, *, backwards: bool = Fals
 
 def show(
     name: str,
-    method: Method,
+    method: ConvMethod,
     filters: Tensor,
     sets: list[tuple[Tensor, Tensor]],
     moved: int,
@@ -126,7 +126,7 @@ def show(
     return cold
 
 
-def over(method: Method, filters: Tensor, turns: list[tuple[Tensor, Tensor]]) -> Tensor:
+def over(method: ConvMethod, filters: Tensor, turns: list[tuple[Tensor, Tensor]]) -> Tensor:
     for images, out in turns[:-1]:
         method(images, filters, out)
     images, out = turns[-1]
@@ -134,7 +134,7 @@ def over(method: Method, filters: Tensor, turns: list[tuple[Tensor, Tensor]]) ->
 
 
 def chained(
-    method: Method, filters: Tensor, images: Tensor, buffers: tuple[Tensor, Tensor]
+    method: ConvMethod, filters: Tensor, images: Tensor, buffers: tuple[Tensor, Tensor]
 ) -> Tensor:
     out, spare = buffers
     for number in range(CALLS):
@@ -146,7 +146,7 @@ def chained(
 def seconds(calls: Callable[[], Tensor]) -> float:
     """Per call, the least of a few replays."""
     calls()
-    graph, _ = record(calls)
+    graph, _ = capture_graph(calls)
     least = float("inf")
     for _ in range(1 + REPLAYS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -20,9 +20,9 @@ from multiprocessing.synchronize import Barrier
 import torch
 
 from nfold.plan import Plan
-from nfold.workloads.conv2d.cpu import Form, TorchHost
-from nfold.workloads.conv2d.cuda import CudaLane
-from nfold.workloads.conv2d.problem import Problem
+from nfold.workloads.conv2d.cpu import TensorFormat, TorchHostBuffers
+from nfold.workloads.conv2d.cuda import TorchCudaDevice
+from nfold.workloads.conv2d.problem import ConvProblem
 
 IMAGES = 840
 PARAMETERS = {"size": 100, "channels": 1, "filter": 3, "copy_only": 0}
@@ -54,12 +54,12 @@ def rank_main(rank: int, images: int, barrier: Barrier, found: Queue[tuple[int, 
 def timings(rank: int, images: int, barrier: Barrier) -> Iterator[str]:
     """``8 chunks: copies 299, end to end 307`` for every number of chunks; the upload alone."""
     plan = Plan(batch=images, precision="fp32", layout="channels_first")
-    problem, form = Problem.of(PARAMETERS, plan), Form.of(plan)
+    problem, form = ConvProblem.of(PARAMETERS, plan), TensorFormat.of(plan)
     made = form.tensor(problem.make_images(range(images)))
-    host = TorchHost(images=made, results=torch.empty_like(made)).pinned()
+    host = TorchHostBuffers(images=made, results=torch.empty_like(made)).pinned()
 
-    def lane_of(count: int) -> CudaLane:
-        lane = CudaLane(problem, form, torch.device("cuda", rank), host, slice(0, images))
+    def lane_of(count: int) -> TorchCudaDevice:
+        lane = TorchCudaDevice(problem, form, torch.device("cuda", rank), host, slice(0, images))
         edges = [place * images // count for place in range(count + 1)]
         lane.__dict__["_chunks"] = [slice(*pair) for pair in itertools.pairwise(edges)]
         return lane
@@ -75,12 +75,12 @@ def timings(rank: int, images: int, barrier: Barrier) -> Iterator[str]:
     yield f"upload alone {1e6 * seconds(lane, barrier, partial(lane.upload, host)):.0f}"
 
 
-def there_and_back(lane: CudaLane, host: TorchHost, copy_only: bool) -> None:
-    for step in lane.there_and_back(host, copy_only):
+def there_and_back(lane: TorchCudaDevice, host: TorchHostBuffers, copy_only: bool) -> None:
+    for step in lane.round_trip(host, copy_only):
         step()
 
 
-def seconds(lane: CudaLane, barrier: Barrier, call: Callable[[], None]) -> float:
+def seconds(lane: TorchCudaDevice, barrier: Barrier, call: Callable[[], None]) -> float:
     """The median of calls that all ranks begin together, each to its end."""
     times = []
     with lane.work():

@@ -16,8 +16,8 @@ import os
 import subprocess
 import sys
 
-from nfold.plain import to_plain
-from nfold.run.processes import CPU_MALLOC
+from nfold.plain import serialize
+from nfold.run.processes import CPU_MALLOC_ENVIRONMENT
 from nfold.stats import bootstrap, paired_ratio
 
 STEP = """
@@ -62,21 +62,21 @@ def main() -> None:
     found: dict[tuple[int, str], list[float]] = {}
     for _ in range(pairs):
         for processes in (1, 2):
-            for name, environment in (("default", {}), ("kept", CPU_MALLOC)):
+            for name, environment in (("default", {}), ("kept", CPU_MALLOC_ENVIRONMENT)):
                 ms = step_ms(processes, environment)
                 found.setdefault((processes, name), []).append(ms)
     for processes in (1, 2):
         default, kept = found[processes, "default"], found[processes, "kept"]
         row = {
             "processes": processes,
-            "default_step_ms": to_plain(bootstrap(default)),
-            "kept_step_ms": to_plain(bootstrap(kept)),
-            "default_over_kept": to_plain(paired_ratio(default, kept)),
+            "default_step_ms": serialize(bootstrap(default)),
+            "kept_step_ms": serialize(bootstrap(kept)),
+            "default_over_kept": serialize(paired_ratio(default, kept)),
         }
         print(json.dumps(row))
     for name in ("default", "kept"):
         speedup = paired_ratio(found[1, name], found[2, name])
-        print(json.dumps({"arm": name, "speedup_at_2": to_plain(speedup)}))
+        print(json.dumps({"arm": name, "speedup_at_2": serialize(speedup)}))
 
 
 if __name__ == "__main__":

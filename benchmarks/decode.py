@@ -17,26 +17,26 @@ from collections.abc import Callable
 import numpy as np
 
 from nfold.data import photographs
-from nfold.data.decode import decoded, with_pillow
-from nfold.data.part import Part
+from nfold.data.decode import decode_jpeg, decode_with_pillow
+from nfold.data.part import PackedJpegs
 from nfold.stats import bootstrap
 
 Arm = Callable[[int], object]
 
 
-def arms(part: Part) -> dict[str, Arm]:
+def arms(part: PackedJpegs) -> dict[str, Arm]:
     """What is compared, by name; what is not installed is left out."""
     sizes = part.sizes.tolist()
     found: dict[str, Arm] = {}
     for by in (1, 2, 4, 8):
         scale = "" if by == 1 else f" at 1/{by}"
-        found[f"simplejpeg{scale}"] = lambda i, by=by: decoded(part.jpeg(i), *sizes[i], by)
-        found[f"Pillow{scale}"] = lambda i, by=by: with_pillow(part.jpeg(i), *sizes[i], by)
+        found[f"simplejpeg{scale}"] = lambda i, by=by: decode_jpeg(part.jpeg(i), *sizes[i], by)
+        found[f"Pillow{scale}"] = lambda i, by=by: decode_with_pillow(part.jpeg(i), *sizes[i], by)
         found |= opencv(part, by, scale)
     return found | turbojpeg(part)
 
 
-def opencv(part: Part, by: int, scale: str) -> dict[str, Arm]:
+def opencv(part: PackedJpegs, by: int, scale: str) -> dict[str, Arm]:
     import cv2
 
     cv2.setNumThreads(1)
@@ -45,7 +45,7 @@ def opencv(part: Part, by: int, scale: str) -> dict[str, Arm]:
     return {f"OpenCV{scale}": lambda i: cv2.imdecode(part.jpeg(i), flags)}
 
 
-def turbojpeg(part: Part) -> dict[str, Arm]:
+def turbojpeg(part: PackedJpegs) -> dict[str, Arm]:
     try:
         from turbojpeg import TJPF_RGB, TurboJPEG
 
@@ -56,14 +56,14 @@ def turbojpeg(part: Part) -> dict[str, Arm]:
     return {"PyTurboJPEG": lambda i: decoder.decode(part.jpeg(i).tobytes(), pixel_format=TJPF_RGB)}
 
 
-def placements(part: Part, size: int) -> dict[str, Arm]:
+def placements(part: PackedJpegs, size: int) -> dict[str, Arm]:
     """A loader's worker with everything on the CPU, and with the distortion left to the device."""
     import torch
 
     from nfold.frameworks.base import Task
-    from nfold.frameworks.torch.input import Key
-    from nfold.frameworks.torch.photographs import Photos
-    from nfold.plan import Defaults, Plan
+    from nfold.frameworks.torch.input import BatchKey
+    from nfold.frameworks.torch.photographs import ImageBatches
+    from nfold.plan import Plan, WorkloadDefaults
     from nfold.telemetry.inspection import inspect_machine
     from nfold.workload import Workload
 
@@ -72,12 +72,12 @@ def placements(part: Part, size: int) -> dict[str, Arm]:
     found: dict[str, Arm] = {}
     for augment in ("cpu", "device"):
         plan = Plan(device="cpu", devices=1, augment=augment).resolve(
-            machine, Defaults(batch=32, epochs=1, encoded=True)
+            machine, WorkloadDefaults(batch=32, epochs=1, encoded=True)
         )
         task = Task(workload=Workload(name="inception_v3"), plan=plan, machine=machine)
-        photos = Photos(part, task, size)
+        photos = ImageBatches(part, task, size)
         found[f"worker, augment {augment}, {size}"] = lambda i, photos=photos: photos[
-            Key(0, np.arange(32 * i, 32 * i + 32), 32, 32)
+            BatchKey(0, np.arange(32 * i, 32 * i + 32), 32, 32)
         ]
     return found
 

@@ -20,11 +20,11 @@ from kernels import made, planned, steps_of
 from own_cost import alternating
 from torch import nn
 
-from nfold.frameworks.cores import claimed_cores
+from nfold.frameworks.cores import pin_to_cores
 from nfold.frameworks.torch.devices import open_devices
-from nfold.frameworks.torch.few_channels import PRODUCT, possible
+from nfold.frameworks.torch.few_channels import IM2COL_CLASS, is_eligible
 from nfold.frameworks.torch.loop import Trainer
-from nfold.plain import to_plain
+from nfold.plain import serialize
 from nfold.stats import bootstrap, paired_ratio
 
 BLOCK = 50
@@ -34,7 +34,7 @@ WARM_UP = 60
 def first_of(module: nn.Module) -> nn.Module:
     """The first convolution, if it can be a product."""
     found = next(m for m in module.modules() if isinstance(m, nn.Conv2d))
-    if not isinstance(found, PRODUCT) and not possible(found):
+    if not isinstance(found, IM2COL_CLASS) and not is_eligible(found):
         raise ValueError(f"{found} cannot be a product of patches")
     return found
 
@@ -44,7 +44,7 @@ class Arm:
 
     def __init__(self, task: Any, *, product: bool) -> None:
         self.trainer = Trainer(task, open_devices(task))
-        first_of(self.trainer.module).__class__ = PRODUCT if product else nn.Conv2d
+        first_of(self.trainer.module).__class__ = IM2COL_CLASS if product else nn.Conv2d
         self.first_losses = self._first_losses()
         self._steps = iter(steps_of(self.trainer))
         self.block(WARM_UP)
@@ -72,16 +72,16 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE")
     asked = parser.parse_args()
     task = planned(asked.workload, asked.batch, asked.device, asked.set)
-    with claimed_cores(task.plan, 0):
+    with pin_to_cores(task.plan, 0):
         arms = [Arm(task, product=product) for product in (False, True)]
         blocks = [arm.block for arm in arms]
         usual, product = zip(*alternating(*blocks, asked.pairs), strict=True)
     found = {
         "workload": str(task.workload),
         "torch": torch.__version__,
-        "step_ms": to_plain(bootstrap([1e3 * seconds for seconds in usual])),
-        "of_patches_ms": to_plain(bootstrap([1e3 * seconds for seconds in product])),
-        "ratio": to_plain(paired_ratio(usual, product)),
+        "step_ms": serialize(bootstrap([1e3 * seconds for seconds in usual])),
+        "of_patches_ms": serialize(bootstrap([1e3 * seconds for seconds in product])),
+        "ratio": serialize(paired_ratio(usual, product)),
         "first_losses": [arm.first_losses for arm in arms],
     }
     print(json.dumps(found))

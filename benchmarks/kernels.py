@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from nfold.frameworks.base import Task
-from nfold.frameworks.cores import claimed_cores
-from nfold.frameworks.torch.capture import WARM_UP
-from nfold.frameworks.torch.chain import chains
+from nfold.frameworks.cores import pin_to_cores
+from nfold.frameworks.torch.capture import WARM_UP_CALLS
+from nfold.frameworks.torch.chain import group_batches
 from nfold.frameworks.torch.devices import open_devices
 from nfold.frameworks.torch.loop import Trainer
 from nfold.plan import Plan
@@ -79,8 +79,10 @@ def steps_of(trainer: Trainer) -> Iterable[int]:
     together = trainer.task.plan.steps_per_execution
     for epoch in itertools.count():
         trainer.source.epoch = epoch
-        for batches in chains(trainer.source, together, apart=0 if epoch else WARM_UP):
-            trainer.steps(batches, 0)
+        for batches in group_batches(
+            trainer.source, together, single_batches=0 if epoch else WARM_UP_CALLS
+        ):
+            trainer.run_steps(batches, 0)
             yield len(batches)
 
 
@@ -182,7 +184,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     task = planned(asked.workload, asked.batch, "cuda", asked.set)
-    with claimed_cores(task.plan, 0):
+    with pin_to_cores(task.plan, 0):
         trainer = Trainer(task, open_devices(task))
         rows, single, step_ms = traced(trainer, asked.steps, asked.warmup)
         least = floors(trainer)

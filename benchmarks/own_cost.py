@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.cores import claimed_cores
-from nfold.plain import to_plain
+from nfold.frameworks.cores import pin_to_cores
+from nfold.plain import serialize
 from nfold.plan import Plan
-from nfold.run.handoff import Folder
+from nfold.run.handoff import HandoffFolder
 from nfold.run.worker import FolderObserver
 from nfold.stats import bootstrap, paired_ratio
 from nfold.telemetry.inspection import inspect_machine
@@ -50,8 +50,8 @@ def main() -> None:
     plan = asked.edit(workers=4 if machine.gpus and arguments.device != "cpu" else 0)
     plan = plan.resolve(machine, info(workload.name).defaults)
     task = Task(workload=workload, plan=plan, machine=machine)
-    with tempfile.TemporaryDirectory() as name, claimed_cores(plan, 0):
-        folder = Folder(Path(name))
+    with tempfile.TemporaryDirectory() as name, pin_to_cores(plan, 0):
+        folder = HandoffFolder(Path(name))
         folder.write_task(task)
         observer = FolderObserver(folder, 0)
         result = measure(task, observer, arguments.blocks)
@@ -60,26 +60,26 @@ def main() -> None:
 
 def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
     """Alternate observed and bare blocks; the first of each warms up and is thrown away."""
-    from nfold.frameworks.length import Length
+    from nfold.frameworks.length import RunLength
     from nfold.frameworks.recording import Recorder
-    from nfold.frameworks.torch.clock import clock
+    from nfold.frameworks.torch.clock import build_clock
     from nfold.frameworks.torch.devices import open_devices
     from nfold.frameworks.torch.loop import Trainer
-    from nfold.frameworks.torch.observe import losses_of
+    from nfold.frameworks.torch.observe import read_losses
 
     devices = open_devices(task)
     trainer = Trainer(task, devices)
     trainer.model.train()
     batches = itertools.cycle(list(itertools.islice(trainer.source, BLOCK_STEPS)))
-    length = Length(total=2 * BLOCK_STEPS * (blocks + 1), warmup=1, window=WINDOW_STEPS)
-    recorder = Recorder(0, devices.describe(), clock(devices), observer, length, losses_of)
+    length = RunLength(total=2 * BLOCK_STEPS * (blocks + 1), warmup=1, window=WINDOW_STEPS)
+    recorder = Recorder(0, devices.describe(), build_clock(devices), observer, length, read_losses)
 
     def observed() -> float:
         started = time.perf_counter()
-        recorder.begin()
+        recorder.begin_epoch()
         for batch in itertools.islice(batches, BLOCK_STEPS):
-            recorder.step(batch, trainer.step(batch))
-        recorder.end()
+            recorder.record_step(batch, trainer.step(batch))
+        recorder.end_epoch()
         return time.perf_counter() - started
 
     def bare() -> float:
@@ -98,8 +98,8 @@ def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
         "device": devices.describe(),
         "workload": str(task.workload),
         "batch": task.plan.batch,
-        "bare_step_ms": to_plain(bootstrap(per_step)),
-        "observed_over_bare": to_plain(ratio),
+        "bare_step_ms": serialize(bootstrap(per_step)),
+        "observed_over_bare": serialize(ratio),
         "pairs": blocks,
     }
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from nfold.plain import to_plain
+from nfold.plain import serialize
 from nfold.telemetry.inspection import inspect_machine
 
 Gpus = tuple[int, ...]
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
         "workload": asked.workload,
         "target": asked.target,
         "flags": asked.flags,
-        "machine": to_plain(machine),
+        "machine": serialize(machine),
         "trainings": [],
     }
     for devices in asked.devices:

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from made import machine, plan
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.budget import Budget
-from nfold.explain.budget import budget
-from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder, Scaling
-from nfold.explain.rung import Rung
-from nfold.explain.target import WorkloadTarget
+from nfold.explain.budget import build_budget
+from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.ladder import ExperimentDesign, Scaling
+from nfold.explain.rung import Trial
+from nfold.explain.target import WorkloadRunner
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.simulated import Script, Simulated
+from nfold.frameworks.simulated import Scenario, Simulated
 from nfold.machine import Machine
-from nfold.measurement import Cause, Measurement
+from nfold.measurement import FailureCause, Measurement
 from nfold.plan import Plan
-from nfold.run.checks import doubts
-from nfold.run.options import Options
+from nfold.run.checks import rank_caveats
+from nfold.run.options import RunOptions
 from nfold.workload import Workload
 
 HOST = machine(gpus=4, cores=64)
@@ -41,34 +41,34 @@ class Memory:
         self.kept[measurement.cell, measurement.repeat] = measurement
 
 
-def runner(script: Script) -> Any:
+def runner(script: Scenario) -> Any:
     """``run`` for one script, whatever the environment says."""
     simulated = Simulated(script)
 
     def run(
         workload: Workload,
         asked: Plan,
-        ablation: Ablation | None = None,
+        ablation: Variant | None = None,
         *,
         machine: Machine,
-        options: Options,
+        options: RunOptions,
         repeat: int = 0,
-        turns: tuple[Ablation, ...] = (),
+        interleaved_variants: tuple[Variant, ...] = (),
     ) -> Measurement:
         del options
-        processes = simulated.processes(asked)
+        processes = simulated.process_count(asked)
         ranks = tuple(
             simulated.run_rank(
                 Task(
                     workload=workload,
                     plan=asked,
                     machine=machine,
-                    ablation=ablation,
+                    requested_variant=ablation,
                     rank=rank,
                     local_rank=rank,
                     world_size=processes,
                     repeat=repeat,
-                    turns=turns,
+                    interleaved_variants=interleaved_variants,
                 ),
                 Observer(),
             )
@@ -81,23 +81,23 @@ def runner(script: Script) -> Any:
             plan=asked,
             machine=machine,
             status="ok",
-            ablation=ablation,
+            variant=ablation,
             repeat=repeat,
             ranks=ranks,
-            warnings=() if turns else tuple(doubts(ranks, ablation)),
+            warnings=() if interleaved_variants else tuple(rank_caveats(ranks, ablation)),
             wall_seconds=1.0,
-            folder=name if turns else None,
+            folder=name if interleaved_variants else None,
         )
 
     return run
 
 
-def script_runner(script: Script) -> Any:
+def script_runner(script: Scenario) -> Any:
     """``run`` for a script of a user's: its plan says little, and what it makes is seen."""
     usual = runner(script)
 
     def run(
-        workload: Any, asked: Plan, ablation: Ablation | None = None, **more: Any
+        workload: Any, asked: Plan, ablation: Variant | None = None, **more: Any
     ) -> Measurement:
         whole = Plan(batch=200, input="loader", layout="channels_first", step="eager")
         said = {name: value for name, value in asked.to_dict().items() if value is not None}
@@ -108,40 +108,40 @@ def script_runner(script: Script) -> Any:
     return run
 
 
-def target(script: Script, store: Memory | None = None, run: Any = None) -> WorkloadTarget:
+def target(script: Scenario, store: Memory | None = None, run: Any = None) -> WorkloadRunner:
     simulated = Simulated(script)
 
-    def refusal(workload: Workload, asked: Plan, ablation: Ablation) -> str | None:
-        reason = simulated.unsupported(workload, asked, HOST)
-        return reason or simulated.refuses(ablation, workload, asked)
+    def refusal(workload: Workload, asked: Plan, ablation: Variant) -> str | None:
+        reason = simulated.unsupported_reason(workload, asked, HOST)
+        return reason or simulated.refusal_reason(ablation, workload, asked)
 
-    return WorkloadTarget(
+    return WorkloadRunner(
         workload=WORKLOAD,
         machine=HOST,
-        options=Options(results=Path("unused")),
+        options=RunOptions(results=Path("unused")),
         store=store or Memory(),
         run=run or runner(script),
-        refusal=refusal,
-        switches=simulated.switches,
-        samples=script.samples_per_epoch,
+        refusal_rule=refusal,
+        switchable_fields=simulated.switchable_fields,
+        training_samples=script.samples_per_epoch,
     )
 
 
-def ladder(scaling: Scaling = "strong", **changes: Any) -> Ladder:
+def ladder(scaling: Scaling = "strong", **changes: Any) -> ExperimentDesign:
     asked = {"framework": "simulated", "device": "cuda", "devices": 2, "batch": 200, "steps": 1}
-    return Ladder(plan=plan(HOST, **{**asked, **changes}), scaling=scaling)
+    return ExperimentDesign(plan=plan(HOST, **{**asked, **changes}), scaling=scaling)
 
 
 def explained(
-    script: Script, scaling: Scaling = "strong", seconds: float = SECONDS, **changes: Any
+    script: Scenario, scaling: Scaling = "strong", seconds: float = SECONDS, **changes: Any
 ) -> Budget:
     """The whole experiment on the virtual clock."""
-    experiment = Experiment(target(script), Clock(seconds), Events())
+    experiment = Experiment(target(script), TimeBudget(seconds), ExperimentEvents())
     measured = experiment.run(ladder(scaling, **changes))
-    return budget("digits", measured, experiment.measured)
+    return build_budget("digits", measured, experiment.results)
 
 
-def failed(rung: Rung, text: str) -> Measurement:
+def failed(rung: Trial, text: str) -> Measurement:
     """A run that ended badly."""
     return Measurement(
         id="failed",
@@ -149,6 +149,6 @@ def failed(rung: Rung, text: str) -> Measurement:
         plan=rung.plan,
         machine=HOST,
         status="crashed",
-        ablation=rung.ablation,
-        cause=Cause(text=text),
+        variant=rung.variant,
+        cause=FailureCause(text=text),
     )

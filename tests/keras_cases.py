@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from made import arrays, machine
-from nfold.data.arrays import Arrays
+from nfold.data.arrays import DataSetArrays
 from nfold.frameworks.base import Task
-from nfold.plan import Defaults, Plan
+from nfold.plan import Plan, WorkloadDefaults
 from nfold.workload import Workload
-from nfold.workloads import parameters
+from nfold.workloads import network, parameters
 from photos import picture
 
 STEPS = 5
@@ -59,13 +58,13 @@ class Case:
             warmup_steps=0,
             step="eager" if framework == "torch" else "compiled",
         )
-        plan = asked.edit(**changes).resolve(machine(), Defaults(batch=8, epochs=1))
+        plan = asked.edit(**changes).resolve(machine(), WorkloadDefaults(batch=8, epochs=1))
         return Task(workload=Workload.parse(self.workload), plan=plan, machine=machine())
 
     def built(self, library: str, *layout: str) -> tuple[Any, Any]:
         """The model and its loss as ``workloads/*/LIBRARY.py`` has them; needs no data."""
         workload = Workload.parse(self.workload)
-        module = importlib.import_module(f"nfold.workloads.{workload.name}.{library}")
+        module = network(workload.name, library)
         return module.model(parameters(workload), CLASSES, *layout), module.loss
 
     def batch(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
@@ -97,7 +96,7 @@ def boxed() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
     return canvases, np.column_stack([np.arange(len(sides)), sides]).astype(np.uint32)
 
 
-def augmented_arrays() -> tuple[Arrays, npt.NDArray[np.uint32]]:
+def augmented_arrays() -> tuple[DataSetArrays, npt.NDArray[np.uint32]]:
     """Images of three channels that are not square, and the ids of their samples."""
     draw = np.random.default_rng(0)
     images = draw.integers(0, 256, (50, 9, 8, 3), dtype=np.uint8)

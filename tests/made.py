@@ -6,23 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from nfold.data.arrays import Arrays
+from nfold.data.arrays import DataSetArrays
 from nfold.frameworks.base import Task
-from nfold.machine import Device, Machine
-from nfold.plan import Defaults, Plan
+from nfold.machine import GpuInfo, Machine
+from nfold.plan import Plan, WorkloadDefaults
 from nfold.workload import Workload
 
 
 def machine(*, gpus: int = 0, cores: int = 2) -> Machine:
     """A machine with ``gpus`` identical GPUs."""
-    found = tuple(Device(index=i, name="GPU", memory_bytes=2**34) for i in range(gpus))
+    found = tuple(GpuInfo(index=i, name="GPU", memory_bytes=2**34) for i in range(gpus))
     return Machine(cpu="CPU", cores=cores, memory_bytes=2**34, gpus=found)
 
 
 def plan(host: Machine | None = None, **changes: Any) -> Plan:
     """A complete plan on ``host`` (two cores), ``changes`` over a short run's defaults."""
     asked = Plan(**{"device": "cpu", "devices": 1, "batch": 16, **changes})
-    return asked.resolve(host or machine(), Defaults(batch=16, epochs=1))
+    return asked.resolve(host or machine(), WorkloadDefaults(batch=16, epochs=1))
 
 
 def task(*, rank: int = 0, world_size: int = 1, workload: str = "digits", **changes: Any) -> Task:
@@ -39,10 +39,10 @@ def task(*, rank: int = 0, world_size: int = 1, workload: str = "digits", **chan
     )
 
 
-def arrays(samples: int, classes: int = 10) -> Arrays:
+def arrays(samples: int, classes: int = 10) -> DataSetArrays:
     """Random 8 × 8 images with labels, the same every time."""
     draw = np.random.default_rng(0)
-    return Arrays(
+    return DataSetArrays(
         name="made",
         classes=classes,
         train_images=draw.integers(0, 256, (samples, 8, 8, 1), dtype=np.uint8),

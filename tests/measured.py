@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from nfold.machine import Device, Link, Machine
+from nfold.machine import GpuInfo, GpuLink, Machine
 from nfold.measurement import (
-    Cause,
-    Doubt,
+    Caveat,
     Epoch,
+    FailureCause,
     Measurement,
-    Part,
+    OperationPart,
     RankSamples,
     Status,
     Window,
 )
-from nfold.plan import Defaults, Plan
+from nfold.plan import Plan, WorkloadDefaults
 from nfold.workload import Workload
 
 SAMPLES_PER_EPOCH = 50_000
@@ -35,11 +35,11 @@ def gpu_machine(gpus: int = 4) -> Machine:
         python="3.12.3",
         driver="570.86",
         gpus=tuple(
-            Device(index=i, name="NVIDIA H200", memory_bytes=141 * 2**30, pcie="gen5 x16")
+            GpuInfo(index=i, name="NVIDIA H200", memory_bytes=141 * 2**30, pcie="gen5 x16")
             for i in range(gpus)
         ),
         links=tuple(
-            Link(first=a, second=b, kind="nvlink", detail="NV18")
+            GpuLink(first=a, second=b, kind="nvlink", detail="NV18")
             for a in range(gpus)
             for b in range(a + 1, gpus)
         ),
@@ -61,7 +61,7 @@ def cpu_machine() -> Machine:
 
 def plan(machine: Machine, **changes: Any) -> Plan:
     """A complete plan, on one device unless told otherwise."""
-    return Plan(**{"devices": 1, **changes}).resolve(machine, Defaults(batch=128, epochs=3))
+    return Plan(**{"devices": 1, **changes}).resolve(machine, WorkloadDefaults(batch=128, epochs=3))
 
 
 def measurement(
@@ -71,9 +71,9 @@ def measurement(
     rate: float = 1000.0,
     noise: float = 0.02,
     status: Status = "ok",
-    cause: Cause | None = None,
+    cause: FailureCause | None = None,
     repeat: int = 0,
-    doubts: tuple[Doubt, ...] = (),
+    doubts: tuple[Caveat, ...] = (),
     ranks: tuple[RankSamples, ...] | None = None,
     energy_joules: float | None = None,
     name: str | None = None,
@@ -150,8 +150,10 @@ def _epochs(plan: Plan, speeds: list[float], draw: random.Random) -> tuple[Epoch
     return tuple(made)
 
 
-def part(name: str, ms: float, *, images: int = 840, baseline: bool = False, **more: Any) -> Part:
+def part(
+    name: str, ms: float, *, images: int = 840, baseline: bool = False, **more: Any
+) -> OperationPart:
     """A timed part of an operation with ten noisy calls."""
     draw = random.Random(f"{name}-{ms}")
     seconds = tuple(ms / 1e3 * draw.gauss(1, 0.03) for _ in range(10))
-    return Part(name=name, seconds=seconds, images=images, baseline=baseline, **more)
+    return OperationPart(name=name, seconds=seconds, images=images, baseline=baseline, **more)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import measured
-from nfold.measurement import Cause, Doubt, Measurement, Part, RankSamples
+from nfold.measurement import Caveat, FailureCause, Measurement, OperationPart, RankSamples
 from nfold.store.store import Store
 
 
@@ -30,14 +30,17 @@ def _training_cell(layout: str, batch: int, devices: int, strategy: str) -> Meas
     more: dict[str, Any] = {}
     if batch == 2048 and devices == 1 and layout == "channels_first":
         text = "CUDA out of memory: tried to allocate 2.25 GiB, 1.10 GiB are free"
-        more = {"status": "oom", "cause": Cause(text=text, rank=0, step=0)}
+        more = {"status": "oom", "cause": FailureCause(text=text, rank=0, step=0)}
         more["ranks"] = (RankSamples(rank=0, device="cuda:0", peak_memory_bytes=140 * 2**30),)
     elif (batch, devices, strategy) == (512, 4, "dp"):
-        more = {"status": "hung", "cause": Cause(text="rank 0 made no progress after step 212")}
+        more = {
+            "status": "hung",
+            "cause": FailureCause(text="rank 0 made no progress after step 212"),
+        }
         more["ranks"] = ()
     elif (batch, devices, strategy) == (2048, 4, "ddp"):
         texts = ("GPU 2 was held back by its temperature for 31 % of the time",)
-        more = {"doubts": tuple(Doubt(kind="throttled", text=text) for text in texts)}
+        more = {"doubts": tuple(Caveat(kind="throttled", text=text) for text in texts)}
     name = f"{layout}-{batch}-{devices}-{strategy}"
     return measured.measurement(
         rate=rate,
@@ -62,7 +65,7 @@ def cpu_grid(workload: str = "digits") -> list[Measurement]:
         for devices in (1, 2):
             more: dict[str, Any] = {}
             if (repeat, devices) == (2, 2):
-                cause = Cause(text="rank 1 was ended by SIGKILL", rank=1, signal=9)
+                cause = FailureCause(text="rank 1 was ended by SIGKILL", rank=1, signal=9)
                 more = {"status": "killed", "cause": cause, "ranks": ()}
             folder = f"measurements/{workload}-{devices}-{repeat}"
             made.append(
@@ -89,7 +92,7 @@ def operation_grid(devices: Iterable[int] = (1, 2, 4)) -> list[Measurement]:
 
 def _operation(devices: int) -> Measurement:
     moved = 840 * 100 * 100 * 4
-    parts: list[Part] = [
+    parts: list[OperationPart] = [
         measured.part("first call", 850.0 + 40 * devices, bytes=2 * moved, note="with 1 warm-up"),
         measured.part("copy to device, pageable", 1.46 / devices + 0.4, bytes=moved),
         measured.part("copy to device, pinned", 0.61 / devices + 0.05, bytes=moved),

@@ -41,7 +41,7 @@ def on_threads(
 ) -> list[Result]:
     """What ``work`` returns for each rank, all at once."""
     threads = Threads(ranks)
-    patch.setattr(sharded, "exchanged", threads.exchanged)
+    patch.setattr(sharded, "all_to_all_samples", threads.exchanged)
 
     def one(rank: int) -> Result:
         threads.here.rank = rank

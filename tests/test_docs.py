@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from nfold.bench.reports import REPORTS
+from nfold.bench.reports import FIELD_REPORTS
 
 ROOT = Path(__file__).resolve().parents[1]
 TREES = ("docs", "benchmarks", "examples", "tests", "src")
@@ -128,9 +128,9 @@ def test_every_field_report_has_its_command_in_its_document() -> None:
     text = (ROOT / "docs" / "field-reports.md").read_text()
     commands = "\n".join(FENCED_TEXT.findall(text))
     named = re.findall(r"^nfold (?:bench|report) --report ([\w-]+)", commands, re.MULTILINE)
-    assert set(named) == set(REPORTS)
+    assert set(named) == set(FIELD_REPORTS)
     sections = re.findall(r"^## \d.*\n\n```sh\nnfold bench --report ([\w-]+)$", text, re.MULTILINE)
-    assert sections == list(REPORTS)
+    assert sections == list(FIELD_REPORTS)
 
 
 def test_a_run_mark_is_understood() -> None:

@@ -13,16 +13,16 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import made
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks import clock
 from nfold.frameworks.base import Observer, Phase
 from nfold.frameworks.torch.script import between, looking, patience, pauses
-from nfold.frameworks.torch.script.overrides import Overrides
-from nfold.frameworks.torch.script.trainers import Trainers
-from nfold.frameworks.torch.script.watch import Watch
+from nfold.frameworks.torch.script.overrides import LoaderOverrides
+from nfold.frameworks.torch.script.trainers import TrainerDetector
+from nfold.frameworks.torch.script.watch import InstrumentedRun
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
-from nfold.seen import Seen
+from nfold.seen import ScriptProfile
 from nfold.workload import Workload
 
 FEATURES, CLASSES = 8, 4
@@ -60,22 +60,22 @@ class Noting(Observer):
     """Keeps what a rank tells; leaving it raises ``Left``."""
 
     def __init__(self) -> None:
-        self.seen = Seen()
+        self.seen = ScriptProfile()
         self.samples: RankSamples | None = None
         self.phases: list[Phase] = []
 
     def beat(self, phase: Phase, step: int, total: int = 0) -> None:
         self.phases.append(phase)
 
-    def see(self, seen: Seen) -> None:
+    def save_profile(self, seen: ScriptProfile) -> None:
         self.seen = seen
 
-    def leave(self, samples: RankSamples) -> NoReturn:
+    def exit_process(self, samples: RankSamples) -> NoReturn:
         self.samples = samples
         raise Left(0)
 
 
-def script_task(ablation: Ablation | None = None, world_size: int = 1, **changes: Any) -> Any:
+def script_task(ablation: Variant | None = None, world_size: int = 1, **changes: Any) -> Any:
     """A rank's task of a script that says what it needs and imposes nothing."""
     said: dict[str, Any] = {
         "device": "cpu",
@@ -89,14 +89,14 @@ def script_task(ablation: Ablation | None = None, world_size: int = 1, **changes
         made.task(world_size=world_size),
         workload=Workload(name="train.py", script=("train.py",)),
         plan=Plan(**{**said, **changes}),
-        ablation=ablation,
+        requested_variant=ablation,
     )
 
 
 def watched(training: Callable[[], object], task: Any) -> Noting:
     """What a rank told of the training, which may end by itself."""
     noting = Noting()
-    watch = Watch(task, noting, Trainers(1))
+    watch = InstrumentedRun(task, noting, TrainerDetector(1))
     watch.install()
     try:
         training()
@@ -104,13 +104,13 @@ def watched(training: Callable[[], object], task: Any) -> Noting:
     except Left:
         pass
     finally:
-        watch.remove()
+        watch.uninstall()
     return noting
 
 
-def overrides(task: Any) -> Overrides:
+def overrides(task: Any) -> LoaderOverrides:
     """What a plan imposes, in a training that makes a step whenever it is asked."""
-    return Overrides(task, itertools.count().__next__)
+    return LoaderOverrides(task, itertools.count().__next__)
 
 
 def dataset(samples: int = 64) -> TensorDataset:

@@ -115,29 +115,29 @@ def _plant(model: nn.Module, turns: list[dict[str, float]], share: int, *, timed
 
 def _slow_input(clock: Clock, share: int) -> None:
     """The dose for a whole share, in proportion to its samples."""
-    from nfold.frameworks.torch.input import Batches
+    from nfold.frameworks.torch.input import ArrayBatches
 
-    load = Batches.__getitem__
+    load = ArrayBatches.__getitem__
 
     def slow(self: Any, key: Any) -> Any:
         spin(clock.dose_ms("input") * key.count / share)
         return load(self, key)
 
-    Batches.__getitem__ = slow  # type: ignore[method-assign]
+    ArrayBatches.__getitem__ = slow  # type: ignore[method-assign]
 
 
 def _slow_exchange(clock: Clock) -> None:
     """With every bucket: of ``link`` in the real exchange alone, else with a barrier too."""
     from nfold.frameworks.torch import ablate_exchange
 
-    usual = ablate_exchange.all_reduce
+    usual = ablate_exchange.select_all_reduce
     costs = {"real": ("link", "synchronization"), "barrier": ("synchronization",)}
 
-    def chosen(left_out: Any) -> Any:
-        send = usual(left_out)
+    def chosen(active_variant: Any) -> Any:
+        send = usual(active_variant)
 
         def slow(tensor: Tensor, **how: Any) -> Any:
-            dose_ms = sum(map(clock.dose_ms, costs.get(left_out.now.exchange, ())))
+            dose_ms = sum(map(clock.dose_ms, costs.get(active_variant.now.exchange, ())))
             if not dose_ms:
                 return send(tensor, **how)
             if tensor.is_cuda:
@@ -147,7 +147,7 @@ def _slow_exchange(clock: Clock) -> None:
 
         return slow
 
-    ablate_exchange.all_reduce = chosen
+    ablate_exchange.select_all_reduce = chosen
 
 
 def _behind(tensor: Tensor, dose_ms: float, send: Any) -> Any:

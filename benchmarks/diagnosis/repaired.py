@@ -27,7 +27,7 @@ import traced
 from asking_nfold import explained, hidden_gpus
 from gained import Clocked, Script
 
-from nfold.stats import middle
+from nfold.stats import midmean
 
 LISTS = ("named", "gains")
 """What of a verdict JSON makes lists of."""
@@ -114,7 +114,7 @@ def _in_turns(name: str, asked: argparse.Namespace, own: list[str]) -> Verdict:
     found = verdict(name, asked.on, _explained(name, asked, asked.budget, asked.argument))
     gains += _gains(clocked, range(len(before), asked.turns), faulty, fixed)
     assert found.before is not None
-    achieved = found.before * middle(gains) if gains else None
+    achieved = found.before * midmean(gains) if gains else None
     return dataclasses.replace(found, achieved=achieved, gains=tuple(gains))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from asking_nfold import explained
 
-from nfold.amounts import bounds
+from nfold.amounts import format_parenthesized_range
 from nfold.stats import bootstrap
 
 EPOCHS, TIMED = 200, 40
@@ -92,7 +92,9 @@ def main() -> None:
         print(f"{number}: alone {own:.0f} us, kept {kept:.0f}; nfold {real:.0f}, {again:.0f}")
     for name, found in more.items():
         cost = bootstrap(found)
-        print(f"{name}: {cost.value:.0f} us a step more{bounds(cost, '{:.0f}')}")
+        print(
+            f"{name}: {cost.value:.0f} us a step more{format_parenthesized_range(cost, '{:.0f}')}"
+        )
 
 
 if __name__ == "__main__":

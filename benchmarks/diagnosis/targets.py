@@ -32,7 +32,7 @@ def _recurring(cause: str, dose: float) -> dict[str, Any]:
     """One device pauses as often, in steps that are twice as long at the best."""
     every = RECURRING[cause]
     rank = None if cause.startswith("all") else 0
-    return {"pause_ms": 2 * every * dose, "pause_every": every, "pause_rank": rank}
+    return {"host_gap_ms": 2 * every * dose, "host_gap_every": every, "host_gap_rank": rank}
 
 
 COSTS: dict[str, Callable[[float], dict[str, Any]]] = {

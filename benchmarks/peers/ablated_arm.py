@@ -15,10 +15,10 @@ from typing import Any
 import nfold_arm
 from job import Job, run
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 
 PARTS = ("exchange", "sending", "bytes")
-INPUTS = {"loading": Ablation(input="replayed"), "input": Ablation(input="resident")}
+INPUTS = {"loading": Variant(input="replayed"), "input": Variant(input="resident")}
 
 
 def main(job: Job) -> None:
@@ -37,7 +37,7 @@ def take_away(part: str) -> None:
     from nfold.frameworks.torch import exchange, parallel
 
     if part == "exchange":
-        parallel._exchange = lambda *_: None
+        parallel._add_gradient_exchange = lambda *_: None
         return
     distributed = exchange.dist
 

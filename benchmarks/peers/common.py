@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from turns import Stop, Turns
 
 from nfold.frameworks.torch import parallel
 from nfold.frameworks.torch.devices import Devices
+from nfold.workloads import network
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def joined(job: Job, devices: Devices, *, leave: bool = True) -> Iterator[None]:
     if job.world_size == 1:
         yield
         return
-    backend = "nccl" if devices.cuda else "gloo"
-    dist.init_process_group(backend, device_id=devices.primary if devices.cuda else None)
+    backend = "nccl" if devices.is_cuda else "gloo"
+    dist.init_process_group(backend, device_id=devices.primary if devices.is_cuda else None)
     try:
         yield
     except Stop:
@@ -60,7 +60,7 @@ def joined(job: Job, devices: Devices, *, leave: bool = True) -> Iterator[None]:
 
 def built(job: Job, device: torch.device, *, channels_last: bool = True) -> Training:
     """The workload's training; the same weights on every rank."""
-    definition = importlib.import_module(f"nfold.workloads.{job.workload.name}.torch")
+    definition = network(job.workload.name, "torch")
     torch.manual_seed(0)
     module: nn.Module = definition.model(job.parameters, job.arrays().classes).to(device)
     if channels_last:
@@ -83,7 +83,7 @@ def in_parallel(module: nn.Module, job: Job, device: torch.device, **options: bo
 
 def in_parallel_options() -> dict[str, Any]:
     """DDP's options that every careful arm sets."""
-    return {"gradient_as_bucket_view": True, **parallel.WITHOUT_BUFFERS}
+    return {"gradient_as_bucket_view": True, **parallel.NO_BUFFER_SYNC}
 
 
 def bf16(device: torch.device) -> AbstractContextManager[None]:

@@ -21,7 +21,7 @@ def main(job: Job) -> None:
     device = devices.primary
     torch.backends.cudnn.allow_tf32 = False
     training = built(job, device, channels_last=False)
-    model = DataParallel(training.module, device_ids=list(devices.all) if devices.cuda else None)
+    model = DataParallel(training.module, device_ids=list(devices.all) if devices.is_cuda else None)
     loader = careful_loader(job, workers)
     turns = turns_of(job, devices, queued_steps=queued(loader))
     for epoch in itertools.count():

@@ -10,7 +10,7 @@ from job import Job
 from torch import Tensor
 from torch.nn import functional
 
-from nfold.frameworks.torch.placed import copied
+from nfold.frameworks.torch.placed import copy_in_chunks
 
 
 class DeviceData:
@@ -30,9 +30,9 @@ class DeviceData:
         self._flips = "flip" in operations
         self._places = torch.arange(arrays.train_images.shape[1], device=device)
         by = self._padding
-        images = copied(arrays.train_images, device)
+        images = copy_in_chunks(arrays.train_images, device)
         self._images = functional.pad(images, (0, 0, by, by, by, by))
-        self._labels = copied(arrays.train_labels, device)
+        self._labels = copy_in_chunks(arrays.train_labels, device)
         self._mean = torch.tensor(arrays.mean, device=device)
         self._inverse_std = 1 / torch.tensor(arrays.std, device=device)
 

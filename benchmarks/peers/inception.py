@@ -25,8 +25,8 @@ from fleet import Arm, ArmFailed, Place, Spec, Work, stop_all
 from inception_found import PLACEMENTS, best_of, binding, ratios, table
 from inception_rates import Measured, rates_alone
 
-from nfold.cli.preparing import prepare
-from nfold.plain import to_plain
+from nfold.cli.preparing import prepare_data
+from nfold.plain import serialize
 from nfold.plan import Plan
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
@@ -89,8 +89,8 @@ class Found:
         """Write the file anew."""
         written = {
             "asked": self.asked,
-            "machine": to_plain(self.machine),
-            "alone": to_plain(self.alone),
+            "machine": serialize(self.machine),
+            "alone": serialize(self.alone),
             "images_per_s": {f"{n}@{d}": values for (n, d), values in self.rates.items()},
             "queued_steps": self.queued,
             "failed": self.failed,
@@ -203,7 +203,7 @@ def work_of(question: Question, given: argparse.Namespace) -> Work:
 def main(arguments: list[str]) -> None:
     """Measure phase after phase, print what was found."""
     given, started = parsed(arguments), time.monotonic()
-    prepare(Workload.parse(given.workload), Plan(cache="decoded"), None)
+    prepare_data(Workload.parse(given.workload), Plan(cache="decoded"), None)
     found = Found({k: str(v) for k, v in vars(given).items()}, inspect_machine())
     found.alone = rates_alone(given.workload, given.most, given.device)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -7,8 +7,8 @@ from statistics import median
 
 from results import aligned, shown
 
-from nfold.rates import Rate
-from nfold.stats import Interval, bootstrap, ratio_groups
+from nfold.rates import ImageRate
+from nfold.stats import Interval, bootstrap, ratio_of_grouped
 
 PLACEMENTS = ("augment", "decode", "cache")
 """The arms among which the best placement is looked for."""
@@ -55,14 +55,16 @@ def ratios(rates: Rates) -> list[str]:
 
 
 def _ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
-    return ratio_groups([list(above)], [list(below)])
+    return ratio_of_grouped([list(above)], [list(below)])
 
 
 def _bounds(found: Interval) -> tuple[float, float | None, float | None]:
     return found.value, found.low, found.high
 
 
-def binding(rates: Rates, decodes: Rate, finishes: Rate, nvjpeg: Rate | None, cores: int) -> str:
+def binding(
+    rates: Rates, decodes: ImageRate, finishes: ImageRate, nvjpeg: ImageRate | None, cores: int
+) -> str:
     """What binds each placement on one device, of what was measured alone."""
     bounds = {
         "cpu": {f"{cores} cores that decode and distort": cores * finishes.value},

@@ -14,9 +14,9 @@ from nfold import workloads
 from nfold.data import photographs
 from nfold.frameworks.base import Task
 from nfold.lifeline import child_environment, die_with_parent
-from nfold.plain import from_plain, to_plain
+from nfold.plain import deserialize, serialize
 from nfold.plan import Plan
-from nfold.rates import Rate
+from nfold.rates import ImageRate
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
@@ -27,9 +27,9 @@ AT_ONCE = 128
 class Measured:
     """Of a core that decodes for the device, of one that also distorts, and of nvJPEG."""
 
-    decodes: Rate
-    finishes: Rate
-    nvjpeg: Rate | None
+    decodes: ImageRate
+    finishes: ImageRate
+    nvjpeg: ImageRate | None
 
 
 def rates_alone(workload: str, devices: int, device: str) -> Measured | None:
@@ -42,12 +42,12 @@ def rates_alone(workload: str, devices: int, device: str) -> Measured | None:
     except subprocess.SubprocessError as error:
         print(f"nothing measured alone: {error}", getattr(error, "stderr", ""), file=sys.stderr)
         return None
-    return from_plain(Measured, json.loads(done.stdout.splitlines()[-1]))
+    return deserialize(Measured, json.loads(done.stdout.splitlines()[-1]))
 
 
 def main(workload: str, devices: int, device: str) -> Measured:
-    from nfold.frameworks.torch.photographs import Photos
-    from nfold.frameworks.torch.rates import decoder_rate, worker_rate
+    from nfold.frameworks.torch.photographs import ImageBatches
+    from nfold.frameworks.torch.rates import measure_decoder, measure_worker
 
     asked, machine = Workload.parse(workload), inspect_machine()
     size = workloads.parameters(asked)["size"]
@@ -59,12 +59,12 @@ def main(workload: str, devices: int, device: str) -> Measured:
         complete = plan.resolve(machine, workloads.info(asked.name).defaults)
         tasks[place] = Task(workload=asked, plan=complete, machine=machine)
     decodes, finishes = (
-        worker_rate(Photos(part, task, size), len(part), number) for task in tasks.values()
+        measure_worker(ImageBatches(part, task, size), len(part), number) for task in tasks.values()
     )
-    found = decoder_rate(part, tasks["device"], size, AT_ONCE) if device == "cuda" else None
+    found = measure_decoder(part, tasks["device"], size, AT_ONCE) if device == "cuda" else None
     return Measured(decodes=decodes, finishes=finishes, nvjpeg=found)
 
 
 if __name__ == "__main__":
     die_with_parent()
-    print(json.dumps(to_plain(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))))
+    print(json.dumps(serialize(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))))

@@ -22,7 +22,7 @@ from jax_models import COMPUTE, Array, Layers, forward_of, made
 from job import Job, run
 from turns import Turns
 
-from nfold.data.arrays import Arrays
+from nfold.data.arrays import DataSetArrays
 
 RATE = {"cnn10": 0.05, "wide_resnet": 0.1, "mnist": 0.02}
 DECAY = {"cnn10": 5e-4, "wide_resnet": 5e-4, "mnist": 0.0}
@@ -34,7 +34,7 @@ State = tuple[list[Array], list[Array], list[Array], Array]
 class Program:
     """The jitted steps of a workload."""
 
-    def __init__(self, job: Job, arrays: Arrays) -> None:
+    def __init__(self, job: Job, arrays: DataSetArrays) -> None:
         self._job = job
         self._name = job.workload.name
         self._classes = arrays.classes
@@ -44,7 +44,7 @@ class Program:
         self._inverse_std = 1 / np.float32(arrays.std)
         self.run = jax.jit(self._steps, donate_argnums=0)
 
-    def placed(self, arrays: Arrays) -> tuple[Array, Array]:
+    def placed(self, arrays: DataSetArrays) -> tuple[Array, Array]:
         """The images, their borders padded, and the labels on the device."""
         by = self._operations.get("crop", 0)
         padded = np.pad(arrays.train_images, ((0, 0), (by, by), (by, by), (0, 0)))

@@ -107,7 +107,7 @@ def forward_of(name: str, parameters: Mapping[str, int], classes: int, seed: Arr
 
 
 def _cnn10(layers: Layers, x: Array, classes: int) -> Array:
-    for stage, channels in enumerate(cnn10.STAGES):
+    for stage, channels in enumerate(cnn10.CNN10_STAGES):
         if stage:
             x = _squares(x).mean((2, 4))
         for _ in range(3):
@@ -116,8 +116,8 @@ def _cnn10(layers: Layers, x: Array, classes: int) -> Array:
 
 
 def _wide_resnet(layers: Layers, x: Array, classes: int, parameters: Mapping[str, int]) -> Array:
-    x = layers.convolution(x, wide_resnet.STAGES[0], 3)
-    for stage, base in enumerate(wide_resnet.STAGES):
+    x = layers.convolution(x, wide_resnet.WIDE_RESNET_STAGES[0], 3)
+    for stage, base in enumerate(wide_resnet.WIDE_RESNET_STAGES):
         for block in range(wide_resnet.blocks_per_stage(parameters["depth"])):
             stride = 2 if stage and not block else 1
             x = _block(layers, x, base * parameters["width"], stride)

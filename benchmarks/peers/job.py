@@ -15,11 +15,11 @@ from turns import Channel, Stop
 
 from nfold import data, workloads
 from nfold.data import photographs
-from nfold.data.arrays import Arrays
-from nfold.data.part import Part
+from nfold.data.arrays import DataSetArrays
+from nfold.data.part import PackedJpegs
 from nfold.lifeline import die_with_parent
 from nfold.workload import Workload
-from nfold.workloads.base import Info
+from nfold.workloads.base import WorkloadInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Job:
     channel: Channel
 
     @property
-    def info(self) -> Info:
+    def info(self) -> WorkloadInfo:
         """The workload as the catalogue knows it."""
         return workloads.info(self.workload.name)
 
@@ -65,7 +65,7 @@ class Job:
             raise ValueError(f"unknown field {unknown[0]!r}; allowed are {', '.join(defaults)}")
         return {**defaults, **{name: int(value) for name, value in self.fields.items()}}
 
-    def arrays(self) -> Arrays:
+    def arrays(self) -> DataSetArrays:
         """The training data, as many samples as the workload says; at least one batch of it."""
         whole = self._whole()
         asked = 0 if self.info.defaults.encoded else self.parameters["samples"]
@@ -78,14 +78,14 @@ class Job:
             train_labels=whole.train_labels[:samples],
         )
 
-    def _whole(self) -> Arrays:
+    def _whole(self) -> DataSetArrays:
         if not self.info.defaults.encoded:
             return data.load(cast(str, self.info.dataset))
-        from nfold.data.centres import arrays_of
+        from nfold.data.centres import photograph_arrays
 
-        return arrays_of(photographs.load(), self.parameters)
+        return photograph_arrays(photographs.load(), self.parameters)
 
-    def photographs(self) -> Part | None:
+    def photographs(self) -> PackedJpegs | None:
         """The files of a workload whose images are files."""
         if not self.info.defaults.encoded:
             return None

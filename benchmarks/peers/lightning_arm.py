@@ -61,7 +61,7 @@ def main(job: Job) -> None:
     loader = careful_loader(job, workers)
     turns = turns_of(job, devices, queued_steps=queued(loader))
     trainer = lightning.Trainer(
-        accelerator="gpu" if devices.cuda else "cpu",
+        accelerator="gpu" if devices.is_cuda else "cpu",
         devices=job.world_size,
         precision="bf16-mixed",
         max_epochs=-1,

@@ -18,9 +18,9 @@ from photographs import Photographs
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from nfold.data.arrays import Arrays
+from nfold.data.arrays import DataSetArrays
 from nfold.lifeline import die_with_parent
-from nfold.telemetry.inspection import cores
+from nfold.telemetry.inspection import usable_cores
 
 try:
     from PIL import Image
@@ -41,7 +41,7 @@ Transform = Callable[[npt.NDArray[np.uint8]], Tensor]
 class Samples(Dataset[Sample]):
     """Single samples, transformed."""
 
-    def __init__(self, arrays: Arrays, operations: Operations) -> None:
+    def __init__(self, arrays: DataSetArrays, operations: Operations) -> None:
         unknown = {name for name, _ in operations} - {"crop", "flip"}
         if unknown:
             raise ValueError(f"the peers have no {', '.join(sorted(unknown))}")
@@ -57,7 +57,7 @@ class Samples(Dataset[Sample]):
         return self._transform(self._images[index]), int(self._labels[index])
 
 
-def torchvision_transform(arrays: Arrays, operations: dict[str, int]) -> Transform:
+def torchvision_transform(arrays: DataSetArrays, operations: dict[str, int]) -> Transform:
     """Random crop and flip, float, normalised, by torchvision."""
     steps: list[Any] = [_picture]
     if "crop" in operations:
@@ -77,7 +77,7 @@ def _picture(image: npt.NDArray[np.uint8]) -> Any:
 class Handmade:
     """The same in NumPy."""
 
-    def __init__(self, arrays: Arrays, operations: dict[str, int]) -> None:
+    def __init__(self, arrays: DataSetArrays, operations: dict[str, int]) -> None:
         self._padding = operations.get("crop", 0)
         self._flips = "flip" in operations
         self._side = arrays.train_images.shape[1]
@@ -138,7 +138,7 @@ def _start_worker(_: int) -> None:
 
 def workers_of(job: Job) -> int:
     """For every core of a GPU's share but one, at most MOST_WORKERS; none on a CPU device."""
-    share = cores() // job.world_size - 1
+    share = usable_cores() // job.world_size - 1
     return max(1, min(share, MOST_WORKERS)) if job.device == "cuda" else 0
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 from job import Job, run
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.base import Task
-from nfold.frameworks.cores import claimed_cores
-from nfold.plan import MINIMUM, Plan
+from nfold.frameworks.cores import pin_to_cores
+from nfold.plan import MINIMUM_VALUES, Plan
 from nfold.telemetry.inspection import inspect_machine
 
 
-def main(job: Job, ablation: Ablation | None = None) -> None:
+def main(job: Job, ablation: Variant | None = None) -> None:
     task = task_of(job, ablation)
-    with claimed_cores(task.plan, task.local_rank):
+    with pin_to_cores(task.plan, task.local_rank):
         drive(job, task)
 
 
@@ -28,8 +28,8 @@ def drive(job: Job, task: Task) -> None:
     """Train without end; torch is imported only here, inside the claimed cores."""
     from common import joined, turns_of
 
-    from nfold.frameworks.torch.capture import WARM_UP
-    from nfold.frameworks.torch.chain import chains
+    from nfold.frameworks.torch.capture import WARM_UP_CALLS
+    from nfold.frameworks.torch.chain import group_batches
     from nfold.frameworks.torch.devices import open_devices
     from nfold.frameworks.torch.loop import Trainer
 
@@ -40,12 +40,14 @@ def drive(job: Job, task: Task) -> None:
         trainer.model.train()
         for epoch in itertools.count():
             trainer.source.epoch = epoch
-            apart = 0 if epoch else WARM_UP
-            for batches in chains(trainer.source, task.plan.steps_per_execution, apart=apart):
-                turns.step(trainer.steps(batches, 0).reshape(-1)[-1], len(batches))
+            apart = 0 if epoch else WARM_UP_CALLS
+            for batches in group_batches(
+                trainer.source, task.plan.steps_per_execution, single_batches=apart
+            ):
+                turns.step(trainer.run_steps(batches, 0).reshape(-1)[-1], len(batches))
 
 
-def task_of(job: Job, ablation: Ablation | None = None) -> Task:
+def task_of(job: Job, ablation: Variant | None = None) -> Task:
     """This rank's task; what the fields do not say, nfold chooses on this machine."""
     repeat = job.parameters.get("repeat", 1)
     samples = len(job.arrays().train_labels) // repeat
@@ -56,7 +58,7 @@ def task_of(job: Job, ablation: Ablation | None = None) -> Task:
         workload=job.workload.with_parameters(samples=samples - samples % whole),
         plan=plan,
         machine=machine,
-        ablation=ablation,
+        requested_variant=ablation,
         rank=job.rank,
         local_rank=job.local_rank,
         world_size=job.world_size,
@@ -66,7 +68,7 @@ def task_of(job: Job, ablation: Ablation | None = None) -> Task:
 def asked(job: Job) -> Plan:
     """The plan that the fields write, with the arm's devices and batch."""
     fields: dict[str, Any] = {
-        name: int(value) if name in MINIMUM else value for name, value in job.fields.items()
+        name: int(value) if name in MINIMUM_VALUES else value for name, value in job.fields.items()
     }
     return Plan(device=job.device, devices=job.world_size, batch=job.batch, epochs=1).edit(**fields)
 

@@ -26,8 +26,8 @@ from fleet import Arm, Spec, Work, stop_all
 from results import efficiencies, summary, table
 from rounds import Pace, Window, measure, started
 
-from nfold.cli.preparing import prepare
-from nfold.plain import to_plain
+from nfold.cli.preparing import prepare_data
+from nfold.plain import serialize
 from nfold.plan import Plan
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
@@ -62,7 +62,7 @@ class Record:
         written = {
             "asked": self.asked,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "machine": to_plain(self.machine),
+            "machine": serialize(self.machine),
             "versions": versions(),
             "runs": [summary(arms, windows, work.devices) for work, arms, windows in self.runs],
         }
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
     """Measure on every number of devices, one after the other, and print what was found."""
     asked = parsed(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    prepare(Workload.parse(asked.workload), Plan(), None)
+    prepare_data(Workload.parse(asked.workload), Plan(), None)
     said = {key: str(value) for key, value in vars(asked).items() if key not in PLACES}
     record = Record(asked.out, said, inspect_machine())
     try:

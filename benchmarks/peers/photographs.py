@@ -18,7 +18,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from nfold.data.part import Part
+from nfold.data.part import PackedJpegs
 
 try:
     from torchvision.transforms import v2
@@ -32,7 +32,7 @@ ASPECT = 3 / 4, 4 / 3
 class Photographs(Dataset[tuple[Tensor, int]]):
     """Single photographs, decoded and distorted to float [3, size, size], -1 to 1."""
 
-    def __init__(self, part: Part, size: int, repeat: int) -> None:
+    def __init__(self, part: PackedJpegs, size: int, repeat: int) -> None:
         self._part, self._repeat = part, repeat
         self._transform = by_torchvision(size) if v2 else by_pillow(size)
 

@@ -9,8 +9,8 @@ from typing import Any
 from fleet import Arm
 from rounds import Window
 
-from nfold.plain import to_plain
-from nfold.stats import Interval, bootstrap, paired_ratio, ratio_groups
+from nfold.plain import serialize
+from nfold.stats import Interval, bootstrap, paired_ratio, ratio_of_grouped
 
 Rates = dict[int, float]
 """Samples per second of one arm, by round."""
@@ -33,7 +33,7 @@ def efficiency(many: Rates, one: Rates, devices: int) -> Interval | None:
     """An arm's rate on ``devices`` over so many times its rate on one, in a run of its own."""
     if not (many and one):
         return None
-    found = ratio_groups([list(many.values())], [list(one.values())])
+    found = ratio_of_grouped([list(many.values())], [list(one.values())])
     bounds = (found.value, found.low, found.high)
     return Interval(*(None if bound is None else bound / devices for bound in bounds))  # type: ignore[arg-type]
 
@@ -43,7 +43,7 @@ def summary(arms: Sequence[Arm], windows: Sequence[Window], devices: int) -> dic
     return {
         "devices": devices,
         "arms": [_arm(arm) for arm in arms],
-        "windows": [to_plain(window) for window in windows],
+        "windows": [serialize(window) for window in windows],
     }
 
 

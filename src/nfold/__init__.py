@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nfold.ablation import Ablation
+    from nfold.ablation import Variant
     from nfold.api import Run, linear_scaling_rule
     from nfold.images import Images
     from nfold.machine import Machine
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Ablation",
     "Images",
     "Machine",
     "Measurement",
     "Plan",
     "Run",
     "Training",
+    "Variant",
     "Workload",
     "__version__",
     "linear_scaling_rule",
 ]
 
 _HOMES = {
-    "Ablation": "nfold.ablation",
     "Images": "nfold.images",
     "Machine": "nfold.machine",
     "Measurement": "nfold.measurement",
     "Plan": "nfold.plan",
     "Run": "nfold.api",
     "Training": "nfold.training",
+    "Variant": "nfold.ablation",
     "Workload": "nfold.workload",
     "linear_scaling_rule": "nfold.api",
 }

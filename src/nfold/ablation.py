@@ -11,15 +11,15 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from nfold.errors import UsageError
-from nfold.plain import from_plain, to_plain
+from nfold.plain import deserialize, serialize, stored_name
 from nfold.plan import Plan
 
-Rule = tuple[bool, str]
+RefusalRule = tuple[bool, str]
 """Whether something is refused, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ablation:
+class Variant:
     """The parts of a run that an experiment leaves out. The empty one leaves out nothing.
 
     ``input``: the first batches again, kept on the host or on the device. ``exchange`` of
@@ -55,21 +55,21 @@ class Ablation:
     threads: int | None = None
     pinned: bool = True
     devices: tuple[int, ...] = ()
-    shares: tuple[int, ...] = ()
-    buffers: bool = True
+    data_shares: tuple[int, ...] = ()
+    broadcast_buffers: bool = True
     host_syncs: bool = True
     anomaly_detection: bool = True
-    repeated_exchange: bool = True
-    unused_parameters: bool = True
+    exchange_each_micro_batch: bool = True
+    find_unused_parameters: bool = True
     expandable_segments: bool = False
     channels_last: bool = False
     compiled: Literal["", "default", "reduce-overhead"] = ""
-    late_exchange: bool = False
-    traced: bool = False
-    pass_batches: int | None = None
+    exchange_after_backward: bool = False
+    profiler_steps: bool = False
+    batches_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("devices", "shares"):
+        for name in ("devices", "data_shares"):
             order = getattr(self, name)
             if sorted(order) != list(range(len(order))):
                 raise UsageError(f"{name} {order}: allowed is an order of 0 to N-1")
@@ -81,32 +81,32 @@ class Ablation:
 
     def __bool__(self) -> bool:
         """Whether anything is left out."""
-        return self != NOTHING
+        return self != NO_INTERVENTIONS
 
     @property
-    def trains(self) -> bool:
+    def preserves_training(self) -> bool:
         """Whether a training under it is the user's own: nothing is left out of a step."""
-        return dataclasses.replace(self, traced=False) == NOTHING
+        return dataclasses.replace(self, profiler_steps=False) == NO_INTERVENTIONS
 
     @property
-    def coupled(self) -> bool:
+    def ranks_synchronize(self) -> bool:
         """Whether ranks still wait for each other in every step."""
-        return self.exchange != "none" and (not self.independent or self.late_exchange)
+        return self.exchange != "none" and (not self.independent or self.exchange_after_backward)
 
     def device_of(self, rank: int, local_rank: int) -> int:
         """The device that a rank drives, by its place on its host."""
         return self.devices[rank] if self.devices else self.device + local_rank
 
-    def merged(self, other: Ablation) -> Ablation:
+    def merge(self, other: Variant) -> Variant:
         """What both leave out; where both say something, ``other`` counts."""
-        return dataclasses.replace(self, **_said(other))
+        return dataclasses.replace(self, **_non_default_fields(other))
 
     def refusal(self, plan: Plan) -> str | None:
         """Why this cannot be taken away from the complete plan, whatever the framework, or None."""
         rules = (*self._among_devices(plan), *self._inside_a_step(plan))
         return next((reason for refused, reason in rules if refused), None)
 
-    def _among_devices(self, plan: Plan) -> tuple[Rule, ...]:
+    def _among_devices(self, plan: Plan) -> tuple[RefusalRule, ...]:
         """What several devices do with each other."""
         devices = plan.devices or 1
         one = devices == 1
@@ -123,30 +123,30 @@ class Ablation:
             (self.independent and one, "one device has no other to be independent of"),
             (self.independent and plan.strategy == "dp", "nn.DataParallel has one process"),
             (
-                self.late_exchange and not self.independent,
+                self.exchange_after_backward and not self.independent,
                 "devices that are not independent exchange their gradients themselves",
             ),
             (self.device > 0 and not one, "a single device is chosen for a plan on one device"),
-            (not self.buffers and one, "one device broadcasts no buffers"),
+            (not self.broadcast_buffers and one, "one device broadcasts no buffers"),
             (
-                not self.unused_parameters and (one or plan.strategy != "ddp"),
+                not self.find_unused_parameters and (one or plan.strategy != "ddp"),
                 "only DistributedDataParallel looks for parameters without a gradient",
             ),
             (
-                not self.repeated_exchange and (one or plan.accumulate == 1),
+                not self.exchange_each_micro_batch and (one or plan.accumulate == 1),
                 "gradients are exchanged once a step",
             ),
             (
-                not self.buffers and plan.strategy == "dp",
+                not self.broadcast_buffers and plan.strategy == "dp",
                 "nn.DataParallel copies the whole module, not its buffers alone",
             ),
             *(
                 (len(o) not in (0, devices), f"{o} is no order of {devices} devices")
-                for o in (self.devices, self.shares)
+                for o in (self.devices, self.data_shares)
             ),
         )
 
-    def _inside_a_step(self, plan: Plan) -> tuple[Rule, ...]:
+    def _inside_a_step(self, plan: Plan) -> tuple[RefusalRule, ...]:
         """What each device does by itself."""
         return (
             (self.input != "real" and plan.input == "resident", "the data are on the device"),
@@ -179,24 +179,29 @@ class Ablation:
 
     def to_dict(self) -> dict[str, object]:
         """What is left out, as plain JSON values; a default is not written: ids stay."""
-        values: dict[str, object] = to_plain(_said(self))
+        values: dict[str, object] = serialize(_stored_fields(self))
         return values
 
     @classmethod
-    def from_dict(cls, values: dict[str, object]) -> Ablation:
+    def from_dict(cls, values: dict[str, object]) -> Variant:
         """The ablation that ``to_dict`` wrote; an unknown entry is refused, never ignored."""
-        return from_plain(cls, values)
+        return deserialize(cls, values)
 
     def __str__(self) -> str:
-        words = [f"{name} {value}" for name, value in _said(self).items()]
+        words = [f"{name} {value}" for name, value in _stored_fields(self).items()]
         return ", ".join(words) or "nothing left out"
 
 
-NOTHING = Ablation()
+NO_INTERVENTIONS = Variant()
 """The empty one."""
 
 
-def _said(ablation: Ablation) -> dict[str, Any]:
+def _non_default_fields(ablation: Variant) -> dict[str, Any]:
     """The fields that are not at their default."""
     values = {f.name: (getattr(ablation, f.name), f.default) for f in fields(ablation)}
     return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def _stored_fields(variant: Variant) -> dict[str, Any]:
+    changed = _non_default_fields(variant)
+    return {stored_name(Variant, name): value for name, value in changed.items()}

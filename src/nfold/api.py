@@ -12,21 +12,21 @@ from typing import Any
 
 from nfold.errors import UsageError
 from nfold.frameworks.base import Observer, Phase
-from nfold.frameworks.torch.user.job import join
-from nfold.frameworks.torch.user.plan import complete
+from nfold.frameworks.torch.user.job import join_job
+from nfold.frameworks.torch.user.plan import complete_run_plan
 from nfold.frameworks.torch.user.run import UserRun
 from nfold.frameworks.torch.user.schedule import linear_scaling_rule
 from nfold.plan import Plan
-from nfold.run.handoff import Folder, Heart
+from nfold.run.handoff import HandoffFolder, HeartbeatWriter
 
 __all__ = ["Run", "linear_scaling_rule"]
 
-FOLDER = "NFOLD_FOLDER"
+FOLDER_VARIABLE = "NFOLD_FOLDER"
 """Environment variable: the folder of a run that ``nfold run`` watches over."""
-PLAN = "NFOLD_PLAN"
+PLAN_VARIABLE = "NFOLD_PLAN"
 """Environment variable: plan fields as JSON, from the flags of ``nfold run``."""
-FILE = "nfold.toml"
-LOOPS_OWN = {
+PLAN_FILE = "nfold.toml"
+LOOP_FIELDS = {
     "batch": "run.loader(data, batch_size=...)",
     "steps": "the script's own loop",
     "epochs": "the script's own loop",
@@ -51,11 +51,15 @@ class Run(UserRun):
     """
 
     def __init__(self, plan: Plan | None = None, **fields: Any) -> None:
-        asked = _asked(plan, fields)
-        job = join(asked.device)
-        folder = os.environ.get(FOLDER)
-        observer = Observer() if folder is None else Heartbeat(Folder(Path(folder)), job.rank)
-        super().__init__(complete(asked, job), job, observer)
+        asked = _merge_plan_sources(plan, fields)
+        job = join_job(asked.device)
+        folder = os.environ.get(FOLDER_VARIABLE)
+        observer = (
+            Observer()
+            if folder is None
+            else HeartbeatObserver(HandoffFolder(Path(folder)), job.rank)
+        )
+        super().__init__(complete_run_plan(asked, job), job, observer)
         self._folder = None if folder is None else Path(folder)
 
     def log(self, **values: Any) -> None:
@@ -73,40 +77,40 @@ class Run(UserRun):
                 file.write(line + "\n")
 
 
-class Heartbeat(Observer):
+class HeartbeatObserver(Observer):
     """Tells the supervisor of ``nfold run`` that this rank lives."""
 
-    def __init__(self, folder: Folder, rank: int) -> None:
-        self._heart = Heart(folder.heartbeat(rank), os.getpid())
+    def __init__(self, folder: HandoffFolder, rank: int) -> None:
+        self._heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
 
     def beat(self, phase: Phase, step: int, total: int = 0) -> None:
         """Beat at once: a store to a memory map."""
         self._heart.beat(phase, step, total, time.monotonic_ns())
 
 
-def _asked(plan: Plan | None, fields: dict[str, Any]) -> Plan:
+def _merge_plan_sources(plan: Plan | None, fields: dict[str, Any]) -> Plan:
     """The plan from all its sources, later ones winning."""
-    file = Path(FILE)
+    file = Path(PLAN_FILE)
     asked = Plan.from_toml(file.read_text()) if file.exists() else Plan()
     told = _from_environment()
-    for name in (one for one in LOOPS_OWN if one in told or one in fields):
-        raise UsageError(f"{name} is not a script's plan to say; next: {LOOPS_OWN[name]}")
-    for later in (told, {} if plan is None else _said(plan), fields):
+    for name in (one for one in LOOP_FIELDS if one in told or one in fields):
+        raise UsageError(f"{name} is not a script's plan to say; next: {LOOP_FIELDS[name]}")
+    for later in (told, {} if plan is None else _non_default_fields(plan), fields):
         asked = asked.edit(**later)
     return asked
 
 
 def _from_environment() -> dict[str, Any]:
-    text = os.environ.get(PLAN)
+    text = os.environ.get(PLAN_VARIABLE)
     if not text:
         return {}
     try:
-        return _said(Plan.from_dict(json.loads(text)))
+        return _non_default_fields(Plan.from_dict(json.loads(text)))
     except ValueError as error:
-        raise UsageError(f"{PLAN} is not JSON: {error}") from None
+        raise UsageError(f"{PLAN_VARIABLE} is not JSON: {error}") from None
 
 
-def _said(plan: Plan) -> dict[str, Any]:
+def _non_default_fields(plan: Plan) -> dict[str, Any]:
     """The fields that differ from a plan that says nothing."""
     return {
         field.name: getattr(plan, field.name)

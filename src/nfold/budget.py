@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nfold.amounts import bounds, times
-from nfold.finding import FLOOR, NO_TIME, AtLeast, BatchLimit, Finding, Interaction, Speed
-from nfold.measurement import Doubt
-from nfold.plain import to_plain
+from nfold.amounts import format_parenthesized_range, format_ratio_interval
+from nfold.finding import (
+    MIN_STEP_FRACTION,
+    NOT_ENOUGH_TIME,
+    BreakEvenBatch,
+    Finding,
+    Interaction,
+    LowerBound,
+    Speed,
+)
+from nfold.measurement import Caveat
+from nfold.plain import serialize
 from nfold.plan import Plan
 from nfold.stats import Interval
-from nfold.summary import SCHEMA
+from nfold.summary import JSON_SCHEMA_VERSION
 
-FAULTS = ("imbalance", "input", "single-process", "storage", "undivided-work")
+REMOVABLE_CAUSES = ("imbalance", "input", "single-process", "storage", "undivided-work")
 """Causes that can go as a whole: while there is one, devices that are slower than one may help."""
 
 
@@ -37,17 +45,17 @@ class Budget:
     ideal_ms: Interval
     speedup: Interval
     rows: tuple[Finding, ...]
-    single: tuple[Finding, ...]
+    one_device_rows: tuple[Finding, ...]
     interactions: tuple[Interaction, ...]
-    others_ms: Interval
-    unexplained_ms: Interval
-    wrong: tuple[str, ...] = ()
-    warnings: tuple[Doubt, ...] = ()
-    untested: tuple[tuple[str, str], ...] = ()
-    limit: BatchLimit | None = None
-    way: str = ""
+    not_significant_ms: Interval
+    not_attributed_ms: Interval
+    training_errors: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    unmeasured: tuple[tuple[str, str], ...] = ()
+    break_even_batch: BreakEvenBatch | None = None
+    parallelism: str = ""
     headline: str = ""
-    at_least: AtLeast | None = None
+    lower_bound: LowerBound | None = None
     device_bound: Speed | None = None
 
     @property
@@ -62,94 +70,102 @@ class Budget:
         return bound.step_ms.value if bound else self.ideal_ms.value
 
     @property
-    def goal(self) -> str:
+    def goal_label(self) -> str:
         """``2-fold``, or of one device ``compute alone``."""
         return f"{self.devices}-fold" if self.devices > 1 else "compute alone"
 
     @property
-    def named(self) -> tuple[Finding, ...]:
+    def significant(self) -> tuple[Finding, ...]:
         """A row of each cause, the one of N devices if it has two; the largest whole cost first."""
-        found = {row.cause: row for row in (*self.single, *self.rows) if row.named}
-        return tuple(sorted(found.values(), key=lambda row: -row.all_ms.value))
+        found = {row.cause: row for row in (*self.one_device_rows, *self.rows) if row.significant}
+        return tuple(sorted(found.values(), key=lambda row: -row.total_ms.value))
 
     @property
-    def cannot_help(self) -> bool:
+    def devices_cannot_help(self) -> bool:
         """Whether N devices are slower than one, and no change is known that makes them faster."""
-        if self.limit is None or self.limit.helps or self.unseen:
+        if (
+            self.break_even_batch is None
+            or self.break_even_batch.devices_help
+            or self.may_miss_causes
+        ):
             return False
-        fault = bool(self.named) and self.named[0].cause in FAULTS
+        fault = bool(self.significant) and self.significant[0].cause in REMOVABLE_CAUSES
         return not fault and not any(_makes_faster(row) for row in self.rows)
 
     @property
-    def unseen(self) -> bool:
+    def may_miss_causes(self) -> bool:
         """Whether something is missing that is in no row, and there was no time for all causes."""
-        return bool(self.no_time) and self.misses(self.unexplained_ms)
+        return bool(self.skipped_causes) and self.is_time_missing(self.not_attributed_ms)
 
     @property
-    def no_time(self) -> tuple[str, ...]:
+    def skipped_causes(self) -> tuple[str, ...]:
         """The causes that there was no time for."""
-        return tuple(cause for cause, reason in self.untested if reason == NO_TIME)
+        return tuple(cause for cause, reason in self.unmeasured if reason == NOT_ENOUGH_TIME)
 
-    def slows(self, row: Finding) -> bool:
+    def fix_is_slower(self, row: Finding) -> bool:
         """Whether what a row's change costs is more than what it wins."""
         now, gain = self.speedup.value if row in self.rows else 1.0, row.predicted_speedup
         return gain is not None and gain.value < now
 
-    def misses(self, rest: Interval) -> bool:
+    def is_time_missing(self, missing_ms: Interval) -> bool:
         """Whether so much is missing for sure. To say so takes less than to name a cause for it."""
-        least = FLOOR * self.n_devices.step_ms.value
-        return rest.low is not None and rest.low > 0 and rest.value > least
+        least = MIN_STEP_FRACTION * self.n_devices.step_ms.value
+        return missing_ms.low is not None and missing_ms.low > 0 and missing_ms.value > least
 
     def to_json(self) -> dict[str, Any]:
         """The versioned object that ``nfold explain --json`` prints."""
         return {
-            "schema": SCHEMA,
+            "schema": JSON_SCHEMA_VERSION,
             "target": self.target,
             "plan": self.plan.to_dict(),
             "devices": self.devices,
-            "one_device": to_plain(self.one_device),
-            "n_devices": to_plain(self.n_devices),
-            "speedup": to_plain(self.speedup),
-            "device_bound": to_plain(self.device_bound),
+            "one_device": serialize(self.one_device),
+            "n_devices": serialize(self.n_devices),
+            "speedup": serialize(self.speedup),
+            "device_bound": serialize(self.device_bound),
             "budget": [row.to_json() for row in self.rows],
-            "single_device_budget": [row.to_json() for row in self.single],
-            "named": [row.cause for row in self.named],
+            "single_device_budget": [row.to_json() for row in self.one_device_rows],
+            "named": [row.cause for row in self.significant],
             "interactions": [one.to_json() for one in self.interactions],
-            "others_ms": to_plain(self.others_ms),
-            "unexplained_ms": to_plain(self.unexplained_ms),
-            "at_least": self.at_least.to_json() if self.at_least else None,
-            "wrong": list(self.wrong),
-            "warnings": [to_plain(doubt) for doubt in self._told()],
+            "others_ms": serialize(self.not_significant_ms),
+            "unexplained_ms": serialize(self.not_attributed_ms),
+            "at_least": self.lower_bound.to_json() if self.lower_bound else None,
+            "wrong": list(self.training_errors),
+            "warnings": [serialize(doubt) for doubt in self._all_caveats()],
         }
 
-    def _told(self) -> list[Doubt]:
+    def _all_caveats(self) -> list[Caveat]:
         """The warnings, with what was not tested and whether the devices can help at all."""
-        limit = [("cannot_help", " ".join(no_help(self)))] if self.cannot_help else []
-        told = limit + [(f"untested_{cause}", reason) for cause, reason in self.untested]
-        first = [Doubt(kind="headline", text=self.headline)] if self.headline else []
-        return [*first, *self.warnings, *(Doubt(kind=kind, text=text) for kind, text in told)]
+        limit = (
+            [("cannot_help", " ".join(explain_no_speedup(self)))]
+            if self.devices_cannot_help
+            else []
+        )
+        told = limit + [(f"untested_{cause}", reason) for cause, reason in self.unmeasured]
+        first = [Caveat(kind="headline", text=self.headline)] if self.headline else []
+        return [*first, *self.caveats, *(Caveat(kind=kind, text=text) for kind, text in told)]
 
 
 def _makes_faster(row: Finding) -> bool:
     """Whether N devices were measured to beat one without this cause."""
     without = row.predicted_speedup
-    return row.named and row.proven and without is not None and (without.low or 0.0) > 1
+    return row.significant and row.fix_measured and without is not None and (without.low or 0.0) > 1
 
 
-def no_help(budget: Budget) -> list[str]:
+def explain_no_speedup(budget: Budget) -> list[str]:
     """That N devices are slower than one, from which batch on they would not be, what to do."""
-    assert budget.limit is not None
-    limit, n, batch = budget.limit, budget.devices, budget.plan.batch
+    assert budget.break_even_batch is not None
+    limit, n, batch = budget.break_even_batch, budget.devices, budget.plan.batch
     found = "From which batch on they do was not measured; next: a larger --budget."
     if limit.evidence:
         found = f"By the measured steps no batch makes {n} devices faster."
     if limit.batch is not None:
-        about = f"{limit.batch.value:,.0f} on{bounds(limit.batch, '{:,.0f}')}"
+        about = f"{limit.batch.value:,.0f} on{format_parenthesized_range(limit.batch, '{:,.0f}')}"
         found = f"They do from a batch of about {about}."
     return [
-        f"{n} devices cannot help at batch {batch}: they are {times(budget.speedup)} as fast as "
+        f"{n} devices cannot help at batch {batch}: they are {format_ratio_interval(budget.speedup)} as fast as "
         "one.",
         found,
         f"Train on one device, at {budget.one_device.samples_per_s.value:,.0f} samples/s, or "
-        f"raise {'its batch' if budget.way else '--batch'}.",
+        f"raise {'its batch' if budget.parallelism else '--batch'}.",
     ]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nfold.plain import to_plain
+from nfold.plain import serialize
 from nfold.plan import Plan
-from nfold.stats import PAIRS, Interval, ratio_groups
+from nfold.stats import MIN_PAIRS, Interval, ratio_of_grouped
 from nfold.summary import Cell, rate_groups, window_rates
 
-FREE = ("devices", "strategy", "cores_per_device", "workers")
+BASELINE_DIFFERENCES = ("devices", "strategy", "cores_per_device", "workers")
 """Fields that differ between a plan and the same plan on one device."""
 
 
@@ -45,25 +45,27 @@ class Comparison:
             "baseline": self.baseline.first.id,
             "id": self.cell.first.id,
             "scaling": self.scaling,
-            "speedup": to_plain(self.speedup),
-            "efficiency": to_plain(self.efficiency),
+            "speedup": serialize(self.speedup),
+            "efficiency": serialize(self.efficiency),
         }
 
 
-def comparisons(cells: Sequence[Cell]) -> list[Comparison]:
+def compare_all(cells: Sequence[Cell]) -> list[Comparison]:
     """Every cell on several devices against the same plan on one, where both were timed."""
-    found = [compare(cell, cells) for cell in cells if (cell.first.plan.devices or 1) > 1]
+    found = [
+        compare_with_baseline(cell, cells) for cell in cells if (cell.first.plan.devices or 1) > 1
+    ]
     return [comparison for comparison in found if comparison is not None]
 
 
-def compare(cell: Cell, among: Sequence[Cell]) -> Comparison | None:
+def compare_with_baseline(cell: Cell, among: Sequence[Cell]) -> Comparison | None:
     """Compare ``cell`` with its baseline in ``among``: the same global batch first, else weak."""
     rates = rate_groups(cell)
     plan = cell.first.plan
     for scaling, batch in _baseline_batches(plan):
         for other in among:
             if _is_baseline(other, cell, batch) and rates and rate_groups(other):
-                speedup = ratio_groups(*_paired(cell, other))
+                speedup = ratio_of_grouped(*_paired(cell, other))
                 return Comparison(baseline=other, cell=cell, scaling=scaling, speedup=speedup)
     return None
 
@@ -72,7 +74,7 @@ def throughput_ratio(cell: Cell, other: Cell) -> Interval | None:
     """The throughput of ``cell`` over that of ``other``, by repeat where three are in both."""
     if not rate_groups(cell) or not rate_groups(other):
         return None
-    return ratio_groups(*_paired(cell, other))
+    return ratio_of_grouped(*_paired(cell, other))
 
 
 def _paired(cell: Cell, other: Cell) -> tuple[list[list[float]], list[list[float]]]:
@@ -83,13 +85,13 @@ def _paired(cell: Cell, other: Cell) -> tuple[list[list[float]], list[list[float
     """
     mine, theirs = _rates_by_repeat(cell), _rates_by_repeat(other)
     common = sorted(mine.keys() & theirs.keys())
-    if len(common) < PAIRS:
+    if len(common) < MIN_PAIRS:
         return rate_groups(cell), rate_groups(other)
     return [mine[repeat] for repeat in common], [theirs[repeat] for repeat in common]
 
 
 def _rates_by_repeat(cell: Cell) -> dict[int, list[float]]:
-    found = {m.repeat: window_rates(m) for m in cell.ok}
+    found = {m.repeat: window_rates(m) for m in cell.successful}
     return {repeat: rates for repeat, rates in found.items() if rates}
 
 
@@ -106,8 +108,8 @@ def _is_baseline(other: Cell, cell: Cell, batch: int) -> bool:
         and theirs.plan.batch == batch
         and theirs.workload == mine.workload
         and theirs.machine.id == mine.machine.id
-        and theirs.ablation == mine.ablation
-        and set(mine.plan.diff(theirs.plan)) <= {*FREE, "batch"}
+        and theirs.variant == mine.variant
+        and set(mine.plan.diff(theirs.plan)) <= {*BASELINE_DIFFERENCES, "batch"}
         and _same_share(mine.plan, theirs.plan)
     )
 

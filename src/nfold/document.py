@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nfold.comparison import comparisons
+from nfold.comparison import compare_all
 from nfold.measurement import Measurement
-from nfold.summary import SCHEMA, cells, to_json
+from nfold.summary import JSON_SCHEMA_VERSION, group_cells, measurement_json
 
 
-def document(measurements: Sequence[Measurement]) -> dict[str, Any]:
+def measurements_document(measurements: Sequence[Measurement]) -> dict[str, Any]:
     """``{"schema", "machine", "machines", "measurements", "comparisons"}`` as plain JSON values.
 
     ``machine`` is the newest measurement's, None without any; ``machines`` holds every one by
@@ -19,11 +19,11 @@ def document(measurements: Sequence[Measurement]) -> dict[str, Any]:
     because JSON has no NaN.
     """
     found = {
-        "schema": SCHEMA,
+        "schema": JSON_SCHEMA_VERSION,
         "machine": measurements[-1].machine.to_dict() if measurements else None,
         "machines": {m.machine.id: m.machine.to_dict() for m in measurements},
-        "measurements": [{**to_json(m), "machine": m.machine.id} for m in measurements],
-        "comparisons": [one.to_json() for one in comparisons(cells(measurements))],
+        "measurements": [{**measurement_json(m), "machine": m.machine.id} for m in measurements],
+        "comparisons": [one.to_json() for one in compare_all(group_cells(measurements))],
     }
     clean: dict[str, Any] = _finite(found)
     return clean

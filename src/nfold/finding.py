@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nfold.plain import to_plain
+from nfold.plain import serialize
 from nfold.stats import Interval
 
-FLOOR = 0.02
+MIN_STEP_FRACTION = 0.02
 """The part of a step below which no row is named a cause, whatever its interval says."""
-SURE = 2.5
+INTERVAL_MARGIN = 2.5
 """So many times as wide an interval must still exclude 0: a table has a dozen rows, and one in
 twenty healthy ones lies outside its own interval."""
-NO_TIME = "no time was left; next: a larger --budget"
-CAUSES: dict[str, str] = {
+NOT_ENOUGH_TIME = "no time was left; next: a larger --budget"
+CAUSE_DESCRIPTIONS: dict[str, str] = {
     "link": "gradient bytes that compute does not hide",
     "network": "gradient bytes between hosts",
     "synchronization": "exchanging at all: wrapper, latency, waiting points",
@@ -51,41 +51,41 @@ class Finding:
     predicted_speedup: Interval | None
     fix: str
     evidence: tuple[str, ...]
-    named: bool
-    whole_ms: Interval | None = None
+    significant: bool
+    multi_device_total_ms: Interval | None = None
     predicted_samples_per_s: Interval | None = None
     bound_samples_per_s: Interval | None = None
-    proven: bool = False
-    parts: tuple[tuple[str, Interval], ...] = ()
+    fix_measured: bool = False
+    components: tuple[tuple[str, Interval], ...] = ()
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """The cause in a few words."""
-        return CAUSES[self.cause]
+        return CAUSE_DESCRIPTIONS[self.cause]
 
     @property
-    def all_ms(self) -> Interval:
+    def total_ms(self) -> Interval:
         """The whole cost, as far as it is known."""
-        return self.whole_ms or self.lost_ms
+        return self.multi_device_total_ms or self.lost_ms
 
     def to_json(self) -> dict[str, Any]:
         """One entry of ``budget`` in the versioned JSON."""
         return {
             "cause": self.cause,
-            "lost_ms": to_plain(self.lost_ms),
-            "whole_ms": to_plain(self.whole_ms),
-            "predicted_speedup": to_plain(self.predicted_speedup),
-            "predicted_samples_per_s": to_plain(self.predicted_samples_per_s),
-            "bound_samples_per_s": to_plain(self.bound_samples_per_s),
+            "lost_ms": serialize(self.lost_ms),
+            "whole_ms": serialize(self.multi_device_total_ms),
+            "predicted_speedup": serialize(self.predicted_speedup),
+            "predicted_samples_per_s": serialize(self.predicted_samples_per_s),
+            "bound_samples_per_s": serialize(self.bound_samples_per_s),
             "fix": self.fix,
-            "named": self.named,
-            "proven": self.proven,
+            "named": self.significant,
+            "proven": self.fix_measured,
             "evidence": list(self.evidence),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtLeast:
+class LowerBound:
     """What lies between two epochs of ``steps`` steps on so many ``devices``, of which a run that
     was ended in it saw ``seconds``, or all that it takes (``whole``), of one device unknown.
     """
@@ -94,7 +94,7 @@ class AtLeast:
     steps: int
     devices: int
     fix: str
-    whole: bool = False
+    is_complete: bool = False
     cause: str = "epoch-boundary"
 
     @property
@@ -104,7 +104,7 @@ class AtLeast:
 
     def to_json(self) -> dict[str, Any]:
         """``at_least`` in the versioned JSON."""
-        values: dict[str, Any] = to_plain(self)
+        values: dict[str, Any] = serialize(self)
         return {**values, "lost_ms": self.lost_ms}
 
 
@@ -121,7 +121,7 @@ class Interaction:
 
     def to_json(self) -> dict[str, Any]:
         """One entry of ``interactions`` in the versioned JSON."""
-        values: dict[str, Any] = to_plain(self)
+        values: dict[str, Any] = serialize(self)
         return values
 
 
@@ -134,21 +134,21 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchLimit:
+class BreakEvenBatch:
     """From which global batch on N devices beat one, by a line through measured step times.
 
     ``batch`` is None where they never do, because another sample costs N devices more than one,
     and without ``evidence``, where nobody has measured it.
     """
 
-    helps: bool
+    devices_help: bool
     batch: Interval | None
     evidence: tuple[str, ...]
 
 
-def beyond(cost: Interval, step_ms: float) -> bool:
+def exceeds_noise(loss: Interval, step_ms: float) -> bool:
     """Whether a cost is other than 0, a loss or a gain, and worth a name."""
-    if cost.low is None or cost.high is None:
+    if loss.low is None or loss.high is None:
         return False
-    side = cost.value - cost.low if cost.value > 0 else cost.high - cost.value
-    return abs(cost.value) > max(SURE * side, FLOOR * step_ms)
+    side = loss.value - loss.low if loss.value > 0 else loss.high - loss.value
+    return abs(loss.value) > max(INTERVAL_MARGIN * side, MIN_STEP_FRACTION * step_ms)

@@ -7,8 +7,8 @@ from typing import Any
 
 from nfold.errors import UnknownValue, UsageError
 
-OPERATIONS = ("crop", "flip", "cutout")
-MOST_CHANNELS = 4
+AUGMENTATIONS = ("crop", "flip", "cutout")
+MAX_CHANNELS = 4
 """Of stored images; what has more of them is no image."""
 
 
@@ -33,7 +33,7 @@ class Images:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
-        check_operations(operations)
+        check_augmentations(operations)
         if (mean is None) != (std is None) or len(mean or ()) != len(std or ()):
             raise UsageError(f"mean {mean} and std {std}: allowed are both, of one length, or none")
         if any(value <= 0 for value in std or ()):
@@ -43,12 +43,12 @@ class Images:
         self.std = None if std is None else tuple(std)
 
 
-def check_operations(operations: Sequence[Any]) -> None:
+def check_augmentations(operations: Sequence[Any]) -> None:
     """UsageError where ``operations`` are not pairs of a known name and a number from 0."""
     for entry in operations:
         if not (isinstance(entry, tuple) and len(entry) == 2 and type(entry[1]) is int):
             raise UsageError(f'augmentation {entry!r}: allowed are pairs such as ("crop", 4)')
-        if entry[0] not in OPERATIONS:
-            raise UnknownValue("augmentation", entry[0], OPERATIONS)
+        if entry[0] not in AUGMENTATIONS:
+            raise UnknownValue("augmentation", entry[0], AUGMENTATIONS)
         if entry[1] < 0:
             raise UsageError(f"augmentation {entry!r}: allowed are whole numbers from 0")

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-PARENT = "NFOLD_PARENT"
+PARENT_VARIABLE = "NFOLD_PARENT"
 """Environment variable with the process id that a child must find as its parent."""
 
 _PR_SET_PDEATHSIG = 1
@@ -25,12 +25,12 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    expected = os.environ.get(PARENT)
+    expected = os.environ.get(PARENT_VARIABLE)
     if expected is not None and os.getppid() != int(expected):
         sys.exit(f"the parent {expected} is gone")
-    os.environ[PARENT] = str(os.getpid())
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
 
 
 def child_environment(**extra: str) -> dict[str, str]:
     """This process's environment for a child that calls ``die_with_parent``."""
-    return {**os.environ, PARENT: str(os.getpid()), **extra}
+    return {**os.environ, PARENT_VARIABLE: str(os.getpid()), **extra}

@@ -7,11 +7,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from nfold.plain import from_plain, to_plain
+from nfold.plain import deserialize, serialize
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class GpuInfo:
     """One GPU as its driver describes it; None where the driver does not say."""
 
     index: int
@@ -23,7 +23,7 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
+class GpuLink:
     """How two GPUs reach each other: ``nvlink`` with its count, ``pcie``, or ``none``."""
 
     first: int
@@ -44,8 +44,8 @@ class Machine:
     os: str = ""
     python: str = ""
     driver: str | None = None
-    gpus: tuple[Device, ...] = ()
-    links: tuple[Link, ...] = ()
+    gpus: tuple[GpuInfo, ...] = ()
+    links: tuple[GpuLink, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the frameworks and libraries that decide speed, by package name."""
     limits: dict[str, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Machine:
     @property
     def id(self) -> str:
         """Ten hex digits: the same hardware and software versions give the same id."""
-        facts = to_plain(self)
+        facts = serialize(self)
         for volatile in ("shm_bytes", "limits"):
             del facts[volatile]
         for gpu in facts["gpus"]:
@@ -68,15 +68,15 @@ class Machine:
         gpus = f"{len(self.gpus)} × {' / '.join(names)}, " if self.gpus else ""
         return f"{gpus}{self.cores} cores ({self.cpu}), {self.memory_bytes / 2**30:.0f} GiB"
 
-    def count(self, device: str) -> int:
+    def device_count(self, device: str) -> int:
         """How many devices of a kind (``cuda`` or ``cpu``) there are; a CPU device is a core."""
         return len(self.gpus) if device == "cuda" else self.cores
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the id."""
-        return {"id": self.id, **to_plain(self)}
+        return {"id": self.id, **serialize(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Machine:
         """The machine that ``to_dict`` wrote."""
-        return from_plain(cls, {k: v for k, v in values.items() if k != "id"})
+        return deserialize(cls, {k: v for k, v in values.items() if k != "id"})

@@ -9,23 +9,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.machine import Machine
-from nfold.plain import from_plain, to_plain
+from nfold.plain import deserialize, serialize
 from nfold.plan import Plan
 from nfold.workload import Workload
 
 Status = Literal["ok", "oom", "crashed", "hung", "killed", "diverged", "unsupported", "interrupted"]
 STATUSES: tuple[str, ...] = get_args(Status)
 
-UNEXCHANGED = "gradients were not exchanged"
+NO_GRADIENT_EXCHANGE = "gradients were not exchanged"
 """What is said of ranks that each train a model of their own."""
-UNFINISHED: tuple[str, ...] = ("interrupted", "killed")
+INTERRUPTED_STATUSES: tuple[str, ...] = ("interrupted", "killed")
 """Ended from outside: a rerun of the same grid runs these again, all others are results."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetches:
+class FetchStats:
     """Batches that the data set of a script gave in some time, in whatever process.
 
     ``seconds`` add up over the processes that made them. In ``waited_s`` of these they neither
@@ -41,7 +41,7 @@ class Fetches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Between:
+class EpochGap:
     """What lies between two passes over the data, in no window.
 
     ``seconds`` from the last step of one to the first of the next, of a script to its first batch;
@@ -71,12 +71,12 @@ class Window:
     seconds: float
     steps: int
     samples: int
-    first: int = 0
-    fetches: Fetches | None = None
-    between: Between | None = None
-    ahead_s: float | None = None
+    first_step: int = 0
+    fetches: FetchStats | None = None
+    epoch_gap: EpochGap | None = None
+    queue_drain_s: float | None = None
     clock_mhz: float | None = None
-    clock_held: str = ""
+    throttle_reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class OperationPart:
     """One timed part of an operation, such as ``copy to device``: raw seconds per call.
 
     ``images`` and ``bytes`` are what one call handles over all ranks; ``baseline`` marks a part
@@ -110,11 +110,11 @@ class Part:
     note: str = ""
 
 
-When = Literal["after a step", "after some steps", "between passes"]
+HostGapKind = Literal["after a step", "after some steps", "between passes"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PausedAt:
+class HostGapLocation:
     """A line of the user's code that a rank was at while it made no step, for so long in all.
 
     ``when``: usually after a step, after some steps that are followed by a longer pause, or between
@@ -122,10 +122,10 @@ class PausedAt:
     calls there. ``calls`` is what was called on it: ``evaluate()``, or the line of a package.
     """
 
-    when: When
-    where: str
+    kind: HostGapKind
+    location: str
     seconds: float
-    calls: str | None = None
+    callee: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,14 +153,14 @@ class RankSamples:
     first_step_ms: float | None = None
     warmup_steps: int = 0
     windows: tuple[Window, ...] = ()
-    turns: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
     step_ms: tuple[float, ...] = ()
-    pauses_ms: tuple[float, ...] = ()
-    paused_at: tuple[PausedAt, ...] = ()
-    pass_starts: tuple[int, ...] = ()
+    host_gaps_ms: tuple[float, ...] = ()
+    host_gap_locations: tuple[HostGapLocation, ...] = ()
+    epoch_starts: tuple[int, ...] = ()
     epochs: tuple[Epoch, ...] = ()
     losses: tuple[tuple[int, float], ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[OperationPart, ...] = ()
     peak_memory_bytes: int | None = None
     data_bytes: int | None = None
     graph_bytes: int | None = None
@@ -169,31 +169,31 @@ class RankSamples:
     parameter_checksum: str | None = None
     parameter_sample: tuple[float, ...] = ()
     parameter_count: int | None = None
-    notes: tuple[tuple[str, str], ...] = ()
+    caveats: tuple[tuple[str, str], ...] = ()
     """Doubts that the rank itself noticed, as (kind, text); they become warnings."""
 
-    def timed(self) -> Iterator[tuple[Window, tuple[float, ...]]]:
+    def windows_with_step_times(self) -> Iterator[tuple[Window, tuple[float, ...]]]:
         """Every window with the milliseconds of its steps."""
         first = 0
         for window in self.windows:
             yield window, self.step_ms[first : first + window.steps]
             first += window.steps
 
-    def divided(self, parts: Sequence[int], count: int) -> list[RankSamples]:
+    def split_windows(self, parts: Sequence[int], count: int) -> list[RankSamples]:
         """Every window with its steps in the one of ``count`` parts that is named for it."""
         windows: list[list[Window]] = [[] for _ in range(count)]
         times: list[list[float]] = [[] for _ in range(count)]
-        for (window, step_ms), part in zip(self.timed(), parts, strict=True):
+        for (window, step_ms), part in zip(self.windows_with_step_times(), parts, strict=True):
             windows[part].append(window)
             times[part] += step_ms
         return [
-            dataclasses.replace(self, windows=tuple(own), step_ms=tuple(own_ms), turns=())
+            dataclasses.replace(self, windows=tuple(own), step_ms=tuple(own_ms), slots=())
             for own, own_ms in zip(windows, times, strict=True)
         ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubt:
+class Caveat:
     """Something that casts doubt on a number; printed beside it. ``kind`` is stable.
 
     ``value`` is the number in the text where others reckon with it: of ``busy_host`` the cores that
@@ -206,7 +206,7 @@ class Doubt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cause:
+class FailureCause:
     """Why a measurement is not ``ok``: one sentence, and the rank and step where it began.
 
     ``stalled_s`` are the seconds since a step was made, of a run that nfold ended for its time.
@@ -233,12 +233,12 @@ class Measurement:
     plan: Plan
     machine: Machine
     status: Status
-    ablation: Ablation | None = None
+    variant: Variant | None = None
     repeat: int = 0
-    cause: Cause | None = None
+    cause: FailureCause | None = None
     ranks: tuple[RankSamples, ...] = ()
     energy_joules: float | None = None
-    warnings: tuple[Doubt, ...] = ()
+    warnings: tuple[Caveat, ...] = ()
     started_at: str = ""
     wall_seconds: float = 0.0
     folder: str | None = None
@@ -246,32 +246,32 @@ class Measurement:
     @property
     def cell(self) -> str:
         """The id that all repeats of the same measurement share."""
-        return cell_id(self.workload, self.plan, self.ablation, self.machine)
+        return cell_id(self.workload, self.plan, self.variant, self.machine)
 
     @property
-    def kept_as(self) -> str:
+    def checkpoint_id(self) -> str:
         """The id that its checkpoints have, whatever it imported."""
-        return cell_id(self.workload.kept_as, self.plan, self.ablation, self.machine)
+        return cell_id(self.workload.for_checkpoints, self.plan, self.variant, self.machine)
 
     @property
-    def finished(self) -> bool:
+    def is_final(self) -> bool:
         """Whether a rerun of the grid may skip it."""
-        return self.status not in UNFINISHED
+        return self.status not in INTERRUPTED_STATUSES
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; ``from_dict`` reads them back."""
-        values: dict[str, Any] = to_plain(self)
+        values: dict[str, Any] = serialize(self)
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Measurement:
         """The measurement that ``to_dict`` wrote; ValueError names a wrong entry."""
-        return from_plain(cls, values)
+        return deserialize(cls, values)
 
 
-def cell_id(workload: Workload, plan: Plan, ablation: Ablation | None, machine: Machine) -> str:
+def cell_id(workload: Workload, plan: Plan, variant: Variant | None, machine: Machine) -> str:
     """Ten hex digits of what was run where; the same question on the same machine has one."""
     name = " ".join(filter(None, (str(workload), workload.code, workload.imports)))
-    asked = [name, plan.id, (ablation or Ablation()).to_dict(), machine.id]
+    asked = [name, plan.id, (variant or Variant()).to_dict(), machine.id]
     asked += workload.variables
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]

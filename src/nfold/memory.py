@@ -6,9 +6,9 @@ import resource
 from pathlib import Path
 
 
-def free_bytes() -> int:
+def free_memory_bytes() -> int:
     """What a new process may take without swapping."""
-    return available_bytes(Path("/proc/meminfo").read_text())
+    return parse_available_bytes(Path("/proc/meminfo").read_text())
 
 
 def peak_resident_bytes() -> int:
@@ -16,7 +16,7 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def available_bytes(meminfo: str) -> int:
+def parse_available_bytes(meminfo: str) -> int:
     """What ``meminfo`` estimates to be available (proc(5))."""
     fields = dict(line.split(":", 1) for line in meminfo.splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024

@@ -13,21 +13,116 @@ import types
 import typing
 from typing import Any, TypeVar, get_args, get_origin
 
+STORED_NAMES: dict[str, dict[str, str]] = {
+    "BatchFunction": {
+        "defined_at": "place",
+        "generator_functions": "generators",
+    },
+    "DataLoaderProfile": {
+        "batch_size": "batch",
+        "batches_per_epoch": "batches",
+        "created_at": "place",
+        "cycled": "around",
+        "dataset_size": "samples",
+        "host_tensors": "stay",
+        "length_read_ahead": "counted",
+        "num_workers": "workers",
+        "shards_dataset": "divides",
+    },
+    "HostGapLocation": {
+        "callee": "calls",
+        "kind": "when",
+        "location": "where",
+    },
+    "JournalEntry": {
+        "backup": "kept",
+        "kind": "was",
+    },
+    "LowerBound": {
+        "is_complete": "whole",
+    },
+    "Measurement": {
+        "variant": "ablation",
+    },
+    "RankSamples": {
+        "caveats": "notes",
+        "epoch_starts": "pass_starts",
+        "host_gap_locations": "paused_at",
+        "host_gaps_ms": "pauses_ms",
+        "slots": "turns",
+    },
+    "ReplayHints": {
+        "companion_loaders": "beside",
+        "generator_functions": "generators",
+        "script_sets_batch_size": "own_batches",
+        "slices_batches": "slices",
+    },
+    "ScriptProfile": {
+        "batch_function": "maker",
+        "child_processes": "children",
+        "companion_loaders": "beside",
+        "epochs_completed": "epochs_ended",
+        "fixed_batch_error": "fixed_batch",
+        "gradient_exchanges": "exchanges",
+        "model_calls_hooked": "followed",
+        "model_samples_per_step": "through_model",
+        "slices_batches": "slices",
+        "source_locations": "places",
+        "step_optimizer": "boundary",
+        "steps_in_backward": "in_backward",
+        "trace": "traced",
+        "uses_join": "uneven",
+    },
+    "SourceLocation": {
+        "line": "where",
+        "package_line": "inside",
+    },
+    "TraceSummary": {
+        "cudnn_transpose_ms": "transposing_ms",
+        "device_busy_ms": "busy_ms",
+        "launches_per_step": "launches",
+        "layout_copy_ms": "reordering_ms",
+        "operator_layout_copy_ms": "in_operators_ms",
+    },
+    "Variant": {
+        "batches_per_epoch": "pass_batches",
+        "broadcast_buffers": "buffers",
+        "data_shares": "shares",
+        "exchange_after_backward": "late_exchange",
+        "exchange_each_micro_batch": "repeated_exchange",
+        "find_unused_parameters": "unused_parameters",
+        "profiler_steps": "traced",
+    },
+    "Window": {
+        "epoch_gap": "between",
+        "first_step": "first",
+        "queue_drain_s": "ahead_s",
+        "throttle_reason": "clock_held",
+    },
+}
+"""Names of fields in stored JSON, by class and field, where they differ. A file written by any
+version stays readable, and the id of a measurement stays the same."""
 T = TypeVar("T")
 
 
-def to_plain(value: Any) -> Any:
+def stored_name(cls: type, field: str) -> str:
+    """Return the name of a dataclass field in stored JSON."""
+    return STORED_NAMES.get(cls.__name__, {}).get(field, field)
+
+
+def serialize(value: Any) -> Any:
     """``value`` as dictionaries, lists, strings, numbers, booleans and None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        cls, names = type(value), [f.name for f in dataclasses.fields(value)]
+        return {stored_name(cls, name): serialize(getattr(value, name)) for name in names}
     if isinstance(value, tuple | list):
-        return [to_plain(item) for item in value]
+        return [serialize(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {str(key): serialize(item) for key, item in value.items()}
     return value
 
 
-def from_plain(cls: type[T], values: Any) -> T:
+def deserialize(cls: type[T], values: Any) -> T:
     """The dataclass ``cls`` that ``to_plain`` wrote; ValueError names the first wrong entry."""
     return typing.cast(T, _read(cls, values, cls.__name__))
 
@@ -55,12 +150,13 @@ def _read(hint: Any, value: Any, where: str) -> Any:
 
 def _read_dataclass(cls: type, value: Any, where: str) -> Any:
     entries = _expect(dict, value, where)
-    hints = _hints(cls)
+    fields = {stored_name(cls, name): name for name in _hints(cls)}
+    hints = {name: _hints(cls)[field] for name, field in fields.items()}
     unknown = sorted(set(entries) - set(hints))
     if unknown:
         raise ValueError(f"{where}: unknown entries {unknown}; known are {sorted(hints)}")
     try:
-        return cls(**{k: _read(hints[k], v, f"{where}.{k}") for k, v in entries.items()})
+        return cls(**{fields[k]: _read(hints[k], v, f"{where}.{k}") for k, v in entries.items()})
     except TypeError as error:
         raise ValueError(f"{where}: {error}") from None
 

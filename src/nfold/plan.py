@@ -12,9 +12,9 @@ from typing import Any
 from nfold import choices
 from nfold.errors import DevicesMissing, UnknownValue, UsageError
 from nfold.machine import Machine
-from nfold.plain import from_plain, to_plain
+from nfold.plain import deserialize, serialize
 
-ALLOWED: dict[str, tuple[str, ...]] = {
+ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
     "framework": ("torch", "tensorflow", "jax", "keras-torch", "simulated"),
     "device": ("cuda", "cpu"),
     "strategy": ("single", "ddp", "nfold", "dp", "mirrored", "data_parallel"),
@@ -33,7 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 """The values of every named axis. What a framework cannot do of them, it says with a reason."""
 
-MINIMUM: dict[str, int] = {
+MINIMUM_VALUES: dict[str, int] = {
     "devices": 1,
     "cores_per_device": 1,
     "batch": 1,
@@ -48,19 +48,19 @@ MINIMUM: dict[str, int] = {
 """The smallest value of every numeric axis."""
 
 WARMUP_STEPS = 10
-FEWEST_STEPS = 5
+MIN_TIMED_STEPS = 5
 """Timed steps; from fewer nobody can tell anything."""
 LONG_STEP_S = 0.3
 """Of steps that take longer fewer are made: 57 of them, as in a first look, would take 17 s."""
-LOADER_AHEAD = 4
+PREFETCH_BATCHES = 4
 """Batches that each worker of nfold's own loaders makes ahead of the step."""
-USED_UP = 4
+PREFETCH_WARMUP_FACTOR = 4
 """A warm-up of so many times what lies ready uses it up, unless a loader's workers are almost as
 fast as the devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Defaults:
+class WorkloadDefaults:
     """What a workload suggests where a plan says nothing."""
 
     batch: int
@@ -115,11 +115,11 @@ class Plan:
     warmup_steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in ALLOWED.items():
+        for name, allowed in ALLOWED_VALUES.items():
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise UnknownValue(name, value, allowed)
-        for name, minimum in MINIMUM.items():
+        for name, minimum in MINIMUM_VALUES.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < minimum):
                 raise UsageError(f"{name} {value!r}: allowed are whole numbers from {minimum}")
@@ -136,7 +136,7 @@ class Plan:
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether nothing is left to resolve (``steps`` or ``epochs`` is None, not both).
 
         ``decode`` may be None: many workloads have nothing to decode.
@@ -145,7 +145,7 @@ class Plan:
         return open_fields - {"decode"} in ({"steps"}, {"epochs"})
 
     @property
-    def placed(self) -> bool:
+    def has_placement(self) -> bool:
         """Whether it says what a script needs: where it runs and for how long.
 
         The rest a script decides by itself; what is given all the same is imposed on it.
@@ -156,9 +156,9 @@ class Plan:
 
     def edit(self, **changes: Any) -> Plan:
         """The same plan with some fields changed; the other length is cleared when one is set."""
-        unknown = [name for name in changes if name not in FIELDS]
+        unknown = [name for name in changes if name not in PLAN_FIELDS]
         if unknown:
-            raise UnknownValue("plan field", unknown[0], FIELDS)
+            raise UnknownValue("plan field", unknown[0], PLAN_FIELDS)
         if changes.get("steps") is not None:
             changes.setdefault("epochs", None)
         if changes.get("epochs") is not None:
@@ -167,10 +167,10 @@ class Plan:
 
     def diff(self, other: Plan) -> dict[str, tuple[Any, Any]]:
         """The fields in which two plans differ: name to (this plan's, the other's)."""
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in FIELDS}
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in PLAN_FIELDS}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
-    def resolve(self, machine: Machine, defaults: Defaults) -> Plan:
+    def resolve(self, machine: Machine, defaults: WorkloadDefaults) -> Plan:
         """The complete plan on ``machine``: every None replaced by the choice for it.
 
         Raises DevicesMissing where the machine has fewer devices than asked for.
@@ -181,23 +181,23 @@ class Plan:
             _check_devices(machine, device, devices, self.cores_per_device)
         cores = self.cores_per_device or max(1, machine.cores // devices)
         precision = self.precision or "fp32"
-        input_ = self.input or choices.chosen_input(self, machine, device, defaults.data_bytes)
-        step = self.step or choices.chosen_step(self, device, input_)
+        input_ = self.input or choices.choose_input(self, machine, device, defaults.data_bytes)
+        step = self.step or choices.choose_step(self, device, input_)
         timed = self.epochs is None and (self.steps is not None or defaults.epochs is None)
         return dataclasses.replace(
             self,
             device=device,
             devices=devices,
             cores_per_device=cores,
-            strategy=choices.chosen_strategy(self, devices, step),
+            strategy=choices.choose_strategy(self, devices, step),
             batch=self.batch or defaults.batch,
             precision=precision,
-            layout=self.layout or choices.chosen_layout(self, device, precision),
+            layout=self.layout or choices.choose_layout(self, device, precision),
             input=input_,
-            workers=choices.chosen_workers(self, device, cores, input_, encoded=defaults.encoded),
+            workers=choices.choose_workers(self, device, cores, input_, encoded=defaults.encoded),
             decode=self.decode or ("cpu" if defaults.encoded else None),
             augment=self.augment
-            or choices.chosen_augment(self, input_, device, encoded=defaults.encoded),
+            or choices.choose_augment(self, input_, device, encoded=defaults.encoded),
             step=step,
             steps=(self.steps or defaults.steps) if timed else None,
             epochs=None if timed else self.epochs or defaults.epochs,
@@ -206,17 +206,17 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain JSON values."""
-        values: dict[str, Any] = to_plain(self)
+        values: dict[str, Any] = serialize(self)
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
         """The plan that ``to_dict`` or a TOML table wrote; unknown names are refused."""
         for name in values:
-            if name not in FIELDS:
-                raise UnknownValue("plan field", name, FIELDS)
+            if name not in PLAN_FIELDS:
+                raise UnknownValue("plan field", name, PLAN_FIELDS)
         try:
-            return from_plain(cls, values)
+            return deserialize(cls, values)
         except ValueError as error:
             raise UsageError(str(error)) from None
 
@@ -235,7 +235,7 @@ class Plan:
             raise UsageError(f"the plan is not TOML: {error}") from None
 
 
-FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Plan))
+PLAN_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Plan))
 
 
 def _devices(machine: Machine, device: str, strategy: str | None) -> int:
@@ -248,7 +248,7 @@ def _check_devices(machine: Machine, device: str, devices: int, cores: int | Non
     if device == "cuda" and not machine.gpus:
         raise DevicesMissing("0 cuda devices here; next: --device cpu runs on CPU devices")
     share = (cores or 1) if device == "cpu" else 1
-    available = machine.count(device)
+    available = machine.device_count(device)
     if devices * share <= available:
         return
     unit = "cores (a CPU device is a share of them)" if device == "cpu" else "cuda devices"

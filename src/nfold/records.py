@@ -7,7 +7,7 @@ from typing import Protocol
 from nfold.measurement import Measurement
 
 
-class Records(Protocol):
+class MeasurementStore(Protocol):
     """``nfold.store.store.Store``, or what stands in for it."""
 
     def find(self, cell: str, repeat: int) -> Measurement | None:

@@ -5,32 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nfold.measurement import Fetches
+from nfold.measurement import FetchStats
 
-Parallel = Literal["none", "dp", "ddp", "fsdp", "tensor", "pipeline", "other"]
-SPLIT: tuple[Parallel, ...] = ("fsdp", "tensor", "pipeline")
+Parallelism = Literal["none", "dp", "ddp", "fsdp", "tensor", "pipeline", "other"]
+SHARDED: tuple[Parallelism, ...] = ("fsdp", "tensor", "pipeline")
 """Where no rank has all parameters: of the last two the model itself is divided."""
-Trainer = Literal["", "transformers", "lightning", "fabric", "accelerate"]
+TrainerKind = Literal["", "transformers", "lightning", "fabric", "accelerate"]
 """What a script lets train: Hugging Face's Trainer, Lightning's, Fabric, Accelerate, or none."""
-BY_HAND = "Backward"
+NO_OPTIMIZER = "Backward"
 """In the place of an optimizer's class, where a script updates its parameters itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class SourceLocation:
     """A line of the user's own code, ``train.py:42``, and how often a step comes there.
 
     ``inside`` is the line of the package that is called there and does it, None where the user's
     own line does.
     """
 
-    where: str
+    line: str
     per_step: float = 0.0
-    inside: str | None = None
+    package_line: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collective:
+class CollectiveUse:
     """A kind of collective: how many a step, and the bytes of one rank in a step."""
 
     name: str
@@ -39,7 +39,7 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copies:
+class HostToDeviceCopies:
     """Copies from the host to a device in a step, and how many came from pinned memory."""
 
     per_step: float = 0.0
@@ -48,7 +48,7 @@ class Copies:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loader:
+class DataLoaderProfile:
     """The DataLoader that feeds the training.
 
     ``batch`` is what one rank gets at once, ``batches`` and ``samples`` the lengths of its epoch
@@ -61,26 +61,26 @@ class Loader:
     made it.
     """
 
-    batch: int | None = None
-    batches: int | None = None
-    samples: int | None = None
+    batch_size: int | None = None
+    batches_per_epoch: int | None = None
+    dataset_size: int | None = None
     sampler: str = ""
-    divides: bool | None = None
-    workers: int = 0
+    shards_dataset: bool | None = None
+    num_workers: int = 0
     prefetch_factor: int | None = None
     pin_memory: bool = False
     persistent_workers: bool = False
-    counted: bool = False
-    stay: tuple[int, ...] = ()
-    around: bool = False
-    place: str | None = None
+    length_read_ahead: bool = False
+    host_tensors: tuple[int, ...] = ()
+    cycled: bool = False
+    created_at: str | None = None
 
 
-NAMELESS = {"<genexpr>": "a generator expression", "<lambda>": "a lambda"}
+ANONYMOUS_FUNCTIONS = {"<genexpr>": "a generator expression", "<lambda>": "a lambda"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Maker:
+class BatchFunction:
     """Functions of the script's own that make its batches, one after the other.
 
     Of a script that a DataLoader feeds there are none. ``place`` is where the first begins;
@@ -89,18 +89,18 @@ class Maker:
     """
 
     names: tuple[str, ...]
-    place: str
+    defined_at: str
     on_device: bool = False
-    generators: tuple[str, ...] = ()
+    generator_functions: tuple[str, ...] = ()
 
     @property
-    def called(self) -> str:
+    def call_text(self) -> str:
         """``get_batch() and augment()``."""
-        return " and ".join(NAMELESS.get(name, f"{name}()") for name in self.names)
+        return " and ".join(ANONYMOUS_FUNCTIONS.get(name, f"{name}()") for name in self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class TraceSummary:
     """What a profiler saw in some steps of one rank.
 
     ``reordering_ms`` are those of each step in which a copy changes only the order of dimensions in
@@ -113,15 +113,15 @@ class Traced:
     """
 
     steps: int
-    reordering_ms: tuple[float, ...]
-    in_operators_ms: tuple[float, ...] = ()
-    transposing_ms: float = 0.0
-    launches: float = 0.0
-    busy_ms: float | None = None
+    layout_copy_ms: tuple[float, ...]
+    operator_layout_copy_ms: tuple[float, ...] = ()
+    cudnn_transpose_ms: float = 0.0
+    launches_per_step: float = 0.0
+    device_busy_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learnt:
+class ReplayHints:
     """What a first look at a script tells the runs after it.
 
     ``generators`` make its batches, as ``Maker`` has them. With ``own_batches`` its data set or its
@@ -130,20 +130,20 @@ class Learnt:
     as ``Seen`` has it.
     """
 
-    generators: tuple[str, ...] = ()
-    own_batches: bool = False
-    loader: Loader | None = None
-    beside: tuple[Loader, ...] = ()
-    slices: bool = False
+    generator_functions: tuple[str, ...] = ()
+    script_sets_batch_size: bool = False
+    loader: DataLoaderProfile | None = None
+    companion_loaders: tuple[DataLoaderProfile, ...] = ()
+    slices_batches: bool = False
 
     @property
-    def stay(self) -> tuple[int, ...]:
+    def host_tensors(self) -> tuple[int, ...]:
         """The tensors of a batch that are left on the host, as ``Loader`` has them."""
-        return () if self.loader is None else self.loader.stay
+        return () if self.loader is None else self.loader.host_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ScriptProfile:
     """The facts of one rank of a script, from its warm-up.
 
     ``parallel`` is how it uses several devices: a wrapper of PyTorch's, ``other`` for collectives
@@ -190,21 +190,21 @@ class Seen:
     rank: int = 0
     world_size: int = 1
     steps: int = 0
-    parallel: Parallel = "none"
-    trainer: Trainer = ""
+    parallel: Parallelism = "none"
+    trainer: TrainerKind = ""
     process_group: bool = False
     backend: str | None = None
     device: str = "cpu"
     dp_devices: int = 0
-    loader: Loader | None = None
-    beside: tuple[Loader, ...] = ()
-    maker: Maker | None = None
+    loader: DataLoaderProfile | None = None
+    companion_loaders: tuple[DataLoaderProfile, ...] = ()
+    batch_function: BatchFunction | None = None
     samples_per_step: float = 0.0
-    through_model: float = 0.0
+    model_samples_per_step: float = 0.0
     accumulation: int = 1
     optimizers: tuple[str, ...] = ()
-    boundary: int = 0
-    in_backward: bool = False
+    step_optimizer: int = 0
+    steps_in_backward: bool = False
     skipped_steps: int = 0
     parameter_count: int = 0
     parameter_bytes: int = 0
@@ -219,76 +219,82 @@ class Seen:
     bucket_bytes: tuple[int, ...] = ()
     comm_hook: str = ""
     sparse_gradient_bytes: int = 0
-    exchanges: float = 0.0
-    collectives: tuple[Collective, ...] = ()
-    copies: Copies = field(default_factory=Copies)
+    gradient_exchanges: float = 0.0
+    collectives: tuple[CollectiveUse, ...] = ()
+    copies: HostToDeviceCopies = field(default_factory=HostToDeviceCopies)
     host_syncs: float = 0.0
     detects_anomalies: bool = False
     input_wait_ms: float = 0.0
-    fetches: Fetches | None = None
+    fetches: FetchStats | None = None
     precision: str = "fp32"
     autocast: str | None = None
     compiled: bool = False
     epoch_wait_ms: float = 0.0
     channels_last: bool = False
-    followed: bool = False
+    model_calls_hooked: bool = False
     threads: int = 1
     peak_memory_bytes: int | None = None
     alloc_retries: float = 0.0
-    traced: Traced | None = None
-    epochs_ended: int = 0
-    children: int = 0
-    uneven: bool = False
-    slices: bool = False
-    fixed_batch: str = ""
-    places: dict[str, tuple[Place, ...]] = field(default_factory=dict)
+    trace: TraceSummary | None = None
+    epochs_completed: int = 0
+    child_processes: int = 0
+    uses_join: bool = False
+    slices_batches: bool = False
+    fixed_batch_error: str = ""
+    source_locations: dict[str, tuple[SourceLocation, ...]] = field(default_factory=dict)
 
     @property
-    def by_hand(self) -> bool:
+    def has_no_optimizer(self) -> bool:
         """Whether the script updates its parameters itself: ``Backward`` stands for that."""
-        return self.optimizers == (BY_HAND,)
+        return self.optimizers == (NO_OPTIMIZER,)
 
     @property
-    def exchanges_all(self) -> bool:
+    def exchanges_all_gradients(self) -> bool:
         """Whether one DDP exchanges the gradients of all that is trained, in every step."""
-        return self.exchanges >= 1 and sum(self.bucket_bytes) >= self.parameter_bytes > 0
+        return self.gradient_exchanges >= 1 and sum(self.bucket_bytes) >= self.parameter_bytes > 0
 
     @property
-    def sends_whole(self) -> bool:
+    def sends_fp32_gradients(self) -> bool:
         """Whether DDP sends dense gradients of 4 bytes as they are: half of them can be sent."""
         dense = self.parallel == "ddp" and not self.sparse_gradient_bytes
         return dense and not self.comm_hook and self.parameter_bytes == 4 * self.parameter_count
 
     @property
-    def learnt(self) -> Learnt:
+    def replay_hints(self) -> ReplayHints:
         """What later runs need to know of it."""
-        return Learnt(
-            generators=self.maker.generators if self.maker is not None else (),
-            own_batches=not self.rebatches,
+        return ReplayHints(
+            generator_functions=self.batch_function.generator_functions
+            if self.batch_function is not None
+            else (),
+            script_sets_batch_size=not self.accepts_batch_size,
             loader=self.loader,
-            beside=self.beside,
-            slices=self.slices,
+            companion_loaders=self.companion_loaders,
+            slices_batches=self.slices_batches,
         )
 
     @property
-    def rebatches(self) -> bool:
+    def accepts_batch_size(self) -> bool:
         """Whether it can be given batches of another size: a DataLoader's, whose size is known."""
-        fixed = self.loader is None or self.loader.batch is None
-        return not (fixed or self.fixed_batch)
+        fixed = self.loader is None or self.loader.batch_size is None
+        return not (fixed or self.fixed_batch_error)
 
     @property
-    def batch(self) -> int | None:
+    def global_batch_size(self) -> int | None:
         """Samples of one optimizer step over all ranks; None where no DataLoader gave them."""
-        if self.loader is None or self.loader.batch is None:
+        if self.loader is None or self.loader.batch_size is None:
             return None
-        return self.loader.batch * self.accumulation * (1 if self.slices else self.world_size)
+        return (
+            self.loader.batch_size
+            * self.accumulation
+            * (1 if self.slices_batches else self.world_size)
+        )
 
-    def first(self, what: str) -> Place | None:
+    def most_frequent(self, event: str) -> SourceLocation | None:
         """Where it happens most often, None where that is not known."""
-        found = self.places.get(what, ())
+        found = self.source_locations.get(event, ())
         return found[0] if found else None
 
-    def first_place(self, what: str) -> str | None:
+    def most_frequent_line(self, event: str) -> str | None:
         """The most frequent line of the user's code where it happens, None where none is known."""
-        found = self.first(what)
-        return found.where if found else None
+        found = self.most_frequent(event)
+        return found.line if found else None

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 
-from nfold.place import is_the_users
+from nfold.place import is_user_code
 
-LARGEST_READ = 2**20
+MAX_HASHED_BYTES = 2**20
 """Bytes of a file that is read whole; of a larger one, data most often, size and date count."""
-SETTINGS = re.compile(rb"""["']([\w./-]+\.(?:cfg|conf|ini|json|py|toml|yaml|yml))["']""")
+SETTINGS_FILE = re.compile(rb"""["']([\w./-]+\.(?:cfg|conf|ini|json|py|toml|yaml|yml))["']""")
 """The name of a file that may steer a script, in quotes."""
-LIBRARIES = (
+LIBRARY_VARIABLE_PREFIXES = (
     "ACCELERATE_", "CUBLAS", "CUDA_", "CUDNN", "GLOO_", "GOMP_", "JAX_", "KERAS_", "KMP_",
     "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "OPENBLAS_",
     "PYTORCH_", "TF_CUDNN_", "TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS", "TF_FORCE_GPU_",
@@ -29,51 +29,53 @@ LIBRARIES = (
 )  # fmt: skip
 """Beginnings of the names of variables that libraries read which are in every training. Their
 values are kept: ``TF_`` alone is Terraform's, too, where some are secret."""
-STEERS_NOTHING = re.compile(
+IGNORED_VARIABLE = re.compile(
     r"NCCL_DEBUG(?:_FILE|_SUBSYS)?|\w+_(?:DIR|HOME|LOGS|LOG_LEVEL|PATH|ROOT)"
 )
 """Of those, what says where a library is, or what it is to write while it runs."""
-OF_A_TERMINAL = frozenset(
+TERMINAL_VARIABLES = frozenset(
     ("COLUMNS", "HOSTNAME", "LINES", "OLDPWD", "PWD", "SHLVL", "TERM", "TMPDIR")
 )
 """Variables that differ from one terminal to the next and say nothing about a training."""
-IMPORTED = re.compile(
+IMPORT_STATEMENT = re.compile(
     rb"""(?:^|[:;])[ \t]*import[ \t]+([A-Za-z_][\w., \t]*)"""
     rb"""|(?:^|[:;])[ \t]*from[ \t]+([A-Za-z_][\w.]*)[ \t]+import"""
     rb"""|import_module\(\s*["']([A-Za-z_][\w.]*)""",
     re.MULTILINE,
 )
 """What an import statement imports, or the first of ``importlib.import_module``'s arguments."""
-SEARCHED = b"sys.path"
+SYS_PATH = b"sys.path"
 """In code that has others searched for modules, of which it names some."""
-FOLDER = re.compile(rb"""["']([\w./-]+)["']""")
+QUOTED_FOLDER = re.compile(rb"""["']([\w./-]+)["']""")
 """What may be the name of one, in quotes."""
-ABOVE = 3
+MAX_PARENT_FOLDERS = 3
 """Folders above code that it may search, or those inside them that it names."""
-MAIN = "__main__"
-QUOTED = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
+MAIN_MODULE = "__main__"
+QUOTED_VARIABLE = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
 """A name as variables of the environment have them, in quotes."""
 
 
 def module_file(name: str, folder: str) -> str | None:
     """The file that ``python -m name`` runs in a folder: a module's, or a package's main one."""
-    spec = _found(name, folder)
+    spec = _find_module(name, folder)
     if spec is not None and spec.submodule_search_locations is not None:
-        spec = _inside(spec, MAIN)
+        spec = _find_submodule(spec, MAIN_MODULE)
     return _source(spec)
 
 
 def imported_file(name: str, folder: str) -> str | None:
     """The file that ``import name`` runs in a folder: a module's, or a package's first one."""
-    return _source(_found(name, folder))
+    return _source(_find_module(name, folder))
 
 
-def variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def library_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Those of an environment that steer libraries, with their values, ordered by name."""
-    return tuple(sorted((name, value) for name, value in environment.items() if _steers(name)))
+    return tuple(
+        sorted((name, value) for name, value in environment.items() if _is_library_variable(name))
+    )
 
 
-def digest(
+def compute_fingerprint(
     script: str,
     arguments: Sequence[str],
     environment: Mapping[str, str],
@@ -92,10 +94,10 @@ def digest(
     """
     folder = os.path.dirname(os.path.realpath(script)) if module is None else os.getcwd()
     code = _code(script, folder, set() if module is None else {module.partition(".")[0]})
-    named = {*_named(arguments), *_settings(code.values(), folder)}
+    named = {*_argument_files(arguments), *_settings_files(code.values(), folder)}
     said = {
         "code": {os.path.relpath(file, folder): _hash(text) for file, text in code.items()},
-        "files": {file: state for file in named if (state := _state(file)) is not None},
+        "files": {file: state for file in named if (state := _file_state(file)) is not None},
         "environment": _variables(code.values(), environment),
     }
     ordered = [(kind, sorted(found.items())) for kind, found in said.items()]
@@ -110,13 +112,13 @@ def _code(script: str, folder: str, imported: set[str]) -> dict[str, bytes]:
     path = os.path.realpath(script)
     with open(script, "rb") as file:
         found = {path: file.read()}
-    folders = _searched(path, found[path])
+    folders = _search_folders(path, found[path])
     todo, seen, missing = imported | _imports(found[path]), set[str](), set[str]()
     while todo:
         name = min(todo)
         todo.remove(name)
         seen.add(name)
-        spec = _spec(name, folder, folders)
+        spec = _find_spec(name, folder, folders)
         if spec is None:
             missing.add(name)
             continue
@@ -125,20 +127,20 @@ def _code(script: str, folder: str, imported: set[str]) -> dict[str, bytes]:
             if text is not None:
                 found[path] = text
                 todo |= _imports(text) - seen
-                more = [one for one in _searched(path, text) if one not in folders]
+                more = [one for one in _search_folders(path, text) if one not in folders]
                 folders += more
                 todo |= missing if more else set()
     return found
 
 
-def _searched(path: str, text: bytes) -> list[str]:
+def _search_folders(path: str, text: bytes) -> list[str]:
     """Folders in which code may have Python look for modules: nobody knows before it runs."""
-    if SEARCHED not in text:
+    if SYS_PATH not in text:
         return []
     bases = [os.getcwd(), os.path.dirname(path)]
-    for _ in range(ABOVE):
+    for _ in range(MAX_PARENT_FOLDERS):
         bases.append(os.path.dirname(bases[-1]))
-    names = [os.fsdecode(name) for name in dict.fromkeys(FOLDER.findall(text))]
+    names = [os.fsdecode(name) for name in dict.fromkeys(QUOTED_FOLDER.findall(text))]
     inside = [os.path.join(base, name) for base in bases for name in names]
     return [
         one for one in dict.fromkeys(map(os.path.realpath, bases + inside)) if os.path.isdir(one)
@@ -150,7 +152,7 @@ def _imports(text: bytes) -> set[str]:
 
     Prose that reads like an import names what is not there, or one file more.
     """
-    lists = (b"".join(found).decode() for found in IMPORTED.findall(text))
+    lists = (b"".join(found).decode() for found in IMPORT_STATEMENT.findall(text))
     parts = (part.split() for names in lists for part in names.split(","))
     return {part[0].partition(".")[0] for part in parts if part}
 
@@ -158,17 +160,17 @@ def _imports(text: bytes) -> set[str]:
 def _files(spec: ModuleSpec) -> Iterator[str]:
     """The user's files of a module, or of a whole package; none of a library."""
     for location in spec.submodule_search_locations or ():
-        yield from _below(location)
-    if spec.has_location and spec.origin and is_the_users(spec.origin):
+        yield from _package_files(location)
+    if spec.has_location and spec.origin and is_user_code(spec.origin):
         yield os.path.realpath(spec.origin)
 
 
-def _found(name: str, folder: str) -> ModuleSpec | None:
+def _find_module(name: str, folder: str) -> ModuleSpec | None:
     """Where a module of a dotted name is; nothing is imported on the way."""
     first, *parts = name.split(".")
-    spec = _spec(first, folder)
+    spec = _find_spec(first, folder)
     for part in parts:
-        spec = spec and _inside(spec, part)
+        spec = spec and _find_submodule(spec, part)
     return spec
 
 
@@ -177,7 +179,7 @@ def _source(spec: ModuleSpec | None) -> str | None:
     return file if file is not None and file.endswith(".py") else None
 
 
-def _spec(name: str, folder: str, searched: Sequence[str] = ()) -> ModuleSpec | None:
+def _find_spec(name: str, folder: str, searched: Sequence[str] = ()) -> ModuleSpec | None:
     """Where Python would find it from the script, whose folder comes first; or else in folders that
     it may have searched.
     """
@@ -194,55 +196,57 @@ def _spec(name: str, folder: str, searched: Sequence[str] = ()) -> ModuleSpec | 
     return found if found is not None and found.has_location else None
 
 
-def _inside(package: ModuleSpec, part: str) -> ModuleSpec | None:
+def _find_submodule(package: ModuleSpec, part: str) -> ModuleSpec | None:
     """A part of a package, which need not be imported to look for it by that name alone."""
     within = package.submodule_search_locations
     return None if within is None else PathFinder.find_spec(part, [*within])
 
 
-def _below(folder: str) -> Iterator[str]:
+def _package_files(folder: str) -> Iterator[str]:
     """All modules of a package that is the user's."""
     for where, inside, names in os.walk(os.path.realpath(folder)):
-        if not is_the_users(os.path.join(where, "__init__.py")):
+        if not is_user_code(os.path.join(where, "__init__.py")):
             return
         inside[:] = [name for name in inside if name.isidentifier() and name != "__pycache__"]
         yield from (os.path.join(where, name) for name in names if name.endswith(".py"))
 
 
-def _named(arguments: Sequence[str]) -> Iterator[str]:
+def _argument_files(arguments: Sequence[str]) -> Iterator[str]:
     """Files that arguments name, also as ``--config=file``."""
     for argument in arguments:
         yield from (argument, argument.partition("=")[2])
 
 
-def _settings(code: Iterable[bytes], folder: str) -> Iterator[str]:
+def _settings_files(code: Iterable[bytes], folder: str) -> Iterator[str]:
     """Files that code names, seen from the working directory or from the script's."""
     for text in code:
-        for name in SETTINGS.findall(text):
+        for name in SETTINGS_FILE.findall(text):
             yield os.fsdecode(name)
             yield os.path.join(folder, os.fsdecode(name))
 
 
 def _variables(code: Iterable[bytes], environment: Mapping[str, str]) -> dict[str, str]:
     """Those that are set, and that the code or a library may read."""
-    named = {name.decode() for text in code for name in QUOTED.findall(text)} - OF_A_TERMINAL
-    return dict(variables(environment)) | {
+    named = {
+        name.decode() for text in code for name in QUOTED_VARIABLE.findall(text)
+    } - TERMINAL_VARIABLES
+    return dict(library_variables(environment)) | {
         name: value
         for name, value in environment.items()
         if name in named and not name.startswith("NFOLD_")
     }
 
 
-def _steers(name: str) -> bool:
-    return name.startswith(LIBRARIES) and STEERS_NOTHING.fullmatch(name) is None
+def _is_library_variable(name: str) -> bool:
+    return name.startswith(LIBRARY_VARIABLE_PREFIXES) and IGNORED_VARIABLE.fullmatch(name) is None
 
 
-def _state(path: str) -> str | None:
+def _file_state(path: str) -> str | None:
     """What changes where a file does; None where there is none."""
     if not os.path.isfile(path):
         return None
     about = os.stat(path)
-    if about.st_size > LARGEST_READ:
+    if about.st_size > MAX_HASHED_BYTES:
         return f"{about.st_size} {about.st_mtime_ns}"
     text = _content(path)
     return None if text is None else _hash(text)

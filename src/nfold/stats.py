@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 RESAMPLES = 1000
-LEVEL = 0.95
-PAIRS = 3
+CONFIDENCE_LEVEL = 0.95
+MIN_PAIRS = 3
 """From this many pairs on, a ratio is formed pair by pair."""
 
-OF_DEVIATION = 1.4826
+MAD_TO_SIGMA = 1.4826
 """A normal value's standard deviation over its median absolute deviation."""
 
 Statistic = Callable[[Sequence[float]], float]
@@ -59,19 +59,19 @@ def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
     return statistics.fmean(pairs[at][0] for at in found)
 
 
-def middle(values: Sequence[float]) -> float:
+def midmean(values: Sequence[float]) -> float:
     """The mean of the middle half of at least one value: of two kinds, as often, it is between."""
     ordered, cut = sorted(values), len(values) // 4
     return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
-def deviation(values: Sequence[float]) -> float:
+def mad_deviation(values: Sequence[float]) -> float:
     """The standard deviation that normal values with this median absolute deviation have.
 
     A few values that are far off do not move it (F. R. Hampel, The Influence Curve, JASA 69, 1974).
     """
     usual = median(values)
-    return OF_DEVIATION * median([abs(one - usual) for one in values])
+    return MAD_TO_SIGMA * median([abs(one - usual) for one in values])
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -89,10 +89,10 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 def bootstrap(values: Sequence[float], statistic: Statistic = median) -> Interval:
     """``statistic`` of independent samples with its 95 % percentile bootstrap interval."""
-    return bootstrap_groups([values], statistic)
+    return bootstrap_grouped([values], statistic)
 
 
-def bootstrap_groups(groups: Sequence[Sequence[float]], statistic: Statistic = median) -> Interval:
+def bootstrap_grouped(groups: Sequence[Sequence[float]], statistic: Statistic = median) -> Interval:
     """As ``bootstrap``, for samples that come in groups (the windows of several processes).
 
     Groups are drawn first and samples within each drawn group second, so that what differs
@@ -112,7 +112,7 @@ def _resample(groups: Sequence[Sequence[float]], rng: random.Random) -> list[flo
     return [value for group in chosen for value in rng.choices(group, k=len(group))]
 
 
-def ratio_groups(
+def ratio_of_grouped(
     numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]]
 ) -> Interval:
     """The ratio of two medians of grouped samples, with its bootstrap interval.
@@ -121,7 +121,7 @@ def ratio_groups(
     ran one after the other, so that slow drift of the machine cancels) and the median of the
     pairs' ratios is taken: ``paired_ratio``. Otherwise both sides are resampled on their own.
     """
-    if len(numerators) == len(denominators) >= PAIRS:
+    if len(numerators) == len(denominators) >= MIN_PAIRS:
         return paired_ratio([median(g) for g in numerators], [median(g) for g in denominators])
     above = [value for group in numerators for value in group]
     below = [value for group in denominators for value in group]
@@ -144,7 +144,7 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def _percentiles(point: float, drawn: Sequence[float]) -> Interval:
-    tail = (1 - LEVEL) / 2
+    tail = (1 - CONFIDENCE_LEVEL) / 2
     return Interval(point, quantile(drawn, tail), quantile(drawn, 1 - tail))
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nfold.measurement import Epoch, Measurement, RankSamples, Window
-from nfold.plain import to_plain
-from nfold.stats import Interval, bootstrap, bootstrap_groups, median
+from nfold.plain import serialize
+from nfold.stats import Interval, bootstrap, bootstrap_grouped, median
 
-SCHEMA = 1
+JSON_SCHEMA_VERSION = 1
 """Version of every JSON object that a command prints."""
 
 
@@ -26,18 +26,18 @@ class Cell:
         return self.measurements[0]
 
     @property
-    def ok(self) -> tuple[Measurement, ...]:
+    def successful(self) -> tuple[Measurement, ...]:
         """The repeats that ran to their end."""
         return tuple(m for m in self.measurements if m.status == "ok")
 
     @property
-    def worst(self) -> Measurement:
+    def first_failed_or_first(self) -> Measurement:
         """The repeat whose status the table shows: the first that failed, else the first."""
         failed = [m for m in self.measurements if m.status != "ok"]
         return failed[0] if failed else self.first
 
 
-def cells(measurements: Sequence[Measurement]) -> list[Cell]:
+def group_cells(measurements: Sequence[Measurement]) -> list[Cell]:
     """Group repeats of the same question, in order of first appearance."""
     groups: dict[str, list[Measurement]] = {}
     for measurement in measurements:
@@ -59,20 +59,20 @@ def _rate(windows: Sequence[Window]) -> float:
 
 def rate_groups(cell: Cell) -> list[list[float]]:
     """The window rates of every repeat that is ok and has any."""
-    return [rates for rates in map(window_rates, cell.ok) if rates]
+    return [rates for rates in map(window_rates, cell.successful) if rates]
 
 
 def samples_per_s(cell: Cell) -> Interval | None:
     """Median throughput over windows and repeats, None where nothing was timed."""
     groups = rate_groups(cell)
-    return bootstrap_groups(groups) if groups else None
+    return bootstrap_grouped(groups) if groups else None
 
 
 def step_ms(cell: Cell) -> Interval | None:
     """Median wall milliseconds per step: each window's slowest rank over its steps."""
-    groups = [_window_steps(m.ranks) for m in cell.ok]
+    groups = [_window_steps(m.ranks) for m in cell.successful]
     groups = [group for group in groups if group]
-    return bootstrap_groups(groups) if groups else None
+    return bootstrap_grouped(groups) if groups else None
 
 
 def _window_steps(ranks: Sequence[RankSamples]) -> list[float]:
@@ -93,25 +93,25 @@ def first_step_ms(measurement: Measurement) -> float | None:
 
 def first_epoch_s(cell: Cell) -> float | None:
     """Median over repeats of the first epoch's wall seconds."""
-    firsts = [epochs(m)[0].seconds for m in cell.ok if epochs(m)]
+    firsts = [epochs(m)[0].seconds for m in cell.successful if epochs(m)]
     return median(firsts) if firsts else None
 
 
 def later_epochs_s(cell: Cell) -> float | None:
     """Median wall seconds of epochs 2 and later, over all repeats."""
-    later = [epoch.seconds for m in cell.ok for epoch in epochs(m)[1:]]
+    later = [epoch.seconds for m in cell.successful for epoch in epochs(m)[1:]]
     return median(later) if later else None
 
 
-def training_s(cell: Cell) -> float | None:
+def total_epoch_s(cell: Cell) -> float | None:
     """Median over repeats of the sum of all epochs' wall seconds."""
-    sums = [sum(e.seconds for e in epochs(m)) for m in cell.ok if epochs(m)]
+    sums = [sum(e.seconds for e in epochs(m)) for m in cell.successful if epochs(m)]
     return median(sums) if sums else None
 
 
 def accuracy(cell: Cell) -> Interval | None:
     """Median over repeats of the last epoch's test accuracy; bounds only with repeats."""
-    last = [epochs(m)[-1].accuracy for m in cell.ok if epochs(m)]
+    last = [epochs(m)[-1].accuracy for m in cell.successful if epochs(m)]
     known = [value for value in last if value is not None]
     return bootstrap(known) if known else None
 
@@ -144,14 +144,14 @@ def _most(cell: Cell, field: Callable[[RankSamples], int | None]) -> int | None:
 def joules_per_1000(cell: Cell) -> float | None:
     """Median over repeats of energy per 1,000 samples in the timed windows."""
     values = []
-    for m in cell.ok:
+    for m in cell.successful:
         timed = sum(w.samples for rank in m.ranks for w in rank.windows)
         if m.energy_joules is not None and timed:
             values.append(1000 * m.energy_joules / timed)
     return median(values) if values else None
 
 
-def to_json(measurement: Measurement) -> dict[str, Any]:
+def measurement_json(measurement: Measurement) -> dict[str, Any]:
     """One entry of ``measurements`` in the versioned JSON that commands print."""
     alone = Cell(measurements=(measurement,))
     return {
@@ -161,19 +161,19 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
         "plan": measurement.plan.to_dict(),
         "repeat": measurement.repeat,
         "status": measurement.status,
-        "cause": to_plain(measurement.cause),
-        "samples_per_s": to_plain(samples_per_s(alone)),
-        "step_ms": to_plain(step_ms(alone)),
+        "cause": serialize(measurement.cause),
+        "samples_per_s": serialize(samples_per_s(alone)),
+        "step_ms": serialize(step_ms(alone)),
         "first_step_ms": first_step_ms(measurement),
         "epochs": [_epoch_json(epoch) for epoch in epochs(measurement)],
-        "parts": [to_plain(part) for rank in measurement.ranks for part in rank.parts],
+        "parts": [serialize(part) for rank in measurement.ranks for part in rank.parts],
         "peak_memory_bytes": [rank.peak_memory_bytes for rank in measurement.ranks],
         "data_bytes": [rank.data_bytes for rank in measurement.ranks],
         "graph_bytes": [rank.graph_bytes for rank in measurement.ranks],
         "reserved_memory_bytes": [rank.reserved_memory_bytes for rank in measurement.ranks],
         "energy_joules": measurement.energy_joules,
         "telemetry": f"{measurement.folder}/telemetry.csv" if measurement.folder else None,
-        "warnings": [to_plain(doubt) for doubt in measurement.warnings],
+        "warnings": [serialize(doubt) for doubt in measurement.warnings],
     }
 
 

@@ -13,53 +13,53 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.plan import Plan
 
-SWITCHED = (
+SWITCHABLE_FIELDS = (
     "input",
     "exchange",
-    "repeated_exchange",
+    "exchange_each_micro_batch",
     "synchronised_batch_norm",
-    "buffers",
+    "broadcast_buffers",
     "host_syncs",
     "anomaly_detection",
     "threads",
-    "late_exchange",
+    "exchange_after_backward",
 )
 """What can change from step to step, in a script. The other fields of an Ablation hold for a whole
 process, and a workload may have fewer of these: its framework says which."""
-CYCLES, MANY_STEPS = 4, 8
+MAX_CYCLES, MIN_STEPS_FOR_MAX_CYCLES = 4, 8
 """How often each has its turn, at most: so drift meets all alike. Half as often with fewer steps,
 which are long: those that settle take long, too."""
-SETTLE = 3
+SETTLE_STEPS = 3
 """Steps after a change that are in no window."""
-RECORDED = 4
+RECAPTURE_STEPS = 4
 """So many more the first time that something else is exchanged in a captured step: as many run as
 they are before it is recorded again."""
 
 
 @dataclass(frozen=True)
-class Part:
+class Slot:
     """Consecutive steps of one turn; ``turn`` None: steps in which a change takes effect."""
 
-    turn: int | None
+    variant_index: int | None
     steps: int
 
 
-def held(ablation: Ablation, switched: Collection[str] = SWITCHED) -> Ablation:
+def process_wide(variant: Variant, switched: Collection[str] = SWITCHABLE_FIELDS) -> Variant:
     """What of it cannot change while a process lives."""
-    usual = {f.name: f.default for f in fields(Ablation)}
+    usual = {f.name: f.default for f in fields(Variant)}
     changes: dict[str, Any] = {name: usual[name] for name in switched}
-    return dataclasses.replace(ablation, **changes)
+    return dataclasses.replace(variant, **changes)
 
 
-def exchanged(ablation: Ablation) -> tuple[object, ...]:
+def communication_key(variant: Variant) -> tuple[object, ...]:
     """What decides whether ranks exchange the same in a step as under another ablation."""
-    return (ablation.exchange, ablation.synchronised_batch_norm)
+    return (variant.exchange, variant.synchronised_batch_norm)
 
 
-def in_rounds(steps: int, plan: Plan, most: int) -> int:
+def round_to_loader_cycle(steps: int, plan: Plan, most: int) -> int:
     """So many steps, or a few more: whole rounds of a rank's loader, if one has at most ``most``.
 
     In a round every worker makes as many batches. Workers that are waited for have theirs ready at
@@ -71,29 +71,29 @@ def in_rounds(steps: int, plan: Plan, most: int) -> int:
     return math.ceil(steps / whole) * whole if whole <= most else steps
 
 
-def schedule(turns: Sequence[Ablation], plan: Plan) -> tuple[Part, ...]:
+def schedule_slots(variants: Sequence[Variant], plan: Plan) -> tuple[Slot, ...]:
     """What the steps after the warm-up are for; every turn has at least ``plan.steps`` in all.
 
     Where the real input goes or comes back, queues settle for as many steps as a warm-up has, in
     which what was made ahead is used up. So turns with the real input stand next to each other,
     every other cycle goes backwards, and long settling makes for fewer cycles.
     """
-    steps, refill = plan.steps or 1, max(SETTLE, plan.warmup_steps or 0)
-    order = sorted(range(len(turns)), key=lambda turn: turns[turn].input)
-    cycles = CYCLES if steps >= max(refill, MANY_STEPS) else CYCLES // 2
+    steps, refill = plan.steps or 1, max(SETTLE_STEPS, plan.warmup_steps or 0)
+    order = sorted(range(len(variants)), key=lambda turn: variants[turn].input)
+    cycles = MAX_CYCLES if steps >= max(refill, MIN_STEPS_FOR_MAX_CYCLES) else MAX_CYCLES // 2
     each = math.ceil(steps / cycles)
-    each = in_rounds(each, plan, most=2 * each)
+    each = round_to_loader_cycle(each, plan, most=2 * each)
     sequence = [turn for cycle in range(cycles) for turn in order[:: -1 if cycle % 2 else 1]]
-    found: list[Part] = []
-    before = Ablation()
-    captured, recorded = "captured" in str(plan.step), {exchanged(before)}
+    found: list[Slot] = []
+    before = Variant()
+    captured, recorded = "captured" in str(plan.step), {communication_key(before)}
     for turn, run in groupby(sequence):
-        now = turns[turn]
+        now = variants[turn]
         if now != before:
             refills = (before.input == "real") != (now.input == "real")
-            anew = RECORDED if captured and exchanged(now) not in recorded else 0
-            found.append(Part(None, (refill if refills else SETTLE) + anew))
-            recorded.add(exchanged(now))
-        found.append(Part(turn, each * len(list(run))))
+            anew = RECAPTURE_STEPS if captured and communication_key(now) not in recorded else 0
+            found.append(Slot(None, (refill if refills else SETTLE_STEPS) + anew))
+            recorded.add(communication_key(now))
+        found.append(Slot(turn, each * len(list(run))))
         before = now
     return tuple(found)

@@ -12,12 +12,12 @@ from pathlib import Path
 from nfold import sources
 from nfold.errors import UsageError
 
-WORD = r"[A-Za-z_]\w*"
-REFERENCE = rf"{WORD}(?:\.{WORD})*:{WORD}"
-MODULE = "-m"
+IDENTIFIER = r"[A-Za-z_]\w*"
+FUNCTION_REFERENCE = rf"{IDENTIFIER}(?:\.{IDENTIFIER})*:{IDENTIFIER}"
+MODULE_FLAG = "-m"
 """What stands before a module's name, as for Python."""
-FORM = re.compile(rf"({REFERENCE}|[a-z][a-z0-9_]*)(?::(.+))?", re.ASCII)
-PARAMETER = re.compile(rf"({WORD})=(-?[0-9]{{1,18}})", re.ASCII)
+WORKLOAD_PATTERN = re.compile(rf"({FUNCTION_REFERENCE}|[a-z][a-z0-9_]*)(?::(.+))?", re.ASCII)
+PARAMETER_PATTERN = re.compile(rf"({IDENTIFIER})=(-?[0-9]{{1,18}})", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,10 @@ class Workload:
     script: tuple[str, ...] = ()
 
     @classmethod
-    def of_script(cls, path: str, *arguments: str) -> Workload:
+    def from_script(cls, path: str, *arguments: str) -> Workload:
         """The script at ``path`` with its arguments; UsageError where it cannot be read."""
         try:
-            code = sources.digest(path, arguments, os.environ)
+            code = sources.compute_fingerprint(path, arguments, os.environ)
         except OSError as error:
             raise UsageError(
                 f"script {path!r} cannot be read ({error.strerror}); allowed is a Python file; "
@@ -60,7 +60,7 @@ class Workload:
         return cls(name=Path(path).name, code=code, script=(path, *arguments))
 
     @classmethod
-    def of_module(cls, name: str, *arguments: str) -> Workload:
+    def from_module(cls, name: str, *arguments: str) -> Workload:
         """The module that ``python -m name`` would run from here; UsageError where none is."""
         file = sources.module_file(name, os.getcwd())
         if file is None:
@@ -68,18 +68,18 @@ class Workload:
                 f"module {name!r} is not found from this folder; allowed is what python -m runs, "
                 f"in Python; next: python -m {name}"
             )
-        code = sources.digest(file, arguments, os.environ, module=name)
-        return cls(name=name, code=code, script=(MODULE, name, *arguments))
+        code = sources.compute_fingerprint(file, arguments, os.environ, module=name)
+        return cls(name=name, code=code, script=(MODULE_FLAG, name, *arguments))
 
     @classmethod
     def parse(cls, text: str) -> Workload:
         """The workload that ``text`` writes; UsageError where it is not of the form."""
-        form = FORM.fullmatch(text)
+        form = WORKLOAD_PATTERN.fullmatch(text)
         if form is None:
             raise UsageError(_malformed(text))
         found: dict[str, int] = {}
         for part in form[2].split(",") if form[2] else ():
-            match = PARAMETER.fullmatch(part.strip())
+            match = PARAMETER_PATTERN.fullmatch(part.strip())
             if match is None:
                 raise UsageError(_malformed(text))
             if match[1] in found:
@@ -90,16 +90,16 @@ class Workload:
     @property
     def module(self) -> str | None:
         """The module that a script is, None where it is run by its path."""
-        return self.script[1] if self.script[:1] == (MODULE,) else None
+        return self.script[1] if self.script[:1] == (MODULE_FLAG,) else None
 
     @property
-    def reference(self) -> tuple[str, str] | None:
+    def function_reference(self) -> tuple[str, str] | None:
         """The module and the function of a user's own workload, None of a built-in one."""
         module, separator, function = self.name.partition(":")
         return (module, function) if separator and not self.script else None
 
     @property
-    def kept_as(self) -> Workload:
+    def for_checkpoints(self) -> Workload:
         """As checkpoints know it, which are gone on with after a change to a logger, too."""
         return dataclasses.replace(self, imports="", variables=())
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from made import arrays, task
-from nfold.frameworks.torch.augment import augmentation
-from nfold.frameworks.torch.input import Stream
-from nfold.frameworks.torch.resident import Resident
+from nfold.frameworks.torch.augment import build_augmentation
+from nfold.frameworks.torch.input import BatchKeySampler
+from nfold.frameworks.torch.resident import ResidentSource
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,9 +22,9 @@ def test_a_captured_augmentation_draws_each_epoch_s_numbers() -> None:
     """Selection from resident data is captured with it."""
     device, host = torch.device("cuda", 0), torch.device("cpu")
     data = arrays(SAMPLES)
-    resident = Resident(data, Stream(SAMPLES, task(batch=16)), device)
-    augment = augmentation(OPERATIONS, data, 5, device)
-    expected = augmentation(OPERATIONS, data, 5, host)
+    resident = ResidentSource(data, BatchKeySampler(SAMPLES, task(batch=16)), device)
+    augment = build_augmentation(OPERATIONS, data, 5, device)
+    expected = build_augmentation(OPERATIONS, data, 5, host)
     ids = torch.zeros(16, dtype=torch.int64, device=device)
     epoch = torch.zeros((), dtype=torch.int64, device=device)
 

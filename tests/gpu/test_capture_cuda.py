@@ -11,7 +11,7 @@ import pytest
 from made import plan
 from nfold.machine import Machine
 from nfold.measurement import Measurement
-from nfold.run.options import Options
+from nfold.run.options import RunOptions
 from nfold.run.run import run
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
@@ -27,7 +27,7 @@ def _train(results: Path, host: Machine = HOST, **changes: Any) -> Measurement:
         Workload.parse("digits"),
         plan(host, **asked),
         machine=host,
-        options=Options(results=results),
+        options=RunOptions(results=results),
     )
     assert done.status == "ok", done.cause
     return done
@@ -122,7 +122,7 @@ def test_parts_need_less_memory(tmp_path: Path, step: str) -> None:
             Workload.parse("cnn10:samples=2048"),
             plan(HOST, device="cuda", batch=1024, steps=8, step=step, accumulate=accumulate),
             machine=HOST,
-            options=Options(results=tmp_path / f"in-{accumulate}"),
+            options=RunOptions(results=tmp_path / f"in-{accumulate}"),
         )
         assert done.status == "ok", done.cause
         peaks.append(done.ranks[0].peak_memory_bytes or 0)
@@ -154,7 +154,7 @@ def test_several_steps_in_a_graph_are_the_same_steps(
                 steps_per_execution=chain,
             ),
             machine=HOST,
-            options=Options(results=tmp_path / str(chain)),
+            options=RunOptions(results=tmp_path / str(chain)),
         )
         assert done.status == "ok", done.cause
         pair.append(done)
@@ -174,7 +174,7 @@ def test_augmentation_is_drawn_anew_in_every_replayed_epoch(tmp_path: Path) -> N
             Workload.parse("cnn10:samples=256"),
             plan(HOST, device="cuda", step=step, **said),
             machine=HOST,
-            options=Options(results=tmp_path / step),
+            options=RunOptions(results=tmp_path / step),
         )
         assert done.status == "ok", done.cause
         pair.append(_losses(done))

@@ -7,10 +7,10 @@ import torch
 
 from nfold.plan import Plan
 from nfold.workloads.conv2d import cuda
-from nfold.workloads.conv2d.check import check, reference
-from nfold.workloads.conv2d.cpu import DTYPES, FORMATS, Form, TorchHost
-from nfold.workloads.conv2d.cuda import SEARCHES, CudaLane, candidates
-from nfold.workloads.conv2d.problem import Problem
+from nfold.workloads.conv2d.check import check_result, scipy_reference
+from nfold.workloads.conv2d.cpu import DTYPES, MEMORY_FORMATS, TensorFormat, TorchHostBuffers
+from nfold.workloads.conv2d.cuda import FASTEST, TorchCudaDevice, candidates
+from nfold.workloads.conv2d.problem import ConvProblem
 from nfold.workloads.conv2d.rank import ConvResult, ConvTask
 from nfold.workloads.conv2d.torch import run_parts
 
@@ -85,24 +85,26 @@ def test_one_process_drives_two_gpus() -> None:
     assert run(2, "fp32", "channels_first").windows[0].samples == 50
 
 
-def lane_of(precision: str = "fp32", layout: str = "channels_first", **changes: int) -> CudaLane:
+def lane_of(
+    precision: str = "fp32", layout: str = "channels_first", **changes: int
+) -> TorchCudaDevice:
     """A lane on the first GPU with 210 images of 100 × 100, uploaded, and random filters."""
     sizes = {"images": 210, "channels": 1, "size": 100, "filter": 3, **changes}
-    problem = Problem(**sizes, copy_only=False, seed=0)
-    form = Form(dtype=DTYPES[precision], memory_format=FORMATS[layout])
+    problem = ConvProblem(**sizes, copy_only=False, seed=0)
+    form = TensorFormat(dtype=DTYPES[precision], memory_format=MEMORY_FORMATS[layout])
     images = form.tensor(problem.make_images(range(problem.images)))
-    host = TorchHost(images=images, results=torch.empty_like(images))
-    lane = CudaLane(problem, form, torch.device("cuda", 0), host, slice(0, problem.images))
+    host = TorchHostBuffers(images=images, results=torch.empty_like(images))
+    lane = TorchCudaDevice(problem, form, torch.device("cuda", 0), host, slice(0, problem.images))
     with lane.work():
-        lane.use(problem.asymmetric())
+        lane.set_filters(problem.random_filter())
         lane.upload(host)
     lane.finish()
     return lane
 
 
-def host_of(lane: CudaLane) -> TorchHost:
+def host_of(lane: TorchCudaDevice) -> TorchHostBuffers:
     images = lane.input.cpu()
-    return TorchHost(images=images, results=torch.full_like(images, torch.nan))
+    return TorchHostBuffers(images=images, results=torch.full_like(images, torch.nan))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -117,11 +119,11 @@ def test_every_variant_of_our_kernel_is_scipys(
     found = candidates(lane.input, lane.filters)
     assert len(found) > 2
     images = lane.input.float().cpu().numpy()
-    expected = reference(images, lane.problem.asymmetric())
+    expected = scipy_reference(images, lane.problem.random_filter())
     for candidate in found:
         out = torch.full_like(lane.input, torch.nan)
         results = candidate.method(lane.input, lane.filters, out)
-        check(results.float().cpu().numpy(), expected, range(7), precision)
+        check_result(results.float().cpu().numpy(), expected, range(7), precision)
 
 
 def test_only_cudnn_takes_channels_that_are_last() -> None:
@@ -134,13 +136,13 @@ def test_the_search_is_made_once_and_its_choice_is_named() -> None:
     with lane.work():
         lane.compute()
     lane.finish()
-    before = dict(SEARCHES)
+    before = dict(FASTEST)
     assert lane.method in {each.name for each in candidates(lane.input, lane.filters)}
     again = lane_of(images=840)
     with again.work():
         again.compute()
     again.finish()
-    assert before == SEARCHES
+    assert before == FASTEST
 
 
 @pytest.mark.parametrize("ours", [False, True])
@@ -148,8 +150,8 @@ def test_a_replayed_chain_is_the_chain(monkeypatch: pytest.MonkeyPatch, ours: bo
     lane = lane_of()
     choose(monkeypatch, lane, ours)
     with lane.work():
-        expected = lane.chained().clone()
-        recorded = lane.recorded[1]
+        expected = lane.launch_chain().clone()
+        recorded = lane.chain_graph[1]
         for _ in range(2):
             recorded.zero_()
             lane.iterate()
@@ -171,10 +173,10 @@ def test_the_way_in_chunks_replayed_is_the_plain_way(
     assert "8 chunks" in lane.overlap(pinned)
     assert lane.overlap(plain) == ""
     for host in (plain, *[pinned] * 5):
-        host.wipe()
+        host.fill_nan()
         with lane.work():
             lane.input.fill_(torch.nan)
-            for step in lane.there_and_back(host, copy_only):
+            for step in lane.round_trip(host, copy_only):
                 step()
         lane.finish()
         if copy_only:
@@ -183,9 +185,9 @@ def test_the_way_in_chunks_replayed_is_the_plain_way(
             torch.testing.assert_close(host.results, plain.results, rtol=0, atol=1e-5)
 
 
-def choose(monkeypatch: pytest.MonkeyPatch, lane: CudaLane, ours: bool) -> None:
+def choose(monkeypatch: pytest.MonkeyPatch, lane: TorchCudaDevice, ours: bool) -> None:
     """Take cuDNN, or the first variant of our kernel, without a search."""
     if ours:
         pytest.importorskip("triton")
     method = candidates(lane.input, lane.filters)[int(ours)]
-    monkeypatch.setattr(cuda, "chosen", lambda images, filters, out: method)
+    monkeypatch.setattr(cuda, "fastest_method", lambda images, filters, out: method)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nfold.frameworks.torch.few_channels import Product, as_products
+from nfold.frameworks.torch.few_channels import Im2colMarker, use_im2col
 from nfold.plan import Plan
 
 pytestmark = [
@@ -37,8 +37,8 @@ def test_losses_and_gradients_are_those_of_a_convolution(bias: bool) -> None:
     images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, device="cuda")
     images = images.contiguous(memory_format=torch.channels_last)
     changed = copy.deepcopy(model)
-    as_products(changed, PLAN)
-    assert isinstance(changed[0], Product)
+    use_im2col(changed, PLAN)
+    assert isinstance(changed[0], Im2colMarker)
     found, expected = (_loss_and_gradients(one, images) for one in (changed, model))
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() < 2e-2 * other.norm()

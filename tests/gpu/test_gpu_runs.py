@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from made import plan
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.machine import Machine
 from nfold.measurement import Measurement
-from nfold.run.handoff import Folder
-from nfold.run.options import Options, Progress
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunOptions, RunProgress
 from nfold.run.run import run
 from nfold.telemetry.inspection import inspect_machine
 from nfold.telemetry.nvml import Nvml
-from nfold.telemetry.read import rows
+from nfold.telemetry.read import read_rows
 from nfold.workload import Workload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(300)]
@@ -39,7 +39,7 @@ def _train(
     host: Machine, results: Path, workload: str = "digits", **changes: object
 ) -> Measurement:
     asked = plan(host, **{"device": "cuda", "batch": 64, "workers": 1, **changes})
-    options = Options(results=results, telemetry_interval_s=0.2, hang_timeout_s=20)
+    options = RunOptions(results=results, telemetry_interval_s=0.2, hang_timeout_s=20)
     return run(Workload.parse(workload), asked, machine=host, options=options)
 
 
@@ -90,7 +90,7 @@ def test_telemetry_has_the_card_s_power_and_energy(host: Machine, tmp_path: Path
     done = _train(host, tmp_path, steps=2000)
     assert done.status == "ok", done.cause
     assert done.folder is not None
-    written = rows(tmp_path / done.folder / "telemetry.csv")
+    written = read_rows(tmp_path / done.folder / "telemetry.csv")
     assert any((row["gpu0_power_w"] or 0) > 0 for row in written)
     assert any((row["gpu0_memory_used_bytes"] or 0) > 2**28 for row in written)
     assert done.energy_joules is not None
@@ -103,17 +103,17 @@ def test_telemetry_has_the_card_s_power_and_energy(host: Machine, tmp_path: Path
 def test_a_lost_rank_frees_both_cards(host: Machine, tmp_path: Path, action: int) -> None:
     struck: list[int] = []
 
-    def strike(progress: Progress) -> None:
+    def strike(progress: RunProgress) -> None:
         if progress.phase == "stepping" and progress.step > 20 and not struck:
             (path,) = (tmp_path / "measurements").iterdir()
-            beat = Folder(path).read_beat(1)
+            beat = HandoffFolder(path).read_heartbeat(1)
             assert beat is not None
             struck.append(beat.pid)
             os.kill(beat.pid, action)
 
     before = _held_bytes()
     asked = plan(host, device="cuda", devices=2, batch=64, epochs=500, workers=1)
-    options = Options(results=tmp_path, watch=strike, hang_timeout_s=5)
+    options = RunOptions(results=tmp_path, on_progress=strike, hang_timeout_s=5)
     done = run(Workload.parse("digits"), asked, machine=host, options=options)
     assert struck
     assert done.status == ("killed" if action == signal.SIGKILL else "hung")
@@ -157,9 +157,9 @@ def test_an_experiment_leaves_out_the_copies_of_conv2d(host: Machine, tmp_path: 
             asked,
             left_out,
             machine=host,
-            options=Options(results=tmp_path),
+            options=RunOptions(results=tmp_path),
         )
-        for left_out in (None, Ablation(input="resident"))
+        for left_out in (None, Variant(input="resident"))
     ]
     assert [one.status for one in found] == ["ok", "ok"], found[-1].cause
     whole, resident = (sum(w.seconds for w in one.ranks[0].windows) for one in found)

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from nfold.frameworks.torch.graph_nodes import MOST_BYTES, fills_as_kernels
+from nfold.frameworks.torch.graph_nodes import MAX_FILL_BYTES, replace_small_memsets
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,8 +46,8 @@ def test_a_fill_between_kernels_on_two_branches(dtype: torch.dtype) -> None:
         stream.wait_stream(side)
         memory.add_(other)
     with torch.cuda.stream(stream):
-        assert fills_as_kernels(graph) == 3
-        assert fills_as_kernels(graph) == 0
+        assert replace_small_memsets(graph) == 3
+        assert replace_small_memsets(graph) == 0
     graph.instantiate()
     for _ in range(3):
         memory.fill_(100)
@@ -63,14 +63,14 @@ def replaced_in_a_graph_of(memory: torch.Tensor, value: int) -> int:
     with torch.cuda.graph(graph, stream=stream):
         memset(memory, value)
     with torch.cuda.stream(stream):
-        replaced = fills_as_kernels(graph)
+        replaced = replace_small_memsets(graph)
     graph.replay()
     torch.cuda.synchronize()
     return replaced
 
 
 def test_what_is_large_stays() -> None:
-    memory = torch.zeros(MOST_BYTES + 1, dtype=torch.uint8, device="cuda")
+    memory = torch.zeros(MAX_FILL_BYTES + 1, dtype=torch.uint8, device="cuda")
     assert replaced_in_a_graph_of(memory, 3) == 0
     assert bool((memory == 3).all())
 

@@ -15,18 +15,18 @@ from nfold.data import photographs
 from nfold.data.distortion import Distorter
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.photographs import looks as each_look
-from nfold.frameworks.torch.batch import Boxed
-from nfold.frameworks.torch.cutting import Packed, cut_out
-from nfold.frameworks.torch.definition import Definition, definition
-from nfold.frameworks.torch.distortion import Distortion
-from nfold.frameworks.torch.input import Stream
-from nfold.frameworks.torch.landing import Canvases, laid_out
+from nfold.frameworks.photographs import draw_distortions as each_look
+from nfold.frameworks.torch.batch import CanvasTensors
+from nfold.frameworks.torch.cutting import PackedImages, crop_to_canvases
+from nfold.frameworks.torch.definition import TorchWorkload, load_workload
+from nfold.frameworks.torch.distortion import DeviceDistortion
+from nfold.frameworks.torch.input import BatchKeySampler
+from nfold.frameworks.torch.landing import CanvasTransfer, fill_canvases
 from nfold.frameworks.torch.loop import train
-from nfold.frameworks.torch.nvjpeg import Decoded, Files, torchvision_decode
-from nfold.frameworks.torch.photographs import Photos
+from nfold.frameworks.torch.nvjpeg import JpegBatches, NvjpegTransfer, torchvision_decoder
+from nfold.frameworks.torch.photographs import ImageBatches
 from nfold.plan import Plan
-from nfold.run.rated import ask
+from nfold.run.rated import measure_rates
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 from nfold.workloads import info
@@ -61,7 +61,7 @@ def asked(**changes: object) -> Task:
     )
 
 
-def linear(task: Task) -> Definition:
+def linear(task: Task) -> TorchWorkload:
     """A model whose losses say what it was given: batch norm of 8 samples makes much of a bit."""
     torch.manual_seed(task.plan.seed)
     model = nn.Sequential(nn.AvgPool2d(5), nn.Flatten(), nn.Linear(3 * (SIZE // 5) ** 2, 2))
@@ -69,7 +69,7 @@ def linear(task: Task) -> Definition:
     def optimizer(module: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(module.parameters(), lr=0.01)
 
-    return dataclasses.replace(definition(task), model=model, optimizer=optimizer)
+    return dataclasses.replace(load_workload(task), model=model, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -78,10 +78,10 @@ def test_a_gpu_distorts_as_the_cpu_does(compiled: bool) -> None:
     regions = [picture(20 + 3 * (i % 32), 128 - 2 * (i % 50), i) for i in range(64)]
     places = torch.tensor([region.shape[:2] for region in regions])
     pixels = torch.from_numpy(np.concatenate([region.ravel() for region in regions]))
-    batch = Boxed(
-        laid_out(pixels.to(CUDA), places.to(CUDA), 128), ids, ids.to(CUDA), places.to(CUDA)
+    batch = CanvasTensors(
+        fill_canvases(pixels.to(CUDA), places.to(CUDA), 128), ids, ids.to(CUDA), places.to(CUDA)
     )
-    distort = Distortion(SIZE, 9, CUDA)
+    distort = DeviceDistortion(SIZE, 9, CUDA)
     function = torch.compile(distort.__call__, dynamic=False) if compiled else distort
     there = function(batch, torch.tensor(2, device=CUDA)).cpu().numpy()
     here = np.empty_like(there)
@@ -96,8 +96,8 @@ def test_a_gpu_distorts_as_the_cpu_does(compiled: bool) -> None:
 def test_a_captured_distortion_draws_the_next_epoch_as_an_eager_one() -> None:
     ids = torch.arange(8, device=CUDA)
     canvases = torch.randint(256, (8, 128, 128, 3), dtype=torch.uint8, device=CUDA)
-    batch = Boxed(canvases, ids, ids, torch.full((8, 2), 97, device=CUDA))
-    distort = Distortion(SIZE, 3, CUDA)
+    batch = CanvasTensors(canvases, ids, ids, torch.full((8, 2), 97, device=CUDA))
+    distort = DeviceDistortion(SIZE, 3, CUDA)
     epoch = torch.zeros((), dtype=torch.int64, device=CUDA)
     stream = torch.cuda.Stream(CUDA)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
@@ -141,7 +141,7 @@ def test_a_captured_inception_trains_on_the_samples_of_an_eager_one(step: str) -
 
 def test_a_process_measures_what_workers_decoder_and_device_make() -> None:
     photographs.load()
-    found = ask(asked(decode="cpu"))
+    found = measure_rates(asked(decode="cpu"))
     assert found.worker.low > 0
     assert found.device is not None
     assert found.device > 0
@@ -153,8 +153,8 @@ def test_boxes_are_cut_out_on_a_gpu_as_on_the_cpu() -> None:
     sizes = [(60 + 7 * i, 200 - 5 * i) for i in range(16)]
     images = [torch.from_numpy(picture(*size).transpose(2, 0, 1).copy()) for size in sizes]
     boxes = torch.tensor([(2, 3, 15, 10, (1, 1, 2, 4)[i % 4]) for i in range(16)])
-    there = cut_out(Packed.together([image.to(CUDA) for image in images]), boxes, 32)
-    here = cut_out(Packed.together(images), boxes, 32)
+    there = crop_to_canvases(PackedImages.pack([image.to(CUDA) for image in images]), boxes, 32)
+    here = crop_to_canvases(PackedImages.pack(images), boxes, 32)
     assert (there.cpu().int() - here.int()).abs().max() <= 1
 
 
@@ -175,12 +175,14 @@ def test_resident_photographs_train_in_a_graph_as_those_of_a_loader() -> None:
 def test_nvjpeg_decodes_what_the_cpu_does() -> None:
     task = asked()
     part = photographs.load().train
-    key = next(iter(Stream(len(part), task)))
+    key = next(iter(BatchKeySampler(len(part), task)))
     try:
-        there = Decoded(SIZE, torchvision_decode())(Files(part, task, SIZE)[key], CUDA)
+        there = NvjpegTransfer(SIZE, torchvision_decoder())(
+            JpegBatches(part, task, SIZE)[key], CUDA
+        )
     except Unsupported as missing:
         pytest.skip(str(missing))
-    here = Canvases(SIZE)(Photos(part, task, SIZE)[key], CUDA)
+    here = CanvasTransfer(SIZE)(ImageBatches(part, task, SIZE)[key], CUDA)
     assert torch.equal(there.tensors[3], here.tensors[3])
     for mine, theirs, (height, width) in zip(
         there.tensors[0], here.tensors[0], here.tensors[3].tolist(), strict=True
@@ -192,14 +194,14 @@ def test_nvjpeg_decodes_what_the_cpu_does() -> None:
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="no torchvision")
 def test_batches_decoded_one_after_the_other_leave_each_other_alone() -> None:
     """The decoder's stream waits for nobody: memory of the batch before may still be read."""
-    decode = torchvision_decode()
+    decode = torchvision_decoder()
     files = [torch.frombuffer(bytearray(jpeg(400, 500, i)), dtype=torch.uint8) for i in range(32)]
     boxes = torch.tensor([(3 * i, 5 * i, 90, 128, 1) for i in range(32)])
-    alone = cut_out(Packed.together(decode(files, CUDA)), boxes, 128).cpu()
+    alone = crop_to_canvases(PackedImages.pack(decode(files, CUDA)), boxes, 128).cpu()
     laid = []
     stream = torch.cuda.Stream(CUDA)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for _ in range(40):
-            laid.append(cut_out(Packed.together(decode(files, CUDA)), boxes, 128))
+            laid.append(crop_to_canvases(PackedImages.pack(decode(files, CUDA)), boxes, 128))
     torch.cuda.synchronize()
     assert all(torch.equal(canvases.cpu(), alone) for canvases in laid)

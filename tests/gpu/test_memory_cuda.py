@@ -7,10 +7,10 @@ from statistics import median
 
 import pytest
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.plan import Plan
-from nfold.run.handoff import Folder
-from nfold.run.options import Options
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunOptions
 from nfold.run.run import run
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
@@ -26,15 +26,15 @@ SCRIPT = str(Path(__file__).parent / "scripts" / "growing.py")
 
 
 def _retries_and_step_ms(
-    tmp_path: Path, ablation: Ablation | None, count: int
+    tmp_path: Path, ablation: Variant | None, count: int
 ) -> tuple[float, float]:
     plan = Plan(
         device="cuda", devices=1, strategy="single", cores_per_device=1, steps=30, warmup_steps=10
     )
-    workload = Workload.of_script(SCRIPT, str(count))
-    found = run(workload, plan, ablation, machine=HOST, options=Options(results=tmp_path))
+    workload = Workload.from_script(SCRIPT, str(count))
+    found = run(workload, plan, ablation, machine=HOST, options=RunOptions(results=tmp_path))
     assert found.status == "ok", found.cause
-    (seen,) = Folder(tmp_path / str(found.folder)).read_seen()
+    (seen,) = HandoffFolder(tmp_path / str(found.folder)).read_profiles()
     return seen.alloc_retries, median(found.ranks[0].step_ms)
 
 
@@ -42,7 +42,7 @@ def _retries_and_step_ms(
 def test_retries_are_seen_and_go_with_segments_that_grow(tmp_path: Path) -> None:
     healthy, calm_ms = _retries_and_step_ms(tmp_path, None, 0)
     retries, slow_ms = _retries_and_step_ms(tmp_path, None, 2)
-    left, growing_ms = _retries_and_step_ms(tmp_path, Ablation(expandable_segments=True), 2)
+    left, growing_ms = _retries_and_step_ms(tmp_path, Variant(expandable_segments=True), 2)
     assert healthy == 0
     assert retries == pytest.approx(2, abs=0.5)
     assert left < 0.1

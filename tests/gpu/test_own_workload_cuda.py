@@ -9,7 +9,7 @@ import pytest
 from made import plan
 from nfold import workloads
 from nfold.measurement import Measurement
-from nfold.run.options import Options
+from nfold.run.options import RunOptions
 from nfold.run.run import run
 from nfold.summary import epochs
 from nfold.telemetry.inspection import inspect_machine
@@ -56,8 +56,8 @@ def waits():
 def _train(folder: Path, name: str, step: str, devices: int = 1, **changes: str) -> Measurement:
     (folder / "own_cuda.py").write_text(MODULE)
     asked = plan(HOST, device="cuda", devices=devices, batch=64, epochs=4, step=step, **changes)
-    workload = workloads.identified(Workload.parse(f"own_cuda:{name}"))
-    return run(workload, asked, machine=HOST, options=Options(results=folder))
+    workload = workloads.with_fingerprint(Workload.parse(f"own_cuda:{name}"))
+    return run(workload, asked, machine=HOST, options=RunOptions(results=folder))
 
 
 @pytest.mark.parametrize("name", ["images", "floats"])

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.prefetch import on_device
-from nfold.frameworks.torch.user.moving import landed
+from nfold.frameworks.torch.prefetch import prefetch_batches
+from nfold.frameworks.torch.user.moving import prefetch_to_device
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,10 +47,12 @@ def _read_late(batch: Batch, cycles: int = BUSY_CYCLES) -> Tensor:
 def test_every_step_reads_its_own_batch() -> None:
     device = torch.device("cuda", 0)
     batches = _batches(30)
-    expected = [_read_late(batch.moved(lambda tensor: tensor.to(device))) for batch in batches]
+    expected = [
+        _read_late(batch.map_tensors(lambda tensor: tensor.to(device))) for batch in batches
+    ]
     read = []
     hashes = []
-    for batch in on_device(iter(batches), device):
+    for batch in prefetch_batches(iter(batches), device):
         assert all(tensor.is_cuda for tensor in batch.tensors)
         read.append(_read_late(batch))
         hashes.append(batch.sample_hash)
@@ -64,9 +66,9 @@ def test_the_host_does_not_wait_for_the_step() -> None:
     """The next batch is given out while the step before it is still busy."""
     device = torch.device("cuda", 0)
     # A kernel's first call loads it, and that waits for the device.
-    _read_late(next(iter(on_device(_batches(1), device))), 1)
+    _read_late(next(iter(prefetch_batches(_batches(1), device))), 1)
     steps: list[torch.cuda.Event] = []
-    for batch in on_device(_batches(4), device):
+    for batch in prefetch_batches(_batches(4), device):
         if steps:
             assert not steps[-1].query()  # type: ignore[no-untyped-call]
         _read_late(batch, BUSIER_CYCLES)
@@ -97,7 +99,7 @@ def test_every_step_of_a_script_reads_its_own_batch() -> None:
         for _, batch, _ in batches
     ]
     read = []
-    for number, (at, batch, ids) in enumerate(landed(batches, device)):
+    for number, (at, batch, ids) in enumerate(prefetch_to_device(batches, device)):
         assert at == number == ids.item()
         assert all(tensor.is_cuda for tensor in batch.values())
         read.append(_sums_late(batch))
@@ -110,7 +112,7 @@ def test_every_step_of_a_script_reads_its_own_batch() -> None:
 def test_a_script_s_host_does_not_wait_for_its_step() -> None:
     device = torch.device("cuda", 0)
     steps: list[torch.cuda.Event] = []
-    for _, batch, _ in landed(_read_by_a_script(4), device):
+    for _, batch, _ in prefetch_to_device(_read_by_a_script(4), device):
         if steps:
             assert not steps[-1].query()  # type: ignore[no-untyped-call]
         _sums_late(batch, BUSIER_CYCLES)

@@ -10,14 +10,14 @@ import pytest
 import torch.distributed as dist
 
 from integration.scripts.sync_batch_norm import CHANNELS, LAYERS, WAIT_S
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.explain import lines
 from nfold.measurement import Measurement
 from nfold.plan import Plan
-from nfold.run.handoff import Folder
-from nfold.run.options import Options
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunOptions
 from nfold.run.run import run
-from nfold.seen import Seen
+from nfold.seen import ScriptProfile
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
@@ -34,18 +34,18 @@ SMALL = FAULTY / "characters.py"
 
 def _measured(
     tmp_path: Path,
-    ablation: Ablation | None = None,
+    ablation: Variant | None = None,
     *arguments: str,
     script: str = SCRIPT,
     **changes: Any,
-) -> tuple[Measurement, tuple[Seen, ...]]:
+) -> tuple[Measurement, tuple[ScriptProfile, ...]]:
     said = {"devices": 1, "strategy": "single", "steps": 30, "warmup_steps": 6, **changes}
     plan = Plan(**{"device": "cuda", "cores_per_device": 1, **said})
-    workload = Workload.of_script(script, *arguments)
-    found = run(workload, plan, ablation, machine=HOST, options=Options(results=tmp_path))
+    workload = Workload.from_script(script, *arguments)
+    found = run(workload, plan, ablation, machine=HOST, options=RunOptions(results=tmp_path))
     assert found.status == "ok", found.cause
     assert {len(rank.step_ms) for rank in found.ranks} == {30}
-    return found, Folder(tmp_path / str(found.folder)).read_seen()
+    return found, HandoffFolder(tmp_path / str(found.folder)).read_profiles()
 
 
 def _place(line: str) -> str:
@@ -63,9 +63,9 @@ def test_copies_and_reads_are_seen_and_resident_batches_are_not_copied(tmp_path:
     assert seen.host_syncs == 1
     assert seen.autocast == seen.precision == "bf16"
     assert seen.channels_last
-    assert str(seen.first_place("host_sync")).endswith(_place("loss.item()"))
-    replayed, _ = _measured(tmp_path, Ablation(input="replayed"))
-    resident, (still,) = _measured(tmp_path, Ablation(input="resident"))
+    assert str(seen.most_frequent_line("host_sync")).endswith(_place("loss.item()"))
+    replayed, _ = _measured(tmp_path, Variant(input="replayed"))
+    resident, (still,) = _measured(tmp_path, Variant(input="resident"))
     assert still.copies.per_step < 1
     assert resident.ranks[0].data_bytes
     assert not replayed.ranks[0].data_bytes
@@ -75,8 +75,8 @@ def test_copies_and_reads_are_seen_and_resident_batches_are_not_copied(tmp_path:
 @one_gpu
 def test_the_host_need_not_wait_for_what_it_reads(tmp_path: Path) -> None:
     """Of 20 ms of the host and 10 of the device a step, what is read puts one after the other."""
-    waits, _ = _measured(tmp_path, Ablation(input="resident"), "--slow")
-    ahead, _ = _measured(tmp_path, Ablation(input="resident", host_syncs=False), "--slow")
+    waits, _ = _measured(tmp_path, Variant(input="resident"), "--slow")
+    ahead, _ = _measured(tmp_path, Variant(input="resident", host_syncs=False), "--slow")
     assert median(waits.ranks[0].step_ms) - median(ahead.ranks[0].step_ms) > 5
 
 
@@ -85,9 +85,9 @@ def test_one_process_drives_two_gpus_or_sees_only_one(tmp_path: Path) -> None:
     both, (seen,) = _measured(tmp_path, None, "--dp", devices=2, strategy="dp")
     assert (seen.parallel, seen.dp_devices, seen.process_group) == ("dp", 2, False)
     assert both.ranks[0].device.startswith("cuda:0, cuda:1 ")
-    _, (alone,) = _measured(tmp_path, Ablation(device=1), "--dp", batch=32)
+    _, (alone,) = _measured(tmp_path, Variant(device=1), "--dp", batch=32)
     assert alone.dp_devices == 1
-    assert alone.batch == 32
+    assert alone.global_batch_size == 32
 
 
 @two_gpus
@@ -95,14 +95,14 @@ def test_one_process_drives_two_gpus_or_sees_only_one(tmp_path: Path) -> None:
     "ablation",
     [
         None,
-        Ablation(input="resident", exchange="none"),
-        Ablation(input="resident", exchange="barrier"),
-        Ablation(independent=True),
-        Ablation(buffers=False, devices=(1, 0)),
+        Variant(input="resident", exchange="none"),
+        Variant(input="resident", exchange="barrier"),
+        Variant(independent=True),
+        Variant(broadcast_buffers=False, devices=(1, 0)),
     ],
     ids=str,
 )
-def test_every_rung_of_ddp_over_nccl(tmp_path: Path, ablation: Ablation | None) -> None:
+def test_every_rung_of_ddp_over_nccl(tmp_path: Path, ablation: Variant | None) -> None:
     found, seen = _measured(tmp_path, ablation, "--ddp", devices=2, strategy="ddp")
     assert len(found.ranks) == len(seen) == 2
     assert {one.parallel for one in seen} == {"ddp"}
@@ -126,7 +126,7 @@ def test_collectives_of_sync_batch_norm_are_counted_and_removed(tmp_path: Path) 
             "all_reduce": (LAYERS, LAYERS * 4 * 2 * CHANNELS),
         }
     assert min(median(rank.step_ms) for rank in whole.ranks) > 1e3 * WAIT_S
-    removed, _ = _measured(tmp_path, Ablation(exchange="none"), **ddp)
+    removed, _ = _measured(tmp_path, Variant(exchange="none"), **ddp)
     first, second = (median(rank.step_ms) for rank in removed.ranks)
     assert second > 1e3 * WAIT_S
     assert first < second / 2
@@ -137,12 +137,12 @@ def test_what_a_trainer_does_by_itself_is_told_in_its_own_words(tmp_path: Path) 
     pytest.importorskip("transformers")
     _, (seen,) = _measured(tmp_path, script=str(WITH_TRAINER))
     assert seen.trainer == "transformers"
-    read = seen.first("host_sync")
+    read = seen.most_frequent("host_sync")
     assert read is not None
-    assert str(read.inside).startswith("transformers/trainer.py:")
+    assert str(read.package_line).startswith("transformers/trainer.py:")
     made = next(n for n, t in enumerate(WITH_TRAINER.read_text().splitlines(), 1) if "told = " in t)
-    assert "logging_nan_inf_filter=False" in lines.host_syncs(seen)
-    assert lines.workers(seen, 8).endswith(
+    assert "logging_nan_inf_filter=False" in lines.reduce_host_reads(seen)
+    assert lines.num_workers_setting(seen, 8).endswith(
         f"with_trainer.py:{made}: TrainingArguments(..., dataloader_num_workers=8)"
     )
 
@@ -150,7 +150,7 @@ def test_what_a_trainer_does_by_itself_is_told_in_its_own_words(tmp_path: Path) 
 @one_gpu
 def test_nobody_waits_for_the_losses_that_a_trainer_looks_at(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    _, (seen,) = _measured(tmp_path, Ablation(host_syncs=False), script=str(WITH_TRAINER))
+    _, (seen,) = _measured(tmp_path, Variant(host_syncs=False), script=str(WITH_TRAINER))
     assert seen.steps == 30
 
 
@@ -158,24 +158,24 @@ def test_nobody_waits_for_the_losses_that_a_trainer_looks_at(tmp_path: Path) -> 
 def test_convolutions_in_the_order_of_tensor_cores_are_not_reordered(tmp_path: Path) -> None:
     traced = []
     for last in (False, True):
-        left_out = Ablation(channels_last=last, traced=True)
+        left_out = Variant(channels_last=last, profiler_steps=True)
         _, (seen,) = _measured(tmp_path, left_out, script=str(MIXED))
         assert seen.convolutions == 19
-        assert seen.traced is not None
-        traced.append(seen.traced)
+        assert seen.trace is not None
+        traced.append(seen.trace)
     usual, other = traced
-    assert other.transposing_ms < usual.transposing_ms / 4
-    assert max(usual.reordering_ms) < usual.transposing_ms
+    assert other.cudnn_transpose_ms < usual.cudnn_transpose_ms / 4
+    assert max(usual.layout_copy_ms) < usual.cudnn_transpose_ms
 
 
 @one_gpu
 def test_the_model_of_a_script_is_compiled_in_either_mode(tmp_path: Path) -> None:
     arguments, launches = ("--layers=3", "--batch=8"), []
     for mode in ("", "default", "reduce-overhead"):
-        left_out = Ablation(compiled=mode, traced=True)
+        left_out = Variant(compiled=mode, profiler_steps=True)
         _, (seen,) = _measured(tmp_path, left_out, *arguments, script=str(SMALL))
         assert seen.compiled == bool(mode)
-        assert seen.traced is not None
-        launches.append(seen.traced.launches)
+        assert seen.trace is not None
+        launches.append(seen.trace.launches_per_step)
     usual, fused, _ = launches
     assert fused < 0.9 * usual

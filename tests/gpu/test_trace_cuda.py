@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nfold.frameworks.torch.script.trace import STEPS, Tracing
-from nfold.seen import Traced
+from nfold.frameworks.torch.script.trace import TRACED_STEPS, ProfilerTrace
+from nfold.seen import TraceSummary
 
 pytestmark = [
     pytest.mark.gpu,
@@ -15,9 +15,9 @@ pytestmark = [
 PERMUTES = 5
 
 
-def _traced(permutes: int) -> Traced:
+def _traced(permutes: int) -> TraceSummary:
     images = torch.zeros(64, 64, 64, 64, device="cuda")
-    tracing = Tracing(wanted=True)
+    tracing = ProfilerTrace(enabled=True)
     tracing.begin(cuda=True)
     over = False
     while not over:
@@ -25,8 +25,8 @@ def _traced(permutes: int) -> Traced:
             images.permute(0, 2, 3, 1).contiguous()
         images.add(1)
         torch.cuda.synchronize()
-        over = tracing.stepped()
-    found = tracing.found()
+        over = tracing.on_step()
+    found = tracing.take_summary()
     assert found is not None
     return found
 
@@ -34,10 +34,12 @@ def _traced(permutes: int) -> Traced:
 def test_copies_into_another_order_are_time_of_the_device() -> None:
     """134 MB are read and written in each: at least 25 microseconds at 5 TB/s."""
     none, some = _traced(0), _traced(PERMUTES)
-    assert none.steps == some.steps == STEPS
-    assert none.reordering_ms == (0.0,) * STEPS
-    assert min(some.reordering_ms) > PERMUTES * 0.025
-    assert (round(none.launches), round(some.launches)) == (1, 1 + PERMUTES)
-    assert none.busy_ms is not None
-    assert some.busy_ms is not None
-    assert some.busy_ms - none.busy_ms == pytest.approx(sum(some.reordering_ms) / STEPS, rel=0.2)
+    assert none.steps == some.steps == TRACED_STEPS
+    assert none.layout_copy_ms == (0.0,) * TRACED_STEPS
+    assert min(some.layout_copy_ms) > PERMUTES * 0.025
+    assert (round(none.launches_per_step), round(some.launches_per_step)) == (1, 1 + PERMUTES)
+    assert none.device_busy_ms is not None
+    assert some.device_busy_ms is not None
+    assert some.device_busy_ms - none.device_busy_ms == pytest.approx(
+        sum(some.layout_copy_ms) / TRACED_STEPS, rel=0.2
+    )

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from made import plan
-from nfold.frameworks.checkpoints import newest
+from nfold.frameworks.checkpoints import newest_checkpoint
 from nfold.measurement import Measurement
-from nfold.run.options import Options, Progress, Stop
+from nfold.run.options import RunOptions, RunProgress, StopRequest
 from nfold.run.run import run
 from nfold.summary import epochs
 from nfold.telemetry.inspection import inspect_machine
@@ -41,14 +41,16 @@ def _train(
         input="resident",
         **said,
     )
-    stop, checkpoints = Stop(), folder / "checkpoints"
+    stop, checkpoints = StopRequest(), folder / "checkpoints"
 
-    def watch(_: Progress) -> None:
-        kept = newest(checkpoints)
+    def watch(_: RunProgress) -> None:
+        kept = newest_checkpoint(checkpoints)
         if stop_after is not None and kept is not None and _epochs_of(kept) >= stop_after:
             stop.signum = signal.SIGINT
 
-    options = Options(results=folder, watch=watch, stop=stop, checkpoint=checkpoints)
+    options = RunOptions(
+        results=folder, on_progress=watch, stop=stop, checkpoint_folder=checkpoints
+    )
     return run(Workload.parse("digits"), asked, machine=HOST, options=options)
 
 

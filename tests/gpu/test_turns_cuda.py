@@ -9,11 +9,11 @@ import pytest
 
 from made import plan
 from nfold import workloads
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.measurement import Measurement
-from nfold.run.options import Options
+from nfold.run.options import RunOptions
 from nfold.run.run import run
-from nfold.run.turned import apart
+from nfold.run.turned import split_by_variant
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
@@ -42,32 +42,32 @@ def images():
         augmentation=(("flip", 0),),
     )
 """
-REAL, RESIDENT = Ablation(), Ablation(input="resident")
-INPUTS = (REAL, Ablation(input="replayed"), RESIDENT)
+REAL, RESIDENT = Variant(), Variant(input="resident")
+INPUTS = (REAL, Variant(input="replayed"), RESIDENT)
 EXCHANGES = (
     RESIDENT,
-    Ablation(input="resident", exchange="none"),
-    Ablation(input="resident", exchange="barrier"),
+    Variant(input="resident", exchange="none"),
+    Variant(input="resident", exchange="barrier"),
 )
 
 
 def _run(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    *turns: Ablation,
-    held: Ablation | None = None,
+    *turns: Variant,
+    held: Variant | None = None,
     **changes: Any,
 ) -> tuple[Measurement, list[Measurement]]:
     """A run of two GPUs, and what it says of each of its turns."""
     monkeypatch.chdir(folder)
     (folder / "turned_cuda.py").write_text(MODULE)
-    workload = workloads.identified(Workload.parse("turned_cuda:images"))
+    workload = workloads.with_fingerprint(Workload.parse("turned_cuda:images"))
     said = {"batch": 96, "steps": STEPS, "warmup_steps": 12, "workers": 1, "input": "loader"}
     asked = plan(HOST, **{"device": "cuda", "devices": 2, **said, **changes})
-    options = Options(results=folder)
-    whole = run(workload, asked, held, machine=HOST, options=options, turns=turns)
+    options = RunOptions(results=folder)
+    whole = run(workload, asked, held, machine=HOST, options=options, interleaved_variants=turns)
     assert whole.status == "ok", whole.cause
-    found = apart(whole, turns)
+    found = split_by_variant(whole, turns)
     for one in found:
         assert [sum(w.steps for w in rank.windows) for rank in one.ranks] == [STEPS] * 2
         assert [len(rank.step_ms) for rank in one.ranks] == [STEPS] * 2
@@ -109,8 +109,8 @@ def test_weights_are_equal_at_the_end_where_every_turn_exchanges(
 def test_statistics_of_all_devices_have_their_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    own = Ablation(synchronised_batch_norm=False)
-    alone = own.merged(EXCHANGES[1])
+    own = Variant(synchronised_batch_norm=False)
+    alone = own.merge(EXCHANGES[1])
     whole, found = _run(
         tmp_path, monkeypatch, REAL, own, alone, step=step, batch_norm="synchronised"
     )
@@ -124,8 +124,8 @@ def test_statistics_of_all_devices_have_their_turns(
 def test_copies_that_do_not_wait_meet_between_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Ablation(independent=True)
-    turns = (held.merged(one) for one in INPUTS)
+    held = Variant(independent=True)
+    turns = (held.merge(one) for one in INPUTS)
     whole, _ = _run(tmp_path, monkeypatch, *turns, held=held, step="captured", strategy="nfold")
     assert [rank.rank for rank in whole.ranks] == [0, 1]
-    assert all(set(rank.turns) == {0, 1, 2} for rank in whole.ranks)
+    assert all(set(rank.slots) == {0, 1, 2} for rank in whole.ranks)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from nfold import data
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.measurement import Measurement
 from nfold.plan import Plan
-from nfold.run.options import Options
+from nfold.run.options import RunOptions
 from nfold.run.run import run
-from nfold.run.turned import apart
+from nfold.run.turned import split_by_variant
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 from nfold.workloads import info
@@ -21,13 +21,13 @@ from nfold.workloads import info
 pytestmark = pytest.mark.integration
 DIGITS = Workload.parse("digits:samples=96")
 CHECKPOINT = "checkpoint"
-NO_EXCHANGE = Ablation(exchange="none")
+NO_EXCHANGE = Variant(exchange="none")
 
 
 def _measured(
     tmp_path: Path,
-    ablation: Ablation | None,
-    turns: tuple[Ablation, ...] = (),
+    ablation: Variant | None,
+    turns: tuple[Variant, ...] = (),
     **changes: Any,
 ) -> Measurement:
     host = inspect_machine()
@@ -36,8 +36,8 @@ def _measured(
     data.prepare("digits", None)
     asked = {"device": "cpu", "devices": 2, "batch": 32, "steps": 6, "warmup_steps": 1}
     plan = Plan(**{**asked, **changes}).resolve(host, info("digits").defaults)
-    options = Options(results=tmp_path, checkpoint=tmp_path / CHECKPOINT)
-    return run(DIGITS, plan, ablation, machine=host, options=options, turns=turns)
+    options = RunOptions(results=tmp_path, checkpoint_folder=tmp_path / CHECKPOINT)
+    return run(DIGITS, plan, ablation, machine=host, options=options, interleaved_variants=turns)
 
 
 @pytest.mark.slow
@@ -46,17 +46,17 @@ def _measured(
 def test_without_gradients_the_ranks_part_and_nobody_minds(
     tmp_path: Path, strategy: str, exchange: Any
 ) -> None:
-    ablation = Ablation(input="replayed", exchange=exchange)
+    ablation = Variant(input="replayed", exchange=exchange)
     found = _measured(tmp_path, ablation, strategy=strategy)
     assert found.status == "ok", found.cause
-    assert found.ablation == ablation
+    assert found.variant == ablation
     assert len({rank.parameter_checksum for rank in found.ranks}) == 2
     assert not {"parameters_differ", "same_samples"} & {d.kind for d in found.warnings}
     assert [sum(w.samples for w in rank.windows) for rank in found.ranks] == [96, 96]
 
 
 def test_independent_copies_are_two_trainings_of_one_device(tmp_path: Path) -> None:
-    found = _measured(tmp_path, Ablation(independent=True), epochs=1, steps=None)
+    found = _measured(tmp_path, Variant(independent=True), epochs=1, steps=None)
     assert found.status == "ok", found.cause
     assert [rank.rank for rank in found.ranks] == [0, 1]
     # Each goes through all of the data, a share of the batch at a time.
@@ -67,7 +67,7 @@ def test_independent_copies_are_two_trainings_of_one_device(tmp_path: Path) -> N
 
 def test_ranks_change_devices_and_shares(tmp_path: Path) -> None:
     usual = _measured(tmp_path, None)
-    turned = _measured(tmp_path, Ablation(shares=(1, 0), devices=(1, 0)))
+    turned = _measured(tmp_path, Variant(data_shares=(1, 0), devices=(1, 0)))
     assert turned.status == "ok", turned.cause
     hashes = [rank.sample_hashes[0] for rank in usual.ranks]
     assert [rank.sample_hashes[0] for rank in turned.ranks] == hashes[::-1]
@@ -77,13 +77,13 @@ def test_ranks_change_devices_and_shares(tmp_path: Path) -> None:
 
 def test_one_device_alone_may_be_any(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"devices": 1, "cores_per_device": 1, "batch": 16}
-    left_out = Ablation(device=1, input="resident", threads=1)
+    left_out = Variant(device=1, input="resident", threads=1)
     found = _measured(tmp_path, left_out, **asked)
     assert found.status == "ok", found.cause
     assert found.ranks[0].rank == 0
-    unpinned = _measured(tmp_path, Ablation(pinned=False), **asked)
+    unpinned = _measured(tmp_path, Variant(pinned=False), **asked)
     assert unpinned.status == "ok", unpinned.cause
-    refused = _measured(tmp_path, Ablation(captured=True), **asked)
+    refused = _measured(tmp_path, Variant(captured=True), **asked)
     assert refused.status == "unsupported"
     assert refused.cause is not None
     assert "needs a GPU" in refused.cause.text
@@ -92,22 +92,22 @@ def test_one_device_alone_may_be_any(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("held", "changes"),
     [
-        (Ablation(), {"strategy": "nfold", "workers": 1}),
-        pytest.param(Ablation(), {"strategy": "ddp", "accumulate": 2}, marks=pytest.mark.slow),
-        (Ablation(independent=True), {}),
+        (Variant(), {"strategy": "nfold", "workers": 1}),
+        pytest.param(Variant(), {"strategy": "ddp", "accumulate": 2}, marks=pytest.mark.slow),
+        (Variant(independent=True), {}),
     ],
     ids=str,
 )
-def test_rungs_take_turns_in_one_run(tmp_path: Path, held: Ablation, changes: Any) -> None:
-    replayed = Ablation(input="replayed")
-    alone, barrier = replayed.merged(NO_EXCHANGE), replayed.merged(Ablation(exchange="barrier"))
-    asked = (Ablation(), replayed) if held else (Ablation(), replayed, alone, barrier)
-    turns = tuple(held.merged(one) for one in asked)
+def test_rungs_take_turns_in_one_run(tmp_path: Path, held: Variant, changes: Any) -> None:
+    replayed = Variant(input="replayed")
+    alone, barrier = replayed.merge(NO_EXCHANGE), replayed.merge(Variant(exchange="barrier"))
+    asked = (Variant(), replayed) if held else (Variant(), replayed, alone, barrier)
+    turns = tuple(held.merge(one) for one in asked)
     whole = _measured(tmp_path, held or None, turns=turns, steps=8, **changes)
     assert whole.status == "ok", whole.cause
     assert [rank.rank for rank in whole.ranks] == [0, 1]
-    for one, left_out in zip(apart(whole, turns), turns, strict=True):
-        assert (one.ablation or Ablation()) == left_out
+    for one, left_out in zip(split_by_variant(whole, turns), turns, strict=True):
+        assert (one.variant or Variant()) == left_out
         assert [sum(w.steps for w in rank.windows) for rank in one.ranks] == [8, 8]
         assert not {"parameters_differ", "same_samples"} & {d.kind for d in one.warnings}
     assert len({rank.parameter_checksum for rank in whole.ranks}) == 1

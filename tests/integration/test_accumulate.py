@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from made import plan
-from nfold.frameworks.checkpoints import newest
+from nfold.frameworks.checkpoints import newest_checkpoint
 from nfold.frameworks.torch.checkpoint import read_part
 from nfold.measurement import Measurement
-from nfold.run.options import Options
+from nfold.run.options import RunOptions
 from nfold.run.run import run
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
@@ -46,10 +46,10 @@ def _train(folder: Path, **changes: Any) -> Trained:
         Workload.parse("digits:samples=124"),
         plan(host, **SAID, **changes),
         machine=host,
-        options=Options(results=folder, checkpoint=kept),
+        options=RunOptions(results=folder, checkpoint_folder=kept),
     )
     assert done.status == "ok", done.cause
-    found = newest(kept)
+    found = newest_checkpoint(kept)
     assert found is not None
     return Trained(done, read_part(found, "model"))
 

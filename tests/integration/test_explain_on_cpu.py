@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.measurement import Measurement
 from nfold.store.store import Store
-from nfold.turns import held
+from nfold.turns import process_wide
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -54,14 +54,14 @@ def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
 
 def _shared_runs(found: list[Measurement]) -> None:
     """What differs only by what can change between two steps was measured in one run."""
-    trees: dict[str, list[Ablation]] = {}
+    trees: dict[str, list[Variant]] = {}
     for one in found:
         assert one.folder is not None
-        trees.setdefault(one.folder, []).append(one.ablation or Ablation())
+        trees.setdefault(one.folder, []).append(one.variant or Variant())
     exchanges = [{left_out.exchange for left_out in tree} for tree in trees.values()]
     assert {"real", "none", "barrier"} in exchanges
     for tree in trees.values():
-        assert len({held(left_out, ("input", "exchange")) for left_out in tree}) == 1
+        assert len({process_wide(left_out, ("input", "exchange")) for left_out in tree}) == 1
 
 
 def test_an_operation_is_explained_by_its_calls(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from made import plan
 from nfold.machine import Machine
 from nfold.measurement import Measurement
-from nfold.run.handoff import Folder
-from nfold.run.options import Options, Progress, Stop
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunOptions, RunProgress, StopRequest
 from nfold.run.run import run
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
@@ -33,35 +33,35 @@ def host() -> Machine:
 class Injector:
     """Does something to a running measurement once its ranks have made a few steps."""
 
-    def __init__(self, results: Path, action: Callable[[Folder], None]) -> None:
+    def __init__(self, results: Path, action: Callable[[HandoffFolder], None]) -> None:
         self._results = results
         self._action = action
         self.pids: list[int] = []
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: RunProgress) -> None:
         if progress.phase != "stepping" or progress.step < 5 or self.pids:
             return
         (path,) = (self._results / "measurements").iterdir()
-        folder = Folder(path)
-        beats = [folder.read_beat(rank) for rank in range(2)]
+        folder = HandoffFolder(path)
+        beats = [folder.read_heartbeat(rank) for rank in range(2)]
         self.pids = [beat.pid for beat in beats if beat is not None]
         self.pids.append(psutil.Process(self.pids[0]).ppid())
         self._action(folder)
 
 
 def _run(
-    host: Machine, results: Path, action: Callable[[Folder], None], **options: float
+    host: Machine, results: Path, action: Callable[[HandoffFolder], None], **options: float
 ) -> tuple[Measurement, Injector]:
     injector = Injector(results, action)
     asked = plan(host, devices=2, batch=32, epochs=500, warmup_steps=2)
-    told = Options(results=results, watch=injector, **options)  # type: ignore[arg-type]
+    told = RunOptions(results=results, on_progress=injector, **options)  # type: ignore[arg-type]
     done = run(Workload.parse("digits"), asked, machine=host, options=told)
     assert injector.pids, f"the fault was never injected: {done.status} {done.cause}"
     return done, injector
 
 
-def _pid(folder: Folder, rank: int) -> int:
-    beat = folder.read_beat(rank)
+def _pid(folder: HandoffFolder, rank: int) -> int:
+    beat = folder.read_heartbeat(rank)
     assert beat is not None
     return beat.pid
 
@@ -84,7 +84,7 @@ def test_a_killed_rank_is_named_and_the_others_are_stopped(
 
 
 def test_a_killed_agent_takes_its_ranks_with_it(host: Machine, tmp_path: Path) -> None:
-    def kill_agent(folder: Folder) -> None:
+    def kill_agent(folder: HandoffFolder) -> None:
         os.kill(psutil.Process(_pid(folder, 0)).ppid(), signal.SIGKILL)
 
     done, injector = _run(host, tmp_path, kill_agent)
@@ -111,14 +111,14 @@ def test_a_stopped_rank_is_hung_and_every_rank_leaves_its_stack(
     assert done.cause.step >= 5
     assert done.folder is not None
     for rank in range(2):
-        stack = Folder(tmp_path / done.folder).stack(rank).read_text()
+        stack = HandoffFolder(tmp_path / done.folder).stack_file(rank).read_text()
         assert "nfold/frameworks/torch/loop.py" in stack
     assert _gone(injector.pids)
 
 
 def test_a_run_that_takes_longer_than_it_was_given_is_ended(host: Machine, tmp_path: Path) -> None:
     started: list[Path] = []
-    told = Options(results=tmp_path, limit_s=0.5, started=started.append)
+    told = RunOptions(results=tmp_path, time_limit_s=0.5, on_start=started.append)
     asked = plan(host, devices=2, batch=32, epochs=500)
     done = run(Workload.parse("digits"), asked, machine=host, options=told)
     assert done.status == "interrupted"
@@ -126,7 +126,7 @@ def test_a_run_that_takes_longer_than_it_was_given_is_ended(host: Machine, tmp_p
     assert done.cause.text.startswith("the 0 s that it was given were over")
     assert done.cause.signal is None
     (folder,) = started
-    beats = [Folder(folder).read_beat(rank) for rank in range(2)]
+    beats = [HandoffFolder(folder).read_heartbeat(rank) for rank in range(2)]
     assert _gone([beat.pid for beat in beats if beat is not None])
 
 
@@ -134,19 +134,19 @@ def test_a_run_that_takes_longer_than_it_was_given_is_ended(host: Machine, tmp_p
 def test_a_request_to_stop_is_recorded_with_what_was_measured(
     host: Machine, tmp_path: Path, signum: signal.Signals
 ) -> None:
-    stop = Stop()
+    stop = StopRequest()
 
-    def request(_: Folder) -> None:
+    def request(_: HandoffFolder) -> None:
         stop.signum = signum
 
     injector = Injector(tmp_path, request)
     asked = plan(host, devices=2, batch=32, epochs=500)
-    told = Options(results=tmp_path, watch=injector, stop=stop)
+    told = RunOptions(results=tmp_path, on_progress=injector, stop=stop)
     done = run(Workload.parse("digits"), asked, machine=host, options=told)
     assert done.status == "interrupted"
     assert done.cause is not None
     assert done.cause.signal == signum
-    assert not done.finished
+    assert not done.is_final
     assert _gone(injector.pids)
 
 
@@ -185,12 +185,12 @@ def test_a_failing_rank_is_the_root_cause(
 ) -> None:
     planted(fault)
     asked = plan(host, devices=2, batch=32, steps=12, warmup_steps=2)
-    done = run(Workload.parse("digits"), asked, machine=host, options=Options(results=tmp_path))
+    done = run(Workload.parse("digits"), asked, machine=host, options=RunOptions(results=tmp_path))
     assert done.status == status
     assert done.cause is not None
     assert done.cause.rank == int(fault.split(":")[1])
     assert says in done.cause.text
-    assert done.finished
+    assert done.is_final
 
 
 def test_an_out_of_memory_row_has_what_was_held(
@@ -198,7 +198,7 @@ def test_an_out_of_memory_row_has_what_was_held(
 ) -> None:
     planted("oom:0:6")
     asked = plan(host, devices=1, batch=32, steps=12, warmup_steps=2)
-    done = run(Workload.parse("digits"), asked, machine=host, options=Options(results=tmp_path))
+    done = run(Workload.parse("digits"), asked, machine=host, options=RunOptions(results=tmp_path))
     assert done.status == "oom"
     assert done.ranks[0].peak_memory_bytes is not None
     assert done.ranks[0].peak_memory_bytes > 2**20

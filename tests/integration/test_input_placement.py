@@ -13,8 +13,8 @@ import pytest
 from launched import launch
 from made import plan
 from nfold.measurement import Measurement, RankSamples
-from nfold.plain import from_plain
-from nfold.run.options import Options
+from nfold.plain import deserialize
+from nfold.run.options import RunOptions
 from nfold.run.run import run
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
@@ -34,7 +34,7 @@ def _train(results: Path, workload: str, memory: int = 2**60, **changes: Any) ->
     """On a host said to have so many bytes of ``memory``."""
     host = dataclasses.replace(inspect_machine(), memory_bytes=memory)
     asked = plan(host, **{"cores_per_device": 1, **changes})
-    options = Options(results=results, telemetry_interval_s=0.5)
+    options = RunOptions(results=results, telemetry_interval_s=0.5)
     done = run(Workload.parse(workload), asked, machine=host, options=options)
     assert done.status == "ok", done.cause
     return done
@@ -96,7 +96,7 @@ def _launched(folder: Path, memory: int) -> list[RankSamples]:
     folder.mkdir()
     launch(SCRIPT, 3, str(folder), str(memory))
     return [
-        from_plain(RankSamples, json.loads((folder / f"{r}.json").read_text())) for r in range(3)
+        deserialize(RankSamples, json.loads((folder / f"{r}.json").read_text())) for r in range(3)
     ]
 
 
@@ -113,7 +113,7 @@ def test_data_that_fit_nowhere_are_a_row_with_all_sizes(tmp_path: Path) -> None:
     """Two copies of 101 KiB, or two shards of half of it, on a host said to have 120 KiB."""
     host = dataclasses.replace(inspect_machine(), memory_bytes=120 * 2**10)
     asked = plan(host, devices=2, cores_per_device=1, batch=61, epochs=1, **RESIDENT)
-    options = Options(results=tmp_path, telemetry_interval_s=0.5)
+    options = RunOptions(results=tmp_path, telemetry_interval_s=0.5)
     refused = run(Workload.parse("digits"), asked, machine=host, options=options)
     assert refused.status == "oom"
     assert refused.cause is not None

@@ -33,9 +33,9 @@ from nfold.data import prepare
 from nfold.frameworks import augment
 from nfold.frameworks.base import Observer
 from nfold.frameworks.rate import one_cycle
-from nfold.frameworks.torch.batch import Boxed
+from nfold.frameworks.torch.batch import CanvasTensors
 from nfold.frameworks.torch.devices import open_devices
-from nfold.frameworks.torch.distortion import Distortion
+from nfold.frameworks.torch.distortion import DeviceDistortion
 from nfold.frameworks.torch.loop import Trainer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -142,7 +142,7 @@ def losses(points: tuple[tuple[int, float], ...]) -> list[float]:
 
 def test_the_device_augments_to_the_same_pixels(answers: Answers) -> None:
     arrays, ids = augmented_arrays()
-    augmented = augment.augmentation(OPERATIONS, arrays, 2**33 + 5)
+    augmented = augment.build_augmentation(OPERATIONS, arrays, 2**33 + 5)
     expected = augmented(arrays.train_images, ids.astype(np.int64), 3)
     assert np.array_equal(answers[AUGMENTED], expected)
 
@@ -150,8 +150,8 @@ def test_the_device_augments_to_the_same_pixels(answers: Answers) -> None:
 def test_the_device_distorts_to_the_same_pixels_up_to_rounding(answers: Answers) -> None:
     images, numbers = boxed()
     canvases, marks = torch.from_numpy(images), torch.from_numpy(numbers.astype(np.int64))
-    samples = Boxed(canvases, marks[:, 0], marks[:, 0], marks[:, 1:])
-    distort = Distortion(DISTORTED_SIZE, 9, torch.device("cpu"))
+    samples = CanvasTensors(canvases, marks[:, 0], marks[:, 0], marks[:, 1:])
+    distort = DeviceDistortion(DISTORTED_SIZE, 9, torch.device("cpu"))
     apart = np.abs(answers[DISTORTED].astype(int) - distort(samples, torch.tensor(2)).numpy())
     assert apart.mean() < 0.01
     assert apart.max() <= 4

@@ -84,7 +84,7 @@ def train(folder: Path, workload: str, *arguments: str) -> dict[str, Any]:
 
 
 def stored(folder: Path) -> list[Measurement]:
-    with Store.read(folder / "nfold-results") as store:
+    with Store.open_readonly(folder / "nfold-results") as store:
         return store.measurements()
 
 

@@ -13,18 +13,18 @@ import launched
 from integration.scripts.fsdp2 import LAYERS, WIDTH
 from integration.scripts.own_batches import SLOW_S
 from integration.scripts.somebodys_ddp import LONG_S, OFTEN, SHORT_S
-from nfold.ablation import Ablation
-from nfold.explain.passes import as_long_for_all
-from nfold.explain.pausing import there, where
-from nfold.explain.recurring import recurring, without
-from nfold.explain.rung import Rung
+from nfold.ablation import Variant
+from nfold.explain.passes import equalize_epoch_gaps
+from nfold.explain.pausing import busiest_gap, gap_locations
+from nfold.explain.recurring import find_periodic_work, without_affected_steps
+from nfold.explain.rung import Trial
 from nfold.measurement import Measurement
 from nfold.plan import Plan
-from nfold.run.handoff import Folder
-from nfold.run.options import Options
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunOptions
 from nfold.run.run import run
-from nfold.run.turned import apart
-from nfold.seen import Learnt
+from nfold.run.turned import split_by_variant
+from nfold.seen import ReplayHints
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
@@ -39,23 +39,23 @@ OWN_BATCHES = str(Path(__file__).parent / "scripts" / "own_batches.py")
 def _measured(
     tmp_path: Path,
     wish: str,
-    ablation: Ablation | None = None,
+    ablation: Variant | None = None,
     devices: int = 2,
     script: str = SCRIPT,
-    learnt: Learnt | None = None,
-    turns: tuple[Ablation, ...] = (),
+    learnt: ReplayHints | None = None,
+    turns: tuple[Variant, ...] = (),
     **changes: Any,
-) -> tuple[Measurement, Folder]:
+) -> tuple[Measurement, HandoffFolder]:
     host = inspect_machine()
     if host.cores < devices:
         pytest.skip("a CPU device needs a core of its own")
     said = {"steps": 20, "warmup_steps": 4, "strategy": "ddp" if devices > 1 else "single"}
     plan = Plan(device="cpu", devices=devices, cores_per_device=1, **{**said, **changes})
-    workload = Workload.of_script(script, wish)
-    options = Options(results=tmp_path, learnt=learnt or Learnt())
-    found = run(workload, plan, ablation, machine=host, options=options, turns=turns)
+    workload = Workload.from_script(script, wish)
+    options = RunOptions(results=tmp_path, replay_hints=learnt or ReplayHints())
+    found = run(workload, plan, ablation, machine=host, options=options, interleaved_variants=turns)
     assert found.folder is not None
-    return found, Folder(tmp_path / found.folder)
+    return found, HandoffFolder(tmp_path / found.folder)
 
 
 def _place(line: str, script: str = SCRIPT) -> str:
@@ -74,17 +74,17 @@ def test_a_script_is_stopped_after_its_steps_and_told_what_was_seen(tmp_path: Pa
     assert len({rank.parameter_checksum for rank in found.ranks}) == 1
     assert not {"same_samples", "parameters_differ"} & {doubt.kind for doubt in found.warnings}
     # Nothing of the script ran after its last step.
-    assert "finally" not in folder.log(0).read_text()
-    seen = folder.read_seen()
+    assert "finally" not in folder.rank_log(0).read_text()
+    seen = folder.read_profiles()
     assert [(one.rank, one.world_size) for one in seen] == [(0, 2), (1, 2)]
     assert {one.parallel for one in seen} == {"ddp"}
     assert seen[0].loader is not None
-    assert (seen[0].loader.divides, seen[0].batch) == (True, 16)
-    assert str(seen[0].first_place("step")).endswith(_place("optimizer.step()"))
+    assert (seen[0].loader.shards_dataset, seen[0].global_batch_size) == (True, 16)
+    assert str(seen[0].most_frequent_line("step")).endswith(_place("optimizer.step()"))
 
 
 def test_ranks_that_exchange_nothing_do_not_wait_for_a_slow_one(tmp_path: Path) -> None:
-    found, _ = _measured(tmp_path, "slow", Ablation(input="replayed", exchange="none"))
+    found, _ = _measured(tmp_path, "slow", Variant(input="replayed", exchange="none"))
     assert found.status == "ok", found.cause
     first, second = (median(rank.step_ms) for rank in found.ranks)
     assert second > 20
@@ -93,27 +93,28 @@ def test_ranks_that_exchange_nothing_do_not_wait_for_a_slow_one(tmp_path: Path) 
 
 def test_what_rank_0_does_after_some_steps_is_found_in_those_after_them(tmp_path: Path) -> None:
     """Rank 1 waits in the step that follows, and both are late by what rank 0's clock says."""
-    turns = (Ablation(), Ablation(input="replayed"))
+    turns = (Variant(), Variant(input="replayed"))
     whole, _ = _measured(tmp_path, "logs", turns=turns, steps=40)
     assert whole.status == "ok", whole.cause
     members = {
-        Rung(plan=one.plan, ablation=one.ablation or Ablation()): one for one in apart(whole, turns)
+        Trial(plan=one.plan, variant=one.variant or Variant()): one
+        for one in split_by_variant(whole, turns)
     }
-    found = recurring(members)
+    found = find_periodic_work(members)
     assert len(found) == 2
     for rung, measured in members.items():
-        (kind,) = found[rung].kinds
+        (kind,) = found[rung].events
         # What comes at the end of a pass lies between two, and is none of these.
         assert OFTEN <= 1.001 / kind.rate < 1.5 * OFTEN
         assert kind.cost_ms > 1e3 * SHORT_S / 2
-        assert {step % OFTEN for step in found[rung].apart} == {0}
-        assert len(found[rung].apart) > found[rung].steps // OFTEN / 2
-        for rank in without(measured, found[rung]).ranks:
+        assert {step % OFTEN for step in found[rung].affected_steps} == {0}
+        assert len(found[rung].affected_steps) > found[rung].steps // OFTEN / 2
+        for rank in without_affected_steps(measured, found[rung]).ranks:
             assert max(rank.step_ms) < 1e3 * SHORT_S
-    logs = there(where(whole), "after some steps")
+    logs = busiest_gap(gap_locations(whole), "after some steps")
     assert logs is not None
     assert logs.rank == 0
-    assert logs.spot.where.endswith(_place("log()"))
+    assert logs.location.location.endswith(_place("log()"))
 
 
 def test_what_rank_0_does_after_every_pass_lies_between_passes_for_rank_1_too(
@@ -123,24 +124,24 @@ def test_what_rank_0_does_after_every_pass_lies_between_passes_for_rank_1_too(
     found, _ = _measured(tmp_path, "saves", steps=40)
     assert found.status == "ok", found.cause
     assert max(found.ranks[1].step_ms) > 1e3 * SHORT_S / 2
-    for rank in as_long_for_all(found).ranks:
+    for rank in equalize_epoch_gaps(found).ranks:
         assert max(rank.step_ms) < 1e3 * SHORT_S / 2
-        ends = [window.between.seconds for window in rank.windows if window.between is not None]
+        ends = [window.epoch_gap.seconds for window in rank.windows if window.epoch_gap is not None]
         assert len(ends) >= 3
         assert min(ends) > SHORT_S / 2
-    saves = there(where(found), "between passes")
+    saves = busiest_gap(gap_locations(found), "between passes")
     assert saves is not None
     assert saves.rank == 0
-    assert saves.spot.where.endswith(_place("save()"))
-    assert saves.spot.calls == "save()"
+    assert saves.location.location.endswith(_place("save()"))
+    assert saves.location.callee == "save()"
 
 
 def test_what_had_a_turn_before_the_script_failed_is_kept(tmp_path: Path) -> None:
     """Four steps of warm-up, a cycle of five, four that settle; then three of the second turn."""
-    turns = (Ablation(), Ablation(input="replayed"))
+    turns = (Variant(), Variant(input="replayed"))
     whole, _ = _measured(tmp_path, "fails16", turns=turns)
     assert whole.status == "crashed"
-    real, replayed = apart(whole, turns)
+    real, replayed = split_by_variant(whole, turns)
     assert (real.status, replayed.status) == ("ok", "crashed")
     assert [len(rank.step_ms) for rank in real.ranks] == [5, 5]
     assert real.cause is not None
@@ -148,23 +149,23 @@ def test_what_had_a_turn_before_the_script_failed_is_kept(tmp_path: Path) -> Non
 
 
 def test_ranks_that_send_half_of_the_bytes_stay_alike(tmp_path: Path) -> None:
-    turns = (Ablation(), Ablation(exchange="half"))
+    turns = (Variant(), Variant(exchange="half"))
     found, _ = _measured(tmp_path, "usual", steps=10, turns=turns)
     assert found.status == "ok", found.cause
     assert len({rank.parameter_checksum for rank in found.ranks}) == 1
 
 
 def test_independent_ranks_are_worlds_of_their_own(tmp_path: Path) -> None:
-    found, folder = _measured(tmp_path, "usual", Ablation(independent=True))
+    found, folder = _measured(tmp_path, "usual", Variant(independent=True))
     assert found.status == "ok", found.cause
-    assert [(one.rank, one.world_size) for one in folder.read_seen()] == [(0, 1), (1, 1)]
+    assert [(one.rank, one.world_size) for one in folder.read_profiles()] == [(0, 1), (1, 1)]
     # Each is the first of its own world, whose part of the data is the whole.
     assert found.ranks[0].sample_hashes == found.ranks[1].sample_hashes != ()
     assert "same_samples" not in {doubt.kind for doubt in found.warnings}
 
 
 def test_a_barrier_keeps_ranks_together_and_the_same_samples_are_found(tmp_path: Path) -> None:
-    slow, _ = _measured(tmp_path, "slow", Ablation(input="replayed", exchange="barrier"))
+    slow, _ = _measured(tmp_path, "slow", Variant(input="replayed", exchange="barrier"))
     assert slow.status == "ok", slow.cause
     assert min(median(rank.step_ms) for rank in slow.ranks) > 20
     same, _ = _measured(tmp_path, "same", steps=10)
@@ -207,7 +208,7 @@ def test_a_script_that_ends_too_early_or_fails_says_so(tmp_path: Path) -> None:
     assert fails.cause.text.startswith("KeyError: 'accuracy' (")
     assert _place('raise KeyError("accuracy")') in fails.cause.text
     assert fails.cause.step == 3
-    assert "finally 3" in folder.log(0).read_text()
+    assert "finally 3" in folder.rank_log(0).read_text()
 
 
 def test_what_is_refused_is_told_though_tidying_up_fails_on_it(tmp_path: Path) -> None:
@@ -219,47 +220,47 @@ def test_what_is_refused_is_told_though_tidying_up_fails_on_it(tmp_path: Path) -
 
 def test_passes_that_are_cut_short_stand_for_whole_ones(tmp_path: Path) -> None:
     """Of 8 batches of a rank a pass makes 3, and begins again."""
-    found, _ = _measured(tmp_path, "usual", Ablation(pass_batches=3), steps=9, warmup_steps=3)
+    found, _ = _measured(tmp_path, "usual", Variant(batches_per_epoch=3), steps=9, warmup_steps=3)
     assert found.status == "ok", found.cause
     for rank in found.ranks:
-        ends = [window.between for window in rank.windows if window.between is not None]
+        ends = [window.epoch_gap for window in rank.windows if window.epoch_gap is not None]
         assert [end.steps for end in ends] == [8, 8, 8]
         assert all(end.seconds > 0 for end in ends)
 
 
 def test_ranks_agree_that_nobody_waits_for_a_second_validation(tmp_path: Path) -> None:
-    cut = Ablation(pass_batches=3)
+    cut = Variant(batches_per_epoch=3)
     found, _ = _measured(tmp_path, "validates", cut, steps=9, warmup_steps=3)
     assert found.status == "ok", found.cause
     assert [len(rank.step_ms) for rank in found.ranks] == [3, 3]
     for rank in found.ranks:
-        (end,) = [window.between for window in rank.windows if window.between is not None]
+        (end,) = [window.epoch_gap for window in rank.windows if window.epoch_gap is not None]
         assert end.steps == 8
-    assert found.ranks[0].windows[0].between is not None
-    assert found.ranks[0].windows[0].between.seconds >= LONG_S
+    assert found.ranks[0].windows[0].epoch_gap is not None
+    assert found.ranks[0].windows[0].epoch_gap.seconds >= LONG_S
 
 
 def test_copies_can_exchange_before_every_step(tmp_path: Path) -> None:
     """By a group that the script does not see: each is still alone in its world."""
-    late = Ablation(independent=True, late_exchange=True)
+    late = Variant(independent=True, exchange_after_backward=True)
     found, folder = _measured(tmp_path, "usual", late)
     assert found.status == "ok", found.cause
     assert [len(rank.step_ms) for rank in found.ranks] == [20, 20]
-    assert [one.world_size for one in folder.read_seen()] == [1, 1]
+    assert [one.world_size for one in folder.read_profiles()] == [1, 1]
 
 
 def test_batches_that_a_generator_yields_can_be_given_again(tmp_path: Path) -> None:
     """In a run that is told of it: it runs already when a run finds out by itself."""
     real, folder = _measured(tmp_path, "", script=GENERATED)
     assert real.status == "ok", real.cause
-    first, other = folder.read_seen()
-    maker = first.maker
-    assert maker == other.maker
+    first, other = folder.read_profiles()
+    maker = first.batch_function
+    assert maker == other.batch_function
     assert maker is not None
-    assert maker.place.endswith(_place("def batches(split: str)", GENERATED))
-    assert maker.generators == (f"{maker.place} batches",)
-    replayed = Ablation(input="replayed")
-    again, _ = _measured(tmp_path, "", replayed, script=GENERATED, learnt=first.learnt)
+    assert maker.defined_at.endswith(_place("def batches(split: str)", GENERATED))
+    assert maker.generator_functions == (f"{maker.defined_at} batches",)
+    replayed = Variant(input="replayed")
+    again, _ = _measured(tmp_path, "", replayed, script=GENERATED, learnt=first.replay_hints)
     assert again.status == "ok", again.cause
     slow, fast = (median(found.ranks[0].step_ms) for found in (real, again))
     assert slow > 1e3 * SLOW_S
@@ -270,14 +271,16 @@ def test_batches_that_a_generator_yields_can_be_given_again(tmp_path: Path) -> N
 
 def test_batches_that_a_function_makes_can_be_given_again(tmp_path: Path) -> None:
     real, folder = _measured(tmp_path, "", script=OWN_BATCHES)
-    again, _ = _measured(tmp_path, "", Ablation(input="replayed"), script=OWN_BATCHES)
+    again, _ = _measured(tmp_path, "", Variant(input="replayed"), script=OWN_BATCHES)
     assert (real.status, again.status) == ("ok", "ok"), (real.cause, again.cause)
-    for seen in folder.read_seen():
+    for seen in folder.read_profiles():
         assert seen.loader is None
-        assert seen.maker is not None
-        assert seen.maker.names == ("get_batch",)
-        assert seen.maker.place.endswith(_place("def get_batch(split: str)", OWN_BATCHES))
-        assert (seen.accumulation, seen.exchanges) == (2, 2)
+        assert seen.batch_function is not None
+        assert seen.batch_function.names == ("get_batch",)
+        assert seen.batch_function.defined_at.endswith(
+            _place("def get_batch(split: str)", OWN_BATCHES)
+        )
+        assert (seen.accumulation, seen.gradient_exchanges) == (2, 2)
     slow, fast = (median(found.ranks[0].step_ms) for found in (real, again))
     assert slow > 2 * 1e3 * SLOW_S
     assert fast < slow / 2
@@ -291,7 +294,7 @@ def test_collectives_of_fsdp2_are_counted_under_the_names_of_this_pytorch(tmp_pa
     gather = "all_gather_single" if renamed else "all_gather_into_tensor"
     scatter = "reduce_scatter_single" if renamed else "reduce_scatter_tensor"
     layer_bytes = 4 * WIDTH * WIDTH
-    for seen in folder.read_seen():
+    for seen in folder.read_profiles():
         assert seen.parallel == "fsdp"
         assert {c.name: (c.per_step, c.bytes_per_step) for c in seen.collectives} == {
             gather: (2 * LAYERS, 2 * LAYERS * layer_bytes / 2),
@@ -300,7 +303,7 @@ def test_collectives_of_fsdp2_are_counted_under_the_names_of_this_pytorch(tmp_pa
 
 
 def test_a_sharded_script_is_not_measured_without_communication(tmp_path: Path) -> None:
-    found, _ = _measured(tmp_path, "", Ablation(exchange="none"), script=FSDP2)
+    found, _ = _measured(tmp_path, "", Variant(exchange="none"), script=FSDP2)
     assert found.status == "unsupported"
     assert found.cause is not None
     assert "sharded" in found.cause.text

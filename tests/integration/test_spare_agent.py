@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from nfold.lifeline import child_environment
-from nfold.run.handoff import Folder
-from nfold.run.options import Options
-from nfold.run.processes import Group, Launch, by_agent
-from nfold.run.spare import Spare
-from nfold.run.supervise import Ending, Supervisor
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunOptions
+from nfold.run.processes import ProcessSpec, RankGroup, agent_command
+from nfold.run.spare import WarmAgent
+from nfold.run.supervise import Supervisor, TreeExit
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 RANK = """
@@ -29,18 +29,18 @@ sys.exit(int(sys.argv[2]))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
+def folder(tmp_path: Path) -> HandoffFolder:
+    return HandoffFolder(tmp_path)
 
 
-def _launch(folder: Folder, code: int = 0, **environment: str) -> Launch:
+def _launch(folder: HandoffFolder, code: int = 0, **environment: str) -> ProcessSpec:
     command = (sys.executable, "-c", RANK, str(folder.path), str(code))
-    root = by_agent(folder, Group(processes=2, command=command))
-    return Launch(command=root, environment=environment, processes=2, may_wait=True)
+    root = agent_command(folder, RankGroup(processes=2, command=command))
+    return ProcessSpec(command=root, environment=environment, processes=2, may_use_warm_agent=True)
 
 
-def _run(folder: Folder, launch: Launch, spare: Spare) -> Ending:
-    return Supervisor(folder, launch, Options(results=folder.path, spare=spare)).run()
+def _run(folder: HandoffFolder, launch: ProcessSpec, spare: WarmAgent) -> TreeExit:
+    return Supervisor(folder, launch, RunOptions(results=folder.path, warm_agent=spare)).run()
 
 
 def _waiting() -> list[psutil.Process]:
@@ -58,9 +58,9 @@ def _the_one_that_waits() -> psutil.Process:
 
 
 def test_the_second_run_takes_the_agent_that_waits(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: HandoffFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(Spare()) as spare:
+    with closing(WarmAgent()) as spare:
         monkeypatch.setenv("OF_NOBODY", "gone before the second run")
         assert _run(folder, _launch(folder), spare).exit_code == 0
         waited = _the_one_that_waits()
@@ -73,16 +73,16 @@ def test_the_second_run_takes_the_agent_that_waits(
     assert said == [{"RANK": str(rank), "OF_THIS_RUN": "1", "OF_NOBODY": None} for rank in (0, 1)]
 
 
-def test_a_rank_s_failure_is_told_as_by_any_agent(folder: Folder) -> None:
-    with closing(Spare()) as spare:
+def test_a_rank_s_failure_is_told_as_by_any_agent(folder: HandoffFolder) -> None:
+    with closing(WarmAgent()) as spare:
         spare.take(folder, {})
         assert _run(folder, _launch(folder, code=3), spare).exit_code == 1
-    assert 3 in folder.read_exits().values()
+    assert 3 in folder.read_exit_codes().values()
     assert "exitcode" in folder.agent_log.read_text()
 
 
-def test_an_agent_that_somebody_ended_is_not_missed(folder: Folder) -> None:
-    with closing(Spare()) as spare:
+def test_an_agent_that_somebody_ended_is_not_missed(folder: HandoffFolder) -> None:
+    with closing(WarmAgent()) as spare:
         spare.take(folder, {})
         waited = _the_one_that_waits()
         waited.send_signal(signal.SIGKILL)
@@ -91,9 +91,9 @@ def test_an_agent_that_somebody_ended_is_not_missed(folder: Folder) -> None:
         assert _run(folder, _launch(folder), spare).exit_code == 0
 
 
-def test_a_run_whose_agent_may_not_wait_starts_none(folder: Folder) -> None:
-    with closing(Spare()) as spare:
+def test_a_run_whose_agent_may_not_wait_starts_none(folder: HandoffFolder) -> None:
+    with closing(WarmAgent()) as spare:
         launch = _launch(folder)
-        own = Launch(command=launch.command, environment={}, processes=2)
+        own = ProcessSpec(command=launch.command, environment={}, processes=2)
         assert _run(folder, own, spare).exit_code == 0
         assert _waiting() == []

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import measured
-from nfold.store.store import FILE, Store
+from nfold.store.store import DATABASE_FILE, Store
 
 KILLS = int(os.environ.get("NFOLD_STORE_KILLS", "40"))
 """Set it to 1000 for the long run."""
@@ -48,9 +48,9 @@ def test_killed_writers_lose_no_acknowledged_row(tmp_path: Path) -> None:
     acknowledged: list[str] = []
     for life in range(KILLS):
         acknowledged += _written_before_kill(tmp_path, made, life, rows=draw.randrange(1, 30))
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+    with closing(sqlite3.connect(tmp_path / DATABASE_FILE)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    with Store.read(tmp_path) as store:
+    with Store.open_readonly(tmp_path) as store:
         stored = {m.id for m in store.measurements()}
     assert len(acknowledged) >= KILLS
     assert set(acknowledged) <= stored

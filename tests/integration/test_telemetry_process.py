@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from nfold.telemetry import columns, derive, sampler
-from nfold.telemetry.read import Row, latest, rows
+from nfold.telemetry.read import TelemetryRow, read_latest_row, read_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 INTERVAL_S = 0.2
@@ -33,7 +33,7 @@ class Run:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, gpus: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-        return self._keep(sampler.start(self.csv, self.ranks, gpus, INTERVAL_S))
+        return self._keep(sampler.start_sampler(self.csv, self.ranks, gpus, INTERVAL_S))
 
     def burn(self) -> subprocess.Popen[bytes]:
         return self._keep(subprocess.Popen([sys.executable, "-c", BURN]))
@@ -47,17 +47,17 @@ class Run:
         aside.write_text(json.dumps({rank: p.pid for rank, p in enumerate(processes)}))
         aside.rename(self.ranks)
 
-    def wait_until(self, what: Callable[[list[Row]], bool]) -> list[Row]:
-        while not what(found := rows(self.csv)):
+    def wait_until(self, what: Callable[[list[TelemetryRow]], bool]) -> list[TelemetryRow]:
+        while not what(found := read_rows(self.csv)):
             assert not [p for p in self.processes if p.poll() is not None], self.log()
             time.sleep(0.02)
         return found
 
-    def stop(self, process: subprocess.Popen[bytes]) -> list[Row]:
+    def stop(self, process: subprocess.Popen[bytes]) -> list[TelemetryRow]:
         process.terminate()
         assert process.wait(10) == 0, self.log()
         assert self.log() == ""
-        return rows(self.csv)
+        return read_rows(self.csv)
 
     def log(self) -> str:
         return self.csv.with_suffix(".log").read_text()
@@ -72,7 +72,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
         process.wait()
 
 
-def _several(column: str, least: float = -1.0, count: int = 3) -> Callable[[list[Row]], bool]:
+def _several(
+    column: str, least: float = -1.0, count: int = 3
+) -> Callable[[list[TelemetryRow]], bool]:
     """Whether so many rows have more than ``least`` in a column."""
     return lambda found: sum((row.get(column) or -2.0) > least for row in found) >= count
 
@@ -80,16 +82,16 @@ def _several(column: str, least: float = -1.0, count: int = 3) -> Callable[[list
 def test_a_busy_rank_is_seen_and_the_last_row_is_whole(run: Run) -> None:
     process = run.start()
     run.wait_until(lambda found: len(found) >= 1)
-    assert "rank0_cpu_percent" not in latest(run.csv), "no rank is known yet"
+    assert "rank0_cpu_percent" not in read_latest_row(run.csv), "no rank is known yet"
     rank = run.burn()
     run.set_ranks(rank)
     run.wait_until(_several("rank0_cpu_percent", least=20.0))
-    before = len(rows(run.csv))
+    before = len(read_rows(run.csv))
     found = run.stop(process)
     assert len(found) > before, "a last row is written at the end"
     with run.csv.open(newline="") as file:
         header = next(csv_format.reader(file))
-    assert header == columns.header((), [0])
+    assert header == columns.column_names((), [0])
     assert run.csv.read_text().endswith("\n")
     times = [row["monotonic_s"] or 0.0 for row in found]
     assert times == sorted(times)
@@ -117,7 +119,9 @@ def test_another_process_is_other_load_and_a_rank_is_not(run: Run) -> None:
     start_s, end_s = found[0]["monotonic_s"], found[-1]["monotonic_s"]
     assert start_s is not None
     assert end_s is not None
-    assert "busy_host" in [d.kind for d in derive.doubts(run.csv, start_s, end_s, cores=2)]
+    assert "busy_host" in [
+        d.kind for d in derive.telemetry_caveats(run.csv, start_s, end_s, cores=2)
+    ]
     run.set_ranks(stranger)
     run.wait_until(_several("rank0_cpu_percent", least=20.0, count=10))
     owned = [row for row in run.stop(process) if (row["rank0_cpu_percent"] or 0) > 20.0]
@@ -126,7 +130,7 @@ def test_another_process_is_other_load_and_a_rank_is_not(run: Run) -> None:
     assert told == pytest.approx(busy, abs=25.0), "the rank's load is in one of the two, not both"
 
 
-def _mean(found: list[Row], column: str) -> float:
+def _mean(found: list[TelemetryRow], column: str) -> float:
     return sum(row[column] or 0.0 for row in found) / len(found)
 
 
@@ -148,7 +152,7 @@ def test_it_ends_with_a_parent_that_is_killed(run: Run) -> None:
     for process in left:
         process.kill()
     assert not left
-    assert len(rows(run.csv)) >= 2
+    assert len(read_rows(run.csv)) >= 2
 
 
 def test_two_gpus_one_of_which_refuses_and_both_are_lost_in_mid_run(
@@ -173,7 +177,9 @@ def test_two_gpus_one_of_which_refuses_and_both_are_lost_in_mid_run(
     start_s, end_s = found[0]["monotonic_s"], found[-1]["monotonic_s"]
     assert start_s is not None
     assert end_s is not None
-    texts = [d.text for d in derive.doubts(run.csv, start_s, end_s) if d.kind != "busy_host"]
+    texts = [
+        d.text for d in derive.telemetry_caveats(run.csv, start_s, end_s) if d.kind != "busy_host"
+    ]
     assert [text.split(" in ")[0] for text in texts] == [
         "GPU 0 did not answer",
         "GPU 1 did not answer",

@@ -11,10 +11,10 @@ import pytest
 from made import plan
 from nfold.machine import Machine
 from nfold.measurement import Measurement
-from nfold.run.options import Options
+from nfold.run.options import RunOptions
 from nfold.run.run import run
 from nfold.telemetry.inspection import inspect_machine
-from nfold.telemetry.read import rows
+from nfold.telemetry.read import read_rows
 from nfold.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -27,7 +27,7 @@ def host() -> Machine:
 
 def _train(host: Machine, results: Path, **changes: object) -> Measurement:
     asked = plan(host, **{"batch": 64, "cores_per_device": 1, **changes})
-    options = Options(results=results, telemetry_interval_s=0.2)
+    options = RunOptions(results=results, telemetry_interval_s=0.2)
     return run(Workload.parse("digits"), asked, machine=host, options=options)
 
 
@@ -96,7 +96,7 @@ def test_a_run_in_steps_has_no_epochs_but_losses(host: Machine, tmp_path: Path) 
     assert sum(window.steps for window in done.ranks[0].windows) == 30
     assert done.ranks[0].losses
     assert done.folder is not None
-    written = rows(tmp_path / done.folder / "telemetry.csv")
+    written = read_rows(tmp_path / done.folder / "telemetry.csv")
     assert written
     assert any(row.get("rank1_cpu_percent") is not None for row in written)
 

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from nfold.frameworks.checkpoints import newest, read_trained
+from nfold.frameworks.checkpoints import newest_checkpoint, read_metadata
 from nfold.measurement import Measurement
-from nfold.run.handoff import Folder
+from nfold.run.handoff import HandoffFolder
 from nfold.store.store import Store
 from nfold.summary import epochs
 
@@ -63,7 +63,7 @@ class Train:
             process.communicate()
 
     def stored(self, results: str) -> Measurement:
-        with Store.read(self.folder / results) as store:
+        with Store.open_readonly(self.folder / results) as store:
             (found,) = store.measurements()
         return found
 
@@ -86,13 +86,13 @@ def _wait_for_mid_epoch(process: subprocess.Popen[str], results: Path) -> int:
     """Wait until a checkpoint is there and a further epoch has begun; the epochs kept by then."""
     while True:
         assert process.poll() is None, process.communicate()[1]
-        kept = [path for path in results.glob("checkpoints/*/run-*") if newest(path)]
-        beats = [Folder(path).read_beat(0) for path in results.glob("measurements/*")]
+        kept = [path for path in results.glob("checkpoints/*/run-*") if newest_checkpoint(path)]
+        beats = [HandoffFolder(path).read_heartbeat(0) for path in results.glob("measurements/*")]
         step = max((beat.step for beat in beats if beat), default=0)
         if kept and STEPS < step < (EPOCHS - 1) * STEPS and step % STEPS > 2:
-            found = newest(kept[-1])
+            found = newest_checkpoint(kept[-1])
             if found is not None and step > int(found.name.removeprefix("step-")):
-                return len(read_trained(found).epochs)
+                return len(read_metadata(found).epochs)
         time.sleep(0.002)
 
 
@@ -167,7 +167,10 @@ def test_an_interruption_keeps_the_checkpoint_and_says_how_to_go_on(alone: Train
 def test_a_failed_run_says_why_and_where_its_log_is(alone: Train) -> None:
     process = alone.start("results")
     _wait_for_mid_epoch(process, alone.folder / "results")
-    beats = [Folder(path).read_beat(0) for path in alone.folder.glob("results/measurements/*")]
+    beats = [
+        HandoffFolder(path).read_heartbeat(0)
+        for path in alone.folder.glob("results/measurements/*")
+    ]
     (pid,) = [beat.pid for beat in beats if beat]
     os.kill(pid, signal.SIGKILL)
     _, errors = process.communicate()

@@ -14,17 +14,17 @@ import torch
 from torch import nn
 
 import nfold
-from nfold.api import FOLDER, PLAN
+from nfold.api import FOLDER_VARIABLE, PLAN_VARIABLE
 from nfold.errors import UnknownValue, UsageError
 from nfold.frameworks.base import Phase
 from nfold.plan import Plan
-from nfold.run.handoff import Folder
+from nfold.run.handoff import HandoffFolder
 
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No job, no file of the user's, no GPU."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", FOLDER, PLAN):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", FOLDER_VARIABLE, PLAN_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -42,7 +42,7 @@ def test_alone_it_is_one_device() -> None:
 def test_later_sources_of_a_plan_win(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("nfold.toml").write_text('seed = 1\nprecision = "bf16"\naccumulate = 2\ndevice = "cpu"\n')
     assert nfold.Run().plan.seed == 1
-    monkeypatch.setenv(PLAN, json.dumps({"seed": 2, "accumulate": 3}))
+    monkeypatch.setenv(PLAN_VARIABLE, json.dumps({"seed": 2, "accumulate": 3}))
     run = nfold.Run(Plan(accumulate=4), layout="channels_last")
     assert (run.plan.seed, run.plan.precision, run.plan.accumulate) == (2, "bf16", 4)
     assert run.plan.layout == "channels_last"
@@ -58,7 +58,7 @@ def test_a_plan_that_a_script_cannot_follow_is_refused(monkeypatch: pytest.Monke
             nfold.Run(plan, device="cpu")
     with pytest.raises(UnknownValue, match="'presicion': allowed are precision"):
         nfold.Run(presicion="bf16")
-    monkeypatch.setenv(PLAN, "{")
+    monkeypatch.setenv(PLAN_VARIABLE, "{")
     with pytest.raises(UsageError, match="NFOLD_PLAN is not JSON"):
         nfold.Run(device="cpu")
 
@@ -68,7 +68,7 @@ def test_what_a_loop_decides_is_refused_but_in_a_file(monkeypatch: pytest.Monkey
     nfold.Run(device="cpu")
     with pytest.raises(UsageError, match=r"batch is not a script's plan.*run\.loader"):
         nfold.Run(device="cpu", batch=64)
-    monkeypatch.setenv(PLAN, json.dumps({"epochs": 2}))
+    monkeypatch.setenv(PLAN_VARIABLE, json.dumps({"epochs": 2}))
     with pytest.raises(UsageError, match=r"epochs is not a script's plan.*own loop"):
         nfold.Run(device="cpu")
 
@@ -160,7 +160,7 @@ def test_a_step_may_be_anything_that_can_be_called(step: Callable[..., int], nam
 def test_a_log_is_a_line_and_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     nfold.Run(device="cpu").log(epoch=1, loss=torch.tensor(0.5), note="text")
     assert capsys.readouterr().out == "epoch 1 · loss 0.5 · note text\n"
     record = json.loads((tmp_path / "log.jsonl").read_text())
@@ -168,14 +168,14 @@ def test_a_log_is_a_line_and_a_record(
 
 
 def test_a_watched_run_beats_its_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     run, model = nfold.Run(device="cpu"), net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.prepare(model, optimizer)
     for x in run.loader(torch.ones(6, 2), batch_size=3):
         model(x).sum().backward()
         optimizer.step()
-    beat = Folder(tmp_path).read_beat(0)
+    beat = HandoffFolder(tmp_path).read_heartbeat(0)
     assert beat is not None
     assert (beat.phase, beat.step) == (Phase.STEPPING, 2)
 
@@ -209,6 +209,6 @@ def test_sums_and_means_alone_are_the_values() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert run.mean(torch.tensor(2.5, requires_grad=True) * 2) == 5.0
-    run._ledger.pads = True
+    run._current_share.is_padding = True
     assert run.mean(2.5) == 2.5
     assert math.isnan(run.mean(2.5, count=1))

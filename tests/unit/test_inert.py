@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfold.inert import inert
+from nfold.inert import terminal_safe
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from nfold.inert import inert
     ],
 )
 def test_nothing_in_a_text_acts(hostile: str, text: str) -> None:
-    assert inert(hostile) == text
+    assert terminal_safe(hostile) == text
 
 
 def test_lines_are_kept_on_request() -> None:
-    assert inert("a\nb\tc\x1b", keep_lines=True) == "a\nb c\\x1b"
+    assert terminal_safe("a\nb\tc\x1b", keep_lines=True) == "a\nb c\\x1b"

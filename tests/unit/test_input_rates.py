@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from made import machine
-from nfold.plan import Defaults, Plan
-from nfold.rates import InputRates, Rate, fitted
+from nfold.plan import Plan, WorkloadDefaults
+from nfold.rates import ImageRate, InputRates, complete_with_rates
 
 HOST = machine(gpus=2, cores=32)
-FILES = Defaults(batch=64, epochs=1, encoded=True)
+FILES = WorkloadDefaults(batch=64, epochs=1, encoded=True)
 
 
-def steady(value: float) -> Rate:
-    return Rate(value=value, low=0.98 * value, high=1.02 * value)
+def steady(value: float) -> ImageRate:
+    return ImageRate(value=value, low=0.98 * value, high=1.02 * value)
 
 
 def chosen(rates: InputRates | None, **changes: object) -> tuple[str | None, int | None]:
     asked = Plan(**changes)  # type: ignore[arg-type]
-    plan = fitted(asked, asked.resolve(HOST, FILES), rates)
-    assert plan.complete
+    plan = complete_with_rates(asked, asked.resolve(HOST, FILES), rates)
+    assert plan.is_complete
     return plan.decode, plan.workers
 
 
@@ -78,8 +78,8 @@ def test_what_is_said_or_does_not_suit_stays(
 def test_they_say_what_was_measured_and_chosen() -> None:
     rates = InputRates(worker=steady(200), decoder=steady(9000), device=8000.0)
     asked = Plan()
-    plan = fitted(asked, asked.resolve(HOST, FILES), rates)
-    assert rates.told(plan) == (
+    plan = complete_with_rates(asked, asked.resolve(HOST, FILES), rates)
+    assert rates.describe(plan) == (
         "measured: a worker makes 200 images/s (196–204), 15 make 3,000 images/s (2,940–3,060); "
         "nvJPEG on a GPU 9,000 images/s (8,820–9,180); a device trains on 8,000; "
         "chosen: decode device, 8 workers a device"

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from nfold.machine import Device, Link, Machine
+from nfold.machine import GpuInfo, GpuLink, Machine
 
 HOST = Machine(
     cpu="EPYC",
@@ -18,10 +18,10 @@ HOST = Machine(
     python="3.11.7",
     driver="570.1",
     gpus=(
-        Device(index=0, name="H200", memory_bytes=2**37, uuid="GPU-0", pcie="gen5 x16"),
-        Device(index=1, name="H200"),
+        GpuInfo(index=0, name="H200", memory_bytes=2**37, uuid="GPU-0", pcie="gen5 x16"),
+        GpuInfo(index=1, name="H200"),
     ),
-    links=(Link(first=0, second=1, kind="nvlink", detail="NV18"),),
+    links=(GpuLink(first=0, second=1, kind="nvlink", detail="NV18"),),
     versions={"torch": "2.13.0", "numpy": "2.4"},
     limits={"open files": "1024"},
 )
@@ -72,11 +72,11 @@ def test_an_unknown_entry_is_refused() -> None:
 
 def test_summary_on_gpus_and_without() -> None:
     assert HOST.summary == "2 × H200, 64 cores (EPYC), 512 GiB"
-    mixed = (Device(index=0, name="A"), Device(index=1, name="B"))
+    mixed = (GpuInfo(index=0, name="A"), GpuInfo(index=1, name="B"))
     assert dataclasses.replace(HOST, gpus=mixed).summary.startswith("2 × A / B, ")
     assert dataclasses.replace(HOST, gpus=()).summary == "64 cores (EPYC), 512 GiB"
 
 
 def test_a_cpu_device_is_a_core() -> None:
-    assert HOST.count("cuda") == 2
-    assert HOST.count("cpu") == 64
+    assert HOST.device_count("cuda") == 2
+    assert HOST.device_count("cpu") == 64

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from made import machine, plan
-from nfold.ablation import Ablation
-from nfold.machine import Device, Link, Machine
+from nfold.ablation import Variant
+from nfold.machine import GpuInfo, GpuLink, Machine
 from nfold.measurement import (
+    INTERRUPTED_STATUSES,
     STATUSES,
-    UNFINISHED,
-    Between,
-    Cause,
-    Doubt,
+    Caveat,
     Epoch,
-    Fetches,
+    EpochGap,
+    FailureCause,
+    FetchStats,
+    HostGapLocation,
     Measurement,
-    Part,
-    PausedAt,
+    OperationPart,
     RankSamples,
     Window,
     cell_id,
@@ -38,12 +38,12 @@ HOST = Machine(
     os="Linux",
     python="3.11",
     driver="570",
-    gpus=(Device(index=0, name="GPU", memory_bytes=2**34, uuid="u", pcie="gen5 x16"),),
-    links=(Link(first=0, second=1, kind="nvlink", detail="NV18"),),
+    gpus=(GpuInfo(index=0, name="GPU", memory_bytes=2**34, uuid="u", pcie="gen5 x16"),),
+    links=(GpuLink(first=0, second=1, kind="nvlink", detail="NV18"),),
     versions={"torch": "2.13.0"},
     limits={"open files": "1024"},
 )
-FETCHES = Fetches(batches=5, seconds=0.75, waited_s=0.5, read_bytes=2**13, disk_bytes=2**12)
+FETCHES = FetchStats(batches=5, seconds=0.75, waited_s=0.5, read_bytes=2**13, disk_bytes=2**12)
 RANK = RankSamples(
     rank=1,
     device="cuda:1",
@@ -55,25 +55,29 @@ RANK = RankSamples(
             seconds=0.25,
             steps=5,
             samples=80,
-            first=10,
+            first_step=10,
             fetches=FETCHES,
-            between=Between(seconds=0.5, steps=9, waited_s=0.25),
-            ahead_s=0.125,
+            epoch_gap=EpochGap(seconds=0.5, steps=9, waited_s=0.25),
+            queue_drain_s=0.125,
             clock_mhz=1755.0,
-            clock_held="at its power limit",
+            throttle_reason="at its power limit",
         ),
     ),
     step_ms=(49.5, 50.25),
-    pauses_ms=(0.25, 21.5),
-    paused_at=(
-        PausedAt(when="between passes", where="train.py:9", seconds=0.5, calls="evaluate()"),
+    host_gaps_ms=(0.25, 21.5),
+    host_gap_locations=(
+        HostGapLocation(
+            kind="between passes", location="train.py:9", seconds=0.5, callee="evaluate()"
+        ),
     ),
-    pass_starts=(9, 18),
-    turns=(1, 0),
+    epoch_starts=(9, 18),
+    slots=(1, 0),
     epochs=(Epoch(seconds=2.5, samples=1437, train_loss=0.75, accuracy=0.9),),
     losses=((10, 2.25), (20, 1.5)),
     parts=(
-        Part(name="copy", seconds=(0.5, 0.25), images=840, bytes=4, baseline=True, note="pinned"),
+        OperationPart(
+            name="copy", seconds=(0.5, 0.25), images=840, bytes=4, baseline=True, note="pinned"
+        ),
     ),
     peak_memory_bytes=2**20,
     data_bytes=2**10,
@@ -83,7 +87,7 @@ RANK = RankSamples(
     parameter_checksum="abcd",
     parameter_sample=(0.5, -1e-9),
     parameter_count=8490,
-    notes=(("few_windows", "only one"),),
+    caveats=(("few_windows", "only one"),),
 )
 FULL = Measurement(
     id="0123-0-abcdef",
@@ -91,7 +95,7 @@ FULL = Measurement(
     plan=plan(machine(cores=4), devices=2, seed=7, precision="bf16"),
     machine=HOST,
     status="oom",
-    ablation=Ablation(
+    variant=Variant(
         input="replayed",
         exchange="barrier",
         independent=True,
@@ -102,24 +106,24 @@ FULL = Measurement(
         threads=3,
         pinned=False,
         devices=(1, 0),
-        shares=(1, 0),
-        buffers=False,
+        data_shares=(1, 0),
+        broadcast_buffers=False,
         host_syncs=False,
         anomaly_detection=False,
-        repeated_exchange=False,
-        unused_parameters=False,
+        exchange_each_micro_batch=False,
+        find_unused_parameters=False,
         expandable_segments=True,
         channels_last=True,
         compiled="default",
-        late_exchange=True,
-        traced=True,
-        pass_batches=7,
+        exchange_after_backward=True,
+        profiler_steps=True,
+        batches_per_epoch=7,
     ),
     repeat=3,
-    cause=Cause(text="no room", rank=1, step=5, signal=9, stalled_s=1.5),
+    cause=FailureCause(text="no room", rank=1, step=5, signal=9, stalled_s=1.5),
     ranks=(RANK,),
     energy_joules=12.5,
-    warnings=(Doubt(kind="throttled", text="GPU 0 was throttled", value=0.9),),
+    warnings=(Caveat(kind="throttled", text="GPU 0 was throttled", value=0.9),),
     started_at="2026-11-21T06:00:00+00:00",
     wall_seconds=61.5,
     folder="measurements/0123-0-abcdef",
@@ -172,7 +176,7 @@ def test_what_else_makes_it_is_another_cell_of_the_same_name(
     other = dataclasses.replace(OWN, workload=dataclasses.replace(OWN.workload, **changes))
     assert str(other.workload) == str(OWN.workload) == "a:b:c=1"
     assert other.cell != OWN.cell
-    assert (other.kept_as == OWN.kept_as) == kept
+    assert (other.checkpoint_id == OWN.checkpoint_id) == kept
 
 
 def test_this_test_gives_every_field_a_value_of_its_own() -> None:
@@ -196,11 +200,11 @@ def _values(value: Any) -> list[Any]:
 def test_every_status_survives_and_decides_whether_a_rerun_skips_it(status: str) -> None:
     measurement = dataclasses.replace(FULL, status=status)  # type: ignore[arg-type]  # each one
     assert through_json(measurement) == measurement
-    assert measurement.finished == (status not in ("interrupted", "killed"))
+    assert measurement.is_final == (status not in ("interrupted", "killed"))
 
 
 def test_the_unfinished_are_statuses() -> None:
-    assert set(UNFINISHED) < set(STATUSES)
+    assert set(INTERRUPTED_STATUSES) < set(STATUSES)
 
 
 def test_an_unknown_status_or_entry_is_refused() -> None:
@@ -235,19 +239,21 @@ def test_another_question_is_another_cell(change: dict[str, Any]) -> None:
 
 def test_no_ablation_is_the_empty_one() -> None:
     asked = FULL.workload, FULL.plan
-    assert cell_id(*asked, None, HOST) == cell_id(*asked, Ablation(), HOST)
+    assert cell_id(*asked, None, HOST) == cell_id(*asked, Variant(), HOST)
 
 
 def test_the_cell_id_is_pinned() -> None:
     """A store written today must be found by tomorrow's nfold."""
-    assert dataclasses.replace(FULL, ablation=Ablation()).cell == "574fec7b11"
-    ablation = dataclasses.replace(typing.cast(Ablation, FULL.ablation), buffers=True)
-    ablation = dataclasses.replace(ablation, host_syncs=True, repeated_exchange=True)
-    ablation = dataclasses.replace(ablation, expandable_segments=False, late_exchange=False)
-    ablation = dataclasses.replace(ablation, traced=False, pass_batches=None)
-    ablation = dataclasses.replace(ablation, unused_parameters=True, channels_last=False)
+    assert dataclasses.replace(FULL, variant=Variant()).cell == "574fec7b11"
+    ablation = dataclasses.replace(typing.cast(Variant, FULL.variant), broadcast_buffers=True)
+    ablation = dataclasses.replace(ablation, host_syncs=True, exchange_each_micro_batch=True)
+    ablation = dataclasses.replace(
+        ablation, expandable_segments=False, exchange_after_backward=False
+    )
+    ablation = dataclasses.replace(ablation, profiler_steps=False, batches_per_epoch=None)
+    ablation = dataclasses.replace(ablation, find_unused_parameters=True, channels_last=False)
     ablation = dataclasses.replace(ablation, compiled="", anomaly_detection=True)
-    assert dataclasses.replace(FULL, ablation=ablation).cell == "5d0e0369be"
+    assert dataclasses.replace(FULL, variant=ablation).cell == "5d0e0369be"
 
 
 def test_statuses_are_the_literal() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nfold.place import called_here, place_here
+from nfold.place import current_user_call, current_user_line
 
 Calling = Callable[[str], Callable[..., Any]]
 
@@ -38,13 +38,13 @@ def calling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calling
 
 def test_the_package_that_the_user_s_line_calls_is_told(calling: Calling) -> None:
     outer, inner = calling("made_up_outer"), calling("made_up_inner")
-    where, inside = outer(inner, called_here)
+    where, inside = outer(inner, current_user_call)
     assert where is not None
     assert where.startswith("tests/unit/test_place.py:")
     assert inside == "made_up_outer/calls.py:2"
-    assert outer(outer, called_here)[1] == "made_up_outer/calls.py:2"
-    assert called_here()[1] is None
-    assert str(outer(place_here)).startswith("tests/unit/test_place.py:")
+    assert outer(outer, current_user_call)[1] == "made_up_outer/calls.py:2"
+    assert current_user_call()[1] is None
+    assert str(outer(current_user_line)).startswith("tests/unit/test_place.py:")
 
 
 def test_a_package_s_own_lines_are_found_from_the_inside(calling: Calling, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_package_s_own_lines_are_found_from_the_inside(calling: Calling, tmp_p
     deep = tmp_path / "lib" / "site-packages" / "made_up_outer" / "deep.py"
     deep.write_text("\n\n\ndef deep(what, *more):\n    return what(*more)\n")
     deeper = importlib.import_module("made_up_outer.deep").deep
-    assert outer(deeper, inner, called_here)[1] == "made_up_outer/deep.py:5"
+    assert outer(deeper, inner, current_user_call)[1] == "made_up_outer/deep.py:5"
 
 
 @pytest.mark.parametrize("name", ["torch", "nfold"])
@@ -61,5 +61,5 @@ def test_what_everything_goes_through_is_passed_over(tmp_path: Path, name: str) 
     filename = str(tmp_path / "site-packages" / name / "calls.py")
     made: dict[str, Any] = {}
     exec(compile("def call(what):\n    return what()\n", filename, "exec"), made)
-    where, inside = made["call"](called_here)
+    where, inside = made["call"](current_user_call)
     assert (where is not None, inside) == (True, None)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from nfold.plain import from_plain, to_plain
+from nfold.plain import deserialize, serialize
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,22 @@ FULL = Outer(
 
 @pytest.mark.parametrize("value", [FULL, Outer(name="")])
 def test_there_and_back_through_json(value: Outer) -> None:
-    assert from_plain(Outer, json.loads(json.dumps(to_plain(value)))) == value
+    assert deserialize(Outer, json.loads(json.dumps(serialize(value)))) == value
 
 
 def test_plain_values_are_what_json_knows() -> None:
-    plain = to_plain(FULL)
+    plain = serialize(FULL)
     assert plain["row"] == [{"count": 2, "ratio": None}, {"count": 3, "ratio": 4.0}]
     assert plain["pairs"] == [[6, 7.0], [8, 9.5]]
-    assert to_plain({1: (2, 3)}) == {"1": [2, 3]}
+    assert serialize({1: (2, 3)}) == {"1": [2, 3]}
 
 
 def test_a_class_is_not_an_instance() -> None:
-    assert to_plain(Outer) is Outer
+    assert serialize(Outer) is Outer
 
 
 def test_a_whole_number_will_do_for_a_float_and_becomes_one() -> None:
-    read = from_plain(Inner, {"count": 1, "ratio": 2})
+    read = deserialize(Inner, {"count": 1, "ratio": 2})
     assert read == Inner(1, 2.0)
     assert type(read.ratio) is float
 
@@ -89,15 +89,15 @@ def test_a_whole_number_will_do_for_a_float_and_becomes_one() -> None:
 )
 def test_a_wrong_entry_is_named(entry: str, value: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        from_plain(Outer, {**to_plain(FULL), entry: value})
+        deserialize(Outer, {**serialize(FULL), entry: value})
 
 
 def test_an_unknown_entry_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown entries \['extra'\]; known are .*'name'"):
-        from_plain(Outer, {**to_plain(FULL), "extra": 1})
+        deserialize(Outer, {**serialize(FULL), "extra": 1})
 
 
 def test_a_missing_entry_takes_its_default_or_is_named() -> None:
-    assert from_plain(Outer, {"name": "x"}) == Outer(name="x")
+    assert deserialize(Outer, {"name": "x"}) == Outer(name="x")
     with pytest.raises(ValueError, match="name"):
-        from_plain(Outer, {})
+        deserialize(Outer, {})

@@ -11,42 +11,42 @@ import pytest
 
 from made import machine
 from nfold.errors import DevicesMissing, UnknownValue, UsageError
-from nfold.plan import ALLOWED, FIELDS, MINIMUM, Defaults, Plan
+from nfold.plan import ALLOWED_VALUES, MINIMUM_VALUES, PLAN_FIELDS, Plan, WorkloadDefaults
 
-DEFAULTS = Defaults(batch=64, epochs=3)
+DEFAULTS = WorkloadDefaults(batch=64, epochs=3)
 
 
 def random_plan(seed: int) -> Plan:
     """Any plan that may be written down: each field set or left to nfold."""
     draw = random.Random(seed)
-    said: dict[str, Any] = {name: draw.choice(values) for name, values in ALLOWED.items()}
-    said |= {name: minimum + draw.randint(0, 9) for name, minimum in MINIMUM.items()}
+    said: dict[str, Any] = {name: draw.choice(values) for name, values in ALLOWED_VALUES.items()}
+    said |= {name: minimum + draw.randint(0, 9) for name, minimum in MINIMUM_VALUES.items()}
     del said[draw.choice(["steps", "epochs"])]
     return Plan(**{name: value for name, value in said.items() if draw.random() < 0.7})
 
 
-@pytest.mark.parametrize("name", ALLOWED)
+@pytest.mark.parametrize("name", ALLOWED_VALUES)
 def test_an_unknown_value_is_refused_with_the_closest_first(name: str) -> None:
-    asked = ALLOWED[name][-1] + "x"
+    asked = ALLOWED_VALUES[name][-1] + "x"
     with pytest.raises(UnknownValue) as refused:
         Plan().edit(**{name: asked})
-    assert refused.value.allowed[0] == ALLOWED[name][-1]
-    assert set(refused.value.allowed) == set(ALLOWED[name])
+    assert refused.value.allowed[0] == ALLOWED_VALUES[name][-1]
+    assert set(refused.value.allowed) == set(ALLOWED_VALUES[name])
     assert name in str(refused.value)
     assert repr(asked) in str(refused.value)
 
 
-@pytest.mark.parametrize("name", MINIMUM)
+@pytest.mark.parametrize("name", MINIMUM_VALUES)
 @pytest.mark.parametrize("excess", [-1, 0.5, True, "4"])
 def test_an_impossible_number_is_refused(name: str, excess: object) -> None:
-    value = MINIMUM[name] + excess if type(excess) is int else excess
-    with pytest.raises(UsageError, match=f"{name} .*whole numbers from {MINIMUM[name]}"):
+    value = MINIMUM_VALUES[name] + excess if type(excess) is int else excess
+    with pytest.raises(UsageError, match=f"{name} .*whole numbers from {MINIMUM_VALUES[name]}"):
         Plan().edit(**{name: value})
 
 
-@pytest.mark.parametrize("name", MINIMUM)
+@pytest.mark.parametrize("name", MINIMUM_VALUES)
 def test_the_smallest_number_is_allowed(name: str) -> None:
-    assert getattr(Plan().edit(**{name: MINIMUM[name]}), name) == MINIMUM[name]
+    assert getattr(Plan().edit(**{name: MINIMUM_VALUES[name]}), name) == MINIMUM_VALUES[name]
 
 
 def test_a_plan_has_one_length() -> None:
@@ -60,7 +60,7 @@ def test_a_plan_cannot_be_changed() -> None:
 
 
 def test_every_field_is_in_exactly_one_table() -> None:
-    assert sorted([*ALLOWED, *MINIMUM]) == sorted(FIELDS)
+    assert sorted([*ALLOWED_VALUES, *MINIMUM_VALUES]) == sorted(PLAN_FIELDS)
 
 
 def test_resolved_on_a_machine_without_gpus() -> None:
@@ -102,7 +102,7 @@ def test_resident_images_are_augmented_on_the_device_and_need_no_workers() -> No
     assert (plain.input, plain.augment, plain.workers) == ("loader", "cpu", 8)
 
 
-FITS = Defaults(batch=64, epochs=3, data_bytes=2**30)
+FITS = WorkloadDefaults(batch=64, epochs=3, data_bytes=2**30)
 
 
 def test_on_gpus_data_that_fit_are_resident_and_the_step_is_a_graph() -> None:
@@ -134,7 +134,7 @@ def test_what_is_said_decides_what_follows(
 
 
 def test_a_data_set_that_would_fill_a_gpu_is_loaded() -> None:
-    large = Defaults(batch=64, epochs=3, data_bytes=2**33)
+    large = WorkloadDefaults(batch=64, epochs=3, data_bytes=2**33)
     assert Plan().resolve(machine(gpus=1, cores=16), large).input == "loader"
 
 
@@ -151,20 +151,20 @@ def test_what_is_said_is_kept() -> None:
         except DevicesMissing:
             assert asked.device == "cpu"
             continue
-        assert resolved.complete
+        assert resolved.is_complete
         changed = {k for k, v in said.items() if getattr(resolved, k) != v}
         assert changed <= ({"strategy"} if resolved.devices == 1 else set())
         assert resolved.resolve(host, DEFAULTS) == resolved
 
 
 def test_a_workload_without_epochs_is_measured_in_steps() -> None:
-    plan = Plan().resolve(machine(), Defaults(batch=840, epochs=None, steps=30))
+    plan = Plan().resolve(machine(), WorkloadDefaults(batch=840, epochs=None, steps=30))
     assert (plan.steps, plan.epochs) == (30, None)
-    assert plan.complete
+    assert plan.is_complete
 
 
 def test_epochs_win_over_a_default_in_steps() -> None:
-    plan = Plan(epochs=2).resolve(machine(), Defaults(batch=1, epochs=None, steps=30))
+    plan = Plan(epochs=2).resolve(machine(), WorkloadDefaults(batch=1, epochs=None, steps=30))
     assert (plan.steps, plan.epochs) == (None, 2)
 
 
@@ -175,7 +175,7 @@ def test_zero_is_said_and_not_automatic() -> None:
 
 def test_one_device_has_nothing_to_exchange() -> None:
     host = machine(gpus=4)
-    for strategy in ALLOWED["strategy"]:
+    for strategy in ALLOWED_VALUES["strategy"]:
         assert Plan(devices=1, strategy=strategy).resolve(host, DEFAULTS).strategy == "single"
     assert Plan(strategy="single").resolve(host, DEFAULTS).devices == 1
     with pytest.raises(UsageError, match="'single' with 2 devices: allowed are ddp, nfold, dp"):
@@ -207,11 +207,11 @@ def test_simulated_devices_need_no_machine() -> None:
 
 def test_complete_means_nothing_is_left_open() -> None:
     whole = Plan().resolve(machine(), DEFAULTS)
-    assert whole.complete
-    assert not Plan().complete
-    for name in FIELDS:
+    assert whole.is_complete
+    assert not Plan().is_complete
+    for name in PLAN_FIELDS:
         if name not in ("framework", "seed", "steps", "decode"):
-            assert not whole.edit(**{name: None}).complete, name
+            assert not whole.edit(**{name: None}).is_complete, name
 
 
 def test_the_id_is_pinned_and_told_apart() -> None:

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from nfold.sources import LARGEST_READ, digest, imported_file, module_file, variables
+from nfold.sources import (
+    MAX_HASHED_BYTES,
+    compute_fingerprint,
+    imported_file,
+    library_variables,
+    module_file,
+)
 
 Change = Callable[[Path], object]
 
@@ -34,7 +40,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "models/parts.py": "VALUE = 1\n",
         "settings.yaml": "depth: 3\n",
         "run.toml": "seed = 1\n",
-        "data.bin": "x" * (LARGEST_READ + 1),
+        "data.bin": "x" * (MAX_HASHED_BYTES + 1),
         "other.py": "VALUE = 1\n",
         "json.txt": "",
     }
@@ -47,7 +53,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def of(project: Path, **environment: str) -> str:
     arguments = ("--config=run.toml", "--data", "data.bin", "--lr", "0.1")
-    return digest(str(project / "train.py"), arguments, environment)
+    return compute_fingerprint(str(project / "train.py"), arguments, environment)
 
 
 def appended(name: str) -> Change:
@@ -92,7 +98,7 @@ def test_modules_in_folders_that_a_script_adds_are_part_of_it(
         (tmp_path / name).write_text(text)
 
     def now() -> str:
-        return digest(str(tmp_path / "work/train.py"), (), {})
+        return compute_fingerprint(str(tmp_path / "work/train.py"), (), {})
 
     told = [before := now()]
     appended(f"{where}unused.py")(tmp_path)
@@ -148,7 +154,7 @@ def test_variables_that_steer_libraries_are_told_by_name() -> None:
     steer = {"OMP_NUM_THREADS": "4", "NCCL_ALGO": "Ring", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     talk = {"CUDA_HOME": "/cuda", "TORCH_CPP_LOG_LEVEL": "3", "NCCL_DEBUG_FILE": "a", "HOME": "b"}
     others = {"TF_VAR_password": "c", "TF_CLI_CONFIG_FILE": "d", "HF_TOKEN": "e"}
-    assert variables(steer | talk | others) == tuple(sorted(steer.items()))
+    assert library_variables(steer | talk | others) == tuple(sorted(steer.items()))
 
 
 def test_a_folder_that_hides_a_library_is_the_user_s(project: Path) -> None:
@@ -202,7 +208,7 @@ def test_code_that_cannot_be_read_or_is_not_python_stops_nothing(project: Path) 
     os.symlink("nowhere.py", project / "extra.py")
     assert len(of(project)) == 16
     with pytest.raises(OSError, match="missing"):
-        digest(str(project / "missing.py"), (), {})
+        compute_fingerprint(str(project / "missing.py"), (), {})
 
 
 def test_modules_that_import_each_other_end(project: Path) -> None:

@@ -13,12 +13,12 @@ from scipy import stats as oracle
 from nfold.stats import (
     Interval,
     bootstrap,
-    bootstrap_groups,
+    bootstrap_grouped,
     change_point,
     median,
     paired_ratio,
     quantile,
-    ratio_groups,
+    ratio_of_grouped,
     weighted_median,
 )
 
@@ -94,7 +94,7 @@ def test_the_same_samples_always_give_the_same_interval() -> None:
 
 def test_one_sample_has_no_interval() -> None:
     assert bootstrap([3.0]) == Interval(3.0, None, None)
-    assert bootstrap_groups([[3.0]]) == Interval(3.0, None, None)
+    assert bootstrap_grouped([[3.0]]) == Interval(3.0, None, None)
 
 
 def test_equal_samples_have_an_interval_of_no_width() -> None:
@@ -103,14 +103,14 @@ def test_equal_samples_have_an_interval_of_no_width() -> None:
 
 def test_one_group_is_resampled_as_plain_samples() -> None:
     values = samples(3, 12)
-    assert bootstrap_groups([values]) == bootstrap(values)
+    assert bootstrap_grouped([values]) == bootstrap(values)
 
 
 def test_what_differs_between_processes_widens_the_interval() -> None:
     """Three processes at 9, 10 and 11: pooled windows hide it, groups do not."""
     groups = [samples(seed, 20, mean, 0.1) for seed, mean in enumerate((9.0, 10.0, 11.0))]
     pooled = bootstrap([value for group in groups for value in group])
-    grouped = bootstrap_groups(groups)
+    grouped = bootstrap_grouped(groups)
     assert grouped.value == pooled.value
     assert _width(grouped) > 1.5 * _width(pooled)
 
@@ -122,7 +122,7 @@ def _width(interval: Interval) -> float:
 
 
 def test_three_groups_of_one_use_the_spread_between_them() -> None:
-    found = bootstrap_groups([[9.0], [10.0], [11.0]])
+    found = bootstrap_grouped([[9.0], [10.0], [11.0]])
     assert found == Interval(10.0, 9.0, 11.0)
 
 
@@ -130,13 +130,13 @@ def test_pairs_cancel_a_drift_that_both_sides_share() -> None:
     """Both sides slow down from 100 to 60; in every pair the ratio is 2."""
     below = [[100.0 - 10 * i] for i in range(5)]
     above = [[2 * value for value in group] for group in below]
-    assert ratio_groups(above, below) == Interval(2.0, 2.0, 2.0)
+    assert ratio_of_grouped(above, below) == Interval(2.0, 2.0, 2.0)
     assert paired_ratio([v for (v,) in above], [v for (v,) in below]) == Interval(2.0, 2.0, 2.0)
 
 
 def test_unequal_numbers_of_groups_are_resampled_on_their_own() -> None:
     above, below = [samples(1, 20, 20.0)], [samples(2, 20), samples(3, 20)]
-    found = ratio_groups(above, below)
+    found = ratio_of_grouped(above, below)
     assert found.value == pytest.approx(2.0, rel=0.1)
     assert found.low is not None
     assert found.high is not None
@@ -153,7 +153,7 @@ def test_the_ratio_of_two_groups_agrees_with_scipy(seed: int) -> None:
     theirs = oracle.bootstrap(
         (above, below), ratio, method="percentile", n_resamples=4000, rng=np.random.default_rng(0)
     ).confidence_interval
-    mine = ratio_groups([above], [below])
+    mine = ratio_of_grouped([above], [below])
     width = theirs.high - theirs.low
     assert mine.value == statistics.median(above) / statistics.median(below)
     assert mine.low == pytest.approx(theirs.low, abs=0.2 * width)
@@ -161,7 +161,7 @@ def test_the_ratio_of_two_groups_agrees_with_scipy(seed: int) -> None:
 
 
 def test_a_ratio_of_single_samples_has_no_interval() -> None:
-    assert ratio_groups([[4.0]], [[2.0, 2.0]]) == Interval(2.0)
+    assert ratio_of_grouped([[4.0]], [[2.0, 2.0]]) == Interval(2.0)
     assert paired_ratio([4.0], [2.0]) == Interval(2.0)
 
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from nfold import summary
-from nfold.measurement import Cause, Doubt, Epoch, Part
+from nfold.measurement import Caveat, Epoch, FailureCause, OperationPart
 from nfold.stats import Interval, median
-from nfold.summary import Cell, cells
+from nfold.summary import Cell, group_cells
 from timed import rank, timed
 
 
@@ -20,18 +20,18 @@ def epoch(seconds: float, accuracy: float | None = None) -> Epoch:
 def test_repeats_are_grouped_in_order_of_appearance() -> None:
     one, two = timed([1.0], repeat=0), timed([1.0], repeat=1)
     other = timed([1.0], batch=32)
-    found = cells([one, other, two])
+    found = group_cells([one, other, two])
     assert [cell.measurements for cell in found] == [(one, two), (other,)]
     assert found[0].first is one
 
 
 def test_a_cell_shows_its_failure_and_counts_what_is_ok() -> None:
     good = timed([1.0])
-    bad = timed(repeat=1, status="oom", cause=Cause(text="no room"))
+    bad = timed(repeat=1, status="oom", cause=FailureCause(text="no room"))
     cell = Cell(measurements=(good, bad))
-    assert cell.ok == (good,)
-    assert cell.worst is bad
-    assert Cell(measurements=(good,)).worst is good
+    assert cell.successful == (good,)
+    assert cell.first_failed_or_first is bad
+    assert Cell(measurements=(good,)).first_failed_or_first is good
 
 
 def test_the_rate_of_a_window_is_all_samples_over_the_slowest_rank() -> None:
@@ -76,7 +76,7 @@ def test_epochs_are_told_apart() -> None:
     cell = Cell(measurements=(one, two))
     assert summary.first_epoch_s(cell) == 6.0
     assert summary.later_epochs_s(cell) == 3.5
-    assert summary.training_s(cell) == 12.5
+    assert summary.total_epoch_s(cell) == 12.5
     assert summary.accuracy(cell) == Interval(median([0.8, 0.9]), 0.8, 0.9)
     assert summary.accuracy(Cell(measurements=(one,))) == Interval(0.8)
 
@@ -86,13 +86,13 @@ def test_without_epochs_there_is_no_epoch_and_no_accuracy() -> None:
     assert summary.epochs(timed()) == ()
     assert summary.first_epoch_s(cell) is None
     assert summary.later_epochs_s(cell) is None
-    assert summary.training_s(cell) is None
+    assert summary.total_epoch_s(cell) is None
     assert summary.accuracy(cell) is None
 
 
 def test_one_epoch_has_no_later_ones_and_may_not_be_evaluated() -> None:
     cell = Cell(measurements=(timed(ranks=(rank(epochs=(epoch(5.0),)),)),))
-    assert summary.first_epoch_s(cell) == summary.training_s(cell) == 5.0
+    assert summary.first_epoch_s(cell) == summary.total_epoch_s(cell) == 5.0
     assert summary.later_epochs_s(cell) is None
     assert summary.accuracy(cell) is None
 
@@ -122,11 +122,11 @@ def test_json_of_a_measurement_has_the_promised_keys() -> None:
             data_bytes=3,
             first_step_ms=3.0,
         ),
-        rank(1, [1.0], parts=(Part(name="copy", seconds=(0.5,), images=8),)),
+        rank(1, [1.0], parts=(OperationPart(name="copy", seconds=(0.5,), images=8),)),
     )
-    doubt = Doubt(kind="drift", text="slower")
+    doubt = Caveat(kind="drift", text="slower")
     made = timed(ranks=ranks, warnings=(doubt,), folder="measurements/made", energy_joules=2.0)
-    written = json.loads(json.dumps(summary.to_json(made)))
+    written = json.loads(json.dumps(summary.measurement_json(made)))
     assert written["id"] == "made"
     assert written["workload"] == "digits"
     assert written["plan"] == made.plan.to_dict()
@@ -144,8 +144,8 @@ def test_json_of_a_measurement_has_the_promised_keys() -> None:
 
 
 def test_json_of_a_failure_keeps_its_cause_and_has_no_rate() -> None:
-    failed = timed(status="killed", cause=Cause(text="gone", rank=1, signal=9))
-    written = summary.to_json(failed)
+    failed = timed(status="killed", cause=FailureCause(text="gone", rank=1, signal=9))
+    written = summary.measurement_json(failed)
     assert written["cause"] == {
         "text": "gone",
         "rank": 1,

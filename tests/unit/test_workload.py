@@ -10,7 +10,7 @@ import pytest
 from made import machine, plan
 from nfold.errors import UsageError
 from nfold.measurement import cell_id
-from nfold.plain import from_plain, to_plain
+from nfold.plain import deserialize, serialize
 from nfold.workload import Workload
 
 
@@ -92,8 +92,8 @@ def test_a_parameter_given_twice_is_refused() -> None:
 
 
 def test_a_reference_names_a_module_and_a_function() -> None:
-    assert Workload.parse("a.b:make:depth=2").reference == ("a.b", "make")
-    assert Workload.parse("digits:samples=3").reference is None
+    assert Workload.parse("a.b:make:depth=2").function_reference == ("a.b", "make")
+    assert Workload.parse("digits:samples=3").function_reference is None
 
 
 def test_with_parameters_replaces_and_leaves_the_first_alone() -> None:
@@ -107,20 +107,20 @@ def test_a_script_is_written_as_a_person_types_it_and_is_known_by_its_content(
 ) -> None:
     file = tmp_path / "train it.py"
     file.write_text("print(1)\n")
-    found = Workload.of_script(str(file), "--lr", "0.1")
+    found = Workload.from_script(str(file), "--lr", "0.1")
     assert str(found) == f"'{file}' --lr 0.1"
-    assert (found.name, found.reference) == ("train it.py", None)
-    assert from_plain(Workload, to_plain(found)) == found
+    assert (found.name, found.function_reference) == ("train it.py", None)
+    assert deserialize(Workload, serialize(found)) == found
     asked = plan(), None, machine()
-    assert cell_id(found, *asked) != cell_id(Workload.of_script(str(file)), *asked)
+    assert cell_id(found, *asked) != cell_id(Workload.from_script(str(file)), *asked)
     file.write_text("import net\n")
     (tmp_path / "net.py").write_text("WIDTH = 3\n")
-    other = Workload.of_script(str(file), "--lr", "0.1")
+    other = Workload.from_script(str(file), "--lr", "0.1")
     assert other.code != found.code
     (tmp_path / "net.py").write_text("WIDTH = 4\n")
-    assert Workload.of_script(str(file), "--lr", "0.1").code != other.code
+    assert Workload.from_script(str(file), "--lr", "0.1").code != other.code
     with pytest.raises(UsageError, match="cannot be read"):
-        Workload.of_script(str(tmp_path / "missing.py"))
+        Workload.from_script(str(tmp_path / "missing.py"))
 
 
 def test_a_module_is_written_as_python_is_asked_for_it(
@@ -129,12 +129,16 @@ def test_a_module_is_written_as_python_is_asked_for_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "train.py").write_text("from .net import make\n")
-    found = Workload.of_module("pack.train", "--lr", "0.1")
+    found = Workload.from_module("pack.train", "--lr", "0.1")
     assert str(found) == "-m pack.train --lr 0.1"
-    assert (found.name, found.module, found.reference) == ("pack.train", "pack.train", None)
-    assert from_plain(Workload, to_plain(found)) == found
+    assert (found.name, found.module, found.function_reference) == (
+        "pack.train",
+        "pack.train",
+        None,
+    )
+    assert deserialize(Workload, serialize(found)) == found
     (tmp_path / "pack" / "net.py").write_text("")
-    assert Workload.of_module("pack.train", "--lr", "0.1").code != found.code
+    assert Workload.from_module("pack.train", "--lr", "0.1").code != found.code
     with pytest.raises(UsageError, match=r"module 'pack.gone' is not found .* python -m pack.gone"):
-        Workload.of_module("pack.gone")
-    assert Workload.of_script("pack/train.py").module is None
+        Workload.from_module("pack.gone")
+    assert Workload.from_script("pack/train.py").module is None

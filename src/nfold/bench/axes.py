@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 from nfold.errors import UnknownValue, UsageError
-from nfold.plan import ALLOWED, MINIMUM, Plan
+from nfold.plan import ALLOWED_VALUES, MINIMUM_VALUES, Plan
 from nfold.workload import Workload
 
 Scaling = Literal["strong", "weak"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
 
-NAMED = (
+CHOICE_AXES = (
     "framework",
     "layout",
     "precision",
@@ -28,18 +28,18 @@ NAMED = (
     "kernels",
     "allocation",
 )
-NUMBERED = ("batch", "accumulate", "steps_per_execution", "workers", "seed")
-LISTS = ("devices", *NAMED, *NUMBERED)
+INTEGER_AXES = ("batch", "accumulate", "steps_per_execution", "workers", "seed")
+LIST_AXES = ("devices", *CHOICE_AXES, *INTEGER_AXES)
 """Every plan field that takes a comma list."""
 
-Change = Mapping[str, Any]
+PlanChange = Mapping[str, Any]
 """Plan fields with the values that one entry of a list gives them."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axes:
+class GridAxes:
     """What a grid is the product of: ``changes`` of the ``common`` plan, workload parameters.
 
     ``changes`` maps an axis to its entries, ``parameters`` a workload's parameter to its
@@ -48,19 +48,19 @@ class Axes:
 
     workload: Workload
     common: Plan = field(default_factory=Plan)
-    changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
+    changes: Mapping[str, tuple[PlanChange, ...]] = field(default_factory=dict)
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     scaling: Scaling = "strong"
 
 
-def read_axes(
+def parse_axes(
     workload: str,
     lists: Mapping[str, str | None],
     *,
     common: Plan,
     parameters: tuple[str, ...] = (),
     scaling: str = "strong",
-) -> Axes:
+) -> GridAxes:
     """The axes that a user wrote; UsageError or UnknownValue (closest first) for a wrong value.
 
     ``lists`` maps the names of ``LISTS`` to comma lists, None where nothing was said.
@@ -69,7 +69,7 @@ def read_axes(
     if scaling not in SCALINGS:
         raise UnknownValue("scaling", scaling, SCALINGS)
     said = {name: text for name, text in lists.items() if text is not None}
-    return Axes(
+    return GridAxes(
         workload=Workload.parse(workload),
         common=common,
         changes={name: _read_list(name, text, common.device) for name, text in said.items()},
@@ -78,14 +78,16 @@ def read_axes(
     )
 
 
-def _read_list(name: str, text: str, device: str | None) -> tuple[Change, ...]:
+def _read_list(name: str, text: str, device: str | None) -> tuple[PlanChange, ...]:
     if name == "devices":
         return _entries(name, text, lambda entry: _place(entry, device))
-    if name in NAMED:
-        return _entries(name, text, lambda entry: {name: _named(name, entry)})
-    if name in NUMBERED:
-        return _entries(name, text, lambda entry: {name: _number(name, entry, MINIMUM[name])})
-    raise UnknownValue("axis", name, LISTS)
+    if name in CHOICE_AXES:
+        return _entries(name, text, lambda entry: {name: _parse_choice(name, entry)})
+    if name in INTEGER_AXES:
+        return _entries(
+            name, text, lambda entry: {name: _number(name, entry, MINIMUM_VALUES[name])}
+        )
+    raise UnknownValue("axis", name, LIST_AXES)
 
 
 def _entries(name: str, text: str, read: Callable[[str], T]) -> tuple[T, ...]:
@@ -98,9 +100,9 @@ def _entries(name: str, text: str, read: Callable[[str], T]) -> tuple[T, ...]:
     return tuple(read(entry) for entry in dict.fromkeys(entries))
 
 
-def _named(name: str, entry: str) -> str:
-    if entry not in ALLOWED[name]:
-        raise UnknownValue(name, entry, ALLOWED[name])
+def _parse_choice(name: str, entry: str) -> str:
+    if entry not in ALLOWED_VALUES[name]:
+        raise UnknownValue(name, entry, ALLOWED_VALUES[name])
     return entry
 
 
@@ -110,13 +112,13 @@ def _number(name: str, entry: str, minimum: int) -> int:
     return int(entry)
 
 
-def _place(entry: str, device: str | None) -> Change:
+def _place(entry: str, device: str | None) -> PlanChange:
     """``2`` is two devices of the chosen kind, ``cpu:2`` two CPU devices."""
     kind, separator, count = entry.rpartition(":")
     if not separator:
         return {"devices": _number("devices", entry, 1)}
-    if kind not in ALLOWED["device"]:
-        raise UnknownValue("device", kind, ALLOWED["device"])
+    if kind not in ALLOWED_VALUES["device"]:
+        raise UnknownValue("device", kind, ALLOWED_VALUES["device"])
     if device not in (None, kind):
         raise UsageError(
             f"devices {entry!r} against --device {device}: next: leave out --device, or {count}"

@@ -24,9 +24,9 @@ ASSUMED_START_S: Mapping[str, float] = {"cpu": 6.0, "cuda": 15.0}
 ASSUMED_OPERATION_PARTS = 12
 """Parts that an operation times one after the other, each for all steps."""
 
-LENGTH = frozenset({"steps", "epochs", "warmup_steps", "seed"})
+LENGTH_FIELDS = frozenset({"steps", "epochs", "warmup_steps", "seed"})
 """Fields of a plan that do not change its speed."""
-FOLLOWS_INPUT = frozenset({"augment", "workers"})
+INPUT_DEPENDENT_FIELDS = frozenset({"augment", "workers"})
 """Fields that are other ones with another input: together they are one difference."""
 
 
@@ -35,32 +35,34 @@ EpochSamples = Callable[[Workload], int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class DurationEstimate:
     """Seconds of one run; ``basis`` says how it was found: measured, or assumed."""
 
     seconds: float
     basis: str
 
 
-def estimate(
+def estimate_duration(
     cell: GridCell, earlier: Sequence[Measurement], prepared: EpochSamples = lambda _: None
-) -> Estimate:
+) -> DurationEstimate:
     """How long one run of ``cell`` takes.
 
     ``earlier`` are measurements of any workload on the same machine; the nearest plan of the
     same workload that ran to its end decides. An epoch nobody has measured yet has as many samples
     as were ``prepared``; where nothing was, it is as long as the published training set.
     """
-    if cell.reason is not None:
-        return Estimate(seconds=0.0, basis="not run")
+    if cell.unsupported_reason is not None:
+        return DurationEstimate(seconds=0.0, basis="not run")
     if cell.plan.framework == "simulated":
-        return Estimate(seconds=0.0, basis="a virtual clock")
+        return DurationEstimate(seconds=0.0, basis="a virtual clock")
     known = [m for m in earlier if m.workload == cell.workload and _usable(m)]
     epoch = prepared(cell.workload) or _published(cell)
     if not known:
         return _assumed(cell, epoch)
     nearest = min(known, key=lambda m: _distance(cell.plan, m.plan))
-    return Estimate(seconds=_scaled(cell, nearest, epoch), basis=f"measured as {nearest.id}")
+    return DurationEstimate(
+        seconds=_scaled(cell, nearest, epoch), basis=f"measured as {nearest.id}"
+    )
 
 
 def _usable(measurement: Measurement) -> bool:
@@ -69,8 +71,8 @@ def _usable(measurement: Measurement) -> bool:
 
 def _distance(plan: Plan, other: Plan) -> tuple[int, float]:
     """How many fields differ, then how far the batch per device is off."""
-    differing = set(plan.diff(other)) - LENGTH
-    differing -= FOLLOWS_INPUT if "input" in differing else set()
+    differing = set(plan.diff(other)) - LENGTH_FIELDS
+    differing -= INPUT_DEPENDENT_FIELDS if "input" in differing else set()
     mine, theirs = _batch_per_device(plan), _batch_per_device(other)
     return len(differing), max(mine, theirs) / min(mine, theirs)
 
@@ -109,14 +111,14 @@ def _samples(plan: Plan, epoch_samples: int) -> int:
     return (plan.epochs or 1) * epoch_samples
 
 
-def _assumed(cell: GridCell, epoch: int) -> Estimate:
+def _assumed(cell: GridCell, epoch: int) -> DurationEstimate:
     plan = cell.plan
     known = workloads.info(cell.workload.name)
     parts = ASSUMED_OPERATION_PARTS if known.kind == "operation" else 1
     samples = parts * _samples(plan, epoch)
     flop = samples * known.flop_per_sample(workloads.parameters(cell.workload))
     seconds = ASSUMED_START_S[plan.device or "cpu"] + flop / _assumed_flop_per_s(plan)
-    return Estimate(seconds=seconds, basis=_assumption(plan))
+    return DurationEstimate(seconds=seconds, basis=_assumption(plan))
 
 
 def _assumed_flop_per_s(plan: Plan) -> float:

@@ -11,16 +11,16 @@ from functools import partial
 from typing import Any
 
 from nfold import workloads
-from nfold.bench.axes import LISTS, Axes
+from nfold.bench.axes import LIST_AXES, GridAxes
 from nfold.errors import ExtraMissing, NfoldError, UsageError
 from nfold.machine import Machine
 from nfold.measurement import cell_id
 from nfold.plan import Plan
 from nfold.workload import Workload
 
-Unsupported = Callable[[Workload, Plan, Machine], str | None]
+UnsupportedCheck = Callable[[Workload, Plan, Machine], str | None]
 """Why a complete plan cannot run, or None: what the plan's framework says."""
-Complete = Callable[[Workload, Plan], Plan]
+PlanCompletion = Callable[[Workload, Plan], Plan]
 """The complete plan of a workload, of one that leaves something open."""
 
 
@@ -35,7 +35,7 @@ class GridCell:
     workload: Workload
     plan: Plan
     label: str
-    reason: str | None = None
+    unsupported_reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,14 @@ class Grid:
     """The cells in the order of the axes; ``merged`` counts the ones that were there already."""
 
     cells: tuple[GridCell, ...]
-    merged: int = 0
+    duplicates: int = 0
 
 
 def build_grid(
-    axes: Axes, machine: Machine, unsupported: Unsupported, complete: Complete | None = None
+    axes: GridAxes,
+    machine: Machine,
+    unsupported: UnsupportedCheck,
+    complete: PlanCompletion | None = None,
 ) -> Grid:
     """Every combination of the axes, resolved on ``machine``; the same cell twice is merged.
 
@@ -59,10 +62,10 @@ def build_grid(
 
 
 def build_grids(
-    several: Sequence[Axes],
+    several: Sequence[GridAxes],
     machine: Machine,
-    unsupported: Unsupported,
-    complete: Complete | None = None,
+    unsupported: UnsupportedCheck,
+    complete: PlanCompletion | None = None,
 ) -> Grid:
     """Several grids as one, as ``build_grid`` makes each: a CPU device has one share in all.
 
@@ -81,11 +84,11 @@ def build_grids(
     for cell in found:
         unique.setdefault(cell.id, cell)
     cells = tuple(unique.values())
-    named = cells if len(several) == 1 else _named_together(cells, several)
-    return Grid(cells=_told_apart(named), merged=len(found) - len(unique))
+    named = cells if len(several) == 1 else _label_across_grids(cells, several)
+    return Grid(cells=_add_step_to_labels(named), duplicates=len(found) - len(unique))
 
 
-def _told_apart(cells: Sequence[GridCell]) -> tuple[GridCell, ...]:
+def _add_step_to_labels(cells: Sequence[GridCell]) -> tuple[GridCell, ...]:
     """Cells of one name with their steps behind it.
 
     A strategy decides how a step runs where nobody says it, also on one device, which has none.
@@ -99,23 +102,27 @@ def _told_apart(cells: Sequence[GridCell]) -> tuple[GridCell, ...]:
     )
 
 
-def _named_together(cells: Sequence[GridCell], several: Sequence[Axes]) -> tuple[GridCell, ...]:
+def _label_across_grids(
+    cells: Sequence[GridCell], several: Sequence[GridAxes]
+) -> tuple[GridCell, ...]:
     """The cells of several grids, each called by whatever differs between any of them."""
     asked = {name for axes in several for name in axes.changes} | {"batch"}
-    said = [name for name in LISTS if name in asked]
+    said = [name for name in LIST_AXES if name in asked]
     varying = [n for n in said if len({getattr(cell.plan, n) for cell in cells}) > 1]
     kinds = len({cell.plan.device for cell in cells}) > 1
     return tuple(
         dataclasses.replace(
             cell,
-            label=" · ".join(filter(None, (_said(name, cell.plan, kinds) for name in varying)))
+            label=" · ".join(
+                filter(None, (_axis_label(name, cell.plan, kinds) for name in varying))
+            )
             or str(cell.workload),
         )
         for cell in cells
     )
 
 
-def _cores_per_device(several: Sequence[Axes], machine: Machine) -> int:
+def _cores_per_device(several: Sequence[GridAxes], machine: Machine) -> int:
     """The same share of the cores for every CPU device of all grids, so that cells compare."""
     asked = [
         axes.common.edit(**_merge(changes))
@@ -126,12 +133,12 @@ def _cores_per_device(several: Sequence[Axes], machine: Machine) -> int:
     return max(1, machine.cores // max(counts, default=1))
 
 
-def _device(asked: Plan, machine: Machine) -> str:
-    return asked.device or ("cuda" if machine.gpus else "cpu")
+def _device(partial: Plan, machine: Machine) -> str:
+    return partial.device or ("cuda" if machine.gpus else "cpu")
 
 
-def _by_rule(machine: Machine, workload: Workload, asked: Plan) -> Plan:
-    return asked.resolve(machine, workloads.info(workload.name).defaults)
+def _by_rule(machine: Machine, workload: Workload, partial: Plan) -> Plan:
+    return partial.resolve(machine, workloads.info(workload.name).defaults)
 
 
 class _Builder:
@@ -139,14 +146,14 @@ class _Builder:
 
     def __init__(
         self,
-        axes: Axes,
+        axes: GridAxes,
         machine: Machine,
-        unsupported: Unsupported,
+        unsupported: UnsupportedCheck,
         cores: int,
-        complete: Complete,
+        complete: PlanCompletion,
     ) -> None:
         self._axes = axes
-        self._workload = workloads.identified(axes.workload)
+        self._workload = workloads.with_fingerprint(axes.workload)
         self._machine = machine
         self._unsupported = unsupported
         self._complete = complete
@@ -190,7 +197,7 @@ class _Builder:
             workload=workload,
             plan=plan,
             label=self._label(workload, plan),
-            reason=reason,
+            unsupported_reason=reason,
         )
 
     def _refused_by_framework(self, workload: Workload, plan: Plan) -> str | None:
@@ -222,11 +229,11 @@ class _Builder:
         chosen = dict(workload.parameters)
         swept = [name for name, values in self._axes.parameters.items() if len(values) > 1]
         own = [f"{name} {chosen[name]}" for name in swept]
-        said = [_said(name, plan, self._kinds) for name in self._varying]
+        said = [_axis_label(name, plan, self._kinds) for name in self._varying]
         return " · ".join([*own, *filter(None, said)]) or str(workload)
 
 
-def _said(axis: str, plan: Plan, kinds: bool) -> str:
+def _axis_label(axis: str, plan: Plan, kinds: bool) -> str:
     """A varying axis of a plan; one device has no strategy worth a word."""
     value = getattr(plan, axis)
     if axis == "devices":

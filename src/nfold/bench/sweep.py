@@ -12,15 +12,15 @@ from typing import Protocol
 
 from nfold.bench.grid import Grid, GridCell
 from nfold.machine import Machine
-from nfold.measurement import Cause, Measurement
+from nfold.measurement import FailureCause, Measurement
 from nfold.plan import Plan
-from nfold.records import Records
-from nfold.run.options import Options, Progress
+from nfold.records import MeasurementStore
+from nfold.run.options import RunOptions, RunProgress
 from nfold.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class CellRun:
     """One run of one cell; repeats count from 0."""
 
     cell: GridCell
@@ -28,14 +28,14 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class SweepSchedule:
     """What is still to run, in order, and what earlier runs have measured, in the grid's order."""
 
-    todo: tuple[Turn, ...]
-    done: tuple[tuple[Turn, Measurement], ...]
+    pending: tuple[CellRun, ...]
+    done: tuple[tuple[CellRun, Measurement], ...]
 
 
-class Run(Protocol):
+class RunCell(Protocol):
     """The one verb, ``nfold.run.run.run``."""
 
     def __call__(
@@ -44,79 +44,79 @@ class Run(Protocol):
         plan: Plan,
         *,
         machine: Machine,
-        options: Options,
+        options: RunOptions,
         repeat: int,
     ) -> Measurement:
         """Run one complete plan; a failure is a measurement too."""
 
 
-class Events:
+class SweepEvents:
     """What a sweep tells while it goes on. This base listens to nothing."""
 
-    def skipped(self, turn: Turn, measurement: Measurement) -> None:
+    def skipped(self, turn: CellRun, measurement: Measurement) -> None:
         """An earlier run has measured this."""
 
-    def cell_started(self, turn: Turn) -> None:
+    def cell_started(self, turn: CellRun) -> None:
         """A run begins."""
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RunProgress) -> None:
         """The run that began last is at this point."""
 
-    def cell_finished(self, turn: Turn, measurement: Measurement) -> None:
+    def cell_finished(self, turn: CellRun, measurement: Measurement) -> None:
         """A run has ended, well or not, and is in the store."""
 
 
-def schedule(
-    grid: Grid, store: Records, *, repeats: int = 1, again: bool = False, seed: int = 0
-) -> Schedule:
+def schedule_sweep(
+    grid: Grid, store: MeasurementStore, *, repeats: int = 1, again: bool = False, seed: int = 0
+) -> SweepSchedule:
     """The turns of ``repeats`` rounds over the grid, each in a random order of its own.
 
     In round i every cell has its turn once, so that a slow drift of the machine meets all of
     them alike. A cell that cannot run has one turn. ``again`` runs also what is in the store.
     """
-    todo: list[Turn] = []
-    done: list[tuple[Turn, Measurement]] = []
+    todo: list[CellRun] = []
+    done: list[tuple[CellRun, Measurement]] = []
     for repeat in range(repeats):
         turns = [
-            Turn(cell=cell, repeat=repeat)
+            CellRun(cell=cell, repeat=repeat)
             for cell in grid.cells
-            if repeat == 0 or cell.reason is None
+            if repeat == 0 or cell.unsupported_reason is None
         ]
         stored = [(turn, None if again else _finished(turn, store)) for turn in turns]
         done += [(turn, found) for turn, found in stored if found is not None]
         open_turns = [turn for turn, found in stored if found is None]
         random.Random(f"{seed}-{repeat}").shuffle(open_turns)
         todo += open_turns
-    return Schedule(todo=tuple(todo), done=tuple(done))
+    return SweepSchedule(pending=tuple(todo), done=tuple(done))
 
 
-def _finished(turn: Turn, store: Records) -> Measurement | None:
+def _finished(cell_run: CellRun, store: MeasurementStore) -> Measurement | None:
     """The stored result, unless it must be run again: cut short, or possible by now."""
-    found = store.find(turn.cell.id, turn.repeat)
-    if found is None or not found.finished:
+    found = store.find(cell_run.cell.id, cell_run.repeat)
+    if found is None or not found.is_final:
         return None
-    possible_by_now = found.status == "unsupported" and turn.cell.reason is None
+    possible_by_now = found.status == "unsupported" and cell_run.cell.unsupported_reason is None
     return None if possible_by_now else found
 
 
-def sweep(
-    planned: Schedule,
+def run_sweep(
+    planned: SweepSchedule,
     *,
-    store: Records,
+    store: MeasurementStore,
     machine: Machine,
-    options: Options,
-    run: Run,
-    events: Events,
+    options: RunOptions,
+    run: RunCell,
+    events: SweepEvents,
 ) -> list[Measurement]:
     """Run what is still to run; returns all measurements of the grid, the stored ones included.
 
     Ends early where ``options.stop`` is set; what was running is then ``interrupted``.
     """
-    watched = dataclasses.replace(options, watch=events.progress)
+    watched = dataclasses.replace(options, on_progress=events.progress)
     found = [measurement for _, measurement in planned.done]
     for turn, measurement in planned.done:
         events.skipped(turn, measurement)
-    for turn in planned.todo:
+    for turn in planned.pending:
         if options.stop:
             break
         events.cell_started(turn)
@@ -127,28 +127,28 @@ def sweep(
     return found
 
 
-def _measure(turn: Turn, machine: Machine, options: Options, run: Run) -> Measurement:
-    cell = turn.cell
-    if cell.reason is not None:
-        return _unsupported(turn, machine, cell.reason)
-    return run(cell.workload, cell.plan, machine=machine, options=options, repeat=turn.repeat)
+def _measure(cell_run: CellRun, machine: Machine, options: RunOptions, run: RunCell) -> Measurement:
+    cell = cell_run.cell
+    if cell.unsupported_reason is not None:
+        return _unsupported(cell_run, machine, cell.unsupported_reason)
+    return run(cell.workload, cell.plan, machine=machine, options=options, repeat=cell_run.repeat)
 
 
-def _unsupported(turn: Turn, machine: Machine, reason: str) -> Measurement:
+def _unsupported(cell_run: CellRun, machine: Machine, reason: str) -> Measurement:
     """A row for a combination that cannot run: said, never left out."""
     return Measurement(
-        id=f"{turn.cell.id}-{turn.repeat}-{secrets.token_hex(3)}",
-        workload=turn.cell.workload,
-        plan=turn.cell.plan,
+        id=f"{cell_run.cell.id}-{cell_run.repeat}-{secrets.token_hex(3)}",
+        workload=cell_run.cell.workload,
+        plan=cell_run.cell.plan,
         machine=machine,
         status="unsupported",
-        repeat=turn.repeat,
-        cause=Cause(text=reason),
+        repeat=cell_run.repeat,
+        cause=FailureCause(text=reason),
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
 
-def in_grid_order(grid: Grid, measurements: Sequence[Measurement]) -> list[Measurement]:
+def sort_by_grid(grid: Grid, measurements: Sequence[Measurement]) -> list[Measurement]:
     """The measurements as the grid lists its cells, repeats in their order."""
     place = {cell.id: number for number, cell in enumerate(grid.cells)}
     return sorted(measurements, key=lambda m: (place[m.cell], m.repeat))

@@ -11,7 +11,7 @@ import signal
 import sys
 
 from nfold.errors import NfoldError
-from nfold.inert import inert
+from nfold.inert import terminal_safe
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     except NfoldError as error:
         if debug:
             raise
-        sys.stderr.write(f"nfold: error: {inert(str(error), keep_lines=True)}\n")
+        sys.stderr.write(f"nfold: error: {terminal_safe(str(error), keep_lines=True)}\n")
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # Whoever read our output has seen enough; Python would complain again at exit.
@@ -33,7 +33,7 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        text = inert(f"{type(error).__name__}: {error}")
+        text = terminal_safe(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"nfold: internal error: {text}; next: --debug shows where\n")
         sys.exit(1)
 

@@ -19,16 +19,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("env")(env.command)
-app.command("bench")(bench.command)
-app.command("train")(train.command)
-app.command("run", context_settings=run.SETTINGS)(run.command)
-app.command("explain", context_settings=explain.SETTINGS)(explain.command)
-app.command("report")(report.command)
+app.command("env")(env.env_command)
+app.command("bench")(bench.bench_command)
+app.command("train")(train.train_command)
+app.command("run", context_settings=run.RUN_CONTEXT_SETTINGS)(run.run_command)
+app.command("explain", context_settings=explain.EXPLAIN_CONTEXT_SETTINGS)(explain.explain_command)
+app.command("report")(report.report_command)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"nfold {nfold.__version__}")
         raise typer.Exit
 

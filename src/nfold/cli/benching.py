@@ -8,37 +8,37 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from nfold.bench.axes import Axes, read_axes
-from nfold.bench.estimate import Estimate, estimate
+from nfold.bench.axes import GridAxes, parse_axes
+from nfold.bench.estimate import DurationEstimate, estimate_duration
 from nfold.bench.grid import Grid, build_grids
-from nfold.bench.report_axes import NARROWED, Chosen, axes_of, places
-from nfold.bench.reports import report
-from nfold.bench.sweep import Events, Schedule, in_grid_order, schedule, sweep
+from nfold.bench.report_axes import SELECTABLE_AXES, ReportSelection, default_devices, select_axes
+from nfold.bench.reports import find_report
+from nfold.bench.sweep import SweepEvents, SweepSchedule, run_sweep, schedule_sweep, sort_by_grid
 from nfold.cli import output
-from nfold.cli.flags import Flags
-from nfold.cli.preparing import completing, epoch_samples, prepare
-from nfold.cli.progress import CellLines, TimeLeft
-from nfold.cli.screen import screen
+from nfold.cli.flags import PlanOptions
+from nfold.cli.preparing import build_plan_completer, epoch_samples, prepare_data
+from nfold.cli.progress import RemainingTime, SweepProgress
+from nfold.cli.screen import open_screen
 from nfold.cli.signals import stop_on_signals
-from nfold.document import document
+from nfold.document import measurements_document
 from nfold.errors import UsageError
-from nfold.frameworks.registry import framework
+from nfold.frameworks.registry import get_framework
 from nfold.machine import Machine
 from nfold.measurement import Measurement
 from nfold.plan import Plan
-from nfold.records import Records
+from nfold.records import MeasurementStore
 from nfold.run import attach
 from nfold.run.run import run
-from nfold.run.spare import Spare
+from nfold.run.spare import WarmAgent
 from nfold.store.store import Store
 from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
-FAILED = ("crashed", "hung", "killed", "diverged")
+FAILED_STATUSES = ("crashed", "hung", "killed", "diverged")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(Flags):
+class BenchOptions(PlanOptions):
     """The options of ``nfold bench`` as they were given, by the names of its parameters."""
 
     workload: str | None
@@ -66,10 +66,10 @@ class Request(Flags):
         super().__post_init__()
 
     @property
-    def common(self) -> Plan:
+    def common_plan(self) -> Plan:
         """What holds in every cell."""
         return Plan(
-            **self.switches,
+            **self.single_fields,
             steps=self.steps,
             epochs=self.epochs,
             warmup_steps=self.warmup_steps,
@@ -78,10 +78,10 @@ class Request(Flags):
     @property
     def repeats(self) -> int:
         """Runs of every cell."""
-        return self.repeat or (report(self.report).repeats if self.report else 1)
+        return self.repeat or (find_report(self.report).repeats if self.report else 1)
 
 
-class Follower(Records):
+class NonWritingStore(MeasurementStore):
     """The store of a rank other than 0 in an attached job: rank 0 writes, the others do not."""
 
     def find(self, cell: str, repeat: int) -> Measurement | None:
@@ -93,75 +93,77 @@ class Follower(Records):
         """Leave it to rank 0."""
 
 
-def bench(request: Request) -> int:
+def run_bench(request: BenchOptions) -> int:
     """Measure the grid, print, report; the exit code."""
     machine = inspect_machine()
     asked = _grid(request, machine)
-    if attach.attached() and attach.rank() != 0:
+    if attach.in_external_job() and attach.external_rank() != 0:
         return _follow(request, asked, machine)
     with Store.open(request.results) as store:
-        again = request.again or attach.attached()
-        planned = schedule(asked, store, repeats=request.repeats, again=again)
+        again = request.again or attach.in_external_job()
+        planned = schedule_sweep(asked, store, repeats=request.repeats, again=again)
         earlier = [m for m in store.measurements() if m.machine.id == machine.id]
         if request.dry_run:
-            expected = [estimate(turn.cell, earlier) for turn in planned.todo]
-            output.print_plan(asked, planned, expected, as_json=request.as_json)
+            expected = [estimate_duration(turn.cell, earlier) for turn in planned.pending]
+            output.print_sweep_plan(asked, planned, expected, as_json=request.as_json)
             return 0
         _prepare(request, asked)
         prepared = functools.cache(epoch_samples)
-        expected = [estimate(turn.cell, earlier, prepared) for turn in planned.todo]
+        expected = [estimate_duration(turn.cell, earlier, prepared) for turn in planned.pending]
         return _measure(request, asked, planned, expected, store, machine)
 
 
 def _measure(
-    request: Request,
-    asked: Grid,
-    planned: Schedule,
-    expected: Sequence[Estimate],
+    request: BenchOptions,
+    grid: Grid,
+    planned: SweepSchedule,
+    expected: Sequence[DurationEstimate],
     store: Store,
     machine: Machine,
 ) -> int:
     """Sweep, and print what there is, also after a request to stop."""
-    with stop_on_signals() as stop, closing(Spare()) as spare:
-        left = TimeLeft([part.seconds for part in expected])
-        with screen(sys.stderr, plain=request.plain) as shown:
-            measured = sweep(
+    with stop_on_signals() as stop, closing(WarmAgent()) as spare:
+        left = RemainingTime([part.seconds for part in expected])
+        with open_screen(sys.stderr, plain=request.plain) as shown:
+            measured = run_sweep(
                 planned,
                 store=store,
                 machine=machine,
-                options=request.options(in_process=request.in_process, stop=stop, spare=spare),
+                options=request.run_options(
+                    in_process=request.in_process, stop=stop, warm_agent=spare
+                ),
                 run=run,
-                events=CellLines(shown, left),
+                events=SweepProgress(shown, left),
             )
-        found = in_grid_order(asked, measured)
-        _show(request, asked, planned, found)
+        found = sort_by_grid(grid, measured)
+        _show(request, grid, planned, found)
     return 128 + stop.signum if stop.signum is not None else _exit_code(found)
 
 
-def _grid(request: Request, machine: Machine) -> Grid:
-    complete = completing(machine, request.data, measures=not request.dry_run)
+def _grid(request: BenchOptions, machine: Machine) -> Grid:
+    complete = build_plan_completer(machine, request.data, measures=not request.dry_run)
     return build_grids(_axes(request, machine), machine, _unsupported, complete)
 
 
-def _axes(request: Request, machine: Machine) -> list[Axes]:
+def _axes(request: BenchOptions, machine: Machine) -> list[GridAxes]:
     if request.report is not None:
-        return report_axes(request, machine)
-    axes = read_axes(
+        return field_report_axes(request, machine)
+    axes = parse_axes(
         str(request.workload),
-        request.fields,
-        common=request.common,
+        request.axis_fields,
+        common=request.common_plan,
         parameters=tuple(request.parameter or ()),
         scaling=request.scaling,
     )
     return [axes]
 
 
-def report_axes(request: Request, machine: Machine) -> list[Axes]:
+def field_report_axes(request: BenchOptions, machine: Machine) -> list[GridAxes]:
     """The grids of a field report on this machine, narrowed as asked; UsageError for the rest."""
-    asked = report(str(request.report))
-    said = {name: text for name, text in request.fields.items() if text is not None}
+    asked = find_report(str(request.report))
+    said = {name: text for name, text in request.axis_fields.items() if text is not None}
     devices = said.pop("devices", None)
-    refused = [name for name in said if name not in NARROWED]
+    refused = [name for name in said if name not in SELECTABLE_AXES]
     refused += [name for name in ("parameter", "warmup_steps") if getattr(request, name)]
     refused += ["scaling"] if request.scaling != "strong" else []
     if refused:
@@ -170,68 +172,70 @@ def report_axes(request: Request, machine: Machine) -> list[Axes]:
             f"--{option} does not go with --report: the grid of {asked.name} is fixed; next: leave "
             "it out, or measure a grid of your own with nfold bench WORKLOAD"
         )
-    chosen = Chosen(
-        devices=devices or places(machine, request.device),
+    chosen = ReportSelection(
+        devices=devices or default_devices(machine, request.device),
         device=request.device,
         steps=request.steps,
         epochs=request.epochs,
-        kept=said,
+        axis_values=said,
     )
-    return axes_of(asked.parts(quick=request.quick), chosen)
+    return select_axes(asked.grids(quick=request.quick), chosen)
 
 
 def _unsupported(workload: Workload, plan: Plan, machine: Machine) -> str | None:
-    return framework(plan.framework).unsupported(workload, plan, machine)
+    return get_framework(plan.framework).unsupported_reason(workload, plan, machine)
 
 
-def _prepare(request: Request, asked: Grid) -> None:
+def _prepare(request: BenchOptions, grid: Grid) -> None:
     """Find the data once, before anything runs: missing data is one error, not a failed sweep.
 
     Cells that do not run, and the simulated framework, read none.
     """
-    reading = [c for c in asked.cells if c.reason is None and not _in_parent(c.plan)]
+    reading = [c for c in grid.cells if c.unsupported_reason is None and not _in_parent(c.plan)]
     kept = {(c.workload, c.plan.cache, c.plan.input, c.plan.bad_images): c for c in reading}
     for cell in kept.values():
-        prepare(cell.workload, cell.plan, request.data)
+        prepare_data(cell.workload, cell.plan, request.data)
 
 
 def _in_parent(plan: Plan) -> bool:
-    return framework(plan.framework).in_parent
+    return get_framework(plan.framework).runs_in_parent
 
 
-def _follow(request: Request, asked: Grid, machine: Machine) -> int:
+def _follow(request: BenchOptions, grid: Grid, machine: Machine) -> int:
     """A further rank of an attached job: the same runs in the same order, without a word."""
     if request.dry_run:
         return 0
-    store = Follower()
-    planned = schedule(asked, store, repeats=request.repeats, again=True)
-    _prepare(request, asked)
+    store = NonWritingStore()
+    planned = schedule_sweep(grid, store, repeats=request.repeats, again=True)
+    _prepare(request, grid)
     with stop_on_signals() as stop:
-        done = sweep(
+        done = run_sweep(
             planned,
             store=store,
             machine=machine,
-            options=request.options(in_process=request.in_process, stop=stop),
+            options=request.run_options(in_process=request.in_process, stop=stop),
             run=run,
-            events=Events(),
+            events=SweepEvents(),
         )
     return 128 + stop.signum if stop.signum is not None else _exit_code(done)
 
 
 def _exit_code(found: Sequence[Measurement]) -> int:
-    return 1 if any(measurement.status in FAILED for measurement in found) else 0
+    return 1 if any(measurement.status in FAILED_STATUSES for measurement in found) else 0
 
 
-def _show(request: Request, asked: Grid, planned: Schedule, found: Sequence[Measurement]) -> None:
+def _show(
+    request: BenchOptions, grid: Grid, planned: SweepSchedule, found: Sequence[Measurement]
+) -> None:
     """The tables, or one JSON object; then the report of the whole results folder."""
     field = request.report
     if request.as_json:
-        more = output.report_document(found, field) if field and found else {}
-        output.print_json(document(found) | more)
+        more = output.field_report_document(found, field) if field and found else {}
+        output.print_json(measurements_document(found) | more)
     else:
-        output.print_scope(asked, planned)
+        output.print_sweep_scope(grid, planned)
         if found:
-            output.print_table(found, plain=request.plain, field=field)
+            output.print_cell_tables(found, plain=request.plain, field=field)
     if found and not request.no_report:
-        only = {cell.id for cell in asked.cells} if field else None
-        output.write_report(request.results, quiet=request.as_json, field=field, only=only)
+        only = {cell.id for cell in grid.cells} if field else None
+        output.save_report(request.results, quiet=request.as_json, field=field, only=only)

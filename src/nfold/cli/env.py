@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nfold.cli import terminal
-from nfold.inert import inert
+from nfold.inert import terminal_safe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
     from nfold.telemetry.obstacles import Obstacle
 
 WIDTH = 100
-SCHEMA = 1
+ENV_SCHEMA_VERSION = 1
 
 
-def command(
+def env_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What this machine has, and what on it will hold training back."""
     from nfold.telemetry.facts import gather_facts
     from nfold.telemetry.inspection import inspect_machine
     from nfold.telemetry.nvml import Nvml
-    from nfold.telemetry.obstacles import obstacles
+    from nfold.telemetry.obstacles import find_obstacles
 
     with Nvml() as nvml:
         machine = inspect_machine(nvml)
-        found = obstacles(machine, gather_facts(nvml))
+        found = find_obstacles(machine, gather_facts(nvml))
     if as_json:
-        typer.echo(json.dumps(document(machine, found), indent=2))
+        typer.echo(json.dumps(env_document(machine, found), indent=2))
     else:
-        show(machine, found, terminal.console())
+        print_machine(machine, found, terminal.make_console())
 
 
-def document(machine: Machine, found: Iterable[Obstacle]) -> dict[str, object]:
+def env_document(machine: Machine, found: Iterable[Obstacle]) -> dict[str, object]:
     """The versioned JSON object."""
     return {
-        "schema": SCHEMA,
+        "schema": ENV_SCHEMA_VERSION,
         "machine": machine.to_dict(),
         "obstacles": [dataclasses.asdict(obstacle) for obstacle in found],
     }
 
 
-def show(machine: Machine, found: Sequence[Obstacle], console: Console) -> None:
+def print_machine(machine: Machine, found: Sequence[Obstacle], console: Console) -> None:
     """Print everything, at most as wide as the console."""
     _show_title("This machine", console)
-    _show_grid([[label, value] for label, value in description(machine)], console)
+    _show_grid([[label, value] for label, value in describe_machine(machine)], console)
     if machine.gpus:
         _show_title("GPUs", console)
-        _show_grid(gpu_rows(machine), console)
+        _show_grid(gpu_table(machine), console)
     if machine.links:
         _show_title("Links between GPUs", console)
         _show_grid(link_matrix(machine), console)
@@ -71,14 +71,14 @@ def show(machine: Machine, found: Sequence[Obstacle], console: Console) -> None:
         _show_grid([["Nothing was found."]], console)
 
 
-def description(machine: Machine) -> list[tuple[str, str]]:
+def describe_machine(machine: Machine) -> list[tuple[str, str]]:
     """The machine as (label, value) lines; an empty value says that there is none."""
     limits = (f"{name.replace('_', ' ')} {value}" for name, value in machine.limits.items())
     versions = (f"{name} {version}" for name, version in machine.versions.items())
     return [
         ("CPU", f"{machine.cpu}, {machine.cores} usable cores"),
-        ("Memory", in_gib(machine.memory_bytes)),
-        ("/dev/shm", in_gib(machine.shm_bytes)),  # noqa: S108
+        ("Memory", format_gib(machine.memory_bytes)),
+        ("/dev/shm", format_gib(machine.shm_bytes)),  # noqa: S108
         ("System", machine.os),
         ("Python", machine.python),
         ("NVIDIA driver", machine.driver or "none"),
@@ -87,10 +87,10 @@ def description(machine: Machine) -> list[tuple[str, str]]:
     ]
 
 
-def gpu_rows(machine: Machine) -> list[list[str]]:
+def gpu_table(machine: Machine) -> list[list[str]]:
     """A row per GPU, under a header."""
     rows = [
-        [str(gpu.index), gpu.name, in_gib(gpu.memory_bytes), gpu.pcie or "–", gpu.uuid or "–"]
+        [str(gpu.index), gpu.name, format_gib(gpu.memory_bytes), gpu.pcie or "–", gpu.uuid or "–"]
         for gpu in machine.gpus
     ]
     return [["GPU", "name", "memory", "PCIe now", "UUID"], *rows]
@@ -111,7 +111,7 @@ def link_details(machine: Machine) -> list[list[str]]:
     return [[kind, detail] for kind, detail in sorted(known)]
 
 
-def in_gib(size: int | None) -> str:
+def format_gib(size: int | None) -> str:
     """Bytes in GiB, to three digits."""
     return "–" if size is None else f"{size / 2**30:.3g} GiB"
 
@@ -131,5 +131,5 @@ def _show_grid(rows: Sequence[Sequence[str]], console: Console) -> None:
     for _ in range(max(map(len, rows), default=0)):
         grid.add_column(overflow="fold")
     for row in rows:
-        grid.add_row(*(Text(inert(cell)) for cell in row))
+        grid.add_row(*(Text(terminal_safe(cell)) for cell in row))
     console.print(grid)

@@ -6,28 +6,28 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nfold.cli.progress import duration, glance
-from nfold.cli.screen import Screen
+from nfold.cli.progress import describe_progress, format_short_duration
+from nfold.cli.screen import PlainScreen
 from nfold.measurement import Epoch
-from nfold.run.handoff import Folder
-from nfold.run.options import Progress
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunProgress
 
 
-def epoch_line(number: int, total: int, epoch: Epoch) -> str:
+def format_epoch(number: int, total: int, epoch: Epoch) -> str:
     """``epoch 3/10: loss 0.512, accuracy 0.8421, 3.2 s``."""
     accuracy = "" if epoch.accuracy is None else f", accuracy {epoch.accuracy:.4f}"
     loss = "" if epoch.train_loss is None else f" loss {epoch.train_loss:.3f}"
     return f"epoch {number}/{total}:{loss}{accuracy}, {epoch.seconds:.1f} s"
 
 
-class Pace:
+class StepTimer:
     """How long the steps that are left will take, as long as those that were seen."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._first: tuple[float, int] | None = None
 
-    def left_s(self, progress: Progress) -> float | None:
+    def remaining_s(self, progress: RunProgress) -> float | None:
         """Seconds until the last step, None before two different steps were seen."""
         if not progress.step:
             return None
@@ -39,44 +39,47 @@ class Pace:
         return each * max(0, progress.total - progress.step)
 
 
-class EpochLines:
+class EpochProgress:
     """A line for every epoch that ends, and a live one: epoch, step, rate, load, time left.
 
     ``total`` counts all epochs, ``before`` those of an earlier run.
     """
 
-    def __init__(self, screen: Screen, total: int, before: int = 0) -> None:
+    def __init__(self, screen: PlainScreen, total: int, before: int = 0) -> None:
         self._screen = screen
         self._total = total
         self._seen = before
-        self._pace = Pace()
-        self._folder: Folder | None = None
+        self._pace = StepTimer()
+        self._folder: HandoffFolder | None = None
         self._changed_ns = 0
 
     def started(self, folder: Path) -> None:
         """The run's folder, where its first rank tells what epochs it has finished."""
-        self._folder = Folder(folder)
+        self._folder = HandoffFolder(folder)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RunProgress) -> None:
         """Print what has ended since the last call, and draw the live line anew."""
         self.finished(self._read())
-        words = [f"epoch {min(self._seen + 1, self._total)}/{self._total}", glance(progress)]
-        left_s = self._pace.left_s(progress)
+        words = [
+            f"epoch {min(self._seen + 1, self._total)}/{self._total}",
+            describe_progress(progress),
+        ]
+        left_s = self._pace.remaining_s(progress)
         if left_s is not None:
-            words.append(f"{duration(left_s)} left")
-        self._screen.show(" · ".join(words))
+            words.append(f"{format_short_duration(left_s)} left")
+        self._screen.show_live(" · ".join(words))
 
     def finished(self, epochs: Sequence[Epoch]) -> None:
         """Print those of all finished ``epochs`` that are new."""
         for number, epoch in enumerate(epochs[self._seen :], start=self._seen + 1):
-            self._screen.say(epoch_line(number, self._total, epoch))
+            self._screen.print_line(format_epoch(number, self._total, epoch))
         self._seen = max(self._seen, len(epochs))
 
     def _read(self) -> Sequence[Epoch]:
         """The finished epochs, where something was written since the last look; else nothing."""
         if self._folder is None:
             return ()
-        changed_ns = self._folder.samples_changed_ns()
+        changed_ns = self._folder.samples_mtime_ns()
         if changed_ns == self._changed_ns:
             return ()
         self._changed_ns = changed_ns

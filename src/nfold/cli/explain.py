@@ -11,10 +11,10 @@ from nfold.cli.bench import (
     AsJson,
     Data,
     Device,
-    FrameworkName,
+    FrameworkAxis,
     HangTimeout,
     Plain,
-    Results,
+    ResultsFolder,
     SkipBad,
     TelemetryInterval,
 )
@@ -39,53 +39,55 @@ from nfold.cli.train import (
     Workers,
 )
 
-Target = Annotated[
+ExplainTarget = Annotated[
     str,
     typer.Argument(
         help="A script (train.py), digits, mnist, cnn10, wide_resnet, inception_v3, conv2d, or "
         "your own workload, MODULE:FUNCTION; then :KEY=N,..."
     ),
 ]
-Arguments = Annotated[
+ExplainArguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[--] ARGS", help="A script's own: all behind --, and what is no option."
     ),
 ]
-Module = Annotated[
+ExplainModuleFlag = Annotated[
     bool,
     typer.Option("--module", "-m", help="TARGET is a module, which python -m would run."),
 ]
-Scaling = Annotated[
+ExplainScaling = Annotated[
     str | None,
     typer.Option(
         help="strong: the batch is global; weak: a device's. Default: strong; for a script that "
         "starts a process group weak, as it is written."
     ),
 ]
-Budget = Annotated[str, typer.Option(metavar="TIME", help="Time for all runs: 90s, 3m, 1h.")]
-Again = Annotated[bool, typer.Option("--again", help="Measure what the store has anew.")]
-SETTINGS = {"ignore_unknown_options": True}
+TimeBudget = Annotated[str, typer.Option(metavar="TIME", help="Time for all runs: 90s, 3m, 1h.")]
+ExplainRemeasureFlag = Annotated[
+    bool, typer.Option("--again", help="Measure what the store has anew.")
+]
+EXPLAIN_CONTEXT_SETTINGS = {"ignore_unknown_options": True}
 """An option that nfold does not have is the script's."""
-NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
+ExplainNoReportFlag = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 
 
-def command(
-    target: Target,
-    arguments: Arguments = None,
-    module: Module = False,
+def explain_command(
+    target: ExplainTarget,
+    arguments: ExplainArguments = None,
+    module: ExplainModuleFlag = False,
     devices: Devices = None,
     device: Device = None,
     batch: Batch = None,
-    scaling: Scaling = None,
-    budget: Budget = "3m",
+    scaling: ExplainScaling = None,
+    budget: TimeBudget = "3m",
     accumulate: Accumulate = None,
     strategy: Strategy = None,
     exchange: Exchange = None,
     batch_norm: BatchNorm = None,
     layout: Layout = None,
     precision: Precision = None,
-    framework: FrameworkName = None,
+    framework: FrameworkAxis = None,
     input_: Input = None,
     decode: Decode = None,
     cache: Cache = None,
@@ -97,14 +99,14 @@ def command(
     allocation: Allocation = None,
     workers: Workers = None,
     seed: Seed = None,
-    again: Again = False,
-    results: Results = Path("nfold-results"),
+    again: ExplainRemeasureFlag = False,
+    results: ResultsFolder = Path("nfold-results"),
     data: Data = None,
     telemetry_interval: TelemetryInterval = 1.0,
     hang_timeout: HangTimeout = 60.0,
     as_json: AsJson = False,
     plain: Plain = False,
-    no_report: NoReport = False,
+    no_report: ExplainNoReportFlag = False,
 ) -> None:
     """Explain where the rest of N-fold went: what costs most, what to change, what to expect.
 
@@ -114,7 +116,7 @@ def command(
     of links, and stopped after enough steps: what it would write is counted, and not kept.
     """
     options = dict(locals())
-    from nfold.cli.explaining import Request, explain
+    from nfold.cli.explaining import ExplainOptions, run_explain
 
     options["arguments"] = tuple(arguments or ())
-    raise typer.Exit(explain(Request(**options)))
+    raise typer.Exit(run_explain(ExplainOptions(**options)))

@@ -10,43 +10,45 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Any
 
-from nfold.bench.axes import read_axes
-from nfold.cli.flags import Flags
+from nfold.bench.axes import parse_axes
+from nfold.cli.flags import PlanOptions
 from nfold.errors import UnknownValue, UsageError
 from nfold.explain.experiment import Experiment
-from nfold.explain.ladder import Ladder, Scaling
-from nfold.explain.script import first_look
-from nfold.frameworks.scratch import left_over
+from nfold.explain.ladder import ExperimentDesign, Scaling
+from nfold.explain.script import probe_script
+from nfold.frameworks.scratch import clean_up_stale
 from nfold.machine import Machine
 from nfold.measurement import Measurement
-from nfold.place import shown_path
-from nfold.plan import Defaults, Plan
-from nfold.run.handoff import Folder
-from nfold.run.run import FOLDER
-from nfold.seen import Seen
+from nfold.place import display_path
+from nfold.plan import Plan, WorkloadDefaults
+from nfold.run.handoff import HandoffFolder
+from nfold.run.run import MEASUREMENTS_FOLDER
+from nfold.seen import ScriptProfile
 from nfold.sources import module_file
-from nfold.workload import MODULE, Workload
+from nfold.workload import MODULE_FLAG, Workload
 
-COUNT = (
+SCRIPT_OPTIONS = (
     "--devices, --device, --scaling, --budget, --again, --results, --telemetry-interval, "
     "--hang-timeout, --json, --plain, --no-report"
 )
 """The options that a script leaves to nfold."""
-LAUNCHER = re.compile(
+LAUNCHER_COMMAND = re.compile(
     r"python[\d.]*|torchrun|accelerate|deepspeed|lightning|fabric|mpirun|mpiexec|srun|uv|poetry"
 )
 """Commands that people start their scripts with."""
-SHELL = (
+SHELL_SCRIPT_HINT = (
     "a shell script; allowed is the Python script that it starts; next: nfold explain train.py "
     "--devices N, what is the script's own behind --"
 )
-NOTEBOOK = (
+NOTEBOOK_HINT = (
     "a notebook; allowed is a Python script; next: jupyter nbconvert --to script, and explain that"
 )
-OTHERS = dict.fromkeys((".sh", ".bash", ".sbatch", ".slurm"), SHELL) | {".ipynb": NOTEBOOK}
+UNSUPPORTED_SUFFIXES = dict.fromkeys((".sh", ".bash", ".sbatch", ".slurm"), SHELL_SCRIPT_HINT) | {
+    ".ipynb": NOTEBOOK_HINT
+}
 """What else people train with, by how its name ends."""
-DOTTED = re.compile(r"\w+(?:\.\w+)+")
-SCALINGS: tuple[Scaling, ...] = ("weak", "strong")
+DOTTED_NAME = re.compile(r"\w+(?:\.\w+)+")
+SCRIPT_SCALINGS: tuple[Scaling, ...] = ("weak", "strong")
 
 
 def is_script(target: str) -> bool:
@@ -54,80 +56,82 @@ def is_script(target: str) -> bool:
     return target.endswith(".py") or os.sep in target or os.path.isfile(target)
 
 
-def check_target(target: str, arguments: Sequence[str], *, module: bool) -> None:
+def check_script_target(target: str, arguments: Sequence[str], *, module: bool) -> None:
     """UsageError for a command that starts a script, and for a module without its ``-m``."""
-    if LAUNCHER.fullmatch(os.path.basename(target)):
+    if LAUNCHER_COMMAND.fullmatch(os.path.basename(target)):
         given = dropwhile(lambda one: not (module or is_script(one)), arguments)
         script, *own = [*given] or ["train.py"]
-        named = [MODULE, script] if module else [script]
+        named = [MODULE_FLAG, script] if module else [script]
         command = [*named, "--devices", "N", *(["--"] if own else ())]
         raise UsageError(
             f"{target} starts a script, which nfold explain does itself, a process a device; "
             f"allowed is the script; next: nfold explain {shlex.join([*command, *own])}"
         )
-    dotted = not module and DOTTED.fullmatch(target)
+    dotted = not module and DOTTED_NAME.fullmatch(target)
     if dotted and module_file(target, os.getcwd()) is not None:
         raise UsageError(
-            f"{target} is a module; allowed is {MODULE} before its name; next: nfold explain "
-            f"{shlex.join([MODULE, target, *arguments])}"
+            f"{target} is a module; allowed is {MODULE_FLAG} before its name; next: nfold explain "
+            f"{shlex.join([MODULE_FLAG, target, *arguments])}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Script:
+class ScriptSubject:
     """A script with its arguments, on the devices of ``place``."""
 
     workload: Workload
-    place: Plan
+    placement: Plan
     scaling: Scaling | None
     machine: Machine
-    flags: Flags
+    flags: PlanOptions
 
-    def ladder(self, experiment: Experiment) -> Ladder:
+    def design(self, experiment: Experiment) -> ExperimentDesign:
         """Run it once, for a first look."""
-        return first_look(experiment, self.place, self.scaling, self.machine, self._seen)
+        return probe_script(experiment, self.placement, self.scaling, self.machine, self._profiles)
 
-    def _seen(self, measurement: Measurement) -> tuple[Seen, ...]:
-        folder = self.flags.results / (measurement.folder or FOLDER)
-        return Folder(folder).read_seen()
+    def _profiles(self, measurement: Measurement) -> tuple[ScriptProfile, ...]:
+        folder = self.flags.results / (measurement.folder or MEASUREMENTS_FOLDER)
+        return HandoffFolder(folder).read_profiles()
 
 
-def script_of(
+def build_script_subject(
     target: str,
     arguments: Sequence[str],
     scaling: str | None,
-    flags: Flags,
+    flags: PlanOptions,
     machine: Machine,
     *,
     module: bool = False,
-) -> Script:
+) -> ScriptSubject:
     """What was asked for, a path or a module's name; UsageError where it cannot be."""
     workload = _module(target, arguments) if module else _script(target, arguments)
-    _check_flags(flags, f"{MODULE} {target}" if module else target)
-    known = next((one for one in SCALINGS if one == scaling), None)
+    _check_flags(flags, f"{MODULE_FLAG} {target}" if module else target)
+    known = next((one for one in SCRIPT_SCALINGS if one == scaling), None)
     if scaling is not None and known is None:
-        raise UnknownValue("scaling", scaling, SCALINGS)
-    return Script(
+        raise UnknownValue("scaling", scaling, SCRIPT_SCALINGS)
+    return ScriptSubject(
         workload=workload,
-        place=_place(flags, machine),
+        placement=_place(flags, machine),
         scaling=known,
         machine=machine,
         flags=flags,
     )
 
 
-def undo_left_over(flags: Flags) -> list[str]:
+def undo_interrupted_runs(flags: PlanOptions) -> list[str]:
     """What runs that were killed with their nfold had written, undone; a line for each."""
-    found = [touched for touched in left_over(flags.results / FOLDER) if touched.files]
+    found = [
+        touched for touched in clean_up_stale(flags.results / MEASUREMENTS_FOLDER) if touched.files
+    ]
     lines = [f"an earlier run that was killed {touched}" for touched in found]
-    return lines + [text for touched in found for text in touched.failed]
+    return lines + [text for touched in found for text in touched.restore_errors]
 
 
 def _script(target: str, arguments: Sequence[str]) -> Workload:
     if os.path.isdir(target):
         inside = os.path.join(target, "*.py")
         raise UsageError(f"{target} is a folder; allowed is a Python script; next: {inside}")
-    workload = Workload.of_script(target, *arguments)
+    workload = Workload.from_script(target, *arguments)
     _check_python(target, target)
     return workload
 
@@ -135,19 +139,19 @@ def _script(target: str, arguments: Sequence[str]) -> Workload:
 def _module(target: str, arguments: Sequence[str]) -> Workload:
     if is_script(target):
         raise UsageError(
-            f"{MODULE} {target}: that is a file; allowed is a module's name, as python -m has it; "
+            f"{MODULE_FLAG} {target}: that is a file; allowed is a module's name, as python -m has it; "
             f"next: nfold explain {target}; what is the script's own goes behind --"
         )
-    workload = Workload.of_module(target, *arguments)
+    workload = Workload.from_module(target, *arguments)
     file = module_file(target, os.getcwd())
     assert file is not None
-    _check_python(file, f"{MODULE} {target}")
+    _check_python(file, f"{MODULE_FLAG} {target}")
     return workload
 
 
 def _check_python(file: str, target: str) -> None:
     """UsageError where Python could not compile the file, or it is for something else."""
-    other = OTHERS.get(os.path.splitext(file)[1])
+    other = UNSUPPORTED_SUFFIXES.get(os.path.splitext(file)[1])
     if other is not None:
         raise UsageError(f"{target} is {other}")
     with open(file, "rb") as source:
@@ -157,14 +161,14 @@ def _check_python(file: str, target: str) -> None:
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise UsageError(
-            f"{shown_path(file)}{line} is not Python ({error.args[0]}); allowed is a Python "
+            f"{display_path(file)}{line} is not Python ({error.args[0]}); allowed is a Python "
             f"script; next: python {target}"
         ) from None
 
 
-def _check_flags(flags: Flags, target: str) -> None:
+def _check_flags(flags: PlanOptions, target: str) -> None:
     """A script decides itself how it trains; NFOLD_DATA, which is a flag too, it may read."""
-    fields = {name: f" {value}" for name, value in flags.fields.items() if value is not None}
+    fields = {name: f" {value}" for name, value in flags.axis_fields.items() if value is not None}
     said = {**fields, **({"skip_bad": ""} if flags.skip_bad else {})}
     said.pop("devices", None)
     if not said:
@@ -173,26 +177,26 @@ def _check_flags(flags: Flags, target: str) -> None:
     names = ", ".join(options)
     own = " ".join(f"{name}{value}" for name, value in options.items())
     raise UsageError(
-        f"{names} with a script: {target} decides that itself; allowed are {COUNT}; next: what is "
+        f"{names} with a script: {target} decides that itself; allowed are {SCRIPT_OPTIONS}; next: what is "
         f"the script's own goes behind --, as in nfold explain {target} -- {own}"
     )
 
 
-def _place(flags: Flags, machine: Machine) -> Plan:
+def _place(flags: PlanOptions, machine: Machine) -> Plan:
     """The devices, and which kind."""
-    axes = read_axes("script", flags.fields, common=Plan(device=flags.device))
-    changes: dict[str, Any] = flags.changes(axes, "explain")
+    axes = parse_axes("script", flags.axis_fields, common=Plan(device=flags.device))
+    changes: dict[str, Any] = flags.plan_changes(axes, "explain")
     asked = Plan().edit(**changes).edit(steps=1)
-    plan = asked.resolve(machine, Defaults(batch=1, epochs=None))
+    plan = asked.resolve(machine, WorkloadDefaults(batch=1, epochs=None))
     check_devices(flags, plan)
     return Plan(
         device=plan.device, devices=plan.devices, cores_per_device=plan.cores_per_device, steps=1
     )
 
 
-def check_devices(flags: Flags, plan: Plan) -> None:
+def check_devices(flags: PlanOptions, plan: Plan) -> None:
     """UsageError where nobody said how many and the machine does not either: CPUs are no GPUs."""
-    if plan.device != "cuda" and flags.fields.get("devices") is None:
+    if plan.device != "cuda" and flags.axis_fields.get("devices") is None:
         raise UsageError(
             "no --devices, and no GPU here whose number it would be: allowed are cpu:1, cpu:2, "
             "...; next: --devices cpu:2"

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nfold.bench.axes import LISTS, Axes
+from nfold.bench.axes import LIST_AXES, GridAxes
 from nfold.errors import UsageError
-from nfold.run.options import Options, check_seconds
+from nfold.run.options import RunOptions, check_positive_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
+class PlanOptions:
     """A plan's fields as text, and how it is run, by the names of the commands' parameters."""
 
     devices: str | None
@@ -45,32 +45,34 @@ class Flags:
     plain: bool
 
     def __post_init__(self) -> None:
-        check_seconds(telemetry_interval=self.telemetry_interval, hang_timeout=self.hang_timeout)
+        check_positive_seconds(
+            telemetry_interval=self.telemetry_interval, hang_timeout=self.hang_timeout
+        )
 
     @property
-    def fields(self) -> dict[str, str | None]:
+    def axis_fields(self) -> dict[str, str | None]:
         """The plan fields that take a list, as text; None where nothing was said."""
-        return {name: self.input_ if name == "input" else getattr(self, name) for name in LISTS}
+        return {name: self.input_ if name == "input" else getattr(self, name) for name in LIST_AXES}
 
     @property
-    def switches(self) -> dict[str, Any]:
+    def single_fields(self) -> dict[str, Any]:
         """The other plan fields that were said."""
         device = {"device": self.device} if self.device else {}
         return device | ({"bad_images": "skip"} if self.skip_bad else {})
 
-    def changes(self, axes: Axes, command: str) -> dict[str, Any]:
+    def plan_changes(self, axes: GridAxes, command: str) -> dict[str, Any]:
         """The plan fields that were said, of ``axes`` one value each; UsageError for a list."""
-        found = self.switches
+        found = self.single_fields
         for name, entries in axes.changes.items():
             if len(entries) != 1:
-                flag = f"--{name.replace('_', '-')} {self.fields[name]}"
+                flag = f"--{name.replace('_', '-')} {self.axis_fields[name]}"
                 raise UsageError(f"{flag}: {command} takes one value; next: nfold bench")
             found |= entries[0]
         return found
 
-    def options(self, **more: Any) -> Options:
+    def run_options(self, **more: Any) -> RunOptions:
         """How a run is watched over; ``more`` are fields that a command knows besides."""
-        return Options(
+        return RunOptions(
             results=self.results,
             telemetry_interval_s=self.telemetry_interval,
             hang_timeout_s=self.hang_timeout,

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from nfold import data, workloads
-from nfold.inert import inert
+from nfold.inert import terminal_safe
 from nfold.machine import Machine
 from nfold.plan import Plan
-from nfold.run.rated import Completing
+from nfold.run.rated import PlanCompleter
 from nfold.workload import Workload
 
 
-def prepare(workload: Workload, plan: Plan, folder: Path | None) -> None:
+def prepare_data(workload: Workload, plan: Plan, folder: Path | None) -> None:
     """Prepare what a workload reads under a plan; ``folder`` is looked into first."""
     known = workloads.info(workload.name)
     if known.defaults.encoded:
@@ -27,7 +27,7 @@ def prepare(workload: Workload, plan: Plan, folder: Path | None) -> None:
             samples=chosen["samples"],
             classes=chosen["classes"],
             skip_bad=plan.bad_images == "skip",
-            decoded=plan.cache == "decoded" or plan.input == "resident",
+            decode=plan.cache == "decoded" or plan.input == "resident",
         )
     elif known.dataset is not None:
         data.prepare(known.dataset, folder)
@@ -46,16 +46,18 @@ def epoch_samples(workload: Workload) -> int | None:
     return min(limits, default=0) * chosen.get("repeat", 1) or None
 
 
-def completing(machine: Machine, folder: Path | None, *, measures: bool = True) -> Completing:
+def build_plan_completer(
+    machine: Machine, folder: Path | None, *, measures: bool = True
+) -> PlanCompleter:
     """What completes plans; not ``measures``: by what was measured before, if anything was."""
-    return Completing(
+    return PlanCompleter(
         machine=machine,
-        prepare=partial(prepare, folder=folder),
-        tell=_tell,
-        measures=measures,
-        folder=folder,
+        prepare=partial(prepare_data, folder=folder),
+        notify=_tell,
+        may_measure=measures,
+        data_folder=folder,
     )
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"nfold: {inert(text)}\n")
+    sys.stderr.write(f"nfold: {terminal_safe(text)}\n")

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from nfold.measurement import Measurement
     from nfold.report.field.base import FieldReport
-    from nfold.report.query import Section
+    from nfold.report.query import ReportSection
 
-PAGE = "report.html"
+PAGE_FILE = "report.html"
 PIPED_WIDTH = 1000
 """No table is wider: piped, nothing wraps."""
 
@@ -42,7 +42,7 @@ FieldName = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def command(
+def report_command(
     workload: WorkloadName = None,
     results: Results = Path("nfold-results"),
     html: Html = None,
@@ -53,78 +53,82 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Report what was measured; without a file named, print the table and write the page."""
-    from nfold.report.query import check_cell, load, sections
+    from nfold.report.query import check_cell, group_sections, load_measurements
 
-    measured = load(results, workload)
-    found = sections(measured)
+    measured = load_measurements(results, workload)
+    found = group_sections(measured)
     made = None if field is None else _field(field, measured)
     if cell is not None:
         check_cell(found, cell)
     named = html or csv or md
     if as_json:
-        from nfold.document import document
+        from nfold.document import measurements_document
 
         more = {} if made is None else {"report": made.to_json()}
-        typer.echo(json.dumps(document(measured) | more, indent=2))
+        typer.echo(json.dumps(measurements_document(measured) | more, indent=2))
     elif not named:
-        show(found, terminal.console(), made)
-        html = results / (f"{field}.html" if field else PAGE)
+        print_sections(found, terminal.make_console(), made)
+        html = results / (f"{field}.html" if field else PAGE_FILE)
     if html or csv or md:
-        from nfold.report.report import write
+        from nfold.report.report import write_report
 
         chosen: dict[str, Any] = {"workload": workload, "cell": cell, "field": field}
-        written = write(results, html=html, csv=csv, markdown=md, **chosen)
+        written = write_report(results, html=html, csv=csv, markdown=md, **chosen)
         for path in written if not as_json else ():
             typer.echo(f"Wrote {path}")
 
 
 def _field(name: str, measured: Sequence[Measurement]) -> FieldReport:
-    from nfold.report.field.catalogue import field_report
+    from nfold.report.field.catalogue import build_field_report
 
-    return field_report(name, measured)
+    return build_field_report(name, measured)
 
 
-def show_field(made: FieldReport, console: Console) -> None:
+def print_field_report(made: FieldReport, console: Console) -> None:
     """Print a field report: its tables with the numbers of then, and what those of now say."""
-    from nfold.inert import inert
+    from nfold.inert import terminal_safe
 
-    _line(console, inert(made.title), style="bold")
-    _line(console, f"Then: {inert(made.then)}", style="dim")
+    _line(console, terminal_safe(made.title), style="bold")
+    _line(console, f"Then: {terminal_safe(made.published_setup)}", style="dim")
     for sheet in made.sheets:
-        _line(console, f"{inert(sheet.title)}:")
+        _line(console, f"{terminal_safe(sheet.title)}:")
         _table(console, sheet.heads, sheet.texts)
         for note in sheet.notes:
             _line(console, note, style="dim")
     for sentence in made.sentences:
-        _line(console, inert(sentence))
+        _line(console, terminal_safe(sentence))
     console.print()
 
 
-def show(found: Sequence[Section], console: Console, field: FieldReport | None = None) -> None:
+def print_sections(
+    found: Sequence[ReportSection], console: Console, field: FieldReport | None = None
+) -> None:
     """Print every section: what it says at a glance, its tables, and their notes.
 
     A field report takes their place: its tables have what matters of them.
     """
     if field is not None:
-        show_field(field, console)
+        print_field_report(field, console)
         return
-    from nfold.inert import inert
+    from nfold.inert import terminal_safe
     from nfold.report import parts, tables
-    from nfold.report.headline import headline
+    from nfold.report.headline import headline_sentences
 
     for section in found:
-        made, timings = tables.table(section.results), parts.timings(section.results)
+        made, timings = tables.build_table(section.results), parts.part_timings(section.results)
         _line(
-            console, f"{inert(section.workload)} on {inert(section.machine.summary)}", style="bold"
+            console,
+            f"{terminal_safe(section.workload)} on {terminal_safe(section.machine.summary)}",
+            style="bold",
         )
-        _line(console, " ".join(headline(section.results, timings)))
+        _line(console, " ".join(headline_sentences(section.results, timings)))
         if made.shared:
             _line(console, f"In all cells: {tables.shared_text(made.shared)}", style="dim")
-        _table(console, *tables.narrow(made))
+        _table(console, *tables.fit_table(made))
         _notes(console, made.notes)
-        in_parts = parts.table(timings)
+        in_parts = parts.parts_table(timings)
         if in_parts is not None:
-            _table(console, *parts.flat(in_parts, compact=True))
+            _table(console, *parts.flatten_parts_table(in_parts, compact=True))
             _notes(console, in_parts.notes)
 
 

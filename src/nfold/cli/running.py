@@ -8,43 +8,43 @@ from collections.abc import Sequence
 
 from nfold.cli.signals import stop_on_signals
 from nfold.errors import RunFailure
-from nfold.inert import inert
-from nfold.place import shown_path
+from nfold.inert import terminal_safe
+from nfold.place import display_path
 from nfold.run import attach
-from nfold.run.asked import Asked, check_target, rendezvous_of
-from nfold.run.launch import Outcome, Ranks, exit_code, launch, told
-from nfold.run.launch import attach as become_script
+from nfold.run.asked import TorchrunArgs, build_rendezvous, check_target
+from nfold.run.launch import LocalRanks, ScriptOutcome, describe_outcome, exit_code, launch_script
+from nfold.run.launch import exec_script as become_script
 from nfold.telemetry.inspection import inspect_machine
 
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 
 
-def run(asked: Asked) -> int:
+def launch_and_report(args: TorchrunArgs) -> int:
     """Launch the script and see it to its end; the exit code. Raises RunFailure where it fails."""
-    check_target(asked)
-    if attach.attached():
-        become_script(asked)
+    check_target(args)
+    if attach.in_external_job():
+        become_script(args)
     machine = inspect_machine()
-    ranks, meeting = Ranks.of(asked, machine), rendezvous_of(asked)
+    ranks, meeting = LocalRanks.from_args(args, machine), build_rendezvous(args)
     crowd = f"{ranks.processes} ranks share {machine.cores} cores"
     crowded = ranks.device == "cpu" and ranks.processes > machine.cores
     _warn([meeting.warning, crowd if crowded else None])
     with stop_on_signals() as stop:
-        outcome = launch(asked, ranks, meeting, stop=stop, output=sys.stdout.buffer)
+        outcome = launch_script(args, ranks, meeting, stop=stop, output=sys.stdout.buffer)
     return _say(outcome)
 
 
-def _warn(doubts: Sequence[str | None]) -> None:
-    for doubt in doubts:
+def _warn(warnings: Sequence[str | None]) -> None:
+    for doubt in warnings:
         if doubt is not None:
-            sys.stderr.write(f"nfold: warning: {inert(doubt)}\n")
+            sys.stderr.write(f"nfold: warning: {terminal_safe(doubt)}\n")
 
 
-def _say(outcome: Outcome) -> int:
+def _say(outcome: ScriptOutcome) -> int:
     """The one line after a good end, what went wrong after a bad one."""
     if outcome.status not in ("ok", "interrupted"):
-        raise RunFailure(told(outcome))
-    where = inert(shown_path(outcome.folder))
+        raise RunFailure(describe_outcome(outcome))
+    where = terminal_safe(display_path(outcome.folder))
     said = f"nfold: logs in {where}"
     if outcome.status == "interrupted" and outcome.cause is not None:
         said = f"nfold: stopped, {outcome.cause.text.removeprefix('nfold ')}; logs in {where}"

@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import TextIO
 
 
-class Screen:
+class PlainScreen:
     """A stream of lines, no escape codes: what is live is not shown."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> PlainScreen:
         return self
 
     def __exit__(
@@ -24,16 +24,16 @@ class Screen:
     ) -> None:
         """Nothing to put back."""
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """A line that stays."""
         self._stream.write(line + "\n")
         self._stream.flush()
 
-    def show(self, *lines: str) -> None:
+    def show_live(self, *lines: str) -> None:
         """The live lines, in place of those before."""
 
 
-class LiveScreen(Screen):
+class LiveScreen(PlainScreen):
     """The same lines above live ones, which go away at the end."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -57,20 +57,20 @@ class LiveScreen(Screen):
         """Take the live lines away and show the cursor again."""
         self._live.stop()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """A line above the live ones."""
         from rich.text import Text
 
         self._console.print(Text(line))
 
-    def show(self, *lines: str) -> None:
+    def show_live(self, *lines: str) -> None:
         """Draw the live lines anew, each cut to the terminal's width."""
         from rich.text import Text
 
         self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
 
 
-def screen(stream: TextIO, *, plain: bool) -> Screen:
+def open_screen(stream: TextIO, *, plain: bool) -> PlainScreen:
     """Live on a terminal, unless the user asked for plain lines or no colour."""
     plain = plain or "NO_COLOR" in os.environ or not stream.isatty()
-    return Screen(stream) if plain else LiveScreen(stream)
+    return PlainScreen(stream) if plain else LiveScreen(stream)

@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from nfold.run.options import Stop
+from nfold.run.options import StopRequest
 
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOW_CURSOR = "\x1b[?25h"
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[Stop]:
+def stop_on_signals() -> Iterator[StopRequest]:
     """A request that SIGINT, SIGTERM or SIGHUP sets; whoever waits looks at it.
 
     A second SIGINT ends this process at once: the ranks end with it, because the kernel kills
     them when their parent is gone. A signal that was ignored before (nohup) stays ignored.
     """
-    stop = Stop()
+    stop = StopRequest()
 
     def handle(signum: int, _: FrameType | None) -> None:
         if stop and signum == signal.SIGINT:
@@ -31,7 +31,7 @@ def stop_on_signals() -> Iterator[Stop]:
             os._exit(128 + signum)
         stop.signum = signum
 
-    heeded = [signum for signum in HANDLED if signal.getsignal(signum) != signal.SIG_IGN]
+    heeded = [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
     before = {signum: signal.signal(signum, handle) for signum in heeded}
     try:
         yield stop

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nfold.cli.screen import Screen
+from nfold.cli.screen import PlainScreen
 from nfold.measurement import RankSamples
-from nfold.run.handoff import Folder
-from nfold.run.options import Progress
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunProgress
 
 
 @dataclass(frozen=True)
-class Closed:
+class CompletedWindow:
     """A timed window of all ranks: its last step, its steps, samples, seconds and mean loss."""
 
     step: int
@@ -27,7 +27,7 @@ class Closed:
     loss: float
 
 
-def closed_windows(ranks: Sequence[RankSamples]) -> list[Closed]:
+def completed_windows(ranks: Sequence[RankSamples]) -> list[CompletedWindow]:
     """The windows that every rank has closed; the slowest rank's time, rank 0's mean loss.
 
     Losses are also kept of the warm-up, which has no windows: the last ones belong together.
@@ -37,7 +37,7 @@ def closed_windows(ranks: Sequence[RankSamples]) -> list[Closed]:
     losses = ranks[0].losses[-len(ranks[0].windows) :]
     windows = zip(*(rank.windows for rank in ranks), strict=False)
     return [
-        Closed(
+        CompletedWindow(
             step=step,
             steps=of_ranks[0].steps,
             samples=sum(window.samples for window in of_ranks),
@@ -48,7 +48,7 @@ def closed_windows(ranks: Sequence[RankSamples]) -> list[Closed]:
     ]
 
 
-def step_line(windows: Sequence[Closed]) -> str:
+def format_steps(windows: Sequence[CompletedWindow]) -> str:
     """Several windows as one: ``step 200, loss 0.512, 4,120 images/s, 0.0311 s/batch``."""
     steps = sum(window.steps for window in windows)
     seconds = sum(window.seconds for window in windows)
@@ -60,43 +60,43 @@ def step_line(windows: Sequence[Closed]) -> str:
     )
 
 
-class StepLines:
+class StepProgress:
     """A line whenever windows of at least ``every`` steps have closed; 0: none."""
 
-    def __init__(self, screen: Screen, every: int) -> None:
+    def __init__(self, screen: PlainScreen, every: int) -> None:
         self._screen = screen
         self._every = every
-        self._told = 0
-        self._folder: Folder | None = None
+        self._printed = 0
+        self._folder: HandoffFolder | None = None
         self._changed_ns = 0
 
     def started(self, folder: Path) -> None:
         """The run's folder, where its ranks leave the windows that they have closed."""
-        self._folder = Folder(folder) if self._every else None
+        self._folder = HandoffFolder(folder) if self._every else None
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RunProgress) -> None:
         """Print what has closed since the last call, where there is enough of it."""
         del progress
-        changed_ns = 0 if self._folder is None else self._folder.samples_changed_ns()
+        changed_ns = 0 if self._folder is None else self._folder.samples_mtime_ns()
         if self._folder is None or changed_ns == self._changed_ns:
             return
         self._changed_ns = changed_ns
-        self.closed(self._folder.read_samples())
+        self.print_completed(self._folder.read_samples())
 
-    def closed(self, ranks: Sequence[RankSamples]) -> None:
+    def print_completed(self, ranks: Sequence[RankSamples]) -> None:
         """Print the lines that are new in what the ranks have measured so far."""
-        windows = closed_windows(ranks)
-        end = self._told
-        for number in range(self._told + 1, len(windows) + 1):
+        windows = completed_windows(ranks)
+        end = self._printed
+        for number in range(self._printed + 1, len(windows) + 1):
             if sum(window.steps for window in windows[end:number]) >= self._every:
-                self._screen.say(step_line(windows[end:number]))
+                self._screen.print_line(format_steps(windows[end:number]))
                 end = number
-        self._told = end
+        self._printed = end
 
     def finished(self, ranks: Sequence[RankSamples]) -> None:
         """Print what is left, fewer steps than ``every`` as well."""
         if self._every:
-            self.closed(ranks)
-            left = closed_windows(ranks)[self._told :]
+            self.print_completed(ranks)
+            left = completed_windows(ranks)[self._printed :]
             if left:
-                self._screen.say(step_line(left))
+                self._screen.print_line(format_steps(left))

@@ -23,45 +23,54 @@ def _field(name: str, meaning: str) -> Any:
     return typer.Option(f"--{name}", metavar="VALUE", help=meaning)
 
 
-Field = str | None
-WorkloadText = Annotated[
+PlanFieldText = str | None
+TrainWorkload = Annotated[
     str,
     typer.Argument(
         help="digits, mnist, cnn10, wide_resnet, inception_v3, or your own, MODULE:FUNCTION; "
         "then :KEY=N,..."
     ),
 ]
-Devices = Annotated[Field, _field("devices", "A count, 2 or cpu:2; all GPUs or 1.")]
-Batch = Annotated[Field, _field("batch", "The global batch, in samples.")]
+Devices = Annotated[PlanFieldText, _field("devices", "A count, 2 or cpu:2; all GPUs or 1.")]
+Batch = Annotated[PlanFieldText, _field("batch", "The global batch, in samples.")]
 Accumulate = Annotated[
-    Field, _field("accumulate", "Parts that a device computes its share of a batch in.")
+    PlanFieldText, _field("accumulate", "Parts that a device computes its share of a batch in.")
 ]
 Strategy = Annotated[
-    Field, _field("strategy", "ddp, nfold (its own exchange), dp, mirrored, data_parallel.")
+    PlanFieldText, _field("strategy", "ddp, nfold (its own exchange), dp, mirrored, data_parallel.")
 ]
-Exchange = Annotated[Field, _field("exchange", "What gradients are sent as: fp32, bf16.")]
+Exchange = Annotated[PlanFieldText, _field("exchange", "What gradients are sent as: fp32, bf16.")]
 BatchNorm = Annotated[
-    Field, _field("batch-norm", "Over one device's samples or all: device, synchronised.")
+    PlanFieldText, _field("batch-norm", "Over one device's samples or all: device, synchronised.")
 ]
-Layout = Annotated[Field, _field("layout", "channels_first, channels_last.")]
-Precision = Annotated[Field, _field("precision", "fp32, tf32, bf16, fp16.")]
-Decode = Annotated[Field, _field("decode", "Image files: cpu, device (nvJPEG).")]
-Cache = Annotated[Field, _field("cache", "Of image files: off, decoded (in the host's memory).")]
-FrameworkName = Annotated[Field, _field("framework", "torch, tensorflow, jax, keras-torch.")]
-Input = Annotated[Field, _field("input", "loader, resident, generator, tf.data.")]
-Augment = Annotated[Field, _field("augment", "cpu, device.")]
+Layout = Annotated[PlanFieldText, _field("layout", "channels_first, channels_last.")]
+Precision = Annotated[PlanFieldText, _field("precision", "fp32, tf32, bf16, fp16.")]
+Decode = Annotated[PlanFieldText, _field("decode", "Image files: cpu, device (nvJPEG).")]
+Cache = Annotated[
+    PlanFieldText, _field("cache", "Of image files: off, decoded (in the host's memory).")
+]
+FrameworkName = Annotated[
+    PlanFieldText, _field("framework", "torch, tensorflow, jax, keras-torch.")
+]
+Input = Annotated[PlanFieldText, _field("input", "loader, resident, generator, tf.data.")]
+Augment = Annotated[PlanFieldText, _field("augment", "cpu, device.")]
 Step = Annotated[
-    Field, _field("step", "eager, graph, compiled, captured (a CUDA graph), compiled+captured.")
+    PlanFieldText,
+    _field("step", "eager, graph, compiled, captured (a CUDA graph), compiled+captured."),
 ]
-Kernels = Annotated[Field, _field("kernels", "Of a compiled step: default, tuned.")]
+Kernels = Annotated[PlanFieldText, _field("kernels", "Of a compiled step: default, tuned.")]
 StepsPerExecution = Annotated[
-    Field,
+    PlanFieldText,
     _field("steps-per-execution", "Steps of one call: of one CUDA graph, on TensorFlow, on JAX."),
 ]
-Allocation = Annotated[Field, _field("allocation", "Of GPU memory: default, growth (as needed).")]
-Workers = Annotated[Field, _field("workers", "Loader processes per rank.")]
-Seed = Annotated[Field, _field("seed", "Of the weights and the order of samples.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the data; else the workload's own.")]
+Allocation = Annotated[
+    PlanFieldText, _field("allocation", "Of GPU memory: default, growth (as needed).")
+]
+Workers = Annotated[PlanFieldText, _field("workers", "Loader processes per rank.")]
+Seed = Annotated[PlanFieldText, _field("seed", "Of the weights and the order of samples.")]
+TrainEpochs = Annotated[
+    int | None, typer.Option(help="Passes over the data; else the workload's own.")
+]
 Checkpoint = Annotated[
     Path | None, typer.Option(help="Folder of the checkpoints; else in the results folder.")
 ]
@@ -69,12 +78,14 @@ CheckpointEvery = Annotated[int, typer.Option(min=0, help="Epochs per checkpoint
 LogEvery = Annotated[
     int, typer.Option(min=0, help="Print loss, images/s, s/batch every so many steps; 0: never.")
 ]
-Again = Annotated[bool, typer.Option("--again", help="Start over; do not go on.")]
-Results = Annotated[Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")]
+StartOverFlag = Annotated[bool, typer.Option("--again", help="Start over; do not go on.")]
+TrainResultsFolder = Annotated[
+    Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")
+]
 
 
-def command(
-    workload: WorkloadText,
+def train_command(
+    workload: TrainWorkload,
     devices: Devices = None,
     device: Device = None,
     batch: Batch = None,
@@ -96,12 +107,12 @@ def command(
     allocation: Allocation = None,
     workers: Workers = None,
     seed: Seed = None,
-    epochs: Epochs = None,
+    epochs: TrainEpochs = None,
     checkpoint: Checkpoint = None,
     checkpoint_every: CheckpointEvery = 1,
     log_every: LogEvery = 0,
-    again: Again = False,
-    results: Results = Path("nfold-results"),
+    again: StartOverFlag = False,
+    results: TrainResultsFolder = Path("nfold-results"),
     data: Data = None,
     telemetry_interval: TelemetryInterval = 1.0,
     hang_timeout: HangTimeout = 60.0,
@@ -115,7 +126,7 @@ def command(
     epoch that was kept, with the same result as without the interruption.
     """
     options = dict(locals())
-    from nfold.cli.training import train
-    from nfold.cli.training_plan import Request
+    from nfold.cli.training import run_train
+    from nfold.cli.training_plan import TrainOptions
 
-    raise typer.Exit(train(Request(**options)))
+    raise typer.Exit(run_train(TrainOptions(**options)))

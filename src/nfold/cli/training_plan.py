@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nfold import workloads
-from nfold.bench.axes import read_axes
-from nfold.cli.flags import Flags
-from nfold.cli.preparing import completing
+from nfold.bench.axes import parse_axes
+from nfold.cli.flags import PlanOptions
+from nfold.cli.preparing import build_plan_completer
 from nfold.errors import UsageError
-from nfold.frameworks.checkpoints import Trained, attempt_of, newest, read_trained
-from nfold.frameworks.registry import framework
+from nfold.frameworks.checkpoints import (
+    CheckpointMetadata,
+    newest_checkpoint,
+    read_metadata,
+    select_attempt,
+)
+from nfold.frameworks.registry import get_framework
 from nfold.machine import Machine
 from nfold.measurement import Epoch, cell_id
 from nfold.plan import Plan
@@ -21,11 +26,11 @@ from nfold.telemetry.inspection import inspect_machine
 from nfold.workload import Workload
 
 PLAN_FILE = Path("nfold.toml")
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS_FOLDER = "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(Flags):
+class TrainOptions(PlanOptions):
     """The options of ``nfold train`` as they were given, by the names of its parameters."""
 
     workload: str
@@ -36,7 +41,7 @@ class Request(Flags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class TrainRequest:
     """What is to be trained on this machine, by its complete plan, and where it is kept.
 
     ``folder`` is that of this attempt, None where nothing is kept.
@@ -45,8 +50,8 @@ class Asked:
     workload: Workload
     plan: Plan
     machine: Machine
-    folder: Path | None
-    every: int
+    checkpoint_folder: Path | None
+    checkpoint_every: int
 
     @property
     def cell(self) -> str:
@@ -54,27 +59,27 @@ class Asked:
         return cell_id(self.workload, self.plan, None, self.machine)
 
     @property
-    def kept_as(self) -> str:
+    def checkpoint_id(self) -> str:
         """What its checkpoints know it by, whatever it imports."""
-        return cell_id(self.workload.kept_as, self.plan, None, self.machine)
+        return cell_id(self.workload.for_checkpoints, self.plan, None, self.machine)
 
     @property
-    def total(self) -> int:
+    def total_epochs(self) -> int:
         """Epochs in all."""
         return self.plan.epochs or 0
 
     @property
-    def newest(self) -> Path | None:
+    def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint of this attempt."""
-        return None if self.folder is None else newest(self.folder)
+        return None if self.checkpoint_folder is None else newest_checkpoint(self.checkpoint_folder)
 
-    def kept(self) -> tuple[Epoch, ...]:
+    def checkpoint_epochs(self) -> tuple[Epoch, ...]:
         """The epochs until the newest checkpoint; UsageError where it is of another training."""
-        found = self.newest
+        found = self.newest_checkpoint
         if found is None:
             return ()
-        trained = read_trained(found)
-        if trained.cell != self.kept_as:
+        trained = read_metadata(found)
+        if trained.cell != self.checkpoint_id:
             raise UsageError(
                 f"{found} is of another training: {_difference(trained, self)}; "
                 "next: --again, or another --checkpoint folder"
@@ -82,10 +87,10 @@ class Asked:
         return trained.epochs
 
 
-def plan_of(request: Request, workload: Workload, file: Path = PLAN_FILE) -> Plan:
+def merge_plan(request: TrainOptions, workload: Workload, file: Path = PLAN_FILE) -> Plan:
     """The plan that ``file`` and the flags ask for; flags win, and its length is in epochs."""
-    axes = read_axes(str(workload), request.fields, common=Plan(device=request.device))
-    changes = request.changes(axes, "train")
+    axes = parse_axes(str(workload), request.axis_fields, common=Plan(device=request.device))
+    changes = request.plan_changes(axes, "train")
     told = _plan_in(file)
     epochs = told.epochs if request.epochs is None else request.epochs
     return told.edit(**changes).edit(steps=None, epochs=epochs)
@@ -98,11 +103,11 @@ def _plan_in(file: Path) -> Plan:
         raise UsageError(f"{file}: {error}") from None
 
 
-def asked_of(request: Request) -> Asked:
+def build_request(request: TrainOptions) -> TrainRequest:
     """What was asked for, refused where it cannot be."""
-    if attach.attached():
+    if attach.in_external_job():
         raise UsageError("nfold train starts its own ranks; next: unset RANK and WORLD_SIZE")
-    workload = workloads.identified(Workload.parse(request.workload))
+    workload = workloads.with_fingerprint(Workload.parse(request.workload))
     workloads.parameters(workload)
     if workloads.info(workload.name).defaults.epochs is None:
         raise UsageError(
@@ -110,21 +115,23 @@ def asked_of(request: Request) -> Asked:
             f"next: nfold bench {workload.name}"
         )
     machine = inspect_machine()
-    plan = completing(machine, request.data)(workload, plan_of(request, workload))
-    chosen = framework(plan.framework)
-    reason = chosen.unsupported(workload, plan, machine)
-    if chosen.in_parent:
+    plan = build_plan_completer(machine, request.data)(workload, merge_plan(request, workload))
+    chosen = get_framework(plan.framework)
+    reason = chosen.unsupported_reason(workload, plan, machine)
+    if chosen.runs_in_parent:
         reason = f'framework {plan.framework!r} trains nothing; next: framework = "torch"'
     if reason is not None:
         raise UsageError(reason)
-    asked = Asked(workload=workload, plan=plan, machine=machine, folder=None, every=1)
-    if not chosen.keeps:
-        _check_not_kept(request, plan)
+    asked = TrainRequest(
+        workload=workload, plan=plan, machine=machine, checkpoint_folder=None, checkpoint_every=1
+    )
+    if not chosen.supports_checkpoints:
+        _check_checkpoint_support(request, plan)
         return asked
     return _with_folder(request, asked)
 
 
-def _check_not_kept(request: Request, plan: Plan) -> None:
+def _check_checkpoint_support(request: TrainOptions, plan: Plan) -> None:
     """UsageError where a training was asked to be kept that its framework cannot keep."""
     if request.checkpoint is not None:
         raise UsageError(
@@ -133,19 +140,21 @@ def _check_not_kept(request: Request, plan: Plan) -> None:
         )
 
 
-def _with_folder(request: Request, asked: Asked) -> Asked:
+def _with_folder(request: TrainOptions, train_request: TrainRequest) -> TrainRequest:
     if not request.checkpoint_every:
-        return asked
-    home = request.checkpoint or request.results / CHECKPOINTS / asked.kept_as
-    folder = attempt_of(home, again=request.again)
-    return dataclasses.replace(asked, folder=folder, every=request.checkpoint_every)
+        return train_request
+    home = request.checkpoint or request.results / CHECKPOINTS_FOLDER / train_request.checkpoint_id
+    folder = select_attempt(home, restart=request.again)
+    return dataclasses.replace(
+        train_request, checkpoint_folder=folder, checkpoint_every=request.checkpoint_every
+    )
 
 
-def _difference(trained: Trained, asked: Asked) -> str:
+def _difference(trained: CheckpointMetadata, train_request: TrainRequest) -> str:
     """What a checkpoint was trained as, where it is not what was asked for."""
-    plan = Plan.from_dict(trained.plan).diff(asked.plan)
+    plan = Plan.from_dict(trained.plan).diff(train_request.plan)
     parts = [f"{name} {theirs}, not {own}" for name, (theirs, own) in plan.items()]
-    if trained.workload != str(asked.workload):
-        parts.insert(0, f"{trained.workload}, not {asked.workload}")
-    other = "another machine, or other code" if asked.workload.code else "another machine"
+    if trained.workload != str(train_request.workload):
+        parts.insert(0, f"{trained.workload}, not {train_request.workload}")
+    other = "another machine, or other code" if train_request.workload.code else "another machine"
     return ", ".join(parts) or other

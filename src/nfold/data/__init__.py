@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from nfold.errors import DataMissing, UnknownValue
 
 if TYPE_CHECKING:
-    from nfold.data.arrays import Arrays
-    from nfold.data.forms import DataSet
-    from nfold.data.photographs import Photographs
+    from nfold.data.arrays import DataSetArrays
+    from nfold.data.forms import DataSetSpec
+    from nfold.data.photographs import PhotographSet
 
-HOMES = {
+DATA_SET_MODULES = {
     "digits": "nfold.data.digits",
     "mnist": "nfold.data.mnist",
     "cifar10": "nfold.data.cifar10",
@@ -44,15 +44,15 @@ def prepare(name: str, folder: Path | None = None) -> None:
     try:
         cache.load(data_set, verify=True)
     except DataMissing:
-        if not (data_set.downloads and fetch.allowed()):
+        if not (data_set.downloads and fetch.downloads_allowed()):
             raise
-        fetch.fetch(data_set)
+        fetch.download_data_set(data_set)
         cache.load(data_set, verify=True)
 
 
 def prepare_photographs(
-    folder: Path | None, *, samples: int, classes: int, skip_bad: bool, decoded: bool
-) -> Photographs:
+    folder: Path | None, *, samples: int, classes: int, skip_bad: bool, decode: bool
+) -> PhotographSet:
     """Find photographs, pack and check them, so that ranks only map them.
 
     With ``decoded`` they are decoded as well. Raises DataMissing, DataCorrupt, ExtraMissing or
@@ -62,8 +62,8 @@ def prepare_photographs(
 
     if folder is not None:
         os.environ["NFOLD_DATA"] = str(folder.resolve())
-    found = photographs.load(verify=True).usable(classes=classes, skip_bad=skip_bad)
-    return found.decoded(samples) if decoded else found
+    found = photographs.load(verify=True).validate(classes=classes, skip_bad=skip_bad)
+    return found.with_decoded_images(samples) if decode else found
 
 
 def photograph_count() -> int:
@@ -73,15 +73,15 @@ def photograph_count() -> int:
     return len(photographs.load().train)
 
 
-def load(name: str) -> Arrays:
+def load(name: str) -> DataSetArrays:
     """A data set from the cache, memory-mapped; decoded into it first where it is not there."""
     from nfold.data import cache
 
     return cache.load(_data_set(name), verify=False)
 
 
-def _data_set(name: str) -> DataSet:
-    if name not in HOMES:
-        raise UnknownValue("data set", name, HOMES)
-    found: DataSet = importlib.import_module(HOMES[name]).DATA_SET
+def _data_set(name: str) -> DataSetSpec:
+    if name not in DATA_SET_MODULES:
+        raise UnknownValue("data set", name, DATA_SET_MODULES)
+    found: DataSetSpec = importlib.import_module(DATA_SET_MODULES[name]).DATA_SET
     return found

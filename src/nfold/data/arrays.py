@@ -15,12 +15,12 @@ from nfold.errors import DataCorrupt
 Array = npt.NDArray[Any]
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
-Part = tuple[Images, Labels]
+Split = tuple[Images, Labels]
 """Images [n, height, width, channels] and their labels [n]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrays:
+class DataSetArrays:
     """Images as uint8 [n, height, width, channels] and labels as int64 [n], 0 to classes - 1.
 
     ``mean`` and ``std`` are the training images' per channel, on the scale 0 to 255, for
@@ -38,10 +38,10 @@ class Arrays:
     std: tuple[float, ...]
 
 
-def assembled(name: str, classes: int, *, train: Part, test: Part) -> Arrays:
+def assemble(name: str, classes: int, *, train: Split, test: Split) -> DataSetArrays:
     """The data set of two parts, with the training images' channel statistics."""
     mean, std = channel_statistics(train[0])
-    return Arrays(
+    return DataSetArrays(
         name=name,
         classes=classes,
         train_images=train[0],
@@ -53,7 +53,7 @@ def assembled(name: str, classes: int, *, train: Part, test: Part) -> Arrays:
     )
 
 
-def limited(arrays: Arrays, samples: int) -> Arrays:
+def limit_training(arrays: DataSetArrays, samples: int) -> DataSetArrays:
     """The data set with only its first ``samples`` training samples; 0 keeps all."""
     if not samples:
         return arrays
@@ -82,7 +82,7 @@ def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(means), tuple(float(np.sqrt(s - m * m)) for s, m in pairs)
 
 
-def evaluated_on(arrays: Arrays, test_samples: int) -> Arrays:
+def limit_test(arrays: DataSetArrays, test_samples: int) -> DataSetArrays:
     """The data set with only its first ``test_samples`` test samples; 0 keeps all."""
     if not test_samples:
         return arrays

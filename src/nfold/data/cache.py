@@ -15,35 +15,35 @@ from typing import Any
 
 import numpy as np
 
-from nfold.data.arrays import Arrays
-from nfold.data.find import cache_root, find
-from nfold.data.forms import DataSet
-from nfold.data.place import place
-from nfold.data.verify import file_sha256, verified
+from nfold.data.arrays import DataSetArrays
+from nfold.data.find import cache_root, find_files
+from nfold.data.forms import DataSetSpec
+from nfold.data.place import write_folder
+from nfold.data.verify import file_sha256, verify_files
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 MANIFEST = "manifest.json"
-DECODING = 1
+FORMAT_VERSION = 1
 """Part of every cache folder's name; one more whenever decoding gives other arrays."""
 
 
-def load(data_set: DataSet, *, verify: bool) -> Arrays:
+def load(data_set: DataSetSpec, *, verify: bool) -> DataSetArrays:
     """The data set's arrays; with ``verify`` the cached arrays' checksums are tested first.
 
     A cache that is damaged is thrown away and made again from the verified sources.
     """
-    found = find(data_set)
-    sources = verified(found)
-    folder = cache_root() / f"{data_set.name}-{_key(found.form.title, sources)}"
+    found = find_files(data_set)
+    sources = verify_files(found)
+    folder = cache_root() / f"{data_set.name}-{_key(found.format.description, sources)}"
     manifest = read_manifest(folder, checksums=verify)
     if manifest is None:
-        _write(found.form.decode(found.paths), sources, folder)
+        _write(found.format.decode(found.paths), sources, folder)
         manifest = json.loads((folder / MANIFEST).read_text())
-    return _mapped(folder, manifest)
+    return _map_arrays(folder, manifest)
 
 
 def _key(form: str, sources: Mapping[str, str]) -> str:
-    said = json.dumps([DECODING, form, sorted(sources.items())])
+    said = json.dumps([FORMAT_VERSION, form, sorted(sources.items())])
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
@@ -65,7 +65,7 @@ def read_manifest(folder: Path, *, checksums: bool) -> dict[str, Any] | None:
     return manifest
 
 
-def _write(arrays: Arrays, sources: Mapping[str, str], folder: Path) -> None:
+def _write(arrays: DataSetArrays, sources: Mapping[str, str], folder: Path) -> None:
     """Put the arrays and what they were made of into the cache."""
 
     def fill(aside: Path) -> None:
@@ -73,14 +73,14 @@ def _write(arrays: Arrays, sources: Mapping[str, str], folder: Path) -> None:
             np.save(aside / f"{name}.npy", getattr(arrays, name), allow_pickle=False)
         (aside / MANIFEST).write_text(json.dumps(_manifest(arrays, sources, aside), indent=1))
 
-    place(folder, fill, _whole)
+    write_folder(folder, fill, _is_complete)
 
 
-def _whole(folder: Path, checksums: bool) -> bool:
+def _is_complete(folder: Path, checksums: bool) -> bool:
     return read_manifest(folder, checksums=checksums) is not None
 
 
-def _manifest(arrays: Arrays, sources: Mapping[str, str], folder: Path) -> dict[str, Any]:
+def _manifest(arrays: DataSetArrays, sources: Mapping[str, str], folder: Path) -> dict[str, Any]:
     files = {name: folder / f"{name}.npy" for name in ARRAYS}
     return {
         "name": arrays.name,
@@ -95,11 +95,11 @@ def _manifest(arrays: Arrays, sources: Mapping[str, str], folder: Path) -> dict[
     }
 
 
-def _mapped(folder: Path, manifest: Mapping[str, Any]) -> Arrays:
+def _map_arrays(folder: Path, manifest: Mapping[str, Any]) -> DataSetArrays:
     mapped = {
         name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS
     }
-    return Arrays(
+    return DataSetArrays(
         name=manifest["name"],
         classes=manifest["classes"],
         mean=tuple(manifest["mean"]),

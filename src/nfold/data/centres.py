@@ -9,42 +9,42 @@ from typing import cast
 
 import numpy as np
 
-from nfold.data.arrays import Array, Arrays, Images
-from nfold.data.distortion import central
-from nfold.data.part import Part
-from nfold.data.photographs import NAME, Photographs
+from nfold.data.arrays import Array, DataSetArrays, Images
+from nfold.data.distortion import center_crop
+from nfold.data.part import PackedJpegs
+from nfold.data.photographs import NAME, PhotographSet
 
-LEVEL = 127.5
+HALF_LEVEL = 127.5
 """Half of the levels: what is taken off and divided by, so that a model sees -1 to 1."""
 
 
-def arrays_of(found: Photographs, chosen: Mapping[str, int]) -> Arrays:
+def photograph_arrays(photographs: PhotographSet, parameters: Mapping[str, int]) -> DataSetArrays:
     """Labels and what is evaluated on, by the workload's parameters; no training image is in it.
 
     Training has every photograph ``repeat`` times: sample i is photograph i modulo their number.
     """
-    size, test = chosen["size"], found.test
+    size, test = parameters["size"], photographs.test
     none = np.empty((0, size, size, 3), np.uint8)
-    labels = found.train.first(chosen["samples"]).labels
-    return Arrays(
+    labels = photographs.train.first(parameters["samples"]).labels
+    return DataSetArrays(
         name=NAME,
-        classes=chosen["classes"],
+        classes=parameters["classes"],
         train_images=none,
-        train_labels=np.tile(labels, chosen["repeat"]),
-        test_images=none if test is None else cast(Array, Centres(test, size)),
+        train_labels=np.tile(labels, parameters["repeat"]),
+        test_images=none if test is None else cast(Array, CenterCrops(test, size)),
         test_labels=np.empty(0, np.int64) if test is None else test.labels,
-        mean=(LEVEL,) * 3,
-        std=(LEVEL,) * 3,
+        mean=(HALF_LEVEL,) * 3,
+        std=(HALF_LEVEL,) * 3,
     )
 
 
-class Centres:
+class CenterCrops:
     """The middles of photographs, decoded when they are asked for: a slice is [n, size, size, 3].
 
     Decoded by as many threads as this process has cores; both libraries let others run meanwhile.
     """
 
-    def __init__(self, part: Part, size: int) -> None:
+    def __init__(self, part: PackedJpegs, size: int) -> None:
         self._part, self._size = part, size
 
     def __getitem__(self, chosen: slice) -> Images:
@@ -53,4 +53,4 @@ class Centres:
             return np.stack(list(threads.map(self._one, rows)))
 
     def _one(self, row: int) -> Images:
-        return central(self._part.decoded(row), self._size)
+        return center_crop(self._part.decode(row), self._size)

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from nfold.data.arrays import Arrays, Part, assembled, check_labels
-from nfold.data.forms import DataSet, Download, Form, Paths
+from nfold.data.arrays import DataSetArrays, Split, assemble, check_labels
+from nfold.data.forms import DataSetFormat, DataSetSpec, DownloadFile, Paths
 from nfold.data.parquet import read_parquet
-from nfold.data.verify import content
+from nfold.data.verify import read_content
 from nfold.errors import DataCorrupt
 
-TRAIN, TEST = 50_000, 10_000
+TRAIN_COUNT, TEST_COUNT = 50_000, 10_000
 SIDE = 32
 CLASSES = 10
-RECORD = 1 + 3 * SIDE * SIDE
-BATCH = 10_000
+RECORD_BYTES = 1 + 3 * SIDE * SIDE
+BATCH_RECORDS = 10_000
 """Records in each of the six binary files."""
 
 PARQUET = {
@@ -42,34 +42,38 @@ BINARY = {
     "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
-DOWNLOAD = Download(
+DOWNLOAD = DownloadFile(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     size_bytes=170_052_171,
     sha256=ARCHIVE["cifar-10-binary.tar.gz"],
 )
 
 
-def _from_parquet(paths: Paths) -> Arrays:
+def _from_parquet(paths: Paths) -> DataSetArrays:
     train, test = (paths[name] for name in PARQUET)
-    return assembled(
+    return assemble(
         "cifar10",
         CLASSES,
-        train=read_parquet(train, rows=TRAIN, side=SIDE, classes=CLASSES),
-        test=read_parquet(test, rows=TEST, side=SIDE, classes=CLASSES),
+        train=read_parquet(train, rows=TRAIN_COUNT, side=SIDE, classes=CLASSES),
+        test=read_parquet(test, rows=TEST_COUNT, side=SIDE, classes=CLASSES),
     )
 
 
-def _from_binary(paths: Paths) -> Arrays:
+def _from_binary(paths: Paths) -> DataSetArrays:
     files = [path for name in BINARY for path in paths[name]]
-    return _joined([_batch(path, content(path, BATCH * RECORD)) for path in files])
+    return _join_batches(
+        [_batch(path, read_content(path, BATCH_RECORDS * RECORD_BYTES)) for path in files]
+    )
 
 
-def _from_archive(paths: Paths) -> Arrays:
+def _from_archive(paths: Paths) -> DataSetArrays:
     """Read the six members from the archive; nothing of it is unpacked onto the disk."""
     ((path,),) = paths.values()
     with _archive(path) as archive:
         members = _members(path, archive)
-        return _joined([_batch(path / name, _read(archive, m)) for name, m in members.items()])
+        return _join_batches(
+            [_batch(path / name, _read(archive, m)) for name, m in members.items()]
+        )
 
 
 @contextmanager
@@ -91,7 +95,7 @@ def _members(path: Path, archive: tarfile.TarFile) -> dict[str, tarfile.TarInfo]
         if member.name.startswith("/") or ".." in Path(member.name).parts:
             raise DataCorrupt(f"{path}: {member.name!r} leads out of the archive: refused")
         name = Path(member.name).name
-        if name in found or (name in BINARY and member.size != BATCH * RECORD):
+        if name in found or (name in BINARY and member.size != BATCH_RECORDS * RECORD_BYTES):
             raise DataCorrupt(f"{path}: {member.name!r} in it is there twice or of a wrong size")
         found[name] = member
     missing = [name for name in BINARY if name not in found]
@@ -106,29 +110,29 @@ def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return file.read()
 
 
-def _batch(path: Path, raw: bytes) -> Part:
+def _batch(path: Path, raw: bytes) -> Split:
     """Images and labels of records of one label byte and 3,072 bytes, colour by colour."""
-    records = np.frombuffer(raw, np.uint8).reshape(BATCH, RECORD)
+    records = np.frombuffer(raw, np.uint8).reshape(BATCH_RECORDS, RECORD_BYTES)
     check_labels(path, records[:, 0], CLASSES)
-    planes = records[:, 1:].reshape(BATCH, 3, SIDE, SIDE)
+    planes = records[:, 1:].reshape(BATCH_RECORDS, 3, SIDE, SIDE)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, 0].astype(np.int64)
 
 
-def _joined(parts: list[Part]) -> Arrays:
+def _join_batches(parts: list[Split]) -> DataSetArrays:
     """Five batches train and the sixth tests."""
     images = np.concatenate([images for images, _ in parts[:5]])
     labels = np.concatenate([labels for _, labels in parts[:5]])
-    return assembled("cifar10", CLASSES, train=(images, labels), test=parts[5])
+    return assemble("cifar10", CLASSES, train=(images, labels), test=parts[5])
 
 
-DATA_SET = DataSet(
+DATA_SET = DataSetSpec(
     name="cifar10",
-    forms=(
-        Form(title="Parquet", files=PARQUET, decode=_from_parquet),
-        Form(title="binary archive", files=ARCHIVE, decode=_from_archive),
-        Form(title="unpacked binary files", files=BINARY, decode=_from_binary),
+    formats=(
+        DataSetFormat(description="Parquet", files=PARQUET, decode=_from_parquet),
+        DataSetFormat(description="binary archive", files=ARCHIVE, decode=_from_archive),
+        DataSetFormat(description="unpacked binary files", files=BINARY, decode=_from_binary),
     ),
-    get=(
+    instructions=(
         "put CIFAR-10's Parquet files or cifar-10-binary.tar.gz into a folder and set NFOLD_DATA "
         "to it"
     ),

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from nfold.data.arrays import Arrays, assembled
-from nfold.data.forms import DataSet, Form, Paths
+from nfold.data.arrays import DataSetArrays, assemble
+from nfold.data.forms import DataSetFormat, DataSetSpec, Paths
 from nfold.errors import DataCorrupt
 
 FILE = Path(__file__).parent / "files" / "digits.npz"
 """``images`` uint8 [1797, 8, 8] with values 0 to 16, ``labels`` uint8 [1797]."""
-TRAIN = 1437
+TRAIN_COUNT = 1437
 CLASSES = 10
 SHA256 = "40baa6c80220a1156fd9ca6cfae90bef42909fec38f40c91a4554f542b62fcfc"
 """Of all images and then all labels, a byte each, in the order of the split."""
@@ -29,7 +29,7 @@ UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.
 REINSTALL = "pip install --force-reinstall --no-deps nfold"
 
 
-def decode(_: Paths) -> Arrays:
+def decode(_: Paths) -> DataSetArrays:
     """Scale 0 to 16 to 0 to 255 and split; DataCorrupt where the package's file is damaged."""
     try:
         with np.load(FILE) as stored:
@@ -45,12 +45,15 @@ def decode(_: Paths) -> Arrays:
         raise DataCorrupt(
             f"{FILE}: SHA-256 of the digits is {found}, expected {SHA256}; next: {REINSTALL}"
         )
-    train, test = (images[:TRAIN], labels[:TRAIN]), (images[TRAIN:], labels[TRAIN:])
-    return assembled("digits", CLASSES, train=train, test=test)
+    train, test = (
+        (images[:TRAIN_COUNT], labels[:TRAIN_COUNT]),
+        (images[TRAIN_COUNT:], labels[TRAIN_COUNT:]),
+    )
+    return assemble("digits", CLASSES, train=train, test=test)
 
 
-DATA_SET = DataSet(
+DATA_SET = DataSetSpec(
     name="digits",
-    forms=(Form(title="shipped with nfold", files={}, decode=decode),),
-    get=REINSTALL,
+    formats=(DataSetFormat(description="shipped with nfold", files={}, decode=decode),),
+    instructions=REINSTALL,
 )

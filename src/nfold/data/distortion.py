@@ -32,12 +32,12 @@ BILINEAR, NEAREST, BICUBIC, AREA = range(len(METHODS))
 BRIGHTNESS = 32 / 255
 HUE = 0.2
 """How far brightness and hue go, up and down."""
-CENTRE = 0.875
+CENTER_FRACTION = 0.875
 """The middle part of both sides that an evaluation sees."""
 
 
 @dataclass(frozen=True)
-class Look:
+class DistortionParameters:
     """What one sample drew besides its box.
 
     ``hue`` is added in turns of the circle, ``brightness`` on the scale of 0 to 1; the other two
@@ -64,27 +64,27 @@ class Distorter:
         if cv2 is None:
             raise ExtraMissing("OpenCV", "images")
         self._size = size
-        self._one, self._other = np.empty((2, size, size, 3), np.float32)
+        self._buffer_1, self._buffer_2 = np.empty((2, size, size, 3), np.float32)
 
-    def __call__(self, region: Images, look: Look, into: Images) -> None:
+    def __call__(self, region: Images, look: DistortionParameters, into: Images) -> None:
         """A box's pixels [h, w, 3] as a distorted image into [size, size, 3]."""
-        image = resized(region, self._size, look.method)
-        self.colour(cv2.flip(image, 1) if look.mirrored else image, look, into)
+        image = resize(region, self._size, look.method)
+        self.adjust_colors(cv2.flip(image, 1) if look.mirrored else image, look, into)
 
-    def colour(self, image: Images, look: Look, into: Images) -> None:
+    def adjust_colors(self, image: Images, look: DistortionParameters, into: Images) -> None:
         """The image with its brightness, saturation, hue and contrast changed."""
-        one, other = self._one, self._other
+        one, other = self._buffer_1, self._buffer_2
         first, last = (look.contrast, 1.0) if look.contrast_second else (1.0, look.contrast)
-        cv2.LUT(image, _brightened(image, look.brightness, first), dst=one)
+        cv2.LUT(image, _brightness_table(image, look.brightness, first), dst=one)
         cv2.cvtColor(one, cv2.COLOR_RGB2HSV, dst=other)
-        cv2.transform(other, _in_hsv(look, 255 * last), dst=one)
+        cv2.transform(other, _hsv_transform(look, 255 * last), dst=one)
         np.minimum(one[..., 1], 1, out=one[..., 1])
         cv2.cvtColor(one, cv2.COLOR_HSV2RGB, dst=other)
         offsets = tuple(mean * (1 - last) / last for mean in cv2.mean(other))
         cv2.add(other, offsets, dst=into, dtype=cv2.CV_8U)
 
 
-def _in_hsv(look: Look, scale: float) -> npt.NDArray[np.float32]:
+def _hsv_transform(look: DistortionParameters, scale: float) -> npt.NDArray[np.float32]:
     """The change of hue (in degrees), saturation and value, [3, 4].
 
     Scaling the value scales all three colours: contrast and 255 levels come for nothing here.
@@ -93,55 +93,55 @@ def _in_hsv(look: Look, scale: float) -> npt.NDArray[np.float32]:
     return np.array([turned, [0, look.saturation, 0, 0], [0, 0, scale, 0]], np.float32)
 
 
-def central(image: Images, size: int) -> Images:
+def center_crop(image: Images, size: int) -> Images:
     """The middle of a decoded image, resized bilinearly: what an evaluation sees."""
     height, width = image.shape[:2]
-    top, left = (round(side * (1 - CENTRE) / 2) for side in (height, width))
-    return resized(image[top : height - top, left : width - left], size, BILINEAR)
+    top, left = (round(side * (1 - CENTER_FRACTION) / 2) for side in (height, width))
+    return resize(image[top : height - top, left : width - left], size, BILINEAR)
 
 
-def resized(region: Images, size: int, method: int) -> Images:
+def resize(region: Images, size: int, method: int) -> Images:
     """A region as [size, size, 3] by one of METHODS."""
     if cv2 is None:
         raise ExtraMissing("OpenCV", "images")
     if method == NEAREST:
-        return _by_nearest(region, size)
+        return _resize_nearest(region, size)
     if method == AREA:
-        return _by_area(region, size)
+        return _resize_area(region, size)
     known = cv2.INTER_LINEAR if method == BILINEAR else cv2.INTER_CUBIC
-    return _cv2(region, (size, size), known)
+    return _resize_cv2(region, (size, size), known)
 
 
-def nearest(side: int, size: int) -> npt.NDArray[np.int64]:
+def nearest_pixels(side: int, size: int) -> npt.NDArray[np.int64]:
     """For every pixel the nearest one of ``side``, by its centre, in whole numbers."""
     return (2 * np.arange(size) + 1) * side // (2 * size)
 
 
-def _by_nearest(region: Images, size: int) -> Images:
+def _resize_nearest(region: Images, size: int) -> Images:
     places = np.empty((size, size, 2), np.int16)
-    places[..., 0] = nearest(region.shape[1], size)
-    places[..., 1] = nearest(region.shape[0], size)[:, None]
+    places[..., 0] = nearest_pixels(region.shape[1], size)
+    places[..., 1] = nearest_pixels(region.shape[0], size)[:, None]
     image: Images = cv2.remap(region, places, None, cv2.INTER_NEAREST)
     return image
 
 
-def _by_area(region: Images, size: int) -> Images:
+def _resize_area(region: Images, size: int) -> Images:
     """Means over what each pixel covers.
 
     OpenCV's INTER_AREA is that where both sides shrink or both grow; else one side at a time.
     """
     height, width = region.shape[:2]
     if (height >= size) != (width >= size):
-        region = _cv2(region, (size, height), cv2.INTER_AREA)
-    return _cv2(region, (size, size), cv2.INTER_AREA)
+        region = _resize_cv2(region, (size, height), cv2.INTER_AREA)
+    return _resize_cv2(region, (size, size), cv2.INTER_AREA)
 
 
-def _cv2(region: Images, width_height: tuple[int, int], method: int) -> Images:
+def _resize_cv2(region: Images, width_height: tuple[int, int], method: int) -> Images:
     image: Images = cv2.resize(region, width_height, interpolation=method)
     return image
 
 
-def _brightened(image: Images, by: float, contrast: float) -> npt.NDArray[np.float32]:
+def _brightness_table(image: Images, by: float, contrast: float) -> npt.NDArray[np.float32]:
     """What each byte of each colour becomes, [256, 1, 3]: brighter, and in contrast to the mean."""
     means = np.array(cv2.mean(image)[:3]) / 255 + by
     levels = np.arange(256)[:, None, None] / 255 + by

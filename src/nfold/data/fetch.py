@@ -16,42 +16,42 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from nfold.data.find import own_folder
-from nfold.data.forms import DataSet, Download
+from nfold.data.find import download_folder
+from nfold.data.forms import DataSetSpec, DownloadFile
 from nfold.errors import DataCorrupt, DataMissing, MachineUnfit
 
-ALLOWED = "NFOLD_DOWNLOAD"
-CHUNK = 2**18
-TIMEOUT_S = 60
+DOWNLOAD_VARIABLE = "NFOLD_DOWNLOAD"
+DOWNLOAD_BYTES = 2**18
+DOWNLOAD_TIMEOUT_S = 60
 """Without a byte for so long, a download has failed."""
 
 log = logging.getLogger(__name__)
 
 
-def allowed() -> bool:
+def downloads_allowed() -> bool:
     """Whether the user lets nfold use the network for data."""
-    return os.environ.get(ALLOWED) == "1"
+    return os.environ.get(DOWNLOAD_VARIABLE) == "1"
 
 
-def fetch(data_set: DataSet) -> None:
+def download_data_set(data_set: DataSetSpec) -> None:
     """Download what is not there yet into nfold's own folder; every download is logged.
 
     Raises DataMissing where the network fails, DataCorrupt for a file that is another than the
     pinned one, MachineUnfit where it cannot be written.
     """
-    folder = own_folder(data_set)
+    folder = download_folder(data_set)
     for download in data_set.downloads:
         if not (folder / download.name).exists():
             log.warning("downloading %s into %s", download.url, folder)
-            _fetch(download, folder)
+            _download_file(download, folder)
 
 
-def _fetch(download: Download, folder: Path) -> None:
+def _download_file(download: DownloadFile, folder: Path) -> None:
     part = folder / f".{download.name}.{secrets.token_hex(4)}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            for chunk in _checked(download):
+            for chunk in _verified_chunks(download):
                 file.write(chunk)
         part.replace(folder / download.name)
     except OSError as error:
@@ -64,10 +64,10 @@ def _fetch(download: Download, folder: Path) -> None:
             part.unlink()
 
 
-def _checked(download: Download) -> Iterator[bytes]:
+def _verified_chunks(download: DownloadFile) -> Iterator[bytes]:
     """The file chunk by chunk; at its end DataCorrupt, if it was not the pinned one."""
     digest, size = hashlib.sha256(), 0
-    for chunk in _received(download.url):
+    for chunk in _received_chunks(download.url):
         size += len(chunk)
         if size > download.size_bytes:
             raise DataCorrupt(f"{download.url}: sends more than {download.size_bytes} bytes")
@@ -80,10 +80,10 @@ def _checked(download: Download) -> Iterator[bytes]:
         )
 
 
-def _received(url: str) -> Iterator[bytes]:
+def _received_chunks(url: str) -> Iterator[bytes]:
     try:
-        with _opener().open(url, timeout=TIMEOUT_S) as answer:
-            while chunk := answer.read(CHUNK):
+        with _http_opener().open(url, timeout=DOWNLOAD_TIMEOUT_S) as answer:
+            while chunk := answer.read(DOWNLOAD_BYTES):
                 yield chunk
     except (OSError, http.client.HTTPException) as error:
         raise DataMissing(
@@ -92,7 +92,7 @@ def _received(url: str) -> Iterator[bytes]:
         ) from error
 
 
-def _opener() -> urllib.request.OpenerDirector:
+def _http_opener() -> urllib.request.OpenerDirector:
     """HTTP and HTTPS only, through the environment's proxies; no file:, no ftp:."""
     opener = urllib.request.OpenerDirector()
     for handler in (

@@ -6,15 +6,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from nfold.data.forms import DataSet, Form, Paths
+from nfold.data.forms import DataSetFormat, DataSetSpec, Paths
 from nfold.errors import DataMissing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundFiles:
     """A form whose files are all in one place."""
 
-    form: Form
+    format: DataSetFormat
     paths: Paths
 
 
@@ -24,12 +24,12 @@ def cache_root() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache" / "nfold"
 
 
-def own_folder(data_set: DataSet) -> Path:
+def download_folder(data_set: DataSetSpec) -> Path:
     """Where nfold puts a data set that it downloads."""
     return cache_root() / "data" / data_set.name
 
 
-def places(data_set: DataSet) -> list[Path]:
+def search_folders(data_set: DataSetSpec) -> list[Path]:
     """Where a data set is looked for, in order: in every root its own folder first."""
     chosen = os.environ.get("NFOLD_DATA")
     roots = [Path(chosen)] if chosen else []
@@ -38,30 +38,32 @@ def places(data_set: DataSet) -> list[Path]:
     return [root / sub for root in roots for sub in (*inside, Path())]
 
 
-def find(data_set: DataSet) -> Found:
+def find_files(data_set: DataSetSpec) -> FoundFiles:
     """The best form in the first place that holds a whole one.
 
     Raises DataMissing with what is missing, every place looked in and how to get it.
     """
-    for place in places(data_set):
-        for form in data_set.forms:
-            paths = {name: _matches(place, name) for name in form.files}
+    for place in search_folders(data_set):
+        for form in data_set.formats:
+            paths = {name: _matching_files(place, name) for name in form.files}
             if all(paths.values()):
-                return Found(form=form, paths=paths)
-    raise DataMissing(_missing(data_set))
+                return FoundFiles(format=form, paths=paths)
+    raise DataMissing(_missing_message(data_set))
 
 
-def _matches(place: Path, name: str) -> list[Path]:
+def _matching_files(folder: Path, name: str) -> list[Path]:
     """The files of a name or pattern, in their order; else their gzipped forms."""
-    plain = [path for path in sorted(place.glob(name)) if path.is_file()]
-    return plain or [path for path in sorted(place.glob(f"{name}.gz")) if path.is_file()]
+    plain = [path for path in sorted(folder.glob(name)) if path.is_file()]
+    return plain or [path for path in sorted(folder.glob(f"{name}.gz")) if path.is_file()]
 
 
-def _missing(data_set: DataSet) -> str:
-    wanted = " or ".join(f"{', '.join(form.files)} ({form.title})" for form in data_set.forms)
-    looked = ", ".join(str(place) for place in places(data_set))
+def _missing_message(data_set: DataSetSpec) -> str:
+    wanted = " or ".join(
+        f"{', '.join(form.files)} ({form.description})" for form in data_set.formats
+    )
+    looked = ", ".join(str(place) for place in search_folders(data_set))
     fetch = ", or set NFOLD_DOWNLOAD=1 to let nfold download it" if data_set.downloads else ""
     return (
         f"data set {data_set.name}: missing {wanted}; looked in {looked}; "
-        f"next: {data_set.get}{fetch}"
+        f"next: {data_set.instructions}{fetch}"
     )

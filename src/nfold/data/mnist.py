@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nfold.data.arrays import Arrays, Part, assembled, check_labels
-from nfold.data.forms import DataSet, Download, Form, Paths
-from nfold.data.verify import content
+from nfold.data.arrays import DataSetArrays, Split, assemble, check_labels
+from nfold.data.forms import DataSetFormat, DataSetSpec, DownloadFile, Paths
+from nfold.data.verify import read_content
 from nfold.errors import DataCorrupt
 
 TEST_FILES = {
@@ -25,29 +25,29 @@ TRAIN_FILES = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
 }
-TRAIN, TEST, SPLIT = 60_000, 10_000, 9_000
+TRAIN_COUNT, TEST_COUNT, SPLIT_COUNT = 60_000, 10_000, 9_000
 SIDE = 28
 CLASSES = 10
 
-MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"
+DOWNLOAD_URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
 DOWNLOADS = (
-    Download(
-        url=f"{MIRROR}/train-images-idx3-ubyte.gz",
+    DownloadFile(
+        url=f"{DOWNLOAD_URL}/train-images-idx3-ubyte.gz",
         size_bytes=9_912_422,
         sha256="440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     ),
-    Download(
-        url=f"{MIRROR}/train-labels-idx1-ubyte.gz",
+    DownloadFile(
+        url=f"{DOWNLOAD_URL}/train-labels-idx1-ubyte.gz",
         size_bytes=28_881,
         sha256="3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
     ),
-    Download(
-        url=f"{MIRROR}/t10k-images-idx3-ubyte.gz",
+    DownloadFile(
+        url=f"{DOWNLOAD_URL}/t10k-images-idx3-ubyte.gz",
         size_bytes=1_648_877,
         sha256="8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     ),
-    Download(
-        url=f"{MIRROR}/t10k-labels-idx1-ubyte.gz",
+    DownloadFile(
+        url=f"{DOWNLOAD_URL}/t10k-labels-idx1-ubyte.gz",
         size_bytes=4_542,
         sha256="f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     ),
@@ -60,7 +60,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     Raises DataCorrupt where header or length differ from that.
     """
     header = bytes((0, 0, 8, len(shape))) + b"".join(n.to_bytes(4) for n in shape)
-    raw = content(path, len(header) + math.prod(shape))
+    raw = read_content(path, len(header) + math.prod(shape))
     if not raw.startswith(header):
         raise DataCorrupt(
             f"{path}: its header is {raw[: len(header)].hex()}, not {header.hex()}: an IDX file "
@@ -69,7 +69,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape)
 
 
-def _part(paths: Paths, files: dict[str, str], count: int) -> Part:
+def _part(paths: Paths, files: dict[str, str], count: int) -> Split:
     """The image file and the label file of one part: [count, 28, 28, 1] and [count]."""
     (images_path,), (labels_path,) = (paths[name] for name in files)
     labels = read_idx(labels_path, (count,))
@@ -78,24 +78,31 @@ def _part(paths: Paths, files: dict[str, str], count: int) -> Part:
     return images[..., None], labels.astype(np.int64)
 
 
-def _decode_whole(paths: Paths) -> Arrays:
-    train, test = _part(paths, TRAIN_FILES, TRAIN), _part(paths, TEST_FILES, TEST)
-    return assembled("mnist", CLASSES, train=train, test=test)
+def _decode_full(paths: Paths) -> DataSetArrays:
+    train, test = _part(paths, TRAIN_FILES, TRAIN_COUNT), _part(paths, TEST_FILES, TEST_COUNT)
+    return assemble("mnist", CLASSES, train=train, test=test)
 
 
-def _decode_split(paths: Paths) -> Arrays:
-    images, labels = _part(paths, TEST_FILES, TEST)
-    train, test = (images[:SPLIT], labels[:SPLIT]), (images[SPLIT:], labels[SPLIT:])
-    return assembled("mnist-9000", CLASSES, train=train, test=test)
+def _decode_split(paths: Paths) -> DataSetArrays:
+    images, labels = _part(paths, TEST_FILES, TEST_COUNT)
+    train, test = (
+        (images[:SPLIT_COUNT], labels[:SPLIT_COUNT]),
+        (images[SPLIT_COUNT:], labels[SPLIT_COUNT:]),
+    )
+    return assemble("mnist-9000", CLASSES, train=train, test=test)
 
 
-DATA_SET = DataSet(
+DATA_SET = DataSetSpec(
     name="mnist",
-    forms=(
-        Form(title="60,000 + 10,000", files=TRAIN_FILES | TEST_FILES, decode=_decode_whole),
-        Form(title="the 10,000 alone, split", files=TEST_FILES, decode=_decode_split),
+    formats=(
+        DataSetFormat(
+            description="60,000 + 10,000", files=TRAIN_FILES | TEST_FILES, decode=_decode_full
+        ),
+        DataSetFormat(
+            description="the 10,000 alone, split", files=TEST_FILES, decode=_decode_split
+        ),
     ),
-    get="put MNIST's IDX files (plain or .gz) into a folder and set NFOLD_DATA to it",
+    instructions="put MNIST's IDX files (plain or .gz) into a folder and set NFOLD_DATA to it",
     downloads=DOWNLOADS,
     subfolders=("raw",),
 )

@@ -21,29 +21,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfold.data.decode import checked_size
+from nfold.data.decode import verified_size
 from nfold.data.find import cache_root
-from nfold.data.place import place
-from nfold.data.sources import Photograph, Source
+from nfold.data.place import write_folder
+from nfold.data.sources import EncodedImage, PhotographSource
 from nfold.data.verify import file_sha256
 from nfold.errors import DataCorrupt
-from nfold.inert import inert
+from nfold.inert import terminal_safe
 
-PACKING = 1
+FORMAT_VERSION = 1
 """Part of every folder's name; one more whenever packing changes."""
-AT_ONCE = 256
+CHECK_BATCH = 256
 """Images that are checked at a time, by as many threads as there are cores."""
-LARGEST_VERIFIED = 2**32
+MAX_VERIFIED_BYTES = 2**32
 """Bytes of the largest file whose SHA-256 is tested before a grid."""
-Bad = tuple[tuple[str, str], ...]
+BadFiles = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Pack:
+class PhotographPack:
     """A packed folder."""
 
     folder: Path
-    bad: Bad
+    bad: BadFiles
 
     def array(self, part: str, name: str) -> Any:
         """One of its arrays, memory-mapped."""
@@ -54,19 +54,21 @@ class Pack:
         return self.folder / f"{part}-names.txt"
 
 
-def packed(name: str, train: Source, test: Source | None, *, verify: bool) -> Pack:
+def pack_photographs(
+    name: str, train: PhotographSource, test: PhotographSource | None, *, verify: bool
+) -> PhotographPack:
     """The pack of these sources, made first where there is none or it is damaged."""
     parts = {"train": train} | ({"test": test} if test else {})
     folder = cache_root() / f"{name}-{_key(parts)}"
     manifest = _manifest(folder, verify=verify)
     if manifest is None:
-        _make(parts, folder)
+        _create_pack(parts, folder)
         manifest = json.loads((folder / "manifest.json").read_text())
-    return Pack(folder, tuple((name, reason) for name, reason in manifest["bad"]))
+    return PhotographPack(folder, tuple((name, reason) for name, reason in manifest["bad"]))
 
 
-def _key(parts: dict[str, Source]) -> str:
-    said: list[Any] = [PACKING]
+def _key(parts: dict[str, PhotographSource]) -> str:
+    said: list[Any] = [FORMAT_VERSION]
     for name, source in parts.items():
         states = [(str(file.absolute()), file.stat()) for file in source.files]
         said.append([name, [(path, state.st_size, state.st_mtime_ns) for path, state in states]])
@@ -81,7 +83,7 @@ def _manifest(folder: Path, *, verify: bool) -> dict[str, Any] | None:
             file = folder / name
             if file.stat().st_size != facts["bytes"]:
                 return None
-            small = facts["bytes"] <= LARGEST_VERIFIED
+            small = facts["bytes"] <= MAX_VERIFIED_BYTES
             if verify and small and file_sha256(file) != facts["sha256"]:
                 return None
     except (OSError, ValueError, KeyError, TypeError):
@@ -89,7 +91,7 @@ def _manifest(folder: Path, *, verify: bool) -> dict[str, Any] | None:
     return said
 
 
-def _make(parts: dict[str, Source], folder: Path) -> None:
+def _create_pack(parts: dict[str, PhotographSource], folder: Path) -> None:
     """Pack the sources into the cache."""
 
     def fill(aside: Path) -> None:
@@ -101,25 +103,25 @@ def _make(parts: dict[str, Source], folder: Path) -> None:
         text = json.dumps({"files": files, "bad": bad}, indent=1)
         (aside / "manifest.json").write_text(text)
 
-    place(folder, fill, lambda there, verify: _manifest(there, verify=verify) is not None)
+    write_folder(folder, fill, lambda there, verify: _manifest(there, verify=verify) is not None)
 
 
-def _write(source: Source, folder: Path, part: str) -> list[tuple[str, str]]:
+def _write(source: PhotographSource, folder: Path, part: str) -> list[tuple[str, str]]:
     """Write one part; returns the bad ones. DataCorrupt where no image is left."""
     bad: list[tuple[str, str]] = []
     sizes, labels, lengths, names = [], [], [0], []
     raw = folder / f"{part}-encoded.raw"
     with raw.open("wb") as file:
-        for photograph, found in _checked(source):
+        for photograph, found in _check_all(source):
             if isinstance(found, str):
-                bad.append((inert(photograph.name), inert(found)))
+                bad.append((terminal_safe(photograph.name), terminal_safe(found)))
                 continue
             assert isinstance(photograph.encoded, bytes)
             file.write(photograph.encoded)
             sizes.append(found)
             labels.append(photograph.label)
             lengths.append(len(photograph.encoded))
-            names.append(inert(photograph.name))
+            names.append(terminal_safe(photograph.name))
     if not names:
         raise DataCorrupt(f"no image can be used: {bad[0][0]} {bad[0][1]}" if bad else "no image")
     _as_npy(raw, folder / f"{part}-encoded.npy")
@@ -145,25 +147,25 @@ def _as_npy(raw: Path, file: Path) -> None:
     raw.unlink()
 
 
-def _checked(source: Source) -> Iterator[tuple[Photograph, tuple[int, int] | str]]:
+def _check_all(source: PhotographSource) -> Iterator[tuple[EncodedImage, tuple[int, int] | str]]:
     """Every photograph with its height and width, or with what is wrong with it."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for group in _groups(source):
+        for group in _batched(source):
             yield from zip(group, threads.map(_size_or_reason, group), strict=True)
 
 
-def _groups(source: Iterable[Photograph]) -> Iterator[list[Photograph]]:
+def _batched(source: Iterable[EncodedImage]) -> Iterator[list[EncodedImage]]:
     remaining = iter(source)
-    while group := list(islice(remaining, AT_ONCE)):
+    while group := list(islice(remaining, CHECK_BATCH)):
         yield group
 
 
-def _size_or_reason(photograph: Photograph) -> tuple[int, int] | str:
+def _size_or_reason(photograph: EncodedImage) -> tuple[int, int] | str:
     if not isinstance(photograph.encoded, bytes):
         return f"has no image bytes but {photograph.encoded!r:.40}"
     if type(photograph.label) is not int:
         raise DataCorrupt(f"{photograph.name} has the label {photograph.label!r:.40}")
     try:
-        return checked_size(photograph.encoded)
+        return verified_size(photograph.encoded)
     except ValueError as error:
         return str(error)

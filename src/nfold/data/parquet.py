@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from nfold.data.arrays import Images, Part, check_labels
+from nfold.data.arrays import Images, Split, check_labels
 from nfold.errors import DataCorrupt, ExtraMissing
 
-FORMATS = ("PNG", "JPEG")
+IMAGE_FORMATS = ("PNG", "JPEG")
 """The encodings that are tried: no other decoder sees the bytes."""
 
 
-def read_parquet(paths: Sequence[Path], *, rows: int, side: int, classes: int) -> Part:
+def read_parquet(paths: Sequence[Path], *, rows: int, side: int, classes: int) -> Split:
     """Images [rows, side, side, 3] and labels [rows] of the shards, in the order of their names.
 
     Raises DataCorrupt with the file and the row that is wrong, ExtraMissing without the readers.
@@ -33,7 +33,7 @@ def read_parquet(paths: Sequence[Path], *, rows: int, side: int, classes: int) -
     return images, np.concatenate([labels for _, labels in parts])
 
 
-def _shard(path: Path, side: int, classes: int) -> Part:
+def _shard(path: Path, side: int, classes: int) -> Split:
     encoded, said = _columns(path)
     images = np.empty((len(encoded), side, side, 3), np.uint8)
     for row, value in enumerate(encoded):
@@ -74,7 +74,7 @@ def decode_image(path: Path, row: int, encoded: object, side: int) -> Images:
     if not isinstance(encoded, bytes):
         raise DataCorrupt(f"{path}: row {row} has no image bytes but {encoded!r:.40}")
     try:
-        image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        image = Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS)
         if image.size == (side, side):
             return np.asarray(image.convert("RGB"))
     # Pillow's readers raise these for damaged bytes; SyntaxError is its PNG reader's.

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from nfold.data.arrays import Images, Labels
-from nfold.data.decode import decoded
+from nfold.data.decode import decode_jpeg
 from nfold.errors import DataCorrupt
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class PackedJpegs:
     """JPEGs [n], their sizes as (height, width) int64 [n, 2] and labels int64 [n].
 
     ``whole`` are all of them decoded, [h, w, 3] after [h, w, 3], where they are kept so.
@@ -26,7 +26,7 @@ class Part:
     sizes: Labels
     labels: Labels
     names: Path
-    whole: Images | None = None
+    decoded_pixels: Images | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -39,7 +39,7 @@ class Part:
         """The file, or the shard, row and path in it."""
         return self.names.read_text().split("\n")[index]
 
-    def first(self, samples: int) -> Part:
+    def first(self, samples: int) -> PackedJpegs:
         """The first so many; 0: all."""
         if not samples:
             return self
@@ -47,21 +47,21 @@ class Part:
         return dataclasses.replace(self, **kept)
 
     @cached_property
-    def pixels(self) -> Labels:
+    def pixel_offsets(self) -> Labels:
         """Where each image begins in ``whole``, and the last one ends: int64 [n + 1]."""
         return np.cumsum([0, *(3 * self.sizes.prod(axis=1))])
 
-    def decoded(self, index: int, reduction: int = 1) -> Images:
+    def decode(self, index: int, reduction: int = 1) -> Images:
         """An image, reduced; from ``whole`` where it is there and nothing is to be left out.
 
         Raises DataCorrupt with the name of a file that is no longer what it was.
         """
         height, width = self.sizes[index].tolist()
-        if self.whole is not None and reduction == 1:
-            kept = self.whole[self.pixels[index] : self.pixels[index + 1]]
+        if self.decoded_pixels is not None and reduction == 1:
+            kept = self.decoded_pixels[self.pixel_offsets[index] : self.pixel_offsets[index + 1]]
             return kept.reshape(height, width, 3)
         try:
-            image = decoded(self.jpeg(index), height, width, reduction)
+            image = decode_jpeg(self.jpeg(index), height, width, reduction)
         except (OSError, ValueError) as error:
             raise DataCorrupt(f"{self.name(index)} cannot be decoded: {error}") from error
         if image.shape[:2] != (-(-height // reduction), -(-width // reduction)):

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from nfold.errors import MachineUnfit
 
-Whole = Callable[[Path, bool], bool]
+CompletenessCheck = Callable[[Path, bool], bool]
 """Whether a folder is there and whole; checksums are tested too where the second says so."""
 
 
-def place(folder: Path, fill: Callable[[Path], None], whole: Whole) -> None:
+def write_folder(
+    folder: Path, fill: Callable[[Path], None], is_complete: CompletenessCheck
+) -> None:
     """Let ``fill`` write a folder's files; where another process was first, its folder stands.
 
     Raises MachineUnfit where the cache cannot be written.
@@ -24,7 +26,7 @@ def place(folder: Path, fill: Callable[[Path], None], whole: Whole) -> None:
     try:
         aside.mkdir(parents=True)
         fill(aside)
-        _put(aside, folder, whole)
+        _rename_into_place(aside, folder, is_complete)
     except OSError as error:
         raise MachineUnfit(
             f"the cache {folder} cannot be written: {error}; next: make room there, or "
@@ -34,20 +36,20 @@ def place(folder: Path, fill: Callable[[Path], None], whole: Whole) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _put(aside: Path, folder: Path, whole: Whole) -> None:
+def _rename_into_place(temporary: Path, folder: Path, is_complete: CompletenessCheck) -> None:
     """Rename ``aside`` to ``folder``; a damaged one that is in the way is moved off first.
 
     Moved, not emptied in place: a process that has it mapped keeps its files.
     """
-    if whole(folder, True):
+    if is_complete(folder, True):
         return
-    old = aside.with_name(f"{aside.name}.old")
+    old = temporary.with_name(f"{temporary.name}.old")
     with suppress(FileNotFoundError):
         os.rename(folder, old)
     try:
-        os.rename(aside, folder)
+        os.rename(temporary, folder)
     except OSError:
-        if not whole(folder, False):
+        if not is_complete(folder, False):
             raise
     finally:
         shutil.rmtree(old, ignore_errors=True)

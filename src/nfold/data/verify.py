@@ -11,38 +11,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-from nfold.data.find import Found
+from nfold.data.find import FoundFiles
 from nfold.errors import DataCorrupt, MachineUnfit
 
-ACCEPT = "NFOLD_ACCEPT_SHA256"
-CHUNK = 2**20
+ACCEPT_VARIABLE = "NFOLD_ACCEPT_SHA256"
+READ_BYTES = 2**20
 
 
-def verified(found: Found) -> dict[str, str]:
+def verify_files(files: FoundFiles) -> dict[str, str]:
     """The SHA-256 of every file found, by file name.
 
     Raises DataCorrupt for a file whose digest is neither the pinned one nor accepted by the
     user in NFOLD_ACCEPT_SHA256, a comma list.
     """
-    accepted = {entry.strip().lower() for entry in os.environ.get(ACCEPT, "").split(",")}
+    accepted = {entry.strip().lower() for entry in os.environ.get(ACCEPT_VARIABLE, "").split(",")}
     digests: dict[str, str] = {}
-    for name, paths in found.paths.items():
+    for name, paths in files.paths.items():
         for path in paths:
-            digests[path.name] = _verified(path, found.form.files[name], accepted)
+            digests[path.name] = _verify_file(path, files.format.files[name], accepted)
     return digests
 
 
-def _verified(path: Path, expected: str, accepted: set[str]) -> str:
+def _verify_file(path: Path, expected: str, accepted: set[str]) -> str:
     digest = content_sha256(path, expected)
     if digest != expected and digest not in accepted:
         raise DataCorrupt(
-            f"{path}: SHA-256{_of_what(path)} is {digest}, expected {expected}; next: get the "
-            f"file again, or if it is your own export, set {ACCEPT}={digest}"
+            f"{path}: SHA-256{_content_label(path)} is {digest}, expected {expected}; next: get the "
+            f"file again, or if it is your own export, set {ACCEPT_VARIABLE}={digest}"
         )
     return digest
 
 
-def _of_what(path: Path) -> str:
+def _content_label(path: Path) -> str:
     return " of its unpacked content" if _is_gzipped(path) else ""
 
 
@@ -52,7 +52,7 @@ def content_sha256(path: Path, expected: str) -> str:
     Raises DataCorrupt, with both digests, for a gzipped file that does not unpack to its end.
     """
     try:
-        with opened(path) as file:
+        with open_decompressed(path) as file:
             return _digest(file)
     except DataCorrupt as error:
         raise DataCorrupt(
@@ -63,13 +63,13 @@ def content_sha256(path: Path, expected: str) -> str:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file as it lies there."""
-    with _readable(path), path.open("rb") as file:
+    with _translate_errors(path), path.open("rb") as file:
         return _digest(file)
 
 
-def content(path: Path, size_bytes: int) -> bytes:
+def read_content(path: Path, size_bytes: int) -> bytes:
     """A file's content, unpacked where it is gzipped; DataCorrupt unless it has this size."""
-    with opened(path) as file:
+    with open_decompressed(path) as file:
         # One byte more than expected tells too long without unpacking all of it.
         raw = file.read(size_bytes + 1)
     if len(raw) != size_bytes:
@@ -79,14 +79,14 @@ def content(path: Path, size_bytes: int) -> bytes:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
     """A file, through gzip where it is a single gzipped one; an archive is read as it is."""
-    with _readable(path), path.open("rb") as file:
+    with _translate_errors(path), path.open("rb") as file:
         yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if _is_gzipped(path) else file
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -97,7 +97,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _digest(file: IO[bytes]) -> str:
     digest = hashlib.sha256()
-    while chunk := file.read(CHUNK):
+    while chunk := file.read(READ_BYTES):
         digest.update(chunk)
     return digest.hexdigest()
 

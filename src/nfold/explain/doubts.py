@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nfold.explain import lines
-from nfold.explain.causes.threads import too_many
-from nfold.explain.causes.undivided_work import SIGN
-from nfold.explain.fit import Fit
-from nfold.explain.ladder import Ladder
-from nfold.explain.measured import Measured, Varied
-from nfold.explain.noise import LEAST_FREE
-from nfold.measurement import Doubt
-from nfold.seen import Seen
+from nfold.explain.causes.threads import has_too_many_threads
+from nfold.explain.causes.undivided_work import SAME_SAMPLES
+from nfold.explain.fit import BootstrapFit
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.measured import TrialResults, UnstableKind
+from nfold.explain.noise import MIN_DEGREES_OF_FREEDOM
+from nfold.measurement import Caveat
+from nfold.seen import ScriptProfile
 from nfold.stats import median
 
-APART = "parameters_differ"
-WRONG = (SIGN, APART)
+PARAMETERS_DIFFER = "parameters_differ"
+TRAINING_ERROR_KINDS = (SAME_SAMPLES, PARAMETERS_DIFFER)
 """Doubts that say the training itself is wrong."""
-TOO_EARLY = (
+OPTIMIZER_IN_BACKWARD = (
     "parameters differ between ranks at the end: optimizers step in hooks of their parameters, "
     "inside backward, before DistributedDataParallel has sent their gradients, so that each rank "
     "trains with its own; next: dist.all_reduce() in the hook, or all steps after backward()"
 )
 """Why they do under DDP where a script steps as soon as it has a gradient."""
-NOT_DOUBTS = (*WRONG, "few_windows", "slow_rank")
+SHOWN_ELSEWHERE = (*TRAINING_ERROR_KINDS, "few_windows", "slow_rank")
 """Doubts that are said elsewhere: runs are short on purpose, and slow ranks have a row."""
-CROWDED = "many_threads"
+MANY_THREADS = "many_threads"
 """Of more threads than cores: where all ranks of the script have them, there is a row for it."""
 
-VARIED: dict[Varied, str] = {
+UNSTABLE_TEXTS: dict[UnstableKind, str] = {
     "unsteady": "the same step with the same batches took {:.3g} to {:.3g} ms in its turns: this "
     "host, or its devices, are now faster and now slower; next: a larger --budget, or a host that "
     "nobody else uses",
@@ -40,59 +40,65 @@ VARIED: dict[Varied, str] = {
 }
 """What is said of steps that were longer in one turn than in another, with both."""
 
-LOOKING_MS, NOTICED = 0.1, 0.02
+OVERHEAD_MS, NOTICEABLE_FRACTION = 0.1, 0.02
 """What nfold does in a step of a script whose batches are made in the process that trains (0.09 ms
 of a small host's core, 0.05 where they are given again), and what part of a step is noticed.
 """
 
 
-def wrong(kinds: Mapping[str, str], whole: str | None, seen: Seen | None) -> tuple[str, ...]:
+def find_training_errors(
+    caveat_texts: Mapping[str, str], duplicated_epochs: str | None, profile: ScriptProfile | None
+) -> tuple[str, ...]:
     """What is wrong, of doubts by their kinds; ``whole``: that ranks get all of the data."""
-    too_early = seen is not None and seen.in_backward and seen.parallel == "ddp"
-    why = {APART: TOO_EARLY} if too_early else {}
-    found = tuple(why.get(kind, text) for kind, text in kinds.items() if kind in WRONG)
-    return (*found, whole) if whole else found
+    too_early = profile is not None and profile.steps_in_backward and profile.parallel == "ddp"
+    why = {PARAMETERS_DIFFER: OPTIMIZER_IN_BACKWARD} if too_early else {}
+    found = tuple(
+        why.get(kind, text) for kind, text in caveat_texts.items() if kind in TRAINING_ERROR_KINDS
+    )
+    return (*found, duplicated_epochs) if duplicated_epochs else found
 
 
-def warnings(ladder: Ladder, measured: Measured, fit: Fit) -> tuple[Doubt, ...]:
+def collect_caveats(
+    design: ExperimentDesign, results: TrialResults, fit: BootstrapFit
+) -> tuple[Caveat, ...]:
     """The other doubts of all runs, and whether too few were made to see how they differ."""
-    others = (*NOT_DOUBTS, *[CROWDED] * too_many(ladder))
-    found = [doubt for doubt in measured.doubts() if doubt.kind not in others]
-    if fit.free < LEAST_FREE:
+    others = (*SHOWN_ELSEWHERE, *[MANY_THREADS] * has_too_many_threads(design))
+    found = [doubt for doubt in results.caveats() if doubt.kind not in others]
+    if fit.degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:
         text = (
             "too few repeats to see how runs differ: intervals are from inside single runs, or "
             "from two that differ more"
         )
-        found.append(Doubt(kind="few_repeats", text=text))
+        found.append(Caveat(kind="few_repeats", text=text))
     return (
-        *_ended_early(measured),
-        *_varied(measured),
-        *_in_own_orders(ladder, measured),
-        *_uneven(ladder),
+        *_ended_early(results),
+        *_unstable_steps(results),
+        *_independent_orders(design, results),
+        *_uneven(design),
         *found,
     )
 
 
-def _in_own_orders(ladder: Ladder, measured: Measured) -> Iterator[Doubt]:
+def _independent_orders(design: ExperimentDesign, results: TrialResults) -> Iterator[Caveat]:
     """That ranks draw from all of the data without end, and not the same at the same time."""
-    told = lines.whole_without_end(ladder.seen) if ladder.seen is not None else None
-    if told is not None and SIGN not in {doubt.kind for doubt in measured.doubts()}:
-        yield Doubt(kind="own_orders", text=told)
+    told = lines.duplicated_samples(design.profile) if design.profile is not None else None
+    if told is not None and SAME_SAMPLES not in {doubt.kind for doubt in results.caveats()}:
+        yield Caveat(kind="own_orders", text=told)
 
 
-def _uneven(ladder: Ladder) -> Iterator[Doubt]:
+def _uneven(design: ExperimentDesign) -> Iterator[Caveat]:
     """That some ranks may have nothing to do while others end their passes."""
-    if ladder.seen is not None and ladder.seen.uneven:
+    if design.profile is not None and design.profile.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join has the others wait: no pass ends "
             "in these runs, so that wait is in no row; next: divide the batches evenly"
         )
-        yield Doubt(kind="uneven_batches", text=text)
+        yield Caveat(kind="uneven_batches", text=text)
 
 
-def _ended_early(measured: Measured) -> Iterator[Doubt]:
+def _ended_early(results: TrialResults) -> Iterator[Caveat]:
     """That a script was over before all of its steps were timed that should be."""
-    fewest = min(measured.cut_short(), key=lambda short: short[0], default=None)
+    fewest = min(results.ended_early(), key=lambda short: short[0], default=None)
     if fewest is not None:
         steps, name, cause = fewest
         text = f"some were timed for {steps} steps"
@@ -101,42 +107,46 @@ def _ended_early(measured: Measured) -> Iterator[Doubt]:
         else:
             ended = f"{name} ends by itself before its runs are long enough"
             text = f"{ended}: {text}; next: more epochs or more data"
-        yield Doubt(kind="ended_early", text=text)
+        yield Caveat(kind="ended_early", text=text)
 
 
-def _varied(measured: Measured) -> Iterator[Doubt]:
+def _unstable_steps(results: TrialResults) -> Iterator[Caveat]:
     """That a step was not as long in one turn as in another."""
-    for kind, most in measured.varied().items():
-        text = VARIED[kind].format(most.low_ms, most.high_ms)
-        yield Doubt(kind=kind, text=text, value=most.times)
+    for kind, most in results.unstable_steps().items():
+        text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
+        yield Caveat(kind=kind, text=text, value=most.ratio)
 
 
-def short(ladder: Ladder, step_ms: float) -> tuple[Doubt, ...]:
+def short_step_caveats(design: ExperimentDesign, step_ms: float) -> tuple[Caveat, ...]:
     """That a script's steps are so short that what nfold does in each is noticed.
 
     On CPU devices: a GPU goes on meanwhile, unless it waits for its host.
     """
-    seen = ladder.seen is not None and ladder.plan.device == "cpu"
-    if not seen or NOTICED * step_ms > LOOKING_MS:
+    seen = design.profile is not None and design.plan.device == "cpu"
+    if not seen or NOTICEABLE_FRACTION * step_ms > OVERHEAD_MS:
         return ()
     text = (
-        f"steps of {step_ms:.2g} ms are short: nfold's own part of each, up to {LOOKING_MS} ms, is "
+        f"steps of {step_ms:.2g} ms are short: nfold's own part of each, up to {OVERHEAD_MS} ms, is "
         "in all of these; next: the script's own clock for its rate, or a larger batch"
     )
-    return (Doubt(kind="short_steps", text=text, value=step_ms),)
+    return (Caveat(kind="short_steps", text=text, value=step_ms),)
 
 
-def overtaken(ladder: Ladder, measured: Measured, step_ms: float) -> tuple[Doubt, ...]:
+def faster_library_caveats(
+    design: ExperimentDesign, results: TrialResults, step_ms: float
+) -> tuple[Caveat, ...]:
     """That another library without the devices is faster than all of them in an operation."""
-    runs = (run for rung in (ladder.full(), ladder.one) for run in measured.runs[rung].values())
+    runs = (
+        run for rung in (design.actual(), design.baseline) for run in results.runs[rung].values()
+    )
     others = [part for run in runs for part in run.ranks[0].parts if part.baseline]
     taken = ((1e3 * median(part.seconds), part.name) for part in others)
     other_ms, name = min(taken, default=(step_ms, ""))
     if other_ms >= step_ms:
         return ()
-    of = f"{ladder.devices} device{'s' * (ladder.devices > 1)}"
+    of = f"{design.devices} device{'s' * (design.devices > 1)}"
     text = (
         f"{name} takes {other_ms:.3g} ms without them, {of} {step_ms:.3g} from "
         "the host's memory and back; next: compute more on what is copied, or leave it there"
     )
-    return (Doubt(kind="overtaken", text=text),)
+    return (Caveat(kind="overtaken", text=text),)

@@ -19,136 +19,146 @@ from dataclasses import dataclass, field
 
 from nfold.errors import RunFailure
 from nfold.explain import asking
-from nfold.explain.clocks import clocks
-from nfold.explain.ends import ends
-from nfold.explain.ladder import Ladder
-from nfold.explain.lengths import long_enough, turns_s
-from nfold.explain.measured import Measured, reason_of
-from nfold.explain.own_batches import of_its_own, telling
-from nfold.explain.pausing import known
-from nfold.explain.readings import readings
-from nfold.explain.rung import Rung
-from nfold.explain.target import Target
+from nfold.explain.clocks import gpu_clock_rates
+from nfold.explain.ends import epoch_boundary_trials
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.lengths import interleaved_seconds, with_run_length
+from nfold.explain.measured import TrialResults, failure_reason
+from nfold.explain.own_batches import batch_size_trials, with_original_batch
+from nfold.explain.pausing import with_gap_locations
+from nfold.explain.readings import compute_metrics
+from nfold.explain.rung import Trial
+from nfold.explain.target import TrialRunner
 from nfold.measurement import Measurement
 from nfold.plan import LONG_STEP_S
-from nfold.run.options import Stop
+from nfold.run.options import StopRequest
 
 PILOT_STEPS = 30
-MOST_ROUNDS = 6
-OVER = 1.2
+MAX_ROUNDS = 6
+OVERRUN_FACTOR = 1.2
 """Of the time that is left: what nobody has measured yet may take a little more."""
-LONGEST_LOOK_S = 300.0
+MAX_PROBE_S = 300.0
 """Of a first look, with all that is before a script's first step; or twice the time budget."""
 
 
-class Events:
+class ExperimentEvents:
     """What an experiment tells while it goes on. This base listens to nothing."""
 
-    def started(self, rungs: Sequence[Rung], number: int, left_s: float) -> None:
+    def started(self, trials: Sequence[Trial], number: int, remaining_s: float) -> None:
         """A run of these begins; ``number`` is its round."""
 
     def finished(
-        self, rungs: Sequence[Rung], number: int, found: Sequence[Measurement], left_s: float
+        self, trials: Sequence[Trial], number: int, found: Sequence[Measurement], remaining_s: float
     ) -> None:
         """It has ended, well or not, or they were measured before."""
 
 
 @dataclass
-class Clock:
+class TimeBudget:
     """The time budget, in seconds."""
 
     budget_s: float
     now: Callable[[], float] = time.monotonic
-    began: float = field(init=False)
+    started_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.began = self.now()
+        self.started_at = self.now()
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds that are left, at least 0."""
-        return max(0.0, self.budget_s - (self.now() - self.began))
+        return max(0.0, self.budget_s - (self.now() - self.started_at))
 
 
 @dataclass
 class Experiment:
     """One explanation while its runs go on."""
 
-    target: Target
-    clock: Clock
-    events: Events
-    stop: Stop = field(default_factory=Stop)
-    measured: Measured = field(default_factory=Measured)
-    _by_itself: set[Rung] = field(default_factory=set)
-    _tried_again: set[Rung] = field(default_factory=set)
-    _failed: dict[Rung, str] = field(default_factory=dict)
-    _finds_unused: bool = False
+    runner: TrialRunner
+    time_budget: TimeBudget
+    events: ExperimentEvents
+    stop: StopRequest = field(default_factory=StopRequest)
+    results: TrialResults = field(default_factory=TrialResults)
+    _not_interleaved: set[Trial] = field(default_factory=set)
+    _retried: set[Trial] = field(default_factory=set)
+    _interleaved_failures: dict[Trial, str] = field(default_factory=dict)
+    _finds_unused_parameters: bool = False
     _step_s: float = 0.0
 
-    def run(self, ladder: Ladder) -> Ladder:
+    def run(self, design: ExperimentDesign) -> ExperimentDesign:
         """Measure; the ladder with the length of its runs, what a script does between its steps
         and the clocks of its devices.
 
         Raises RunFailure without a result.
         """
-        if ladder.seen is not None:
-            self.target = self.target.knowing(ladder.seen)
-        ladder = self._long_enough(ladder)
-        self._finds_unused = ladder.seen is not None and ladder.seen.find_unused_parameters
-        wanted, evident = list(asking.wanted(ladder)), list(asking.evident(ladder))
+        if design.profile is not None:
+            self.runner = self.runner.with_profile(design.profile)
+        design = self._with_run_length(design)
+        self._finds_unused_parameters = (
+            design.profile is not None and design.profile.find_unused_parameters
+        )
+        wanted, evident = list(asking.required(design)), list(asking.observed_in_probe(design))
         # What a first look has seen happen does not wait for the turns of all the others.
-        self._need(ladder, (ladder.full(), ladder.one), evident or wanted)
-        fixes = asking.urgent(ladder, self.measured)
-        self._round(self._fitting(fixes), 0, fixes)
-        epochs = ends(ladder, self.measured, self.target.epoch_steps, self.clock.budget_s)
-        ahead = [*evident, *telling(ladder)]
+        self._run_required(design, (design.actual(), design.baseline), evident or wanted)
+        fixes = asking.dominant_fixes(design, self.results)
+        self._run_round(self._affordable(fixes), 0, fixes)
+        epochs = epoch_boundary_trials(
+            design, self.results, self.runner.epoch_steps, self.time_budget.budget_s
+        )
+        ahead = [*evident, *batch_size_trials(design)]
         first = [*ahead, *wanted, *epochs]
-        failing = functools.partial(of_its_own, ladder, self.measured, self._failed)
-        self._round(self._fitting(first), 0, ahead, until=failing)
+        failing = functools.partial(
+            with_original_batch, design, self.results, self._interleaved_failures
+        )
+        self._run_round(self._affordable(first), 0, ahead, until=failing)
         own = failing()
         if own is not None:
-            self.measured = Measured()
+            self.results = TrialResults()
             return self.run(own)
-        self._round(first, 0)
-        for number in range(1, MOST_ROUNDS):
-            follow_ups = asking.follow_ups(ladder, self.measured)
-            rungs = self._next(ladder, [*first, *follow_ups], number)
+        self._run_round(first, 0)
+        for number in range(1, MAX_ROUNDS):
+            follow_ups = asking.follow_ups(design, self.results)
+            rungs = self._next_trials(design, [*first, *follow_ups], number)
             asked = dict.fromkeys([*follow_ups, *rungs])
-            new = [rung for rung in asked if not self.measured.tried(rung)]
-            if number == 1 and "unsteady" in self.measured.varied():
-                new = [ladder.full(), *new]
-            if self.stop or not (rungs or new) or not self._round([*new, *rungs], number, new):
+            new = [rung for rung in asked if not self.results.was_tried(rung)]
+            if number == 1 and "unsteady" in self.results.unstable_steps():
+                new = [design.actual(), *new]
+            if self.stop or not (rungs or new) or not self._run_round([*new, *rungs], number, new):
                 break
-        found = clocks(self.measured.every(), ladder.devices)
-        return dataclasses.replace(known(ladder, self.measured.every()), clocks=found)
+        found = gpu_clock_rates(self.results.measurements(), design.devices)
+        return dataclasses.replace(
+            with_gap_locations(design, self.results.measurements()), clock_rates=found
+        )
 
-    def attempt(self, rung: Rung, *, anew: bool = False) -> Measurement:
+    def run_probe(self, trial: Trial, *, force: bool = False) -> Measurement:
         """One run that is no part of the ladder, whatever time is left; it may fail."""
-        found = None if anew else self.target.known(rung, 0)
+        found = None if force else self.runner.stored(trial, 0)
         if found is None:
-            self.events.started([rung], 0, self.clock.left_s)
-            limit_s = max(LONGEST_LOOK_S, 2 * self.clock.budget_s)
-            found = self.target.measure(rung, 0, limit_s)
-        self.events.finished([rung], 0, [found], self.clock.left_s)
+            self.events.started([trial], 0, self.time_budget.remaining_s)
+            limit_s = max(MAX_PROBE_S, 2 * self.time_budget.budget_s)
+            found = self.runner.measure(trial, 0, limit_s)
+        self.events.finished([trial], 0, [found], self.time_budget.remaining_s)
         return found
 
-    def _long_enough(self, ladder: Ladder) -> Ladder:
+    def _with_run_length(self, design: ExperimentDesign) -> ExperimentDesign:
         """Steps for all rungs, by a short run where nobody knows how long one takes."""
-        step_s = self._step_s = (ladder.step_ms or self._pilot_ms(ladder)) / 1e3
-        by_itself = Rung(plan=ladder.plan.edit(steps=1, epochs=None))
-        return long_enough(ladder, step_s, in_turns=self.target.together(by_itself) is not None)
+        step_s = self._step_s = (design.step_ms or self._pilot_step_ms(design)) / 1e3
+        by_itself = Trial(plan=design.plan.edit(steps=1, epochs=None))
+        return with_run_length(
+            design, step_s, interleaved=self.runner.shared_trial(by_itself) is not None
+        )
 
-    def _pilot_ms(self, ladder: Ladder) -> float:
-        pilot = Rung(plan=ladder.plan.edit(steps=PILOT_STEPS, epochs=None))
-        self._need(ladder, [pilot])
-        (found,) = self.measured.runs.pop(pilot).values()
-        return readings(found, coupled=True)["step"]
+    def _pilot_step_ms(self, design: ExperimentDesign) -> float:
+        pilot = Trial(plan=design.plan.edit(steps=PILOT_STEPS, epochs=None))
+        self._run_required(design, [pilot])
+        (found,) = self.results.runs.pop(pilot).values()
+        return compute_metrics(found, ranks_synchronize=True)["step"]
 
-    def _round(
+    def _run_round(
         self,
-        rungs: Iterable[Rung],
+        trials: Iterable[Trial],
         number: int,
-        first: Collection[Rung] = (),
+        first: Collection[Trial] = (),
         until: Callable[[], object] = lambda: None,
     ) -> bool:
         """Every rung once, as long as ``until`` says nothing; whether any was run or known.
@@ -156,122 +166,137 @@ class Experiment:
         What comes ``first``, with all that shares its process trees, is in the order in which it
         is wanted, because time may be over soon. The rest is in a random one.
         """
-        groups = self._groups(rungs)
+        groups = self._interleaved_groups(trials)
         random.Random(number).shuffle(groups)
-        ahead = (rung for rung in dict.fromkeys(first) if not self.measured.done(rung, number))
+        ahead = (rung for rung in dict.fromkeys(first) if not self.results.is_done(rung, number))
         wanted = {rung: place for place, rung in enumerate(ahead)}
         groups.sort(key=lambda group: min(wanted.get(rung, len(wanted)) for rung in group))
-        found = [self._measure(group, number) for group in groups if not until()]
+        found = [self._run_group(group, number) for group in groups if not until()]
         return any(found)
 
-    def _groups(self, rungs: Iterable[Rung]) -> list[list[Rung]]:
+    def _interleaved_groups(self, trials: Iterable[Trial]) -> list[list[Trial]]:
         """Rungs that share a process tree, in the order in which the first of each is wanted.
 
         Where a wrapper looks for unused parameters, ranks tell each other which in every backward:
         without an exchange they must do so from the start.
         """
-        found: dict[object, list[Rung]] = {}
-        for rung in dict.fromkeys(rungs):
-            tied = self._finds_unused and rung.ablation.exchange == "none"
-            shared = None if tied or rung in self._by_itself else self.target.together(rung)
+        found: dict[object, list[Trial]] = {}
+        for rung in dict.fromkeys(trials):
+            tied = self._finds_unused_parameters and rung.variant.exchange == "none"
+            shared = (
+                None if tied or rung in self._not_interleaved else self.runner.shared_trial(rung)
+            )
             found.setdefault((shared is None, shared or rung), []).append(rung)
         return list(found.values())
 
-    def _fitting(self, rungs: Iterable[Rung]) -> list[Rung]:
+    def _affordable(self, trials: Iterable[Trial]) -> list[Trial]:
         """The first of these, in the order in which they are wanted, that there is time for."""
-        left_s, fitting = self.clock.left_s, []
-        for group in self._groups(r for r in rungs if not self.measured.done(r, 0)):
-            known = all(self.target.known(rung, 0) for rung in group)
-            left_s -= 0.0 if known else self.measured.seconds(group)
+        left_s, fitting = self.time_budget.remaining_s, []
+        for group in self._interleaved_groups(r for r in trials if not self.results.is_done(r, 0)):
+            known = all(self.runner.stored(rung, 0) for rung in group)
+            left_s -= 0.0 if known else self.results.expected_seconds(group)
             if left_s >= 0:
                 fitting += group
         return fitting
 
-    def _need(self, ladder: Ladder, needed: Iterable[Rung], wanted: Sequence[Rung] = ()) -> None:
+    def _run_required(
+        self, design: ExperimentDesign, required: Iterable[Trial], optional: Sequence[Trial] = ()
+    ) -> None:
         """First runs without which nothing can be said, whatever time is left.
 
         What is wanted and shares their process trees is measured with them, unless steps are so
         long that there is no time for so many. One that fails is tried once more: a script that
         could be looked at may have failed by chance.
         """
-        for rung in needed:
-            while rung not in self.measured.runs:
-                if rung in self.measured.reasons:
-                    reason = self.measured.reasons.pop(rung)
-                    if self.stop or rung in self._tried_again:
+        for rung in required:
+            while rung not in self.results.runs:
+                if rung in self.results.reasons:
+                    reason = self.results.reasons.pop(rung)
+                    if self.stop or rung in self._retried:
                         raise RunFailure(f"{rung}: {reason}; nothing can be explained")
-                    self._tried_again.add(rung)
-                (group, *_) = self._groups([rung, *wanted])
-                asked = [one for one in group if self._open(one, 0)]
+                    self._retried.add(rung)
+                (group, *_) = self._interleaved_groups([rung, *optional])
+                asked = [one for one in group if self._needs_run(one, 0)]
                 if rung in asked:
-                    asked = asked if self._fits(ladder, asked) else [rung]
-                    self.events.started(asked, 0, self.clock.left_s)
-                    self._keep_all(asked, 0, self._run(asked, 0))
+                    asked = asked if self._is_affordable(design, asked) else [rung]
+                    self.events.started(asked, 0, self.time_budget.remaining_s)
+                    self._record(asked, 0, self._run(asked, 0))
 
-    def _fits(self, ladder: Ladder, asked: Sequence[Rung]) -> bool:
+    def _is_affordable(self, design: ExperimentDesign, asked: Sequence[Trial]) -> bool:
         """Whether steps are short, or there is time for those of all these, which take turns."""
         short = self._step_s <= LONG_STEP_S
-        return short or turns_s(ladder, asked, self._step_s) <= self.clock.left_s
+        return (
+            short
+            or interleaved_seconds(design, asked, self._step_s) <= self.time_budget.remaining_s
+        )
 
-    def _measure(self, group: Sequence[Rung], number: int) -> bool:
+    def _run_group(self, group: Sequence[Trial], number: int) -> bool:
         """One run of rungs that share it, unless they cannot be, are there, or the time is over.
 
         It is given what is left, and once more what a run takes: what a script does between its
         passes may take any time. Returns whether any of them is measured.
         """
-        asked = [rung for rung in group if self._open(rung, number)]
-        seconds, new = self.measured.seconds(asked), not self.measured.has(asked[:1])
-        if asked and not self.stop and seconds <= (OVER if new else 1) * self.clock.left_s:
-            self.events.started(asked, number, self.clock.left_s)
-            limit_s = self.clock.left_s + seconds
-            self._keep_all(asked, number, self._run(asked, number, limit_s))
-        return any(number in self.measured.runs.get(rung, {}) for rung in group)
+        asked = [rung for rung in group if self._needs_run(rung, number)]
+        seconds, new = self.results.expected_seconds(asked), not self.results.has(asked[:1])
+        if (
+            asked
+            and not self.stop
+            and seconds <= (OVERRUN_FACTOR if new else 1) * self.time_budget.remaining_s
+        ):
+            self.events.started(asked, number, self.time_budget.remaining_s)
+            limit_s = self.time_budget.remaining_s + seconds
+            self._record(asked, number, self._run(asked, number, limit_s))
+        return any(number in self.results.runs.get(rung, {}) for rung in group)
 
-    def _open(self, rung: Rung, number: int) -> bool:
+    def _needs_run(self, trial: Trial, number: int) -> bool:
         """Whether the rung is to be run: it can be, and was not; what was is kept."""
-        if self.measured.done(rung, number):
+        if self.results.is_done(trial, number):
             return False
-        reason = self.target.refuses(rung)
+        reason = self.runner.refusal_reason(trial)
         if reason is not None:
-            self.measured.reasons[rung] = reason
+            self.results.reasons[trial] = reason
             return False
-        again = number == 0 and rung in self._tried_again
-        found = None if again else self.target.known(rung, number)
+        again = number == 0 and trial in self._retried
+        found = None if again else self.runner.stored(trial, number)
         if found is not None:
-            self._keep_all([rung], number, [found])
+            self._record([trial], number, [found])
         return found is None
 
     def _run(
-        self, rungs: Sequence[Rung], number: int, limit_s: float | None = None
+        self, trials: Sequence[Trial], number: int, limit_s: float | None = None
     ) -> list[Measurement]:
-        if len(rungs) > 1:
-            return self.target.measure_together(rungs, number, limit_s)
-        return [self.target.measure(rung, number, limit_s) for rung in rungs]
+        if len(trials) > 1:
+            return self.runner.measure_interleaved(trials, number, limit_s)
+        return [self.runner.measure(rung, number, limit_s) for rung in trials]
 
-    def _keep_all(self, rungs: Sequence[Rung], number: int, found: list[Measurement]) -> None:
+    def _record(self, trials: Sequence[Trial], number: int, found: list[Measurement]) -> None:
         """What had no turn before a run of several ended, well or not, is run by itself then.
 
         Where none had one, ``_failed`` says why the first had not.
         """
-        self.events.finished(rungs, number, found, self.clock.left_s)
-        for rung, measurement in zip(rungs, found, strict=True):
+        self.events.finished(trials, number, found, self.time_budget.remaining_s)
+        for rung, measurement in zip(trials, found, strict=True):
             ok = measurement.status == "ok"
-            had_one = ok and bool(readings(measurement, coupled=rung.coupled))
-            if len(rungs) > 1 and not had_one and (ok or not self.stop):
-                self._by_itself.add(rung)
+            had_one = ok and bool(
+                compute_metrics(measurement, ranks_synchronize=rung.ranks_synchronize)
+            )
+            if len(trials) > 1 and not had_one and (ok or not self.stop):
+                self._not_interleaved.add(rung)
             else:
-                self.measured.add(rung, number, measurement)
-        if self._by_itself.issuperset(rungs) and found[0].status == "crashed":
-            self._failed[rungs[0]] = reason_of(found[0])
+                self.results.add(rung, number, measurement)
+        if self._not_interleaved.issuperset(trials) and found[0].status == "crashed":
+            self._interleaved_failures[trials[0]] = failure_reason(found[0])
 
-    def _next(self, ladder: Ladder, rungs: list[Rung], number: int) -> list[Rung]:
+    def _next_trials(
+        self, design: ExperimentDesign, trials: list[Trial], number: int
+    ) -> list[Trial]:
         """All that there is in the second and third round; then what the widest row needs.
 
         With it, all that shares its process trees: what these differ by cancels between rungs
         that were in the same ones.
         """
         if number < 3:
-            return rungs
-        asked = asking.narrowing(ladder, self.measured)
-        shared = {self.target.together(rung) for rung in asked} - {None}
-        return [*asked, *(rung for rung in rungs if self.target.together(rung) in shared)]
+            return trials
+        asked = asking.widest_interval(design, self.results)
+        shared = {self.runner.shared_trial(rung) for rung in asked} - {None}
+        return [*asked, *(rung for rung in trials if self.runner.shared_trial(rung) in shared)]

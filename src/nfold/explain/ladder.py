@@ -11,40 +11,40 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
-from nfold.ablation import Ablation
-from nfold.explain.clocks import Clock
-from nfold.explain.rung import Rung, growing
-from nfold.measurement import PausedAt
-from nfold.plan import USED_UP, Plan
-from nfold.seen import Maker, Seen
+from nfold.ablation import Variant
+from nfold.explain.clocks import GpuClockRate
+from nfold.explain.rung import Trial, with_expandable_segments
+from nfold.measurement import HostGapLocation
+from nfold.plan import PREFETCH_WARMUP_FACTOR, Plan
+from nfold.seen import BatchFunction, ScriptProfile
 
-Make = TypeVar("Make", bound=Callable[..., Rung])
+TrialFactory = TypeVar("TrialFactory", bound=Callable[..., Trial])
 Input = Literal["real", "replayed", "resident"]
 Scaling = Literal["strong", "weak"]
-PREFETCH = 2
+DEFAULT_PREFETCH_FACTOR = 2
 """Batches that a loader's worker makes ahead, where nothing else is said."""
 
 
-def remembered(make: Make) -> Make:
+def cached_trial(factory: TrialFactory) -> TrialFactory:
     """The same object for the same rung: intervals ask for each some thousand times."""
 
-    @functools.wraps(make)
-    def asked(ladder: Ladder, *args: Any, **kwargs: Any) -> Rung:
-        key = (make.__name__, args, tuple(kwargs.items()))
-        if key not in ladder.made:
-            ladder.made[key] = make(ladder, *args, **kwargs)
-        return ladder.made[key]
+    @functools.wraps(factory)
+    def asked(ladder: ExperimentDesign, *args: Any, **kwargs: Any) -> Trial:
+        key = (factory.__name__, args, tuple(kwargs.items()))
+        if key not in ladder.trial_cache:
+            ladder.trial_cache[key] = factory(ladder, *args, **kwargs)
+        return ladder.trial_cache[key]
 
-    return cast(Make, asked)
+    return cast(TrialFactory, asked)
 
 
-def made_ahead(workers: int, prefetch_factor: int | None = None) -> int:
+def prefetched_batches(workers: int, prefetch_factor: int | None = None) -> int:
     """Batches that warm-up lets pass, until what workers made before the first step is used up."""
-    return USED_UP * workers * (prefetch_factor or PREFETCH)
+    return PREFETCH_WARMUP_FACTOR * workers * (prefetch_factor or DEFAULT_PREFETCH_FACTOR)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ladder:
+class ExperimentDesign:
     """The rungs of one complete ``plan`` on N devices, measured in steps.
 
     ``seen`` is what a first look at a script showed, ``step_ms`` how long its steps took there,
@@ -58,16 +58,18 @@ class Ladder:
 
     plan: Plan
     scaling: Scaling = "strong"
-    seen: Seen | None = field(default=None, compare=False)
+    profile: ScriptProfile | None = field(default=None, compare=False)
     step_ms: float | None = field(default=None, compare=False)
-    pauses_ms: tuple[float, ...] = field(default=(), compare=False)
-    paused_at: tuple[tuple[PausedAt, ...], ...] = field(default=(), compare=False)
+    host_gaps_ms: tuple[float, ...] = field(default=(), compare=False)
+    gap_locations: tuple[tuple[HostGapLocation, ...], ...] = field(default=(), compare=False)
     memory_bytes: int | None = field(default=None, compare=False)
-    clocks: tuple[Clock, ...] = field(default=(), compare=False)
-    operation: bool = field(default=False, compare=False)
-    failed: str = field(default="", compare=False)
-    asked: bool = field(default=False, compare=False)
-    made: dict[tuple[object, ...], Rung] = field(default_factory=dict, compare=False, repr=False)
+    clock_rates: tuple[GpuClockRate, ...] = field(default=(), compare=False)
+    is_operation: bool = field(default=False, compare=False)
+    multi_process_failure: str = field(default="", compare=False)
+    scaling_requested: bool = field(default=False, compare=False)
+    trial_cache: dict[tuple[object, ...], Trial] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def devices(self) -> int:
@@ -75,150 +77,152 @@ class Ladder:
         return self.plan.devices or 1
 
     @property
-    def share(self) -> int:
+    def batch_per_device(self) -> int:
         """The samples of one device in a step, on the fullest one."""
         return -(-(self.plan.batch or 1) // self.devices)
 
     @property
-    def split(self) -> int:
+    def work_divisor(self) -> int:
         """How many devices share the work of one in a step; with weak scaling each has its own."""
         return self.devices if self.scaling == "strong" else 1
 
     @property
-    def one_process(self) -> bool:
+    def uses_one_process(self) -> bool:
         """Whether one process drives all devices (nn.DataParallel), or could."""
         return self.plan.strategy == "dp"
 
     @property
-    def plain(self) -> bool:
+    def single_device_script(self) -> bool:
         """Whether a script uses one device, whatever it sees."""
-        return self.one_process and self.seen is not None and self.seen.parallel == "none"
+        return (
+            self.uses_one_process and self.profile is not None and self.profile.parallel == "none"
+        )
 
     @property
     def sharded(self) -> bool:
         """Whether each rank of a script holds a part of the parameters (FSDP)."""
-        return self.seen is not None and self.seen.parallel == "fsdp"
+        return self.profile is not None and self.profile.parallel == "fsdp"
 
     @property
-    def reads_back(self) -> bool:
+    def has_host_reads(self) -> bool:
         """Whether the host of a script waits for values of a GPU in its steps."""
-        seen = self.seen
+        seen = self.profile
         return seen is not None and seen.host_syncs > 0 and self.plan.device == "cuda"
 
     @property
     def detects_anomalies(self) -> bool:
         """Whether autograd looks for NaN in every backward of a script."""
-        return self.seen is not None and self.seen.detects_anomalies
+        return self.profile is not None and self.profile.detects_anomalies
 
     @property
-    def tries_again(self) -> bool:
+    def has_allocator_retries(self) -> bool:
         """Whether a script's allocator was seen to have no memory left in its steps."""
-        seen = self.seen
+        seen = self.profile
         return seen is not None and seen.alloc_retries > 0 and self.plan.device != "cpu"
 
     @property
-    def rebatches(self) -> bool:
+    def can_change_batch(self) -> bool:
         """Whether there are batches of another size: a script's only of a DataLoader."""
-        return self.seen is None or self.seen.rebatches
+        return self.profile is None or self.profile.accepts_batch_size
 
     @property
-    def feeds(self) -> bool:
+    def can_replay_input(self) -> bool:
         """Whether the input can be replaced: a script's, if a DataLoader or a function makes it."""
-        seen = self.seen
-        return seen is None or seen.loader is not None or seen.maker is not None
+        seen = self.profile
+        return seen is None or seen.loader is not None or seen.batch_function is not None
 
     @property
-    def maker(self) -> Maker | None:
+    def batch_function(self) -> BatchFunction | None:
         """The functions of a script that make its batches, where no DataLoader does."""
-        return self.seen.maker if self.seen is not None else None
+        return self.profile.batch_function if self.profile is not None else None
 
     @property
-    def bare(self) -> Input:
+    def cheapest_input(self) -> Input:
         """The input that costs least and can be had: the ladder's, free of the real input."""
-        if self.plan.input == "resident" or not self.feeds:
+        if self.plan.input == "resident" or not self.can_replay_input:
             return "real"
-        moved = self.maker is not None and self.maker.on_device
-        return "resident" if self.plan.device == "cuda" and not moved else self.on_host
+        moved = self.batch_function is not None and self.batch_function.on_device
+        return "resident" if self.plan.device == "cuda" and not moved else self.host_input
 
     @property
-    def on_host(self) -> Input:
+    def host_input(self) -> Input:
         """Batches that are ready in the host's memory: an operation's always are."""
-        return "real" if self.operation else "replayed"
+        return "real" if self.is_operation else "replayed"
 
     @functools.cached_property
-    def one(self) -> Rung:
+    def baseline(self) -> Trial:
         """What N-fold is counted from: one device at the global batch, or at its share of it."""
         if self.scaling == "weak":
-            return self.alone("real")
-        return Rung(plan=self._on_one(batch=self.plan.batch))
+            return self.one_device("real")
+        return Trial(plan=self._one_device_plan(batch=self.plan.batch))
 
-    @remembered
-    def alone(self, input_: Input, device: int = 0, **changes: Any) -> Rung:
+    @cached_trial
+    def one_device(self, input_: Input, device: int = 0, **changes: Any) -> Trial:
         """One device alone, with the work that it has among N."""
-        plan = self._on_one(batch=self.share).edit(**changes)
-        return Rung(plan=plan, ablation=Ablation(input=input_, device=device))
+        plan = self._one_device_plan(batch=self.batch_per_device).edit(**changes)
+        return Trial(plan=plan, variant=Variant(input=input_, device=device))
 
-    @remembered
-    def alone_with(self, input_: Input, **left_out: Any) -> Rung:
+    @cached_trial
+    def one_device_with(self, input_: Input, **left_out: Any) -> Trial:
         """One device alone, with something more left out."""
-        ablation = Ablation(input=input_, **left_out)
-        return Rung(plan=self._on_one(batch=self.share), ablation=ablation)
+        ablation = Variant(input=input_, **left_out)
+        return Trial(plan=self._one_device_plan(batch=self.batch_per_device), variant=ablation)
 
     @property
-    def unwaited(self) -> Rung:
+    def no_host_sync(self) -> Trial:
         """One device alone with the input that costs least, whose host waits for no value."""
-        return self.alone_with(
-            self.bare,
-            host_syncs=not self.reads_back,
+        return self.one_device_with(
+            self.cheapest_input,
+            host_syncs=not self.has_host_reads,
             anomaly_detection=not self.detects_anomalies,
         )
 
-    def grown(self, rung: Rung) -> Rung:
+    def with_expandable_segments(self, trial: Trial) -> Trial:
         """The same with segments that grow, where a script's allocator was seen to try again."""
-        return growing(rung) if self.tries_again else rung
+        return with_expandable_segments(trial) if self.has_allocator_retries else trial
 
-    @remembered
-    def copies(self, input_: Input, **left_out: Any) -> Rung:
+    @cached_trial
+    def replicas(self, input_: Input, **left_out: Any) -> Trial:
         """N devices at the same time, each by itself; a script's one process is then N.
 
         Those of an operation always are.
         """
-        plan = self.plan.edit(strategy="ddp") if self.one_process else self.plan
-        if self.operation:
-            return Rung(plan=plan, ablation=Ablation(input=input_))
-        return Rung(plan=plan, ablation=Ablation(input=input_, independent=True, **left_out))
+        plan = self.plan.edit(strategy="ddp") if self.uses_one_process else self.plan
+        if self.is_operation:
+            return Trial(plan=plan, variant=Variant(input=input_))
+        return Trial(plan=plan, variant=Variant(input=input_, independent=True, **left_out))
 
-    @remembered
-    def unexchanged(self, input_: Input, devices: tuple[int, ...] = ()) -> Rung:
+    @cached_trial
+    def no_allreduce(self, input_: Input, devices: tuple[int, ...] = ()) -> Trial:
         """Data parallel, with nothing exchanged; ranks drive ``devices`` in this order.
 
         Without an exchange no rank has the parameters of a sharded model: copies stand for it.
         """
         if self.sharded:
-            return self.copies(input_, devices=devices)
-        left_out = Ablation(input=input_, exchange="none", devices=devices)
-        return Rung(plan=self.plan, ablation=left_out.merged(self.beside_gradients))
+            return self.replicas(input_, devices=devices)
+        left_out = Variant(input=input_, exchange="none", devices=devices)
+        return Trial(plan=self.plan, variant=left_out.merge(self.gradients_only))
 
-    @remembered
-    def barrier(self, input_: Input) -> Rung:
+    @cached_trial
+    def barrier_only(self, input_: Input) -> Trial:
         """Data parallel, with one element a bucket exchanged."""
-        left_out = Ablation(input=input_, exchange="barrier")
-        return Rung(plan=self.plan, ablation=left_out.merged(self.beside_gradients))
+        left_out = Variant(input=input_, exchange="barrier")
+        return Trial(plan=self.plan, variant=left_out.merge(self.gradients_only))
 
-    @remembered
-    def full(self, input_: Input = "real", **left_out: Any) -> Rung:
+    @cached_trial
+    def actual(self, input_: Input = "real", **left_out: Any) -> Trial:
         """The real run, without what is said to be left out."""
-        return Rung(plan=self.plan, ablation=Ablation(input=input_, **left_out))
+        return Trial(plan=self.plan, variant=Variant(input=input_, **left_out))
 
-    @remembered
-    def lean(self, input_: Input = "real") -> Rung:
+    @cached_trial
+    def one_allreduce(self, input_: Input = "real") -> Trial:
         """The real run with nothing but one exchange of gradients a step."""
-        return Rung(plan=self.plan, ablation=Ablation(input=input_).merged(self.beside_gradients))
+        return Trial(plan=self.plan, variant=Variant(input=input_).merge(self.gradients_only))
 
-    @remembered
-    def edited(self, **changes: Any) -> Rung:
+    @cached_trial
+    def with_plan(self, **changes: Any) -> Trial:
         """The real run under another plan."""
-        return Rung(plan=self.plan.edit(**changes))
+        return Trial(plan=self.plan.edit(**changes))
 
     @property
     def synchronises_batch_norm(self) -> bool:
@@ -227,33 +231,33 @@ class Ladder:
 
     def epoch_steps(self, plan: Plan) -> int | None:
         """Steps of an epoch of a script, None where nobody has seen its length."""
-        fed = self.seen.loader if self.seen is not None else None
-        if fed is None or fed.samples is None:
+        fed = self.profile.loader if self.profile is not None else None
+        if fed is None or fed.dataset_size is None:
             return None
-        return -(-fed.samples // (plan.batch or 1))
+        return -(-fed.dataset_size // (plan.batch or 1))
 
     @property
     def broadcasts_buffers(self) -> bool:
         """Whether a script's wrapper sends buffers to all ranks in every forward."""
-        seen = self.seen
+        seen = self.profile
         return seen is not None and seen.broadcast_buffers and seen.buffers > 0
 
     @property
-    def exchanges_repeatedly(self) -> bool:
+    def all_reduces_every_batch(self) -> bool:
         """Whether a script's gradients are exchanged with every batch of a step."""
-        seen = self.seen
-        return seen is not None and self.plan.accumulate > 1 and seen.exchanges > 1
+        seen = self.profile
+        return seen is not None and self.plan.accumulate > 1 and seen.gradient_exchanges > 1
 
     @functools.cached_property
-    def beside_gradients(self) -> Ablation:
+    def gradients_only(self) -> Variant:
         """What would couple ranks that must not be, and is not a step's one exchange."""
         if self.sharded:
-            return Ablation()
-        return Ablation(
+            return Variant()
+        return Variant(
             synchronised_batch_norm=not self.synchronises_batch_norm,
-            buffers=not self.broadcasts_buffers,
-            repeated_exchange=not self.exchanges_repeatedly,
+            broadcast_buffers=not self.broadcasts_buffers,
+            exchange_each_micro_batch=not self.all_reduces_every_batch,
         )
 
-    def _on_one(self, batch: int | None) -> Plan:
+    def _one_device_plan(self, batch: int | None) -> Plan:
         return self.plan.edit(devices=1, strategy="single", batch=batch)

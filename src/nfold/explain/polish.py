@@ -15,79 +15,88 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean, median
 from typing import TypeVar
 
-from nfold.explain.rung import Rung
+from nfold.explain.rung import Trial
 
-SWEEPS = 30
-SHORT = 0.25
+MAX_SWEEPS = 30
+SHORT_STEP_RATIO = 0.25
 """Of the longest step: shorter ones tell nothing about a round. A fifth of 50 µs is 10 µs, which
 are no fifth of 800."""
-OF_MEDIAN = 1.2
+MEDIAN_ERROR_RATIO = 1.2
 """A median of a few normal values scatters by so much more than their mean."""
 
-Key = tuple[Rung, str]
-Rounds = Mapping[int, float]
-Run = tuple[Rung, int]
+MetricKey = tuple[Trial, str]
+ValuesByRound = Mapping[int, float]
+TrialRun = tuple[Trial, int]
 """A rung in a round."""
-Fitted = tuple[dict[Key, float], dict[Key, dict[int, float]]]
+Decomposition = tuple[dict[MetricKey, float], dict[MetricKey, dict[int, float]]]
 """Every reading's part, and what is left of its runs when the round's part is taken away too."""
-What = TypeVar("What")
+Member = TypeVar("Member")
 
 
-def logs(rounds: Rounds) -> dict[int, float]:
+def log_values(rounds: ValuesByRound) -> dict[int, float]:
     """The logarithm of a reading in every round."""
     return {number: math.log(max(value, 1e-9)) for number, value in rounds.items()}
 
 
-def in_cycles(logs: Mapping[Key, Rounds]) -> Fitted:
+def polish_cycles(logs: Mapping[MetricKey, ValuesByRound]) -> Decomposition:
     """Of rungs that all had their turn in every cycle of one process tree."""
-    of_cycle = _common(_steps(logs), fmean)
+    of_cycle = _round_effects(_only_steps(logs), fmean)
     of_key = {k: median(v - of_cycle[n] for n, v in r.items()) for k, r in logs.items()}
-    return of_key, _left(logs, of_key, of_cycle)
+    return of_key, _residuals(logs, of_key, of_cycle)
 
 
-def polished(logs: Mapping[Key, Rounds], shared: Mapping[Run, str]) -> Fitted:
+def polish_rounds(
+    logs: Mapping[MetricKey, ValuesByRound], shared: Mapping[TrialRun, str]
+) -> Decomposition:
     """Of runs; ``shared`` names the process trees of those that had one with others."""
-    steps = _steps(logs)
-    kinds = _kinds((rung for rung, _ in steps), shared)
-    members: dict[int, dict[Key, Rounds]] = {}
+    steps = _only_steps(logs)
+    kinds = _interleaving_groups((rung for rung, _ in steps), shared)
+    members: dict[int, dict[MetricKey, ValuesByRound]] = {}
     for key, rounds in steps.items():
         members.setdefault(kinds[key[0]], {})[key] = rounds
-    of_tree = {kind: _common(of_kind, median) for kind, of_kind in members.items()}
+    of_tree = {kind: _round_effects(of_kind, median) for kind, of_kind in members.items()}
     numbers = {number: 0.0 for rounds in steps.values() for number in rounds}
-    of_round = {**numbers, **_agreed({kind: of_tree[kind] for kind in _long(members)})}
+    of_round = {
+        **numbers,
+        **_shrunk_round_effects({kind: of_tree[kind] for kind in _groups_with_long_steps(members)}),
+    }
     of_kind = {k: median(t - of_round[n] for n, t in r.items()) for k, r in of_tree.items()}
     of_key = {}
     for key, rounds in logs.items():
         kind = kinds[key[0]]
         tree = of_tree[kind]
         of_key[key] = of_kind[kind] + median(v - tree[n] for n, v in rounds.items())
-    return of_key, _left(logs, of_key, of_round)
+    return of_key, _residuals(logs, of_key, of_round)
 
 
-def _long(members: Mapping[int, Mapping[Key, Rounds]]) -> list[int]:
+def _groups_with_long_steps(members: Mapping[int, Mapping[MetricKey, ValuesByRound]]) -> list[int]:
     """The kinds of trees with a step that is not short beside the longest."""
     longest = {
         kind: max(median(rounds.values()) for rounds in of_kind.values())
         for kind, of_kind in members.items()
     }
-    least = max(longest.values(), default=0.0) + math.log(SHORT)
+    least = max(longest.values(), default=0.0) + math.log(SHORT_STEP_RATIO)
     return [kind for kind, value in longest.items() if value >= least]
 
 
-def _steps(logs: Mapping[Key, Rounds]) -> dict[Key, Rounds]:
+def _only_steps(logs: Mapping[MetricKey, ValuesByRound]) -> dict[MetricKey, ValuesByRound]:
     return {key: rounds for key, rounds in logs.items() if key[1] == "step"}
 
 
-def _left(
-    logs: Mapping[Key, Rounds], of_key: Mapping[Key, float], of_round: Rounds
-) -> dict[Key, dict[int, float]]:
+def _residuals(
+    logs: Mapping[MetricKey, ValuesByRound],
+    of_key: Mapping[MetricKey, float],
+    of_round: ValuesByRound,
+) -> dict[MetricKey, dict[int, float]]:
     return {k: {n: v - of_key[k] - of_round[n] for n, v in r.items()} for k, r in logs.items()}
 
 
-def _kinds(rungs: Iterable[Rung], shared: Mapping[Run, str]) -> dict[Rung, int]:
+def _interleaving_groups(
+    trials: Iterable[Trial], shared: Mapping[TrialRun, str]
+) -> dict[Trial, int]:
     """A number for each rung, the same for those that were ever in one process tree."""
-    kinds = {rung: number for number, rung in enumerate(rungs)}
-    trees: dict[str, list[Rung]] = {}
+    kinds = {rung: number for number, rung in enumerate(trials)}
+    trees: dict[str, list[Trial]] = {}
     for (rung, _), tree in shared.items():
         if rung in kinds:
             trees.setdefault(tree, []).append(rung)
@@ -97,21 +106,23 @@ def _kinds(rungs: Iterable[Rung], shared: Mapping[Run, str]) -> dict[Rung, int]:
     return kinds
 
 
-def _common(
-    table: Mapping[What, Rounds], centre: Callable[[Iterable[float]], float]
+def _round_effects(
+    table: Mapping[Member, ValuesByRound], centre: Callable[[Iterable[float]], float]
 ) -> dict[int, float]:
     """What each round does to all that was measured in it, 0 in its ``centre``."""
     numbers = sorted({number for rounds in table.values() for number in rounds})
     of_round = dict.fromkeys(numbers, 0.0)
-    for _ in range(SWEEPS if len(numbers) > 1 else 0):
-        votes = _votes(table, of_round)
+    for _ in range(MAX_SWEEPS if len(numbers) > 1 else 0):
+        votes = _deviations_by_round(table, of_round)
         moved = {number: median(votes.get(number) or [0.0]) for number in numbers}
         middle = centre(moved.values())
         of_round = {number: value - middle for number, value in moved.items()}
     return of_round
 
 
-def _votes(table: Mapping[What, Rounds], of_round: Rounds) -> dict[int, list[float]]:
+def _deviations_by_round(
+    table: Mapping[Member, ValuesByRound], of_round: ValuesByRound
+) -> dict[int, list[float]]:
     """By round, by how much each is above its own part; what was in one round only cannot tell."""
     votes: dict[int, list[float]] = {}
     for rounds in table.values():
@@ -122,10 +133,10 @@ def _votes(table: Mapping[What, Rounds], of_round: Rounds) -> dict[int, list[flo
     return votes
 
 
-def _agreed(of_tree: Mapping[int, Rounds]) -> dict[int, float]:
+def _shrunk_round_effects(of_tree: Mapping[int, ValuesByRound]) -> dict[int, float]:
     """The rounds' parts, as much smaller as single trees scatter, and 0 where that is all."""
-    of_round = _common(of_tree, fmean)
-    votes = _votes(of_tree, of_round)
+    of_round = _round_effects(of_tree, fmean)
+    votes = _deviations_by_round(of_tree, of_round)
     kinds = sum(len(rounds) > 1 for rounds in of_tree.values())
     free = sum(map(len, votes.values())) - kinds - len(votes) + 1
     between = sum(of_round[number] ** 2 for number in votes) / max(1, len(votes) - 1)

@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from nfold.measurement import Between, Measurement, RankSamples, Window
+from nfold.measurement import EpochGap, Measurement, RankSamples, Window
 from nfold.plan import Plan
-from nfold.stats import deviation, median, weighted_median
+from nfold.stats import mad_deviation, median, weighted_median
 
-CHUNKS = 10
-FILLED = 0.5
+STEP_CHUNKS = 10
+WHOLE_BATCH_FRACTION = 0.5
 """Of the largest batch."""
-Timed = tuple[float, int]
+WeightedStepMs = tuple[float, int]
 """Milliseconds of a step, and of how many."""
-Readings = dict[str, float]
+Metrics = dict[str, float]
 """``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
 ``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``first``: those
 of them spent waiting for an epoch's first batch; ``recurring``: ms a step of what comes after some
@@ -24,42 +24,49 @@ does something else, on the rank where that is least; ``ahead``: ms by which the
 its devices when a window ends, on the rank where that is least; ``loading``: ms in which the
 loader's workers, side by side, make the batches of a step; ``waiting``: of these the ms in which
 they wait and do not compute."""
-SUMS = ("gap", "first", "recurring", "every", "pause", "ahead", "loading", "waiting")
+ADDITIVE_METRICS = ("gap", "first", "recurring", "every", "pause", "ahead", "loading", "waiting")
 """Readings that may be 0 or less."""
 
 
-def readings(measurement: Measurement, *, coupled: bool) -> Readings:
+def compute_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Metrics:
     """The numbers of one measurement; empty where nothing was timed."""
-    return {**times(measurement, coupled=coupled), **sums(measurement)}
+    return {
+        **step_metrics(measurement, ranks_synchronize=ranks_synchronize),
+        **additive_metrics(measurement),
+    }
 
 
-def times(measurement: Measurement, *, coupled: bool) -> Readings:
+def step_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Metrics:
     """Those that are above 0, of steps.
 
     Steps are counted by their samples, as whole batches: the last batch of an epoch is smaller,
     and another part of an epoch's steps where a batch is.
     """
-    ranks = timed(measurement)
+    ranks = ranks_with_windows(measurement)
     if not ranks:
         return {}
-    batch = measurement.plan.batch or _batch(ranks)
-    found: Readings = {"step": _usual(_together(ranks, batch))}
-    if not coupled:
-        own = {f"rank {r.rank}": _usual(_window_ms(r, batch / len(ranks))) for r in ranks}
+    batch = measurement.plan.batch or _script_batch(ranks)
+    found: Metrics = {"step": _typical_step_ms(_global_step_ms(ranks, batch))}
+    if not ranks_synchronize:
+        own = {
+            f"rank {r.rank}": _typical_step_ms(_rank_step_ms(r, batch / len(ranks))) for r in ranks
+        }
         mean = fmean(own.values())
-        found = {"step": mean, "slowest": mean * _slowest(ranks), **own}
+        found = {"step": mean, "slowest": mean * _slowest_rank_ratio(ranks), **own}
     return found
 
 
-def sums(measurement: Measurement) -> Readings:
+def additive_metrics(measurement: Measurement) -> Metrics:
     """Those that may be 0 or less."""
-    ranks = timed(measurement)
+    ranks = ranks_with_windows(measurement)
     if not ranks:
         return {}
-    found, ends = _fetching(measurement, ranks), _ends(measurement)
+    found, ends = _loading_metrics(measurement, ranks), _epoch_boundaries(measurement)
     if ends:
         found["first"] = median([1e3 * one.waited_s / one.steps for one in ends])
-    each = [[w.ahead_s for w in rank.windows if w.ahead_s is not None] for rank in ranks]
+    each = [
+        [w.queue_drain_s for w in rank.windows if w.queue_drain_s is not None] for rank in ranks
+    ]
     if all(each):
         found["ahead"] = 1e3 * min(map(median, each))
     gaps = [1e3 * one.seconds / one.steps for one in ends]
@@ -67,20 +74,20 @@ def sums(measurement: Measurement) -> Readings:
     return {**found, "gap": median(gaps)} if gaps else found
 
 
-def scatter(measurement: Measurement) -> float:
+def relative_standard_error(measurement: Measurement) -> float:
     """The relative standard error of a median over this measurement's windows.
 
     By their median absolute deviation: an epoch's smaller last batch, for which everything is
     recorded once more, moves neither (F. R. Hampel, The Influence Curve, JASA 69, 1974).
     """
     ranks = [rank for rank in measurement.ranks if rank.windows]
-    times = [ms for ms, _ in _together(ranks, 1)] if ranks else []
+    times = [ms for ms, _ in _global_step_ms(ranks, 1)] if ranks else []
     if len(times) < 2:
         return 0.0
-    return float(1.25 * deviation(times) / median(times) / len(times) ** 0.5)
+    return float(1.25 * mad_deviation(times) / median(times) / len(times) ** 0.5)
 
 
-def crowded(measurement: Measurement) -> float:
+def contended_core_fraction(measurement: Measurement) -> float:
     """The part of the host's cores that other processes took from a run's own."""
     plan, cores = measurement.plan, measurement.machine.cores
     each = (plan.cores_per_device or 1) if plan.device == "cpu" else 1 + (plan.workers or 0)
@@ -88,49 +95,49 @@ def crowded(measurement: Measurement) -> float:
     return min(others, max(0.0, others + each * (plan.devices or 1) - cores)) / cores
 
 
-def timed(measurement: Measurement) -> list[RankSamples]:
+def ranks_with_windows(measurement: Measurement) -> list[RankSamples]:
     """The ranks with windows, of a run that ended well."""
     return [r for r in measurement.ranks if r.windows] if measurement.status == "ok" else []
 
 
-def _batch(ranks: Sequence[RankSamples]) -> int:
+def _script_batch(ranks: Sequence[RankSamples]) -> int:
     """Samples of a step of all ranks, where a script decides."""
     return max(1, sum(round(median([w.samples / w.steps for w in r.windows])) for r in ranks))
 
 
-def _usual(timed: Sequence[Timed]) -> float:
+def _typical_step_ms(timed: Sequence[WeightedStepMs]) -> float:
     """Of windows that differ in length, by their steps: what half of all steps were made in."""
     return weighted_median([ms for ms, _ in timed], [steps for _, steps in timed])
 
 
-def _window_ms(rank: RankSamples, share: float) -> list[Timed]:
+def _rank_step_ms(rank: RankSamples, share: float) -> list[WeightedStepMs]:
     """Milliseconds for ``share`` samples of one rank, window by window."""
-    return _whole([[window] for window in rank.windows], share)
+    return _whole_batch_ms([[window] for window in rank.windows], share)
 
 
-def _together(ranks: Sequence[RankSamples], batch: float) -> list[Timed]:
+def _global_step_ms(ranks: Sequence[RankSamples], batch: float) -> list[WeightedStepMs]:
     """Milliseconds for ``batch`` samples of all ranks, window by window."""
-    return _whole(list(zip(*(rank.windows for rank in ranks), strict=False)), batch)
+    return _whole_batch_ms(list(zip(*(rank.windows for rank in ranks), strict=False)), batch)
 
 
-def _whole(windows: Sequence[Sequence[Window]], batch: float) -> list[Timed]:
+def _whole_batch_ms(windows: Sequence[Sequence[Window]], batch: float) -> list[WeightedStepMs]:
     """Of windows of all ranks, those of whole batches, if there are any.
 
     What an epoch's last batch takes tells nothing of a whole one where it has a few samples.
     """
     counted = [(same, _samples(same)) for same in windows]
-    least = FILLED * max(samples / same[0].steps for same, samples in counted)
+    least = WHOLE_BATCH_FRACTION * max(samples / same[0].steps for same, samples in counted)
     whole = [same for same, samples in counted if samples / same[0].steps >= least]
     return [
         (
             1e3 * max(window.seconds for window in same) * batch / max(1, _samples(same)),
             same[0].steps,
         )
-        for same in _with_rests(whole)
+        for same in _with_short_windows(whole)
     ]
 
 
-def _with_rests(windows: Sequence[Sequence[Window]]) -> list[Sequence[Window]]:
+def _with_short_windows(windows: Sequence[Sequence[Window]]) -> list[Sequence[Window]]:
     """With a shorter window that ends a pass, or a turn, as a part of the one before it.
 
     A loader has batches ready at the end of a pass, and at its beginning none: of 20 and 4 steps
@@ -141,15 +148,15 @@ def _with_rests(windows: Sequence[Sequence[Window]]) -> list[Sequence[Window]]:
     for same in windows:
         rest = same[0]
         last = found[-1][0] if found else rest
-        follows = rest.between is None and rest.first == last.first + last.steps
+        follows = rest.epoch_gap is None and rest.first_step == last.first_step + last.steps
         if follows and rest.steps < longest:
-            found[-1] = [_joined(*pair) for pair in zip(found[-1], same, strict=True)]
+            found[-1] = [_join_windows(*pair) for pair in zip(found[-1], same, strict=True)]
         else:
             found.append(same)
     return found
 
 
-def _joined(one: Window, other: Window) -> Window:
+def _join_windows(one: Window, other: Window) -> Window:
     return dataclasses.replace(
         one,
         seconds=one.seconds + other.seconds,
@@ -162,23 +169,23 @@ def _samples(same: Iterable[Window]) -> int:
     return sum(window.samples for window in same)
 
 
-def _slowest(ranks: Sequence[RankSamples]) -> float:
+def _slowest_rank_ratio(ranks: Sequence[RankSamples]) -> float:
     """Of ranks that do not wait: the slowest of every step, over what a step takes them.
 
     A median over chunks of steps, so that one disturbance counts no more than in a window.
     """
     steps = list(zip(*(rank.step_ms for rank in ranks), strict=False))
-    size = max(1, -(-len(steps) // CHUNKS))
+    size = max(1, -(-len(steps) // STEP_CHUNKS))
     chunks = [steps[k : k + size] for k in range(0, len(steps), size)]
     return median([sum(map(max, chunk)) / sum(map(fmean, chunk)) for chunk in chunks])
 
 
-def _fetching(measurement: Measurement, ranks: Sequence[RankSamples]) -> Readings:
+def _loading_metrics(measurement: Measurement, ranks: Sequence[RankSamples]) -> Metrics:
     """Of the rank whose batches take longest: the others wait for it."""
     plan = measurement.plan
     found = [
-        (made_ms(plan, batches, seconds), made_ms(plan, batches, waited))
-        for batches, seconds, waited in map(_fetched, ranks)
+        (loading_ms_per_step(plan, batches, seconds), loading_ms_per_step(plan, batches, waited))
+        for batches, seconds, waited in map(_fetch_totals, ranks)
         if batches
     ]
     if not found:
@@ -187,28 +194,30 @@ def _fetching(measurement: Measurement, ranks: Sequence[RankSamples]) -> Reading
     return {"loading": loading, "waiting": waiting}
 
 
-def made_ms(plan: Plan, batches: int, seconds: float) -> float:
+def loading_ms_per_step(plan: Plan, batches: int, seconds: float) -> float:
     """Of a step, where its loader's workers were so many seconds, added up, about some batches."""
     return 1e3 * seconds * plan.accumulate / max(1, plan.workers or 0) / batches
 
 
-def _fetched(rank: RankSamples) -> tuple[int, float, float]:
+def _fetch_totals(rank: RankSamples) -> tuple[int, float, float]:
     """Batches, their seconds, and of these the seconds of waiting, in all windows."""
     each = [window.fetches for window in rank.windows if window.fetches is not None]
     batches = sum(one.batches for one in each)
     return batches, sum(one.seconds for one in each), sum(one.waited_s for one in each)
 
 
-def _ends(measurement: Measurement) -> list[Between]:
+def _epoch_boundaries(measurement: Measurement) -> list[EpochGap]:
     """Of every pass over the data that was timed: what lies between it and the one before.
 
     The rank that waits least: it waits for the others in a step, if it does. Where passes are cut
     short for nothing else, the one that waits longest: no step is asked for.
     """
-    cut_short = measurement.ablation is not None and measurement.ablation.pass_batches is not None
+    cut_short = (
+        measurement.variant is not None and measurement.variant.batches_per_epoch is not None
+    )
     pick = max if cut_short else min
     windows = zip(*(rank.windows for rank in measurement.ranks), strict=False)
-    passes = ([window.between for window in same] for same in windows)
+    passes = ([window.epoch_gap for window in same] for same in windows)
     return [
         pick((one for one in each if one is not None), key=lambda one: one.seconds / one.steps)
         for each in passes

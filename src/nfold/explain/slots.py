@@ -13,35 +13,35 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-OFTEN = 2
+MIN_EVENTS = 2
 """Pauses of a kind; what was there once may have been anything."""
-EVEN = 0.75
+REGULAR_FRACTION = 0.75
 """Of all distances from one pause to the next, multiples of one; else they are chance."""
-SEEN = 0.5
+OBSERVED_FRACTION = 0.5
 """Of the pauses that there would be at one distance, at least."""
-UNCOUNTED = 2
+UNCOUNTED_STEPS = 2
 """Backwards before nobody waits for an optimizer any more: the script has counted them."""
-UNKNOWABLE = {1, 2}
+AMBIGUOUS_PERIODS = {1, 2}
 """Of what comes after every second step nobody can say which of the two is usual."""
 
 
 @dataclass(frozen=True)
-class Passes:
+class ObservedSteps:
     """The steps that are looked at, and which of all steps passes over the data began with."""
 
     steps: range
-    starts: tuple[int, ...] = ()
+    epoch_starts: tuple[int, ...] = ()
 
-    def place(self, step: int) -> int:
+    def step_in_epoch(self, step: int) -> int:
         """How many steps its pass had before it."""
-        pass_ = bisect_right(self.starts, step)
-        return step - (self.starts[pass_ - 1] if pass_ else 0)
+        pass_ = bisect_right(self.epoch_starts, step)
+        return step - (self.epoch_starts[pass_ - 1] if pass_ else 0)
 
 
-class Slots(Protocol):
+class PeriodicSteps(Protocol):
     """Steps that something may come before."""
 
-    def late(
+    def late_steps(
         self, ordered: Sequence[int], excess: Mapping[int, float], least_ms: float
     ) -> tuple[set[int], float]:
         """All steps after the pauses before ``ordered`` ones, those too that are so late where none
@@ -51,48 +51,48 @@ class Slots(Protocol):
         """
 
 
-def slots_of(ordered: Sequence[int], passes: Passes) -> Slots | None:
+def find_period(ordered: Sequence[int], observed: ObservedSteps) -> PeriodicSteps | None:
     """Those that most of these steps are; None where they came by chance."""
-    return _throughout(ordered, passes.steps) or _anew(ordered, passes)
+    return _constant_period(ordered, observed.steps) or _period_per_epoch(ordered, observed)
 
 
 @dataclass(frozen=True)
-class Throughout:
+class ConstantPeriod:
     """At a distance from the one before, and from the next."""
 
     steps: range
-    distance: int
+    period: int
 
-    def late(
+    def late_steps(
         self, ordered: Sequence[int], excess: Mapping[int, float], least_ms: float
     ) -> tuple[set[int], float]:
         """Where distances are multiples; passes over the data may count anew."""
-        one = self.distance
+        one = self.period
         pairs = [(step, after) for step, after in pairwise(ordered) if (after - step) % one == 0]
         inside = [at for step, after in pairs for at in range(step + one, after, one)]
         before = range(ordered[0] - one, self.steps.start - 1, -one)
         outside = [*before, *range(ordered[-1] + one, self.steps.stop, one)]
-        every, unseen = _late(ordered, inside, outside, excess, least_ms)
+        every, unseen = _late_steps(ordered, inside, outside, excess, least_ms)
         return every, (len(every) + unseen - 1) / (max(every) - min(every))
 
 
 @dataclass(frozen=True)
-class Anew:
+class PeriodPerEpoch:
     """At the same places of every pass."""
 
     steps: range
-    slots: tuple[int, ...]
+    event_steps: tuple[int, ...]
 
-    def late(
+    def late_steps(
         self, ordered: Sequence[int], excess: Mapping[int, float], least_ms: float
     ) -> tuple[set[int], float]:
         """Of all that there are."""
-        inside = sorted({*self.slots} - {*ordered})
-        every, unseen = _late(ordered, inside, (), excess, least_ms)
+        inside = sorted({*self.event_steps} - {*ordered})
+        every, unseen = _late_steps(ordered, inside, (), excess, least_ms)
         return every, (len(every) + unseen) / len(self.steps)
 
 
-def _late(
+def _late_steps(
     ordered: Sequence[int],
     inside: Sequence[int],
     outside: Sequence[int],
@@ -106,7 +106,7 @@ def _late(
     return late.union(ordered), part * (len(inside) - len(timed))
 
 
-def _throughout(ordered: Sequence[int], steps: range) -> Throughout | None:
+def _constant_period(ordered: Sequence[int], steps: range) -> ConstantPeriod | None:
     """At the distance at which most of these come, or at multiples of it: a host that does not wait
     for its devices has no pause.
 
@@ -114,28 +114,37 @@ def _throughout(ordered: Sequence[int], steps: range) -> Throughout | None:
     its first ones were no steps yet.
     """
     distances = [after - step for step, after in pairwise(ordered)]
-    for one in sorted({*distances} - UNKNOWABLE, reverse=True):
-        even = sum(distance % one == 0 for distance in distances) >= EVEN * len(distances)
-        enough = len(ordered) >= SEEN * (len(steps) // one)
-        if even and enough and (len(ordered) > OFTEN or _begins(ordered[0], one)):
-            return Throughout(steps, one)
+    for one in sorted({*distances} - AMBIGUOUS_PERIODS, reverse=True):
+        even = sum(distance % one == 0 for distance in distances) >= REGULAR_FRACTION * len(
+            distances
+        )
+        enough = len(ordered) >= OBSERVED_FRACTION * (len(steps) // one)
+        if even and enough and (len(ordered) > MIN_EVENTS or _counts_from_start(ordered[0], one)):
+            return ConstantPeriod(steps, one)
     return None
 
 
-def _begins(first: int, distance: int) -> bool:
-    return (first + UNCOUNTED) % distance <= UNCOUNTED + 1
+def _counts_from_start(first: int, period: int) -> bool:
+    return (first + UNCOUNTED_STEPS) % period <= UNCOUNTED_STEPS + 1
 
 
-def _anew(ordered: Sequence[int], passes: Passes) -> Anew | None:
+def _period_per_epoch(ordered: Sequence[int], observed: ObservedSteps) -> PeriodPerEpoch | None:
     """At a distance from the first steps of passes, of which there are several."""
-    places = [(passes.place(step), passes.place(after)) for step, after in pairwise(ordered)]
+    places = [
+        (observed.step_in_epoch(step), observed.step_in_epoch(after))
+        for step, after in pairwise(ordered)
+    ]
     distances = {after - step for step, after in places if after > step}
-    if not passes.starts or len(ordered) <= OFTEN:
+    if not observed.epoch_starts or len(ordered) <= MIN_EVENTS:
         return None
-    for one in sorted(distances - UNKNOWABLE, reverse=True):
-        rests = Counter(passes.place(step) % one for step in ordered)
+    for one in sorted(distances - AMBIGUOUS_PERIODS, reverse=True):
+        rests = Counter(observed.step_in_epoch(step) % one for step in ordered)
         ((rest, count),) = rests.most_common(1)
-        every = tuple(s for s in passes.steps if (at := passes.place(s)) and at % one == rest)
-        if count >= EVEN * len(ordered) and len(ordered) >= SEEN * len(every):
-            return Anew(passes.steps, every)
+        every = tuple(
+            s for s in observed.steps if (at := observed.step_in_epoch(s)) and at % one == rest
+        )
+        if count >= REGULAR_FRACTION * len(ordered) and len(ordered) >= OBSERVED_FRACTION * len(
+            every
+        ):
+            return PeriodPerEpoch(observed.steps, every)
     return None

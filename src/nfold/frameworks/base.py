@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar, NoReturn
 
-from nfold.ablation import NOTHING, Ablation
+from nfold.ablation import NO_INTERVENTIONS, Variant
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
-from nfold.seen import Learnt, Seen
+from nfold.seen import ReplayHints, ScriptProfile
 from nfold.workload import Workload
 
 
@@ -44,20 +44,20 @@ class Task:
     workload: Workload
     plan: Plan
     machine: Machine
-    ablation: Ablation | None = None
+    requested_variant: Variant | None = None
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
     checkpoint: str | None = None
     checkpoint_every: int = 1
     repeat: int = 0
-    turns: tuple[Ablation, ...] = ()
-    learnt: Learnt = field(default_factory=Learnt)
+    interleaved_variants: tuple[Variant, ...] = ()
+    replay_hints: ReplayHints = field(default_factory=ReplayHints)
 
     @property
-    def left_out(self) -> Ablation:
+    def variant(self) -> Variant:
         """What an experiment takes away; usually nothing."""
-        return self.ablation or NOTHING
+        return self.requested_variant or NO_INTERVENTIONS
 
 
 class Observer:
@@ -69,19 +69,19 @@ class Observer:
     def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
         """Keep what is measured so far, so that it survives this process."""
 
-    def see(self, seen: Seen) -> None:
+    def save_profile(self, profile: ScriptProfile) -> None:
         """Keep what was seen of a script."""
 
-    def await_others(self, step: int) -> None:
+    def wait_for_other_ranks(self, step: int) -> None:
         """Wait, not for ever, until every other rank has made so many steps or has ended."""
 
-    def await_calm(self) -> None:
+    def wait_for_idle_children(self) -> None:
         """Wait, not for ever, until the processes that this one has started leave the cores alone.
 
         Batches that are given again need no workers, but those go on until their queues are full.
         """
 
-    def leave(self, samples: RankSamples) -> NoReturn:
+    def exit_process(self, samples: RankSamples) -> NoReturn:
         """Keep the samples and end this process now, whatever still runs in it."""
         raise SystemExit(0)
 
@@ -90,21 +90,21 @@ class Framework(ABC):
     """One framework. Importing its class imports no heavy library; ``run_rank`` does."""
 
     name: ClassVar[str]
-    in_parent: ClassVar[bool] = False
+    runs_in_parent: ClassVar[bool] = False
     """Whether every rank runs in the parent's own process (the simulated framework)."""
-    keeps: ClassVar[bool] = True
+    supports_checkpoints: ClassVar[bool] = True
     """Whether ``nfold train`` can keep a training in checkpoints, and go on from one."""
 
     @abstractmethod
-    def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
+    def unsupported_reason(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         """Why this framework cannot run the complete plan, or None where it can."""
 
-    def refuses(self, ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
+    def refusal_reason(self, variant: Variant, workload: Workload, plan: Plan) -> str | None:
         """Why the ablation cannot be applied to the complete plan, or None where it can."""
         del workload, plan
-        return f"framework {self.name!r} applies no ablations" if ablation else None
+        return f"framework {self.name!r} applies no ablations" if variant else None
 
-    def switches(self, workload: Workload, plan: Plan) -> tuple[str, ...]:
+    def switchable_fields(self, workload: Workload, plan: Plan) -> tuple[str, ...]:
         """The fields of an Ablation that can change between two steps of the complete plan.
 
         Experiments that differ in nothing else take turns in one run; here none do.
@@ -113,7 +113,7 @@ class Framework(ABC):
         return ()
 
     @abstractmethod
-    def processes(self, plan: Plan) -> int:
+    def process_count(self, plan: Plan) -> int:
         """How many processes drive the plan's devices."""
 
     @abstractmethod

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nfold import data
-from nfold.data.arrays import Arrays, evaluated_on, limited
-from nfold.data.centres import arrays_of
-from nfold.data.photographs import Photographs
-from nfold.frameworks.photographs import photographs_of
+from nfold.data.arrays import DataSetArrays, limit_test, limit_training
+from nfold.data.centres import photograph_arrays
+from nfold.data.photographs import PhotographSet
+from nfold.frameworks.photographs import load_photographs
 from nfold.plan import Plan
-from nfold.workloads.base import Info
+from nfold.workloads.base import WorkloadInfo
 
 
-def samples_of(
-    known: Info, chosen: Mapping[str, int], plan: Plan
-) -> tuple[Arrays, Photographs | None]:
+def load_builtin_samples(
+    info: WorkloadInfo, parameters: Mapping[str, int], plan: Plan
+) -> tuple[DataSetArrays, PhotographSet | None]:
     """Arrays, cut as the parameters say, and the photographs where samples are files.
 
     Of those the arrays have the labels and what is evaluated on.
     """
-    if known.defaults.encoded:
-        found = photographs_of(plan, chosen)
-        return arrays_of(found, chosen), found
-    arrays = limited(data.load(str(known.dataset)), chosen.get("samples", 0))
-    return evaluated_on(arrays, chosen.get("test_samples", 0)), None
+    if info.defaults.encoded:
+        found = load_photographs(plan, parameters)
+        return photograph_arrays(found, parameters), found
+    arrays = limit_training(data.load(str(info.dataset)), parameters.get("samples", 0))
+    return limit_test(arrays, parameters.get("test_samples", 0)), None

@@ -18,18 +18,18 @@ from typing import Any
 
 from nfold.errors import DataCorrupt, UsageError
 from nfold.measurement import Epoch
-from nfold.plain import from_plain, to_plain
+from nfold.plain import deserialize, serialize
 from nfold.plan import Plan
 
-BEFORE = ".before"
-NAME = re.compile(rf"step-(\d+)({re.escape(BEFORE)})?")
-ATTEMPT = re.compile(r"run-(\d+)")
-TRAINED = "trained.json"
-LOCK = ".lock"
+REPLACED_SUFFIX = ".before"
+CHECKPOINT_NAME = re.compile(rf"step-(\d+)({re.escape(REPLACED_SUFFIX)})?")
+ATTEMPT_NAME = re.compile(r"run-(\d+)")
+METADATA_FILE = "trained.json"
+LOCK_FILE = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class CheckpointMetadata:
     """What a checkpoint of ``nfold train`` says of itself: of what run, and its epochs so far."""
 
     cell: str
@@ -38,42 +38,44 @@ class Trained:
     epochs: tuple[Epoch, ...]
 
 
-def ordered(folder: Path) -> list[Path]:
+def sorted_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints by their steps; one that was about to be replaced comes before its successor."""
-    found = [(m, path) for path in folder.glob("step-*") if (m := NAME.fullmatch(path.name))]
+    found = [
+        (m, path) for path in folder.glob("step-*") if (m := CHECKPOINT_NAME.fullmatch(path.name))
+    ]
     return [path for _, path in sorted(found, key=lambda pair: (int(pair[0][1]), not pair[0][2]))]
 
 
-def newest(folder: Path) -> Path | None:
+def newest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint with the most steps, or None where there is none."""
-    found = ordered(folder)
+    found = sorted_checkpoints(folder)
     return found[-1] if found else None
 
 
-def attempts(folder: Path) -> list[Path]:
+def list_attempts(folder: Path) -> list[Path]:
     """The folders ``run-K``, in the order in which they were begun."""
-    found = [(m, path) for path in folder.glob("run-*") if (m := ATTEMPT.fullmatch(path.name))]
+    found = [(m, path) for path in folder.glob("run-*") if (m := ATTEMPT_NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda pair: int(pair[0][1]))]
 
 
-def attempt_of(folder: Path, *, again: bool) -> Path:
+def select_attempt(folder: Path, *, restart: bool) -> Path:
     """The latest attempt that has a checkpoint, to go on with; ``again``: one that is new."""
-    begun = attempts(folder)
-    kept = [path for path in begun if newest(path) is not None]
-    if kept and not again:
+    begun = list_attempts(folder)
+    kept = [path for path in begun if newest_checkpoint(path) is not None]
+    if kept and not restart:
         return kept[-1]
-    last = ATTEMPT.fullmatch(begun[-1].name) if begun else None
+    last = ATTEMPT_NAME.fullmatch(begun[-1].name) if begun else None
     return folder / f"run-{int(last[1]) + 1 if last else 1}"
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold a folder of attempts for one process; UsageError where another one trains into it.
 
     The kernel lets go of it when the process ends, however it ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
+    with (folder / LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -83,18 +85,18 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_trained(folder: Path, trained: Trained) -> None:
+def write_metadata(folder: Path, metadata: CheckpointMetadata) -> None:
     """Write what a checkpoint is, beside its parts."""
-    (folder / TRAINED).write_text(json.dumps(to_plain(trained)))
+    (folder / METADATA_FILE).write_text(json.dumps(serialize(metadata)))
 
 
-def read_trained(folder: Path) -> Trained:
+def read_metadata(folder: Path) -> CheckpointMetadata:
     """What a checkpoint is; DataCorrupt names one that does not say it."""
     try:
-        trained = from_plain(Trained, json.loads((folder / TRAINED).read_text()))
+        trained = deserialize(CheckpointMetadata, json.loads((folder / METADATA_FILE).read_text()))
         Plan.from_dict(trained.plan)
     except (OSError, ValueError) as error:
         raise DataCorrupt(
-            f"{folder / TRAINED} cannot be read ({error}); next: --again starts over"
+            f"{folder / METADATA_FILE} cannot be read ({error}); next: --again starts over"
         ) from None
     return trained

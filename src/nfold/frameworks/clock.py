@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 
-class Clock(Protocol):
+class StepClock(Protocol):
     """Marks the ends of steps inside a window; reads them only after the window."""
 
     def start(self) -> float:

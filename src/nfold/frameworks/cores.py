@@ -10,7 +10,7 @@ from nfold.plan import Plan
 
 
 @contextmanager
-def claimed_cores(plan: Plan, local_rank: int, devices: int = 1) -> Iterator[None]:
+def pin_to_cores(plan: Plan, local_rank: int, devices: int = 1) -> Iterator[None]:
     """Pin this process to the cores of its CPU device, or ``devices`` of them; on GPUs, do not.
 
     The share is the same in every cell of a grid, so one CPU device next to two is one share

@@ -13,16 +13,16 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
-Compiles = Callable[[bytes, str], CodeType]
+CompileSource = Callable[[bytes, str], CodeType]
 """The code of a source and the path of its file."""
 
 
-def compiled(source: bytes, path: str) -> CodeType:
+def compile_source(source: bytes, path: str) -> CodeType:
     """As it stands there."""
     return compile(source, path, "exec", dont_inherit=True)
 
 
-def run_script(script: str, arguments: list[str], compiles: Compiles = compiled) -> None:
+def run_script(script: str, arguments: list[str], compiler: CompileSource = compile_source) -> None:
     """Run a file, or a folder or archive with a ``__main__.py``, as ``python script`` does.
 
     Not with runpy for a plain file: it would take the module away from ``__main__`` at its end,
@@ -34,10 +34,10 @@ def run_script(script: str, arguments: list[str], compiles: Compiles = compiled)
         runpy.run_path(path, run_name="__main__")
         return
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-    _run_as_main(types.ModuleType("__main__"), SourceFileLoader("__main__", path), compiles)
+    _run_as_main(types.ModuleType("__main__"), SourceFileLoader("__main__", path), compiler)
 
 
-def run_module(module: str, arguments: list[str], compiles: Compiles = compiled) -> None:
+def run_module(module: str, arguments: list[str], compiler: CompileSource = compile_source) -> None:
     """Run a module, or a package's main one, as ``python -m module`` does.
 
     Not with runpy for one that is there as source, for the reasons that ``run_script`` has.
@@ -53,11 +53,11 @@ def run_module(module: str, arguments: list[str], compiles: Compiles = compiled)
     sys.argv[0] = spec.loader.path
     main_module = types.ModuleType("__main__")
     main_module.__spec__, main_module.__package__ = spec, spec.parent
-    _run_as_main(main_module, spec.loader, compiles)
+    _run_as_main(main_module, spec.loader, compiler)
 
 
 def _run_as_main(
-    main_module: types.ModuleType, loader: SourceFileLoader, compiles: Compiles
+    main_module: types.ModuleType, loader: SourceFileLoader, compiles: CompileSource
 ) -> None:
     path = loader.path
     code = compiles(Path(path).read_bytes(), path)
@@ -72,7 +72,7 @@ def run_program(program: str, arguments: list[str]) -> None:
     os.execvp(program, [program, *arguments])  # noqa: S606  # no shell is wanted
 
 
-KINDS: dict[str, Callable[[str, list[str]], None]] = {
+RUNNERS: dict[str, Callable[[str, list[str]], None]] = {
     "script": run_script,
     "module": run_module,
     "program": run_program,

@@ -13,40 +13,40 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-Action = Callable[[ModuleType], None]
+ImportCallback = Callable[[ModuleType], None]
 
 
-class AfterImport(MetaPathFinder):
+class PostImportFinder(MetaPathFinder):
     """Calls ``actions[name]`` with each module right after it was executed, once."""
 
-    def __init__(self, actions: dict[str, Action]) -> None:
-        self._actions = dict(actions)
+    def __init__(self, callbacks: dict[str, ImportCallback]) -> None:
+        self._callbacks = dict(callbacks)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The usual spec, whose loader also acts; None for all other modules."""
         del path, target
-        action = self._actions.pop(fullname, None)
+        action = self._callbacks.pop(fullname, None)
         if action is None:
             return None
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            _then(spec.loader, action)
+            _wrap_exec_module(spec.loader, action)
         return spec
 
 
-def after_import(actions: dict[str, Action]) -> AfterImport:
+def call_after_import(callbacks: dict[str, ImportCallback]) -> PostImportFinder:
     """Act on these modules: at once where they are imported already, else when they will be."""
-    waiting = {name: action for name, action in actions.items() if name not in sys.modules}
-    finder = AfterImport(waiting)
+    waiting = {name: action for name, action in callbacks.items() if name not in sys.modules}
+    finder = PostImportFinder(waiting)
     sys.meta_path.insert(0, finder)
-    for name in set(actions) - set(waiting):
-        actions[name](sys.modules[name])
+    for name in set(callbacks) - set(waiting):
+        callbacks[name](sys.modules[name])
     return finder
 
 
-def _then(loader: Any, action: Action) -> None:
+def _wrap_exec_module(loader: Any, action: ImportCallback) -> None:
     """Let this loader's next module be acted on. The loader stays the object that it is."""
     execute = loader.exec_module
 

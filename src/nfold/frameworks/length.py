@@ -7,16 +7,16 @@ import math
 from dataclasses import dataclass
 
 from nfold.plan import Plan
-from nfold.turns import in_rounds
+from nfold.turns import round_to_loader_cycle
 
-WINDOWS = 10
-LONGEST_WINDOW = 500
-FEW_WINDOWS = 5
+TARGET_WINDOWS = 10
+MAX_WINDOW_STEPS = 500
+MIN_WINDOWS = 5
 """Fewer tell too little of how windows differ."""
 
 
 @dataclass(frozen=True)
-class Length:
+class RunLength:
     """How many steps a run has, how many of them warm up, how many make a window.
 
     ``before`` steps were made by an earlier process, and are not counted in the others.
@@ -25,21 +25,23 @@ class Length:
     total: int
     warmup: int
     window: int
-    before: int = 0
+    resumed_steps: int = 0
 
     @classmethod
-    def of(cls, total: int, warmup: int, before: int = 0) -> Length:
+    def from_steps(cls, total: int, warmup: int, resumed_steps: int = 0) -> RunLength:
         """Between one step and half of them warm up; the rest is cut into about ten windows."""
         warmup = min(max(1, warmup), total // 2)
-        window = min(max(1, math.ceil((total - warmup) / WINDOWS)), LONGEST_WINDOW)
-        return cls(total, warmup, window, before)
+        window = min(max(1, math.ceil((total - warmup) / TARGET_WINDOWS)), MAX_WINDOW_STEPS)
+        return cls(total, warmup, window, resumed_steps)
 
-    def in_rounds(self, plan: Plan, most: int) -> Length:
+    def in_worker_rounds(self, plan: Plan, max_steps: int) -> RunLength:
         """The same in windows of whole rounds of the plan's loader, of at most ``most`` steps."""
-        return dataclasses.replace(self, window=in_rounds(self.window, plan, most))
+        return dataclasses.replace(self, window=round_to_loader_cycle(self.window, plan, max_steps))
 
 
-def steps_of(plan: Plan, total: int, before: int = 0) -> Length:
+def plan_length(plan: Plan, total: int, resumed_steps: int = 0) -> RunLength:
     """So many steps of a plan, warm-up included, in whole rounds if there are enough of those."""
     warmup = plan.warmup_steps or 0
-    return Length.of(total, warmup, before).in_rounds(plan, most=(total - warmup) // FEW_WINDOWS)
+    return RunLength.from_steps(total, warmup, resumed_steps).in_worker_rounds(
+        plan, max_steps=(total - warmup) // MIN_WINDOWS
+    )

@@ -42,7 +42,7 @@ def _word(value: int, count: int) -> Words:
     return np.full(count, value & MASK, dtype=np.uint64)
 
 
-def below(draw: Words, limit: int | Ids) -> Ids:
+def uniform_int(draw: Words, limit: int | Ids) -> Ids:
     """Map 32-bit draws to whole numbers 0 to ``limit`` - 1 (Lemire's multiplication, 2019)."""
     return ((draw * np.asarray(limit, np.uint64)) >> np.uint64(32)).astype(np.int64)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-RISE = 0.2
+WARMUP_FRACTION = 0.2
 """The part of the steps in which the rate rises to its peak."""
 
 
@@ -12,4 +12,8 @@ def one_cycle(progress: float) -> float:
     L. Smith and N. Topin, Super-Convergence (arXiv:1708.07120, 2017): linearly up, then down to
     nothing.
     """
-    return progress / RISE if progress < RISE else (1 - progress) / (1 - RISE)
+    return (
+        progress / WARMUP_FRACTION
+        if progress < WARMUP_FRACTION
+        else (1 - progress) / (1 - WARMUP_FRACTION)
+    )

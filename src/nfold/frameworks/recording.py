@@ -13,18 +13,18 @@ from typing import Any, Generic, Protocol
 
 from nfold.errors import Diverged
 from nfold.frameworks.base import Observer, Phase
-from nfold.frameworks.clock import Clock
-from nfold.frameworks.length import Length
-from nfold.frameworks.stretch import Call, Loss, Stretch
-from nfold.measurement import Between, Epoch, Fetches, RankSamples, Window
+from nfold.frameworks.clock import StepClock
+from nfold.frameworks.length import RunLength
+from nfold.frameworks.stretch import CompletedCall, Loss, WindowBuffer
+from nfold.measurement import Epoch, EpochGap, FetchStats, RankSamples, Window
 
 HASH_BITS = 64
 
-Read = Callable[[Sequence[Loss]], Sequence[float]]
+ReadLosses = Callable[[Sequence[Loss]], Sequence[float]]
 """The losses of all steps, in order, from what the framework returned for them."""
 
 
-class Counted(Protocol):
+class CountedBatch(Protocol):
     """What is noted of a batch: its samples that count, and their hash."""
 
     @property
@@ -43,12 +43,12 @@ class Recorder(Generic[Loss]):
         self,
         rank: int,
         device: str,
-        clock: Clock,
+        clock: StepClock,
         observer: Observer,
-        length: Length,
-        read: Read[Loss],
-        fetched: Callable[[], Fetches | None] = lambda: None,
-        span_s: float = 0.0,
+        length: RunLength,
+        read: ReadLosses[Loss],
+        read_fetches: Callable[[], FetchStats | None] = lambda: None,
+        fence_interval_s: float = 0.0,
     ) -> None:
         """``length`` may change until the warm-up is over. ``fetched`` tells of the batches that
         were made since it was last asked.
@@ -60,16 +60,16 @@ class Recorder(Generic[Loss]):
         self.device = device
         self._clock, self._observer, self.length = clock, observer, length
         self._read = read
-        self._fetched = fetched
-        self._span_s = span_s
-        self._stretch: Stretch[Loss] = Stretch()
+        self._read_fetches = read_fetches
+        self._fence_interval_s = fence_interval_s
+        self._buffer: WindowBuffer[Loss] = WindowBuffer()
         self._window_start = self._last_end = 0.0
-        self._began_at = self._passed = self.steps = 0
-        self._asked_at: float | None = None
-        self._between: Between | None = None
+        self._epoch_first_step = self._epoch_steps = self.steps = 0
+        self._first_batch_requested_at: float | None = None
+        self._epoch_gap: EpochGap | None = None
         self._windows: list[Window] = []
-        self._turns: list[int] = []
-        self._turn: int | None = None
+        self._variant_indices: list[int] = []
+        self._variant_index: int | None = None
         self._step_ms: list[float] = []
         self._losses: list[tuple[int, float]] = []
         self._epochs: list[Epoch] = []
@@ -77,38 +77,38 @@ class Recorder(Generic[Loss]):
         self._epoch_hash = (0, 0)
         self._epoch_losses: list[float] = []
         self._first_step_ms: float | None = None
-        self._unkept = False
+        self._discarding = False
 
     @property
     def done(self) -> bool:
         """Whether all planned steps were made."""
         return self.steps >= self.length.total
 
-    def begin(self) -> None:
+    def begin_epoch(self) -> None:
         """Begin an epoch: fence, and start a window."""
         self._epoch_hash, self._epoch_losses = (0, 0), []
-        self._beat()
-        self._begin_pass()
+        self._report_step()
+        self._begin_data_pass()
 
-    def step(self, batch: Counted, loss: Loss) -> None:
+    def record_step(self, batch: CountedBatch, loss: Loss) -> None:
         """Note one step; close the window where it is full, warm-up ends, or it was the first."""
-        self.made(1, batch.count, batch.sample_hash, loss)
+        self.record_steps(1, batch.count, batch.sample_hash, loss)
 
-    def made(self, steps: int, count: int, sample_hash: int, loss: Loss) -> None:
+    def record_steps(self, steps: int, count: int, sample_hash: int, loss: Loss) -> None:
         """Note one call that made ``steps`` steps of ``count`` samples each, as ``step`` does.
 
         ``sample_hash`` is of all their samples, ``loss`` holds one loss for each step.
         """
         self._clock.mark()
         before, self.steps = self.steps, self.steps + steps
-        self._stretch.add(Call(loss, steps, count))
+        self._buffer.add(CompletedCall(loss, steps, count))
         counted, total = self._epoch_hash
         self._epoch_hash = (counted + steps * count, (total + sample_hash) % 2**HASH_BITS)
-        self._beat()
+        self._report_step()
         if self._window_is_full(before):
             self._end_window(fenced=before == 0 or self.done)
 
-    def apart(self, *, pass_ended: bool = False, times: float = 1.0) -> None:
+    def exclude_gap(self, *, epoch_ended: bool = False, epoch_scale: float = 1.0) -> None:
         """What has passed since the last step belongs to no window; the next one begins now.
 
         It lies between two passes over the data where one ``pass_ended`` since that step, which
@@ -116,18 +116,18 @@ class Recorder(Generic[Loss]):
         one's first batch is waited for.
         """
         self._close_window()
-        if pass_ended:
-            self._begin_pass(times)
+        if epoch_ended:
+            self._begin_data_pass(epoch_scale)
         else:
             self._start_window()
 
-    def take_turn(self, turn: int | None) -> None:
+    def begin_slot(self, variant_index: int | None) -> None:
         """A window ends here; what follows is of this turn, or with None, is not kept."""
-        self._passed = 0
-        self._end_window(fenced=turn is None)
-        self._turn, self._unkept = turn, turn is None
+        self._epoch_steps = 0
+        self._end_window(fenced=variant_index is None)
+        self._variant_index, self._discarding = variant_index, variant_index is None
 
-    def end(self) -> tuple[float, int]:
+    def end_epoch(self) -> tuple[float, int]:
         """End an epoch; returns this rank's sum of losses over its samples, and their number.
 
         The sum does not depend on how the epoch was cut into windows.
@@ -137,23 +137,23 @@ class Recorder(Generic[Loss]):
         self._hashes.append((count, f"{total:016x}"))
         return math.fsum(self._epoch_losses), count
 
-    def epoch(self, epoch: Epoch) -> None:
+    def add_epoch(self, epoch: Epoch) -> None:
         """Add a finished epoch, as all ranks together saw it."""
         self._epochs.append(epoch)
 
-    def go_on(self, earlier: RankSamples) -> None:
+    def resume_from(self, earlier: RankSamples) -> None:
         """Begin with the epochs of an earlier process; its times stay its own."""
         self._epochs = list(earlier.epochs)
         self._losses = list(earlier.losses)
         self._hashes = list(earlier.sample_hashes)
 
-    def tell(self) -> None:
+    def publish_epoch(self) -> None:
         """Let the finished epoch be seen from outside."""
         self._observer.save(self.samples(), epoch_ended=True)
 
-    def evaluating(self) -> None:
+    def report_evaluation(self) -> None:
         """Beat during an evaluation."""
-        self._tell_phase(Phase.EVALUATING)
+        self._report_phase(Phase.EVALUATING)
 
     def samples(self, **more: Any) -> RankSamples:
         """Everything noted so far; ``more`` are fields of RankSamples that others know."""
@@ -163,7 +163,7 @@ class Recorder(Generic[Loss]):
             first_step_ms=self._first_step_ms,
             warmup_steps=self.length.warmup,
             windows=tuple(self._windows),
-            turns=tuple(self._turns),
+            slots=tuple(self._variant_indices),
             step_ms=tuple(self._step_ms),
             epochs=tuple(self._epochs),
             losses=tuple(self._losses),
@@ -171,29 +171,33 @@ class Recorder(Generic[Loss]):
             **more,
         )
 
-    def _begin_pass(self, times: float = 1.0) -> None:
+    def _begin_data_pass(self, epoch_scale: float = 1.0) -> None:
         """Until the next step, what is in no window lies between two passes over the data."""
-        made, self._began_at = self.steps - self._began_at, self.steps
-        self._passed = round(times * made)
-        self._asked_at = None
+        made, self._epoch_first_step = self.steps - self._epoch_first_step, self.steps
+        self._epoch_steps = round(epoch_scale * made)
+        self._first_batch_requested_at = None
         self._start_window()
-        self._asked_at = self._window_start
+        self._first_batch_requested_at = self._window_start
 
     def _start_window(self) -> None:
         """Now; before it lies the end of a pass, if one has ended since the last step."""
         self._window_start = self._clock.start()
-        if not self._passed:
-            self._between = None
+        if not self._epoch_steps:
+            self._epoch_gap = None
             return
         seconds = self._window_start - self._last_end
-        waited = self._window_start - self._asked_at if self._asked_at is not None else 0.0
-        self._between = Between(seconds=seconds, steps=self._passed, waited_s=waited)
+        waited = (
+            self._window_start - self._first_batch_requested_at
+            if self._first_batch_requested_at is not None
+            else 0.0
+        )
+        self._epoch_gap = EpochGap(seconds=seconds, steps=self._epoch_steps, waited_s=waited)
 
-    def _beat(self) -> None:
-        self._tell_phase(Phase.FIRST_STEP if self.steps == 0 else Phase.STEPPING)
+    def _report_step(self) -> None:
+        self._report_phase(Phase.FIRST_STEP if self.steps == 0 else Phase.STEPPING)
 
-    def _tell_phase(self, phase: Phase) -> None:
-        before = self.length.before
+    def _report_phase(self, phase: Phase) -> None:
+        before = self.length.resumed_steps
         self._observer.beat(phase, before + self.steps, before + self.length.total)
 
     def _window_is_full(self, before: int) -> bool:
@@ -201,53 +205,57 @@ class Recorder(Generic[Loss]):
         return (
             before == 0
             or before < self.length.warmup <= self.steps
-            or self._stretch.open_steps >= self.length.window
+            or self._buffer.open_steps >= self.length.window
         )
 
     def _end_window(self, *, fenced: bool) -> None:
         """A window ends, and the next one begins: at once, unless a fence has its time."""
-        if fenced or time.monotonic() - self._window_start >= self._span_s:
+        if fenced or time.monotonic() - self._window_start >= self._fence_interval_s:
             self._close_window()
             self._start_window()
         else:
-            self._cut()
+            self._cut_window()
 
-    def _cut(self) -> None:
-        if self._stretch.open_steps:
-            self._stretch.cut(self._turn, kept=not self._unkept, fetches=self._fetched())
+    def _cut_window(self) -> None:
+        if self._buffer.open_steps:
+            self._buffer.end_window(
+                self._variant_index, measured=not self._discarding, fetches=self._read_fetches()
+            )
 
     def _close_window(self) -> None:
         """Fence, then read times and losses; windows of the warm-up are not kept."""
-        if not self._stretch.calls:
+        if not self._buffer.calls:
             return
-        self._cut()
+        self._cut_window()
         seconds, call_ms = self._clock.stop()
         self._last_end = self._window_start + seconds
-        if self._first_step_ms is None and self.steps == self._stretch.steps:
+        if self._first_step_ms is None and self.steps == self._buffer.steps:
             self._first_step_ms = 1e3 * seconds
-        self._keep(seconds, call_ms)
-        self._passed = 0
+        self._record_windows(seconds, call_ms)
+        self._epoch_steps = 0
         self._read_losses()
-        self._stretch.clear()
+        self._buffer.clear()
         self._observer.save(self.samples())
 
-    def _keep(self, seconds: float, call_ms: Sequence[float]) -> None:
+    def _record_windows(self, seconds: float, call_ms: Sequence[float]) -> None:
         """The windows since the last fence, which took so long together."""
-        made = self.steps - self._stretch.steps
+        made = self.steps - self._buffer.steps
         start_s, ahead_s = self._window_start, self._clock.ahead_s
-        windows = self._stretch.timed(made, start_s, seconds, call_ms, self._between, ahead_s)
+        windows = self._buffer.timed_windows(
+            made, start_s, seconds, call_ms, self._epoch_gap, ahead_s
+        )
         for one in windows:
-            if one.kept and one.window.first >= self.length.warmup:
+            if one.measured and one.window.first_step >= self.length.warmup:
                 self._windows.append(one.window)
-                self._turns += [] if one.turn is None else [one.turn]
+                self._variant_indices += [] if one.variant_index is None else [one.variant_index]
                 self._step_ms += one.step_ms
 
     def _read_losses(self) -> None:
-        calls = self._stretch.calls
+        calls = self._buffer.calls
         losses = self._read([call.loss for call in calls])
         if not losses:
             return
-        last = self.length.before + self.steps
+        last = self.length.resumed_steps + self.steps
         first = last - len(losses) + 1
         for step, loss in enumerate(losses, start=first):
             if not math.isfinite(loss):

@@ -9,7 +9,7 @@ from nfold.plan import Plan
 Rule = tuple[Callable[[Plan], bool], str]
 """Whether a complete plan breaks it, and the reason that a user reads."""
 
-PRECISIONS: tuple[Rule, ...] = (
+PRECISION_RULES: tuple[Rule, ...] = (
     (
         lambda plan: plan.precision == "tf32" and plan.device == "cpu",
         "tf32 is a mode of NVIDIA's tensor cores; a CPU device has none",
@@ -19,12 +19,12 @@ PRECISIONS: tuple[Rule, ...] = (
         "fp16 training needs a GPU; bf16 also runs on CPU devices",
     ),
 )
-TOO_FEW: Rule = (
+MIN_BATCH_RULE: Rule = (
     lambda plan: (plan.batch or 0) < (plan.devices or 1),
     "the global batch is smaller than the number of devices: some would have no sample",
 )
 
 
-def first_broken(rules: Iterable[Rule], plan: Plan) -> str | None:
+def first_broken_rule(rules: Iterable[Rule], plan: Plan) -> str | None:
     """The reason of the first rule that the plan breaks, or None."""
     return next((reason for breaks, reason in rules if breaks(plan)), None)

@@ -18,25 +18,25 @@ import numpy.typing as npt
 from nfold.frameworks.philox import permutation
 from nfold.plan import Plan
 
-Ids = npt.NDArray[np.int64]
+SampleIds = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
-SHUFFLE = 0
+SHUFFLE_KEY = 0
 """The operation that the order of an epoch is drawn by."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class RankSlice:
     """Where one rank's share of one global batch lies in the order of an epoch, the same in each.
 
     ``places`` is never empty: a rank without a sample gets the batch's first, of which 0 count.
     """
 
-    places: Ids
+    positions: SampleIds
     count: int
     global_count: int
 
 
-class Stream:
+class EpochSampler:
     """One rank's cuts of every global batch, epoch by epoch, or without end across epochs."""
 
     def __init__(
@@ -44,10 +44,10 @@ class Stream:
     ) -> None:
         batch = cast(int, plan.batch)
         starts = range(0, samples, batch)
-        self._wholes = [range(start, min(start + batch, samples)) for start in starts]
+        self._global_batches = [range(start, min(start + batch, samples)) for start in starts]
         self._ranks = ranks
-        self._parts = plan.accumulate
-        self.cuts = self.cuts_of(rank)
+        self._micro_batches = plan.accumulate
+        self.slices = self.slices_of(rank)
         self._samples = samples
         self._seed = plan.seed
         self._limit = limit
@@ -56,26 +56,29 @@ class Stream:
     @property
     def steps_per_epoch(self) -> int:
         """Steps in one epoch, the incomplete last batch counted."""
-        return len(self.cuts)
+        return len(self.slices)
 
-    def cuts_of(self, rank: int) -> list[Cut]:
+    def slices_of(self, rank: int) -> list[RankSlice]:
         """A rank's part of every global batch."""
-        return [_cut(whole, rank, self._ranks, self._parts) for whole in self._wholes]
+        return [
+            _rank_slice(whole, rank, self._ranks, self._micro_batches)
+            for whole in self._global_batches
+        ]
 
     def __len__(self) -> int:
         return self._limit or self.steps_per_epoch
 
-    def passes(self) -> Iterator[tuple[int, list[Cut]]]:
+    def epochs(self) -> Iterator[tuple[int, list[RankSlice]]]:
         """The epochs that one iteration goes through, the last perhaps not to its end."""
         if self._limit is None:
-            yield self.epoch, self.cuts
+            yield self.epoch, self.slices
             return
         for epoch, done in enumerate(range(0, self._limit, self.steps_per_epoch)):
-            yield epoch, self.cuts[: self._limit - done]
+            yield epoch, self.slices[: self._limit - done]
 
-    def order(self, epoch: int) -> Ids:
+    def epoch_order(self, epoch: int) -> SampleIds:
         """All ranks' samples in the order of an epoch: int64 [samples]."""
-        return permutation(self._seed, epoch, self._samples, SHUFFLE)
+        return permutation(self._seed, epoch, self._samples, SHUFFLE_KEY)
 
 
 def step_limit(plan: Plan) -> int | None:
@@ -83,14 +86,14 @@ def step_limit(plan: Plan) -> int | None:
     return None if plan.steps is None else plan.steps + (plan.warmup_steps or 0)
 
 
-def _cut(whole: range, rank: int, ranks: int, accumulate: int) -> Cut:
-    own = pieces(len(whole), rank, ranks, accumulate)
+def _rank_slice(whole: range, rank: int, ranks: int, accumulate: int) -> RankSlice:
+    own = split_batch(len(whole), rank, ranks, accumulate)
     count = sum(map(len, own))
     places = np.concatenate([np.asarray(piece) for piece in own]) if count else np.zeros(1)
-    return Cut(whole.start + places.astype(np.int64), count, len(whole))
+    return RankSlice(whole.start + places.astype(np.int64), count, len(whole))
 
 
-def pieces(samples: int, rank: int, ranks: int, accumulate: int) -> list[range]:
+def split_batch(samples: int, rank: int, ranks: int, accumulate: int) -> list[range]:
     """The places in a batch of ``samples`` that are this rank's, part after part.
 
     A batch is cut into parts and each part into ranks, so that a part of all ranks together has
@@ -103,7 +106,7 @@ def pieces(samples: int, rank: int, ranks: int, accumulate: int) -> list[range]:
     return [range(piece * samples // whole, (piece + 1) * samples // whole) for piece in own]
 
 
-def mixed(ids: Ids) -> Hashes:
+def hash_ids(ids: SampleIds) -> Hashes:
     """A 64-bit hash of each sample id (splitmix64)."""
     bits = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -111,6 +114,6 @@ def mixed(ids: Ids) -> Hashes:
     return bits ^ (bits >> np.uint64(31))
 
 
-def sample_hash(ids: Ids) -> int:
+def sample_hash(ids: SampleIds) -> int:
     """A 64-bit hash of a set of sample ids that does not depend on their order: their sum."""
-    return int(mixed(ids).sum(dtype=np.uint64))
+    return int(hash_ids(ids).sum(dtype=np.uint64))

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from nfold.measurement import Between, Fetches, Window
+from nfold.measurement import EpochGap, FetchStats, Window
 
 Loss = TypeVar("Loss")
 
 
 @dataclass(frozen=True)
-class Call(Generic[Loss]):
+class CompletedCall(Generic[Loss]):
     """One call of ``steps`` steps with ``count`` samples each, whose losses are not yet read."""
 
     loss: Loss
@@ -21,31 +21,31 @@ class Call(Generic[Loss]):
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _WindowEnd:
     """The end of a window: its ``calls``, counted from the last fence, and what was known then."""
 
     calls: int
-    turn: int | None
-    kept: bool
-    fetches: Fetches | None
+    variant_index: int | None
+    measured: bool
+    fetches: FetchStats | None
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedWindow:
     """A window, whether it counts, whose turn it was, and what its steps took."""
 
     window: Window
-    kept: bool
-    turn: int | None
+    measured: bool
+    variant_index: int | None
     step_ms: tuple[float, ...]
 
 
-class Stretch(Generic[Loss]):
+class WindowBuffer(Generic[Loss]):
     """``add`` every call, ``cut`` where a window ends, and read the ``timed`` after the fence."""
 
     def __init__(self) -> None:
-        self.calls: list[Call[Loss]] = []
-        self._cuts: list[_Cut] = []
+        self.calls: list[CompletedCall[Loss]] = []
+        self._window_ends: list[_WindowEnd] = []
         self.open_steps = 0
         """Those in no window that has ended."""
 
@@ -54,52 +54,54 @@ class Stretch(Generic[Loss]):
         """Since the last fence."""
         return sum(call.steps for call in self.calls)
 
-    def add(self, call: Call[Loss]) -> None:
+    def add(self, call: CompletedCall[Loss]) -> None:
         """One more."""
         self.calls.append(call)
         self.open_steps += call.steps
 
-    def cut(self, turn: int | None, *, kept: bool, fetches: Fetches | None) -> None:
+    def end_window(
+        self, variant_index: int | None, *, measured: bool, fetches: FetchStats | None
+    ) -> None:
         """A window ends here, if it has a step."""
         if self.open_steps:
-            self._cuts.append(_Cut(len(self.calls), turn, kept, fetches))
+            self._window_ends.append(_WindowEnd(len(self.calls), variant_index, measured, fetches))
             self.open_steps = 0
 
-    def timed(
+    def timed_windows(
         self,
-        made: int,
+        first_step: int,
         start_s: float,
         seconds: float,
         call_ms: Sequence[float],
-        between: Between | None,
+        epoch_gap: EpochGap | None,
         ahead_s: float | None,
-    ) -> Iterator[Timed]:
+    ) -> Iterator[TimedWindow]:
         """The windows, which took so long together; ``made`` steps were before them.
 
         ``between`` lies before the first, and devices were ``ahead_s`` behind after the last.
         """
         first, end_s = 0, start_s + seconds
-        for cut in self._cuts:
+        for cut in self._window_ends:
             calls, their_ms = self.calls[first : cut.calls], call_ms[first : cut.calls]
-            last = cut is self._cuts[-1]
+            last = cut is self._window_ends[-1]
             window = Window(
                 start_s=start_s,
                 seconds=end_s - start_s if last else sum(their_ms) / 1e3,
                 steps=sum(call.steps for call in calls),
                 samples=sum(call.steps * call.count for call in calls),
-                first=made,
+                first_step=first_step,
                 fetches=cut.fetches,
-                between=None if first else between,
-                ahead_s=ahead_s if last else None,
+                epoch_gap=None if first else epoch_gap,
+                queue_drain_s=ahead_s if last else None,
             )
             pairs = zip(their_ms, calls, strict=True)
             step_ms = tuple(ms / call.steps for ms, call in pairs for _ in range(call.steps))
-            yield Timed(window, cut.kept, cut.turn, step_ms)
-            first, made = cut.calls, made + window.steps
+            yield TimedWindow(window, cut.measured, cut.variant_index, step_ms)
+            first, first_step = cut.calls, first_step + window.steps
             start_s += window.seconds
 
     def clear(self) -> None:
         """A fence: what comes is another stretch."""
         self.calls.clear()
-        self._cuts.clear()
+        self._window_ends.clear()
         self.open_steps = 0

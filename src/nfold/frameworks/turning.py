@@ -6,61 +6,67 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.length import Length, steps_of
+from nfold.frameworks.left_out import ActiveVariant
+from nfold.frameworks.length import RunLength, plan_length
 from nfold.frameworks.recording import Recorder
-from nfold.turns import schedule
+from nfold.turns import schedule_slots
 
 
-class Turning:
+class Interleaver:
     """Goes through the parts of a run; ``left_out`` has what is left out now, ``change`` acts."""
 
     def __init__(
         self,
         task: Task,
-        left_out: LeftOut,
+        active_variant: ActiveVariant,
         recorder: Recorder[Any],
         observer: Observer,
-        change: Callable[[Ablation], None],
+        switch: Callable[[Variant], None],
     ) -> None:
-        self._turns = task.turns
-        self._left_out = left_out
+        self._variants = task.interleaved_variants
+        self._active_variant = active_variant
         self._recorder = recorder
         self._observer = observer
-        self._change = change
-        self._parts = list(schedule(task.turns, task.plan)) if task.turns else []
+        self._switch = switch
+        self._slots = (
+            list(schedule_slots(task.interleaved_variants, task.plan))
+            if task.interleaved_variants
+            else []
+        )
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether every part has begun."""
-        return not self._parts
+        return not self._slots
 
-    def begin(self, steps: int) -> int:
+    def begin_slot(self, steps_done: int) -> int:
         """Begin the next part after so many steps of the run; returns how many it has.
 
         Ranks that did not wait for each other meet before what is left out changes.
         """
-        part = self._parts.pop(0)
-        self._recorder.take_turn(part.turn)
-        turn = part.turn if part.turn is not None else self._parts[0].turn
-        before, now = self._left_out.now, self._turns[turn or 0]
+        part = self._slots.pop(0)
+        self._recorder.begin_slot(part.variant_index)
+        turn = (
+            part.variant_index if part.variant_index is not None else self._slots[0].variant_index
+        )
+        before, now = self._active_variant.current, self._variants[turn or 0]
         if now != before:
-            if not before.coupled:
-                self._observer.await_others(steps)
-            self._left_out.now = now
-            self._change(now)
+            if not before.ranks_synchronize:
+                self._observer.wait_for_other_ranks(steps_done)
+            self._active_variant.current = now
+            self._switch(now)
         return part.steps
 
 
-def length_of(task: Task) -> Length:
+def task_length(task: Task) -> RunLength:
     """How long a run is that is measured in steps, everybody's turns included."""
     plan, warmup = task.plan, task.plan.warmup_steps or 0
     total = warmup + (plan.steps or 0)
-    if not task.turns:
-        return steps_of(plan, total)
-    parts = schedule(task.turns, plan)
-    shortest = min(part.steps for part in parts if part.turn is not None)
-    of_one = Length.of(total, warmup).in_rounds(plan, most=shortest)
+    if not task.interleaved_variants:
+        return plan_length(plan, total)
+    parts = schedule_slots(task.interleaved_variants, plan)
+    shortest = min(part.steps for part in parts if part.variant_index is not None)
+    of_one = RunLength.from_steps(total, warmup).in_worker_rounds(plan, max_steps=shortest)
     return dataclasses.replace(of_one, total=of_one.warmup + sum(part.steps for part in parts))

@@ -8,10 +8,10 @@ from typing import Any
 
 from nfold.measurement import Measurement
 from nfold.plan import Plan
-from nfold.report.words import count
+from nfold.report.words import pluralize
 from nfold.summary import Cell
 
-AXES = (
+CELL_AXES = (
     "workload",
     "framework",
     "device",
@@ -41,7 +41,7 @@ AXES = (
 )
 """Everything that tells cells apart, in the order of the table's columns and of its lines."""
 
-NAMES = {
+AXIS_NAMES = {
     "batch_norm": "batch norm",
     "bad_images": "bad images",
     "steps_per_execution": "steps per execution",
@@ -52,10 +52,10 @@ NAMES = {
 }
 """Where a reader's word differs from the plan's."""
 
-FOLLOWS_DEVICES = ("strategy", "workers", "cores_per_device")
+DEVICE_DEPENDENT_AXES = ("strategy", "workers", "cores_per_device")
 """Fields that may be other ones on another number of devices: alone that is no difference."""
 
-UNSAID = (
+AXES_HIDDEN_AT_DEFAULT = (
     "kernels",
     "exchange",
     "batch_norm",
@@ -67,23 +67,23 @@ UNSAID = (
 )
 """Fields that are not worth a word at their default."""
 
-TEXTUAL = ("framework", "layout", "precision", "input", "augment", "step", "device")
+SELF_EXPLANATORY_AXES = ("framework", "layout", "precision", "input", "augment", "step", "device")
 """Fields whose values say what they are; a number needs its name beside it."""
 
 
-def value(measurement: Measurement, axis: str) -> Any:
+def axis_value(measurement: Measurement, axis: str) -> Any:
     """The value of a plan's field, or the written workload."""
     return str(measurement.workload) if axis == "workload" else getattr(measurement.plan, axis)
 
 
-def name(axis: str) -> str:
+def axis_name(axis: str) -> str:
     """The axis in a reader's words."""
-    return NAMES.get(axis, axis)
+    return AXIS_NAMES.get(axis, axis)
 
 
-def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
+def varying_axes(cells: Sequence[Cell]) -> tuple[str, ...]:
     """The axes in which cells differ; devices and batch where they do in none."""
-    found = tuple(axis for axis in AXES if _varies(cells, axis))
+    found = tuple(axis for axis in CELL_AXES if _varies(cells, axis))
     return found or ("devices", "batch")
 
 
@@ -91,8 +91,8 @@ def _varies(cells: Sequence[Cell], axis: str) -> bool:
     by_devices: dict[Any, set[Any]] = defaultdict(set)
     for cell in cells:
         if axis != "workers" or cell.first.plan.input == "loader":
-            by_devices[cell.first.plan.devices].add(value(cell.first, axis))
-    if axis in FOLLOWS_DEVICES:
+            by_devices[cell.first.plan.devices].add(axis_value(cell.first, axis))
+    if axis in DEVICE_DEPENDENT_AXES:
         return any(len(values) > 1 for values in by_devices.values()) or _mixed(by_devices, axis)
     return len(set().union(*by_devices.values())) > 1
 
@@ -103,12 +103,12 @@ def _mixed(by_devices: dict[Any, set[Any]], axis: str) -> bool:
     return axis == "strategy" and len(set().union(*several)) > 1
 
 
-def shared(cells: Sequence[Cell]) -> list[tuple[str, str]]:
+def shared_values(cells: Sequence[Cell]) -> list[tuple[str, str]]:
     """What is the same in all cells, as (name, value), without what does not matter there."""
-    differing = varying(cells)
+    differing = varying_axes(cells)
     plan = cells[0].first.plan
-    kept = [axis for axis in AXES if axis not in differing and _matters(axis, plan)]
-    pairs = [(name(axis), _shared_value(cells, axis)) for axis in kept]
+    kept = [axis for axis in CELL_AXES if axis not in differing and _matters(axis, plan)]
+    pairs = [(axis_name(axis), _shared_value(cells, axis)) for axis in kept]
     return [(label, text) for label, text in pairs if text]
 
 
@@ -119,7 +119,7 @@ def _matters(axis: str, plan: Plan) -> bool:
     has one part and a call one step, memory is taken as ever, image files are neither cached nor
     bad, unless somebody wanted it otherwise.
     """
-    if axis in UNSAID:
+    if axis in AXES_HIDDEN_AT_DEFAULT:
         return bool(getattr(plan, axis) != getattr(Plan(), axis))
     if axis == "cores_per_device":
         return plan.device == "cpu"
@@ -130,32 +130,34 @@ def _matters(axis: str, plan: Plan) -> bool:
 
 def _shared_value(cells: Sequence[Cell], axis: str) -> str:
     """One value, or the values by number of devices where they follow it."""
-    by_devices = {cell.first.plan.devices or 1: value(cell.first, axis) for cell in cells}
+    by_devices = {cell.first.plan.devices or 1: axis_value(cell.first, axis) for cell in cells}
     if axis == "strategy":
         by_devices = {k: v for k, v in by_devices.items() if k > 1}
     values = set(by_devices.values())
     if len(values) > 1:
         pairs = sorted(by_devices.items())
-        return ", ".join(f"{v} on {count(devices, 'device')}" for devices, v in pairs)
+        return ", ".join(f"{v} on {pluralize(devices, 'device')}" for devices, v in pairs)
     return str(values.pop()) if values else ""
 
 
-def variant_axes(cells: Sequence[Cell]) -> tuple[str, ...]:
+def secondary_axes(cells: Sequence[Cell]) -> tuple[str, ...]:
     """The varying axes besides devices, batch and strategy: what a line's dashes stand for."""
-    return tuple(a for a in varying(cells) if a not in ("devices", "batch", "strategy"))
+    return tuple(a for a in varying_axes(cells) if a not in ("devices", "batch", "strategy"))
 
 
-def label(measurement: Measurement, axes: Sequence[str]) -> str:
+def cell_label(measurement: Measurement, axes: Sequence[str]) -> str:
     """A cell by some of its axes: ``2 devices · ddp · batch 128 · channels_last``."""
     return " · ".join(filter(None, (_labelled(measurement, axis) for axis in axes)))
 
 
 def _labelled(measurement: Measurement, axis: str) -> str:
-    found = value(measurement, axis)
+    found = axis_value(measurement, axis)
     if axis == "devices":
-        return count(found or 1, "device")
+        return pluralize(found or 1, "device")
     if axis == "strategy":
         return "" if found == "single" else str(found)
     if found is None:
         return ""
-    return str(found) if axis in (*TEXTUAL, "workload") else f"{name(axis)} {found}"
+    return (
+        str(found) if axis in (*SELF_EXPLANATORY_AXES, "workload") else f"{axis_name(axis)} {found}"
+    )

@@ -8,28 +8,28 @@ from typing import Any
 import altair as alt
 
 from nfold.report.canvas import (
-    PLAIN,
-    amount,
-    channels_of,
-    chart_of,
-    colour_of,
-    finished,
-    lines,
-    styled,
-    with_room,
+    AXIS_LABEL_FORMAT,
+    apply_size_and_style,
+    apply_style,
+    base_chart,
+    colour_encoding,
+    line_chart,
+    line_encodings,
+    with_label_room,
+    zero_based_axis,
 )
-from nfold.report.ink import BAND, MUTED, SERIES, TEXT, cycle
-from nfold.report.legend import named_directly
-from nfold.report.parts import Timing
-from nfold.report.points import Data, Row
-from nfold.report.series import Loads, Panel
-from nfold.report.words import number
+from nfold.report.ink import BAND, MUTED, SERIES, TEXT, cycle_colours
+from nfold.report.legend import uses_direct_labels
+from nfold.report.parts import PartTiming
+from nfold.report.points import FigureData, FigureRow
+from nfold.report.series import LoadPanels, TelemetryPanel
+from nfold.report.words import format_number
 
 ROW_HEIGHT = 34
 LOAD_WIDTH, LOAD_HEIGHT = 350, 90
 
 
-def over_batch(data: Data) -> Any:
+def batch_chart(data: FigureData) -> Any:
     """Lines over the batch on a scale of doublings; a cross on the axis is a failed cell."""
     batches = sorted({row["x"] for row in (*data.rows, *data.failed)})
     scale = alt.Scale(
@@ -38,102 +38,106 @@ def over_batch(data: Data) -> Any:
     axis = alt.Axis(values=batches, format=",d", grid=False, labelOverlap=True)
     x = alt.X("x:Q", title="global batch", scale=scale, axis=axis)
     top = 1.08 * max(row["high"] for row in data.rows)
-    chart = lines(data, x=x, top=top)
+    chart = line_chart(data, x=x, top=top)
     if not data.failed:
-        return finished(chart)
-    failed = chart_of(data.failed)
-    crosses = failed.mark_point(shape=CROSS, size=60, strokeWidth=2, filled=False, clip=False)
-    direct = named_directly(data)
-    colour = channels_of(data)["color"]
-    place = crosses.encode(x=with_room(x) if direct else x, y=alt.datum(0), color=colour)
-    return finished(alt.layer(chart, place))
+        return apply_size_and_style(chart)
+    failed = base_chart(data.failed)
+    crosses = failed.mark_point(shape=CROSS_PATH, size=60, strokeWidth=2, filled=False, clip=False)
+    direct = uses_direct_labels(data)
+    colour = line_encodings(data)["color"]
+    place = crosses.encode(x=with_label_room(x) if direct else x, y=alt.datum(0), color=colour)
+    return apply_size_and_style(alt.layer(chart, place))
 
 
-CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
+CROSS_PATH = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
 
 
-def over_devices(data: Data, ideal: int) -> Any:
+def speedup_chart(data: FigureData, ideal: int) -> Any:
     """Speedup over devices, with the line that N devices being N-fold would make."""
     counts = sorted({row["x"] for row in data.rows})
     top = 1.05 * max(ideal, max(row["high"] for row in data.rows))
     axis = alt.Axis(values=counts, format="d", grid=False)
     scale = alt.Scale(domain=[min(counts) - 0.04 * ideal, ideal], nice=False)
     x = alt.X("x:Q", title="devices", scale=scale, axis=axis)
-    chart = lines(data, x=x, top=top)
-    place = with_room(x) if named_directly(data) else x
+    chart = line_chart(data, x=x, top=top)
+    place = with_label_room(x) if uses_direct_labels(data) else x
     ends = [{"x": 1, "y": 1}, {"x": ideal, "y": ideal}]
-    line = chart_of(ends).mark_line(strokeDash=[3, 3], strokeWidth=1.2, color=MUTED)
+    line = base_chart(ends).mark_line(strokeDash=[3, 3], strokeWidth=1.2, color=MUTED)
     middle = (1 + 2 * ideal) / 3
-    name = chart_of([{"x": middle, "y": middle, "name": "ideal"}])
+    name = base_chart([{"x": middle, "y": middle, "name": "ideal"}])
     text = name.mark_text(align="right", dx=-12, dy=-6, color=MUTED).encode(text="name:N")
-    both = [layer.encode(x=place, y=amount(top)) for layer in (line, text)]
-    return finished(alt.layer(*both, chart))
+    both = [layer.encode(x=place, y=zero_based_axis(top)) for layer in (line, text)]
+    return apply_size_and_style(alt.layer(*both, chart))
 
 
-def bars(data: Data, texts: str = "text") -> Any:
+def bar_chart(data: FigureData, texts: str = "text") -> Any:
     """A bar for each category, its value beside it; ``texts`` is the key of what is written."""
-    rows = [{**row, texts: number(row["y"])} for row in data.rows]
+    rows = [{**row, texts: format_number(row["y"])} for row in data.rows]
     rows += [{**row, "y": 0, "low": 0, "high": 0, texts: row["status"]} for row in data.failed]
     names = list(dict.fromkeys(row["x"] for row in rows))
     top = 1.3 * max(row["high"] for row in rows)
     axis = alt.Axis(ticks=False, domain=False, labelLimit=170, labelColor=TEXT)
-    base = chart_of(rows).encode(
+    base = base_chart(rows).encode(
         y=alt.Y("x:N", title=None, sort=names, axis=axis),
         x=alt.X("y:Q", title=None, axis=None, scale=alt.Scale(domain=[0, top], nice=False)),
         **_grouped(data),
     )
     drawn = base.mark_bar(height={"band": 0.72}, opacity=0.9).encode(
-        color=channels_of(data)["color"]
+        color=line_encodings(data)["color"]
     )
     errors = base.mark_rule(color=TEXT, strokeWidth=1.2).encode(x="low:Q", x2="high:Q")
     named = base.mark_text(align="left", dx=6, color=TEXT).encode(x="high:Q", text=f"{texts}:N")
     groups = len(data.values(data.colour)) if data.colour else 1
     height = 40 + 30 * len(names) * groups
-    return finished(alt.layer(drawn, errors, named), height=height)
+    return apply_size_and_style(alt.layer(drawn, errors, named), height=height)
 
 
-def _grouped(data: Data) -> dict[str, Any]:
+def _grouped(data: FigureData) -> dict[str, Any]:
     return {"yOffset": alt.YOffset(f"{data.colour}:N")} if data.colour else {}
 
 
-def loss_curves(data: Data) -> Any:
+def loss_chart(data: FigureData) -> Any:
     """Loss over samples seen."""
     top = 1.05 * max(row["y"] for row in data.rows)
-    axis = alt.Axis(labelExpr=PLAIN, tickCount=5, grid=False)
+    axis = alt.Axis(labelExpr=AXIS_LABEL_FORMAT, tickCount=5, grid=False)
     x = alt.X("x:Q", title="samples seen", axis=axis, scale=alt.Scale(nice=False))
-    return finished(lines(data, x=x, top=top, error_bars=False))
+    return apply_size_and_style(line_chart(data, x=x, top=top, error_bars=False))
 
 
-def time_colours(names: Sequence[str]) -> list[str]:
+def time_line_colours(names: Sequence[str]) -> list[str]:
     """Colours of lines over time: no device is what others are compared with."""
-    return cycle(SERIES[1:], len(names))
+    return cycle_colours(SERIES[1:], len(names))
 
 
-def part_colours(timings: Sequence[Timing]) -> dict[str, str]:
+def part_colours(timings: Sequence[PartTiming]) -> dict[str, str]:
     """The colour of each column of parts; what runs without the devices is grey."""
     devices = list(dict.fromkeys(t.column for t in timings if not t.baseline))
     others = {t.column: SERIES[0] for t in timings if t.baseline}
-    return {**dict(zip(devices, cycle(SERIES[1:], len(devices)), strict=True)), **others}
+    return {**dict(zip(devices, cycle_colours(SERIES[1:], len(devices)), strict=True)), **others}
 
 
-def over_time(panel: Panel, span: tuple[float, float] | None) -> Any:
+def time_chart(panel: TelemetryPanel, span: tuple[float, float] | None) -> Any:
     """One quantity over seconds, a line per device; the band is what was timed."""
     names = panel.lines
-    rows: list[Row] = [{"x": p.seconds, "y": p.value, "line": p.line} for p in panel.points]
+    rows: list[FigureRow] = [{"x": p.seconds, "y": p.value, "line": p.line} for p in panel.points]
     highest = max(row["y"] for row in rows)
-    top = panel.kind.top or 1.1 * highest or 1.0
+    top = panel.spec.top or 1.1 * highest or 1.0
     axis = alt.Axis(tickCount=5, grid=False)
     last = max(row["x"] for row in rows)
     x = alt.X("x:Q", title="seconds", axis=axis, scale=alt.Scale(domain=[0, last or 1], nice=False))
     drawn = (
-        chart_of(rows)
+        base_chart(rows)
         .mark_line(strokeWidth=1.4)
-        .encode(x=x, y=amount(top), color=colour_of("line", names, time_colours(names)))
+        .encode(
+            x=x,
+            y=zero_based_axis(top),
+            color=colour_encoding("line", names, time_line_colours(names)),
+        )
     )
-    return finished(alt.layer(*_band(span, x, top), drawn), height=190)
+    return apply_size_and_style(alt.layer(*_band(span, x, top), drawn), height=190)
 
 
-def side_by_side(loads: Loads, span: tuple[float, float] | None) -> Any:
+def load_chart(loads: LoadPanels, span: tuple[float, float] | None) -> Any:
     """The load of the devices above that of the host, over the same seconds.
 
     Both panels have one axis of time and one of 0 to 100 %: a device that waits while the host is
@@ -142,50 +146,54 @@ def side_by_side(loads: Loads, span: tuple[float, float] | None) -> Any:
     panels = (loads.devices, loads.host)
     last = max(point.seconds for panel in panels for point in panel.points) or 1
     drawn = [_load(panel, span, last, below=panel is loads.host) for panel in panels]
-    return styled(alt.vconcat(*drawn, spacing=10).resolve_scale(color="independent"))
+    return apply_style(alt.vconcat(*drawn, spacing=10).resolve_scale(color="independent"))
 
 
-def _load(panel: Panel, span: tuple[float, float] | None, last: float, *, below: bool) -> Any:
+def _load(
+    panel: TelemetryPanel, span: tuple[float, float] | None, last: float, *, below: bool
+) -> Any:
     names = panel.lines
     top = max(100.0, *(point.value for point in panel.points))
     axis = alt.Axis(tickCount=5, grid=False, labels=below, ticks=below)
     scale = alt.Scale(domain=[0, last], nice=False)
     x = alt.X("x:Q", title="seconds" if below else None, axis=axis, scale=scale)
-    colours = [MUTED] if below else time_colours(names)
-    rows: list[Row] = [{"x": p.seconds, "y": p.value, "line": p.line} for p in panel.points]
-    line = chart_of(rows).mark_line(strokeWidth=1.4)
-    drawn = line.encode(x=x, y=amount(top), color=colour_of("line", names, colours))
+    colours = [MUTED] if below else time_line_colours(names)
+    rows: list[FigureRow] = [{"x": p.seconds, "y": p.value, "line": p.line} for p in panel.points]
+    line = base_chart(rows).mark_line(strokeWidth=1.4)
+    drawn = line.encode(x=x, y=zero_based_axis(top), color=colour_encoding("line", names, colours))
     layered = alt.layer(*_band(span, x, top), drawn)
-    return layered.properties(width=LOAD_WIDTH, height=LOAD_HEIGHT, title=panel.kind.title)
+    return layered.properties(width=LOAD_WIDTH, height=LOAD_HEIGHT, title=panel.spec.title)
 
 
 def _band(span: tuple[float, float] | None, x: Any, top: float) -> list[Any]:
     if span is None:
         return []
     rows = [{"x": span[0], "end": span[1], "y": 0, "y2": top}]
-    base = chart_of(rows).encode(x=x, y=amount(top))
+    base = base_chart(rows).encode(x=x, y=zero_based_axis(top))
     return [base.mark_rect(color=BAND).encode(x2="end:Q", y2="y2:Q")]
 
 
-def parts(timings: Sequence[Timing]) -> Any:
+def parts_chart(timings: Sequence[PartTiming]) -> Any:
     """Milliseconds of every part on a logarithmic scale, a dot for each number of devices."""
     rows = [row for timing in timings if (row := _part_row(timing))["low"] > 0]
     names = list(dict.fromkeys(str(row["part"]) for row in rows))
     colours = part_colours(timings)
     y = alt.Y("part:N", sort=names, title=None, axis=None)
-    base = chart_of(rows).encode(
-        x=_milliseconds(rows), y=y, color=colour_of("column", list(colours), list(colours.values()))
+    base = base_chart(rows).encode(
+        x=_milliseconds(rows),
+        y=y,
+        color=colour_encoding("column", list(colours), list(colours.values())),
     )
     dots = base.mark_point(filled=True, size=60, opacity=0.95, yOffset=7)
     errors = base.mark_rule(strokeWidth=1.4, yOffset=7, y2Offset=7).encode(x="low:Q", x2="high:Q")
-    titles = chart_of([{"part": name} for name in names]).mark_text(
+    titles = base_chart([{"part": name} for name in names]).mark_text(
         align="left", baseline="middle", dy=-8, color=TEXT
     )
     named = titles.encode(x=alt.value(2), y=y, text="part:N")
-    return finished(alt.layer(errors, dots, named), height=70 + ROW_HEIGHT * len(names))
+    return apply_size_and_style(alt.layer(errors, dots, named), height=70 + ROW_HEIGHT * len(names))
 
 
-def _part_row(timing: Timing) -> Row:
+def _part_row(timing: PartTiming) -> FigureRow:
     ms = timing.ms
     return {
         "part": timing.part,
@@ -196,7 +204,7 @@ def _part_row(timing: Timing) -> Row:
     }
 
 
-def _milliseconds(rows: Sequence[Row]) -> Any:
+def _milliseconds(rows: Sequence[FigureRow]) -> Any:
     ends = [min(row["low"] for row in rows) / 1.6, max(row["high"] for row in rows) * 1.6]
     scale = alt.Scale(type="log", domain=ends, nice=False)
     axis = alt.Axis(format="~g", tickCount=5, labelOverlap=True)

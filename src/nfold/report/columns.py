@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nfold.report.results import Result
+from nfold.report.results import CellResult
 from nfold.report.words import (
-    bounds,
-    duration,
-    half_width,
-    memory,
-    number,
-    percent,
-    scaled,
-    times,
+    format_bytes,
+    format_duration,
+    format_half_width,
+    format_number,
+    format_percent,
+    format_range,
+    format_ratio,
+    scale_interval,
 )
 from nfold.stats import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class FormattedValue:
     """A number as text, and its interval: ``about`` in full, ``spread`` in short."""
 
     value: str
@@ -29,7 +29,7 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class ResultColumn:
     """One column. ``weight`` orders what a narrow table gives up first: the lightest.
 
     ``spans`` tells whether the reason of a failed cell may be written across this column.
@@ -39,103 +39,109 @@ class Column:
     key: str
     head: str
     short: str
-    show: Callable[[Result], Shown | None]
+    format: Callable[[CellResult], FormattedValue | None]
     weight: int
     spans: bool = True
-    doubts: tuple[str, ...] = ()
+    caveat_kinds: tuple[str, ...] = ()
 
 
-def _seconds(seconds: float | None) -> Shown | None:
-    return None if seconds is None else Shown(value=number(seconds))
+def _seconds(seconds: float | None) -> FormattedValue | None:
+    return None if seconds is None else FormattedValue(value=format_number(seconds))
 
 
-def _with_bounds(interval: Interval | None, places: int | None = None) -> Shown | None:
+def _with_bounds(interval: Interval | None, places: int | None = None) -> FormattedValue | None:
     if interval is None:
         return None
-    return Shown(
-        value=number(interval.value, places),
-        about=bounds(interval, places),
-        spread=half_width(interval, places),
+    return FormattedValue(
+        value=format_number(interval.value, places),
+        about=format_range(interval, places),
+        spread=format_half_width(interval, places),
     )
 
 
-def _training(result: Result) -> Shown | None:
+def _training(result: CellResult) -> FormattedValue | None:
     seconds = result.training_s
-    return None if seconds is None else Shown(value=duration(seconds))
+    return None if seconds is None else FormattedValue(value=format_duration(seconds))
 
 
-def _speedup(result: Result) -> Shown | None:
+def _speedup(result: CellResult) -> FormattedValue | None:
     if result.comparison is None:
-        return Shown(value="1") if result.baseline else None
+        return FormattedValue(value="1") if result.is_baseline else None
     speedup = result.comparison.speedup
-    return Shown(
-        value=times(speedup.value), about=bounds(speedup, 2), spread=half_width(speedup, 2)
+    return FormattedValue(
+        value=format_ratio(speedup.value),
+        about=format_range(speedup, 2),
+        spread=format_half_width(speedup, 2),
     )
 
 
-def _efficiency(result: Result) -> Shown | None:
+def _efficiency(result: CellResult) -> FormattedValue | None:
     if result.comparison is None:
         return None
     efficiency = result.comparison.efficiency
-    in_percent = scaled(efficiency, 100)
-    return Shown(value=percent(efficiency.value), about=bounds(in_percent, 0))
+    in_percent = scale_interval(efficiency, 100)
+    return FormattedValue(value=format_percent(efficiency.value), about=format_range(in_percent, 0))
 
 
-def _memory(result: Result) -> Shown | None:
+def _memory(result: CellResult) -> FormattedValue | None:
     held = result.peak_memory_bytes
-    return None if held is None else Shown(value=memory(held))
+    return None if held is None else FormattedValue(value=format_bytes(held))
 
 
-COLUMNS = (
-    Column(
+RESULT_COLUMNS = (
+    ResultColumn(
         key="first_epoch_s",
         head="epoch 1 [s]",
         short="epoch 1 [s]",
-        show=lambda r: _seconds(r.first_epoch_s),
+        format=lambda r: _seconds(r.first_epoch_s),
         weight=3,
     ),
-    Column(
+    ResultColumn(
         key="later_epochs_s",
         head="median of epochs 2+ [s]",
         short="epochs 2+ [s]",
-        show=lambda r: _seconds(r.later_epochs_s),
+        format=lambda r: _seconds(r.later_epochs_s),
         weight=5,
     ),
-    Column(key="training_s", head="training time", short="training", show=_training, weight=4),
-    Column(
+    ResultColumn(
+        key="training_s", head="training time", short="training", format=_training, weight=4
+    ),
+    ResultColumn(
         key="accuracy",
         head="accuracy",
         short="accuracy",
-        show=lambda r: _with_bounds(r.accuracy, 4),
+        format=lambda r: _with_bounds(r.accuracy, 4),
         weight=6,
-        doubts=("parameters_differ",),
+        caveat_kinds=("parameters_differ",),
     ),
-    Column(
+    ResultColumn(
         key="samples_per_s",
         head="images/s",
         short="images/s",
-        show=lambda r: _with_bounds(r.samples_per_s),
+        format=lambda r: _with_bounds(r.samples_per_s),
         weight=10,
     ),
-    Column(key="speedup", head="speedup", short="speedup", show=_speedup, weight=9),
-    Column(key="efficiency", head="efficiency", short="efficiency", show=_efficiency, weight=8),
-    Column(
+    ResultColumn(key="speedup", head="speedup", short="speedup", format=_speedup, weight=9),
+    ResultColumn(
+        key="efficiency", head="efficiency", short="efficiency", format=_efficiency, weight=8
+    ),
+    ResultColumn(
         key="peak_memory_bytes",
         head="peak memory",
         short="memory",
-        show=_memory,
+        format=_memory,
         weight=2,
         spans=False,
     ),
-    Column(
+    ResultColumn(
         key="joules_per_1000",
         head="J per 1,000 samples",
         short="J/1,000",
-        show=lambda r: _seconds(r.joules_per_1000),
+        format=lambda r: _seconds(r.joules_per_1000),
         weight=1,
         spans=False,
     ),
 )
 
-MAIN = "samples_per_s"
+MAIN_COLUMN = "samples_per_s"
 """The column that is always there: warnings and failures without a column of their own go there."""

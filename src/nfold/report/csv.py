@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from nfold import summary
-from nfold.inert import inert
-from nfold.plan import FIELDS
+from nfold.inert import terminal_safe
+from nfold.plan import PLAN_FIELDS
 from nfold.report import parts
-from nfold.report.query import Section
-from nfold.report.results import Result
-from nfold.report.tables import where
+from nfold.report.query import ReportSection
+from nfold.report.results import CellResult
+from nfold.report.tables import failure_location
 from nfold.stats import Interval
 
-Row = dict[str, Any]
+CsvRow = dict[str, Any]
 
 
-def cells(sections: Sequence[Section]) -> str:
+def cells_csv(sections: Sequence[ReportSection]) -> str:
     """One row a cell: its plan, its status, and every number with its interval.
 
     Units are in the names; a number that a cell does not have is empty.
@@ -27,7 +27,7 @@ def cells(sections: Sequence[Section]) -> str:
     return _written([_cell(section, r) for section in sections for r in section.results])
 
 
-def part_timings(sections: Sequence[Section]) -> str:
+def part_timings_csv(sections: Sequence[ReportSection]) -> str:
     """One row for each part and column of the tables of parts; empty where there is none."""
     rows = [
         {
@@ -41,23 +41,25 @@ def part_timings(sections: Sequence[Section]) -> str:
             "notes": "; ".join(timing.notes),
         }
         for section in sections
-        for timing in parts.timings(section.results)
+        for timing in parts.part_timings(section.results)
     ]
     return _written(rows) if rows else ""
 
 
-def _cell(section: Section, result: Result) -> Row:
+def _cell(section: ReportSection, result: CellResult) -> CsvRow:
     cell, compared = result.cell, result.comparison
     return {
         "workload": section.workload,
         "machine": section.machine.id,
         "cell": cell.first.cell,
         "measurements": " ".join(m.id for m in cell.measurements),
-        **{name: getattr(result.plan, name) for name in FIELDS},
+        **{name: getattr(result.plan, name) for name in PLAN_FIELDS},
         "repeats": len(cell.measurements),
-        "repeats_ok": len(cell.ok),
-        "status": "ok" if result.ok else cell.worst.status,
-        "cause": "" if result.ok or cell.worst.cause is None else where(cell.worst),
+        "repeats_ok": len(cell.successful),
+        "status": "ok" if result.succeeded else cell.first_failed_or_first.status,
+        "cause": ""
+        if result.succeeded or cell.first_failed_or_first.cause is None
+        else failure_location(cell.first_failed_or_first),
         "epoch_1_s": result.first_epoch_s,
         "epochs_2_up_median_s": result.later_epochs_s,
         "training_s": result.training_s,
@@ -76,13 +78,13 @@ def _cell(section: Section, result: Result) -> Row:
     }
 
 
-def _interval(name: str, interval: Interval | None) -> Row:
+def _interval(name: str, interval: Interval | None) -> CsvRow:
     if interval is None:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
     return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def _written(rows: Sequence[Row]) -> str:
+def _written(rows: Sequence[CsvRow]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -94,5 +96,5 @@ def _safe(value: Any) -> Any:
     """Text on one line; none that a spreadsheet would take for a formula."""
     if not isinstance(value, str):
         return value
-    text = inert(value)
+    text = terminal_safe(value)
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -14,15 +14,15 @@ import jinja2
 from markupsafe import Markup
 
 from nfold import __version__
-from nfold.inert import inert
+from nfold.inert import terminal_safe
 from nfold.machine import Machine
 from nfold.report import axes, figures, headline, ink, parts, query, tables
 from nfold.report.field.base import FieldReport
 from nfold.report.figures import Figure
-from nfold.report.query import Section
-from nfold.report.words import memory
+from nfold.report.query import ReportSection
+from nfold.report.words import format_bytes
 
-NUMERIC = (
+NUMERIC_AXES = (
     "devices",
     "batch",
     "workers",
@@ -33,7 +33,7 @@ NUMERIC = (
     "seed",
 )
 """Axes whose values stand on the right of their column."""
-ABOUT_LOADS = (
+LOAD_FIGURE_NOTE = (
     "The band is what was timed. A device that waits while the host's cores are busy is starved; "
     "waiting with idle cores has another cause. Of a CPU device, the load is that of its rank with "
     "the loader workers, in % of the device's own cores: telemetry does not tell the two apart."
@@ -42,13 +42,13 @@ TEMPLATES = resources.files("nfold.report").joinpath("templates")
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class SectionView:
     """A section as the template shows it."""
 
-    section: Section
+    section: ReportSection
     anchor: str
     headline: tuple[str, ...]
-    table: tables.Table
+    table: tables.CellTable
     parts: parts.PartsTable | None
     figures: tuple[Figure, ...]
     watched: str
@@ -57,8 +57,8 @@ class View:
     over_time: tuple[Figure, ...]
 
 
-def page(
-    sections: Sequence[Section],
+def report_page(
+    sections: Sequence[ReportSection],
     results_folder: Path,
     cell: str | None = None,
     field: FieldReport | None = None,
@@ -69,46 +69,48 @@ def page(
         for number, section in enumerate(sections, start=1)
     ]
     machines = {section.machine.id: section.machine for section in sections}
-    style = style_sheet()
-    return template("report.html.j2").render(
+    style = load_style_sheet()
+    return load_template("report.html.j2").render(
         views=views,
         field=field,
-        loads=figures.loads_of(sections, results_folder, "f") if field else [],
-        about_loads=ABOUT_LOADS,
-        machines=[(machine.summary, machine_facts(machine)) for machine in machines.values()],
+        loads=figures.load_figures(sections, results_folder, "f") if field else [],
+        about_loads=LOAD_FIGURE_NOTE,
+        machines=[(machine.summary, machine_rows(machine)) for machine in machines.values()],
         style=Markup(style),  # noqa: S704  # our own file and colours
-        policy=policy(style),
+        policy=content_security_policy(style),
         version=__version__,
         made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         runs=sum(len(c.measurements) for section in sections for c in section.cells),
     )
 
 
-def _view(section: Section, results_folder: Path, anchor: str, cell: str | None) -> View:
-    timings = parts.timings(section.results)
-    watched = query.watched(section, results_folder, cell)
+def _view(
+    section: ReportSection, results_folder: Path, anchor: str, cell: str | None
+) -> SectionView:
+    timings = parts.part_timings(section.results)
+    watched = query.find_telemetry_run(section, results_folder, cell)
     name, over_time = "", list[Figure]()
     if watched is not None:
-        name, over_time = figures.over_time(section, watched, f"{anchor}t")
-    return View(
+        name, over_time = figures.telemetry_figures(section, watched, f"{anchor}t")
+    return SectionView(
         section=section,
         anchor=anchor,
-        headline=tuple(headline.headline(section.results, timings)),
-        table=tables.table(section.results, causes_in_lines=True),
-        parts=parts.table(timings),
-        figures=tuple(figures.figures(section, timings, anchor)),
+        headline=tuple(headline.headline_sentences(section.results, timings)),
+        table=tables.build_table(section.results, causes_in_lines=True),
+        parts=parts.parts_table(timings),
+        figures=tuple(figures.section_figures(section, timings, anchor)),
         watched=name if over_time else "",
         watched_cell=watched.measurement.cell if watched else "",
         over_time=tuple(over_time),
     )
 
 
-def style_sheet() -> str:
+def load_style_sheet() -> str:
     """The one style sheet of a page."""
     return TEMPLATES.joinpath("style.css").read_text(encoding="utf-8") + _dark_figures()
 
 
-def template(name: str) -> jinja2.Template:
+def load_template(name: str) -> jinja2.Template:
     """A page's template: everything that it shows is escaped, but for drawings."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("nfold.report"),
@@ -117,10 +119,10 @@ def template(name: str) -> jinja2.Template:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.globals["numeric"] = NUMERIC
-    environment.filters["inert"] = inert
+    environment.globals["numeric"] = NUMERIC_AXES
+    environment.filters["inert"] = terminal_safe
     environment.filters["drawn"] = _drawn
-    environment.filters["axis_name"] = axes.name
+    environment.filters["axis_name"] = axes.axis_name
     return environment.get_template(name)
 
 
@@ -129,7 +131,7 @@ def _drawn(figure: Figure) -> Markup:
     return Markup(figure.svg)  # noqa: S704
 
 
-def policy(style: str) -> str:
+def content_security_policy(style: str) -> str:
     """Nothing may run or be fetched; the one style sheet is named by its hash (CSP level 2)."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -139,13 +141,13 @@ def _dark_figures() -> str:
     """Rules that exchange a figure's colours on a dark screen; paper stays light."""
     rules = [
         f'.figure [{kind}="{light}"]{{{kind}:{dark}}}'
-        for light, dark in ink.DARK.items()
+        for light, dark in ink.DARK_COLOURS.items()
         for kind in ("fill", "stroke")
     ]
     return f"@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}\n"
 
 
-def machine_facts(machine: Machine) -> list[tuple[str, str]]:
+def machine_rows(machine: Machine) -> list[tuple[str, str]]:
     """What the machine is, as (name, value), without what it does not say."""
     kinds = {f"{link.kind} {link.detail}".strip() for link in machine.links}
     pcie = {gpu.pcie for gpu in machine.gpus if gpu.pcie}
@@ -155,19 +157,21 @@ def machine_facts(machine: Machine) -> list[tuple[str, str]]:
         ("PCIe", ", ".join(sorted(pcie))),
         ("driver", machine.driver or ""),
         ("processor", f"{machine.cpu}, {machine.cores} cores usable"),
-        ("memory", memory(machine.memory_bytes)),
-        ("shared memory", memory(machine.shm_bytes) if machine.shm_bytes else ""),
+        ("memory", format_bytes(machine.memory_bytes)),
+        ("shared memory", format_bytes(machine.shm_bytes) if machine.shm_bytes else ""),
         ("system", machine.os),
         ("Python", machine.python),
         ("software", ", ".join(f"{k} {v}" for k, v in sorted(machine.versions.items()))),
         ("limits", ", ".join(f"{k} {v}" for k, v in sorted(machine.limits.items()))),
     ]
-    return [(name, inert(text)) for name, text in facts if text]
+    return [(name, terminal_safe(text)) for name, text in facts if text]
 
 
 def _gpus(machine: Machine) -> str:
     kinds: dict[tuple[str, int | None], int] = {}
     for gpu in machine.gpus:
         kinds[gpu.name, gpu.memory_bytes] = kinds.get((gpu.name, gpu.memory_bytes), 0) + 1
-    named = [(many, name, memory(size) if size else "") for (name, size), many in kinds.items()]
+    named = [
+        (many, name, format_bytes(size) if size else "") for (name, size), many in kinds.items()
+    ]
     return ", ".join(f"{many} × {name} {size}".strip() for many, name, size in named)

@@ -17,7 +17,7 @@ PAPER = "#ffffff"
 
 SERIES = ("#75757f", "#0072b2", "#d55e00", "#009e73", "#b5589a", "#8a6d00", "#3a9bd1", "#7a4fb0")
 
-DARK = {
+DARK_COLOURS = {
     TEXT: "#d6d6dc",
     MUTED: "#9b9ba6",
     GRID: "#34343c",
@@ -43,6 +43,6 @@ FONT = "Helvetica, Arial, sans-serif"
 FONT_SIZE = 12
 
 
-def cycle(colours: Sequence[str], many: int) -> list[str]:
+def cycle_colours(colours: Sequence[str], many: int) -> list[str]:
     """As many colours as there are series, from the first on again where they do not last."""
     return [colours[k % len(colours)] for k in range(many)]

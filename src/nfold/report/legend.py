@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nfold.plan import ALLOWED
-from nfold.report.ink import DASHES, MUTED, SERIES, SHAPES, cycle
-from nfold.report.points import Data
+from nfold.plan import ALLOWED_VALUES
+from nfold.report.ink import DASHES, MUTED, SERIES, SHAPES, cycle_colours
+from nfold.report.points import FigureData
 
-DIRECT = 6
+MAX_DIRECT_LABELS = 6
 """So many lines are named at their ends; more, or of several kinds, get a legend."""
 
-PATHS = {
+SHAPE_PATHS = {
     "circle": "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0",
     "square": "M-3.5,-3.5h7v7h-7Z",
     "triangle-up": "M0,-4.5L4.3,3.2H-4.3Z",
@@ -26,7 +26,7 @@ PATHS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LegendEntry:
     """One entry: a line with its dashes, or a mark with its outline."""
 
     label: str
@@ -36,55 +36,63 @@ class Entry:
     """Of an SVG path around (0, 0); empty for a line."""
 
 
-def named_directly(data: Data) -> bool:
+def uses_direct_labels(data: FigureData) -> bool:
     """Whether lines are named at their ends: a few, told apart by colour alone."""
     named = data.colour is not None and data.dash is None and data.shape is None
-    return named and len(data.values(str(data.colour))) <= DIRECT
+    return named and len(data.values(str(data.colour))) <= MAX_DIRECT_LABELS
 
 
-def of_lines(data: Data) -> tuple[Entry, ...]:
+def line_legend(data: FigureData) -> tuple[LegendEntry, ...]:
     """The entries of lines that are not named directly: colours, then dashes, then shapes."""
     if data.colour is None and data.dash is None and data.shape is None:
         return ()
-    return () if named_directly(data) else (*_colours(data), *_dashes(data), *_shapes(data))
+    return () if uses_direct_labels(data) else (*_colours(data), *_dashes(data), *_shapes(data))
 
 
-def _colours(data: Data) -> list[Entry]:
+def _colours(data: FigureData) -> list[LegendEntry]:
     names = data.values(data.colour) if data.colour else []
-    pairs = zip(names, cycle(SERIES, len(names)), strict=True)
-    return [Entry(label=name, colour=colour) for name, colour in pairs]
+    pairs = zip(names, cycle_colours(SERIES, len(names)), strict=True)
+    return [LegendEntry(label=name, colour=colour) for name, colour in pairs]
 
 
-def _dashes(data: Data) -> list[Entry]:
+def _dashes(data: FigureData) -> list[LegendEntry]:
     names = data.values(data.dash) if data.dash else []
     return [
-        Entry(label=name, dash=" ".join(map(str, DASHES[k % len(DASHES)])))
+        LegendEntry(label=name, dash=" ".join(map(str, DASHES[k % len(DASHES)])))
         for k, name in enumerate(names)
     ]
 
 
-def _shapes(data: Data) -> list[Entry]:
+def _shapes(data: FigureData) -> list[LegendEntry]:
     if data.shape is None:
         return []
     pairs = zip(shape_names(data), SHAPES, strict=False)
-    return [Entry(label=name, path=PATHS[shape]) for name, shape in pairs if name != "single"]
+    return [
+        LegendEntry(label=name, path=SHAPE_PATHS[shape])
+        for name, shape in pairs
+        if name != "single"
+    ]
 
 
-def shape_names(data: Data) -> list[str]:
+def shape_names(data: FigureData) -> list[str]:
     """The strategies in the order of their shapes, the same in every figure."""
     found = set(data.values(data.shape)) if data.shape else set()
-    return [name for name in ALLOWED["strategy"] if name == "single" or name in found]
+    return [name for name in ALLOWED_VALUES["strategy"] if name == "single" or name in found]
 
 
-def of_marks(names: Sequence[str], colours: Sequence[str], shape: str) -> tuple[Entry, ...]:
+def mark_legend(
+    names: Sequence[str], colours: Sequence[str], shape: str
+) -> tuple[LegendEntry, ...]:
     """Entries of marks of one outline in several colours; none for a single one."""
     pairs = zip(names, colours, strict=True)
-    entries = [Entry(label=name, colour=colour, path=PATHS[shape]) for name, colour in pairs]
+    entries = [
+        LegendEntry(label=name, colour=colour, path=SHAPE_PATHS[shape]) for name, colour in pairs
+    ]
     return tuple(entries) if len(entries) > 1 else ()
 
 
-def of_strokes(names: Sequence[str], colours: Sequence[str]) -> tuple[Entry, ...]:
+def stroke_legend(names: Sequence[str], colours: Sequence[str]) -> tuple[LegendEntry, ...]:
     """Entries of solid lines; none for a single one."""
     pairs = zip(names, colours, strict=True)
-    entries = [Entry(label=name, colour=colour) for name, colour in pairs]
+    entries = [LegendEntry(label=name, colour=colour) for name, colour in pairs]
     return tuple(entries) if len(entries) > 1 else ()

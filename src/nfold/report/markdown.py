@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from nfold.inert import inert
+from nfold.inert import terminal_safe
 from nfold.report import parts, tables
 from nfold.report.field.base import FieldReport
-from nfold.report.headline import headline
-from nfold.report.query import Section
+from nfold.report.headline import headline_sentences
+from nfold.report.query import ReportSection
 from nfold.report.words import superscript
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!])")
 
 
-def document(sections: Sequence[Section], field: FieldReport | None = None) -> str:
+def report_markdown(sections: Sequence[ReportSection], field: FieldReport | None = None) -> str:
     """The field report, if there is one, and all sections: headline, tables and their notes."""
     blocks = [] if field is None else _field_blocks(field)
     blocks += [block for section in sections for block in _blocks(section)]
@@ -25,35 +25,37 @@ def document(sections: Sequence[Section], field: FieldReport | None = None) -> s
 def _field_blocks(field: FieldReport) -> list[str]:
     said = " ".join(field.sentences)
     blocks = [
-        f"# {escaped(field.title)}",
-        f"**{escaped(said)}**" if said else "",
-        f"Then: {escaped(field.then)}.",
+        f"# {escape_markdown(field.title)}",
+        f"**{escape_markdown(said)}**" if said else "",
+        f"Then: {escape_markdown(field.published_setup)}.",
     ]
     for sheet in field.sheets:
-        notes = "  \n".join(map(escaped, sheet.notes))
-        blocks += [f"{escaped(sheet.title)}:", pipe_table(sheet.heads, sheet.texts), notes]
+        notes = "  \n".join(map(escape_markdown, sheet.notes))
+        blocks += [f"{escape_markdown(sheet.title)}:", pipe_table(sheet.heads, sheet.texts), notes]
     return [block for block in blocks if block]
 
 
-def _blocks(section: Section) -> list[str]:
-    made = tables.table(section.results)
-    timings = parts.timings(section.results)
-    in_parts = parts.table(timings)
-    machine = escaped(section.machine.summary)
+def _blocks(section: ReportSection) -> list[str]:
+    made = tables.build_table(section.results)
+    timings = parts.part_timings(section.results)
+    in_parts = parts.parts_table(timings)
+    machine = escape_markdown(section.machine.summary)
     blocks = [
-        f"## {escaped(section.workload)} on {machine}",
-        f"**{escaped(' '.join(headline(section.results, timings)))}**",
-        f"In all cells: {escaped(tables.shared_text(made.shared))}." if made.shared else "",
-        pipe_table(*tables.flat(made)),
+        f"## {escape_markdown(section.workload)} on {machine}",
+        f"**{escape_markdown(' '.join(headline_sentences(section.results, timings)))}**",
+        f"In all cells: {escape_markdown(tables.shared_text(made.shared))}." if made.shared else "",
+        pipe_table(*tables.flatten_table(made)),
         _notes(made.notes),
     ]
     if in_parts is not None:
-        blocks += [pipe_table(*parts.flat(in_parts)), _notes(in_parts.notes)]
+        blocks += [pipe_table(*parts.flatten_parts_table(in_parts)), _notes(in_parts.notes)]
     return [block for block in blocks if block]
 
 
 def _notes(notes: Sequence[str]) -> str:
-    marked = [f"{superscript((k,))} {escaped(note)}" for k, note in enumerate(notes, start=1)]
+    marked = [
+        f"{superscript((k,))} {escape_markdown(note)}" for k, note in enumerate(notes, start=1)
+    ]
     return "  \n".join(marked)
 
 
@@ -63,10 +65,14 @@ def pipe_table(
     """A table in GitHub's form, ``numbers`` on the right: all columns but the first unless told."""
     right = heads[1:] if numbers is None else numbers
     rule = ["---:" if head in right else "---" for head in heads]
-    lines = [list(map(escaped, heads)), rule, *(list(map(escaped, row)) for row in rows)]
+    lines = [
+        list(map(escape_markdown, heads)),
+        rule,
+        *(list(map(escape_markdown, row)) for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """``text`` as itself: nothing in it is markup, HTML or a line break."""
-    return _SPECIAL.sub(r"\\\1", inert(text))
+    return _SPECIAL.sub(r"\\\1", terminal_safe(text))

@@ -7,19 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nfold.inert import inert
-from nfold.measurement import Part
+from nfold.inert import terminal_safe
+from nfold.measurement import OperationPart
 from nfold.report import axes
-from nfold.report.results import Result
-from nfold.report.tables import Notes
-from nfold.report.words import NOTHING, bounds, half_width, number, superscript
+from nfold.report.results import CellResult
+from nfold.report.tables import Footnotes
+from nfold.report.words import (
+    NO_NUMBER,
+    format_half_width,
+    format_number,
+    format_range,
+    superscript,
+)
 from nfold.stats import Interval, bootstrap
 
-BASELINE = "without the devices"
+BASELINE_COLUMN = "without the devices"
 """The column of parts that run on the CPU, another library's."""
 
 
-class Key(NamedTuple):
+class PartKey(NamedTuple):
     """What a timing is of."""
 
     part: str
@@ -28,7 +34,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class PartTiming:
     """One part in one column: milliseconds per call of the whole batch, bytes per second."""
 
     part: str
@@ -41,30 +47,30 @@ class Timing:
     @property
     def about(self) -> str:
         """The interval as text."""
-        return bounds(self.ms)
+        return format_range(self.ms)
 
     @property
     def rate(self) -> str:
         """``53.5 GB/s``; empty where the part moves nothing."""
-        return "" if self.bytes_per_s is None else f"{number(self.bytes_per_s / 1e9)} GB/s"
+        return "" if self.bytes_per_s is None else f"{format_number(self.bytes_per_s / 1e9)} GB/s"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class PartEntry:
     """A timing in the table, with the marks of its notes."""
 
-    timing: Timing
+    timing: PartTiming
     marks: tuple[int, ...] = ()
 
     @property
     def value(self) -> str:
         """The milliseconds."""
-        return number(self.timing.ms.value)
+        return format_number(self.timing.ms.value)
 
     @property
     def compact(self) -> str:
         """``1.23 ±0.03``."""
-        spread = half_width(self.timing.ms)
+        spread = format_half_width(self.timing.ms)
         return f"{self.value}{f' {spread}' if spread else ''}{superscript(self.marks)}"
 
     @property
@@ -81,49 +87,49 @@ class PartsTable:
     """Parts down, cells across; ``baselines`` has one entry a part and no columns."""
 
     columns: tuple[str, ...]
-    parts: tuple[tuple[str, tuple[Entry | None, ...]], ...]
-    baselines: tuple[tuple[str, Entry], ...]
+    parts: tuple[tuple[str, tuple[PartEntry | None, ...]], ...]
+    baselines: tuple[tuple[str, PartEntry], ...]
     notes: tuple[str, ...]
 
 
-def timings(found: Sequence[Result]) -> list[Timing]:
+def part_timings(found: Sequence[CellResult]) -> list[PartTiming]:
     """Every part of every cell that is ok; baselines once for each batch, over all cells."""
     labels = _labels(found)
     several = len({result.batch for result in found}) > 1
-    grouped: dict[tuple[str, str, bool, int], list[Part]] = defaultdict(list)
+    grouped: dict[tuple[str, str, bool, int], list[OperationPart]] = defaultdict(list)
     for result in sorted(found, key=lambda r: (r.batch, r.devices)):
-        for measurement in result.cell.ok:
+        for measurement in result.cell.successful:
             for part in _slowest_ranks([list(rank.parts) for rank in measurement.ranks]):
-                column = BASELINE if part.baseline else labels[result.cell.first.cell]
+                column = BASELINE_COLUMN if part.baseline else labels[result.cell.first.cell]
                 suffix = f" · batch {result.batch}" if part.baseline and several else ""
                 key = (part.name + suffix, column, part.baseline, result.batch)
                 grouped[key].append(part)
     return [
-        _timing(Key(name, column, baseline), parts, batch)
+        _timing(PartKey(name, column, baseline), parts, batch)
         for (name, column, baseline, batch), parts in grouped.items()
     ]
 
 
-def _labels(found: Sequence[Result]) -> dict[str, str]:
+def _labels(found: Sequence[CellResult]) -> dict[str, str]:
     """What the columns are called, by cell."""
     cells = [result.cell for result in found]
-    shown = ("devices",) if len(cells) == 1 else axes.varying(cells)
-    return {cell.first.cell: axes.label(cell.first, shown) for cell in cells}
+    shown = ("devices",) if len(cells) == 1 else axes.varying_axes(cells)
+    return {cell.first.cell: axes.cell_label(cell.first, shown) for cell in cells}
 
 
-def _slowest_ranks(per_rank: Sequence[list[Part]]) -> list[Part]:
+def _slowest_ranks(per_rank: Sequence[list[OperationPart]]) -> list[OperationPart]:
     """Each part once: a call takes as long as on its slowest rank."""
-    named: dict[str, list[Part]] = defaultdict(list)
+    named: dict[str, list[OperationPart]] = defaultdict(list)
     for parts in per_rank:
         for part in parts:
             named[part.name].append(part)
     return [_slowest(parts) for parts in named.values()]
 
 
-def _slowest(parts: list[Part]) -> Part:
+def _slowest(parts: list[OperationPart]) -> OperationPart:
     first = parts[0]
     calls = zip(*(part.seconds for part in parts), strict=False)
-    return Part(
+    return OperationPart(
         name=first.name,
         seconds=tuple(max(call) for call in calls),
         images=first.images,
@@ -133,7 +139,7 @@ def _slowest(parts: list[Part]) -> Part:
     )
 
 
-def _timing(key: Key, parts: list[Part], batch: int) -> Timing:
+def _timing(key: PartKey, parts: list[OperationPart], batch: int) -> PartTiming:
     """A baseline on fewer images than the batch is scaled up to it, and its note says so.
 
     What is done once, a first call, has no rate: it is not the bytes that take the time.
@@ -149,9 +155,9 @@ def _timing(key: Key, parts: list[Part], batch: int) -> Timing:
         for part, scale in pairs
         if part.note
     ]
-    return Timing(
-        part=inert(name),
-        column=inert(column),
+    return PartTiming(
+        part=terminal_safe(name),
+        column=terminal_safe(column),
         baseline=baseline,
         ms=ms,
         bytes_per_s=1e3 * moved / ms.value if repeated and moved and not baseline else None,
@@ -159,11 +165,11 @@ def _timing(key: Key, parts: list[Part], batch: int) -> Timing:
     )
 
 
-def table(found: Sequence[Timing]) -> PartsTable | None:
+def parts_table(found: Sequence[PartTiming]) -> PartsTable | None:
     """The table of ``timings``; None where nothing was timed in parts."""
     if not found:
         return None
-    notes = Notes()
+    notes = Footnotes()
     columns = tuple(dict.fromkeys(t.column for t in found if not t.baseline))
     names = tuple(dict.fromkeys(t.part for t in found if not t.baseline))
     at = {(t.part, t.column): _entry(t, notes) for t in found if not t.baseline}
@@ -175,19 +181,21 @@ def table(found: Sequence[Timing]) -> PartsTable | None:
     )
 
 
-def _entry(timing: Timing, notes: Notes) -> Entry:
-    return Entry(timing=timing, marks=tuple(notes.mark(text) for text in timing.notes))
+def _entry(timing: PartTiming, notes: Footnotes) -> PartEntry:
+    return PartEntry(timing=timing, marks=tuple(notes.mark(text) for text in timing.notes))
 
 
-def flat(made: PartsTable, *, compact: bool = False) -> tuple[list[str], list[list[str]]]:
+def flatten_parts_table(
+    made: PartsTable, *, compact: bool = False
+) -> tuple[list[str], list[list[str]]]:
     """The table as headers and rows of text; a baseline stands in the first column."""
     width = max(1, len(made.columns))
     rows = [[name, *(_text(entry, compact) for entry in entries)] for name, entries in made.parts]
     rows += [[name, _text(entry, compact), *[""] * (width - 1)] for name, entry in made.baselines]
-    return ["part [ms]", *(made.columns or (BASELINE,))], rows
+    return ["part [ms]", *(made.columns or (BASELINE_COLUMN,))], rows
 
 
-def _text(entry: Entry | None, compact: bool) -> str:
+def _text(entry: PartEntry | None, compact: bool) -> str:
     if entry is None:
-        return NOTHING
+        return NO_NUMBER
     return entry.compact if compact else entry.full

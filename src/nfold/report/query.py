@@ -9,21 +9,21 @@ from pathlib import Path
 from nfold.errors import StoreUnusable, UnknownValue
 from nfold.machine import Machine
 from nfold.measurement import Measurement
-from nfold.report.results import Result, results
+from nfold.report.results import CellResult, compute_results
 from nfold.store.store import Store
-from nfold.summary import Cell, cells
+from nfold.summary import Cell, group_cells
 from nfold.workload import Workload
 
-TELEMETRY = "telemetry.csv"
+TELEMETRY_FILE = "telemetry.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class ReportSection:
     """All cells of one workload on one machine, with their numbers."""
 
     workload: str
     machine: Machine
-    results: tuple[Result, ...]
+    results: tuple[CellResult, ...]
 
     @property
     def cells(self) -> list[Cell]:
@@ -32,14 +32,14 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class TelemetryRun:
     """The one run whose telemetry is drawn, and its file."""
 
     measurement: Measurement
     csv: Path
 
 
-def load(
+def load_measurements(
     results_folder: Path, workload: str | None = None, only: Collection[str] | None = None
 ) -> list[Measurement]:
     """The measurements to report, oldest first; at least one. ``only`` keeps some cells, by id.
@@ -47,7 +47,7 @@ def load(
     Raises StoreUnusable where there is no store or nothing in it, and UnknownValue with the
     workloads that were measured.
     """
-    with Store.read(results_folder) as store:
+    with Store.open_readonly(results_folder) as store:
         measured = _plans(store.measurements(workload))
         known = measured or _plans(store.measurements())
     if not known:
@@ -59,10 +59,10 @@ def load(
 
 def _plans(measurements: Sequence[Measurement]) -> list[Measurement]:
     """Those of plans: what an experiment left something out of is ``nfold explain``'s to show."""
-    return [measurement for measurement in measurements if not measurement.ablation]
+    return [measurement for measurement in measurements if not measurement.variant]
 
 
-def sections(measurements: Sequence[Measurement]) -> list[Section]:
+def group_sections(measurements: Sequence[Measurement]) -> list[ReportSection]:
     """One section per workload, its code and machine, in order of first measurement."""
     grouped: dict[tuple[Workload, str], list[Measurement]] = {}
     for measurement in measurements:
@@ -70,10 +70,10 @@ def sections(measurements: Sequence[Measurement]) -> list[Section]:
         grouped.setdefault(key, []).append(measurement)
     names = _names([workload for workload, _ in grouped])
     return [
-        Section(
+        ReportSection(
             workload=names[workload],
             machine=found[0].machine,
-            results=tuple(results(cells(found))),
+            results=tuple(compute_results(group_cells(found))),
         )
         for (workload, _), found in grouped.items()
     ]
@@ -84,10 +84,10 @@ def _names(workloads: Sequence[Workload]) -> dict[Workload, str]:
     alike: dict[str, list[Workload]] = {}
     for one in workloads:
         alike.setdefault(str(one), []).append(one)
-    return {one: _told_from(one, alike[str(one)]) for one in workloads}
+    return {one: _distinguish_workload(one, alike[str(one)]) for one in workloads}
 
 
-def _told_from(workload: Workload, others: Sequence[Workload]) -> str:
+def _distinguish_workload(workload: Workload, others: Sequence[Workload]) -> str:
     """``project:make (code 0a)``, ``(imports 0b)`` of the same code, ``(NCCL_ALGO=Ring)``."""
     said = [f"code {workload.code}"] if len({one.code for one in others}) > 1 else []
     if len({one.imports for one in others if one.code == workload.code}) > 1:
@@ -97,9 +97,9 @@ def _told_from(workload: Workload, others: Sequence[Workload]) -> str:
     return f"{workload} ({', '.join(said)})" if said else str(workload)
 
 
-def check_cell(found: Sequence[Section], cell: str) -> None:
+def check_cell(sections: Sequence[ReportSection], cell: str) -> None:
     """Raise UnknownValue where no section has a cell or a measurement of this id."""
-    known = [result.cell for section in found for result in section.results]
+    known = [result.cell for section in sections for result in section.results]
     if not any(_is(one, cell) for one in known):
         raise UnknownValue("cell", cell, [one.first.cell for one in known])
 
@@ -108,29 +108,35 @@ def _is(cell: Cell, name: str) -> bool:
     return name == cell.first.cell or any(name == m.id for m in cell.measurements)
 
 
-def watched(section: Section, results_folder: Path, cell: str | None = None) -> Watched | None:
+def find_telemetry_run(
+    section: ReportSection, results_folder: Path, cell: str | None = None
+) -> TelemetryRun | None:
     """The run whose telemetry is drawn, None where none was kept.
 
     The named cell; else, of those on the most devices, the one that scales worst.
     """
     ordered = sorted(section.results, key=_interest, reverse=True)
     chosen = [r for r in ordered if cell is not None and _is(r.cell, cell)]
-    found = (watched_of(result.cell, results_folder, cell) for result in chosen or ordered)
+    found = (
+        telemetry_run_of_cell(result.cell, results_folder, cell) for result in chosen or ordered
+    )
     return next((one for one in found if one is not None), None)
 
 
-def watched_of(cell: Cell, results_folder: Path, name: str | None = None) -> Watched | None:
+def telemetry_run_of_cell(
+    cell: Cell, results_folder: Path, name: str | None = None
+) -> TelemetryRun | None:
     """The run of a cell whose telemetry is drawn: the one of this very id, else the latest."""
     for measurement in _latest_first(cell, name):
         csv = _telemetry(measurement, results_folder)
         if csv is not None:
-            return Watched(measurement=measurement, csv=csv)
+            return TelemetryRun(measurement=measurement, csv=csv)
     return None
 
 
-def _interest(result: Result) -> tuple[bool, int, float]:
+def _interest(result: CellResult) -> tuple[bool, int, float]:
     compared = result.comparison
-    return (result.ok, result.devices, -compared.speedup.value if compared else 0.0)
+    return (result.succeeded, result.devices, -compared.speedup.value if compared else 0.0)
 
 
 def _latest_first(cell: Cell, name: str | None) -> list[Measurement]:
@@ -143,5 +149,5 @@ def _telemetry(measurement: Measurement, results_folder: Path) -> Path | None:
     if measurement.folder is None:
         return None
     root = results_folder.resolve()
-    csv = (root / measurement.folder / TELEMETRY).resolve()
+    csv = (root / measurement.folder / TELEMETRY_FILE).resolve()
     return csv if csv.is_relative_to(root) and csv.is_file() else None

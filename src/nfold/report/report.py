@@ -11,11 +11,11 @@ from nfold.report import csv as csv_form
 from nfold.report import markdown as markdown_form
 from nfold.report import query
 from nfold.report.field.base import FieldReport
-from nfold.report.field.catalogue import field_report
-from nfold.report.query import Section
+from nfold.report.field.catalogue import build_field_report
+from nfold.report.query import ReportSection
 
 
-def write(
+def write_report(
     results: Path,
     *,
     html: Path | None = None,
@@ -34,24 +34,24 @@ def write(
     measurements, UnknownValue for a workload or cell that was not measured, ExtraMissing where
     HTML needs a library that is not installed, UsageError where a file cannot be written.
     """
-    measured = query.load(results, workload, only)
-    made = None if field is None else field_report(field, measured)
-    sections = query.sections(measured)
+    measured = query.load_measurements(results, workload, only)
+    made = None if field is None else build_field_report(field, measured)
+    sections = query.group_sections(measured)
     if cell is not None:
         query.check_cell(sections, cell)
     texts: list[tuple[Path, str]] = []
     if html is not None:
         texts.append((html, _html(sections, results, cell, made)))
     if csv is not None:
-        texts.append((csv, csv_form.cells(sections)))
-        parts = csv_form.part_timings(sections)
+        texts.append((csv, csv_form.cells_csv(sections)))
+        parts = csv_form.part_timings_csv(sections)
         texts += [(csv.with_name(f"{csv.stem}-parts{csv.suffix}"), parts)] if parts else []
     if markdown is not None:
-        texts.append((markdown, markdown_form.document(sections, made)))
+        texts.append((markdown, markdown_form.report_markdown(sections, made)))
     return [_write(path, text) for path, text in texts]
 
 
-def write_explanation(
+def write_explanation_report(
     budget: Budget, *, html: Path | None = None, markdown: Path | None = None
 ) -> list[Path]:
     """Write one explanation; the paths that were written. Raises as ``write`` does."""
@@ -61,23 +61,23 @@ def write_explanation(
             from nfold.report import explained
         except ModuleNotFoundError as error:
             raise ExtraMissing(error.name or "altair", "report") from None
-        texts.append((html, explained.page(budget)))
+        texts.append((html, explained.explanation_page(budget)))
     if markdown is not None:
         from nfold.report import explained_text
 
-        texts.append((markdown, explained_text.document(budget)))
+        texts.append((markdown, explained_text.explanation_markdown(budget)))
     return [_write(path, text) for path, text in texts]
 
 
 def _html(
-    sections: Sequence[Section], results: Path, cell: str | None, made: FieldReport | None
+    sections: Sequence[ReportSection], results: Path, cell: str | None, made: FieldReport | None
 ) -> str:
     """The libraries that draw are an extra: imported only where they are needed."""
     try:
         from nfold.report import html as html_form
     except ModuleNotFoundError as error:
         raise ExtraMissing(error.name or "altair", "report") from None
-    return html_form.page(sections, results, cell, made)
+    return html_form.report_page(sections, results, cell, made)
 
 
 def _write(path: Path, text: str) -> Path:

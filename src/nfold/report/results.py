@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nfold import summary
-from nfold.comparison import Comparison, comparisons
+from nfold.comparison import Comparison, compare_all
 from nfold.measurement import Measurement
 from nfold.plan import Plan
 from nfold.stats import Interval
@@ -14,7 +14,7 @@ from nfold.summary import Cell
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class CellResult:
     """A cell with its numbers; None where the cell does not have one.
 
     Units: seconds, bytes, joules per 1,000 samples; ``accuracy`` is a fraction. ``comparison``
@@ -30,7 +30,7 @@ class Result:
     peak_memory_bytes: int | None
     joules_per_1000: float | None
     comparison: Comparison | None
-    baseline: bool
+    is_baseline: bool
 
     @property
     def plan(self) -> Plan:
@@ -48,38 +48,38 @@ class Result:
         return self.plan.batch or 0
 
     @property
-    def ok(self) -> bool:
+    def succeeded(self) -> bool:
         """Whether any repeat ran to its end."""
-        return bool(self.cell.ok)
+        return bool(self.cell.successful)
 
     @property
-    def failed(self) -> tuple[Measurement, ...]:
+    def failed_repeats(self) -> tuple[Measurement, ...]:
         """The repeats that did not."""
         return tuple(m for m in self.cell.measurements if m.status != "ok")
 
 
-def results(cells: Sequence[Cell]) -> list[Result]:
+def compute_results(cells: Sequence[Cell]) -> list[CellResult]:
     """The numbers of every cell, in the order of the cells."""
-    compared = {one.cell.first.cell: one for one in comparisons(cells)}
+    compared = {one.cell.first.cell: one for one in compare_all(cells)}
     baselines = {one.baseline.first.cell for one in compared.values()}
     return [
-        Result(
+        CellResult(
             cell=cell,
             samples_per_s=summary.samples_per_s(cell),
             first_epoch_s=summary.first_epoch_s(cell),
             later_epochs_s=summary.later_epochs_s(cell),
-            training_s=summary.training_s(cell),
+            training_s=summary.total_epoch_s(cell),
             accuracy=summary.accuracy(cell),
             peak_memory_bytes=summary.peak_memory_bytes(cell),
             joules_per_1000=summary.joules_per_1000(cell),
             comparison=compared.get(cell.first.cell),
-            baseline=cell.first.cell in baselines,
+            is_baseline=cell.first.cell in baselines,
         )
         for cell in cells
     ]
 
 
-def main_comparisons(found: Sequence[Result]) -> list[Result]:
+def strong_or_weak_comparisons(found: Sequence[CellResult]) -> list[CellResult]:
     """Those compared with one device at the same batch; only without any, by share of it.
 
     The two are different questions: they share neither a sentence nor a figure.

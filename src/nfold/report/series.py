@@ -16,12 +16,12 @@ from statistics import fmean
 
 from nfold.measurement import Measurement
 
-POINTS = 240
+MAX_POINTS = 240
 """Points of a line: one for about two pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class PanelSpec:
     """A panel: the columns that belong on it (group 1 names the line), and their unit."""
 
     title: str
@@ -33,7 +33,7 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class SeriesPoint:
     """One value of one line; ``seconds`` from the start of the telemetry."""
 
     line: str
@@ -42,11 +42,11 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
+class TelemetryPanel:
     """The lines of one quantity."""
 
-    kind: Kind
-    points: tuple[Point, ...]
+    spec: PanelSpec
+    points: tuple[SeriesPoint, ...]
 
     @property
     def lines(self) -> list[str]:
@@ -54,21 +54,25 @@ class Panel:
         return list(dict.fromkeys(point.line for point in self.points))
 
 
-GPU = (
-    Kind(title="GPU utilisation [%]", columns=r"gpu(\d+)_utilisation_percent", line="GPU", top=100),
-    Kind(
+GPU_PANELS = (
+    PanelSpec(
+        title="GPU utilisation [%]", columns=r"gpu(\d+)_utilisation_percent", line="GPU", top=100
+    ),
+    PanelSpec(
         title="GPU memory [GiB]",
         columns=r"gpu(\d+)_memory_used_bytes",
         line="GPU",
         factor=2**-30,
     ),
-    Kind(title="GPU power [W]", columns=r"gpu(\d+)_power_w", line="GPU"),
+    PanelSpec(title="GPU power [W]", columns=r"gpu(\d+)_power_w", line="GPU"),
 )
-HOST = (Kind(title="host CPU [%]", columns=r"(host)_cpu_percent", line="", top=100),)
-SHARE = "CPU device, its rank and loader workers [% of its cores]"
-RANKS = (
-    Kind(title="CPU of each rank [% of a core]", columns=r"rank(\d+)_cpu_percent", line="rank"),
-    Kind(
+HOST_PANELS = (PanelSpec(title="host CPU [%]", columns=r"(host)_cpu_percent", line="", top=100),)
+RANK_SHARE_TITLE = "CPU device, its rank and loader workers [% of its cores]"
+RANK_PANELS = (
+    PanelSpec(
+        title="CPU of each rank [% of a core]", columns=r"rank(\d+)_cpu_percent", line="rank"
+    ),
+    PanelSpec(
         title="memory of each rank [GiB]",
         columns=r"rank(\d+)_rss_bytes",
         line="rank",
@@ -77,25 +81,25 @@ RANKS = (
 )
 
 
-def panels(path: Path) -> list[Panel]:
+def read_panels(path: Path) -> list[TelemetryPanel]:
     """The panels that a telemetry file fills: per GPU and the host, or the host and its ranks."""
     rows = _rows(path)
     times = [row.get("monotonic_s") for row in rows]
     start = min((time for time in times if time is not None), default=0.0)
-    gpus = [panel for kind in GPU if (panel := _panel(kind, rows, start)).points]
-    others = HOST if gpus else (*HOST, *RANKS)
+    gpus = [panel for kind in GPU_PANELS if (panel := _panel(kind, rows, start)).points]
+    others = HOST_PANELS if gpus else (*HOST_PANELS, *RANK_PANELS)
     return [*gpus, *(panel for kind in others if (panel := _panel(kind, rows, start)).points)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loads:
+class LoadPanels:
     """How busy devices and the host's cores were, both in % of what they have."""
 
-    devices: Panel
-    host: Panel
+    devices: TelemetryPanel
+    host: TelemetryPanel
 
 
-def loads(path: Path, cores_per_device: int | None = None) -> Loads | None:
+def read_load_panels(path: Path, cores_per_device: int | None = None) -> LoadPanels | None:
     """The load of the devices beside that of the host, None where the file lacks one of them.
 
     Of CPU devices the load is a rank's with its loader workers, in % of the device's own cores,
@@ -104,10 +108,12 @@ def loads(path: Path, cores_per_device: int | None = None) -> Loads | None:
     rows = _rows(path)
     times = [row.get("monotonic_s") for row in rows]
     start = min((time for time in times if time is not None), default=0.0)
-    ranks = replace(RANKS[0], title=SHARE, factor=1 / (cores_per_device or 1))
-    devices = next((p for kind in (GPU[0], ranks) if (p := _panel(kind, rows, start)).points), None)
-    host = _panel(HOST[0], rows, start)
-    return Loads(devices=devices, host=host) if devices and host.points else None
+    ranks = replace(RANK_PANELS[0], title=RANK_SHARE_TITLE, factor=1 / (cores_per_device or 1))
+    devices = next(
+        (p for kind in (GPU_PANELS[0], ranks) if (p := _panel(kind, rows, start)).points), None
+    )
+    host = _panel(HOST_PANELS[0], rows, start)
+    return LoadPanels(devices=devices, host=host) if devices and host.points else None
 
 
 def timed_span(path: Path, measurement: Measurement) -> tuple[float, float] | None:
@@ -136,24 +142,28 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _panel(kind: Kind, rows: Sequence[dict[str, float | None]], start: float) -> Panel:
+def _panel(
+    kind: PanelSpec, rows: Sequence[dict[str, float | None]], start: float
+) -> TelemetryPanel:
     names = [name for name in (rows[0] if rows else {}) if re.fullmatch(kind.columns, name)]
     points = [point for name in names for point in _line(kind, name, rows, start)]
-    return Panel(kind=kind, points=tuple(points))
+    return TelemetryPanel(spec=kind, points=tuple(points))
 
 
 def _line(
-    kind: Kind, column: str, rows: Sequence[dict[str, float | None]], start: float
-) -> list[Point]:
+    kind: PanelSpec, column: str, rows: Sequence[dict[str, float | None]], start: float
+) -> list[SeriesPoint]:
     match = re.fullmatch(kind.columns, column)
     assert match is not None
     name = f"{kind.line} {match[1]}".strip()
     pairs = [(row.get("monotonic_s"), row.get(column)) for row in rows]
     known = [(t - start, v * kind.factor) for t, v in pairs if t is not None and v is not None]
-    return [Point(line=name, seconds=t, value=v) for t, v in thinned(known)]
+    return [SeriesPoint(line=name, seconds=t, value=v) for t, v in thin_points(known)]
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int = POINTS) -> list[tuple[float, float]]:
+def thin_points(
+    points: Sequence[tuple[float, float]], most: int = MAX_POINTS
+) -> list[tuple[float, float]]:
     """At most ``most`` points: means over neighbours, so that nothing is picked by chance."""
     if len(points) <= most:
         return list(points)

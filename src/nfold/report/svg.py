@@ -8,13 +8,17 @@ from xml.etree import ElementTree
 
 import vl_convert
 
-SVG = "http://www.w3.org/2000/svg"
-KEPT = frozenset({"svg", "g", "path", "rect", "line", "text", "tspan", "title", "defs", "clipPath"})
+SVG_NAMESPACE = "http://www.w3.org/2000/svg"
+ALLOWED_ELEMENTS = frozenset(
+    {"svg", "g", "path", "rect", "line", "text", "tspan", "title", "defs", "clipPath"}
+)
 """Elements that a figure needs; any other is dropped."""
-DROPPED = frozenset({"style", "class", "role", "pointer-events", "width", "height", "version"})
+DROPPED_ATTRIBUTES = frozenset(
+    {"style", "class", "role", "pointer-events", "width", "height", "version"}
+)
 
 
-def render(chart: Any, *, name: str, description: str) -> str:
+def render_svg(chart: Any, *, name: str, description: str) -> str:
     """The chart as an SVG element.
 
     ``name`` makes its ids unique on the page; ``description`` is what a screen reader says.
@@ -25,28 +29,30 @@ def render(chart: Any, *, name: str, description: str) -> str:
     _clean(root, name)
     root.set("role", "img")
     root.set("aria-label", description)
-    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("", SVG_NAMESPACE)
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def _clean(element: ElementTree.Element, name: str) -> None:
     box = _local(element.tag) == "rect"
     for key in list(element.attrib):
-        if (key in DROPPED and not (box and key in ("width", "height"))) or _foreign(key):
+        if (key in DROPPED_ATTRIBUTES and not (box and key in ("width", "height"))) or _foreign(
+            key
+        ):
             del element.attrib[key]
         elif key == "id":
             element.set(key, f"{name}-{element.get(key)}")
         else:
             element.set(key, re.sub(r"url\(#", f"url(#{name}-", element.attrib[key]))
     for child in list(element):
-        if _local(child.tag) in KEPT:
+        if _local(child.tag) in ALLOWED_ELEMENTS:
             _clean(child, name)
         else:
             element.remove(child)
 
 
 def _local(tag: str) -> str:
-    return tag.removeprefix(f"{{{SVG}}}")
+    return tag.removeprefix(f"{{{SVG_NAMESPACE}}}")
 
 
 def _foreign(key: str) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from nfold.stats import Interval
 
-NOTHING = "–"
+NO_NUMBER = "–"
 """Stands where there is no number."""
 
-STATUS = {
+STATUS_LABELS = {
     "ok": "ok",
     "oom": "out of memory",
     "crashed": "crashed",
@@ -33,29 +33,29 @@ def decimals(value: float) -> int:
     return 3 if size >= 0.1 else 4
 
 
-def number(value: float, places: int | None = None) -> str:
+def format_number(value: float, places: int | None = None) -> str:
     """``12,345``, ``123``, ``12.3``, ``1.23``, ``0.123``."""
     return f"{value:,.{decimals(value) if places is None else places}f}"
 
 
-def bounds(interval: Interval, places: int | None = None, unit: str = "") -> str:
+def format_range(interval: Interval, places: int | None = None, unit: str = "") -> str:
     """``1.80–1.86``; empty where there is no interval."""
     if interval.low is None or interval.high is None:
         return ""
     places = decimals(interval.value) if places is None else places
-    return f"{number(interval.low, places)}–{number(interval.high, places)}{unit}"
+    return f"{format_number(interval.low, places)}–{format_number(interval.high, places)}{unit}"
 
 
-def half_width(interval: Interval, places: int | None = None) -> str:
+def format_half_width(interval: Interval, places: int | None = None) -> str:
     """``±0.03``, the wider side of the interval; empty where there is none."""
     if interval.low is None or interval.high is None:
         return ""
     places = decimals(interval.value) if places is None else places
     widest = max(interval.high - interval.value, interval.value - interval.low)
-    return f"±{number(widest, places)}"
+    return f"±{format_number(widest, places)}"
 
 
-def scaled(interval: Interval, factor: float) -> Interval:
+def scale_interval(interval: Interval, factor: float) -> Interval:
     """The interval in another unit."""
     low, high = interval.low, interval.high
     return Interval(
@@ -65,31 +65,35 @@ def scaled(interval: Interval, factor: float) -> Interval:
     )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """``69.1 s``; from 100 seconds on ``0:23:15`` (hours, minutes, seconds)."""
     if seconds < 100:
-        return f"{number(seconds)} s"
+        return f"{format_number(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def memory(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes as ``1.50 GiB`` or ``812 MiB``."""
     gibibytes = count / 2**30
-    return f"{number(gibibytes)} GiB" if gibibytes >= 1 else f"{number(count / 2**20)} MiB"
+    return (
+        f"{format_number(gibibytes)} GiB"
+        if gibibytes >= 1
+        else f"{format_number(count / 2**20)} MiB"
+    )
 
 
-def times(value: float) -> str:
+def format_ratio(value: float) -> str:
     """A ratio: ``1.83×``."""
     return f"{value:.2f}×"
 
 
-def percent(fraction: float) -> str:
+def format_percent(fraction: float) -> str:
     """``92 %``."""
     return f"{100 * fraction:.0f} %"
 
 
-def count(number_of: int, noun: str) -> str:
+def pluralize(number_of: int, noun: str) -> str:
     """``1 device``, ``2 devices``."""
     return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}s"
 
@@ -99,6 +103,6 @@ def superscript(marks: tuple[int, ...]) -> str:
     return ",".join(map(str, marks)).translate(_SUPERSCRIPT)
 
 
-def listed(items: list[str]) -> str:
+def join_words(items: list[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)

@@ -16,25 +16,25 @@ import sys
 from pathlib import Path
 
 from nfold.lifeline import die_with_parent
-from nfold.plain import from_plain
-from nfold.run.handoff import Folder
-from nfold.run.processes import Group
+from nfold.plain import deserialize
+from nfold.run.handoff import HandoffFolder
+from nfold.run.processes import RankGroup
 from nfold.run.rank import redirect_output
 
 LOOPBACK = "127.0.0.1"
-LAUNCHER = "torch.distributed.launcher.api"
+TORCH_LAUNCHER = "torch.distributed.launcher.api"
 
 
 def main() -> None:
     """Start the ranks, wait for them, leave their exit codes behind."""
     die_with_parent()
-    folder = Folder(Path(sys.argv[1])) if sys.argv[1:] else _waited()
-    sys.exit(launch(folder, from_plain(Group, folder.read_group())))
+    folder = HandoffFolder(Path(sys.argv[1])) if sys.argv[1:] else _wait_for_folder()
+    sys.exit(launch_ranks(folder, deserialize(RankGroup, folder.read_group())))
 
 
-def _waited() -> Folder:
+def _wait_for_folder() -> HandoffFolder:
     """Import what takes long, then wait to be told; output goes to the folder's log from then."""
-    importlib.import_module(LAUNCHER)
+    importlib.import_module(TORCH_LAUNCHER)
     line = sys.stdin.readline()
     if not line:
         sys.exit(0)
@@ -42,12 +42,12 @@ def _waited() -> Folder:
     os.environ.clear()
     os.environ.update(told["environment"])
     die_with_parent()
-    folder = Folder(Path(told["folder"]))
+    folder = HandoffFolder(Path(told["folder"]))
     redirect_output(folder.agent_log)
     return folder
 
 
-def launch(folder: Folder, group: Group) -> int:
+def launch_ranks(folder: HandoffFolder, group: RankGroup) -> int:
     """Run the group's ranks under torchelastic; 0 where all ended well, else 1."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -73,7 +73,7 @@ def launch(folder: Folder, group: Group) -> int:
     try:
         elastic_launch(config, program)(*arguments)
     except ChildFailedError as error:
-        folder.write_exits({rank: f.exitcode for rank, f in error.failures.items()})
+        folder.write_exit_codes({rank: f.exitcode for rank, f in error.failures.items()})
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)

@@ -15,16 +15,16 @@ from typing import Any
 
 from nfold.errors import DevicesMissing, UnknownValue, UsageError
 from nfold.machine import Machine
-from nfold.plan import ALLOWED, FIELDS, Plan
-from nfold.run.options import check_seconds
+from nfold.plan import ALLOWED_VALUES, PLAN_FIELDS, Plan
+from nfold.run.options import check_positive_seconds
 
 STATIC_PORT = 29500
 """torchrun's own default of --master-port."""
-BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
+RENDEZVOUS_BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class TorchrunArgs:
     """The options of ``nfold run``; None where nothing was said. Times are in seconds."""
 
     script: str
@@ -49,7 +49,9 @@ class Asked:
     hang_timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        check_seconds(hang_timeout=self.hang_timeout, monitor_interval=self.monitor_interval)
+        check_positive_seconds(
+            hang_timeout=self.hang_timeout, monitor_interval=self.monitor_interval
+        )
 
     @property
     def kind(self) -> str:
@@ -83,15 +85,15 @@ class Rendezvous:
         return f"the rendezvous {host} is a public address and takes commands from anyone"
 
 
-def check_target(asked: Asked) -> None:
+def check_target(args: TorchrunArgs) -> None:
     """Raise UsageError, with what was looked for, where the script is not there."""
-    name = asked.script
-    if asked.kind == "module":
+    name = args.script
+    if args.kind == "module":
         top = name.partition(".")[0]
         path = [os.getcwd(), *sys.path]
         there = bool(PathFinder.find_spec(top, path) or importlib.util.find_spec(top))
         looked_for, places = f"module {name!r}", f"{os.getcwd()} and Python's path"
-    elif asked.kind == "program":
+    elif args.kind == "program":
         there = shutil.which(name) is not None
         looked_for, places = f"program {name!r}", "the folders of PATH"
     else:
@@ -104,28 +106,28 @@ def check_target(asked: Asked) -> None:
         )
 
 
-def plan_of(pairs: Sequence[str]) -> dict[str, Any]:
+def parse_plan_fields(pairs: Sequence[str]) -> dict[str, Any]:
     """The plan fields that ``NAME=VALUE`` pairs set, checked."""
     fields: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"--plan {pair}: allowed is NAME=VALUE; next: --plan precision=bf16")
-        if name not in FIELDS:
-            raise UnknownValue("plan field", name, FIELDS)
+        if name not in PLAN_FIELDS:
+            raise UnknownValue("plan field", name, PLAN_FIELDS)
         fields[name] = int(value) if value.isdecimal() else value
     Plan(**fields)
     return fields
 
 
-def place_of(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None, str | None]:
+def parse_devices(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None, str | None]:
     """The kind of device that was named, or None, and how many: ``cpu:2`` is two CPU devices."""
     kind, colon, count = (nproc or "").rpartition(":")
     named: str | None = fields.get("device")
     if nproc == "cpu":
         kind = "cpu"
-    if colon and kind not in ALLOWED["device"]:
-        raise UnknownValue("device", kind, ALLOWED["device"])
+    if colon and kind not in ALLOWED_VALUES["device"]:
+        raise UnknownValue("device", kind, ALLOWED_VALUES["device"])
     if kind and named not in (None, kind):
         raise UsageError(
             f"--nproc-per-node {nproc} against --plan device={named}: allowed is one kind; next: "
@@ -134,7 +136,7 @@ def place_of(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None, str
     return kind or named, count if colon else nproc
 
 
-def processes_of(nproc: str | None, device: str, machine: Machine) -> int:
+def count_processes(nproc: str | None, device: str, machine: Machine) -> int:
     """How many ranks this node has: all GPUs, or 1 CPU device, where nothing was said."""
     gpus = len(machine.gpus)
     if nproc in ("auto", "cpu"):
@@ -159,7 +161,7 @@ def _count(nproc: str) -> int:
     return int(nproc)
 
 
-def shown_of(text: str | None, processes: int) -> tuple[int, ...]:
+def parse_shown_ranks(text: str | None, processes: int) -> tuple[int, ...]:
     """The local ranks whose output is shown; the first where nothing was said."""
     if not text:
         return (0,)
@@ -172,35 +174,35 @@ def shown_of(text: str | None, processes: int) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def rendezvous_of(asked: Asked) -> Rendezvous:
+def build_rendezvous(args: TorchrunArgs) -> Rendezvous:
     """The loopback on one node; else torchelastic's own, static where a master was named."""
-    nodes, conf = _nodes(asked.nnodes), _conf(asked.rdzv_conf)
-    if asked.standalone and nodes[1] > 1:
-        raise UsageError(f"--standalone is one node, --nnodes {asked.nnodes} are several")
-    if asked.standalone or (nodes[1] == 1 and not asked.rdzv_endpoint):
+    nodes, conf = _nodes(args.nnodes), _conf(args.rdzv_conf)
+    if args.standalone and nodes[1] > 1:
+        raise UsageError(f"--standalone is one node, --nnodes {args.nnodes} are several")
+    if args.standalone or (nodes[1] == 1 and not args.rdzv_endpoint):
         return Rendezvous(conf={})
-    named = asked.master_addr is not None or asked.node_rank is not None
-    static = named and not asked.rdzv_endpoint
-    backend = asked.rdzv_backend or ("static" if static else "c10d")
-    if backend not in BACKENDS:
-        raise UnknownValue("--rdzv-backend", backend, BACKENDS)
+    named = args.master_addr is not None or args.node_rank is not None
+    static = named and not args.rdzv_endpoint
+    backend = args.rdzv_backend or ("static" if static else "c10d")
+    if backend not in RENDEZVOUS_BACKENDS:
+        raise UnknownValue("--rdzv-backend", backend, RENDEZVOUS_BACKENDS)
     return Rendezvous(
         nodes=nodes,
         backend=backend,
-        endpoint=_endpoint(asked, backend),
-        run_id=asked.rdzv_id or "none",
+        endpoint=_endpoint(args, backend),
+        run_id=args.rdzv_id or "none",
         conf=conf,
-        node_rank=(asked.node_rank or 0) if backend == "static" else None,
+        node_rank=(args.node_rank or 0) if backend == "static" else None,
     )
 
 
-def _endpoint(asked: Asked, backend: str) -> str:
-    if asked.rdzv_endpoint:
-        return asked.rdzv_endpoint
-    if backend == "static" and asked.master_addr:
-        return f"{asked.master_addr}:{asked.master_port or STATIC_PORT}"
+def _endpoint(args: TorchrunArgs, backend: str) -> str:
+    if args.rdzv_endpoint:
+        return args.rdzv_endpoint
+    if backend == "static" and args.master_addr:
+        return f"{args.master_addr}:{args.master_port or STATIC_PORT}"
     raise UsageError(
-        f"--nnodes {asked.nnodes} without a place to meet; next: --rdzv-endpoint HOST:PORT on "
+        f"--nnodes {args.nnodes} without a place to meet; next: --rdzv-endpoint HOST:PORT on "
         "every node, or --master-addr HOST --node-rank K"
     )
 

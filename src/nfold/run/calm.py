@@ -8,14 +8,16 @@ from contextlib import suppress
 
 import psutil
 
-LIMIT_S = 3.0
+IDLE_TIMEOUT_S = 3.0
 """Workers that are never idle do other things, too."""
-EVERY_S = 0.1
-WORKING = 0.2
+IDLE_POLL_S = 0.1
+IDLE_CORE_SHARE = 0.2
 """Of one core: less is nobody's work. A clock of processes ticks every 10 ms."""
 
 
-def until_calm(limit_s: float = LIMIT_S, meanwhile: Callable[[], None] = lambda: None) -> float:
+def wait_for_idle_children(
+    limit_s: float = IDLE_TIMEOUT_S, meanwhile: Callable[[], None] = lambda: None
+) -> float:
     """Wait for the processes that this one has started, until they leave the cores alone.
 
     Returns the seconds waited, at most ``limit_s`` and a little; ``meanwhile`` is called often.
@@ -24,11 +26,11 @@ def until_calm(limit_s: float = LIMIT_S, meanwhile: Callable[[], None] = lambda:
     begin = time.perf_counter()
     at, used = begin, _used_s(workers)
     while workers and at - begin < limit_s:
-        time.sleep(EVERY_S)
+        time.sleep(IDLE_POLL_S)
         meanwhile()
         before, at = at, time.perf_counter()
         used_before, used = used, _used_s(workers)
-        if used - used_before <= WORKING * (at - before):
+        if used - used_before <= IDLE_CORE_SHARE * (at - before):
             break
     return at - begin
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from nfold.run.handoff import Folder
+from nfold.run.handoff import HandoffFolder
 
 CHUNK_BYTES = 2**20
 
 
-class Follower:
+class LogFollower:
     """Copies new text of the shown ranks' logs to ``output`` whenever it is asked to.
 
     ``shown`` are local ranks. One alone is copied as it is; of several, whole lines are copied
     with ``[rank K]`` before each.
     """
 
-    def __init__(self, folder: Folder, shown: Sequence[int], output: BinaryIO) -> None:
+    def __init__(self, folder: HandoffFolder, shown: Sequence[int], output: BinaryIO) -> None:
         self._folder = folder
         self._output = output
         self._several = len(shown) > 1
@@ -41,7 +41,7 @@ class Follower:
 
     def _next(self, local_rank: int) -> bytes:
         try:
-            with self._folder.log_of_local(local_rank).open("rb") as log:
+            with self._folder.local_rank_log(local_rank).open("rb") as log:
                 log.seek(self._read_bytes[local_rank])
                 text = log.read(CHUNK_BYTES)
         except FileNotFoundError:
@@ -51,6 +51,6 @@ class Follower:
 
     def _lines(self, local_rank: int, text: bytes) -> bytes:
         """The whole lines of ``text`` with their rank; the last, unended one waits."""
-        rank = self._folder.log_of_local(local_rank).stem.partition("-")[2]
+        rank = self._folder.local_rank_log(local_rank).stem.partition("-")[2]
         *whole, self._begun[local_rank] = (self._begun[local_rank] + text).split(b"\n")
         return b"".join(b"[rank %s] %s\n" % (rank.encode(), line) for line in whole)

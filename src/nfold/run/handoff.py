@@ -29,20 +29,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.base import Phase, Task
 from nfold.machine import Machine
 from nfold.measurement import Epoch, RankSamples
-from nfold.plain import from_plain, to_plain
+from nfold.plain import deserialize, serialize
 from nfold.plan import Plan
-from nfold.seen import Learnt, Seen
+from nfold.seen import ReplayHints, ScriptProfile
 from nfold.workload import Workload
 
-BEAT = struct.Struct("=qqqqq")
+HEARTBEAT_FORMAT = struct.Struct("=qqqqq")
 
 
 @dataclass(frozen=True)
-class Beat:
+class HeartbeatRecord:
     """One rank's last sign of life. ``monotonic_ns`` is the host-wide monotonic clock."""
 
     pid: int
@@ -53,7 +53,7 @@ class Beat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class RankFailure:
     """Why a rank failed: a status of a measurement, one sentence, and the traceback."""
 
     rank: int
@@ -66,42 +66,42 @@ class Failure:
     peak_memory_bytes: int | None = None
 
 
-class Folder:
+class HandoffFolder:
     """The hand-over folder of one measurement at ``path``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.telemetry = path / "telemetry.csv"
-        self.ranks = path / "ranks.json"
+        self.telemetry_csv = path / "telemetry.csv"
+        self.ranks_file = path / "ranks.json"
         self.agent_log = path / "agent.log"
 
-    def log(self, rank: int) -> Path:
+    def rank_log(self, rank: int) -> Path:
         """Where a rank's output goes."""
         return self.path / f"rank-{rank}.log"
 
-    def log_of_local(self, local_rank: int) -> Path:
+    def local_rank_log(self, local_rank: int) -> Path:
         """The log of this node's K-th rank; on the first node, ranks are named alike."""
         link = self.path / f"local-{local_rank}.log"
-        return link.resolve() if link.exists() else self.log(local_rank)
+        return link.resolve() if link.exists() else self.rank_log(local_rank)
 
-    def begin_rank(self, rank: int, local_rank: int) -> None:
+    def reset_rank(self, rank: int, local_rank: int) -> None:
         """Clear what attempts before a restart left of this rank and of ranks that are no more."""
         (self.path / f"error-{rank}.json").unlink(missing_ok=True)
-        self.heartbeat(rank).unlink(missing_ok=True)
+        self.heartbeat_file(rank).unlink(missing_ok=True)
         if local_rank == 0:
-            gone = [other for other, beat in self.read_beats().items() if not _lives(beat.pid)]
+            gone = [other for other, beat in self.read_heartbeats().items() if not _lives(beat.pid)]
             for other in gone:
-                self.heartbeat(other).unlink(missing_ok=True)
+                self.heartbeat_file(other).unlink(missing_ok=True)
         if local_rank != rank:
             link = self.path / f"local-{local_rank}.log"
             link.unlink(missing_ok=True)
-            link.symlink_to(self.log(rank).name)
+            link.symlink_to(self.rank_log(rank).name)
 
-    def stack(self, rank: int) -> Path:
+    def stack_file(self, rank: int) -> Path:
         """Where a rank's Python stacks go."""
         return self.path / f"stack-{rank}.txt"
 
-    def heartbeat(self, rank: int) -> Path:
+    def heartbeat_file(self, rank: int) -> Path:
         """A rank's heartbeat map."""
         return self.path / f"heartbeat-{rank}"
 
@@ -109,14 +109,16 @@ class Folder:
         """Write what every rank reads first; creates the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
         asked = {
-            "workload": to_plain(task.workload),
+            "workload": serialize(task.workload),
             "plan": task.plan.to_dict(),
-            "ablation": None if task.ablation is None else task.ablation.to_dict(),
-            "machine": to_plain(task.machine),
+            "ablation": None
+            if task.requested_variant is None
+            else task.requested_variant.to_dict(),
+            "machine": serialize(task.machine),
             "checkpoint": task.checkpoint,
             "checkpoint_every": task.checkpoint_every,
-            "turns": [turn.to_dict() for turn in task.turns],
-            "learnt": to_plain(task.learnt),
+            "turns": [turn.to_dict() for turn in task.interleaved_variants],
+            "learnt": serialize(task.replay_hints),
         }
         write_json(self.path / "task.json", asked)
 
@@ -129,43 +131,43 @@ class Folder:
         asked = json.loads((self.path / "task.json").read_text())
         ablation = asked["ablation"]
         return Task(
-            workload=from_plain(Workload, asked["workload"]),
+            workload=deserialize(Workload, asked["workload"]),
             plan=Plan.from_dict(asked["plan"]),
-            ablation=None if ablation is None else Ablation.from_dict(ablation),
-            machine=from_plain(Machine, asked["machine"]),
+            requested_variant=None if ablation is None else Variant.from_dict(ablation),
+            machine=deserialize(Machine, asked["machine"]),
             rank=rank,
             local_rank=local_rank,
             world_size=world_size,
             checkpoint=asked["checkpoint"],
             checkpoint_every=asked["checkpoint_every"],
-            turns=tuple(map(Ablation.from_dict, asked["turns"])),
-            learnt=from_plain(Learnt, asked["learnt"]),
+            interleaved_variants=tuple(map(Variant.from_dict, asked["turns"])),
+            replay_hints=deserialize(ReplayHints, asked["learnt"]),
         )
 
     def write_samples(self, samples: RankSamples) -> None:
         """Replace what a rank has measured so far."""
-        write_json(self.path / f"rank-{samples.rank}.json", to_plain(samples))
+        write_json(self.path / f"rank-{samples.rank}.json", serialize(samples))
 
     def read_samples(self) -> tuple[RankSamples, ...]:
         """What every rank has measured, as far as it came, ordered by rank."""
-        found = [from_plain(RankSamples, value) for value in self._read_all("rank-*.json")]
+        found = [deserialize(RankSamples, value) for value in self._read_all("rank-*.json")]
         return tuple(sorted(found, key=lambda samples: samples.rank))
 
-    def write_seen(self, seen: Seen) -> None:
+    def write_profile(self, seen: ScriptProfile) -> None:
         """Keep what one rank saw of a script."""
-        write_json(self.path / f"seen-{seen.rank}.json", to_plain(seen))
+        write_json(self.path / f"seen-{seen.rank}.json", serialize(seen))
 
-    def read_seen(self) -> tuple[Seen, ...]:
+    def read_profiles(self) -> tuple[ScriptProfile, ...]:
         """What every rank saw of a script, ordered by rank; empty where none came so far, or where
         another version of nfold wrote what this one does not know: the script is looked at anew.
         """
         try:
-            found = [from_plain(Seen, value) for value in self._read_all("seen-*.json")]
+            found = [deserialize(ScriptProfile, value) for value in self._read_all("seen-*.json")]
         except ValueError:
             return ()
         return tuple(sorted(found, key=lambda seen: seen.rank))
 
-    def samples_changed_ns(self) -> int:
+    def samples_mtime_ns(self) -> int:
         """When rank 0 last wrote what it measured, 0 before it did."""
         try:
             return (self.path / "rank-0.json").stat().st_mtime_ns
@@ -178,59 +180,59 @@ class Folder:
             samples = json.loads((self.path / "rank-0.json").read_text())
         except FileNotFoundError:
             return ()
-        return tuple(from_plain(Epoch, epoch) for epoch in samples["epochs"])
+        return tuple(deserialize(Epoch, epoch) for epoch in samples["epochs"])
 
-    def write_failure(self, failure: Failure) -> None:
+    def write_failure(self, failure: RankFailure) -> None:
         """Leave word of why a rank failed."""
-        write_json(self.path / f"error-{failure.rank}.json", to_plain(failure))
+        write_json(self.path / f"error-{failure.rank}.json", serialize(failure))
 
-    def read_failures(self) -> list[Failure]:
+    def read_failures(self) -> list[RankFailure]:
         """Every rank's failure, the earliest first."""
-        found = [from_plain(Failure, value) for value in self._read_all("error-*.json")]
+        found = [deserialize(RankFailure, value) for value in self._read_all("error-*.json")]
         return sorted(found, key=lambda failure: failure.monotonic_ns)
 
     def write_group(self, group: Any) -> None:
         """Leave word for the agent of what it starts (a ``Group``)."""
-        write_json(self.path / "group.json", to_plain(group))
+        write_json(self.path / "group.json", serialize(group))
 
     def read_group(self) -> Any:
         """What ``write_group`` wrote, as plain values."""
         return json.loads((self.path / "group.json").read_text())
 
-    def write_exits(self, exits: dict[int, int]) -> None:
+    def write_exit_codes(self, exits: dict[int, int]) -> None:
         """Exit codes by rank, negative for signals, as torchelastic saw them."""
-        write_json(self.path / "agent.json", to_plain(exits))
+        write_json(self.path / "agent.json", serialize(exits))
 
-    def read_exits(self) -> dict[int, int]:
+    def read_exit_codes(self) -> dict[int, int]:
         """What ``write_exits`` wrote, or nothing where the agent wrote nothing."""
         file = self.path / "agent.json"
         if not file.exists():
             return {}
         return {int(rank): code for rank, code in json.loads(file.read_text()).items()}
 
-    def write_ranks(self, pids: dict[int, int]) -> None:
+    def write_rank_pids(self, pids: dict[int, int]) -> None:
         """Tell the telemetry sampler which processes are the ranks."""
-        write_json(self.ranks, to_plain(pids))
+        write_json(self.ranks_file, serialize(pids))
 
-    def read_beats(self) -> dict[int, Beat]:
+    def read_heartbeats(self) -> dict[int, HeartbeatRecord]:
         """The last beat of every rank of this node that has beaten, ordered by rank."""
         names = (file.name.partition("-")[2] for file in self.path.glob("heartbeat-*"))
         ranks = sorted(int(name) for name in names if name.isdigit())
-        found = {rank: self.read_beat(rank) for rank in ranks}
+        found = {rank: self.read_heartbeat(rank) for rank in ranks}
         return {rank: beat for rank, beat in found.items() if beat is not None}
 
-    def read_beat(self, rank: int) -> Beat | None:
+    def read_heartbeat(self, rank: int) -> HeartbeatRecord | None:
         """A rank's last beat, or None before its first."""
         try:
-            raw = self.heartbeat(rank).read_bytes()
+            raw = self.heartbeat_file(rank).read_bytes()
         except FileNotFoundError:
             return None
-        if len(raw) != BEAT.size:
+        if len(raw) != HEARTBEAT_FORMAT.size:
             return None
-        pid, phase, step, total, at = BEAT.unpack(raw)
-        return Beat(pid, Phase(phase), step, total, at)
+        pid, phase, step, total, at = HEARTBEAT_FORMAT.unpack(raw)
+        return HeartbeatRecord(pid, Phase(phase), step, total, at)
 
-    def write_run(self, facts: dict[str, Any]) -> None:
+    def write_run_facts(self, facts: dict[str, Any]) -> None:
         """Write what a run of a user's script is; creates the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "run.json", facts)
@@ -239,7 +241,7 @@ class Folder:
         return [json.loads(file.read_text()) for file in sorted(self.path.glob(pattern))]
 
 
-class Heart:
+class HeartbeatWriter:
     """Writes one rank's heartbeat: about a microsecond a beat, no system call.
 
     Every field is a store of one aligned word, so that a reader never sees half a number.
@@ -248,9 +250,9 @@ class Heart:
 
     def __init__(self, file: Path, pid: int) -> None:
         aside = file.with_suffix(".new")
-        aside.write_bytes(bytes(BEAT.size))
+        aside.write_bytes(bytes(HEARTBEAT_FORMAT.size))
         self._file = aside.open("r+b")
-        self._map = mmap.mmap(self._file.fileno(), BEAT.size)
+        self._map = mmap.mmap(self._file.fileno(), HEARTBEAT_FORMAT.size)
         self._fields = memoryview(self._map).cast("q")
         self._fields[0] = pid
         self.beat(Phase.STARTING, 0, 0, time.monotonic_ns())

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nfold.errors import UsageError
-from nfold.run.spare import Spare
-from nfold.seen import Learnt
+from nfold.run.spare import WarmAgent
+from nfold.seen import ReplayHints
 
 
 @dataclass
-class Stop:
+class StopRequest:
     """A request to stop, set by a signal handler and read by whoever may wait."""
 
     signum: int | None = None
@@ -23,7 +23,7 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class RunProgress:
     """A glance at a run: steps done and planned (0: not known), rate, mean device load in %."""
 
     phase: str
@@ -33,12 +33,12 @@ class Progress:
     device_load: float | None = None
 
 
-Watch = Callable[[Progress], None]
-Started = Callable[[Path], None]
+ProgressCallback = Callable[[RunProgress], None]
+StartCallback = Callable[[Path], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class RunOptions:
     """How a run is watched over. ``results`` is the results folder; times are in seconds.
 
     A run that has not ended after ``limit_s`` is ended, and is interrupted; None: no run is.
@@ -52,18 +52,18 @@ class Options:
     telemetry_interval_s: float = 1.0
     hang_timeout_s: float = 60.0
     start_timeout_s: float = 300.0
-    limit_s: float | None = None
+    time_limit_s: float | None = None
     in_process: bool = False
-    stop: Stop = field(default_factory=Stop)
-    watch: Watch = lambda progress: None
-    started: Started = lambda folder: None
-    checkpoint: Path | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
+    on_progress: ProgressCallback = lambda progress: None
+    on_start: StartCallback = lambda folder: None
+    checkpoint_folder: Path | None = None
     checkpoint_every: int = 1
-    spare: Spare | None = None
-    learnt: Learnt = field(default_factory=Learnt)
+    warm_agent: WarmAgent | None = None
+    replay_hints: ReplayHints = field(default_factory=ReplayHints)
 
 
-def check_seconds(**options: float) -> None:
+def check_positive_seconds(**options: float) -> None:
     """UsageError for the first of these command-line options that is no time above 0."""
     for name, seconds in options.items():
         if not 0 < seconds < math.inf:

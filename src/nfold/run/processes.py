@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nfold.plan import Plan
-from nfold.run.handoff import Folder
+from nfold.run.handoff import HandoffFolder
 
-CPU_MALLOC = {
+CPU_MALLOC_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_TOP_PAD_": str(64 * 2**20),
@@ -22,12 +22,12 @@ page by page; the page faults of several ranks contend (docs/decisions/measureme
 environment sets is left as it is.
 """
 
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one node meet on the loopback interface and nowhere else."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RankGroup:
     """The ranks that torchelastic starts on this node, in torchelastic's own words.
 
     ``command`` is what every rank runs, the program first. ``nodes`` is (fewest, most). The
@@ -49,7 +49,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class ProcessSpec:
     """One process tree: its root's command and environment, and what to expect of its ranks.
 
     ``environment`` is added to this process's own. ``processes`` counts the ranks of this node,
@@ -65,63 +65,65 @@ class Launch:
     processes: int
     batch: int = 0
     restarts: bool = False
-    own_script: bool = False
+    is_user_script: bool = False
     stop_grace_s: float = 0.0
-    mark: str | None = None
-    may_wait: bool = False
+    marker_variable: str | None = None
+    may_use_warm_agent: bool = False
 
 
-AGENT = "nfold.run.agent"
+AGENT_MODULE = "nfold.run.agent"
 
 
-def python(module: str, *arguments: str) -> tuple[str, ...]:
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     """The command that runs one of nfold's own modules; -P: not the user's own csv.py."""
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
-MARK = "NFOLD_MEASUREMENT"
+MARKER_VARIABLE = "NFOLD_MEASUREMENT"
 """A variable that the processes of one script's measurement have, and no others."""
 
 
-def of_plan(folder: Folder, plan: Plan, processes: int, *, script: bool = False) -> Launch:
+def spec_for_plan(
+    folder: HandoffFolder, plan: Plan, processes: int, *, script: bool = False
+) -> ProcessSpec:
     """A measurement: one process needs no rendezvous and is started directly, several by the agent.
 
     Leaves the group for the agent in the folder. A script keeps the threads that its
     environment asks for, and what it starts is found by its mark.
     """
-    worker = python("nfold.run.worker", str(folder.path))
+    worker = module_command("nfold.run.worker", str(folder.path))
     environment = rank_environment(plan.device or "cpu", plan.cores_per_device)
     if script:
-        environment[MARK] = folder.path.name
+        environment[MARKER_VARIABLE] = folder.path.name
         environment |= {k: os.environ[k] for k in ("OMP_NUM_THREADS",) if k in os.environ}
     if processes == 1:
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         command = worker
     else:
-        environment |= LOOPBACK
-        command = by_agent(folder, Group(processes=processes, command=worker))
-    return Launch(
+        environment |= LOOPBACK_ENVIRONMENT
+        command = agent_command(folder, RankGroup(processes=processes, command=worker))
+    return ProcessSpec(
         command=command,
         environment=environment,
         processes=processes,
         batch=plan.batch or 0,
-        mark=MARK if script else None,
+        marker_variable=MARKER_VARIABLE if script else None,
         # On CPU devices its start would take cores from ranks.
-        may_wait=processes > 1 and plan.device == "cuda",
+        may_use_warm_agent=processes > 1 and plan.device == "cuda",
     )
 
 
-def by_agent(folder: Folder, group: Group) -> tuple[str, ...]:
+def agent_command(folder: HandoffFolder, group: RankGroup) -> tuple[str, ...]:
     """The agent's command; what it starts is handed over in the folder."""
     folder.write_group(group)
-    return python(AGENT, str(folder.path))
+    return module_command(AGENT_MODULE, str(folder.path))
 
 
 def rank_environment(device: str, cores: int | None) -> dict[str, str]:
     """What every rank on a kind of device finds in its environment; ``cores`` of a CPU device."""
     on_cpu = device == "cpu"
     found = {"OMP_NUM_THREADS": str(cores) if on_cpu else "1", "PYTHONUNBUFFERED": "1"}
-    found |= {k: v for k, v in CPU_MALLOC.items() if on_cpu and k not in os.environ}
+    found |= {k: v for k, v in CPU_MALLOC_ENVIRONMENT.items() if on_cpu and k not in os.environ}
     if device == "cuda":
         found["CUDA_DEVICE_ORDER"] = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return found

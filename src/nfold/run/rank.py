@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from nfold.errors import Collateral, NfoldError, RunFailure
-from nfold.run.handoff import Failure
+from nfold.run.handoff import RankFailure
 
 STACK_SIGNAL = signal.SIGUSR2
-CHILDREN_END_S = 2.0
+CHILD_EXIT_TIMEOUT_S = 2.0
 """What was killed is waited for no longer than this; it takes milliseconds."""
 
 
@@ -49,9 +49,9 @@ def redirect_output(log: Path) -> None:
     sys.stderr.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def failure_of(
-    error: BaseException, rank: int, step: int | None, place: str | None = None
-) -> Failure:
+def build_failure(
+    error: BaseException, rank: int, step: int | None, location: str | None = None
+) -> RankFailure:
     """A rank's exception as data, with its place in the user's code, where it is there.
 
     An error that nfold did not raise is a crash.
@@ -59,10 +59,10 @@ def failure_of(
     expected = isinstance(error, NfoldError)
     text = str(error) if expected else f"{type(error).__name__}: {error}"
     own_step = error.step if isinstance(error, RunFailure) else None
-    return Failure(
+    return RankFailure(
         rank=rank,
         status=error.status if isinstance(error, RunFailure) else "crashed",
-        text=text.strip().split("\n")[0][:500] + (f" ({place})" if place else ""),
+        text=text.strip().split("\n")[0][:500] + (f" ({location})" if location else ""),
         step=own_step if own_step is not None else step,
         collateral=isinstance(error, Collateral),
         monotonic_ns=time.monotonic_ns(),
@@ -71,7 +71,7 @@ def failure_of(
     )
 
 
-def end_now(code: int) -> NoReturn:
+def exit_without_cleanup(code: int) -> NoReturn:
     """End this process without tidying up: tearing down NCCL after a failure can hang."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
@@ -79,7 +79,7 @@ def end_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def end_children() -> None:
+def kill_children() -> None:
     """Kill every process that this one has started by multiprocessing.
 
     PyTorch's handler would take the death of a loader's worker for a failure of this process. They
@@ -91,12 +91,12 @@ def end_children() -> None:
     children = multiprocessing.active_children()
     for child in children:
         child.kill()
-    until = time.monotonic() + CHILDREN_END_S
+    until = time.monotonic() + CHILD_EXIT_TIMEOUT_S
     for child in children:
         child.join(max(0.0, until - time.monotonic()))
 
 
-def end_well() -> NoReturn:
+def exit_after_handlers() -> NoReturn:
     """End as Python does, after its threads and exit handlers, but take nothing apart.
 
     Where a gloo group was destroyed, PyTorch aborts in that last act now and then (3 of 10 runs of
@@ -105,7 +105,7 @@ def end_well() -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends its children
     _end_loaders()
     atexit._run_exitfuncs()
-    end_now(0)
+    exit_without_cleanup(0)
 
 
 def _end_loaders() -> None:

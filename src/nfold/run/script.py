@@ -21,59 +21,61 @@ from nfold.frameworks import execute
 from nfold.frameworks.base import Phase
 from nfold.frameworks.cores import core_share
 from nfold.lifeline import die_with_parent
-from nfold.place import user_place
-from nfold.run.handoff import Failure, Folder, Heart
-from nfold.run.rank import end_well, failure_of, redirect_output, stacks_on_signal
+from nfold.place import error_location
+from nfold.run.handoff import HandoffFolder, HeartbeatWriter, RankFailure
+from nfold.run.rank import build_failure, exit_after_handlers, redirect_output, stacks_on_signal
 
 
 def main() -> None:
     """Entry of a rank's own process."""
     die_with_parent()
-    folder, rank = Folder(Path(sys.argv[1])), int(os.environ["RANK"])
+    folder, rank = HandoffFolder(Path(sys.argv[1])), int(os.environ["RANK"])
     kind, cores, target, *arguments = sys.argv[2:]
-    _begin(folder, rank, int(os.environ["LOCAL_RANK"]), int(cores))
-    with stacks_on_signal(folder.stack(rank)):
-        run(folder, rank, kind, target, arguments)
-    end_well()
+    _start_rank(folder, rank, int(os.environ["LOCAL_RANK"]), int(cores))
+    with stacks_on_signal(folder.stack_file(rank)):
+        run_target(folder, rank, kind, target, arguments)
+    exit_after_handlers()
 
 
-def run(folder: Folder, rank: int, kind: str, target: str, arguments: list[str]) -> None:
+def run_target(
+    folder: HandoffFolder, rank: int, kind: str, target: str, arguments: list[str]
+) -> None:
     """Run the target to its end; leaves a Failure and ends with 1 or the script's own code.
 
     An uncaught exception goes through ``sys.excepthook``, as in plain Python, without nfold's
     frames in its traceback.
     """
     try:
-        execute.KINDS[kind](target, arguments)
+        execute.RUNNERS[kind](target, arguments)
     except SystemExit as ended:
         if ended.code not in (None, 0):
-            folder.write_failure(failure(ended, rank, _step(folder, rank)))
+            folder.write_failure(script_failure(ended, rank, _step(folder, rank)))
             raise
     except Exception as error:
-        folder.write_failure(failure(error, rank, _step(folder, rank)))
+        folder.write_failure(script_failure(error, rank, _step(folder, rank)))
         own = error.with_traceback(_own_frames(error.__traceback__))
         sys.excepthook(type(own), own, own.__traceback__)
         sys.exit(1)
     _say_finished(folder, rank)
 
 
-def failure(error: BaseException, rank: int, step: int | None) -> Failure:
+def script_failure(error: BaseException, rank: int, step: int | None) -> RankFailure:
     """Why a script failed: its exception, and the last line of the user's own code in it."""
-    said = failure_of(_told(error), rank, step, user_place(error))
+    said = build_failure(_translate_error(error), rank, step, error_location(error))
     return dataclasses.replace(said, traceback="".join(traceback.format_exception(error)))
 
 
-def _told(error: BaseException) -> BaseException:
+def _translate_error(error: BaseException) -> BaseException:
     """What the error, or the one that it was raised from, means to nfold; else the error itself.
 
     A script may wrap what PyTorch raised; a lost rank stays a lost rank.
     """
     if "torch" not in sys.modules:
         return error
-    from nfold.frameworks.torch.devices import devices_in_use
-    from nfold.frameworks.torch.translate import told
+    from nfold.frameworks.torch.devices import current_devices
+    from nfold.frameworks.torch.translate import translate_chained_error
 
-    return told(error, devices_in_use().peak_memory_bytes) or error
+    return translate_chained_error(error, current_devices().peak_memory_bytes) or error
 
 
 def _own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
@@ -84,26 +86,26 @@ def _own_frames(trace: types.TracebackType | None) -> types.TracebackType | None
     return trace
 
 
-def _begin(folder: Folder, rank: int, local_rank: int, cores: int) -> None:
+def _start_rank(folder: HandoffFolder, rank: int, local_rank: int, cores: int) -> None:
     """Output to the log, no word left of an attempt before a restart, cores claimed."""
-    redirect_output(folder.log(rank))
-    folder.begin_rank(rank, local_rank)
+    redirect_output(folder.rank_log(rank))
+    folder.reset_rank(rank, local_rank)
     if cores and hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, core_share(allowed, cores, local_rank))
 
 
-def _step(folder: Folder, rank: int) -> int | None:
+def _step(folder: HandoffFolder, rank: int) -> int | None:
     """The step that the script's last heartbeat named, None where it has none."""
-    beat = folder.read_beat(rank)
+    beat = folder.read_heartbeat(rank)
     return beat.step if beat else None
 
 
-def _say_finished(folder: Folder, rank: int) -> None:
+def _say_finished(folder: HandoffFolder, rank: int) -> None:
     """A rank whose script has ended well is not silent, it is done."""
-    beat = folder.read_beat(rank)
+    beat = folder.read_heartbeat(rank)
     if beat is not None:
-        heart = Heart(folder.heartbeat(rank), os.getpid())
+        heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
         heart.beat(Phase.FINISHED, beat.step, beat.total, time.monotonic_ns())
         heart.close()
 

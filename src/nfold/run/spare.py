@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Mapping
 
 from nfold.lifeline import child_environment
-from nfold.run.handoff import Folder
-from nfold.run.processes import AGENT, python
+from nfold.run.handoff import HandoffFolder
+from nfold.run.processes import AGENT_MODULE, module_command
 
 
-class Spare:
+class WarmAgent:
     """At most one agent that waits for a run of this process.
 
     The first starts with the first run that could have had one, and another whenever one is
@@ -29,13 +29,13 @@ class Spare:
             self._waiting = None
 
     def take(
-        self, folder: Folder, environment: Mapping[str, str]
+        self, folder: HandoffFolder, environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes] | None:
         """The agent that waited, from now on that of ``folder``; None where there is none.
 
         ``environment`` is all that it is to have, and its ranks from it.
         """
-        taken, self._waiting = self._waiting, _begin()
+        taken, self._waiting = self._waiting, _start_agent()
         if taken is None:
             return None
         assert taken.stdin is not None
@@ -49,9 +49,9 @@ class Spare:
         return taken
 
 
-def _begin() -> subprocess.Popen[bytes]:
+def _start_agent() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        python(AGENT),
+        module_command(AGENT_MODULE),
         env=child_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

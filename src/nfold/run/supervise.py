@@ -13,20 +13,20 @@ from typing import IO
 
 from nfold.frameworks.base import Phase
 from nfold.lifeline import child_environment
-from nfold.run.handoff import Beat, Folder
-from nfold.run.options import Options, Progress
-from nfold.run.processes import Launch
+from nfold.run.handoff import HandoffFolder, HeartbeatRecord
+from nfold.run.options import RunOptions, RunProgress
+from nfold.run.processes import ProcessSpec
 from nfold.run.rank import STACK_SIGNAL
 from nfold.run.tree import ProcessTree
 
 POLL_S = 0.1
-FAILED_GRACE_S = 2.0
+FAILURE_GRACE_S = 2.0
 """How long the other ranks may go on after one left word of its failure."""
-STACKS_WITHIN_S = 2.0
+STACKS_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class TreeExit:
     """How a process tree ended.
 
     ``exit_code`` is the root's, negative for a signal, None where nfold ended it. ``hung`` is
@@ -37,24 +37,24 @@ class Ending:
 
     exit_code: int | None = None
     hung: tuple[int, int] | None = None
-    over: tuple[float, int] | None = None
+    timed_out: tuple[float, int] | None = None
     stop_signal: int | None = None
-    stalled_s: float = 0.0
-    left: tuple[int, ...] = ()
+    seconds_since_step: float = 0.0
+    leftover_pids: tuple[int, ...] = ()
 
 
 class Supervisor:
     """Starts one process tree and sees it to its end."""
 
-    def __init__(self, folder: Folder, launch: Launch, options: Options) -> None:
+    def __init__(self, folder: HandoffFolder, launch: ProcessSpec, options: RunOptions) -> None:
         self._folder = folder
         self._launch = launch
         self._options = options
         self._pids: dict[int, int] = {}
-        self._rate = RateMeter(launch.batch)
+        self._rate = ThroughputMeter(launch.batch)
         self._step, self._stepped_at = 0, time.monotonic()
 
-    def run(self) -> Ending:
+    def run(self) -> TreeExit:
         """Start, watch, and end the tree; nothing of it is left when this returns."""
         with self._folder.agent_log.open("wb") as log:
             root = self._start(log)
@@ -66,15 +66,15 @@ class Supervisor:
                 tree.kill()
                 raise
             left = tuple(tree.kill())
-        return dataclasses.replace(ending, left=left, stalled_s=stalled_s)
+        return dataclasses.replace(ending, leftover_pids=left, seconds_since_step=stalled_s)
 
     def _mark(self) -> tuple[str, str] | None:
-        name = self._launch.mark
+        name = self._launch.marker_variable
         return None if name is None else (name, self._launch.environment[name])
 
     def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        environment, spare = child_environment(**self._launch.environment), self._options.spare
-        if spare is not None and self._launch.may_wait:
+        environment, spare = child_environment(**self._launch.environment), self._options.warm_agent
+        if spare is not None and self._launch.may_use_warm_agent:
             waited = spare.take(self._folder, environment)
             if waited is not None:
                 return waited
@@ -87,27 +87,27 @@ class Supervisor:
             start_new_session=True,
         )
 
-    def _watch(self, tree: ProcessTree) -> Ending:
+    def _watch(self, tree: ProcessTree) -> TreeExit:
         failed_at: float | None = None
-        limit_s, began = self._options.limit_s, time.monotonic()
+        limit_s, began = self._options.time_limit_s, time.monotonic()
         while True:
             exit_code = tree.root.poll()
             if exit_code is not None:
-                return Ending(exit_code=exit_code)
+                return TreeExit(exit_code=exit_code)
             if self._options.stop:
                 self._await_own_end(tree)
-                return Ending(stop_signal=self._options.stop.signum)
+                return TreeExit(stop_signal=self._options.stop.signum)
             beats = self._read_beats(tree)
             if limit_s is not None and time.monotonic() - began > limit_s:
-                return Ending(over=(limit_s, self._step))
+                return TreeExit(timed_out=(limit_s, self._step))
             hung = self._hung(tree, beats)
             if hung is not None:
                 self._ask_for_stacks(tree)
-                return Ending(hung=hung)
+                return TreeExit(hung=hung)
             if failed_at is None and self._failed():
                 failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() - failed_at > FAILED_GRACE_S:
-                return Ending()
+            if failed_at is not None and time.monotonic() - failed_at > FAILURE_GRACE_S:
+                return TreeExit()
             self._report(beats)
             time.sleep(POLL_S)
 
@@ -126,30 +126,32 @@ class Supervisor:
             self._report(self._read_beats(tree))
             time.sleep(POLL_S)
 
-    def _read_beats(self, tree: ProcessTree) -> dict[int, Beat]:
-        beats = self._folder.read_beats()
+    def _read_beats(self, tree: ProcessTree) -> dict[int, HeartbeatRecord]:
+        beats = self._folder.read_heartbeats()
         pids = {rank: beat.pid for rank, beat in beats.items()}
         if pids != self._pids:
             self._pids = pids
             for pid in pids.values():
-                tree.remember(pid)
-            self._folder.write_ranks(pids)
+                tree.track(pid)
+            self._folder.write_rank_pids(pids)
         step = min((beat.step for beat in beats.values()), default=0)
         if step != self._step:
             self._step, self._stepped_at = step, time.monotonic()
         return beats
 
-    def _hung(self, tree: ProcessTree, beats: dict[int, Beat]) -> tuple[int, int] | None:
+    def _hung(self, tree: ProcessTree, beats: dict[int, HeartbeatRecord]) -> tuple[int, int] | None:
         """The rank that holds the others up, once no rank has beaten for too long."""
         if len(beats) < self._launch.processes:
             return None
         silences = [self._silence_s(beat) for beat in beats.values()]
         limits = [self._limit_s(beat) for beat in beats.values()]
         if any(silence < limit for silence, limit in zip(silences, limits, strict=True)):
-            return self._hung_alone(tree, beats)
+            return self._find_single_hung_rank(tree, beats)
         return _furthest_behind(tree, beats)
 
-    def _hung_alone(self, tree: ProcessTree, beats: dict[int, Beat]) -> tuple[int, int] | None:
+    def _find_single_hung_rank(
+        self, tree: ProcessTree, beats: dict[int, HeartbeatRecord]
+    ) -> tuple[int, int] | None:
         """A rank that is silent for twice its limit while others still beat."""
         late = {
             rank: beat
@@ -158,11 +160,11 @@ class Supervisor:
         }
         return _furthest_behind(tree, late) if late else None
 
-    def _silence_s(self, beat: Beat) -> float:
+    def _silence_s(self, beat: HeartbeatRecord) -> float:
         return (time.monotonic_ns() - beat.monotonic_ns) / 1e9
 
-    def _limit_s(self, beat: Beat) -> float:
-        if self._launch.own_script and beat.phase == Phase.STARTING:
+    def _limit_s(self, beat: HeartbeatRecord) -> float:
+        if self._launch.is_user_script and beat.phase == Phase.STARTING:
             return math.inf
         slow = beat.phase in (Phase.STARTING, Phase.FIRST_STEP)
         return self._options.start_timeout_s if slow else self._options.hang_timeout_s
@@ -172,18 +174,18 @@ class Supervisor:
         for pid in self._pids.values():
             tree.signal(pid, STACK_SIGNAL)
             tree.signal(pid, signal.SIGCONT)
-        deadline = time.monotonic() + STACKS_WITHIN_S
-        stacks = [self._folder.stack(rank) for rank in self._pids]
+        deadline = time.monotonic() + STACKS_TIMEOUT_S
+        stacks = [self._folder.stack_file(rank) for rank in self._pids]
         while time.monotonic() < deadline and not all(_has_text(file) for file in stacks):
             time.sleep(POLL_S / 2)
 
-    def _report(self, beats: dict[int, Beat]) -> None:
+    def _report(self, beats: dict[int, HeartbeatRecord]) -> None:
         if not beats:
-            return self._options.watch(Progress(phase="starting", step=0, total=0))
+            return self._options.on_progress(RunProgress(phase="starting", step=0, total=0))
         behind = min(beats.values(), key=lambda beat: beat.step)
         rate = self._rate.update(behind)
-        self._options.watch(
-            Progress(
+        self._options.on_progress(
+            RunProgress(
                 phase=behind.phase.name.lower().replace("_", " "),
                 step=behind.step,
                 total=behind.total,
@@ -193,15 +195,15 @@ class Supervisor:
         return None
 
 
-class RateMeter:
+class ThroughputMeter:
     """Samples per second from the steps between two glances, at least a second apart."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
-        self._last: Beat | None = None
+        self._last: HeartbeatRecord | None = None
         self._rate: float | None = None
 
-    def update(self, beat: Beat) -> float | None:
+    def update(self, beat: HeartbeatRecord) -> float | None:
         """Take a new beat; the rate is None until two of them are a second apart."""
         if beat.phase != Phase.STEPPING:
             self._last = None
@@ -215,13 +217,13 @@ class RateMeter:
         return self._rate
 
 
-def _furthest_behind(tree: ProcessTree, beats: dict[int, Beat]) -> tuple[int, int]:
+def _furthest_behind(tree: ProcessTree, beats: dict[int, HeartbeatRecord]) -> tuple[int, int]:
     """A halted rank, else the one with the fewest steps, else the one silent for longest."""
 
-    def order(entry: tuple[int, Beat]) -> tuple[bool, bool, int, int]:
+    def order(entry: tuple[int, HeartbeatRecord]) -> tuple[bool, bool, int, int]:
         _, beat = entry
         finished = beat.phase == Phase.FINISHED
-        return (finished, not tree.stopped(beat.pid), beat.step, beat.monotonic_ns)
+        return (finished, not tree.is_stopped(beat.pid), beat.step, beat.monotonic_ns)
 
     rank, beat = min(beats.items(), key=order)
     return rank, beat.step

@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-GONE_WITHIN_S = 5.0
+KILL_TIMEOUT_S = 5.0
 
 
 class ProcessTree:
@@ -23,21 +23,21 @@ class ProcessTree:
     def __init__(self, root: subprocess.Popen[bytes], mark: tuple[str, str] | None = None) -> None:
         self.root = root
         self._mark = mark
-        self._known: dict[int, psutil.Process] = {}
-        self.remember(root.pid)
+        self._processes: dict[int, psutil.Process] = {}
+        self.track(root.pid)
 
-    def remember(self, pid: int) -> None:
+    def track(self, pid: int) -> None:
         """Take note of a process that says it belongs to this run (a rank's own heartbeat)."""
-        if pid in self._known:
+        if pid in self._processes:
             return
         try:
-            self._known[pid] = psutil.Process(pid)
+            self._processes[pid] = psutil.Process(pid)
         except psutil.NoSuchProcess:
             return
 
-    def stopped(self, pid: int) -> bool:
+    def is_stopped(self, pid: int) -> bool:
         """Whether a known process is halted by a signal (SIGSTOP, or a debugger)."""
-        process = self._known.get(pid)
+        process = self._processes.get(pid)
         try:
             return process is not None and process.status() in (
                 psutil.STATUS_STOPPED,
@@ -48,7 +48,7 @@ class ProcessTree:
 
     def signal(self, pid: int, signum: signal.Signals) -> None:
         """Send a signal to one process of the tree, if it is still the same one."""
-        process = self._known.get(pid)
+        process = self._processes.get(pid)
         if process is None:
             return
         try:
@@ -59,28 +59,28 @@ class ProcessTree:
     def kill(self) -> list[int]:
         """SIGKILL the whole tree and wait; returns the ids of what is still there after 5 s."""
         self._discover()
-        for process in self._known.values():
+        for process in self._processes.values():
             self.signal(process.pid, signal.SIGKILL)
-        deadline = time.monotonic() + GONE_WITHIN_S
+        deadline = time.monotonic() + KILL_TIMEOUT_S
         self.root.wait()
-        others = [p for p in self._known.values() if p.pid != self.root.pid]
+        others = [p for p in self._processes.values() if p.pid != self.root.pid]
         _, alive = psutil.wait_procs(others, timeout=max(0.0, deadline - time.monotonic()))
         return [process.pid for process in alive if not _is_zombie(process)]
 
     def _discover(self) -> None:
-        for process in list(self._known.values()):
+        for process in list(self._processes.values()):
             try:
                 for child in process.children(recursive=True):
-                    self._known.setdefault(child.pid, child)
+                    self._processes.setdefault(child.pid, child)
             except psutil.NoSuchProcess:
                 continue
         if self._mark is not None:
             for process in psutil.process_iter():
-                if _carries(process, self._mark):
-                    self._known.setdefault(process.pid, process)
+                if _has_marker(process, self._mark):
+                    self._processes.setdefault(process.pid, process)
 
 
-def _carries(process: psutil.Process, mark: tuple[str, str]) -> bool:
+def _has_marker(process: psutil.Process, mark: tuple[str, str]) -> bool:
     name, value = mark
     try:
         return bool(process.environ().get(name) == value)

@@ -6,23 +6,23 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from nfold.measurement import Cause, Status
-from nfold.run.handoff import Failure
-from nfold.run.supervise import Ending
+from nfold.measurement import FailureCause, Status
+from nfold.run.handoff import RankFailure
+from nfold.run.supervise import TreeExit
 
-ENDED_BY_AGENT = (-signal.SIGTERM,)
+AGENT_EXIT_CODES = (-signal.SIGTERM,)
 """Exit codes that torchelastic causes itself when it stops the ranks beside a failed one."""
-OWN_WORK = "next: where that was work of its own, --hang-timeout SECONDS"
+HANG_TIMEOUT_HINT = "next: where that was work of its own, --hang-timeout SECONDS"
 """What to do about a rank that hung."""
 
 
-def verdict(
-    ending: Ending,
-    failures: Sequence[Failure],
+def determine_status(
+    ending: TreeExit,
+    failures: Sequence[RankFailure],
     exits: Mapping[int, int],
     measured: int,
     processes: int,
-) -> tuple[Status, Cause | None]:
+) -> tuple[Status, FailureCause | None]:
     """The status of a run and why.
 
     ``failures`` come earliest first; ``exits`` are torchelastic's exit codes by rank;
@@ -31,47 +31,53 @@ def verdict(
     """
     if ending.stop_signal is not None:
         name = signal.Signals(ending.stop_signal).name
-        return "interrupted", Cause(text=f"nfold got {name}", signal=ending.stop_signal)
-    if ending.over is not None:
-        seconds, step = ending.over
+        return "interrupted", FailureCause(text=f"nfold got {name}", signal=ending.stop_signal)
+    if ending.timed_out is not None:
+        seconds, step = ending.timed_out
         text = f"the {seconds:.0f} s that it was given were over after step {step}"
-        return "interrupted", Cause(text=text, step=step, stalled_s=ending.stalled_s)
+        return "interrupted", FailureCause(
+            text=text, step=step, stalled_s=ending.seconds_since_step
+        )
     if ending.hung is not None:
         rank, step = ending.hung
         text = f"rank {rank} made no progress after step {step}"
-        return "hung", Cause(text=text, rank=rank, step=step, stalled_s=ending.stalled_s)
+        return "hung", FailureCause(
+            text=text, rank=rank, step=step, stalled_s=ending.seconds_since_step
+        )
     own = [failure for failure in failures if not failure.collateral]
     if own:
         return _failed(own[0])
     killed = _killed(ending, exits, processes)
     if killed is not None:
         return "killed", killed
-    if _silent(failures, exits):
-        return "crashed", _unexplained(ending, _silent(failures, exits))
+    if _exits_without_failure(failures, exits):
+        return "crashed", _exit_code_cause(ending, _exits_without_failure(failures, exits))
     if failures:
         return _failed(failures[0])
     if ending.exit_code == 0 and measured == processes:
         return "ok", None
-    return "crashed", _unexplained(ending, exits)
+    return "crashed", _exit_code_cause(ending, exits)
 
 
-def _silent(failures: Sequence[Failure], exits: Mapping[int, int]) -> dict[int, int]:
+def _exits_without_failure(
+    failures: Sequence[RankFailure], exits: Mapping[int, int]
+) -> dict[int, int]:
     """The ranks that ended with an exit code of their own and left no word."""
     spoke = {failure.rank for failure in failures}
     return {rank: code for rank, code in exits.items() if code > 0 and rank not in spoke}
 
 
-def _failed(failure: Failure) -> tuple[Status, Cause]:
-    cause = Cause(text=failure.text, rank=failure.rank, step=failure.step)
+def _failed(failure: RankFailure) -> tuple[Status, FailureCause]:
+    cause = FailureCause(text=failure.text, rank=failure.rank, step=failure.step)
     return cast(Status, failure.status), cause
 
 
-def _killed(ending: Ending, exits: Mapping[int, int], processes: int) -> Cause | None:
+def _killed(ending: TreeExit, exits: Mapping[int, int], processes: int) -> FailureCause | None:
     """The first rank that a signal ended, or the agent itself."""
     if processes == 1 and ending.exit_code is not None and ending.exit_code < 0:
         return _signalled("rank 0", -ending.exit_code, rank=0)
     for rank, code in sorted(exits.items()):
-        if code < 0 and code not in ENDED_BY_AGENT:
+        if code < 0 and code not in AGENT_EXIT_CODES:
             return _signalled(f"rank {rank}", -code, rank=rank)
     if ending.exit_code is not None and ending.exit_code < 0:
         return _signalled("the agent", -ending.exit_code, rank=None)
@@ -81,15 +87,15 @@ def _killed(ending: Ending, exits: Mapping[int, int], processes: int) -> Cause |
     return None
 
 
-def _signalled(who: str, signum: int, rank: int | None) -> Cause:
+def _signalled(who: str, signum: int, rank: int | None) -> FailureCause:
     name = signal.Signals(signum).name
     hint = "; the kernel's out-of-memory killer does this too" if signum == signal.SIGKILL else ""
-    return Cause(text=f"{who} was ended by {name}{hint}", rank=rank, signal=signum)
+    return FailureCause(text=f"{who} was ended by {name}{hint}", rank=rank, signal=signum)
 
 
-def _unexplained(ending: Ending, exits: Mapping[int, int]) -> Cause:
+def _exit_code_cause(ending: TreeExit, exits: Mapping[int, int]) -> FailureCause:
     failed = {rank: code for rank, code in exits.items() if code != 0}
     rank = min(failed, default=None)
     where = "the agent" if rank is None else f"rank {rank}"
     code = ending.exit_code if rank is None else failed[rank]
-    return Cause(text=f"{where} exited with {code} and left no word; see its log", rank=rank)
+    return FailureCause(text=f"{where} exited with {code} and left no word; see its log", rank=rank)

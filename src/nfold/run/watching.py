@@ -8,34 +8,34 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from nfold.measurement import Doubt, RankSamples
-from nfold.run.handoff import Folder
-from nfold.run.options import Options, Progress
+from nfold.measurement import Caveat, RankSamples
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunOptions, RunProgress
 from nfold.telemetry import clocks, derive, read, sampler
 
-SAMPLER_ENDS_WITHIN_S = 3.0
+SAMPLER_STOP_TIMEOUT_S = 3.0
 
 
-class Telemetry:
+class TelemetrySession:
     """Runs the sampler for as long as the context lasts.
 
     ``gpus`` are the run's GPUs by their places in CUDA's order. ``options`` is the run's
     options with a ``watch`` that also tells the devices' load.
     """
 
-    def __init__(self, folder: Folder, gpus: tuple[int, ...], options: Options) -> None:
-        self._csv = folder.telemetry
-        self._ranks = folder.ranks
+    def __init__(self, folder: HandoffFolder, gpus: tuple[int, ...], options: RunOptions) -> None:
+        self._csv = folder.telemetry_csv
+        self._ranks = folder.ranks_file
         self._gpus = gpus
         self._interval_s = options.telemetry_interval_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._watch = options.watch
+        self._watch = options.on_progress
         self._load: float | None = None
         self._load_read = 0.0
-        self.options = dataclasses.replace(options, watch=self._watch_with_load)
+        self.options = dataclasses.replace(options, on_progress=self._watch_with_load)
 
-    def __enter__(self) -> Telemetry:
-        self._process = sampler.start(self._csv, self._ranks, self._gpus, self._interval_s)
+    def __enter__(self) -> TelemetrySession:
+        self._process = sampler.start_sampler(self._csv, self._ranks, self._gpus, self._interval_s)
         return self
 
     def __exit__(
@@ -47,7 +47,7 @@ class Telemetry:
         assert self._process is not None
         self._process.terminate()
         try:
-            self._process.wait(SAMPLER_ENDS_WITHIN_S)
+            self._process.wait(SAMPLER_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -57,18 +57,18 @@ class Telemetry:
         span = _timed_span(ranks)
         return derive.energy_joules(self._csv, *span) if span else None
 
-    def clocked(
+    def with_clocks(
         self, ranks: Sequence[RankSamples], devices: Sequence[int]
     ) -> tuple[RankSamples, ...]:
         """The ranks with the clocks of their GPUs; rank k has ``devices[k]``."""
-        return clocks.clocked(self._csv, ranks, devices) if self._gpus else tuple(ranks)
+        return clocks.with_clocks(self._csv, ranks, devices) if self._gpus else tuple(ranks)
 
-    def doubts(self, ranks: Sequence[RankSamples]) -> list[Doubt]:
+    def caveats(self, ranks: Sequence[RankSamples]) -> list[Caveat]:
         """What the telemetry of the timed windows holds against their numbers."""
         span = _timed_span(ranks)
-        return derive.doubts(self._csv, *span) if span else []
+        return derive.telemetry_caveats(self._csv, *span) if span else []
 
-    def _watch_with_load(self, progress: Progress) -> None:
+    def _watch_with_load(self, progress: RunProgress) -> None:
         if time.monotonic() - self._load_read >= self._interval_s:
             self._load_read = time.monotonic()
             self._load = self._device_load()
@@ -76,7 +76,7 @@ class Telemetry:
 
     def _device_load(self) -> float | None:
         """Mean utilisation of the run's GPUs in %, or the host's where it runs on CPU devices."""
-        row = read.latest(self._csv)
+        row = read.read_latest_row(self._csv)
         loads = [row.get(f"gpu{gpu}_utilisation_percent") for gpu in self._gpus]
         known = [load for load in loads if load is not None]
         if known:

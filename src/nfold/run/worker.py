@@ -15,27 +15,27 @@ from pathlib import Path
 from typing import NoReturn
 
 from nfold.frameworks.base import Observer, Phase
-from nfold.frameworks.registry import framework
+from nfold.frameworks.registry import get_framework
 from nfold.lifeline import die_with_parent
 from nfold.measurement import RankSamples
-from nfold.place import user_place
-from nfold.run.calm import until_calm
-from nfold.run.handoff import Beat, Folder, Heart
+from nfold.place import error_location
+from nfold.run.calm import wait_for_idle_children
+from nfold.run.handoff import HandoffFolder, HeartbeatRecord, HeartbeatWriter
 from nfold.run.rank import (
-    end_children,
-    end_now,
-    end_well,
-    failure_of,
+    build_failure,
+    exit_after_handlers,
+    exit_without_cleanup,
+    kill_children,
     redirect_output,
     stacks_on_signal,
 )
-from nfold.run.scratch import in_scratch
-from nfold.seen import Seen
+from nfold.run.scratch import enter_sandbox
+from nfold.seen import ScriptProfile
 
 SAVE_EVERY_S = 1.0
-MOST_OF_EPOCH = 0.01
+MAX_EPOCH_SHARE = 0.01
 """The part of an epoch that writing the samples at its end may take."""
-AWAIT_S = 120.0
+AWAIT_TIMEOUT_S = 120.0
 """How long a rank waits for others that train by themselves, and for all to be measured."""
 AWAIT_POLL_S = 0.02
 
@@ -47,10 +47,10 @@ class FolderObserver(Observer):
     take more than 1 % of them.
     """
 
-    def __init__(self, folder: Folder, rank: int, world_size: int = 1) -> None:
+    def __init__(self, folder: HandoffFolder, rank: int, world_size: int = 1) -> None:
         self._folder = folder
         self._others = frozenset(range(world_size)) - {rank}
-        self._heart = Heart(folder.heartbeat(rank), os.getpid())
+        self._heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
         self._saved = self._epoch_saved = time.monotonic()
         self._took_s = 0.0
         self._unwritten: RankSamples | None = None
@@ -64,35 +64,35 @@ class FolderObserver(Observer):
     def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
         """Write the samples so far, unless that was done less than a second ago."""
         now, self._unwritten = time.monotonic(), samples
-        rare = epoch_ended and now - self._epoch_saved >= self._took_s / MOST_OF_EPOCH
+        rare = epoch_ended and now - self._epoch_saved >= self._took_s / MAX_EPOCH_SHARE
         if rare or now - self._saved >= SAVE_EVERY_S:
-            self.write_last()
+            self.flush_samples()
             self._saved = time.monotonic()
             self._took_s = self._saved - now
             self._epoch_saved = self._saved if epoch_ended else self._epoch_saved
 
-    def write_last(self) -> None:
+    def flush_samples(self) -> None:
         """Write what was given last, where it is not written: nothing more will come."""
         if self._unwritten is not None:
             self._folder.write_samples(self._unwritten)
             self._unwritten = None
 
-    def see(self, seen: Seen) -> None:
+    def save_profile(self, profile: ScriptProfile) -> None:
         """Write it at once."""
-        self._folder.write_seen(seen)
+        self._folder.write_profile(profile)
 
-    def await_others(self, step: int) -> None:
+    def wait_for_other_ranks(self, step: int) -> None:
         """Look at the others' heartbeats until all have come so far."""
         self._await(
             lambda beat: beat.step >= step or beat.phase == Phase.FINISHED,
             meanwhile=lambda: self.beat(Phase.STEPPING, self.step),
         )
 
-    def await_calm(self) -> None:
+    def wait_for_idle_children(self) -> None:
         """Look at what cores they use; a heart beats meanwhile."""
-        until_calm(meanwhile=lambda: self.beat(Phase.STEPPING, self.step))
+        wait_for_idle_children(meanwhile=lambda: self.beat(Phase.STEPPING, self.step))
 
-    def leave(self, samples: RankSamples) -> NoReturn:
+    def exit_process(self, samples: RankSamples) -> NoReturn:
         """Write the samples, wait until every rank has its own, and go without tidying up.
 
         A rank that is gone would take those that still exchange with it down.
@@ -100,15 +100,15 @@ class FolderObserver(Observer):
         self._folder.write_samples(samples)
         self.beat(Phase.FINISHED, self.step)
         self._await(lambda beat: beat.phase == Phase.FINISHED)
-        end_children()
-        end_now(0)
+        kill_children()
+        exit_without_cleanup(0)
 
     def _await(
-        self, come: Callable[[Beat], bool], meanwhile: Callable[[], None] = lambda: None
+        self, come: Callable[[HeartbeatRecord], bool], meanwhile: Callable[[], None] = lambda: None
     ) -> None:
-        deadline = time.monotonic() + AWAIT_S
+        deadline = time.monotonic() + AWAIT_TIMEOUT_S
         while time.monotonic() < deadline:
-            beats = {rank: self._folder.read_beat(rank) for rank in self._others}
+            beats = {rank: self._folder.read_heartbeat(rank) for rank in self._others}
             if all(beat is not None and come(beat) for beat in beats.values()):
                 return
             meanwhile()
@@ -122,29 +122,29 @@ class FolderObserver(Observer):
 def main() -> None:
     """Entry of a rank's own process."""
     die_with_parent()
-    folder = Folder(Path(sys.argv[1]).absolute())
+    folder = HandoffFolder(Path(sys.argv[1]).absolute())
     rank = int(os.environ["RANK"])
-    redirect_output(folder.log(rank))
-    with stacks_on_signal(folder.stack(rank)):
+    redirect_output(folder.rank_log(rank))
+    with stacks_on_signal(folder.stack_file(rank)):
         ended_well = run_rank(folder, rank, int(os.environ["WORLD_SIZE"]))
     if ended_well:
-        end_well()
-    end_now(1)
+        exit_after_handlers()
+    exit_without_cleanup(1)
 
 
-def run_rank(folder: Folder, rank: int, world_size: int) -> bool:
+def run_rank(folder: HandoffFolder, rank: int, world_size: int) -> bool:
     """Run one rank in this process; False where it failed, with its failure in the folder."""
     observer = FolderObserver(folder, rank, world_size)
     try:
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
         task = folder.read_task(rank=rank, local_rank=local_rank, world_size=world_size)
-        task = in_scratch(task, folder)
-        folder.write_samples(framework(task.plan.framework).run_rank(task, observer))
+        task = enter_sandbox(task, folder)
+        folder.write_samples(get_framework(task.plan.framework).run_rank(task, observer))
         observer.beat(Phase.FINISHED, observer.step)
     except Exception as error:
         traceback.print_exc()
-        folder.write_failure(failure_of(error, rank, observer.step, user_place(error)))
-        observer.write_last()
+        folder.write_failure(build_failure(error, rank, observer.step, error_location(error)))
+        observer.flush_samples()
         return False
     finally:
         observer.close()

@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 30.0
 """How long a writer waits for another one; an append takes a millisecond."""
 RETRY_S = 0.01
-MINIMUM_FREE_BYTES = 4 * 2**20
+MIN_FREE_BYTES = 4 * 2**20
 """Less free space than this is a full disk: a log, a journal and a row need room at once."""
 
 _HEADER_BYTES = 100
@@ -25,13 +25,13 @@ _VERSION_OFFSET = slice(60, 64)
 _MAGIC = b"SQLite format 3\0"
 
 
-def open_to_write(path: Path) -> sqlite3.Connection:
+def open_writable(path: Path) -> sqlite3.Connection:
     """A durable connection to the store at ``path``, which is made where it does not exist.
 
     Raises StoreUnusable where the file is of a newer schema, which is left byte for byte as it
     is, and where it is no store or cannot be written.
     """
-    with translated(path):
+    with translate_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             _refuse_newer(path)
@@ -45,12 +45,12 @@ def open_to_write(path: Path) -> sqlite3.Connection:
         return connection
 
 
-def open_to_read(path: Path) -> sqlite3.Connection:
+def open_readonly(path: Path) -> sqlite3.Connection:
     """A connection that writes nothing; for a folder that is read-only too.
 
     Raises StoreUnusable where there is no store, or where ``open_to_write`` would.
     """
-    with translated(path):
+    with translate_errors(path):
         if not path.exists():
             raise StoreUnusable(
                 f"{path} does not exist: nothing was measured there; "
@@ -94,9 +94,9 @@ def _refuse_newer(path: Path) -> None:
 
 def _refuse_full_disk(path: Path) -> None:
     free = shutil.disk_usage(path.parent).free
-    if free < MINIMUM_FREE_BYTES:
+    if free < MIN_FREE_BYTES:
         raise StoreUnusable(
-            f"{path}: {free / 2**20:.1f} MiB are free there, {MINIMUM_FREE_BYTES // 2**20} MiB are "
+            f"{path}: {free / 2**20:.1f} MiB are free there, {MIN_FREE_BYTES // 2**20} MiB are "
             "needed; next: make room, or choose another --results folder"
         )
 
@@ -175,7 +175,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translate_errors(path: Path) -> Iterator[None]:
     """SQLite's and the file system's errors become StoreUnusable here and nowhere else."""
     try:
         yield

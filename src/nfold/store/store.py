@@ -15,9 +15,9 @@ from typing import Any, Self
 
 from nfold.errors import StoreUnusable, UsageError
 from nfold.measurement import Measurement
-from nfold.store.file import open_to_read, open_to_write, transaction, translated
+from nfold.store.file import open_readonly, open_writable, transaction, translate_errors
 
-FILE = "nfold.db"
+DATABASE_FILE = "nfold.db"
 
 _SELECT = """
 SELECT measurement.id, measurement.document, machine.document
@@ -49,12 +49,12 @@ class Store:
         Raises StoreUnusable where the file is no store, is of a newer schema (it is left
         untouched), or cannot be written; the message says which, and the next step.
         """
-        return cls(results / FILE, open_to_write(results / FILE))
+        return cls(results / DATABASE_FILE, open_writable(results / DATABASE_FILE))
 
     @classmethod
-    def read(cls, results: Path) -> Store:
+    def open_readonly(cls, results: Path) -> Store:
         """The store of a results folder, only to read. Raises StoreUnusable where there is none."""
-        return cls(results / FILE, open_to_read(results / FILE))
+        return cls(results / DATABASE_FILE, open_readonly(results / DATABASE_FILE))
 
     def append(self, measurement: Measurement) -> None:
         """Add one measurement; it is durable when this returns.
@@ -62,7 +62,7 @@ class Store:
         Raises StoreUnusable where it cannot be written; nothing of it is then in the store.
         """
         row = _row(measurement)
-        with translated(self.path), transaction(self._connection):
+        with translate_errors(self.path), transaction(self._connection):
             self._connection.execute(_INSERT_MACHINE, row)
             self._connection.execute(_INSERT, row)
 
@@ -99,7 +99,7 @@ class Store:
         self.close()
 
     def _select(self, query: str, named: dict[str, str | int]) -> list[Measurement]:
-        with translated(self.path):
+        with translate_errors(self.path):
             rows = self._connection.execute(query, named).fetchall()
         return [self._measurement(*row) for row in rows]
 

@@ -35,8 +35,8 @@ OTHER_PROCESSES = "other_processes"
 RANK_CPU = "cpu_percent"
 RANK_RSS = "rss_bytes"
 
-HOST = (MONOTONIC, UTC, HOST_CPU, HOST_DISK_READ, HOST_OTHER_LOAD)
-GPU = (
+HOST_COLUMNS = (MONOTONIC, UTC, HOST_CPU, HOST_DISK_READ, HOST_OTHER_LOAD)
+GPU_COLUMNS = (
     UTILISATION,
     MEMORY_USED,
     POWER,
@@ -48,21 +48,21 @@ GPU = (
     ENERGY,
     OTHER_PROCESSES,
 )
-RANK = (RANK_CPU, RANK_RSS)
+RANK_COLUMNS = (RANK_CPU, RANK_RSS)
 
 
-def of_gpu(gpu: int, what: str) -> str:
+def gpu_column(gpu: int, what: str) -> str:
     """The name of one GPU's column, such as ``gpu0_power_w``."""
     return f"gpu{gpu}_{what}"
 
 
-def of_rank(rank: int, what: str) -> str:
+def rank_column(rank: int, what: str) -> str:
     """The name of one rank's column, such as ``rank0_rss_bytes``."""
     return f"rank{rank}_{what}"
 
 
-def header(gpus: Iterable[int], ranks: Iterable[int]) -> list[str]:
+def column_names(gpus: Iterable[int], ranks: Iterable[int]) -> list[str]:
     """All columns of a run that watches these GPUs and ranks."""
-    per_gpu = [of_gpu(gpu, what) for gpu in sorted(gpus) for what in GPU]
-    per_rank = [of_rank(rank, what) for rank in sorted(ranks) for what in RANK]
-    return [*HOST, *per_gpu, *per_rank]
+    per_gpu = [gpu_column(gpu, what) for gpu in sorted(gpus) for what in GPU_COLUMNS]
+    per_rank = [rank_column(rank, what) for rank in sorted(ranks) for what in RANK_COLUMNS]
+    return [*HOST_COLUMNS, *per_gpu, *per_rank]

@@ -21,7 +21,7 @@ _PARENT, _USER, _SYSTEM, _REAPED_USER, _REAPED_SYSTEM, _STARTED, _RSS = 1, 11, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessTimes:
     """One process: its parent's id, when it started, the CPU time of itself and its dead children.
 
     ``started`` is only good for telling two processes with the same id apart. ``reaped_s`` is
@@ -30,13 +30,13 @@ class Process:
 
     parent: int
     started: float
-    seconds: float
+    cpu_s: float
     reaped_s: float
     rss_bytes: int
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class HostSnapshot:
     """The host at one moment of the monotonic clock. CPU seconds are summed over its cores.
 
     ``working_s`` is user and system time, ``busy_s`` adds interrupts, ``total_s`` adds idling.
@@ -47,7 +47,7 @@ class Snapshot:
     busy_s: float
     total_s: float
     disk_read_bytes: int | None
-    processes: Mapping[int, Process]
+    processes: Mapping[int, ProcessTimes]
 
     @functools.cached_property
     def _children(self) -> dict[int, list[int]]:
@@ -70,14 +70,14 @@ class Snapshot:
     def tree_seconds(self, root: int) -> float:
         """CPU seconds of a tree since it began, those of its dead included."""
         tree = [self.processes[pid] for pid in self.tree(root)]
-        return sum(process.seconds + process.reaped_s for process in tree)
+        return sum(process.cpu_s + process.reaped_s for process in tree)
 
     def tree_rss_bytes(self, root: int) -> int | None:
         """Resident memory of a tree; pages that its processes share count for each of them."""
         tree = self.tree(root)
         return sum(self.processes[pid].rss_bytes for pid in tree) if tree else None
 
-    def between(self, root: int, pid: int) -> set[int]:
+    def intermediate_processes(self, root: int, pid: int) -> set[int]:
         """The processes above ``pid`` and below ``root``; none where ``root`` is not above it."""
         above: list[int] = []
         while pid in self.processes and len(above) < len(self.processes):
@@ -88,17 +88,17 @@ class Snapshot:
         return set()
 
 
-def snapshot() -> Snapshot:
+def take_snapshot() -> HostSnapshot:
     """Look at the host: two files, and one for each process that can be seen."""
     at_s = time.monotonic()
     times = psutil.cpu_times()
     working = times.user + times.nice + times.system
     busy = working + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
     idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
-    return Snapshot(at_s, working, busy, busy + idle, disk_read_bytes(), processes())
+    return HostSnapshot(at_s, working, busy, busy + idle, total_disk_read_bytes(), list_processes())
 
 
-def disk_read_bytes() -> int | None:
+def total_disk_read_bytes() -> int | None:
     """Bytes read from all physical disks since boot; None where none can be seen.
 
     Only disks with a device of their own are counted: what a loop or a RAID device reads, its
@@ -113,12 +113,12 @@ def _is_physical(disk: str) -> bool:
     return os.path.exists(f"/sys/block/{disk}/device") or not os.path.exists("/sys/block")
 
 
-def processes() -> dict[int, Process]:
+def list_processes() -> dict[int, ProcessTimes]:
     """Every process that can be seen, by id."""
-    return from_proc() if os.path.exists("/proc/self/stat") else from_psutil()
+    return processes_from_proc() if os.path.exists("/proc/self/stat") else processes_from_psutil()
 
 
-def from_proc(proc: str = "/proc") -> dict[int, Process]:
+def processes_from_proc(proc: str = "/proc") -> dict[int, ProcessTimes]:
     """One read of /proc/pid/stat for each process, about 20 µs; see proc(5)."""
     found = {}
     for name in os.listdir(proc):
@@ -143,36 +143,36 @@ def _read_at_once(path: str) -> bytes | None:
         os.close(file)
 
 
-def _parse(stat: bytes) -> Process:
+def _parse(stat: bytes) -> ProcessTimes:
     """A command's name may hold spaces and brackets: the fields begin after the last bracket."""
     fields = stat[stat.rindex(b")") + 2 :].split()
-    return Process(
+    return ProcessTimes(
         parent=int(fields[_PARENT]),
         started=float(fields[_STARTED]),
-        seconds=(int(fields[_USER]) + int(fields[_SYSTEM])) * _TICK_S,
+        cpu_s=(int(fields[_USER]) + int(fields[_SYSTEM])) * _TICK_S,
         reaped_s=(int(fields[_REAPED_USER]) + int(fields[_REAPED_SYSTEM])) * _TICK_S,
         rss_bytes=int(fields[_RSS]) * _PAGE_BYTES,
     )
 
 
-def from_psutil() -> dict[int, Process]:
+def processes_from_psutil() -> dict[int, ProcessTimes]:
     """The same where there is no /proc; a process that refuses to answer is left out."""
     found = {}
     for process in psutil.process_iter(["ppid", "create_time", "cpu_times", "memory_info"]):
         facts = process.info
         times, memory = facts["cpu_times"], facts["memory_info"]
         if times is not None and memory is not None:
-            found[process.pid] = Process(
+            found[process.pid] = ProcessTimes(
                 parent=facts["ppid"] or 0,
                 started=facts["create_time"] or 0.0,
-                seconds=times.user + times.system,
+                cpu_s=times.user + times.system,
                 reaped_s=times.children_user + times.children_system,
                 rss_bytes=memory.rss,
             )
     return found
 
 
-def memory_bytes() -> int:
+def physical_memory_bytes() -> int:
     """The host's physical memory."""
     return int(psutil.virtual_memory().total)
 

@@ -9,13 +9,13 @@ import resource
 from importlib import metadata
 from pathlib import Path
 
-from nfold.machine import Device, Machine
+from nfold.machine import GpuInfo, Machine
 from nfold.telemetry.cgroup import cpu_quota_cores, memory_limit_bytes
-from nfold.telemetry.host import memory_bytes, shared_memory_bytes
-from nfold.telemetry.links import links_between
-from nfold.telemetry.nvml import VISIBLE, Card, Nvml
+from nfold.telemetry.host import physical_memory_bytes, shared_memory_bytes
+from nfold.telemetry.links import find_gpu_links
+from nfold.telemetry.nvml import VISIBLE_VARIABLE, Nvml, NvmlDevice
 
-LIBRARIES = (
+VERSIONED_LIBRARIES = (
     "torch",
     "numpy",
     "tensorflow",
@@ -29,7 +29,7 @@ LIBRARIES = (
 )
 """The packages whose versions decide speed."""
 
-LIMITS = {
+RESOURCE_LIMITS = {
     "open_files": resource.RLIMIT_NOFILE,
     "locked_memory_bytes": resource.RLIMIT_MEMLOCK,
     "processes": resource.RLIMIT_NPROC,
@@ -44,33 +44,33 @@ def inspect_machine(nvml: Nvml | None = None) -> Machine:
     if nvml is None:
         with Nvml() as opened:
             return inspect_machine(opened)
-    cards = nvml.cards(os.environ.get(VISIBLE))
+    cards = nvml.cards(os.environ.get(VISIBLE_VARIABLE))
     return Machine(
         cpu=cpu_model(),
-        cores=cores(),
+        cores=usable_cores(),
         memory_bytes=_memory_bytes(),
         shm_bytes=shared_memory_bytes(),
         os=_os_name(),
         python=platform.python_version(),
-        driver=nvml.driver(),
+        driver=nvml.driver_version(),
         gpus=tuple(_device(index, card) for index, card in enumerate(cards)),
-        links=links_between(cards),
-        versions=versions(),
-        limits={name: _limit(which) for name, which in LIMITS.items()},
+        links=find_gpu_links(cards),
+        versions=library_versions(),
+        limits={name: _limit(which) for name, which in RESOURCE_LIMITS.items()},
     )
 
 
-def cores_by_affinity() -> int:
+def affinity_cores() -> int:
     """Cores that the affinity mask leaves to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """Whole cores that this process may use: its affinity mask, cut by its CPU quota."""
     quota = cpu_quota_cores()
-    allowed = cores_by_affinity()
+    allowed = affinity_cores()
     return allowed if quota is None else max(1, min(allowed, math.floor(quota.value)))
 
 
@@ -84,10 +84,10 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.machine()
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """The versions of those of ``LIBRARIES`` that are installed; none is imported."""
     found = {}
-    for library in LIBRARIES:
+    for library in VERSIONED_LIBRARIES:
         try:
             found[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
@@ -97,7 +97,7 @@ def versions() -> dict[str, str]:
 
 def _memory_bytes() -> int:
     limit = memory_limit_bytes()
-    physical = memory_bytes()
+    physical = physical_memory_bytes()
     return physical if limit is None else min(physical, int(limit.value))
 
 
@@ -110,13 +110,13 @@ def _os_name() -> str:
         return kernel
 
 
-def _device(index: int, card: Card) -> Device:
-    return Device(
+def _device(index: int, card: NvmlDevice) -> GpuInfo:
+    return GpuInfo(
         index=index,
         name=card.name or "unknown GPU",
         memory_bytes=card.memory_bytes(),
         uuid=card.uuid,
-        pcie=str(card.pcie()) or None,
+        pcie=str(card.pcie_link()) or None,
     )
 
 

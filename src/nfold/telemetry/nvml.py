@@ -14,7 +14,7 @@ import pynvml
 
 from nfold.telemetry import columns
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 # Constants of nvml.h.
 _ON_GPU = 0
@@ -35,7 +35,7 @@ P2P_REFUSALS = {
     5: "not supported",
 }
 """Why two GPUs cannot reach each other's memory, by ``nvmlGpuP2PStatus_t``."""
-ANCESTORS = {
+TOPOLOGY_LEVELS = {
     0: "same board",
     10: "same switch",
     20: "through several switches",
@@ -45,12 +45,12 @@ ANCESTORS = {
 }
 """What two GPUs have in common, by ``nvmlGpuTopologyLevel_t``."""
 
-SWITCH = "switch"
+NVSWITCH = "switch"
 """The far end of an NVLink that goes to an NVSwitch."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pcie:
+class PcieLink:
     """A card's PCIe link: generation and lanes, now and at most; None where not said.
 
     ``system_generation`` is the most that card and slot can do together, ``card_generation``
@@ -96,22 +96,22 @@ class Nvml:
     def close(self) -> None:
         """Let go of NVML; a library that is already lost is let go too."""
         if self.error is None:
-            self.ask("nvmlShutdown")
+            self.query("nvmlShutdown")
             self.error = "closed"
 
-    def ask(self, call: str, *arguments: Any) -> Any:
+    def query(self, call: str, *arguments: Any) -> Any:
         """What an NVML function returns, or None where it answers with an error."""
         try:
             return getattr(self._api, call)(*arguments)
         except self._api.NVMLError:
             return None
 
-    def driver(self) -> str | None:
+    def driver_version(self) -> str | None:
         """The driver's version."""
-        version = None if self.error else self.ask("nvmlSystemGetDriverVersion")
+        version = None if self.error else self.query("nvmlSystemGetDriverVersion")
         return None if version is None else str(version)
 
-    def cards(self, visible: str | None = None) -> tuple[Card, ...]:
+    def cards(self, visible: str | None = None) -> tuple[NvmlDevice, ...]:
         """The GPUs in CUDA's order, as ``CUDA_VISIBLE_DEVICES`` = ``visible`` shows them.
 
         None shows all. Entries are indices, UUIDs or unambiguous beginnings of UUIDs; the first
@@ -122,30 +122,30 @@ class Nvml:
         every = self._every_card()
         if visible is None:
             return every
-        found: list[Card] = []
+        found: list[NvmlDevice] = []
         for entry in visible.split(","):
-            card = self._named(entry.strip(), every)
+            card = self._find_card(entry.strip(), every)
             if card is None:
                 break
             found.append(card)
         return tuple(found)
 
-    def _every_card(self) -> tuple[Card, ...]:
-        count = (None if self.error else self.ask("nvmlDeviceGetCount")) or 0
-        handles = [self.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
-        return tuple(Card(self, handle) for handle in handles if handle is not None)
+    def _every_card(self) -> tuple[NvmlDevice, ...]:
+        count = (None if self.error else self.query("nvmlDeviceGetCount")) or 0
+        handles = [self.query("nvmlDeviceGetHandleByIndex", index) for index in range(count)]
+        return tuple(NvmlDevice(self, handle) for handle in handles if handle is not None)
 
-    def _named(self, entry: str, every: tuple[Card, ...]) -> Card | None:
+    def _find_card(self, entry: str, every: tuple[NvmlDevice, ...]) -> NvmlDevice | None:
         if entry.isdecimal():
             return every[int(entry)] if int(entry) < len(every) else None
         if entry.startswith("MIG-"):
-            handle = self.ask("nvmlDeviceGetHandleByUUID", entry)
-            return None if handle is None else Card(self, handle)
+            handle = self.query("nvmlDeviceGetHandleByUUID", entry)
+            return None if handle is None else NvmlDevice(self, handle)
         matching = [card for card in every if entry and (card.uuid or "").startswith(entry)]
         return matching[0] if len(matching) == 1 else None
 
 
-class Card:
+class NvmlDevice:
     """One GPU, or one MIG instance."""
 
     def __init__(self, nvml: Nvml, handle: Any) -> None:
@@ -153,7 +153,7 @@ class Card:
         self.handle = handle
 
     def _ask(self, call: str, *arguments: Any) -> Any:
-        return self._nvml.ask(call, self.handle, *arguments)
+        return self._nvml.query(call, self.handle, *arguments)
 
     def _field(self, call: str, field: str) -> int | None:
         answer = self._ask(call)
@@ -188,7 +188,7 @@ class Card:
         """Memory in use by anybody, the driver's own included."""
         return self._field("nvmlDeviceGetMemoryInfo", "used")
 
-    def reading(self) -> dict[str, float | None]:
+    def read_counters(self) -> dict[str, float | None]:
         """The quick counters, by column: everything but PCIe traffic and processes."""
         return {
             columns.UTILISATION: self._field("nvmlDeviceGetUtilizationRates", "gpu"),
@@ -226,14 +226,14 @@ class Card:
         found = self._ask("nvmlDeviceGetComputeRunningProcesses")
         return None if found is None else tuple(int(process.pid) for process in found)
 
-    def split_in_instances(self) -> bool:
+    def has_mig_instances(self) -> bool:
         """Whether the card is split into MIG instances."""
         modes = self._ask("nvmlDeviceGetMigMode")
         return modes is not None and modes[0] == 1
 
-    def pcie(self) -> Pcie:
+    def pcie_link(self) -> PcieLink:
         """The PCIe link's generation and lanes."""
-        return Pcie(
+        return PcieLink(
             generation=self._ask("nvmlDeviceGetCurrPcieLinkGeneration"),
             width=self._ask("nvmlDeviceGetCurrPcieLinkWidth"),
             system_generation=self._ask("nvmlDeviceGetMaxPcieLinkGeneration"),
@@ -242,7 +242,7 @@ class Card:
         )
 
     @functools.cached_property
-    def nvlink_ends(self) -> tuple[str, ...]:
+    def nvlink_peers(self) -> tuple[str, ...]:
         """Where each active NVLink leads: a PCI address, or ``switch``."""
         state = "nvmlDeviceGetNvLinkState"
         active = [link for link in range(_MOST_NVLINKS) if self._ask(state, link) == 1]
@@ -251,15 +251,15 @@ class Card:
 
     def _nvlink_end(self, link: int) -> str | None:
         if self._ask("nvmlDeviceGetNvLinkRemoteDeviceType", link) == _SWITCH_TYPE:
-            return SWITCH
+            return NVSWITCH
         return _address(self._ask("nvmlDeviceGetNvLinkRemotePciInfo", link))
 
-    def p2p(self, other: Card, what: int) -> int | None:
+    def p2p_status(self, other: NvmlDevice, what: int) -> int | None:
         """The ``nvmlGpuP2PStatus_t`` of a capability such as ``P2P_READ``; 0 is fine."""
         status: int | None = self._ask("nvmlDeviceGetP2PStatus", other.handle, what)
         return status
 
-    def ancestor(self, other: Card) -> int | None:
+    def topology_level(self, other: NvmlDevice) -> int | None:
         """The ``nvmlGpuTopologyLevel_t`` that two cards have in common; see ``ANCESTORS``."""
         level: int | None = self._ask("nvmlDeviceGetTopologyCommonAncestor", other.handle)
         return level

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nfold.machine import Machine
-from nfold.telemetry.facts import CardFacts, Facts
+from nfold.telemetry.facts import GpuFacts, MachineFacts
 
 CORES_PER_GPU = 2
 """One for the training loop, one for a loader worker: with fewer, they take turns."""
-SHM_BYTES = 2**30
-OPEN_FILES = 4096
+MIN_SHM_BYTES = 2**30
+MIN_OPEN_FILES = 4096
 """A common default is 1,024; every batch that a loader worker hands over may hold several."""
-BUSY_SHARE = 0.5
+BUSY_LOAD_SHARE = 0.5
 FOREIGN_MEMORY_SHARE = 0.05
 """What a driver holds for itself is less than 5 % of a card's memory."""
 
@@ -26,15 +26,15 @@ class Obstacle:
     evidence: str
 
 
-Rule = Callable[[Machine, Facts], Iterator[Obstacle]]
+ObstacleRule = Callable[[Machine, MachineFacts], Iterator[Obstacle]]
 
 
-def obstacles(machine: Machine, facts: Facts) -> list[Obstacle]:
+def find_obstacles(machine: Machine, facts: MachineFacts) -> list[Obstacle]:
     """Everything on the machine that will hold training back, the gravest kind first."""
     return [obstacle for rule in RULES for obstacle in rule(machine, facts)]
 
 
-def no_gpu(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def no_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """No GPU can be used, and why."""
     if machine.gpus:
         return
@@ -56,7 +56,7 @@ def no_gpu(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
         yield Obstacle(f"No GPU: {everything}", evidence)
 
 
-def torch_without_cuda(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def torch_without_cuda(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """GPUs that the installed PyTorch cannot use."""
     version = machine.versions.get("torch", "")
     if machine.gpus and version.endswith("+cpu"):
@@ -66,9 +66,9 @@ def torch_without_cuda(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
         )
 
 
-def busy_card(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def busy_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """Somebody else computes on a card, or holds much of its memory."""
-    for card in facts.cards:
+    for card in facts.gpus:
         if card.pids:
             yield Obstacle(
                 f"{_processes(len(card.pids))} on GPU {card.index} and will share it",
@@ -86,12 +86,12 @@ def _processes(count: int) -> str:
     return "Another process is" if count == 1 else f"{count} other processes are"
 
 
-def _used_share(machine: Machine, card: CardFacts) -> float:
+def _used_share(machine: Machine, card: GpuFacts) -> float:
     total = machine.gpus[card.index].memory_bytes
     return (card.memory_used_bytes or 0) / total if total else 0.0
 
 
-def few_cores(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def few_cores(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """Too few cores to feed the GPUs."""
     count = len(machine.gpus)
     if count and machine.cores < CORES_PER_GPU * count:
@@ -103,7 +103,7 @@ def few_cores(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
         )
 
 
-def cpu_quota(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def low_cpu_quota(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """A quota below the cores that programs see and start threads for."""
     quota = facts.cpu_quota
     if quota is not None and quota.value < facts.affinity_cores:
@@ -115,10 +115,10 @@ def cpu_quota(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
         )
 
 
-def busy_host(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def busy_host(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """Other work on the host's cores."""
     load = facts.load_average
-    if load is not None and load > BUSY_SHARE * facts.host_cores:
+    if load is not None and load > BUSY_LOAD_SHARE * facts.host_cores:
         yield Obstacle(
             "The host's cores are busy with other work, which will slow down and blur what is "
             "measured",
@@ -126,12 +126,12 @@ def busy_host(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
         )
 
 
-def small_shm(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def small_shm(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """Too little shared memory for loader workers to hand over batches."""
     advice = "Next: docker run --shm-size=8g, or --workers 0"
     if machine.shm_bytes is None:
         yield Obstacle(f"There is no /dev/shm, which loader workers need. {advice}", "/dev/shm")  # noqa: S108
-    elif machine.shm_bytes < SHM_BYTES:
+    elif machine.shm_bytes < MIN_SHM_BYTES:
         yield Obstacle(
             f"There are only {machine.shm_bytes / 2**20:.0f} MiB of shared memory: loader "
             f"workers hand over batches through it and die when it is full. {advice}",
@@ -139,17 +139,17 @@ def small_shm(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
         )
 
 
-def open_files(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def low_open_files(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """A low limit of open files."""
-    if facts.open_files is not None and facts.open_files < OPEN_FILES:
+    if facts.open_files is not None and facts.open_files < MIN_OPEN_FILES:
         yield Obstacle(
             f"At most {facts.open_files} open files a process: loader workers hold several for "
-            f"each batch under way. Next: ulimit -n {16 * OPEN_FILES}",
+            f"each batch under way. Next: ulimit -n {16 * MIN_OPEN_FILES}",
             f"getrlimit(RLIMIT_NOFILE): {facts.open_files}",
         )
 
 
-def omp_threads(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def bad_omp_threads(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """OMP_NUM_THREADS that is no number, or too many threads once every rank starts them."""
     value = facts.omp_num_threads
     if value is None:
@@ -168,7 +168,7 @@ def omp_threads(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
         )
 
 
-def slow_links(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def slow_links(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """Pairs of GPUs that do not reach each other directly, or not by NVLink."""
     refused = [link for link in machine.links if link.kind == "none"]
     if refused:
@@ -193,10 +193,10 @@ def _pairs(count: int, machine: Machine) -> str:
     return f"The {every} pairs of GPUs" if count == every > 1 else f"{count} of {every} GPU pairs"
 
 
-def translated_copies(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def iommu_translation(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """An IOMMU that sends copies between GPUs by way of the processor."""
     over_pcie = any(link.kind != "nvlink" for link in machine.links)
-    found = [card for card in facts.cards if (card.iommu or "").startswith("DMA")]
+    found = [card for card in facts.gpus if (card.iommu or "").startswith("DMA")]
     if over_pcie and found:
         yield Obstacle(
             "The IOMMU translates the GPUs' addresses: copies between them over PCIe may take "
@@ -205,12 +205,12 @@ def translated_copies(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
         )
 
 
-def narrow_pcie(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def narrow_pcie(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """A card in a slot that is narrower or slower than the card.
 
     The generation now is no evidence: an idle card lowers it.
     """
-    for card in facts.cards:
+    for card in facts.gpus:
         link = card.pcie
         lanes = max(link.max_width or 0, card.card_lanes or 0)
         if link.width and link.width < lanes:
@@ -229,7 +229,7 @@ def narrow_pcie(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
             )
 
 
-def unequal_cards(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def mixed_gpus(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """GPUs of several kinds: the slowest sets the pace of all."""
     names = sorted({gpu.name for gpu in machine.gpus})
     if len(names) > 1:
@@ -239,9 +239,9 @@ def unequal_cards(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
         )
 
 
-def split_cards(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
+def mig_gpus(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     """Cards that are split into instances, which cannot exchange gradients directly."""
-    split = [str(card.index) for card in facts.cards if card.split_in_instances]
+    split = [str(card.index) for card in facts.gpus if card.has_mig_instances]
     if split:
         yield Obstacle(
             f"GPU {', '.join(split)} is split into MIG instances: CUDA shows a process one "
@@ -250,19 +250,19 @@ def split_cards(machine: Machine, facts: Facts) -> Iterator[Obstacle]:
         )
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[ObstacleRule, ...] = (
     no_gpu,
     torch_without_cuda,
-    busy_card,
+    busy_gpu,
     few_cores,
-    cpu_quota,
+    low_cpu_quota,
     busy_host,
     small_shm,
-    open_files,
-    omp_threads,
+    low_open_files,
+    bad_omp_threads,
     slow_links,
-    translated_copies,
+    iommu_translation,
     narrow_pcie,
-    unequal_cards,
-    split_cards,
+    mixed_gpus,
+    mig_gpus,
 )

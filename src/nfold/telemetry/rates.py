@@ -6,18 +6,18 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nfold.telemetry.host import Snapshot
+from nfold.telemetry.host import HostSnapshot
 
-LEAST_ELAPSED_S = 0.05
+MIN_ELAPSED_S = 0.05
 """Rates over less than five ticks of the kernel's clock (10 ms) are mostly rounding."""
 
 
 @dataclass(frozen=True)
-class Interval:
+class SnapshotInterval:
     """The time between two snapshots. A rate is None where it would be mostly rounding."""
 
-    before: Snapshot
-    after: Snapshot
+    before: HostSnapshot
+    after: HostSnapshot
 
     @property
     def elapsed_s(self) -> float:
@@ -26,7 +26,7 @@ class Interval:
 
     @property
     def _long_enough(self) -> bool:
-        return self.elapsed_s >= LEAST_ELAPSED_S
+        return self.elapsed_s >= MIN_ELAPSED_S
 
     @property
     def _clock_ran(self) -> bool:
@@ -71,7 +71,7 @@ class Interval:
         roots = list(ranks)
         single = {os.getpid(), parent}
         for seen in (self.before, self.after):
-            single.update(*(seen.between(parent, rank) for rank in roots))
+            single.update(*(seen.intermediate_processes(parent, rank) for rank in roots))
         single.difference_update(roots)
         own_s = self._own_s(self.after, roots, single) - self._own_s(self.before, roots, single)
         if own_s < 0:
@@ -79,20 +79,20 @@ class Interval:
         working_s = self.after.working_s - self.before.working_s
         return max(0.0, 100 * (working_s - own_s) / self.elapsed_s)
 
-    def _own_s(self, seen: Snapshot, roots: Iterable[int], single: Iterable[int]) -> float:
+    def _own_s(self, seen: HostSnapshot, roots: Iterable[int], single: Iterable[int]) -> float:
         """CPU seconds of the ranks' trees and of single processes with their dead children.
 
         So a rank that ends takes nothing away: the agent inherits its time, then nfold.
         """
         there = [seen.processes[pid] for pid in single if self._holds(seen, pid)]
         trees_s = sum(seen.tree_seconds(root) for root in roots if self._holds(seen, root))
-        return trees_s + sum(process.seconds + process.reaped_s for process in there)
+        return trees_s + sum(process.cpu_s + process.reaped_s for process in there)
 
     def _tree_s(self, root: int) -> float:
         earlier_s = self.before.tree_seconds(root) if self._holds(self.before, root) else 0.0
         return self.after.tree_seconds(root) - earlier_s
 
-    def _holds(self, seen: Snapshot, pid: int) -> bool:
+    def _holds(self, seen: HostSnapshot, pid: int) -> bool:
         """Whether a process is in a snapshot, and its id was not given to a new one since."""
         then, now = seen.processes.get(pid), self.after.processes.get(pid)
         return then is not None and (now is None or now.started == then.started)

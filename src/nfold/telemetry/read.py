@@ -11,10 +11,10 @@ from nfold.telemetry.columns import UTC
 
 TAIL_BYTES = 65536
 
-Row = dict[str, float | None]
+TelemetryRow = dict[str, float | None]
 
 
-def rows(csv: Path) -> list[Row]:
+def read_rows(csv: Path) -> list[TelemetryRow]:
     """All whole rows, oldest first; an empty cell is None. No file yet: no rows.
 
     ``utc`` becomes seconds since 1970. A last line that is still being written is left out.
@@ -23,11 +23,11 @@ def rows(csv: Path) -> list[Row]:
         text = csv.read_text()
     except FileNotFoundError:
         return []
-    header, *lines = _whole_lines(text) or [""]
+    header, *lines = _complete_lines(text) or [""]
     return _parse(header, lines)
 
 
-def latest(csv: Path) -> Row:
+def read_latest_row(csv: Path) -> TelemetryRow:
     """The last whole row, at a cost that does not grow with the file; empty where there is none."""
     try:
         with csv.open("rb") as file:
@@ -38,15 +38,15 @@ def latest(csv: Path) -> Row:
             tail = file.read().decode()
     except FileNotFoundError:
         return {}
-    found = _parse(header.strip(), _whole_lines(tail)[-1:])
+    found = _parse(header.strip(), _complete_lines(tail)[-1:])
     return found[0] if found else {}
 
 
-def _whole_lines(text: str) -> list[str]:
+def _complete_lines(text: str) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def _parse(header: str, lines: Iterable[str]) -> list[Row]:
+def _parse(header: str, lines: Iterable[str]) -> list[TelemetryRow]:
     names = header.split(",")
     return [
         {name: _number(name, cell) for name, cell in zip(names, cells, strict=True)}

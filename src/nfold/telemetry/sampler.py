@@ -25,14 +25,14 @@ from pathlib import Path
 from nfold.errors import UsageError
 from nfold.lifeline import child_environment, die_with_parent
 from nfold.telemetry import columns
-from nfold.telemetry.gpus import Gpus
-from nfold.telemetry.host import Snapshot, snapshot
-from nfold.telemetry.nvml import VISIBLE, Nvml
-from nfold.telemetry.rates import Interval
-from nfold.telemetry.table import Table, Value
+from nfold.telemetry.gpus import GpuSampler
+from nfold.telemetry.host import HostSnapshot, take_snapshot
+from nfold.telemetry.nvml import VISIBLE_VARIABLE, Nvml
+from nfold.telemetry.rates import SnapshotInterval
+from nfold.telemetry.table import CellValue, TelemetryTable
 
 
-def start(
+def start_sampler(
     csv: Path, ranks: Path, gpus: tuple[int, ...], interval_s: float
 ) -> subprocess.Popen[bytes]:
     """Start a sampler that writes ``csv`` every ``interval_s``; its errors go to a log beside it.
@@ -61,24 +61,24 @@ def start(
         )
 
 
-class Sampler:
+class TelemetrySampler:
     """Takes rows. ``parent`` is the process id of nfold, whose own load is not another's."""
 
-    def __init__(self, csv: Path, ranks: Path, gpus: Gpus, parent: int) -> None:
+    def __init__(self, csv: Path, ranks: Path, gpus: GpuSampler, parent: int) -> None:
         self._ranks = ranks
         self._gpus = gpus
         self._parent = parent
-        self._before: Snapshot | None = None
-        self._known_ranks: set[int] = set()
-        self._table = Table(csv, columns.header(gpus.indices, ()))
+        self._before: HostSnapshot | None = None
+        self._rank_columns: set[int] = set()
+        self._table = TelemetryTable(csv, columns.column_names(gpus.indices, ()))
 
     def sample(self) -> None:
         """Take one row; rates in it cover the time since the one before."""
-        pids = read_ranks(self._ranks)
+        pids = read_rank_pids(self._ranks)
         self._make_room_for(pids)
         utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        seen = snapshot()
-        row: dict[str, Value] = {columns.MONOTONIC: f"{seen.at_s:.6f}", columns.UTC: utc}
+        seen = take_snapshot()
+        row: dict[str, CellValue] = {columns.MONOTONIC: f"{seen.at_s:.6f}", columns.UTC: utc}
         row.update(self._gpus.cells(seen, list(pids.values())))
         row.update(host_cells(self._before, seen, list(pids.values()), self._parent))
         row.update(rank_cells(self._before, seen, pids))
@@ -90,12 +90,12 @@ class Sampler:
         self._table.close()
 
     def _make_room_for(self, pids: Mapping[int, int]) -> None:
-        if not self._known_ranks.issuperset(pids):
-            self._known_ranks.update(pids)
-            self._table.widen(columns.header(self._gpus.indices, self._known_ranks))
+        if not self._rank_columns.issuperset(pids):
+            self._rank_columns.update(pids)
+            self._table.widen(columns.column_names(self._gpus.indices, self._rank_columns))
 
 
-def read_ranks(file: Path) -> dict[int, int]:
+def read_rank_pids(file: Path) -> dict[int, int]:
     """Process ids by rank; none while the file is not there yet."""
     try:
         text = file.read_text()
@@ -105,12 +105,12 @@ def read_ranks(file: Path) -> dict[int, int]:
 
 
 def host_cells(
-    before: Snapshot | None, after: Snapshot, ranks: Sequence[int], parent: int
+    before: HostSnapshot | None, after: HostSnapshot, ranks: Sequence[int], parent: int
 ) -> dict[str, float | None]:
     """The host's columns; all are rates, so the first row has none."""
     if before is None:
         return {}
-    interval = Interval(before, after)
+    interval = SnapshotInterval(before, after)
     return {
         columns.HOST_CPU: interval.cpu_percent(),
         columns.HOST_DISK_READ: interval.disk_read_bytes_per_s(),
@@ -119,15 +119,15 @@ def host_cells(
 
 
 def rank_cells(
-    before: Snapshot | None, after: Snapshot, ranks: Mapping[int, int]
+    before: HostSnapshot | None, after: HostSnapshot, ranks: Mapping[int, int]
 ) -> dict[str, float | None]:
     """The ranks' columns, each with its descendants (loader workers)."""
     cells: dict[str, float | None] = {}
     for rank, pid in ranks.items():
         if before is not None:
-            cpu = Interval(before, after).tree_cpu_percent(pid)
-            cells[columns.of_rank(rank, columns.RANK_CPU)] = cpu
-        cells[columns.of_rank(rank, columns.RANK_RSS)] = after.tree_rss_bytes(pid)
+            cpu = SnapshotInterval(before, after).tree_cpu_percent(pid)
+            cells[columns.rank_column(rank, columns.RANK_CPU)] = cpu
+        cells[columns.rank_column(rank, columns.RANK_RSS)] = after.tree_rss_bytes(pid)
     return cells
 
 
@@ -136,7 +136,7 @@ def next_deadline(start_s: float, interval_s: float, now_s: float) -> float:
     return start_s + (math.floor((now_s - start_s) / interval_s) + 1) * interval_s
 
 
-class Ending:
+class SignalWaiter:
     """Waits for a signal to stop, without losing one that comes while nobody waits."""
 
     def __init__(self) -> None:
@@ -146,20 +146,20 @@ class Ending:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: None)
 
-    def within(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         """Whether a signal has come, at the latest after so many seconds."""
         ready, _, _ = select.select([self._reader], [], [], max(0.0, seconds))
         return bool(ready)
 
 
-def keep_sampling(sampler: Sampler, interval_s: float, ending: Ending) -> None:
+def sample_until_signal(sampler: TelemetrySampler, interval_s: float, ending: SignalWaiter) -> None:
     """A row now, one at every deadline, and a last one when it is asked to end."""
     start_s = time.monotonic()
     ended = False
     while not ended:
         sampler.sample()
         deadline_s = next_deadline(start_s, interval_s, time.monotonic())
-        ended = ending.within(deadline_s - time.monotonic())
+        ended = ending.wait(deadline_s - time.monotonic())
     sampler.sample()
     sampler.close()
 
@@ -167,7 +167,7 @@ def keep_sampling(sampler: Sampler, interval_s: float, ending: Ending) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The process: its lifeline first, then rows until the end."""
     die_with_parent()
-    ending = Ending()
+    ending = SignalWaiter()
     parser = argparse.ArgumentParser(prog="nfold.telemetry.sampler")
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--ranks", type=Path, required=True)
@@ -176,10 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     indices = [int(gpu) for gpu in asked.gpus.split(",") if gpu]
     with Nvml() as nvml:
-        visible = nvml.cards(os.environ.get(VISIBLE)) if indices else ()
-        gpus = Gpus(indices, visible, pcie_budget_s=asked.interval / 4)
-        sampler = Sampler(asked.csv, asked.ranks, gpus, parent=os.getppid())
-        keep_sampling(sampler, asked.interval, ending)
+        visible = nvml.cards(os.environ.get(VISIBLE_VARIABLE)) if indices else ()
+        gpus = GpuSampler(indices, visible, pcie_budget_s=asked.interval / 4)
+        sampler = TelemetrySampler(asked.csv, asked.ranks, gpus, parent=os.getppid())
+        sample_until_signal(sampler, asked.interval, ending)
 
 
 if __name__ == "__main__":

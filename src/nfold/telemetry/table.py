@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-Value = float | int | str | None
+CellValue = float | int | str | None
 
 
-class Table:
+class TelemetryTable:
     """A CSV file at ``path``, begun anew. Every row reaches the file before ``append`` returns."""
 
     def __init__(self, path: Path, header: list[str]) -> None:
         self._path = path
         self.header = header
-        self._file = self._begin(path, [])
+        self._file = self._create(path, [])
 
-    def append(self, row: Mapping[str, Value]) -> None:
+    def append(self, row: Mapping[str, CellValue]) -> None:
         """Write one row; columns that it lacks are empty, columns that the file lacks left out."""
         csv.writer(self._file, lineterminator="\n").writerow(map(_text, map(row.get, self.header)))
         self._file.flush()
@@ -30,14 +30,14 @@ class Table:
             rows = list(csv.DictReader(file))
         self.header = header
         aside = self._path.with_name(f".{self._path.name}.new")
-        self._file = self._begin(aside, rows)
+        self._file = self._create(aside, rows)
         aside.rename(self._path)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _begin(self, path: Path, rows: list[dict[str, str]]) -> TextIO:
+    def _create(self, path: Path, rows: list[dict[str, str]]) -> TextIO:
         file = path.open("w", newline="")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(self.header)
@@ -46,7 +46,7 @@ class Table:
         return file
 
 
-def _text(value: Value) -> str:
+def _text(value: CellValue) -> str:
     """Three decimals are finer than any of these counters."""
     if value is None:
         return ""

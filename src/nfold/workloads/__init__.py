@@ -5,56 +5,78 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Set
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Any
 
 from nfold import sources
 from nfold.errors import UnknownValue, UsageError
 from nfold.workload import Workload
-from nfold.workloads.base import Info
-from nfold.workloads.described import description
+from nfold.workloads.base import WorkloadInfo
+from nfold.workloads.described import inspect_user_workload
 
+_PACKAGES = ("inception_v3", "conv2d")
 NAMES = ("digits", "mnist", "cnn10", "wide_resnet", "inception_v3", "conv2d")
 
 
-def info(name: str) -> Info:
+def info(name: str) -> WorkloadInfo:
     """What the catalogue knows of a workload; UnknownValue lists the names, closest first.
 
     A user's own, ``module:function``, is asked in a process of its own, once.
     """
     if ":" in name:
-        return description(name).info(name)
+        return inspect_user_workload(name).to_workload_info(name)
     if name not in NAMES:
         raise UnknownValue("workload", name, (*NAMES, "MODULE:FUNCTION"))
-    found = importlib.import_module(f"nfold.workloads.{name}").INFO
-    assert isinstance(found, Info)
+    if name in _PACKAGES:
+        found = importlib.import_module(f"nfold.workloads.{name}").INFO
+    else:
+        found = getattr(importlib.import_module(f"nfold.workloads.{name}"), name.upper())
+    assert isinstance(found, WorkloadInfo)
     return found
+
+
+@dataclass(frozen=True)
+class Network:
+    """The model, optimizer and loss functions of a built-in workload in one library."""
+
+    model: Callable[..., Any]
+    optimizer: Callable[..., Any]
+    loss: Callable[..., Any]
+
+
+def network(name: str, library: str) -> Network:
+    """Return the functions of workload ``name`` for ``library``, ``torch`` or ``keras``."""
+    module = importlib.import_module(f"nfold.workloads.{name}.{library}")
+    prefix = "" if name in _PACKAGES else f"{name}_"
+    return Network(*(getattr(module, f"{prefix}{part}") for part in ("model", "optimizer", "loss")))
 
 
 def is_operation(workload: Workload) -> bool:
     """Whether it is one timed computation and not a training; a user's own always trains."""
-    return workload.reference is None and info(workload.name).kind == "operation"
+    return workload.function_reference is None and info(workload.name).kind == "operation"
 
 
-def identified(workload: Workload) -> Workload:
+def with_fingerprint(workload: Workload) -> Workload:
     """The workload with all that makes it what it is here and now, its written form apart."""
-    variables = sources.variables(os.environ)
-    if workload.reference is None:
+    variables = sources.library_variables(os.environ)
+    if workload.function_reference is None:
         return dataclasses.replace(workload, variables=variables)
     return dataclasses.replace(
         workload,
-        code=description(workload.name).code,
-        imports=_imports(workload.reference[0], {name for name, _ in variables}),
+        code=inspect_user_workload(workload.name).code,
+        imports=_imports_digest(workload.function_reference[0], {name for name, _ in variables}),
         variables=variables,
     )
 
 
-def _imports(module: str, apart: Set[str]) -> str:
+def _imports_digest(module: str, excluded: Set[str]) -> str:
     """What a module of the user's imports, and variables that it names but for those ``apart``."""
     file = sources.imported_file(module, os.getcwd())
     if file is None:
         return ""
-    environment = {name: value for name, value in os.environ.items() if name not in apart}
-    return sources.digest(file, (), environment, module=module)
+    environment = {name: value for name, value in os.environ.items() if name not in excluded}
+    return sources.compute_fingerprint(file, (), environment, module=module)
 
 
 def parameters(workload: Workload) -> dict[str, int]:
@@ -66,7 +88,7 @@ def parameters(workload: Workload) -> dict[str, int]:
             raise UnknownValue(f"parameter of {workload.name}", name, values)
         _check_range(workload, name, value)
         values[name] = value
-    reason = known.check(values)
+    reason = known.check_parameters(values)
     if reason is not None:
         raise UsageError(f"workload {str(workload)!r}: {reason}")
     return values

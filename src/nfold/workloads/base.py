@@ -10,34 +10,38 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nfold.plan import Defaults, Plan
+from nfold.plan import Plan, WorkloadDefaults
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameter:
+class WorkloadParameter:
     """One integer that a user may set: ``wide_resnet:depth=16``."""
 
     default: int
-    meaning: str
+    help: str
     minimum: int = 1
     maximum: int | None = None
 
 
-SAMPLES = Parameter(default=0, meaning="use only so many training samples; 0: all", minimum=0)
-"""The parameter that every workload with a data set has."""
-TEST_SAMPLES = Parameter(
-    default=0, meaning="evaluate on only so many test samples; 0: all", minimum=0
+TRAIN_SAMPLES = WorkloadParameter(
+    default=0, help="use only so many training samples; 0: all", minimum=0
 )
-PEAK = Parameter(
+"""The parameter that every workload with a data set has."""
+TEST_SAMPLES = WorkloadParameter(
+    default=0, help="evaluate on only so many test samples; 0: all", minimum=0
+)
+PEAK_RATE = WorkloadParameter(
     default=0,
-    meaning="the learning rate's peak in thousandths, reached and left in one cycle; 0: fixed",
+    help="the learning rate's peak in thousandths, reached and left in one cycle; 0: fixed",
     minimum=0,
 )
-CUTOUT = Parameter(default=0, meaning="side of the square that covers part of an image", minimum=0)
+CUTOUT_SIDE = WorkloadParameter(
+    default=0, help="side of the square that covers part of an image", minimum=0
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Info:
+class WorkloadInfo:
     """A workload as the catalogue knows it.
 
     ``kind`` is ``training`` (a model, a data set, epochs) or ``operation`` (one timed
@@ -55,16 +59,16 @@ class Info:
     dataset: str | None = None
     training_samples: int = 0
     """Of the published training set; a copy may hold fewer."""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    defaults: Defaults
+    parameters: Mapping[str, WorkloadParameter] = field(default_factory=dict)
+    defaults: WorkloadDefaults
     augmentation: tuple[tuple[str, int], ...] = ()
     flop_per_sample: Callable[[Mapping[str, int]], float]
-    check: Callable[[Mapping[str, int]], str | None] = lambda _: None
+    check_parameters: Callable[[Mapping[str, int]], str | None] = lambda _: None
     """Why a combination of parameters is impossible, or None."""
     unsupported: Callable[[Plan], str | None] = lambda _: None
     """Why a complete plan makes no sense for this workload, whatever the framework, or None."""
 
-    def operations(self, parameters: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    def augmentation_for(self, parameters: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
         """The augmentation under these parameters."""
         side = parameters.get("cutout", 0)
         return (*self.augmentation, ("cutout", side)) if side else self.augmentation

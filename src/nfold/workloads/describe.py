@@ -16,10 +16,10 @@ from typing import Any
 
 from nfold.errors import UsageError
 from nfold.lifeline import die_with_parent
-from nfold.plain import to_plain
+from nfold.plain import serialize
 from nfold.workload import Workload
 from nfold.workloads import own
-from nfold.workloads.described import Described
+from nfold.workloads.described import UserWorkloadInfo
 
 
 def main() -> None:
@@ -33,26 +33,26 @@ def main() -> None:
 
 def _answer(name: str) -> Any:
     try:
-        return to_plain(describe(Workload(name=name)))
+        return serialize(describe(Workload(name=name)))
     except UsageError as error:
         return {"error": str(error)}
 
 
-def describe(workload: Workload) -> Described:
+def describe(workload: Workload) -> UserWorkloadInfo:
     """Call the workload's function with its defaults, make the optimizer, say what there is."""
-    function = own.function_of(workload)
-    parameters = own.parameters_of(workload, function)
-    found = own.called(workload)
+    function = own.load_function(workload)
+    parameters = own.integer_parameters(workload, function)
+    found = own.call_user_workload(workload)
     training = found.training
-    with own.theirs(workload):
+    with own.translate_user_errors(workload):
         training.optimizer(training.model)
-    return Described(
-        code=own.code_of(workload),
+    return UserWorkloadInfo(
+        code=own.code_digest(workload),
         summary=(inspect.getdoc(function) or "").split("\n")[0],
         parameters=parameters,
         samples=len(found.train[0]),
         data_bytes=sum(array.nbytes for array in found.train),
-        weights=sum(parameter.numel() for parameter in training.model.parameters()),
+        parameter_count=sum(parameter.numel() for parameter in training.model.parameters()),
         batch=training.batch,
         epochs=training.epochs,
         augmentation=training.augmentation,

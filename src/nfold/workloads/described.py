@@ -15,18 +15,18 @@ from dataclasses import dataclass
 
 from nfold.errors import UsageError
 from nfold.lifeline import child_environment
-from nfold.plain import from_plain
-from nfold.plan import Defaults
+from nfold.plain import deserialize
+from nfold.plan import WorkloadDefaults
 from nfold.workload import Workload
-from nfold.workloads.base import Info, Parameter
+from nfold.workloads.base import WorkloadInfo, WorkloadParameter
 
-LARGEST = 10**18
+MAX_PARAMETER = 10**18
 FLOP_PER_PARAMETER = 6.0
 """Of training on one sample: a multiply-add forward, two backward. Convolutions take more."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Described:
+class UserWorkloadInfo:
     """What the parent needs to know of a user's own workload, as plain values.
 
     ``parameters`` are the function's integer ones with their defaults; ``data_bytes`` are the
@@ -38,39 +38,41 @@ class Described:
     parameters: dict[str, int]
     samples: int
     data_bytes: int
-    weights: int
+    parameter_count: int
     batch: int
     epochs: int
     augmentation: tuple[tuple[str, int], ...]
 
-    def info(self, name: str) -> Info:
+    def to_workload_info(self, name: str) -> WorkloadInfo:
         """The same as the catalogue has it of its own workloads."""
-        flop = FLOP_PER_PARAMETER * self.weights
-        return Info(
+        flop = FLOP_PER_PARAMETER * self.parameter_count
+        return WorkloadInfo(
             name=name,
             summary=self.summary,
             source="your own",
             training_samples=self.samples,
             parameters={
-                key: Parameter(default=value, meaning="your own", minimum=-LARGEST)
+                key: WorkloadParameter(default=value, help="your own", minimum=-MAX_PARAMETER)
                 for key, value in self.parameters.items()
             },
-            defaults=Defaults(batch=self.batch, epochs=self.epochs, data_bytes=self.data_bytes),
+            defaults=WorkloadDefaults(
+                batch=self.batch, epochs=self.epochs, data_bytes=self.data_bytes
+            ),
             augmentation=self.augmentation,
             flop_per_sample=lambda _: flop,
         )
 
 
-def description(name: str) -> Described:
+def inspect_user_workload(name: str) -> UserWorkloadInfo:
     """The workload ``module:function``, seen from the working directory; asked for once.
 
     Raises UsageError where the module cannot be imported or its function not be called.
     """
-    return _described(name, os.getcwd())
+    return _inspect_cached(name, os.getcwd())
 
 
 @functools.cache
-def _described(name: str, folder: str) -> Described:
+def _inspect_cached(name: str, folder: str) -> UserWorkloadInfo:
     command = (sys.executable, "-P", "-m", "nfold.workloads.describe", name)
     done = subprocess.run(
         command,
@@ -86,15 +88,15 @@ def _described(name: str, folder: str) -> Described:
         last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
         raise UsageError(
             f"{name}: its process ended with {done.returncode}: {last[0]}; "
-            f"next: {by_hand(Workload(name=name))}"
+            f"next: {manual_command(Workload(name=name))}"
         )
     said = json.loads(done.stdout)
     if "error" in said:
         raise UsageError(said["error"])
-    return from_plain(Described, said)
+    return deserialize(UserWorkloadInfo, said)
 
 
-def by_hand(workload: Workload) -> str:
+def manual_command(workload: Workload) -> str:
     """A command that shows what the user's function does, with its whole traceback."""
     module, _, function = workload.name.partition(":")
     given = ", ".join(f"{name}={value}" for name, value in workload.parameters)

@@ -14,33 +14,33 @@ import keras
 from keras import layers, ops
 
 KerasTensor = Any
-Rate = Any
+LearningRate = Any
 """A learning rate: a number, or a schedule over steps."""
 
 
-def from_fan_in(inputs: int) -> Any:
+def fan_in_uniform(inputs: int) -> Any:
     """Uniform up to 1 / √inputs, as PyTorch draws weights and biases of its layers."""
     limit = 1 / math.sqrt(inputs)
     return keras.initializers.RandomUniform(-limit, limit)
 
 
-def from_fan_out() -> Any:
+def fan_out_normal() -> Any:
     """Normal with the variance 2 / fan-out, as ``kaiming_normal_(mode="fan_out")`` draws."""
     return keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerBuilder:
     """Builds a model layer by layer in one layout: channels_first or channels_last."""
 
     layout: str
 
     @property
-    def axis(self) -> int:
+    def channel_axis(self) -> int:
         """Of the channels, in images [n, c, h, w] or [n, h, w, c]."""
         return 1 if self.layout == "channels_first" else -1
 
-    def images(self, side: int, channels: int) -> KerasTensor:
+    def input_images(self, side: int, channels: int) -> KerasTensor:
         """The model's input: square images."""
         first = self.layout == "channels_first"
         return keras.Input((channels, side, side) if first else (side, side, channels))
@@ -60,7 +60,7 @@ class Layers:
 
         Padding ``same`` would add one pixel less at the top and left where the stride is 2.
         """
-        inputs = x.shape[self.axis] * side**2
+        inputs = x.shape[self.channel_axis] * side**2
         if stride > 1 and side > 1:
             x = layers.ZeroPadding2D(side // 2, data_format=self.layout)(x)
         return layers.Conv2D(
@@ -70,43 +70,45 @@ class Layers:
             padding="same" if stride == 1 else "valid",
             data_format=self.layout,
             use_bias=bias,
-            kernel_initializer=kernel or from_fan_in(inputs),
-            bias_initializer=from_fan_in(inputs),
+            kernel_initializer=kernel or fan_in_uniform(inputs),
+            bias_initializer=fan_in_uniform(inputs),
             name=name,
         )(x)
 
-    def norm(self, name: str, x: KerasTensor) -> KerasTensor:
+    def batch_norm(self, name: str, x: KerasTensor) -> KerasTensor:
         """Batch norm; PyTorch's momentum 0.1 is the part of the new, Keras's 0.9 of the old."""
-        norm = layers.BatchNormalization(axis=self.axis, momentum=0.9, epsilon=1e-5, name=name)
+        norm = layers.BatchNormalization(
+            axis=self.channel_axis, momentum=0.9, epsilon=1e-5, name=name
+        )
         return norm(x)
 
     def relu(self, x: KerasTensor) -> KerasTensor:
         """The positive part."""
         return layers.ReLU()(x)
 
-    def largest(self, x: KerasTensor) -> KerasTensor:
+    def max_pool(self, x: KerasTensor) -> KerasTensor:
         """Maximum pooling over squares of 2 × 2."""
         return layers.MaxPooling2D(2, data_format=self.layout)(x)
 
-    def mean(self, x: KerasTensor) -> KerasTensor:
+    def mean_pool(self, x: KerasTensor) -> KerasTensor:
         """Average pooling over squares of 2 × 2."""
         return layers.AveragePooling2D(2, data_format=self.layout)(x)
 
-    def global_mean(self, x: KerasTensor) -> KerasTensor:
+    def global_mean_pool(self, x: KerasTensor) -> KerasTensor:
         """Average pooling over the whole image: [n, channels]."""
         return layers.GlobalAveragePooling2D(data_format=self.layout)(x)
 
-    def flat(self, x: KerasTensor) -> KerasTensor:
+    def flatten(self, x: KerasTensor) -> KerasTensor:
         """Everything of a sample in one row, in the order that the layout has in memory."""
         return layers.Flatten()(x)
 
     def dense(self, name: str, x: KerasTensor, outputs: int) -> KerasTensor:
         """A dense layer."""
-        draw = from_fan_in(x.shape[-1])
+        draw = fan_in_uniform(x.shape[-1])
         return layers.Dense(outputs, kernel_initializer=draw, bias_initializer=draw, name=name)(x)
 
 
-def heads(outputs: Any) -> list[Any]:
+def head_logits(outputs: Any) -> list[Any]:
     """The logits of every head of a model, those that it is scored by first."""
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
@@ -125,7 +127,9 @@ class SGD(keras.optimizers.Optimizer):
     added, which differs as soon as the rate changes).
     """
 
-    def __init__(self, learning_rate: Rate, *, momentum: float = 0.9, decay: float = 0.0) -> None:
+    def __init__(
+        self, learning_rate: LearningRate, *, momentum: float = 0.9, decay: float = 0.0
+    ) -> None:
         super().__init__(learning_rate=learning_rate, name="sgd")
         self.momentum = momentum
         self.decay = decay

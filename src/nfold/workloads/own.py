@@ -22,63 +22,63 @@ import numpy as np
 import numpy.typing as npt
 
 from nfold.errors import UnknownValue, UsageError, closest_first
-from nfold.images import MOST_CHANNELS, check_operations
-from nfold.place import user_place
+from nfold.images import MAX_CHANNELS, check_augmentations
+from nfold.place import error_location
 from nfold.training import Training
 from nfold.workload import Workload
-from nfold.workloads.described import by_hand
+from nfold.workloads.described import manual_command
 
 Array = npt.NDArray[Any]
-Part = tuple[Array, Array]
+ArrayPair = tuple[Array, Array]
 """Samples [n, ...] and their targets [n, ...]."""
 
-STORED = {"f8": "f4", "f16": "f4", "u2": "i4", "u4": "i8", "u8": "i8"}
+STORAGE_DTYPES = {"f8": "f4", "f16": "f4", "u2": "i4", "u4": "i8", "u8": "i8"}
 """Kinds of numbers that are kept as another one: PyTorch computes with the others only."""
-SHAPE = "nfold.Training(model=..., train=(samples, targets), optimizer=lambda model: ...)"
+EXPECTED_RETURN = "nfold.Training(model=..., train=(samples, targets), optimizer=lambda model: ...)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class UserWorkload:
     """What the function returned, with its data as arrays that PyTorch can take."""
 
     training: Training
-    train: Part
-    test: Part | None
+    train: ArrayPair
+    test: ArrayPair | None
 
     @property
-    def images(self) -> bool:
+    def has_images(self) -> bool:
         """Whether the samples are stored images, to be augmented and normalised on the device."""
         samples = self.train[0]
         channels = samples.shape[-1] if samples.ndim == 4 else 0
-        return samples.dtype == np.uint8 and 1 <= channels <= MOST_CHANNELS
+        return samples.dtype == np.uint8 and 1 <= channels <= MAX_CHANNELS
 
 
-def called(workload: Workload) -> Own:
+def call_user_workload(workload: Workload) -> UserWorkload:
     """Import the module, call the function with the parameters, check what it returns.
 
     Raises UsageError, also for whatever the user's code raises, with its file and line.
     """
-    function = function_of(workload)
-    if workload.code and workload.code != code_of(workload):
+    function = load_function(workload)
+    if workload.code and workload.code != code_digest(workload):
         raise UsageError(f"the code of {workload} changed while nfold ran; next: run it again")
-    with theirs(workload):
+    with translate_user_errors(workload):
         returned = function(**dict(workload.parameters))
     if not isinstance(returned, Training):
         kind = type(returned).__name__
-        raise UsageError(f"{workload} returned {kind}; allowed is {SHAPE}")
+        raise UsageError(f"{workload} returned {kind}; allowed is {EXPECTED_RETURN}")
     try:
-        return _checked(returned)
+        return _check_training(returned)
     except UsageError as error:
         raise UsageError(f"{workload}: {error}") from None
 
 
-def function_of(workload: Workload) -> Callable[..., object]:
+def load_function(workload: Workload) -> Callable[..., object]:
     """The function that the workload names; the working directory is importable as for -m."""
-    assert workload.reference is not None
-    module_name, name = workload.reference
+    assert workload.function_reference is not None
+    module_name, name = workload.function_reference
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    module = _module(workload, module_name)
+    module = _import_module(workload, module_name)
     function = getattr(module, name, None)
     if not callable(function):
         own = [n for n, value in vars(module).items() if inspect.isfunction(value)]
@@ -87,15 +87,15 @@ def function_of(workload: Workload) -> Callable[..., object]:
     return found
 
 
-def _module(workload: Workload, name: str) -> ModuleType:
+def _import_module(workload: Workload, name: str) -> ModuleType:
     """The user's module, imported."""
     try:
-        with theirs(workload, passing=ModuleNotFoundError):
+        with translate_user_errors(workload, reraise=ModuleNotFoundError):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if not f"{name}.".startswith(f"{missing}."):
-            place = user_place(error)
+            place = error_location(error)
             raise UsageError(f"{workload}: {error} ({place}); next: install it") from error
     here = closest_first(name, sorted(path.stem for path in Path.cwd().glob("*.py")))[:5]
     raise UsageError(
@@ -105,22 +105,24 @@ def _module(workload: Workload, name: str) -> ModuleType:
 
 
 @contextmanager
-def theirs(workload: Workload, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+def translate_user_errors(
+    workload: Workload, reraise: type[Exception] | tuple[()] = ()
+) -> Iterator[None]:
     """Run the user's code: what it raises, but for ``passing``, is a UsageError with its place."""
     try:
         yield
-    except passing:
+    except reraise:
         raise
     except (Exception, SystemExit) as error:
-        place = user_place(error)
+        place = error_location(error)
         said = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
         where = f" ({place})" if place else ""
         raise UsageError(
-            f"{workload}: {said.removesuffix(': ')}{where}; next: {by_hand(workload)}"
+            f"{workload}: {said.removesuffix(': ')}{where}; next: {manual_command(workload)}"
         ) from error
 
 
-def parameters_of(workload: Workload, function: Callable[..., object]) -> dict[str, int]:
+def integer_parameters(workload: Workload, function: Callable[..., object]) -> dict[str, int]:
     """The function's parameters that are integers, and their defaults."""
     found: dict[str, int] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -133,25 +135,25 @@ def parameters_of(workload: Workload, function: Callable[..., object]) -> dict[s
     return found
 
 
-def code_of(workload: Workload) -> str:
+def code_digest(workload: Workload) -> str:
     """16 hex digits of the SHA-256 of the module's file; its imports are not in it."""
-    assert workload.reference is not None
-    file = getattr(sys.modules[workload.reference[0]], "__file__", None)
+    assert workload.function_reference is not None
+    file = getattr(sys.modules[workload.function_reference[0]], "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
 
 
-def _checked(training: Training) -> Own:
-    train = _part("train", training.train)
-    test = None if training.test is None else _part("test", training.test)
+def _check_training(training: Training) -> UserWorkload:
+    train = _check_pair("train", training.train)
+    test = None if training.test is None else _check_pair("test", training.test)
     if test is not None and (test[0].shape[1:], test[0].dtype) != (
         train[0].shape[1:],
         train[0].dtype,
     ):
         raise UsageError(
-            f"test samples are {_form(test[0])}, training samples {_form(train[0])}; "
+            f"test samples are {_describe_array(test[0])}, training samples {_describe_array(train[0])}; "
             "allowed are two of the same form"
         )
-    own = Own(training=training, train=train, test=test)
+    own = UserWorkload(training=training, train=train, test=test)
     _check_parts(training)
     _check_augmentation(own)
     return own
@@ -160,36 +162,39 @@ def _checked(training: Training) -> Own:
 def _check_parts(training: Training) -> None:
     """What is not data: a model with parameters, functions, lengths."""
     if not callable(getattr(training.model, "parameters", None)):
-        raise UsageError(f"model is {_kind(training.model)}; allowed is a torch.nn.Module")
+        raise UsageError(f"model is {_type_name(training.model)}; allowed is a torch.nn.Module")
     if not any(True for _ in training.model.parameters()):
         raise UsageError("model has no parameters: there is nothing to train")
     if not callable(training.optimizer):
         raise UsageError(
-            f"optimizer is {_kind(training.optimizer)}; allowed is a function of the model: "
+            f"optimizer is {_type_name(training.optimizer)}; allowed is a function of the model: "
             "lambda model: torch.optim.SGD(model.parameters(), lr=0.1)"
         )
     if not (training.loss is None or callable(training.loss)):
-        raise UsageError(f"loss is {_kind(training.loss)}; allowed is a function or None")
+        raise UsageError(f"loss is {_type_name(training.loss)}; allowed is a function or None")
     for name in ("batch", "epochs"):
         value = getattr(training, name)
         if type(value) is not int or value < 1:
             raise UsageError(f"{name} {value!r}: allowed are whole numbers from 1")
 
 
-def _check_augmentation(own: Own) -> None:
-    check_operations(own.training.augmentation)
-    if own.training.augmentation and not own.images:
+def _check_augmentation(own: UserWorkload) -> None:
+    check_augmentations(own.training.augmentation)
+    if own.training.augmentation and not own.has_images:
         raise UsageError(
-            f"augmentation of samples that are {_form(own.train[0])}; allowed are uint8 images "
-            f"[n, height, width, channels] of 1 to {MOST_CHANNELS} channels"
+            f"augmentation of samples that are {_describe_array(own.train[0])}; allowed are uint8 images "
+            f"[n, height, width, channels] of 1 to {MAX_CHANNELS} channels"
         )
 
 
-def _part(name: str, given: object) -> Part:
+def _check_pair(name: str, value: object) -> ArrayPair:
     """A pair of arrays of one length, at least 1; integer labels [n] become int64."""
-    if not (isinstance(given, tuple | list) and len(given) == 2):
-        raise UsageError(f"{name} is {_kind(given)}; allowed is a pair (samples, targets)")
-    samples, targets = _array(f"{name} samples", given[0]), _array(f"{name} targets", given[1])
+    if not (isinstance(value, tuple | list) and len(value) == 2):
+        raise UsageError(f"{name} is {_type_name(value)}; allowed is a pair (samples, targets)")
+    samples, targets = (
+        _to_array(f"{name} samples", value[0]),
+        _to_array(f"{name} targets", value[1]),
+    )
     if len(samples) != len(targets) or not len(samples):
         raise UsageError(
             f"{name} has {len(samples)} samples and {len(targets)} targets; allowed is one "
@@ -200,25 +205,25 @@ def _part(name: str, given: object) -> Part:
     return samples, targets
 
 
-def _array(what: str, given: object) -> Array:
+def _to_array(label: str, value: object) -> Array:
     """An array or a tensor as an array of a kind of number that PyTorch computes with."""
     try:
-        found = np.asarray(given)
+        found = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         said = str(error).splitlines()[0]
         raise UsageError(
-            f"{what} are {_kind(given)}, not an array ({said}); allowed are NumPy arrays and "
+            f"{label} are {_type_name(value)}, not an array ({said}); allowed are NumPy arrays and "
             "tensors on the CPU"
         ) from None
     if found.dtype.kind not in "biufc" or not found.ndim:
-        raise UsageError(f"{what} are {_form(found)}; allowed are numbers [n, ...]")
+        raise UsageError(f"{label} are {_describe_array(found)}; allowed are numbers [n, ...]")
     kind = found.dtype.newbyteorder("=")
-    return found.astype(STORED.get(kind.str[1:], kind), copy=False)
+    return found.astype(STORAGE_DTYPES.get(kind.str[1:], kind), copy=False)
 
 
-def _form(array: Array) -> str:
+def _describe_array(array: Array) -> str:
     return f"{array.dtype} [{', '.join(['n', *map(str, array.shape[1:])])}]"
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return type(value).__name__

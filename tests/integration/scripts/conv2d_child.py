@@ -12,15 +12,15 @@ from typing import Any
 from made import machine
 from nfold.errors import Mismatch
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.keras.operation import operate
-from nfold.frameworks.registry import framework
+from nfold.frameworks.keras.operation import run_operation
+from nfold.frameworks.registry import get_framework
 from nfold.plan import Plan
 from nfold.workload import Workload
 from nfold.workloads import info
 from nfold.workloads.conv2d import values
 from nfold.workloads.conv2d.problem import Array
 
-values.ValueLane.eviction_bytes = 1024
+values.ArrayDevice.eviction_bytes = 1024
 
 
 def run(name: str, workload: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -28,10 +28,10 @@ def run(name: str, workload: str, changes: dict[str, Any]) -> dict[str, Any]:
     known = Workload.parse(workload)
     asked = Plan(framework=name, device="cpu", devices=2, batch=7, steps=2, warmup_steps=1)
     plan = asked.edit(**changes).resolve(machine(cores=2), info("conv2d").defaults)
-    reason = framework(name).unsupported(known, plan, machine(cores=2))
+    reason = get_framework(name).unsupported_reason(known, plan, machine(cores=2))
     if reason:
         return {"unsupported": reason}
-    samples = operate(Task(workload=known, plan=plan, machine=machine(cores=2)), Observer())
+    samples = run_operation(Task(workload=known, plan=plan, machine=machine(cores=2)), Observer())
     return {
         "device": samples.device,
         "parts": [[p.name, len(p.seconds), p.images, p.bytes, p.baseline] for p in samples.parts],

@@ -13,22 +13,24 @@ import torch
 import torch.distributed as dist
 
 from integration.scripts.fsdp2 import WIDTH, sharded_model
-from nfold.ablation import Ablation
-from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.torch.script.collectives import Collectives
+from nfold.ablation import Variant
+from nfold.frameworks.left_out import ActiveVariant
+from nfold.frameworks.torch.script.collectives import CollectiveHooks
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.tally import Tally
-from nfold.run.rank import end_well
+from nfold.frameworks.torch.script.tally import EventCounter
+from nfold.run.rank import exit_after_handlers
 from watched import script_task
 
 
 def main(folder: Path) -> None:
-    collectives = Collectives(LeftOut(script_task(Ablation(exchange="none"))), Tally())
+    collectives = CollectiveHooks(
+        ActiveVariant(script_task(Variant(exchange="none"))), EventCounter()
+    )
     collectives.install(Patches(), Patches())
     dist.init_process_group("gloo")
     model = sharded_model()
     model(torch.ones(4, WIDTH)).sum().backward()
-    collectives.begin()
+    collectives.on_first_step()
     if dist.get_rank():
         return
     for _ in range(3):
@@ -39,4 +41,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    end_well()
+    exit_after_handlers()

@@ -31,14 +31,14 @@ from keras_cases import (
 from keras_weights import give, layers, names_of, to_torch
 from nfold.frameworks.base import Task
 from nfold.frameworks.keras import opened
-from nfold.frameworks.keras.engine import Definition, definition
-from nfold.frameworks.keras.feed import feed
+from nfold.frameworks.keras.engine import KerasDefinition, load_definition
+from nfold.frameworks.keras.feed import open_input
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
 
-class Given(Definition):
+class Given(KerasDefinition):
     """A definition whose model has PyTorch's first weights."""
 
     def model(self, layout: str) -> Any:
@@ -48,7 +48,7 @@ class Given(Definition):
 
 
 def main(framework: str, folder: Path) -> None:
-    os.environ.update(opened.environment(CASES[0].task(framework).plan, dict(os.environ)))
+    os.environ.update(opened.backend_environment(CASES[0].task(framework).plan, dict(os.environ)))
     asked = dict(np.load(folder / "asked.npz"))
     for name, value in asked.items():
         workload, _, weight = name.partition("|")
@@ -69,7 +69,7 @@ STATES: dict[str, Arrays] = {}
 
 
 def given(task: Task) -> Given:
-    made = definition(task)
+    made = load_definition(task)
     return Given(**vars(made))
 
 
@@ -115,13 +115,13 @@ def on_tensorflow(
 ) -> list[Array]:
     import tensorflow as tf
 
-    from nfold.workloads.keras import heads
+    from nfold.workloads.keras import head_logits
 
     def run() -> Any:
         with tf.GradientTape() as tape:
             outputs = model(tf.constant(inputs), training=training)
             value = loss(outputs, labels)
-        return [*heads(outputs), *tape.gradient(value, model.trainable_variables)]
+        return [*head_logits(outputs), *tape.gradient(value, model.trainable_variables)]
 
     channels_first = inputs.shape[1] < inputs.shape[3]  # only XLA can, on a CPU
     return [value.numpy() for value in tf.function(run, jit_compile=channels_first)()]
@@ -130,14 +130,14 @@ def on_tensorflow(
 def on_jax(model: Any, loss: Any, inputs: Array, labels: Array, training: bool) -> list[Array]:
     import jax
 
-    from nfold.workloads.keras import heads
+    from nfold.workloads.keras import head_logits
 
     trained = [v.value for v in model.trainable_variables]
     others = [v.value for v in model.non_trainable_variables]
 
     def value(trained: Any) -> Any:
         outputs, _ = model.stateless_call(trained, others, inputs, training=training)
-        return loss(outputs, labels), heads(outputs)
+        return loss(outputs, labels), head_logits(outputs)
 
     found, logits = jax.jit(jax.grad(value, has_aux=True))(trained)
     return [np.asarray(one) for one in (*logits, *found)]
@@ -146,20 +146,20 @@ def on_jax(model: Any, loss: Any, inputs: Array, labels: Array, training: bool) 
 def losses(task: Task) -> Array:
     """Of the first steps, from PyTorch's first weights, by the product's own engine."""
     made = given(task)
-    engine = opened.opened(task, made)
-    source = feed(made, task, engine)
+    engine = opened.open_backend(task, made)
+    source = open_input(made, task, engine)
     kept = [call.run() for call, _ in zip(source, range(STEPS), strict=False)]
-    return np.array(engine.read(kept)[:STEPS])
+    return np.array(engine.read_losses(kept)[:STEPS])
 
 
 def augmented() -> Arrays:
     """Images augmented by a jitted function on the device."""
     from keras import ops
 
-    from nfold.frameworks.keras.augment import augmentation
+    from nfold.frameworks.keras.augment import build_augmentation
 
     arrays, ids = augmented_arrays()
-    augment = augmentation(OPERATIONS, arrays, seed=2**33 + 5)
+    augment = build_augmentation(OPERATIONS, arrays, seed=2**33 + 5)
     inputs = ops.convert_to_tensor(arrays.train_images), ops.convert_to_tensor(ids, "uint32")
     return {AUGMENTED: np.asarray(augment(*inputs, ops.convert_to_tensor(3, "uint32")))}
 
@@ -168,19 +168,19 @@ def distorted() -> Arrays:
     """Canvases distorted on the device."""
     from keras import ops
 
-    from nfold.frameworks.keras.distortion import Distortion
+    from nfold.frameworks.keras.distortion import KerasDistortion
 
     canvases, marks = boxed()
-    distort = Distortion(DISTORTED_SIZE, seed=9)
+    distort = KerasDistortion(DISTORTED_SIZE, seed=9)
     inputs = ops.convert_to_tensor(canvases), ops.convert_to_tensor(marks, "uint32")
     return {DISTORTED: np.asarray(distort(*inputs, ops.convert_to_tensor(2, "uint32")))}
 
 
 def rates() -> Arrays:
     """One cycle of the learning rate."""
-    from nfold.frameworks.keras.rate import OneCycle
+    from nfold.frameworks.keras.rate import KerasOneCycle
 
-    schedule = OneCycle(PEAK, 10)
+    schedule = KerasOneCycle(PEAK, 10)
     return {RATED: np.array([float(np.asarray(schedule(step))) for step in range(10)])}
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from made import task
 from nfold.frameworks.base import Observer
 from nfold.frameworks.torch.loop import train
-from nfold.plain import to_plain
-from nfold.run.rank import end_well
+from nfold.plain import serialize
+from nfold.run.rank import exit_after_handlers
 
 BATCH = 359
 """The last batch of 1,437 samples is a single one: all ranks but one pad."""
@@ -27,5 +27,5 @@ if __name__ == "__main__":
     asked = task(rank=rank, world_size=ranks, cores_per_device=1, **said)
     host = dataclasses.replace(asked.machine, memory_bytes=int(sys.argv[2]))
     found = train(dataclasses.replace(asked, machine=host), Observer())
-    (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(to_plain(found)))
-    end_well()
+    (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(serialize(found)))
+    exit_after_handlers()

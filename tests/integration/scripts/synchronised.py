@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 import made
 from nfold import data
-from nfold.data.arrays import Arrays
+from nfold.data.arrays import DataSetArrays
 from nfold.frameworks.torch import loop, parallel
-from nfold.frameworks.torch.batch import Given
-from nfold.frameworks.torch.batch_norm import synchronise
+from nfold.frameworks.torch.batch import InputSamples
+from nfold.frameworks.torch.batch_norm import synchronize_batch_norm
 from nfold.frameworks.torch.devices import open_devices
-from nfold.frameworks.torch.share import Ledger, Share, weighted
-from nfold.frameworks.torch.source import Prepare, preparation
+from nfold.frameworks.torch.share import BatchShare, CurrentShare, loss_weighted_share
+from nfold.frameworks.torch.source import PrepareInput, build_preparation
 from nfold.plan import Plan
-from nfold.run.rank import end_well
+from nfold.run.rank import exit_after_handlers
 from nfold.workloads.wide_resnet import torch as definition
 
 COUNTS = {2: (2, 5), 3: (4, 0, 3), 4: (2, 2, 2, 1)}
@@ -99,8 +99,8 @@ def layer_case(name: str, rank: int, world_size: int, device: torch.device) -> d
     said, module = LAYERS[name], layers(name).to(device)
     counts = COUNTS[world_size]
     count, total = counts[rank], sum(counts)
-    ledger = Ledger(world_size)
-    synchronise(module, Plan(batch_norm="synchronised", devices=world_size), ledger)
+    ledger = CurrentShare(world_size)
+    synchronize_batch_norm(module, Plan(batch_norm="synchronised", devices=world_size), ledger)
     first = sum(counts[:rank]) if count else 0
     own = slice(first, first + max(1, count))
     x, factors = (whole.to(device) for whole in samples(name))
@@ -108,10 +108,10 @@ def layer_case(name: str, rank: int, world_size: int, device: torch.device) -> d
         module.zero_grad()
         part = (x[own] * scale).contiguous(memory_format=said.get("memory", torch.preserve_format))
         part.requires_grad_()
-        ledger.begin(Share(count=count, global_count=total))
+        ledger.set(BatchShare(count=count, global_count=total))
         weight = count / total
         if said.get("loss_weighted"):
-            ledger.begin(weighted(count, world_size))
+            ledger.set(loss_weighted_share(count, world_size))
         _let_nothing_wait(device, "error")
         outputs = module(part)
         loss = losses(outputs, factors[own]).mean()
@@ -141,7 +141,7 @@ def _let_nothing_wait(device: torch.device, mode: str) -> None:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def images() -> Arrays:
+def images() -> DataSetArrays:
     """Fifty-six images of 32 × 32 in the form of CIFAR-10."""
     few = made.arrays(56)
     draw = torch.Generator().manual_seed(4)
@@ -151,11 +151,11 @@ def images() -> Arrays:
     )
 
 
-def in_double(*options: Any) -> Prepare:
+def in_double(*options: Any) -> PrepareInput:
     """What the model gets, in fp64."""
-    prepare = preparation(*options)
+    prepare = build_preparation(*options)
 
-    def prepared(samples: Given, epoch: Tensor) -> Tensor:
+    def prepared(samples: InputSamples, epoch: Tensor) -> Tensor:
         return prepare(samples, epoch).double()
 
     return prepared
@@ -171,13 +171,13 @@ def training(rank: int, world_size: int, **changes: Any) -> list[float]:
     length = {"steps": 50, "warmup_steps": 0, "batch": 18, "cores_per_device": 1}
     asked = {**length, "input": "resident", **changes}
     task = made.task(rank=rank, world_size=world_size, workload=WORKLOAD, **asked)
-    loop.preparation = in_double  # type: ignore[attr-defined,assignment]
-    definition.loss = nn.functional.cross_entropy  # type: ignore[assignment]
+    loop.build_preparation = in_double  # type: ignore[attr-defined,assignment]
+    definition.wide_resnet_loss = nn.functional.cross_entropy  # type: ignore[assignment]
     trainer = loop.Trainer(task, open_devices(task))
     found = []
     for batch in trainer.source:
         loss = trainer.step(batch) * batch.count
-        found.append(float(parallel.summed(loss, world_size)) / batch.global_count)
+        found.append(float(parallel.all_reduce_sum(loss, world_size)) / batch.global_count)
     return found
 
 
@@ -199,4 +199,4 @@ def main(folder: Path, kind: str = "cpu") -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
-    end_well()
+    exit_after_handlers()

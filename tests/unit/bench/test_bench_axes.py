@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from nfold.bench.axes import LISTS, Axes, read_axes
+from nfold.bench.axes import LIST_AXES, GridAxes, parse_axes
 from nfold.errors import UnknownValue, UsageError
 from nfold.plan import Plan
 
 
 def _read(
     *parameters: str, device: str | None = None, scaling: str = "strong", **lists: str | None
-) -> Axes:
+) -> GridAxes:
     common = Plan(device=device)
-    return read_axes("digits", lists, common=common, parameters=parameters, scaling=scaling)
+    return parse_axes("digits", lists, common=common, parameters=parameters, scaling=scaling)
 
 
 def test_lists_become_changes_of_the_plan_in_their_order() -> None:
@@ -40,7 +40,7 @@ def test_devices_may_name_their_kind() -> None:
     assert _read(devices="cpu:2", device="cpu").changes["devices"] == changes[1:2]
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", LIST_AXES)
 @pytest.mark.parametrize("text", ["", "1,,2", ","])
 def test_empty_entries_are_refused(name: str, text: str) -> None:
     with pytest.raises(UsageError, match="empty entry"):

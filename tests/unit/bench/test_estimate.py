@@ -9,12 +9,12 @@ import pytest
 
 from made import machine
 from nfold import workloads
-from nfold.bench.axes import read_axes
+from nfold.bench.axes import parse_axes
 from nfold.bench.estimate import (
     ASSUMED_FLOP_PER_S,
     ASSUMED_OPERATION_PARTS,
     ASSUMED_START_S,
-    estimate,
+    estimate_duration,
 )
 from nfold.bench.grid import GridCell, build_grid
 from nfold.measurement import Epoch, Measurement, Status
@@ -28,7 +28,7 @@ def _cell(
     workload: str = "digits", steps: int | None = None, epochs: int | None = None, **lists: str
 ) -> GridCell:
     common = Plan(steps=steps, epochs=epochs, warmup_steps=0)
-    axes = read_axes(workload, {"devices": "1", **lists}, common=common)
+    axes = parse_axes(workload, {"devices": "1", **lists}, common=common)
     (cell,) = build_grid(axes, HOST, lambda *_: None).cells
     return cell
 
@@ -51,7 +51,7 @@ def _measurement(
 
 def test_the_same_plan_takes_as_long_as_it_took() -> None:
     cell = _cell(steps=100, batch="50")
-    found = estimate(cell, [_measurement(cell, rate=1000, wall_seconds=12)])
+    found = estimate_duration(cell, [_measurement(cell, rate=1000, wall_seconds=12)])
     assert found.seconds == pytest.approx(12)
     assert found.basis == "measured as at-1000"
 
@@ -59,7 +59,7 @@ def test_the_same_plan_takes_as_long_as_it_took() -> None:
 def test_only_the_stepping_grows_with_the_steps() -> None:
     """5,000 samples at 1,000 a second are 5 s of the 12; ten times of them are 50."""
     short, long = _cell(steps=100, batch="50"), _cell(steps=1000, batch="50")
-    found = estimate(long, [_measurement(short, rate=1000, wall_seconds=12)])
+    found = estimate_duration(long, [_measurement(short, rate=1000, wall_seconds=12)])
     assert found.seconds == pytest.approx(7 + 50)
 
 
@@ -67,7 +67,7 @@ def test_more_epochs_and_more_devices_are_scaled() -> None:
     one, many = _cell(epochs=2), _cell(epochs=6, devices="2")
     epoch = Epoch(seconds=3.0, samples=3000, train_loss=1.0)
     measured = _measurement(one, rate=1000, wall_seconds=10, epochs=(epoch, epoch))
-    assert estimate(many, [measured]).seconds == pytest.approx(4 + 3 * 6 / 2)
+    assert estimate_duration(many, [measured]).seconds == pytest.approx(4 + 3 * 6 / 2)
 
 
 def test_the_nearest_plan_decides() -> None:
@@ -76,7 +76,7 @@ def test_the_nearest_plan_decides() -> None:
     batch = _measurement(_cell(steps=100, batch="512"), rate=900, wall_seconds=30)
     bf16 = _measurement(_cell(steps=100, batch="48", precision="bf16"), rate=500, wall_seconds=30)
     for earlier in ([near, batch, bf16], [bf16, batch, near]):
-        assert estimate(asked, earlier).basis == "measured as at-100"
+        assert estimate_duration(asked, earlier).basis == "measured as at-100"
 
 
 def test_another_input_is_one_difference() -> None:
@@ -88,7 +88,7 @@ def test_another_input_is_one_difference() -> None:
     slow = _cell(steps=100, batch="64", input="resident", precision="bf16")
     other = _measurement(slow, rate=500, wall_seconds=30)
     for earlier in ([loader, other], [other, loader]):
-        assert estimate(asked, earlier).basis == "measured as at-100"
+        assert estimate_duration(asked, earlier).basis == "measured as at-100"
 
 
 def test_failed_and_foreign_measurements_say_nothing() -> None:
@@ -98,20 +98,20 @@ def test_failed_and_foreign_measurements_say_nothing() -> None:
     virtual = _measurement(
         _cell(steps=100, batch="50", framework="simulated"), rate=10, wall_seconds=1
     )
-    assert "rough" in estimate(cell, [failed, other, virtual]).basis
+    assert "rough" in estimate_duration(cell, [failed, other, virtual]).basis
 
 
 def test_a_measurement_without_windows_is_taken_as_it_is() -> None:
     cell = _cell(steps=100, batch="50")
     bare = dataclasses.replace(_measurement(cell, rate=10, wall_seconds=33), ranks=())
-    assert estimate(cell, [bare]).seconds == 33
+    assert estimate_duration(cell, [bare]).seconds == 33
 
 
 @pytest.mark.parametrize(("devices", "share"), [("cpu:1", 16), ("cpu:4", 16)])
 def test_without_a_measurement_operations_over_an_assumed_rate(devices: str, share: int) -> None:
     cell = _cell("cnn10:samples=1000", epochs=2, devices=devices)
     flop = workloads.info("cnn10").flop_per_sample(workloads.parameters(cell.workload))
-    found = estimate(cell, [])
+    found = estimate_duration(cell, [])
     expected = ASSUMED_START_S["cpu"] + 2000 * flop / (ASSUMED_FLOP_PER_S["cpu"] * share)
     assert found.seconds == pytest.approx(expected)
     assert found.basis == "rough: assumes 20 GFLOP/s a core"
@@ -121,7 +121,7 @@ def test_without_a_measurement_operations_over_an_assumed_rate(devices: str, sha
     ("workload", "samples"), [("digits", 1437), ("mnist", 60_000), ("cnn10", 50_000)]
 )
 def test_an_epoch_is_as_long_as_the_published_training_set(workload: str, samples: int) -> None:
-    one, three = (estimate(_cell(workload, epochs=n), []).seconds for n in (1, 3))
+    one, three = (estimate_duration(_cell(workload, epochs=n), []).seconds for n in (1, 3))
     flop = workloads.info(workload).flop_per_sample({})
     assert three - one == pytest.approx(2 * samples * flop / ASSUMED_FLOP_PER_S["cuda"])
 
@@ -130,13 +130,16 @@ def test_an_epoch_that_was_prepared_is_as_long_as_it_is() -> None:
     """A folder of 385 photographs is no ImageNet, measured or not."""
     cell = _cell("inception_v3", epochs=2, batch="77")
     ran = _measurement(_cell("inception_v3", steps=10, batch="77"), rate=77, wall_seconds=30)
-    assert estimate(cell, [ran], lambda _: 385).seconds == pytest.approx(20 + 10)
-    assert estimate(cell, [], lambda _: 385).seconds < 0.01 * estimate(cell, []).seconds
+    assert estimate_duration(cell, [ran], lambda _: 385).seconds == pytest.approx(20 + 10)
+    assert (
+        estimate_duration(cell, [], lambda _: 385).seconds
+        < 0.01 * estimate_duration(cell, []).seconds
+    )
 
 
 def test_sixteen_bits_are_assumed_to_be_faster_on_a_gpu() -> None:
-    full = estimate(_cell("cnn10", epochs=50), [])
-    half = estimate(_cell("cnn10", epochs=50, precision="bf16"), [])
+    full = estimate_duration(_cell("cnn10", epochs=50), [])
+    half = estimate_duration(_cell("cnn10", epochs=50, precision="bf16"), [])
     assert half.seconds < full.seconds
     assert (full.basis, half.basis) == (
         "rough: assumes 10 TFLOP/s a GPU",
@@ -149,10 +152,10 @@ def test_an_operation_is_timed_in_several_parts() -> None:
     flop = workloads.info("conv2d").flop_per_sample(workloads.parameters(cell.workload))
     samples = ASSUMED_OPERATION_PARTS * 1000 * 840
     expected = ASSUMED_START_S["cuda"] + samples * flop / ASSUMED_FLOP_PER_S["cuda"]
-    assert estimate(cell, []).seconds == pytest.approx(expected)
+    assert estimate_duration(cell, []).seconds == pytest.approx(expected)
 
 
 def test_what_does_not_run_or_runs_on_a_virtual_clock_takes_no_time() -> None:
-    refused = dataclasses.replace(_cell(), reason="planted")
-    assert estimate(refused, []).seconds == 0
-    assert estimate(_cell(framework="simulated"), []).basis == "a virtual clock"
+    refused = dataclasses.replace(_cell(), unsupported_reason="planted")
+    assert estimate_duration(refused, []).seconds == 0
+    assert estimate_duration(_cell(framework="simulated"), []).basis == "a virtual clock"

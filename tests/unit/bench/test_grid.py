@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from made import machine
-from nfold.bench.axes import read_axes
+from nfold.bench.axes import parse_axes
 from nfold.bench.grid import Grid, build_grid
 from nfold.errors import DevicesMissing, ExtraMissing, UnknownValue, UsageError
 from nfold.machine import Machine
@@ -25,7 +25,7 @@ def _grid(
     common: Plan | None = None,
     **lists: str | None,
 ) -> Grid:
-    axes = read_axes(
+    axes = parse_axes(
         workload, lists, common=common or Plan(), parameters=parameters, scaling=scaling
     )
     return build_grid(axes, host or machine(gpus=4, cores=16), _not_captured)
@@ -35,8 +35,8 @@ def test_the_grid_is_the_product_in_the_order_of_the_axes() -> None:
     grid = _grid(devices="1,2", batch="128,512")
     found = [(cell.plan.devices, cell.plan.batch) for cell in grid.cells]
     assert found == [(1, 128), (1, 512), (2, 128), (2, 512)]
-    assert all(cell.plan.complete for cell in grid.cells)
-    assert grid.merged == 0
+    assert all(cell.plan.is_complete for cell in grid.cells)
+    assert grid.duplicates == 0
 
 
 def test_no_axes_are_one_cell_that_is_called_by_its_workload() -> None:
@@ -48,7 +48,7 @@ def test_no_axes_are_one_cell_that_is_called_by_its_workload() -> None:
 def test_strategies_on_one_device_are_the_same_cell_and_are_counted() -> None:
     grid = _grid(devices="1,2", strategy="ddp,dp")
     assert [cell.label for cell in grid.cells] == ["1 device", "2 devices · ddp", "2 devices · dp"]
-    assert grid.merged == 1
+    assert grid.duplicates == 1
     assert len({cell.id for cell in grid.cells}) == 3
 
 
@@ -78,19 +78,21 @@ def test_weak_scaling_multiplies_the_batch_by_the_devices() -> None:
 
 def test_what_the_framework_cannot_do_is_a_cell_with_its_reason() -> None:
     grid = _grid(step="eager,captured")
-    assert [cell.reason for cell in grid.cells] == [None, "captured is planted"]
-    assert [cell.reason for cell in _grid(step="captured").cells] == ["captured is planted"]
+    assert [cell.unsupported_reason for cell in grid.cells] == [None, "captured is planted"]
+    assert [cell.unsupported_reason for cell in _grid(step="captured").cells] == [
+        "captured is planted"
+    ]
 
 
 def test_a_strategy_that_does_not_fit_its_devices_is_a_cell_with_a_reason() -> None:
     grid = _grid(devices="1,2", strategy="single,ddp", step="eager")
-    reasons = {cell.label: cell.reason for cell in grid.cells}
+    reasons = {cell.label: cell.unsupported_reason for cell in grid.cells}
     assert reasons["1 device"] is None
     assert reasons["2 devices · ddp"] is None
     assert reasons["2 devices · single"] is not None
     assert "allowed are ddp, nfold, dp" in reasons["2 devices · single"]
-    (impossible,) = [cell for cell in grid.cells if cell.reason]
-    assert impossible.plan.complete
+    (impossible,) = [cell for cell in grid.cells if cell.unsupported_reason]
+    assert impossible.plan.is_complete
     assert (impossible.plan.devices, impossible.plan.strategy) == (2, "single")
 
 
@@ -123,7 +125,7 @@ def test_parameters_make_workloads_and_are_said_in_the_label() -> None:
 
 def test_parameters_that_do_not_go_together_are_a_cell_with_a_reason() -> None:
     grid = _grid("filter=3,10", "size=5,50", workload="conv2d", devices="1")
-    impossible = [str(cell.workload) for cell in grid.cells if cell.reason]
+    impossible = [str(cell.workload) for cell in grid.cells if cell.unsupported_reason]
     assert impossible == ["conv2d:filter=10,size=5"]
 
 
@@ -160,11 +162,11 @@ def _without_jax(_: Workload, plan: Plan, __: Machine) -> str | None:
 
 def test_a_framework_that_is_not_installed_is_a_cell_beside_others_and_an_error_alone() -> None:
     def grid(frameworks: str) -> Grid:
-        asked = read_axes("digits", {"framework": frameworks}, common=Plan())
+        asked = parse_axes("digits", {"framework": frameworks}, common=Plan())
         return build_grid(asked, machine(), _without_jax)
 
     here, missing = grid("torch,jax").cells
-    assert here.reason is None
-    assert str(missing.reason).endswith("pip install 'nfold[jax]'")
+    assert here.unsupported_reason is None
+    assert str(missing.unsupported_reason).endswith("pip install 'nfold[jax]'")
     with pytest.raises(ExtraMissing, match="jax is not installed"):
         grid("jax")

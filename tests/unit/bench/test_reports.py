@@ -6,30 +6,30 @@ import pytest
 
 from made import machine
 from nfold.bench.grid import Grid, build_grids
-from nfold.bench.report_axes import Chosen, axes_of, places
-from nfold.bench.reports import REPORTS, Part, report
+from nfold.bench.report_axes import ReportSelection, default_devices, select_axes
+from nfold.bench.reports import FIELD_REPORTS, ReportGrid, find_report
 from nfold.errors import UnknownValue, UsageError
 from nfold.machine import Machine
 
-TRAINED = Part(workload="mnist", lists={"framework": "torch", "batch": "100,200"}, epochs=4)
-TIMED = Part(workload="conv2d", steps=30, most=1)
+TRAINED = ReportGrid(workload="mnist", axes={"framework": "torch", "batch": "100,200"}, epochs=4)
+TIMED = ReportGrid(workload="conv2d", steps=30, max_devices=1)
 
 
-def _grid(parts: tuple[Part, ...], host: Machine, **chosen: object) -> Grid:
-    said = {"devices": places(host), **chosen}
-    axes = axes_of(parts, Chosen(**said))  # type: ignore[arg-type]
+def _grid(parts: tuple[ReportGrid, ...], host: Machine, **chosen: object) -> Grid:
+    said = {"devices": default_devices(host), **chosen}
+    axes = select_axes(parts, ReportSelection(**said))  # type: ignore[arg-type]
     return build_grids(axes, host, lambda *_: None)
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 4])
 @pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", FIELD_REPORTS)
 def test_every_report_is_a_grid_on_every_machine(name: str, quick: bool, gpus: int) -> None:
-    parts = report(name).parts(quick=quick)
+    parts = find_report(name).grids(quick=quick)
     host = machine(gpus=gpus, cores=16)
     grid = _grid(parts, host)
     assert grid.cells
-    assert all(cell.plan.complete for cell in grid.cells)
+    assert all(cell.plan.is_complete for cell in grid.cells)
     kind, most = ("cuda", gpus) if gpus else ("cpu", 2)
     assert {cell.plan.device for cell in grid.cells} == {kind}
     assert max(cell.plan.devices or 0 for cell in grid.cells) == most
@@ -51,21 +51,21 @@ def test_every_report_is_a_grid_on_every_machine(name: str, quick: bool, gpus: i
 def test_devices_are_powers_of_two_up_to_what_there_is(
     gpus: int, device: str | None, expected: str
 ) -> None:
-    assert places(machine(gpus=gpus, cores=16), device) == expected
+    assert default_devices(machine(gpus=gpus, cores=16), device) == expected
 
 
 def test_one_core_is_one_device() -> None:
-    assert places(machine(cores=1)) == "cpu:1"
+    assert default_devices(machine(cores=1)) == "cpu:1"
 
 
 def test_a_batch_per_device_makes_as_many_steps_on_any_number_of_devices() -> None:
-    weak = Part(
+    weak = ReportGrid(
         workload="mnist",
-        lists={"batch": "100"},
+        axes={"batch": "100"},
         scaling="weak",
         epochs=5,
         epochs_per_device=True,
-        least=2,
+        min_devices=2,
     )
     grid = _grid((weak,), machine(gpus=4, cores=16))
     found = [(cell.plan.devices, cell.plan.batch, cell.plan.epochs) for cell in grid.cells]
@@ -102,17 +102,18 @@ def test_what_leaves_nothing_is_refused(chosen: dict[str, object], text: str) ->
 
 def test_an_unknown_value_is_refused_as_a_users_is() -> None:
     with pytest.raises(UnknownValue, match="theano"):
-        _grid((Part(workload="mnist", lists={"framework": "theano"}),), machine())
+        _grid((ReportGrid(workload="mnist", axes={"framework": "theano"}),), machine())
     with pytest.raises(UnknownValue, match="int3"):
         _grid((TRAINED,), machine(), kept={"framework": "int3"})
     with pytest.raises(UnknownValue, match="mirrored-mnist"):
-        report("mirrored")
+        find_report("mirrored")
 
 
 def test_other_frameworks_convolve_in_the_full_grid_only() -> None:
     host = machine(cores=16)
     known = {
-        quick: _grid(report("conv2d-devices").parts(quick=quick), host) for quick in (False, True)
+        quick: _grid(find_report("conv2d-devices").grids(quick=quick), host)
+        for quick in (False, True)
     }
     frameworks = {q: {cell.plan.framework for cell in grid.cells} for q, grid in known.items()}
     assert frameworks == {False: {"torch", "tensorflow", "jax"}, True: {"torch"}}

@@ -9,14 +9,21 @@ from pathlib import Path
 import pytest
 
 from made import machine
-from nfold.bench.axes import read_axes
+from nfold.bench.axes import parse_axes
 from nfold.bench.grid import Grid, build_grid
-from nfold.bench.sweep import Events, Schedule, Turn, in_grid_order, schedule, sweep
+from nfold.bench.sweep import (
+    CellRun,
+    SweepEvents,
+    SweepSchedule,
+    run_sweep,
+    schedule_sweep,
+    sort_by_grid,
+)
 from nfold.errors import StoreUnusable
 from nfold.machine import Machine
-from nfold.measurement import Cause, Measurement, Status
+from nfold.measurement import FailureCause, Measurement, Status
 from nfold.plan import Plan
-from nfold.run.options import Options, Progress
+from nfold.run.options import RunOptions, RunProgress
 from nfold.run.run import run as real_run
 from nfold.store.store import Store
 from nfold.workload import Workload
@@ -34,11 +41,11 @@ class Runner:
         self.asked: list[tuple[int, int]] = []
 
     def __call__(
-        self, workload: Workload, plan: Plan, *, machine: Machine, options: Options, repeat: int
+        self, workload: Workload, plan: Plan, *, machine: Machine, options: RunOptions, repeat: int
     ) -> Measurement:
         batch = plan.batch or 0
         self.asked.append((repeat, batch))
-        options.watch(Progress(phase="stepping", step=1, total=2))
+        options.on_progress(RunProgress(phase="stepping", step=1, total=2))
         status: Status = self.statuses.get(batch, "ok")
         return Measurement(
             id=f"{plan.id}-{repeat}-{next(self.numbers)}",
@@ -47,27 +54,27 @@ class Runner:
             machine=machine,
             status=status,
             repeat=repeat,
-            cause=None if status == "ok" else Cause(text="planted"),
+            cause=None if status == "ok" else FailureCause(text="planted"),
         )
 
 
-class Noting(Events):
+class Noting(SweepEvents):
     """Keeps what a sweep tells, and whether the store had it by then."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.told: list[str] = []
 
-    def skipped(self, turn: Turn, measurement: Measurement) -> None:
+    def skipped(self, turn: CellRun, measurement: Measurement) -> None:
         self.told.append(f"skipped {turn.cell.label}")
 
-    def cell_started(self, turn: Turn) -> None:
+    def cell_started(self, turn: CellRun) -> None:
         self.told.append(f"started {turn.cell.label}")
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: RunProgress) -> None:
         self.told.append(f"step {progress.step}")
 
-    def cell_finished(self, turn: Turn, measurement: Measurement) -> None:
+    def cell_finished(self, turn: CellRun, measurement: Measurement) -> None:
         assert self.store.find(turn.cell.id, turn.repeat) == measurement
         self.told.append(f"finished {turn.cell.label}")
 
@@ -80,7 +87,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def _grid(batches: str = "1,2,3,4", step: str | None = None) -> Grid:
     lists = {"batch": batches, "devices": "1", "framework": "simulated", "step": step}
-    axes = read_axes("digits", lists, common=Plan(steps=20))
+    axes = parse_axes("digits", lists, common=Plan(steps=20))
 
     def unsupported(workload: Workload, plan: Plan, host: Machine) -> str | None:
         return "planted" if plan.step == "captured" else None
@@ -89,26 +96,30 @@ def _grid(batches: str = "1,2,3,4", step: str | None = None) -> Grid:
 
 
 def _sweep(
-    planned: Schedule, store: Store, run: Runner, events: Events | None = None, **options: Options
+    planned: SweepSchedule,
+    store: Store,
+    run: Runner,
+    events: SweepEvents | None = None,
+    **options: RunOptions,
 ) -> list[Measurement]:
-    told = options.get("options", Options(results=store.path.parent))
-    return sweep(
-        planned, store=store, machine=HOST, options=told, run=run, events=events or Events()
+    told = options.get("options", RunOptions(results=store.path.parent))
+    return run_sweep(
+        planned, store=store, machine=HOST, options=told, run=run, events=events or SweepEvents()
     )
 
 
 def test_every_round_has_every_cell_once_in_an_order_of_its_own(store: Store) -> None:
-    planned = schedule(_grid("1,2,3,4,5,6"), store, repeats=4)
-    orders = [[t.cell.plan.batch for t in planned.todo[i : i + 6]] for i in range(0, 24, 6)]
-    assert [turn.repeat for turn in planned.todo] == [i // 6 for i in range(24)]
+    planned = schedule_sweep(_grid("1,2,3,4,5,6"), store, repeats=4)
+    orders = [[t.cell.plan.batch for t in planned.pending[i : i + 6]] for i in range(0, 24, 6)]
+    assert [turn.repeat for turn in planned.pending] == [i // 6 for i in range(24)]
     assert [sorted(map(int, map(str, order))) for order in orders] == [[1, 2, 3, 4, 5, 6]] * 4
     assert len({tuple(order) for order in orders}) > 1
 
 
 def test_the_order_is_the_same_for_the_same_seed(store: Store) -> None:
-    first, again = (schedule(_grid("1,2,3,4,5,6"), store, seed=3) for _ in range(2))
+    first, again = (schedule_sweep(_grid("1,2,3,4,5,6"), store, seed=3) for _ in range(2))
     assert first == again
-    assert first != schedule(_grid("1,2,3,4,5,6"), store, seed=4)
+    assert first != schedule_sweep(_grid("1,2,3,4,5,6"), store, seed=4)
 
 
 def test_each_measurement_is_in_the_store_before_the_next_begins(store: Store) -> None:
@@ -116,28 +127,34 @@ def test_each_measurement_is_in_the_store_before_the_next_begins(store: Store) -
 
     class Counting(Runner):
         def __call__(
-            self, workload: Workload, plan: Plan, *, machine: Machine, options: Options, repeat: int
+            self,
+            workload: Workload,
+            plan: Plan,
+            *,
+            machine: Machine,
+            options: RunOptions,
+            repeat: int,
         ) -> Measurement:
             stored.append(len(store.measurements()))
             return super().__call__(workload, plan, machine=machine, options=options, repeat=repeat)
 
-    found = _sweep(schedule(_grid(), store), store, Counting())
+    found = _sweep(schedule_sweep(_grid(), store), store, Counting())
     assert stored == [0, 1, 2, 3]
     assert store.measurements() == found
 
 
 def test_a_sweep_tells_what_happens_in_order(store: Store) -> None:
     events = Noting(store)
-    _sweep(schedule(_grid("7"), store), store, Runner(), events)
+    _sweep(schedule_sweep(_grid("7"), store), store, Runner(), events)
     assert events.told == ["started digits", "step 1", "finished digits"]
-    _sweep(schedule(_grid("7"), store), store, Runner(), events)
+    _sweep(schedule_sweep(_grid("7"), store), store, Runner(), events)
     assert events.told[3:] == ["skipped digits"]
 
 
 def test_a_rerun_runs_only_what_is_missing(store: Store) -> None:
-    _sweep(schedule(_grid("1,2"), store), store, Runner())
+    _sweep(schedule_sweep(_grid("1,2"), store), store, Runner())
     later = Runner()
-    planned = schedule(_grid("1,2,3"), store, repeats=2)
+    planned = schedule_sweep(_grid("1,2,3"), store, repeats=2)
     found = _sweep(planned, store, later)
     assert sorted(later.asked) == [(0, 3), (1, 1), (1, 2), (1, 3)]
     assert len(planned.done) == 2
@@ -160,50 +177,56 @@ def test_a_rerun_runs_only_what_is_missing(store: Store) -> None:
 def test_what_was_cut_short_or_is_possible_by_now_is_run_again(
     store: Store, status: Status, reruns: bool
 ) -> None:
-    _sweep(schedule(_grid("5"), store), store, Runner({5: status}))
-    assert len(schedule(_grid("5"), store).todo) == int(reruns)
+    _sweep(schedule_sweep(_grid("5"), store), store, Runner({5: status}))
+    assert len(schedule_sweep(_grid("5"), store).pending) == int(reruns)
 
 
 def test_again_runs_everything_and_the_newest_counts(store: Store) -> None:
-    _sweep(schedule(_grid("5"), store), store, Runner({5: "crashed"}))
-    _sweep(schedule(_grid("5"), store, again=True), store, Runner())
+    _sweep(schedule_sweep(_grid("5"), store), store, Runner({5: "crashed"}))
+    _sweep(schedule_sweep(_grid("5"), store, again=True), store, Runner())
     (only,) = store.measurements()
     assert only.status == "ok"
 
 
 def test_a_failed_run_does_not_end_the_sweep(store: Store) -> None:
     runner = Runner({1: "oom", 2: "killed", 3: "hung"})
-    found = _sweep(schedule(_grid(), store), store, runner)
+    found = _sweep(schedule_sweep(_grid(), store), store, runner)
     assert sorted(m.status for m in found) == ["hung", "killed", "ok", "oom"]
 
 
 def test_a_combination_that_cannot_run_is_one_row_that_is_never_run(store: Store) -> None:
     runner = Runner()
     grid = _grid("8", step="eager,captured")
-    found = in_grid_order(grid, _sweep(schedule(grid, store, repeats=3), store, runner))
+    found = sort_by_grid(grid, _sweep(schedule_sweep(grid, store, repeats=3), store, runner))
     assert [m.status for m in found] == ["ok", "ok", "ok", "unsupported"]
-    assert found[3].cause == Cause(text="planted")
+    assert found[3].cause == FailureCause(text="planted")
     assert found[3].cell == grid.cells[1].id
     assert len(runner.asked) == 3
-    assert not schedule(grid, store, repeats=3).todo
+    assert not schedule_sweep(grid, store, repeats=3).pending
 
 
 def test_a_request_to_stop_ends_the_sweep_after_the_run(store: Store) -> None:
-    options = Options(results=store.path.parent)
+    options = RunOptions(results=store.path.parent)
 
     class Interrupted(Runner):
         def __call__(
-            self, workload: Workload, plan: Plan, *, machine: Machine, options: Options, repeat: int
+            self,
+            workload: Workload,
+            plan: Plan,
+            *,
+            machine: Machine,
+            options: RunOptions,
+            repeat: int,
         ) -> Measurement:
             options.stop.signum = 15 if len(self.asked) == 1 else None
             self.statuses = {plan.batch or 0: "interrupted"} if options.stop else {}
             return super().__call__(workload, plan, machine=machine, options=options, repeat=repeat)
 
     runner = Interrupted()
-    found = _sweep(schedule(_grid(), store), store, runner, options=options)
+    found = _sweep(schedule_sweep(_grid(), store), store, runner, options=options)
     assert [m.status for m in found] == ["ok", "interrupted"]
     assert store.measurements() == found
-    assert len(schedule(_grid(), store).todo) == 3
+    assert len(schedule_sweep(_grid(), store).pending) == 3
 
 
 def test_a_store_that_fails_ends_the_sweep_at_once(store: Store) -> None:
@@ -213,13 +236,13 @@ def test_a_store_that_fails_ends_the_sweep_at_once(store: Store) -> None:
 
     runner = Runner()
     with Full.open(store.path.parent) as full, pytest.raises(StoreUnusable):
-        _sweep(schedule(_grid(), full), full, runner)
+        _sweep(schedule_sweep(_grid(), full), full, runner)
     assert len(runner.asked) == 1
 
 
 def test_the_result_is_ordered_as_the_grid(store: Store) -> None:
     grid = _grid("4,3,2,1")
-    found = in_grid_order(grid, _sweep(schedule(grid, store, repeats=2), store, Runner()))
+    found = sort_by_grid(grid, _sweep(schedule_sweep(grid, store, repeats=2), store, Runner()))
     assert [(m.plan.batch, m.repeat) for m in found] == [
         (batch, repeat) for batch in (4, 3, 2, 1) for repeat in (0, 1)
     ]
@@ -231,13 +254,13 @@ def test_with_the_real_verb_and_planted_costs(
     failures = '[{"kind": "oom", "batch_per_device": 64}]'
     monkeypatch.setenv("NFOLD_SIMULATED", f'{{"failures": {failures}}}')
     grid = _grid("32,64")
-    found = sweep(
-        schedule(grid, store),
+    found = run_sweep(
+        schedule_sweep(grid, store),
         store=store,
         machine=HOST,
-        options=Options(results=store.path.parent),
+        options=RunOptions(results=store.path.parent),
         run=real_run,
-        events=Events(),
+        events=SweepEvents(),
     )
-    assert [m.status for m in in_grid_order(grid, found)] == ["ok", "oom"]
+    assert [m.status for m in sort_by_grid(grid, found)] == ["ok", "oom"]
     assert store.measurements() == found

@@ -9,7 +9,7 @@ from fleet import Place
 from inception import ASKED, SPECS, Question, phases, places, spec_of
 from inception_found import best_of, binding, ratios, table
 
-from nfold.rates import Rate
+from nfold.rates import ImageRate
 
 RATES = {
     ("cpu", 1): [2000.0, 2000.0, 2000.0],
@@ -21,8 +21,8 @@ RATES = {
 }
 
 
-def steady(value: float) -> Rate:
-    return Rate(value=value, low=value, high=value)
+def steady(value: float) -> ImageRate:
+    return ImageRate(value=value, low=value, high=value)
 
 
 def test_phases_fill_the_devices_and_best_waits_for_what_it_is_of() -> None:

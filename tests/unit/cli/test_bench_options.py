@@ -15,7 +15,7 @@ import pytest
 from made import machine
 from nfold import cli
 from nfold.bench import reports
-from nfold.bench.reports import Part, Report
+from nfold.bench.reports import FieldReportSpec, ReportGrid
 from nfold.cli import bench, benching
 from nfold.store.store import Store
 
@@ -234,12 +234,12 @@ def test_a_further_rank_of_a_job_says_and_stores_nothing(
 
 
 LONG = {"batch": "100,200", "framework": "simulated"}
-PLANTED = Report(
+PLANTED = FieldReportSpec(
     name="cifar-scaling",
-    full=(Part(workload="cnn10", lists=LONG, epochs=2),),
+    full=(ReportGrid(workload="cnn10", axes=LONG, epochs=2),),
     quick=(
-        Part(workload="cnn10", lists=LONG, epochs=2),
-        Part(workload="wide_resnet", lists={"framework": "simulated"}, epochs=2),
+        ReportGrid(workload="cnn10", axes=LONG, epochs=2),
+        ReportGrid(workload="wide_resnet", axes={"framework": "simulated"}, epochs=2),
     ),
     repeats=2,
 )
@@ -248,7 +248,7 @@ PLANTED = Report(
 @pytest.fixture
 def planted(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """A field report on the virtual clock: 100 ms a step of 100, the exchange takes 20."""
-    monkeypatch.setitem(reports.REPORTS, "cifar-scaling", PLANTED)
+    monkeypatch.setitem(reports.FIELD_REPORTS, "cifar-scaling", PLANTED)
     command.plant(compute_ms_per_sample=1.0, exchange_ms=20.0, samples_per_epoch=1000)
     return command
 
@@ -346,8 +346,8 @@ def test_without_the_extra_the_report_is_markdown_and_says_what_to_install(tmp_p
 
 
 def test_the_request_has_every_option() -> None:
-    options = set(inspect.signature(bench.command).parameters) - {"context"}
-    assert options == {field.name for field in dataclasses.fields(benching.Request)}
+    options = set(inspect.signature(bench.bench_command).parameters) - {"context"}
+    assert options == {field.name for field in dataclasses.fields(benching.BenchOptions)}
 
 
 def test_the_version_is_printed(command: Command) -> None:

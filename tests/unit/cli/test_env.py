@@ -15,7 +15,7 @@ from nfold.machine import Machine
 from nfold.telemetry.facts import gather_facts
 from nfold.telemetry.inspection import inspect_machine
 from nfold.telemetry.nvml import Nvml
-from nfold.telemetry.obstacles import Obstacle, obstacles
+from nfold.telemetry.obstacles import Obstacle, find_obstacles
 from nvml_fake import FakeCard, FakeNvml
 
 
@@ -29,14 +29,14 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def _shown(machine: Machine, found: list[Obstacle]) -> str:
     out = io.StringIO()
-    env.show(machine, found, Console(file=out, width=100, markup=False, highlight=False))
+    env.print_machine(machine, found, Console(file=out, width=100, markup=False, highlight=False))
     return out.getvalue()
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, api: FakeNvml, *arguments: str) -> str:
     monkeypatch.setattr("nfold.telemetry.nvml.Nvml", lambda: Nvml(api))
     app = typer.Typer()
-    app.command()(env.command)
+    app.command()(env.env_command)
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -102,7 +102,7 @@ def test_piped_it_is_plain_and_at_most_100_wide(monkeypatch: pytest.MonkeyPatch)
 
 def test_obstacles_of_the_real_machine_all_say_how_they_are_known() -> None:
     with Nvml() as nvml:
-        found = obstacles(inspect_machine(nvml), gather_facts(nvml))
+        found = find_obstacles(inspect_machine(nvml), gather_facts(nvml))
     assert all(obstacle.text and obstacle.evidence for obstacle in found)
 
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from nfold.cli.epochs import EpochLines, Pace, epoch_line
-from nfold.cli.screen import LiveScreen, Screen
+from nfold.cli.epochs import EpochProgress, StepTimer, format_epoch
+from nfold.cli.screen import LiveScreen, PlainScreen
 from nfold.measurement import Epoch, RankSamples
-from nfold.run.handoff import Folder
-from nfold.run.options import Progress
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunProgress
 
 EPOCH = Epoch(seconds=3.21, samples=10, train_loss=0.5119, accuracy=0.84208)
 
 
-def _at(step: int) -> Progress:
-    return Progress(phase="stepping", step=step, total=100, samples_per_s=1234.0)
+def _at(step: int) -> RunProgress:
+    return RunProgress(phase="stepping", step=step, total=100, samples_per_s=1234.0)
 
 
 def test_the_line_of_an_epoch() -> None:
-    assert epoch_line(3, 10, EPOCH) == "epoch 3/10: loss 0.512, accuracy 0.8421, 3.2 s"
+    assert format_epoch(3, 10, EPOCH) == "epoch 3/10: loss 0.512, accuracy 0.8421, 3.2 s"
 
 
 def test_every_epoch_is_told_once_also_those_that_nobody_saw_ending(tmp_path: Path) -> None:
-    stream, folder = io.StringIO(), Folder(tmp_path)
-    with Screen(stream) as screen:
-        lines = EpochLines(screen, 4, before=1)
+    stream, folder = io.StringIO(), HandoffFolder(tmp_path)
+    with PlainScreen(stream) as screen:
+        lines = EpochProgress(screen, 4, before=1)
         lines.started(tmp_path)
         lines.progress(_at(1))
         folder.write_samples(RankSamples(rank=0, device="cpu", epochs=(EPOCH,) * 2))
@@ -39,12 +39,12 @@ def test_every_epoch_is_told_once_also_those_that_nobody_saw_ending(tmp_path: Pa
 
 def test_time_left_follows_the_steps_that_were_seen() -> None:
     now = [10.0]
-    pace = Pace(lambda: now[0])
-    assert pace.left_s(_at(0)) is None
-    assert pace.left_s(_at(40)) is None
+    pace = StepTimer(lambda: now[0])
+    assert pace.remaining_s(_at(0)) is None
+    assert pace.remaining_s(_at(40)) is None
     now[0] = 14.0
-    assert pace.left_s(_at(60)) == 8.0
-    assert pace.left_s(Progress(phase="finished", step=100, total=0)) == 0
+    assert pace.remaining_s(_at(60)) == 8.0
+    assert pace.remaining_s(RunProgress(phase="finished", step=100, total=0)) == 0
 
 
 def test_on_a_terminal_the_lines_stay_above_the_live_one(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_on_a_terminal_the_lines_stay_above_the_live_one(tmp_path: Path) -> None
 
     stream = Terminal()
     with LiveScreen(stream) as screen:
-        lines = EpochLines(screen, 2)
+        lines = EpochProgress(screen, 2)
         lines.started(tmp_path)
         lines.progress(_at(10))
         lines.finished((EPOCH,))

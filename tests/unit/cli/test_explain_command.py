@@ -16,12 +16,12 @@ from typer.testing import CliRunner, Result
 from explaining import explained, ladder, target
 from nfold.cli import explaining, run_lines
 from nfold.cli.app import app
-from nfold.cli.explained import _block, show
-from nfold.cli.explaining import seconds
+from nfold.cli.explained import _block, print_explanation
+from nfold.cli.explaining import parse_seconds
 from nfold.errors import NfoldError, RunFailure, UsageError
-from nfold.explain.rung import Rung
-from nfold.frameworks.simulated import Script
-from nfold.measurement import Cause, Measurement
+from nfold.explain.rung import Trial
+from nfold.frameworks.simulated import Scenario
+from nfold.measurement import FailureCause, Measurement
 from nfold.store.store import Store
 
 SCRIPT = {"compute_ms_per_sample": 0.1, "exchange_ms": 3.0, "samples_per_epoch": 1000}
@@ -89,11 +89,11 @@ def test_code_to_change_stands_in_one_line_below_the_table() -> None:
 def test_a_change_that_helps_both_is_told_below_the_first_table_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    script = Script(compute_ms_per_sample=0.1, samples_per_epoch=2000, epoch_gap_ms=30.0)
+    script = Scenario(compute_ms_per_sample=0.1, samples_per_epoch=2000, epoch_gap_ms=30.0)
     found = explained(script)
-    assert [row.cause for row in found.rows if row.named] == ["epoch-boundary"]
-    assert [row.cause for row in found.single if row.named] == ["epoch-boundary"]
-    show(found, plain=True)
+    assert [row.cause for row in found.rows if row.significant] == ["epoch-boundary"]
+    assert [row.cause for row in found.one_device_rows if row.significant] == ["epoch-boundary"]
+    print_explanation(found, plain=True)
     assert capsys.readouterr().out.count("What to change") == 1
 
 
@@ -135,35 +135,35 @@ def test_json_has_the_versioned_form_and_a_rerun_measures_nothing_anew() -> None
     assert row["predicted_speedup"]["value"] == pytest.approx(2)
     assert _intervals([*said["budget"], *said["single_device_budget"]])
     assert not Path("nfold-results/explain.html").exists()
-    with Store.read(Path("nfold-results")) as store:
+    with Store.open_readonly(Path("nfold-results")) as store:
         before = {measurement.id for measurement in store.measurements()}
     assert set(row["evidence"]) <= before
     again = json.loads(_explain("digits", *SIMULATED, "--json", "--no-report").stdout)
     assert again["budget"] == said["budget"]
-    with Store.read(Path("nfold-results")) as store:
+    with Store.open_readonly(Path("nfold-results")) as store:
         assert {measurement.id for measurement in store.measurements()} == before
 
 
 def test_what_was_measured_before_is_said_to_be() -> None:
     first, second = (_explain("digits", *SIMULATED, "--no-report", "--plain") for _ in range(2))
-    assert run_lines.EARLIER not in first.stderr
+    assert run_lines.STORED_RESULTS_NOTE not in first.stderr
     assert "(measured 2" not in first.stderr
-    assert second.stderr.count(run_lines.EARLIER) == 1
+    assert second.stderr.count(run_lines.STORED_RESULTS_NOTE) == 1
     lines = [line for line in second.stderr.splitlines() if line.startswith("[")]
     assert lines
     assert all("(measured 2" in line for line in lines)
     anew = _explain("digits", *SIMULATED, "--no-report", "--plain", "--again")
-    assert run_lines.EARLIER not in anew.stderr
+    assert run_lines.STORED_RESULTS_NOTE not in anew.stderr
 
 
 def test_a_report_of_the_results_shows_plans_only() -> None:
     _explain("digits", *SIMULATED, "--no-report")
     found = CliRunner().invoke(app, ["report", "--json"])
     kept = json.loads(found.stdout)["measurements"]
-    with Store.read(Path("nfold-results")) as store:
+    with Store.open_readonly(Path("nfold-results")) as store:
         everything = store.measurements()
     assert 0 < len(kept) < len(everything)
-    assert {m["id"] for m in kept} == {m.id for m in everything if not m.ablation}
+    assert {m["id"] for m in kept} == {m.id for m in everything if not m.variant}
 
 
 def test_a_failing_plan_is_one_sentence(planted: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_a_wrong_request_says_what_is_allowed(arguments: list[str], said: str) -
     ("text", "value"), [("90s", 90), ("3m", 180), ("1h", 3600), ("45", 45), ("1.5m", 90)]
 )
 def test_times_are_read(text: str, value: float) -> None:
-    assert seconds(text) == value
+    assert parse_seconds(text) == value
 
 
 def test_stopped_before_there_is_a_speedup_it_says_so(planted: pytest.MonkeyPatch) -> None:
@@ -205,11 +205,11 @@ def test_stopped_before_there_is_a_speedup_it_says_so(planted: pytest.MonkeyPatc
     assert "next: the same command, which goes on from here" in found.stderr
 
 
-def _outcome(rung: Rung, measurement: Measurement) -> str:
+def _outcome(rung: Trial, measurement: Measurement) -> str:
     """What the line of a run says came out."""
     said: list[str] = []
-    shown: Any = SimpleNamespace(say=said.append, show=lambda _: None)
-    lines = run_lines.RunLines(shown)
+    shown: Any = SimpleNamespace(print_line=said.append, show_live=lambda _: None)
+    lines = run_lines.ExplainProgress(shown)
     lines.started([rung], 0, 9.0)
     lines.finished([rung], 0, [measurement], 8.0)
     (line,) = said
@@ -218,10 +218,10 @@ def _outcome(rung: Rung, measurement: Measurement) -> str:
 
 def test_a_line_of_a_run_tells_what_lies_between_its_epochs() -> None:
     """More workers may only move what is waited for there."""
-    whole = Rung(plan=ladder().plan.edit(steps=None, epochs=3))
+    whole = Trial(plan=ladder().plan.edit(steps=None, epochs=3))
     plain, with_gap = (
         _outcome(
-            whole, target(Script(compute_ms_per_sample=0.1, epoch_gap_ms=gap)).measure(whole, 0)
+            whole, target(Scenario(compute_ms_per_sample=0.1, epoch_gap_ms=gap)).measure(whole, 0)
         )
         for gap in (0.0, 400.0)
     )
@@ -231,26 +231,31 @@ def test_a_line_of_a_run_tells_what_lies_between_its_epochs() -> None:
 
 
 def test_a_line_of_a_run_tells_what_comes_after_some_steps_only() -> None:
-    rung = Rung(plan=ladder().plan.edit(steps=100))
-    done = target(Script(compute_ms_per_sample=0.1, pause_ms=60.0)).measure(rung, 0)
+    rung = Trial(plan=ladder().plan.edit(steps=100))
+    done = target(Scenario(compute_ms_per_sample=0.1, host_gap_ms=60.0)).measure(rung, 0)
     assert _outcome(rung, done) == "10.00 ms a step and 3.00 after some only"
 
 
 def test_a_line_of_a_run_says_that_a_turn_never_came() -> None:
-    rung = ladder().full()
-    done = target(Script(compute_ms_per_sample=0.1)).measure(rung, 0)
+    rung = ladder().actual()
+    done = target(Scenario(compute_ms_per_sample=0.1)).measure(rung, 0)
     ranks = tuple(dataclasses.replace(rank, windows=()) for rank in done.ranks)
-    failed = dataclasses.replace(done, status="oom", cause=Cause(text="no room"))
+    failed = dataclasses.replace(done, status="oom", cause=FailureCause(text="no room"))
     words = [_outcome(rung, one) for one in (dataclasses.replace(done, ranks=ranks), failed)]
     assert words == ["had no turn before the script ended", "oom: no room"]
 
 
 def test_a_line_of_a_run_tells_what_its_plan_has_of_its_own() -> None:
     said: list[str] = []
-    shown: Any = SimpleNamespace(say=said.append, show=said.append)
-    lines, whole = run_lines.RunLines(shown), ladder()
-    clock = target(Script(compute_ms_per_sample=0.1))
-    for rung in (whole.full(), whole.one, whole.edited(workers=3), whole.edited(batch=400)):
+    shown: Any = SimpleNamespace(print_line=said.append, show_live=said.append)
+    lines, whole = run_lines.ExplainProgress(shown), ladder()
+    clock = target(Scenario(compute_ms_per_sample=0.1))
+    for rung in (
+        whole.actual(),
+        whole.baseline,
+        whole.with_plan(workers=3),
+        whole.with_plan(batch=400),
+    ):
         lines.started([rung], 0, 9.0)
         lines.finished([rung], 0, [clock.measure(rung, 0)], 8.0)
     # The live line has the time first, a printed one the number of the run.

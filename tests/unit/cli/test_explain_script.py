@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from nfold.cli import explaining
 from nfold.cli.app import app
 from nfold.cli.explain_script import is_script
-from nfold.cli.explaining import Request
+from nfold.cli.explaining import ExplainOptions
 from nfold.errors import NfoldError, UsageError
 
 
@@ -30,15 +30,15 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _asked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Request:
+def _asked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ExplainOptions:
     """The request that a command line makes."""
-    found: list[Request] = []
+    found: list[ExplainOptions] = []
 
-    def explain(request: Request) -> int:
+    def explain(request: ExplainOptions) -> int:
         found.append(request)
         return 0
 
-    monkeypatch.setattr(explaining, "explain", explain)
+    monkeypatch.setattr(explaining, "run_explain", explain)
     assert CliRunner().invoke(app, ["explain", *arguments]).exit_code == 0
     return found[0]
 

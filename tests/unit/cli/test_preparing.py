@@ -22,7 +22,7 @@ def test_photographs_are_counted_where_they_lie(
     monkeypatch.setenv("NFOLD_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("NFOLD_CACHE", str(tmp_path / "cache"))
     folders(tmp_path / "data" / "imagenet")
-    data.prepare_photographs(None, samples=0, classes=10, skip_bad=False, decoded=False)
+    data.prepare_photographs(None, samples=0, classes=10, skip_bad=False, decode=False)
     assert epoch_samples(Workload.parse(f"inception_v3{said}")) == samples
 
 

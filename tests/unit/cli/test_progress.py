@@ -8,21 +8,21 @@ import pytest
 
 from made import machine
 from measured import measurement
-from nfold.bench.axes import read_axes
+from nfold.bench.axes import parse_axes
 from nfold.bench.grid import build_grid
-from nfold.bench.sweep import Turn
+from nfold.bench.sweep import CellRun
 from nfold.cli.progress import (
-    CellLines,
-    TimeLeft,
-    cell_name,
-    duration,
-    glance,
-    outcome,
+    RemainingTime,
+    SweepProgress,
+    describe_cell,
+    describe_measurement,
+    describe_progress,
+    format_short_duration,
 )
-from nfold.cli.screen import LiveScreen, Screen
-from nfold.measurement import Cause
+from nfold.cli.screen import LiveScreen, PlainScreen
+from nfold.measurement import FailureCause
 from nfold.plan import Plan
-from nfold.run.options import Progress
+from nfold.run.options import RunProgress
 
 
 class Clock:
@@ -33,9 +33,9 @@ class Clock:
         return self.now
 
 
-def _turn(repeat: int = 0) -> Turn:
-    axes = read_axes("digits", {"devices": "1,2"}, common=Plan())
-    return Turn(cell=build_grid(axes, machine(), lambda *_: None).cells[1], repeat=repeat)
+def _turn(repeat: int = 0) -> CellRun:
+    axes = parse_axes("digits", {"devices": "1,2"}, common=Plan())
+    return CellRun(cell=build_grid(axes, machine(), lambda *_: None).cells[1], repeat=repeat)
 
 
 @pytest.mark.parametrize(
@@ -43,57 +43,57 @@ def _turn(repeat: int = 0) -> Turn:
     [(0, "0 s"), (8.4, "8 s"), (59.6, "1:00"), (125, "2:05"), (3725, "1:02:05")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_short_duration(seconds) == text
 
 
 def test_a_cell_is_called_by_what_varies_and_its_repeat() -> None:
-    assert cell_name(_turn()) == "digits · 2 devices"
-    assert cell_name(_turn(repeat=1)) == "digits · 2 devices · repeat 2"
+    assert describe_cell(_turn()) == "digits · 2 devices"
+    assert describe_cell(_turn(repeat=1)) == "digits · 2 devices · repeat 2"
 
 
 def test_time_left_is_the_estimate_until_a_run_has_ended() -> None:
     clock = Clock()
-    left = TimeLeft([10.0, 30.0], clock)
-    assert left.seconds() == 40
+    left = RemainingTime([10.0, 30.0], clock)
+    assert left.estimate_s() == 40
     clock.now += 4
-    assert left.seconds() == 36
+    assert left.estimate_s() == 36
 
 
 def test_time_left_is_set_right_by_how_long_runs_took() -> None:
     clock = Clock()
-    left = TimeLeft([10.0, 30.0, 0.0], clock)
+    left = RemainingTime([10.0, 30.0, 0.0], clock)
     clock.now += 20
-    left.finished()
-    assert left.seconds() == 60
+    left.record_finished()
+    assert left.estimate_s() == 60
     clock.now += 25
-    assert left.seconds() == 35
+    assert left.estimate_s() == 35
     clock.now += 100
-    assert left.seconds() == 0
+    assert left.estimate_s() == 0
 
 
 def test_time_left_without_estimates_is_nothing() -> None:
-    left = TimeLeft([0.0, 0.0], Clock())
-    left.finished()
-    assert left.seconds() == 0
+    left = RemainingTime([0.0, 0.0], Clock())
+    left.record_finished()
+    assert left.estimate_s() == 0
 
 
 def test_an_outcome_is_a_rate_or_a_cause() -> None:
-    assert "images/s" in outcome(measurement(workload="digits", rate=12_000))
+    assert "images/s" in describe_measurement(measurement(workload="digits", rate=12_000))
     failed = measurement(
-        workload="digits", status="oom", cause=Cause(text="no \x1b[2J memory"), ranks=()
+        workload="digits", status="oom", cause=FailureCause(text="no \x1b[2J memory"), ranks=()
     )
-    assert outcome(failed) == "oom: no \\x1b[2J memory"
+    assert describe_measurement(failed) == "oom: no \\x1b[2J memory"
 
 
 def test_a_finished_cell_is_one_plain_line() -> None:
     stream, clock = io.StringIO(), Clock()
-    with Screen(stream) as screen:
-        events = CellLines(screen, TimeLeft([10.0, 30.0], clock))
+    with PlainScreen(stream) as screen:
+        events = SweepProgress(screen, RemainingTime([10.0, 30.0], clock))
         events.cell_started(_turn())
-        events.progress(Progress(phase="stepping", step=1, total=2))
+        events.progress(RunProgress(phase="stepping", step=1, total=2))
         clock.now += 10
         failed = measurement(
-            workload="digits", status="hung", cause=Cause(text="planted"), ranks=()
+            workload="digits", status="hung", cause=FailureCause(text="planted"), ranks=()
         )
         events.cell_finished(_turn(), failed)
     line = stream.getvalue()
@@ -101,10 +101,10 @@ def test_a_finished_cell_is_one_plain_line() -> None:
 
 
 def test_a_glance_leaves_out_what_is_not_known() -> None:
-    assert glance(Progress(phase="starting", step=0, total=0)) == "starting"
-    assert glance(Progress(phase="stepping", step=7, total=0)) == "stepping · step 7"
-    full = Progress(phase="stepping", step=7, total=9, samples_per_s=41_200.4, device_load=97.3)
-    assert glance(full) == "stepping · step 7/9 · 41,200 images/s · device load 97 %"
+    assert describe_progress(RunProgress(phase="starting", step=0, total=0)) == "starting"
+    assert describe_progress(RunProgress(phase="stepping", step=7, total=0)) == "stepping · step 7"
+    full = RunProgress(phase="stepping", step=7, total=9, samples_per_s=41_200.4, device_load=97.3)
+    assert describe_progress(full) == "stepping · step 7/9 · 41,200 images/s · device load 97 %"
 
 
 def test_a_terminal_has_a_live_line_that_goes_away_and_leaves_the_cursor(
@@ -117,9 +117,9 @@ def test_a_terminal_has_a_live_line_that_goes_away_and_leaves_the_cursor(
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     with LiveScreen(stream) as screen:
-        events = CellLines(screen, TimeLeft([10.0], Clock()))
+        events = SweepProgress(screen, RemainingTime([10.0], Clock()))
         events.cell_started(_turn())
-        events.progress(Progress(phase="stepping", step=7, total=9, samples_per_s=41_200.0))
+        events.progress(RunProgress(phase="stepping", step=7, total=9, samples_per_s=41_200.0))
         events.cell_finished(_turn(), measurement(workload="digits", status="oom", ranks=()))
     shown = stream.getvalue()
     assert "1/1 cells · 10 s left · digits · 2 devices" in shown

@@ -9,13 +9,13 @@ from typer.testing import CliRunner, Result
 
 import measured
 import measured_grids
-from nfold.cli.report import command
+from nfold.cli.report import report_command
 from nfold.errors import NfoldError
-from nfold.measurement import Cause
+from nfold.measurement import FailureCause
 from nfold.store.store import Store
 
 app = typer.Typer()
-app.command()(command)
+app.command()(report_command)
 
 
 def report(*arguments: object) -> Result:
@@ -77,7 +77,7 @@ def test_what_is_not_there_is_one_clear_error(
 
 
 def test_hostile_text_does_not_reach_the_terminal(tmp_path: Path) -> None:
-    cause = Cause(text="[red]x[/red]\x1b[31m\nsecond line")
+    cause = FailureCause(text="[red]x[/red]\x1b[31m\nsecond line")
     with Store.open(tmp_path) as store:
         store.append(measured.measurement(status="crashed", cause=cause, ranks=()))
     done = report("--results", tmp_path)

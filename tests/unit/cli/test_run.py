@@ -14,7 +14,7 @@ import pytest
 from nfold import cli
 from nfold.cli import running, without_debug
 from nfold.errors import RunFailure
-from nfold.run.asked import Asked
+from nfold.run.asked import TorchrunArgs
 
 SAID: dict[str, tuple[str, Any]] = {
     "nproc-per-node": ("gpu", "gpu"),
@@ -39,16 +39,16 @@ class Command:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
-        self._asked: list[Asked] = []
-        patch.setattr(running, "run", self._note)
+        self._asked: list[TorchrunArgs] = []
+        patch.setattr(running, "launch_and_report", self._note)
         for name in (*SAID, *FLAGS):
             patch.delenv(f"PET_{name.replace('-', '_').upper()}", raising=False)
 
-    def _note(self, asked: Asked) -> int:
+    def _note(self, asked: TorchrunArgs) -> int:
         self._asked.append(asked)
         return 7
 
-    def __call__(self, *arguments: str) -> Asked:
+    def __call__(self, *arguments: str) -> TorchrunArgs:
         self._patch.setattr(sys, "argv", ["nfold", "run", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -62,7 +62,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 def test_nothing_said(command: Command) -> None:
-    assert command("train.py") == Asked(script="train.py")
+    assert command("train.py") == TorchrunArgs(script="train.py")
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -132,10 +132,10 @@ def test_whose_debug_it_is(arguments: list[str], debug: bool, left: list[str]) -
 def test_debug_shows_the_traceback_of_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_: Asked) -> int:
+    def fail(_: TorchrunArgs) -> int:
         raise RunFailure("rank 0 failed first")
 
-    monkeypatch.setattr(running, "run", fail)
+    monkeypatch.setattr(running, "launch_and_report", fail)
     for arguments, traced in ((["x.py"], False), (["--debug", "x.py"], True)):
         monkeypatch.setattr(sys, "argv", ["nfold", "run", *arguments])
         with pytest.raises(SystemExit) as ended:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nfold.cli.signals import HANDLED, stop_on_signals
+from nfold.cli.signals import STOP_SIGNALS, stop_on_signals
 
 TWICE = """
 import os, signal
@@ -22,7 +22,7 @@ with stop_on_signals() as stop:
 """
 
 
-@pytest.mark.parametrize("signum", HANDLED)
+@pytest.mark.parametrize("signum", STOP_SIGNALS)
 def test_a_signal_is_noted_and_nothing_else(signum: signal.Signals) -> None:
     with stop_on_signals() as stop:
         assert not stop
@@ -32,10 +32,10 @@ def test_a_signal_is_noted_and_nothing_else(signum: signal.Signals) -> None:
 
 
 def test_the_handlers_are_put_back() -> None:
-    before = {signum: signal.getsignal(signum) for signum in HANDLED}
+    before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
     with stop_on_signals():
-        assert all(signal.getsignal(s) != before[s] for s in HANDLED)
-    assert {signum: signal.getsignal(signum) for signum in HANDLED} == before
+        assert all(signal.getsignal(s) != before[s] for s in STOP_SIGNALS)
+    assert {signum: signal.getsignal(signum) for signum in STOP_SIGNALS} == before
 
 
 def test_what_was_ignored_stays_ignored() -> None:

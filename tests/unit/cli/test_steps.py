@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from nfold.cli.screen import Screen
-from nfold.cli.steps import Closed, StepLines, closed_windows, step_line
+from nfold.cli.screen import PlainScreen
+from nfold.cli.steps import CompletedWindow, StepProgress, completed_windows, format_steps
 from nfold.measurement import RankSamples, Window
-from nfold.run.handoff import Folder
-from nfold.run.options import Progress
+from nfold.run.handoff import HandoffFolder
+from nfold.run.options import RunProgress
 
-NOW = Progress(phase="stepping", step=1, total=10)
+NOW = RunProgress(phase="stepping", step=1, total=10)
 
 
 def _rank(rank: int, seconds: float, windows: int = 3) -> RankSamples:
@@ -27,7 +27,7 @@ def _rank(rank: int, seconds: float, windows: int = 3) -> RankSamples:
 
 
 def test_a_window_is_as_long_as_on_its_slowest_rank_and_holds_all_samples() -> None:
-    found = closed_windows((_rank(0, 1.0), _rank(1, 2.0, windows=2)))
+    found = completed_windows((_rank(0, 1.0), _rank(1, 2.0, windows=2)))
     assert [(w.step, w.steps, w.samples, w.seconds) for w in found] == [
         (20, 10, 640, 2.0),
         (30, 10, 640, 2.0),
@@ -36,19 +36,19 @@ def test_a_window_is_as_long_as_on_its_slowest_rank_and_holds_all_samples() -> N
 
 
 def test_ranks_without_a_window_have_none() -> None:
-    assert closed_windows(()) == []
-    assert closed_windows((_rank(0, 1.0), _rank(1, 1.0, windows=0))) == []
+    assert completed_windows(()) == []
+    assert completed_windows((_rank(0, 1.0), _rank(1, 1.0, windows=0))) == []
 
 
 def test_a_line_joins_windows_weighting_losses_by_steps() -> None:
-    windows = [Closed(10, 10, 640, 2.0, 1.0), Closed(40, 30, 1920, 6.0, 0.2)]
-    assert step_line(windows) == "step 40, loss 0.4, 320.0 images/s, 0.2 s/batch"
+    windows = [CompletedWindow(10, 10, 640, 2.0, 1.0), CompletedWindow(40, 30, 1920, 6.0, 0.2)]
+    assert format_steps(windows) == "step 40, loss 0.4, 320.0 images/s, 0.2 s/batch"
 
 
 def test_lines_come_from_the_files_of_the_ranks_each_window_once(tmp_path: Path) -> None:
-    stream, folder = io.StringIO(), Folder(tmp_path)
-    with Screen(stream) as screen:
-        lines = StepLines(screen, 20)
+    stream, folder = io.StringIO(), HandoffFolder(tmp_path)
+    with PlainScreen(stream) as screen:
+        lines = StepProgress(screen, 20)
         lines.started(tmp_path)
         lines.progress(NOW)
         folder.write_samples(_rank(0, 1.0, windows=1))
@@ -65,9 +65,9 @@ def test_lines_come_from_the_files_of_the_ranks_each_window_once(tmp_path: Path)
 
 def test_nobody_who_did_not_ask_gets_a_line(tmp_path: Path) -> None:
     stream = io.StringIO()
-    Folder(tmp_path).write_samples(_rank(0, 1.0))
-    with Screen(stream) as screen:
-        lines = StepLines(screen, 0)
+    HandoffFolder(tmp_path).write_samples(_rank(0, 1.0))
+    with PlainScreen(stream) as screen:
+        lines = StepProgress(screen, 0)
         lines.started(tmp_path)
         lines.progress(NOW)
         lines.finished((_rank(0, 1.0),))

@@ -19,7 +19,7 @@ def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def _request(workload: str = "digits", **said: object) -> training_plan.Request:
+def _request(workload: str = "digits", **said: object) -> training_plan.TrainOptions:
     names = ("devices", "device", "batch", "strategy", "exchange", "layout", "precision")
     more = (
         "accumulate",
@@ -43,23 +43,25 @@ def _request(workload: str = "digits", **said: object) -> training_plan.Request:
     rest = {"checkpoint_every": 1, "log_every": 0, "again": False, "skip_bad": False}
     how = {"telemetry_interval": 1.0, "hang_timeout": 60.0, "as_json": False, "plain": False}
     options = {"workload": workload, "results": Path("results"), **nothing, **rest, **how, **said}
-    return training_plan.Request(**options)  # type: ignore[arg-type]
+    return training_plan.TrainOptions(**options)  # type: ignore[arg-type]
 
 
 def test_flags_win_over_the_file_and_the_length_is_in_epochs(tmp_path: Path) -> None:
     (tmp_path / "nfold.toml").write_text('batch = 64\nsteps = 9\nseed = 7\nprecision = "bf16"\n')
-    plan = training_plan.asked_of(_request(batch="32", devices="cpu:2")).plan
+    plan = training_plan.build_request(_request(batch="32", devices="cpu:2")).plan
     assert (plan.batch, plan.seed, plan.precision) == (32, 7, "bf16")
     assert (plan.device, plan.devices, plan.strategy) == ("cpu", 2, "ddp")
     assert (plan.steps, plan.epochs) == (None, 10)
-    assert plan.complete
+    assert plan.is_complete
 
 
 def test_the_folder_is_named_by_what_is_trained_unless_it_is_given() -> None:
-    asked = training_plan.asked_of(_request())
-    assert asked.folder == Path("results/checkpoints") / asked.kept_as / "run-1"
-    assert training_plan.asked_of(_request(checkpoint=Path("k"))).folder == Path("k/run-1")
-    assert training_plan.asked_of(_request(checkpoint_every=0)).folder is None
+    asked = training_plan.build_request(_request())
+    assert asked.checkpoint_folder == Path("results/checkpoints") / asked.checkpoint_id / "run-1"
+    assert training_plan.build_request(_request(checkpoint=Path("k"))).checkpoint_folder == Path(
+        "k/run-1"
+    )
+    assert training_plan.build_request(_request(checkpoint_every=0)).checkpoint_folder is None
 
 
 @pytest.mark.parametrize(

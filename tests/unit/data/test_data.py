@@ -17,7 +17,7 @@ import pytest
 
 from nfold import data
 from nfold.data import mnist
-from nfold.data.forms import DataSet, Download
+from nfold.data.forms import DataSetSpec, DownloadFile
 from nfold.errors import DataCorrupt, DataMissing, UnknownValue
 
 
@@ -45,9 +45,9 @@ def served(
         thread.join()
 
 
-def pointed(folder: Path, port: int) -> DataSet:
+def pointed(folder: Path, port: int) -> DataSetSpec:
     downloads = tuple(
-        Download(
+        DownloadFile(
             url=f"http://127.0.0.1:{port}/{file.name}",
             size_bytes=file.stat().st_size,
             sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
@@ -62,7 +62,7 @@ def test_an_unknown_set_lists_the_known_ones() -> None:
         data.prepare("mnits")
 
 
-@pytest.mark.parametrize("name", data.HOMES)
+@pytest.mark.parametrize("name", data.DATA_SET_MODULES)
 def test_every_name_is_its_data_sets(name: str) -> None:
     assert data._data_set(name).name == name
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from made import arrays
-from nfold.data.arrays import assembled, channel_statistics, check_labels, evaluated_on
+from nfold.data.arrays import assemble, channel_statistics, check_labels, limit_test
 from nfold.errors import DataCorrupt
 
 
@@ -20,7 +20,7 @@ def test_channel_statistics_are_those_of_every_channel() -> None:
 def test_the_statistics_are_the_training_images_alone() -> None:
     dark, bright = np.zeros((2, 1, 1, 1), np.uint8), np.full((2, 1, 1, 1), 255, np.uint8)
     labels = np.zeros(2, np.int64)
-    assert assembled("made", 1, train=(dark, labels), test=(bright, labels)).mean == (0.0,)
+    assert assemble("made", 1, train=(dark, labels), test=(bright, labels)).mean == (0.0,)
 
 
 @pytest.mark.parametrize("wrong", [-1, 10])
@@ -35,7 +35,7 @@ def test_labels_in_range_pass() -> None:
 
 def test_fewer_test_samples_leave_the_training_set_as_it_is() -> None:
     whole = arrays(40)
-    part = evaluated_on(whole, 5)
+    part = limit_test(whole, 5)
     assert len(part.test_images) == len(part.test_labels) == 5
     assert part.train_images is whole.train_images
-    assert evaluated_on(whole, 0) is whole
+    assert limit_test(whole, 0) is whole

@@ -12,8 +12,8 @@ import pytest
 
 from made import arrays
 from nfold.data import cache
-from nfold.data.arrays import Arrays
-from nfold.data.forms import DataSet, Form, Paths
+from nfold.data.arrays import DataSetArrays
+from nfold.data.forms import DataSetFormat, DataSetSpec, Paths
 from nfold.errors import MachineUnfit
 
 
@@ -22,9 +22,9 @@ class Decoder:
     """Counts how often the sources were decoded."""
 
     calls: int = 0
-    made: Arrays = field(default_factory=lambda: arrays(40))
+    made: DataSetArrays = field(default_factory=lambda: arrays(40))
 
-    def __call__(self, paths: Paths) -> Arrays:
+    def __call__(self, paths: Paths) -> DataSetArrays:
         self.calls += 1
         return self.made
 
@@ -35,16 +35,18 @@ def decoder() -> Decoder:
 
 
 @pytest.fixture
-def data_set(own_cache: Path, decoder: Decoder) -> DataSet:
+def data_set(own_cache: Path, decoder: Decoder) -> DataSetSpec:
     source = own_cache / "data" / "made" / "a.bin"
     source.parent.mkdir(parents=True)
     source.write_bytes(b"source")
     return made(decoder, b"source")
 
 
-def made(decoder: Decoder, source: bytes) -> DataSet:
-    form = Form(title="made", files={"a.bin": sha256(source).hexdigest()}, decode=decoder)
-    return DataSet(name="made", forms=(form,), get="")
+def made(decoder: Decoder, source: bytes) -> DataSetSpec:
+    form = DataSetFormat(
+        description="made", files={"a.bin": sha256(source).hexdigest()}, decode=decoder
+    )
+    return DataSetSpec(name="made", formats=(form,), instructions="")
 
 
 def folder(root: Path) -> Path:
@@ -52,7 +54,7 @@ def folder(root: Path) -> Path:
     return found
 
 
-def test_the_arrays_come_back_as_read_only_maps(data_set: DataSet, decoder: Decoder) -> None:
+def test_the_arrays_come_back_as_read_only_maps(data_set: DataSetSpec, decoder: Decoder) -> None:
     read = cache.load(data_set, verify=True)
     for name in cache.ARRAYS:
         mapped = getattr(read, name)
@@ -64,14 +66,14 @@ def test_the_arrays_come_back_as_read_only_maps(data_set: DataSet, decoder: Deco
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_sources_are_decoded_once(data_set: DataSet, decoder: Decoder, verify: bool) -> None:
+def test_sources_are_decoded_once(data_set: DataSetSpec, decoder: Decoder, verify: bool) -> None:
     for _ in range(3):
         cache.load(data_set, verify=verify)
     assert decoder.calls == 1
 
 
 def test_other_sources_have_another_cache(
-    data_set: DataSet, decoder: Decoder, own_cache: Path
+    data_set: DataSetSpec, decoder: Decoder, own_cache: Path
 ) -> None:
     cache.load(data_set, verify=True)
     (own_cache / "data" / "made" / "a.bin").write_bytes(b"other")
@@ -81,15 +83,15 @@ def test_other_sources_have_another_cache(
 
 
 def test_other_decoding_has_another_cache(
-    data_set: DataSet, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    data_set: DataSetSpec, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.load(data_set, verify=True)
-    monkeypatch.setattr(cache, "DECODING", cache.DECODING + 1)
+    monkeypatch.setattr(cache, "FORMAT_VERSION", cache.FORMAT_VERSION + 1)
     cache.load(data_set, verify=True)
     assert decoder.calls == 2
 
 
-def test_the_manifest_says_sizes_and_digests(data_set: DataSet, own_cache: Path) -> None:
+def test_the_manifest_says_sizes_and_digests(data_set: DataSetSpec, own_cache: Path) -> None:
     cache.load(data_set, verify=True)
     manifest = json.loads((folder(own_cache) / "manifest.json").read_text())
     images = folder(own_cache) / "train_images.npy"
@@ -125,7 +127,7 @@ def empty(cached: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip, cut, remove, garble, empty])
 def test_a_damaged_cache_is_made_again(
-    data_set: DataSet, decoder: Decoder, own_cache: Path, damage: Callable[[Path], None]
+    data_set: DataSetSpec, decoder: Decoder, own_cache: Path, damage: Callable[[Path], None]
 ) -> None:
     cache.load(data_set, verify=True)
     damage(folder(own_cache))
@@ -139,7 +141,7 @@ def test_a_damaged_cache_is_made_again(
 
 @pytest.mark.parametrize("damage", [cut, remove, garble])
 def test_a_rank_sees_what_is_not_whole(
-    data_set: DataSet, decoder: Decoder, own_cache: Path, damage: Callable[[Path], None]
+    data_set: DataSetSpec, decoder: Decoder, own_cache: Path, damage: Callable[[Path], None]
 ) -> None:
     cache.load(data_set, verify=True)
     damage(folder(own_cache))
@@ -148,14 +150,14 @@ def test_a_rank_sees_what_is_not_whole(
 
 
 def test_a_process_that_was_first_is_left_alone(
-    data_set: DataSet, decoder: Decoder, own_cache: Path
+    data_set: DataSetSpec, decoder: Decoder, own_cache: Path
 ) -> None:
     """Another process finishes the same cache while this one still decodes."""
     inner = Decoder()
     first = made(inner, b"source")
 
     class Slow(Decoder):
-        def __call__(self, paths: Paths) -> Arrays:
+        def __call__(self, paths: Paths) -> DataSetArrays:
             cache.load(first, verify=True)
             (folder(own_cache) / "mark").touch()
             return super().__call__(paths)
@@ -166,7 +168,7 @@ def test_a_process_that_was_first_is_left_alone(
 
 
 def test_a_map_outlives_the_repair_of_its_cache(
-    data_set: DataSet, decoder: Decoder, own_cache: Path
+    data_set: DataSetSpec, decoder: Decoder, own_cache: Path
 ) -> None:
     held = cache.load(data_set, verify=True)
     remove(folder(own_cache))
@@ -174,7 +176,7 @@ def test_a_map_outlives_the_repair_of_its_cache(
     assert np.array_equal(held.train_images, decoder.made.train_images)
 
 
-def test_a_pickle_in_the_cache_is_not_read(data_set: DataSet, own_cache: Path) -> None:
+def test_a_pickle_in_the_cache_is_not_read(data_set: DataSetSpec, own_cache: Path) -> None:
     cache.load(data_set, verify=True)
     images = folder(own_cache) / "train_images.npy"
     np.save(images, np.array([{"a": 1}], dtype=object), allow_pickle=True)
@@ -186,7 +188,7 @@ def test_a_pickle_in_the_cache_is_not_read(data_set: DataSet, own_cache: Path) -
 
 
 def test_a_cache_that_cannot_be_written_says_so(
-    data_set: DataSet, decoder: Decoder, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    data_set: DataSetSpec, decoder: Decoder, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -198,7 +200,7 @@ def test_a_cache_that_cannot_be_written_says_so(
 
 
 def test_sources_are_verified_even_where_the_cache_is_whole(
-    data_set: DataSet, own_cache: Path
+    data_set: DataSetSpec, own_cache: Path
 ) -> None:
     cache.load(data_set, verify=True)
     shutil.rmtree(own_cache / "data")

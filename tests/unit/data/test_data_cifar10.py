@@ -12,7 +12,7 @@ import pytest
 
 from nfold import data
 from nfold.data import cifar10
-from nfold.data.arrays import Arrays
+from nfold.data.arrays import DataSetArrays
 from nfold.errors import DataCorrupt, DataMissing
 
 SMALL = 20
@@ -21,11 +21,11 @@ SMALL = 20
 @pytest.fixture
 def binaries(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """The six files with 20 records each, in place of 10,000."""
-    monkeypatch.setattr(cifar10, "BATCH", SMALL)
+    monkeypatch.setattr(cifar10, "BATCH_RECORDS", SMALL)
     draw = np.random.default_rng(0)
     made = {}
     for name in cifar10.BINARY:
-        records = draw.integers(0, 256, (SMALL, cifar10.RECORD), dtype=np.uint8)
+        records = draw.integers(0, 256, (SMALL, cifar10.RECORD_BYTES), dtype=np.uint8)
         records[:, 0] = np.arange(SMALL) % 10
         made[name] = records.tobytes()
     return made
@@ -69,14 +69,14 @@ def members(binaries: dict[str, bytes]) -> list[tuple[tarfile.TarInfo, bytes]]:
     return [(folder, b""), *files, member("cifar-10-batches-bin/readme.html", b"hello")]
 
 
-def loaded(folder: Path) -> Arrays:
+def loaded(folder: Path) -> DataSetArrays:
     data.prepare("cifar10", folder)
     return data.load("cifar10")
 
 
-def check(read: Arrays, binaries: dict[str, bytes]) -> None:
+def check(read: DataSetArrays, binaries: dict[str, bytes]) -> None:
     assert (len(read.train_labels), len(read.test_labels)) == (5 * SMALL, SMALL)
-    record = binaries["data_batch_2.bin"][3 * cifar10.RECORD : 4 * cifar10.RECORD]
+    record = binaries["data_batch_2.bin"][3 * cifar10.RECORD_BYTES : 4 * cifar10.RECORD_BYTES]
     sample = SMALL + 3
     assert read.train_labels[sample] == record[0] == 3
     red, green, blue = (record[1 + c * 1024 : 1 + (c + 1) * 1024] for c in range(3))
@@ -141,7 +141,7 @@ def test_a_label_out_of_range_names_file_and_row(
     tmp_path: Path, binaries: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = bytearray(binaries["test_batch.bin"])
-    raw[7 * cifar10.RECORD] = 200
+    raw[7 * cifar10.RECORD_BYTES] = 200
     binaries["test_batch.bin"] = bytes(raw)
     path = archived(tmp_path / "own", members(binaries), monkeypatch)
     with pytest.raises(DataCorrupt, match=r"test_batch\.bin: row 7 has the label 200"):

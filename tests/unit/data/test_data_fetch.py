@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nfold.data import fetch as fetching
-from nfold.data.fetch import allowed, fetch
-from nfold.data.forms import DataSet, Download
+from nfold.data.fetch import download_data_set, downloads_allowed
+from nfold.data.forms import DataSetSpec, DownloadFile
 from nfold.errors import DataCorrupt, DataMissing, MachineUnfit
 
 BODY = bytes(range(256)) * 3000
@@ -56,9 +56,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         thread.join()
 
 
-def data_set(url: str, *, size: int = len(BODY), body: bytes = BODY) -> DataSet:
-    download = Download(url=url, size_bytes=size, sha256=sha256(body).hexdigest())
-    return DataSet(name="made", forms=(), get="", downloads=(download,))
+def data_set(url: str, *, size: int = len(BODY), body: bytes = BODY) -> DataSetSpec:
+    download = DownloadFile(url=url, size_bytes=size, sha256=sha256(body).hexdigest())
+    return DataSetSpec(name="made", formats=(), instructions="", downloads=(download,))
 
 
 def kept(own_cache: Path) -> list[str]:
@@ -69,38 +69,38 @@ def kept(own_cache: Path) -> list[str]:
 def test_the_network_is_used_only_when_the_user_says_so(
     monkeypatch: pytest.MonkeyPatch, said: str | None
 ) -> None:
-    assert not allowed()
+    assert not downloads_allowed()
     if said is not None:
         monkeypatch.setenv("NFOLD_DOWNLOAD", said)
-    assert not allowed()
+    assert not downloads_allowed()
     monkeypatch.setenv("NFOLD_DOWNLOAD", "1")
-    assert allowed()
+    assert downloads_allowed()
 
 
 def test_a_file_is_fetched_whole_and_said(
     server: str, own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        fetch(data_set(f"{server}/a.bin"))
+        download_data_set(data_set(f"{server}/a.bin"))
     assert (own_cache / "data" / "made" / "a.bin").read_bytes() == BODY
     assert kept(own_cache) == ["a.bin"]
     assert f"downloading {server}/a.bin" in caplog.text
 
 
 def test_what_is_there_is_not_fetched_again(server: str, own_cache: Path) -> None:
-    fetch(data_set(f"{server}/a.bin"))
-    fetch(data_set(f"{server}/a.bin"))
+    download_data_set(data_set(f"{server}/a.bin"))
+    download_data_set(data_set(f"{server}/a.bin"))
     assert Handler.asked == ["/a.bin"]
 
 
 def test_a_redirect_is_followed(server: str, own_cache: Path) -> None:
-    fetch(data_set(f"{server}/moved"))
+    download_data_set(data_set(f"{server}/moved"))
     assert (own_cache / "data" / "made" / "moved").read_bytes() == BODY
 
 
 def test_another_file_than_the_pinned_one_is_not_kept(server: str, own_cache: Path) -> None:
     with pytest.raises(DataCorrupt) as caught:
-        fetch(data_set(f"{server}/a.bin", body=b"other"))
+        download_data_set(data_set(f"{server}/a.bin", body=b"other"))
     said = str(caught.value)
     expected, found = sha256(b"other").hexdigest(), sha256(BODY).hexdigest()
     assert [p for p in (f"{server}/a.bin", expected, found) if p not in said] == []
@@ -109,13 +109,13 @@ def test_another_file_than_the_pinned_one_is_not_kept(server: str, own_cache: Pa
 
 def test_a_file_that_does_not_end_is_stopped(server: str, own_cache: Path) -> None:
     with pytest.raises(DataCorrupt, match="sends more than 1000 bytes"):
-        fetch(data_set(f"{server}/a.bin", size=1000))
+        download_data_set(data_set(f"{server}/a.bin", size=1000))
     assert kept(own_cache) == []
 
 
 def test_a_connection_that_breaks_leaves_nothing(server: str, own_cache: Path) -> None:
     with pytest.raises(MachineUnfit, match=f"{server}/cut"):
-        fetch(data_set(f"{server}/cut"))
+        download_data_set(data_set(f"{server}/cut"))
     assert kept(own_cache) == []
 
 
@@ -123,15 +123,15 @@ def test_while_it_comes_the_file_has_another_name(
     server: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
-    whole = fetching._checked
+    whole = fetching._verified_chunks
 
-    def watched(download: Download) -> Iterator[bytes]:
+    def watched(download: DownloadFile) -> Iterator[bytes]:
         for chunk in whole(download):
             seen.append(kept(own_cache))
             yield chunk
 
-    monkeypatch.setattr(fetching, "_checked", watched)
-    fetch(data_set(f"{server}/a.bin"))
+    monkeypatch.setattr(fetching, "_verified_chunks", watched)
+    download_data_set(data_set(f"{server}/a.bin"))
     assert len(seen) > 1
     assert all("a.bin" not in names for names in seen)
 
@@ -141,11 +141,11 @@ def test_an_address_without_a_file_says_what_next(
     server: str, own_cache: Path, address: str
 ) -> None:
     with pytest.raises(DataMissing, match=r"cannot be downloaded.*next: "):
-        fetch(data_set(address.format(server)))
+        download_data_set(data_set(address.format(server)))
     assert kept(own_cache) == []
 
 
 def test_a_folder_that_cannot_be_written_says_so(server: str, own_cache: Path) -> None:
     own_cache.write_text("a file where the folder should be")
     with pytest.raises(MachineUnfit, match="NFOLD_CACHE=FOLDER"):
-        fetch(data_set(f"{server}/a.bin"))
+        download_data_set(data_set(f"{server}/a.bin"))

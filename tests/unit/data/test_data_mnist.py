@@ -36,8 +36,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All four files, plain, small, their digests accepted."""
     folder = tmp_path / "made"
     folder.mkdir()
-    monkeypatch.setattr(mnist, "TRAIN", 60)
-    monkeypatch.setattr(mnist, "TEST", 20)
+    monkeypatch.setattr(mnist, "TRAIN_COUNT", 60)
+    monkeypatch.setattr(mnist, "TEST_COUNT", 20)
     draw = np.random.default_rng(0)
     for names, count in ((mnist.TRAIN_FILES, 60), (mnist.TEST_FILES, 20)):
         images, labels = names

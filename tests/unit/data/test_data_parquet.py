@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nfold.data.arrays import Part
+from nfold.data.arrays import Split
 from nfold.data.parquet import decode_image, read_parquet
 from nfold.errors import DataCorrupt, ExtraMissing
 
@@ -35,7 +35,7 @@ def write(path: Path, content: list[dict[str, Any]]) -> Path:
     return path
 
 
-def read(*paths: Path, expected: int = len(PIXELS)) -> Part:
+def read(*paths: Path, expected: int = len(PIXELS)) -> Split:
     return read_parquet(paths, rows=expected, side=SIDE, classes=10)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nfold.data.arrays import Arrays
-from nfold.data.find import Found
-from nfold.data.forms import Form, Paths
-from nfold.data.verify import content, content_sha256, file_sha256, verified
+from nfold.data.arrays import DataSetArrays
+from nfold.data.find import FoundFiles
+from nfold.data.forms import DataSetFormat, Paths
+from nfold.data.verify import content_sha256, file_sha256, read_content, verify_files
 from nfold.errors import DataCorrupt, MachineUnfit
 
 CONTENT = bytes(range(256)) * 40
@@ -19,13 +19,13 @@ def sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def never(_: Paths) -> Arrays:
+def refuse_to_decode(_: Paths) -> DataSetArrays:
     raise AssertionError("verifying decodes nothing")
 
 
-def found(path: Path, *, expected: str) -> Found:
-    form = Form(title="made", files={"a.bin": expected}, decode=never)
-    return Found(form=form, paths={"a.bin": [path]})
+def found(path: Path, *, expected: str) -> FoundFiles:
+    form = DataSetFormat(description="made", files={"a.bin": expected}, decode=refuse_to_decode)
+    return FoundFiles(format=form, paths={"a.bin": [path]})
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def zipped(tmp_path: Path) -> Path:
 
 def test_the_pinned_file_passes_plain_and_gzipped(plain: Path, zipped: Path) -> None:
     expected = sha256(CONTENT)
-    assert verified(found(plain, expected=expected)) == {"a.bin": expected}
-    assert verified(found(zipped, expected=expected)) == {"a.bin.gz": expected}
+    assert verify_files(found(plain, expected=expected)) == {"a.bin": expected}
+    assert verify_files(found(zipped, expected=expected)) == {"a.bin.gz": expected}
 
 
 def test_a_flipped_bit_names_file_both_digests_and_the_next_step(plain: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_flipped_bit_names_file_both_digests_and_the_next_step(plain: Path) ->
     raw[77] ^= 4
     plain.write_bytes(raw)
     with pytest.raises(DataCorrupt) as caught:
-        verified(found(plain, expected=sha256(CONTENT)))
+        verify_files(found(plain, expected=sha256(CONTENT)))
     said = str(caught.value)
     parts = (str(plain), sha256(CONTENT), f"NFOLD_ACCEPT_SHA256={sha256(bytes(raw))}")
     assert [part for part in parts if part not in said] == []
@@ -64,7 +64,7 @@ def test_the_users_own_export_is_accepted_by_its_digest(
     own = sha256(CONTENT)
     text = own.upper() if "upper" in accepted else accepted.format(own)
     monkeypatch.setenv("NFOLD_ACCEPT_SHA256", text)
-    assert verified(found(plain, expected=sha256(b"other"))) == {"a.bin": own}
+    assert verify_files(found(plain, expected=sha256(b"other"))) == {"a.bin": own}
 
 
 def test_another_accepted_digest_does_not_help(
@@ -72,7 +72,7 @@ def test_another_accepted_digest_does_not_help(
 ) -> None:
     monkeypatch.setenv("NFOLD_ACCEPT_SHA256", sha256(b"another") + ",")
     with pytest.raises(DataCorrupt):
-        verified(found(plain, expected=sha256(b"other")))
+        verify_files(found(plain, expected=sha256(b"other")))
 
 
 @pytest.mark.parametrize("position", [0, 10, 60, -6, -1])
@@ -81,7 +81,7 @@ def test_a_flipped_bit_anywhere_in_a_gzipped_file_is_corrupt(zipped: Path, posit
     raw[position] ^= 0x10
     zipped.write_bytes(raw)
     with pytest.raises(DataCorrupt) as caught:
-        verified(found(zipped, expected=sha256(CONTENT)))
+        verify_files(found(zipped, expected=sha256(CONTENT)))
     assert str(zipped) in str(caught.value)
     assert sha256(CONTENT) in str(caught.value)
 
@@ -93,11 +93,11 @@ def test_a_gzipped_file_cut_short_says_its_own_digest(zipped: Path) -> None:
 
 
 def test_content_has_exactly_the_size_that_is_expected(plain: Path, zipped: Path) -> None:
-    assert content(plain, len(CONTENT)) == content(zipped, len(CONTENT)) == CONTENT
+    assert read_content(plain, len(CONTENT)) == read_content(zipped, len(CONTENT)) == CONTENT
     with pytest.raises(DataCorrupt, match=f"{len(CONTENT)} bytes, expected {len(CONTENT) + 5}"):
-        content(zipped, len(CONTENT) + 5)
+        read_content(zipped, len(CONTENT) + 5)
     with pytest.raises(DataCorrupt, match="more than 100 bytes, expected 100"):
-        content(zipped, 100)
+        read_content(zipped, 100)
 
 
 def test_an_archive_is_taken_as_it_lies(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nfold.data import decode
-from nfold.data.decode import checked_size, decoded
+from nfold.data.decode import decode_jpeg, verified_size
 from nfold.errors import ExtraMissing
 from photos import jpeg
 
@@ -20,24 +20,24 @@ def test_pillow_and_simplejpeg_agree(
     monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], reduction: int, mode: str
 ) -> None:
     encoded = np.frombuffer(jpeg(*size, mode=mode), np.uint8)
-    here = decoded(encoded, *size, reduction)
+    here = decode_jpeg(encoded, *size, reduction)
     assert here.shape == (-(-size[0] // reduction), -(-size[1] // reduction), 3)
     monkeypatch.setattr(decode, "simplejpeg", None)
-    np.testing.assert_array_equal(decoded(encoded, *size, reduction), here)
+    np.testing.assert_array_equal(decode_jpeg(encoded, *size, reduction), here)
 
 
 def test_the_size_is_height_and_width() -> None:
-    assert checked_size(jpeg(30, 50)) == (30, 50)
+    assert verified_size(jpeg(30, 50)) == (30, 50)
 
 
 def test_a_huge_image_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "MOST_PIXELS", 100)
+    monkeypatch.setattr(decode, "MAX_PIXELS", 100)
     with pytest.raises(ValueError, match="50 × 30, over 100 pixels"):
-        checked_size(jpeg(30, 50))
+        verified_size(jpeg(30, 50))
 
 
 def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = jpeg(30, 50)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ExtraMissing, match=r"nfold\[images\]"):
-        checked_size(encoded)
+        verified_size(encoded)

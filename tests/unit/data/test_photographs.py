@@ -31,8 +31,8 @@ def shard(file: Path, images: list[object], labels: list[object]) -> None:
     parquet.write_table(pyarrow.table({"image": rows, "label": labels}), file)
 
 
-def prepared(**changes: bool | int) -> photographs.Photographs:
-    options = {"samples": 0, "classes": 10, "skip_bad": False, "decoded": False, **changes}
+def prepared(**changes: bool | int) -> photographs.PhotographSet:
+    options = {"samples": 0, "classes": 10, "skip_bad": False, "decode": False, **changes}
     return data.prepare_photographs(None, **options)  # type: ignore[arg-type]
 
 
@@ -99,8 +99,8 @@ def test_a_bad_file_is_named_or_skipped_and_counted(place: Path, content: bytes,
         prepared()
     found = prepared(skip_bad=True)
     assert len(found.train) == len(SIZES)
-    assert found.note is not None
-    assert str(bad) in found.note
+    assert found.bad_files_note is not None
+    assert str(bad) in found.bad_files_note
 
 
 def test_a_row_without_an_image_is_bad_and_a_label_must_be_a_number(place: Path) -> None:
@@ -143,18 +143,18 @@ def test_gray_and_cmyk_become_rgb(place: Path) -> None:
     for index in range(2):
         for reduction in (1, 2, 8):
             expected = (-(-40 // reduction), -(-60 // reduction), 3)
-            assert part.decoded(index, reduction).shape == expected
-    gray = part.decoded(1)
+            assert part.decode(index, reduction).shape == expected
+    gray = part.decode(1)
     assert np.array_equal(gray[..., 0], gray[..., 2])
 
 
 def test_decoded_images_are_kept_and_are_the_same(place: Path) -> None:
     folders(place)
-    plain, kept = prepared().train, prepared(decoded=True).train
-    assert kept.whole is not None
+    plain, kept = prepared().train, prepared(decode=True).train
+    assert kept.decoded_pixels is not None
     for index in range(len(plain)):
-        np.testing.assert_array_equal(kept.decoded(index), plain.decoded(index))
-    assert len(prepared(decoded=True, samples=3).train) == 3
+        np.testing.assert_array_equal(kept.decode(index), plain.decode(index))
+    assert len(prepared(decode=True, samples=3).train) == 3
 
 
 def test_what_does_not_fit_into_memory_is_refused_with_the_sizes() -> None:

@@ -9,27 +9,27 @@ import pytest
 
 from explaining import SECONDS, explained, ladder, target
 from nfold.budget import Budget
-from nfold.explain.budget import budget
+from nfold.explain.budget import build_budget
 from nfold.explain.causes.synchronization import BATCH_NORM, LATENCY
-from nfold.explain.experiment import Clock, Events, Experiment
+from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.ladder import Scaling
-from nfold.finding import NO_TIME, Finding
-from nfold.frameworks.simulated import Script
-from nfold.measurement import UNEXCHANGED
-from nfold.report.explanation import notes
-from nfold.sentences import sentences
+from nfold.finding import NOT_ENOUGH_TIME, Finding
+from nfold.frameworks.simulated import Scenario
+from nfold.measurement import NO_GRADIENT_EXCHANGE
+from nfold.report.explanation import explanation_notes
+from nfold.sentences import write_conclusion
 from nfold.stats import Interval
 
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
 
 
 def row(budget: Budget, cause: str, *, single: bool = False) -> Finding:
-    (found,) = (r for r in (budget.single if single else budget.rows) if r.cause == cause)
+    (found,) = (r for r in (budget.one_device_rows if single else budget.rows) if r.cause == cause)
     return found
 
 
 def named(budget: Budget) -> list[str]:
-    return [row.cause for row in budget.named]
+    return [row.cause for row in budget.significant]
 
 
 def holds(interval: Interval, value: float, slack: float = 1e-9) -> bool:
@@ -49,9 +49,9 @@ PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
     ("single-process", 6.0, {"dp_exchange_ms": 6.0}, {"strategy": "dp"}),
     ("epoch-boundary", 1.5, {"epoch_gap_ms": 30.0}, {}),
     ("epoch-boundary", 1.5, {"epoch_gap_ms": 600.0, "samples_per_epoch": 40_000}, {}),
-    ("epoch-boundary", 2.0, {"pause_ms": 20.0, "pause_every": 5, "pause_rank": 0}, {}),
-    ("epoch-boundary", 2.0, {"pause_ms": 200.0, "pause_every": 50}, {}),
-    ("epoch-boundary", 2.5, {"pause_ms": 40.0, "epoch_gap_ms": 30.0}, {}),
+    ("epoch-boundary", 2.0, {"host_gap_ms": 20.0, "host_gap_every": 5, "host_gap_rank": 0}, {}),
+    ("epoch-boundary", 2.0, {"host_gap_ms": 200.0, "host_gap_every": 50}, {}),
+    ("epoch-boundary", 2.5, {"host_gap_ms": 40.0, "epoch_gap_ms": 30.0}, {}),
     ("input", 7.5, {"load_ms_per_sample": 0.35, "host_cores": 4}, {"workers": 4}),
 ]
 
@@ -60,11 +60,11 @@ PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
 def test_a_planted_cost_is_found_exactly(
     cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    found = explained(Script(**{**BASE, **planted}), **changes)
+    found = explained(Scenario(**{**BASE, **planted}), **changes)
     assert row(found, cause).lost_ms.value == pytest.approx(lost_ms)
     assert named(found)[0] == cause
-    assert {r.cause for r in found.rows if r.named} == {cause}
-    assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+    assert {r.cause for r in found.rows if r.significant} == {cause}
+    assert found.not_attributed_ms.value == pytest.approx(0, abs=1e-9)
     assert row(found, cause).evidence
 
 
@@ -73,7 +73,7 @@ def test_under_noise_intervals_hold_planted_costs_as_often_as_they_say() -> None
     held = []
     for (cause, lost_ms, planted, changes), seed in product(PLANTED, (0, 1)):
         costs = {**BASE, **planted, "noise": 0.01, "process_noise": 0.01, "noise_seed": seed}
-        found = explained(Script(**costs), **changes)
+        found = explained(Scenario(**costs), **changes)
         # Steps that vary are an imbalance of their own: with this noise 0.6 % of a step.
         slack = 0.12 if cause == "imbalance" else 0.0
         held.append(holds(row(found, cause).lost_ms, lost_ms, slack))
@@ -83,25 +83,28 @@ def test_under_noise_intervals_hold_planted_costs_as_often_as_they_say() -> None
 
 def test_waiting_points_that_were_measured_are_a_row_without_the_wrappers_work() -> None:
     asked = ladder(batch_norm="synchronised")
-    costs = Script(**BASE, wrapper_ms=0.4, latency_ms=0.7, batch_norm_ms=2.0)
-    experiment = Experiment(target(costs), Clock(SECONDS), Events())
-    asked, measured = experiment.run(asked), experiment.measured
-    for input_ in (asked.bare, "real"):
-        measured.runs.pop(asked.copies(input_), None)
-    found = budget("digits", asked, measured)
-    parts = {name: cost.value for name, cost in row(found, "synchronization").parts}
+    costs = Scenario(**BASE, wrapper_ms=0.4, latency_ms=0.7, batch_norm_ms=2.0)
+    experiment = Experiment(target(costs), TimeBudget(SECONDS), ExperimentEvents())
+    asked, measured = experiment.run(asked), experiment.results
+    for input_ in (asked.cheapest_input, "real"):
+        measured.runs.pop(asked.replicas(input_), None)
+    found = build_budget("digits", asked, measured)
+    parts = {name: cost.value for name, cost in row(found, "synchronization").components}
     assert parts == {LATENCY: pytest.approx(0.7), BATCH_NORM: pytest.approx(2.0)}
     assert row(found, "synchronization").lost_ms.value == pytest.approx(2.7)
-    assert found.unexplained_ms.value == pytest.approx(0.4)
-    assert ("synchronization", NO_TIME) in found.untested
-    assert any("Not tested: " in one and "a part of synchronization" in one for one in notes(found))
+    assert found.not_attributed_ms.value == pytest.approx(0.4)
+    assert ("synchronization", NOT_ENOUGH_TIME) in found.unmeasured
+    assert any(
+        "Not tested: " in one and "a part of synchronization" in one
+        for one in explanation_notes(found)
+    )
 
 
 def test_ranks_that_are_late_in_turn_cost_the_latest_over_the_mean() -> None:
-    found = explained(Script(**BASE, random_straggler_ms=3.0), scaling="weak")
+    found = explained(Scenario(**BASE, random_straggler_ms=3.0), scaling="weak")
     assert row(found, "imbalance").lost_ms.value == pytest.approx(1.5)
     assert row(found, "imbalance").fix.startswith("steps vary")
-    assert [r.cause for r in found.rows if r.named] == ["imbalance"]
+    assert [r.cause for r in found.rows if r.significant] == ["imbalance"]
 
 
 ON_ONE: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
@@ -117,20 +120,20 @@ ON_ONE: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
 def test_what_one_device_loses_by_itself_is_in_the_second_block(
     cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    found = explained(Script(**BASE, **planted), scaling="weak", **changes)
+    found = explained(Scenario(**BASE, **planted), scaling="weak", **changes)
     assert found.speedup.value == pytest.approx(2)
     assert row(found, cause, single=True).lost_ms.value == pytest.approx(lost_ms)
     assert named(found)[0] == cause
-    assert not any(r.named for r in found.rows)
-    assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+    assert not any(r.significant for r in found.rows)
+    assert found.not_attributed_ms.value == pytest.approx(0, abs=1e-9)
 
 
 def test_what_costs_most_in_all_is_said_first_and_then_what_is_missing() -> None:
     """2.5 ms of layout are lost on one device as on two, 1 ms of an exchange on two only."""
     costs: dict[str, Any] = {"layout_ms": {"channels_first": 2.5}, "exchange_ms": 1.0}
-    found = explained(Script(**BASE, **costs), scaling="weak")
+    found = explained(Scenario(**BASE, **costs), scaling="weak")
     assert named(found) == ["layout", "link"]
-    said = sentences(found)
+    said = write_conclusion(found)
     assert said[0].startswith("Most is lost to layout")
     assert said[0].endswith("19 % of a step on 2 devices; one device alone loses as much.")
     assert said[3].startswith("Of what is missing to 2-fold most is link")
@@ -140,23 +143,25 @@ def test_what_costs_most_in_all_is_said_first_and_then_what_is_missing() -> None
 def test_a_cost_of_one_device_and_more_of_it_on_several_are_added_up() -> None:
     """Eight loaders on four cores: one device alone loses 5 ms to them, each of two 20."""
     costs: dict[str, Any] = {"load_ms_per_sample": 0.6, "host_cores": 4}
-    found = explained(Script(**BASE, **costs), scaling="weak", workers=4)
+    found = explained(Scenario(**BASE, **costs), scaling="weak", workers=4)
     crowded, alone = row(found, "input"), row(found, "input", single=True)
-    assert crowded.whole_ms is not None
+    assert crowded.multi_device_total_ms is not None
     assert (crowded.lost_ms.value, alone.lost_ms.value) == pytest.approx((15.0, 5.0))
-    assert crowded.whole_ms.value == pytest.approx(20.0)
+    assert crowded.multi_device_total_ms.value == pytest.approx(20.0)
     assert named(found)[0] == "input"
-    assert sentences(found)[0].endswith("2 devices, of which one device alone loses 5.00 ms.")
+    assert write_conclusion(found)[0].endswith(
+        "2 devices, of which one device alone loses 5.00 ms."
+    )
 
 
 def test_what_several_devices_lose_less_of_is_no_more_than_they_lose() -> None:
     """Of 5 ms that one device waits for input, 3 are hidden by what two devices exchange."""
     costs: dict[str, Any] = {"load_ms_per_sample": 0.6, "exchange_ms": 3.0}
-    found = explained(Script(**BASE, **costs), scaling="weak", workers=4)
+    found = explained(Scenario(**BASE, **costs), scaling="weak", workers=4)
     waiting = row(found, "input", single=True)
     assert waiting.lost_ms.value == pytest.approx(5.0)
-    assert waiting.whole_ms is not None
-    assert waiting.whole_ms.value == pytest.approx(2.0)
+    assert waiting.multi_device_total_ms is not None
+    assert waiting.multi_device_total_ms.value == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +175,8 @@ def test_what_several_devices_lose_less_of_is_no_more_than_they_lose() -> None:
 def test_the_rate_without_a_cause_is_that_of_a_run_that_never_had_it(
     cause: str, planted: dict[str, Any], changes: dict[str, Any], single: bool
 ) -> None:
-    found = row(explained(Script(**{**BASE, **planted}), **changes), cause, single=single)
-    healthy = explained(Script(**BASE), **changes).n_devices.samples_per_s
+    found = row(explained(Scenario(**{**BASE, **planted}), **changes), cause, single=single)
+    healthy = explained(Scenario(**BASE), **changes).n_devices.samples_per_s
     assert found.predicted_samples_per_s is not None
     assert found.predicted_samples_per_s.value == pytest.approx(healthy.value)
     assert found.to_json()["predicted_samples_per_s"]["value"] == pytest.approx(healthy.value)
@@ -188,13 +193,13 @@ def test_the_rate_without_a_cause_is_that_of_a_run_that_never_had_it(
 def test_a_dose_below_the_hiding_threshold_costs_nothing(
     planted: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    found = explained(Script(**BASE, **planted), **changes)
+    found = explained(Scenario(**BASE, **planted), **changes)
     assert named(found) == []
-    assert {round(r.lost_ms.value, 9) for r in (*found.rows, *found.single)} == {0.0}
+    assert {round(r.lost_ms.value, 9) for r in (*found.rows, *found.one_device_rows)} == {0.0}
 
 
 def test_an_exchange_that_slow_input_hides_costs_nothing_and_the_pair_is_told() -> None:
-    script = Script(
+    script = Scenario(
         **BASE, load_ms_per_sample=0.6, transfer_ms=8.0, straggler_ms=1.0, straggler_rank=1
     )
     found = explained(script, workers=4)
@@ -207,11 +212,11 @@ def test_an_exchange_that_slow_input_hides_costs_nothing_and_the_pair_is_told() 
     assert pair.causes == ("input", "link")
     # Without the input 14 ms are left, without the exchange 15, without both 11.
     assert pair.lost_ms.value == pytest.approx(14 + 15 - 15 - 11)
-    assert found.unexplained_ms.value == pytest.approx(0, abs=1e-9)
+    assert found.not_attributed_ms.value == pytest.approx(0, abs=1e-9)
 
 
 def test_costs_that_add_up_do_not_interact() -> None:
-    script = Script(**BASE, input_ms_per_sample=0.03, exchange_ms=2.0)
+    script = Scenario(**BASE, input_ms_per_sample=0.03, exchange_ms=2.0)
     found = explained(script)
     assert [one.causes for one in found.interactions] == [("input", "link")]
     assert found.interactions[0].lost_ms.value == pytest.approx(0)
@@ -219,7 +224,7 @@ def test_costs_that_add_up_do_not_interact() -> None:
 
 def test_loaders_that_crowd_each_other_out_are_the_input_s_and_fewer_are_the_cure() -> None:
     """The worked case: one device alone shows no input loss at all."""
-    crowded = Script(
+    crowded = Scenario(
         compute_ms_per_sample=0.06765,
         load_ms_per_sample=0.9,
         host_cores=28,
@@ -228,14 +233,14 @@ def test_loaders_that_crowd_each_other_out_are_the_input_s_and_fewer_are_the_cur
     found = explained(crowded, devices=4, batch=400, workers=14)
     assert named(found)[0] == "input"
     alone = row(found, "input", single=True)
-    assert not alone.named
-    parts = dict(row(found, "input").parts)
+    assert not alone.significant
+    parts = dict(row(found, "input").components)
     assert parts["loaders of all ranks share the host"].value > 0
-    assert row(found, "input").proven
+    assert row(found, "input").fix_measured
 
 
 def test_everything_at_once_adds_up_to_what_is_missing() -> None:
-    script = Script(
+    script = Scenario(
         **BASE,
         transfer_ms=9.0,
         contention_ms=1.0,
@@ -259,61 +264,63 @@ def test_where_the_first_is_slow_one_device_alone_is_as_slow(
     devices: int, scaling: Scaling, missing_ms: float, of: Any
 ) -> None:
     """Of a batch that is split, one device has it once, and each of N does."""
-    script = Script(**BASE, straggler_ms=3.0, straggler_rank=0, straggler_of=of)
+    script = Scenario(**BASE, straggler_ms=3.0, straggler_rank=0, straggler_bound_to=of)
     found = explained(script, scaling, devices=devices, batch=100 * devices)
     missing_ms *= 1 - 1 / devices
     assert found.n_devices.step_ms.value - found.ideal_ms.value == pytest.approx(missing_ms)
-    assert {row.cause: row.lost_ms.value for row in found.rows if row.named} == (
+    assert {row.cause: row.lost_ms.value for row in found.rows if row.significant} == (
         {"launch-bound": pytest.approx(missing_ms)} if missing_ms else {}
     )
     assert sum(row.lost_ms.value for row in found.rows) == pytest.approx(missing_ms)
-    one = next(row for row in found.single if row.cause == "imbalance")
+    one = next(row for row in found.one_device_rows if row.cause == "imbalance")
     assert one.lost_ms.value == pytest.approx(3)
     assert one.fix.startswith("device 0 is slow" if of == "device" else "rank 0's share")
 
 
 def test_a_slow_device_is_told_from_slow_data() -> None:
-    device = explained(Script(**BASE, straggler_ms=3.0, straggler_rank=1))
+    device = explained(Scenario(**BASE, straggler_ms=3.0, straggler_rank=1))
     assert row(device, "imbalance").fix.startswith("device 1 is slow")
-    shared = explained(Script(**BASE, straggler_ms=3.0, straggler_rank=1, straggler_of="data"))
+    shared = explained(
+        Scenario(**BASE, straggler_ms=3.0, straggler_rank=1, straggler_bound_to="data")
+    )
     assert row(shared, "imbalance").fix.startswith("rank 1's share")
 
 
 def test_wrong_training_stands_above_everything() -> None:
-    same = explained(Script(**BASE, same_samples=True))
-    assert "the same samples" in same.wrong[0]
+    same = explained(Scenario(**BASE, same_samples=True))
+    assert "the same samples" in same.training_errors[0]
     assert named(same)[0] == "undivided-work"
     assert same.speedup.value == pytest.approx(1)
     assert row(same, "undivided-work").lost_ms.value == pytest.approx(10)
-    lonely = explained(Script(**BASE, no_exchange=True))
-    assert UNEXCHANGED in lonely.wrong[0]
-    first, change, _ = sentences(lonely)
-    assert UNEXCHANGED in first
+    lonely = explained(Scenario(**BASE, no_exchange=True))
+    assert NO_GRADIENT_EXCHANGE in lonely.training_errors[0]
+    first, change, _ = write_conclusion(lonely)
+    assert NO_GRADIENT_EXCHANGE in first
     assert "DistributedDataParallel" in change
 
 
 def test_undivided_work_is_named_however_much_times_scatter() -> None:
-    found = explained(Script(**BASE, same_samples=True, process_noise=0.5))
+    found = explained(Scenario(**BASE, same_samples=True, process_noise=0.5))
     assert found.rows[0].cause == "undivided-work"
-    assert found.rows[0].named
+    assert found.rows[0].significant
 
 
 def test_devices_that_cannot_help_are_told_with_the_batch_from_which_they_do() -> None:
-    found = explained(Script(**BASE, exchange_ms=25.0))
-    assert found.limit is not None
-    assert not found.limit.helps
-    assert found.limit.batch is not None
+    found = explained(Scenario(**BASE, exchange_ms=25.0))
+    assert found.break_even_batch is not None
+    assert not found.break_even_batch.devices_help
+    assert found.break_even_batch.batch is not None
     # One device needs 0.1 ms a sample, two 0.05 and 25 ms: as fast at 500.
-    assert found.limit.batch.value == pytest.approx(500)
-    never = explained(Script(**BASE, copy_ms_per_sample=0, contention_ms=15.0), scaling="weak")
-    assert never.limit is not None
-    assert never.limit.batch is not None
-    assert never.limit.batch.value == pytest.approx(300)
-    assert explained(Script(**BASE)).limit is None
+    assert found.break_even_batch.batch.value == pytest.approx(500)
+    never = explained(Scenario(**BASE, copy_ms_per_sample=0, contention_ms=15.0), scaling="weak")
+    assert never.break_even_batch is not None
+    assert never.break_even_batch.batch is not None
+    assert never.break_even_batch.batch.value == pytest.approx(300)
+    assert explained(Scenario(**BASE)).break_even_batch is None
 
 
 def test_a_fault_that_can_go_is_named_even_where_devices_are_slower() -> None:
-    found = explained(Script(**BASE, straggler_ms=60.0, straggler_rank=1))
-    assert found.limit is not None
+    found = explained(Scenario(**BASE, straggler_ms=60.0, straggler_rank=1))
+    assert found.break_even_batch is not None
     assert found.speedup.value < 1
-    assert sentences(found)[0].startswith("Most is lost to imbalance")
+    assert write_conclusion(found)[0].startswith("Most is lost to imbalance")

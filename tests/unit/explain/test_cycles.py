@@ -8,20 +8,25 @@ from collections.abc import Sequence
 import pytest
 
 from made import machine, plan
-from nfold.ablation import Ablation
-from nfold.explain.cycles import divided, swing, together, trend
-from nfold.explain.rung import Rung
+from nfold.ablation import Variant
+from nfold.explain.cycles import (
+    changing_batches,
+    interleaved_metrics,
+    split_by_cycle,
+    unsteady_steps,
+)
+from nfold.explain.rung import Trial
 from nfold.measurement import Measurement, RankSamples, Window
-from nfold.turns import CYCLES
+from nfold.turns import MAX_CYCLES
 from nfold.workload import Workload
 
 HOST = machine()
 PLAN = plan(HOST, devices=2, batch=16)
-FULL, BARE = Rung(plan=PLAN), Rung(plan=PLAN, ablation=Ablation(exchange="none"))
+FULL, BARE = Trial(plan=PLAN), Trial(plan=PLAN, variant=Variant(exchange="none"))
 STEPS = 10
 
 
-def _of(rung: Rung, step_ms: Sequence[float], steps: Sequence[int] = ()) -> Measurement:
+def _of(rung: Trial, step_ms: Sequence[float], steps: Sequence[int] = ()) -> Measurement:
     """Two ranks alike, a window for each of the given milliseconds."""
     sizes = steps or [STEPS] * len(step_ms)
     windows = tuple(
@@ -36,14 +41,14 @@ def _of(rung: Rung, step_ms: Sequence[float], steps: Sequence[int] = ()) -> Meas
         plan=PLAN,
         machine=HOST,
         status="ok",
-        ablation=rung.ablation or None,
+        variant=rung.variant or None,
         ranks=tuple(ranks),
     )
 
 
 def test_drift_that_meets_all_alike_is_neither_cost_nor_error() -> None:
     drift = (1.0, 1.3, 0.8, 1.1)
-    found, errors = together(
+    found, errors = interleaved_metrics(
         {FULL: _of(FULL, [12 * d for d in drift]), BARE: _of(BARE, [10 * d for d in drift])}
     )
     assert found[FULL]["step"] / found[BARE]["step"] == pytest.approx(1.2)
@@ -52,8 +57,8 @@ def test_drift_that_meets_all_alike_is_neither_cost_nor_error() -> None:
 
 
 def test_one_disturbed_turn_moves_no_reading() -> None:
-    third = Rung(plan=PLAN, ablation=Ablation(exchange="barrier"))
-    found, errors = together(
+    third = Trial(plan=PLAN, variant=Variant(exchange="barrier"))
+    found, errors = interleaved_metrics(
         {
             FULL: _of(FULL, [12.0] * 4),
             BARE: _of(BARE, [10.0, 10.0, 17.0, 10.0]),
@@ -71,10 +76,12 @@ def test_the_error_is_about_that_of_the_readings() -> None:
     off, said = [], []
     for _ in range(200):
         members = {
-            Rung(plan=PLAN, ablation=left_out): [draws.lognormvariate(0, 0.04) for _ in range(4)]
-            for left_out in (Ablation(), Ablation(exchange="none"), Ablation(exchange="barrier"))
+            Trial(plan=PLAN, variant=left_out): [draws.lognormvariate(0, 0.04) for _ in range(4)]
+            for left_out in (Variant(), Variant(exchange="none"), Variant(exchange="barrier"))
         }
-        found, errors = together({rung: _of(rung, times) for rung, times in members.items()})
+        found, errors = interleaved_metrics(
+            {rung: _of(rung, times) for rung, times in members.items()}
+        )
         off.append(found[FULL]["step"] / found[BARE]["step"] - 1)
         said.append((sum(error**2 for error in errors.values()) / len(errors)) ** 0.5)
     of_differences = (sum(x * x for x in off) / len(off)) ** 0.5
@@ -84,30 +91,30 @@ def test_the_error_is_about_that_of_the_readings() -> None:
 def test_turns_that_follow_each_other_are_cut_between_their_cycles() -> None:
     """At a turning point of the order a rung has two turns, and one window may be of both."""
     sizes = [10, 10, 5, 10, 10, 10, 10, 10, 10, 10, 5]
-    parts = divided(_of(FULL, [1.0] * len(sizes), sizes), CYCLES)
+    parts = split_by_cycle(_of(FULL, [1.0] * len(sizes), sizes), MAX_CYCLES)
     assert [sum(w.steps for w in part.ranks[1].windows) for part in parts] == [25, 20, 30, 25]
     assert [len(part.ranks[0].step_ms) for part in parts] == [25, 20, 30, 25]
 
 
 def test_one_window_each_tells_no_error() -> None:
-    found, errors = together({FULL: _of(FULL, [12.0]), BARE: _of(BARE, [10.0])})
+    found, errors = interleaved_metrics({FULL: _of(FULL, [12.0]), BARE: _of(BARE, [10.0])})
     assert found[FULL]["step"] == pytest.approx(12.0)
     assert errors == {FULL: 0, BARE: 0}
 
 
 def test_a_host_swings_as_much_as_a_step_with_the_same_batches() -> None:
     """Of three kinds of such steps the one in the middle; real input varies by itself."""
-    replayed = [Rung(plan=PLAN, ablation=Ablation(input="replayed", threads=n)) for n in (1, 2, 4)]
+    replayed = [Trial(plan=PLAN, variant=Variant(input="replayed", threads=n)) for n in (1, 2, 4)]
     made = {
         FULL: _of(FULL, [10.0, 20.0, 30.0, 40.0]),
         replayed[0]: _of(replayed[0], [10.0, 10.0, 10.0, 10.0]),
         replayed[1]: _of(replayed[1], [10.0, 12.0, 11.0, 10.0]),
         replayed[2]: _of(replayed[2], [10.0, 90.0, 10.0, 10.0]),
     }
-    found = swing(made)
+    found = unsteady_steps(made)
     assert found is not None
-    assert (found.low_ms, found.high_ms, found.times) == pytest.approx((10.0, 12.0, 1.2))
-    assert swing({FULL: made[FULL]}) is None
+    assert (found.low_ms, found.high_ms, found.ratio) == pytest.approx((10.0, 12.0, 1.2))
+    assert unsteady_steps({FULL: made[FULL]}) is None
 
 
 @pytest.mark.parametrize(
@@ -124,9 +131,9 @@ def test_a_host_swings_as_much_as_a_step_with_the_same_batches() -> None:
 def test_what_own_batches_do_from_turn_to_turn(
     real: tuple[float, ...], given: tuple[float, ...] | None, times: float | None
 ) -> None:
-    replayed = Rung(plan=PLAN, ablation=Ablation(input="replayed"))
+    replayed = Trial(plan=PLAN, variant=Variant(input="replayed"))
     members = {FULL: _of(FULL, real)}
     if given:
         members[replayed] = _of(replayed, given)
-    found = trend(members)
-    assert (None if found is None else found.times) == pytest.approx(times)
+    found = changing_batches(members)
+    assert (None if found is None else found.ratio) == pytest.approx(times)

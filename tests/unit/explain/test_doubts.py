@@ -7,45 +7,45 @@ import dataclasses
 import pytest
 
 from explaining import HOST, ladder
-from nfold.explain.causes.threads import Threads
+from nfold.explain.causes.threads import ThreadsCause
 from nfold.explain.doubts import (
-    APART,
-    CROWDED,
-    LOOKING_MS,
-    NOTICED,
-    TOO_EARLY,
-    short,
-    warnings,
-    wrong,
+    MANY_THREADS,
+    NOTICEABLE_FRACTION,
+    OPTIMIZER_IN_BACKWARD,
+    OVERHEAD_MS,
+    PARAMETERS_DIFFER,
+    collect_caveats,
+    find_training_errors,
+    short_step_caveats,
 )
-from nfold.explain.measured import Measured
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
-from nfold.measurement import Doubt, Measurement, RankSamples, Window
-from nfold.seen import Seen
+from nfold.explain.measured import TrialResults
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
+from nfold.measurement import Caveat, Measurement, RankSamples, Window
+from nfold.seen import ScriptProfile
 from nfold.workload import Workload
 
 
 @pytest.mark.parametrize(
     ("device", "seen", "step_ms", "told"),
     [
-        ("cpu", Seen(), 0.2, True),
-        ("cpu", Seen(), LOOKING_MS / NOTICED + 0.1, False),
+        ("cpu", ScriptProfile(), 0.2, True),
+        ("cpu", ScriptProfile(), OVERHEAD_MS / NOTICEABLE_FRACTION + 0.1, False),
         ("cpu", None, 0.2, False),
-        ("cuda", Seen(), 0.2, False),
+        ("cuda", ScriptProfile(), 0.2, False),
     ],
 )
 def test_a_step_in_which_looking_is_noticed_casts_doubt(
-    device: str, seen: Seen | None, step_ms: float, *, told: bool
+    device: str, seen: ScriptProfile | None, step_ms: float, *, told: bool
 ) -> None:
     made = ladder()
-    of = dataclasses.replace(made, seen=seen, plan=made.plan.edit(device=device))
-    found = short(of, step_ms)
+    of = dataclasses.replace(made, profile=seen, plan=made.plan.edit(device=device))
+    found = short_step_caveats(of, step_ms)
     assert [doubt.kind for doubt in found] == ["short_steps"] * told
     assert not told or "steps of 0.2 ms are short" in found[0].text
 
 
-def doubted(rung: Rung) -> Measurement:
+def doubted(rung: Trial) -> Measurement:
     """A run of which a rank noted that its threads are more than its cores."""
     windows = (Window(start_s=0, seconds=0.2, steps=10, samples=80),)
     return Measurement(
@@ -55,7 +55,7 @@ def doubted(rung: Rung) -> Measurement:
         machine=HOST,
         status="ok",
         ranks=(RankSamples(rank=0, device="cpu", windows=windows),),
-        warnings=(Doubt(kind=CROWDED, text="2 threads on 1 core"),),
+        warnings=(Caveat(kind=MANY_THREADS, text="2 threads on 1 core"),),
     )
 
 
@@ -63,27 +63,27 @@ def doubted(rung: Rung) -> Measurement:
 def test_threads_that_have_a_row_are_no_doubt(threads: int, *, told: bool) -> None:
     """Of one device alone that has too many, where N have as many as cores, nothing else tells."""
     made = ladder(device="cpu", cores_per_device=1)
-    of = dataclasses.replace(made, seen=Seen(threads=threads))
-    measured = Measured()
-    measured.add(made.one, 0, doubted(made.one))
-    found = {doubt.kind for doubt in warnings(of, measured, measured.fit(20))}
-    assert (CROWDED in found) == told
+    of = dataclasses.replace(made, profile=ScriptProfile(threads=threads))
+    measured = TrialResults()
+    measured.add(made.baseline, 0, doubted(made.baseline))
+    found = {doubt.kind for doubt in collect_caveats(of, measured, measured.fit(20))}
+    assert (MANY_THREADS in found) == told
 
 
 @pytest.mark.parametrize("uneven", [True, False])
 def test_a_wait_that_no_run_has_is_told(*, uneven: bool) -> None:
     made = ladder()
-    measured = Measured()
-    measured.add(made.one, 0, doubted(made.one))
-    of = dataclasses.replace(made, seen=Seen(uneven=uneven))
-    found = {doubt.kind for doubt in warnings(of, measured, measured.fit(20))}
+    measured = TrialResults()
+    measured.add(made.baseline, 0, doubted(made.baseline))
+    of = dataclasses.replace(made, profile=ScriptProfile(uses_join=uneven))
+    found = {doubt.kind for doubt in collect_caveats(of, measured, measured.fit(20))}
     assert ("uneven_batches" in found) == uneven
 
 
 @pytest.mark.parametrize(("cores", "fewer"), [(1, False), (4, True)])
 def test_a_device_of_one_core_has_none_to_give(cores: int, *, fewer: bool) -> None:
     asked = ladder(device="cpu", cores_per_device=cores)
-    told = Threads().fix(asked, View({}))
+    told = ThreadsCause().fix(asked, MetricView({}))
     assert told.endswith("use fewer devices")
     assert ("give each fewer cores" in told) == fewer
 
@@ -92,13 +92,17 @@ def test_a_device_of_one_core_has_none_to_give(cores: int, *, fewer: bool) -> No
     ("seen", "why"),
     [
         (None, "they differ"),
-        (Seen(parallel="ddp"), "they differ"),
-        (Seen(parallel="other", in_backward=True), "they differ"),
-        (Seen(parallel="ddp", in_backward=True), TOO_EARLY),
+        (ScriptProfile(parallel="ddp"), "they differ"),
+        (ScriptProfile(parallel="other", steps_in_backward=True), "they differ"),
+        (ScriptProfile(parallel="ddp", steps_in_backward=True), OPTIMIZER_IN_BACKWARD),
     ],
 )
 def test_steps_before_ddp_has_sent_gradients_are_why_ranks_differ(
-    seen: Seen | None, why: str
+    seen: ScriptProfile | None, why: str
 ) -> None:
-    assert wrong({APART: "they differ", "unsteady": "no error"}, None, seen) == (why,)
-    assert wrong({"unsteady": "no error"}, "all of the data", seen) == ("all of the data",)
+    assert find_training_errors(
+        {PARAMETERS_DIFFER: "they differ", "unsteady": "no error"}, None, seen
+    ) == (why,)
+    assert find_training_errors({"unsteady": "no error"}, "all of the data", seen) == (
+        "all of the data",
+    )

@@ -11,26 +11,26 @@ import pytest
 
 from explaining import Memory, failed, ladder, runner, target
 from nfold import turns
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.errors import RunFailure
 from nfold.explain import asking
-from nfold.explain.account import Account
-from nfold.explain.budget import budget
-from nfold.explain.causes import BY_ID
-from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder
-from nfold.explain.measured import Measured
-from nfold.explain.rows import Rows
-from nfold.explain.rung import Rung
-from nfold.finding import NO_TIME, BatchLimit, Finding
-from nfold.frameworks.simulated import Script
+from nfold.explain.account import Attribution
+from nfold.explain.budget import build_budget
+from nfold.explain.causes import CAUSES_BY_ID
+from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.measured import TrialResults
+from nfold.explain.rows import FindingBuilder
+from nfold.explain.rung import Trial
+from nfold.finding import NOT_ENOUGH_TIME, BreakEvenBatch, Finding
+from nfold.frameworks.simulated import Scenario
 from nfold.measurement import Measurement
-from nfold.run.options import Stop
-from nfold.seen import Loader, Seen
-from nfold.sentences import sentences
+from nfold.run.options import StopRequest
+from nfold.seen import DataLoaderProfile, ScriptProfile
+from nfold.sentences import write_conclusion
 from nfold.stats import Interval
 
-SCRIPT = Script(compute_ms_per_sample=0.1, exchange_ms=2.0, samples_per_epoch=2000)
+SCRIPT = Scenario(compute_ms_per_sample=0.1, exchange_ms=2.0, samples_per_epoch=2000)
 
 
 class Ticking:
@@ -45,79 +45,79 @@ class Ticking:
         return measurement
 
 
-class Noting(Events):
+class Noting(ExperimentEvents):
     def __init__(self) -> None:
-        self.runs: list[tuple[Rung, int]] = []
-        self.trees: list[tuple[Rung, ...]] = []
+        self.runs: list[tuple[Trial, int]] = []
+        self.trees: list[tuple[Trial, ...]] = []
 
     def finished(
-        self, rungs: Sequence[Rung], number: int, found: Sequence[Measurement], left_s: float
+        self, rungs: Sequence[Trial], number: int, found: Sequence[Measurement], left_s: float
     ) -> None:
         self.runs += [(rung, number) for rung in rungs]
         self.trees.append(tuple(rungs))
 
 
 def _experiment(
-    seconds: float, store: Memory | None = None, stop: Stop | None = None
+    seconds: float, store: Memory | None = None, stop: StopRequest | None = None
 ) -> tuple[Experiment, Ticking, Noting]:
     ticking, noting = Ticking(runner(SCRIPT)), Noting()
-    clock = Clock(seconds, now=lambda: ticking.now)
-    made = Experiment(target(SCRIPT, store, ticking), clock, noting, stop or Stop())
+    clock = TimeBudget(seconds, now=lambda: ticking.now)
+    made = Experiment(target(SCRIPT, store, ticking), clock, noting, stop or StopRequest())
     return made, ticking, noting
 
 
 def test_a_budget_that_is_too_short_gives_a_partial_answer_and_says_so() -> None:
     experiment, ticking, _ = _experiment(6.0)
-    found = budget("digits", experiment.run(ladder()), experiment.measured)
+    found = build_budget("digits", experiment.run(ladder()), experiment.results)
     assert ticking.now <= 6.0
     assert found.speedup.value == pytest.approx(20 / 12)
-    assert NO_TIME in dict(found.untested).values()
+    assert NOT_ENOUGH_TIME in dict(found.unmeasured).values()
 
 
 def test_what_there_was_no_time_for_is_said_before_a_smaller_row() -> None:
     """1 ms is lost between epochs; time is over before anything of an exchange is known."""
     rows = [_costing("epoch-boundary", 1.0, named=True)]
-    whole = budget("digits", *_measured_alone())
-    assert ("link", NO_TIME) in whole.untested
-    found = dataclasses.replace(whole, rows=tuple(rows), unexplained_ms=Interval(5.0, 4.0, 6.0))
-    first, second, _ = sentences(found)
+    whole = build_budget("digits", *_measured_alone())
+    assert ("link", NOT_ENOUGH_TIME) in whole.unmeasured
+    found = dataclasses.replace(whole, rows=tuple(rows), not_attributed_ms=Interval(5.0, 4.0, 6.0))
+    first, second, _ = write_conclusion(found)
     assert first.startswith("Most is in no row yet, 5.00 ms (4.00 to 6.00) of a step on 2 devices")
     assert "link" in first
     assert second.startswith("Of what was measured most is lost to epoch-boundary")
-    slower = BatchLimit(helps=False, batch=None, evidence=())
-    assert not dataclasses.replace(found, limit=slower).cannot_help
-    assert dataclasses.replace(found, limit=slower, untested=()).cannot_help
-    small = dataclasses.replace(found, unexplained_ms=Interval(0.5, 0.1, 0.9))
-    assert sentences(small)[0].startswith("Most is lost to epoch-boundary")
+    slower = BreakEvenBatch(devices_help=False, batch=None, evidence=())
+    assert not dataclasses.replace(found, break_even_batch=slower).devices_cannot_help
+    assert dataclasses.replace(found, break_even_batch=slower, unmeasured=()).devices_cannot_help
+    small = dataclasses.replace(found, not_attributed_ms=Interval(0.5, 0.1, 0.9))
+    assert write_conclusion(small)[0].startswith("Most is lost to epoch-boundary")
 
 
 def test_where_no_row_has_a_name_it_is_said_where_most_is() -> None:
-    whole = budget("digits", *_measured_alone())
-    unknown = dataclasses.replace(whole, rows=(), unexplained_ms=Interval(5.0, 4.0, 6.0))
-    first, second, _ = sentences(unknown)
+    whole = build_budget("digits", *_measured_alone())
+    unknown = dataclasses.replace(whole, rows=(), not_attributed_ms=Interval(5.0, 4.0, 6.0))
+    first, second, _ = write_conclusion(unknown)
     assert first == "Most is in no row yet, 5.00 ms (4.00 to 6.00) of a step on 2 devices."
     assert second.startswith("Change nothing yet: there was no time for")
     rows = tuple(_costing(cause, 3.0, named=False) for cause in ("link", "threads"))
-    quiet = dataclasses.replace(unknown, rows=rows, others_ms=Interval(6.0, 2.0, 10.0))
+    quiet = dataclasses.replace(unknown, rows=rows, not_significant_ms=Interval(6.0, 2.0, 10.0))
     said = "none by itself is above the noise of these runs (link 3.00, threads 3.00 ms)"
-    assert said in sentences(quiet)[0]
-    nothing = dataclasses.replace(unknown, unexplained_ms=Interval(0.1, 0.05, 0.15))
-    assert sentences(nothing)[0].startswith("Nothing that was measured costs more than 2%")
+    assert said in write_conclusion(quiet)[0]
+    nothing = dataclasses.replace(unknown, not_attributed_ms=Interval(0.1, 0.05, 0.15))
+    assert write_conclusion(nothing)[0].startswith("Nothing that was measured costs more than 2%")
 
 
-def _measured_alone() -> tuple[Ladder, Measured]:
+def _measured_alone() -> tuple[ExperimentDesign, TrialResults]:
     """Both ends of the ladder, and no time for more."""
     experiment, _, _ = _experiment(2.0)
-    return experiment.run(ladder()), experiment.measured
+    return experiment.run(ladder()), experiment.results
 
 
 def test_even_without_time_the_speedup_is_measured() -> None:
     experiment, ticking, _ = _experiment(0.5)
-    found = budget("digits", experiment.run(ladder()), experiment.measured)
+    found = build_budget("digits", experiment.run(ladder()), experiment.results)
     assert ticking.now == 3.0
     assert found.speedup.value == pytest.approx(20 / 12)
-    assert [doubt.kind for doubt in found.warnings] == ["few_repeats"]
-    assert "there was no time for launch-bound, imbalance, link" in sentences(found)[1]
+    assert [doubt.kind for doubt in found.caveats] == ["few_repeats"]
+    assert "there was no time for launch-bound, imbalance, link" in write_conclusion(found)[1]
 
 
 def test_rungs_are_repeated_in_rounds_of_another_order() -> None:
@@ -143,7 +143,7 @@ def test_what_nobody_has_measured_may_take_a_little_more(missing_s: float, left_
 def test_fixes_of_what_was_found_come_before_anything_is_repeated() -> None:
     experiment, _, noting = _experiment(1000.0)
     asked = experiment.run(ladder())
-    fixes = set(BY_ID["link"].fixes(asked).values())
+    fixes = set(CAUSES_BY_ID["link"].fixes(asked).values())
     second = [rung for rung, number in noting.runs if number == 1]
     assert fixes
     assert set(second[: len(fixes)]) == fixes
@@ -171,7 +171,9 @@ def test_only_a_run_without_which_nothing_can_be_said_has_no_limit(shared: bool)
         return measurement
 
     found = target(SCRIPT, run=run)
-    experiment = Experiment(Sharing(found) if shared else found, Clock(1000.0), Events())
+    experiment = Experiment(
+        Sharing(found) if shared else found, TimeBudget(1000.0), ExperimentEvents()
+    )
     experiment.run(ladder())
     assert limits[:3] == [None] * 3
     other = list(itertools.dropwhile(lambda limit: limit is None, limits))
@@ -180,53 +182,53 @@ def test_only_a_run_without_which_nothing_can_be_said_has_no_limit(shared: bool)
 
 
 def test_a_request_to_stop_ends_it_with_what_there_is() -> None:
-    stop = Stop(signum=2)
+    stop = StopRequest(signum=2)
     experiment, ticking, _ = _experiment(1000.0, stop=stop)
-    found = budget("digits", experiment.run(ladder()), experiment.measured)
+    found = build_budget("digits", experiment.run(ladder()), experiment.results)
     assert ticking.now == 3.0
-    assert found.untested
+    assert found.unmeasured
 
 
 def test_a_run_that_ends_because_of_a_request_to_stop_is_not_tried_again() -> None:
-    stop, asked = Stop(), 0
+    stop, asked = StopRequest(), 0
 
     def run(workload: Any, plan: Any, ablation: Any = None, **_: Any) -> Measurement:
         nonlocal asked
         asked += 1
         stop.signum = 2
-        return failed(Rung(plan=plan), "nfold got SIGINT")
+        return failed(Trial(plan=plan), "nfold got SIGINT")
 
-    experiment = Experiment(target(SCRIPT, run=run), Clock(1000.0), Events(), stop)
+    experiment = Experiment(target(SCRIPT, run=run), TimeBudget(1000.0), ExperimentEvents(), stop)
     with pytest.raises(RunFailure):
         experiment.run(ladder())
     assert asked == 1
 
 
 def test_a_rung_that_fails_is_left_out_with_its_reason_and_not_tried_again() -> None:
-    asked: list[Ablation | None] = []
+    asked: list[Variant | None] = []
     usual = runner(SCRIPT)
 
     def run(workload: Any, plan: Any, ablation: Any = None, **more: Any) -> Measurement:
         asked.append(ablation)
         if ablation and ablation.exchange == "barrier":
-            return failed(Rung(plan=plan, ablation=ablation), "no room")
+            return failed(Trial(plan=plan, variant=ablation), "no room")
         measurement: Measurement = usual(workload, plan, ablation, **more)
         return measurement
 
-    experiment = Experiment(target(SCRIPT, run=run), Clock(1000.0), Events())
-    found = budget("digits", experiment.run(ladder()), experiment.measured)
-    reasons = dict(found.untested)
+    experiment = Experiment(target(SCRIPT, run=run), TimeBudget(1000.0), ExperimentEvents())
+    found = build_budget("digits", experiment.run(ladder()), experiment.results)
+    reasons = dict(found.unmeasured)
     assert reasons["link"] == reasons["synchronization"] == "crashed: no room"
     assert found.speedup.value == pytest.approx(20 / 12)
-    assert found.unexplained_ms.value == pytest.approx(2)
+    assert found.not_attributed_ms.value == pytest.approx(2)
     assert sum(bool(a and a.exchange == "barrier") for a in asked) == 1
 
 
 def test_a_plan_that_fails_cannot_be_explained() -> None:
     def run(workload: Any, plan: Any, ablation: Any = None, **_: Any) -> Measurement:
-        return failed(Rung(plan=plan), "no room")
+        return failed(Trial(plan=plan), "no room")
 
-    experiment = Experiment(target(SCRIPT, run=run), Clock(1000.0), Events())
+    experiment = Experiment(target(SCRIPT, run=run), TimeBudget(1000.0), ExperimentEvents())
     with pytest.raises(RunFailure, match="2 devices, batch 200: crashed: no room"):
         experiment.run(ladder())
 
@@ -238,21 +240,21 @@ def test_a_plan_that_fails_once_is_tried_again() -> None:
         nonlocal asked
         asked += 1
         if asked == 2:
-            return failed(Rung(plan=plan), "the port was taken")
+            return failed(Trial(plan=plan), "the port was taken")
         measurement: Measurement = usual(workload, plan, ablation, **more)
         return measurement
 
-    experiment = Experiment(target(SCRIPT, run=run), Clock(1000.0), Events())
-    found = budget("digits", experiment.run(ladder()), experiment.measured)
+    experiment = Experiment(target(SCRIPT, run=run), TimeBudget(1000.0), ExperimentEvents())
+    found = build_budget("digits", experiment.run(ladder()), experiment.results)
     assert found.speedup.value == pytest.approx(20 / 12)
-    assert found.unexplained_ms.value == pytest.approx(0, abs=0.01)
+    assert found.not_attributed_ms.value == pytest.approx(0, abs=0.01)
 
 
 def test_queues_of_loaders_get_no_more_than_some_seconds_to_settle() -> None:
     """Steps are of 12 ms here."""
-    experiment = Experiment(target(SCRIPT), Clock(1000.0), Events())
+    experiment = Experiment(target(SCRIPT), TimeBudget(1000.0), ExperimentEvents())
     warmups = [
-        experiment._long_enough(ladder(warmup_steps=steps)).plan.warmup_steps
+        experiment._with_run_length(ladder(warmup_steps=steps)).plan.warmup_steps
         for steps in (3, 74, 10_000)
     ]
     assert warmups == [3, 74, 500]
@@ -261,16 +263,16 @@ def test_queues_of_loaders_get_no_more_than_some_seconds_to_settle() -> None:
 def test_what_seems_to_cost_much_is_worth_its_fixes_before_it_is_named() -> None:
     """Steps of one and the same rung differ by more than half: no interval excludes 0."""
     script = dataclasses.replace(SCRIPT, noise=0.6, noise_seed=5)
-    experiment = Experiment(target(script), Clock(1000.0), Events())
-    asked = experiment._long_enough(ladder())
-    experiment._round([asked.full(), asked.one, *asking.wanted(asked)], 0)
-    rows = Rows(Account(asked, experiment.measured, 100)).on_n()
-    assert not any(row.named for row in rows)
+    experiment = Experiment(target(script), TimeBudget(1000.0), ExperimentEvents())
+    asked = experiment._with_run_length(ladder())
+    experiment._run_round([asked.actual(), asked.baseline, *asking.required(asked)], 0)
+    rows = FindingBuilder(Attribution(asked, experiment.results, 100)).multi_device_findings()
+    assert not any(row.significant for row in rows)
     largest = max(rows, key=lambda row: row.lost_ms.value)
     assert largest.lost_ms.value > 2
-    fixes = BY_ID[largest.cause].fixes(asked).values()
+    fixes = CAUSES_BY_ID[largest.cause].fixes(asked).values()
     assert fixes
-    assert set(fixes) <= set(asking.follow_ups(asked, experiment.measured))
+    assert set(fixes) <= set(asking.follow_ups(asked, experiment.results))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,7 @@ def test_a_fix_of_what_costs_much_is_tried_unless_one_of_what_is_named_can_be(
 ) -> None:
     rows = [_costing(cause, ms) for cause, ms in (("epoch-boundary", 8), ("input", 5), ("link", 1))]
     known = [row for row in rows if row.cause in named]
-    suspected = asking._suspected(ladder(workers=4), rows, known, 20.0)
+    suspected = asking._suspected_findings(ladder(workers=4), rows, known, 20.0)
     assert [row.cause for row in suspected] == tried
 
 
@@ -297,25 +299,25 @@ def _costing(cause: str, ms: float, *, named: bool = False) -> Finding:
         predicted_speedup=None,
         fix="",
         evidence=(),
-        named=named,
+        significant=named,
     )
 
 
 def test_a_named_cause_asks_for_its_fixes() -> None:
     experiment, _, noting = _experiment(1000.0)
     asked = experiment.run(ladder())
-    assert asked.edited(exchange="bf16") in {rung for rung, _ in noting.runs}
+    assert asked.with_plan(exchange="bf16") in {rung for rung, _ in noting.runs}
 
 
 def test_fixes_of_what_costs_most_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time may be over after the first of them."""
     rows = [_costing(cause, ms, named=True) for cause, ms in (("link", 2), ("input", 9))]
-    monkeypatch.setattr(Rows, "on_n", lambda _: rows[:1])
-    monkeypatch.setattr(Rows, "on_one", lambda _: rows[1:])
+    monkeypatch.setattr(FindingBuilder, "multi_device_findings", lambda _: rows[:1])
+    monkeypatch.setattr(FindingBuilder, "one_device_findings", lambda _: rows[1:])
     experiment, _, _ = _experiment(1000.0)
     asked = experiment.run(ladder(workers=4))
-    found = asking.follow_ups(asked, experiment.measured)
-    link, loading = (BY_ID[cause].fixes(asked).values() for cause in ("link", "input"))
+    found = asking.follow_ups(asked, experiment.results)
+    link, loading = (CAUSES_BY_ID[cause].fixes(asked).values() for cause in ("link", "input"))
     assert max(map(found.index, loading)) < min(map(found.index, link))
 
 
@@ -324,17 +326,17 @@ def test_a_short_time_is_for_what_is_wanted_first() -> None:
     experiment.run(ladder())
     assert ticking.now <= 6.0
     asked = [rung for rung, number in noting.runs if number == 0][3:]
-    wanted = list(dict.fromkeys(asking.wanted(experiment_ladder(asked))))
+    wanted = list(dict.fromkeys(asking.required(experiment_ladder(asked))))
     measured = [rung for rung in wanted if rung in asked]
     assert measured
     left = [rung for rung in wanted if rung not in {rung for rung, _ in noting.runs}]
     assert min(map(wanted.index, left)) > max(map(wanted.index, measured))
 
 
-def experiment_ladder(runs: list[Rung]) -> Ladder:
+def experiment_ladder(runs: list[Trial]) -> ExperimentDesign:
     """The ladder at the length that was chosen."""
     steps = runs[0].plan.steps
-    return dataclasses.replace(ladder(), plan=ladder().plan.edit(steps=steps), made={})
+    return dataclasses.replace(ladder(), plan=ladder().plan.edit(steps=steps), trial_cache={})
 
 
 class Sharing:
@@ -347,14 +349,14 @@ class Sharing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._of, name)
 
-    def knowing(self, seen: Seen) -> Sharing:
+    def knowing(self, seen: ScriptProfile) -> Sharing:
         return Sharing(self._of.knowing(seen), self._fails)
 
-    def together(self, rung: Rung) -> Rung | None:
-        return Rung(plan=rung.plan, ablation=turns.held(rung.ablation))
+    def together(self, rung: Trial) -> Trial | None:
+        return Trial(plan=rung.plan, variant=turns.process_wide(rung.variant))
 
     def measure_together(
-        self, rungs: Sequence[Rung], number: int, limit_s: float | None = None
+        self, rungs: Sequence[Trial], number: int, limit_s: float | None = None
     ) -> list[Measurement]:
         if self._fails:
             return [failed(rung, "it does not like turns") for rung in rungs]
@@ -364,18 +366,18 @@ class Sharing:
 @pytest.mark.parametrize("fails", [False, True])
 def test_rungs_of_one_process_tree_are_measured_together_or_each_by_itself(fails: bool) -> None:
     experiment, _, noting = _experiment(1000.0)
-    experiment.target = Sharing(experiment.target, fails)
+    experiment.runner = Sharing(experiment.runner, fails)
     made = experiment.run(ladder())
     shared = [tree for tree in noting.trees if len(tree) > 1]
-    real = next(tree for tree in shared if made.full() in tree)
-    assert made.barrier(made.bare) in real
-    assert made.one not in real
-    assert all(len({turns.held(rung.ablation) for rung in tree}) == 1 for tree in shared)
+    real = next(tree for tree in shared if made.actual() in tree)
+    assert made.barrier_only(made.cheapest_input) in real
+    assert made.baseline not in real
+    assert all(len({turns.process_wide(rung.variant) for rung in tree}) == 1 for tree in shared)
     if fails:
-        by_itself = [tree for tree in noting.trees if tree == (made.full(),)]
+        by_itself = [tree for tree in noting.trees if tree == (made.actual(),)]
         assert by_itself
         assert len(shared) < len(noting.trees) / 2
-    assert budget("digits", made, experiment.measured).speedup.value == pytest.approx(20 / 12)
+    assert build_budget("digits", made, experiment.results).speedup.value == pytest.approx(20 / 12)
 
 
 @pytest.mark.parametrize(
@@ -385,16 +387,16 @@ def test_without_time_for_turns_of_long_steps_the_two_ends_are_measured_by_thems
     slower: int, seconds: float, alone: bool
 ) -> None:
     """Steps are of 12 ms here, or so many times slower: two turns of 15 take 18 s and more."""
-    script = Script(
+    script = Scenario(
         compute_ms_per_sample=0.1 * slower, exchange_ms=2.0 * slower, samples_per_epoch=2000
     )
     ticking, noting = Ticking(runner(script)), Noting()
-    clock = Clock(seconds, now=lambda: ticking.now)
+    clock = TimeBudget(seconds, now=lambda: ticking.now)
     experiment = Experiment(Sharing(target(script, run=ticking)), clock, noting)
     made = experiment.run(ladder())
-    first = next(tree for tree in noting.trees if made.full() in tree)
+    first = next(tree for tree in noting.trees if made.actual() in tree)
     assert (len(first) == 1) == alone
-    assert budget("digits", made, experiment.measured).speedup.value == pytest.approx(20 / 12)
+    assert build_budget("digits", made, experiment.results).speedup.value == pytest.approx(20 / 12)
 
 
 @pytest.mark.parametrize(("retries", "seconds"), [(0.0, 1000.0), (1.0, 1000.0), (1.0, 5.0)])
@@ -403,16 +405,21 @@ def test_what_a_first_look_has_seen_happen_does_not_wait_for_the_turns_of_others
 ) -> None:
     """Both ends of the ladder with either allocator, then what exchange and input cost."""
     experiment, _, noting = _experiment(seconds)
-    experiment.target = Sharing(experiment.target)
-    fed = Loader(batch=100, batches=20, samples=2000, workers=8)
-    seen = Seen(world_size=2, parallel="ddp", loader=fed, alloc_retries=retries)
-    asked = dataclasses.replace(ladder(), seen=seen, scaling="weak", step_ms=12.0, made={})
+    experiment.runner = Sharing(experiment.runner)
+    fed = DataLoaderProfile(batch_size=100, batches_per_epoch=20, dataset_size=2000, num_workers=8)
+    seen = ScriptProfile(world_size=2, parallel="ddp", loader=fed, alloc_retries=retries)
+    asked = dataclasses.replace(
+        ladder(), profile=seen, scaling="weak", step_ms=12.0, trial_cache={}
+    )
     made = experiment.run(asked)
-    barrier = made.barrier(made.bare)
+    barrier = made.barrier_only(made.cheapest_input)
     if not retries:
-        assert made.full() in next(tree for tree in noting.trees if barrier in tree)
+        assert made.actual() in next(tree for tree in noting.trees if barrier in tree)
         return
-    assert noting.trees[:2] == [(made.full(),), (made.one,)]
+    assert noting.trees[:2] == [(made.actual(),), (made.baseline,)]
     before = itertools.takewhile(lambda tree: barrier not in tree, noting.trees)
     known = {rung for tree in before for rung in tree}
-    assert {made.grown(made.full()), made.grown(made.one)} <= known
+    assert {
+        made.with_expandable_segments(made.actual()),
+        made.with_expandable_segments(made.baseline),
+    } <= known

@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 
 from explaining import ladder
-from nfold.explain.lengths import long_enough, rounded, turns_s
-from nfold.seen import Loader, Seen, Traced
+from nfold.explain.lengths import interleaved_seconds, round_up, with_run_length
+from nfold.seen import DataLoaderProfile, ScriptProfile, TraceSummary
 
 
 @pytest.mark.parametrize(
     ("steps", "found"), [(0.2, 1), (3, 3), (11, 15), (200, 200), (201, 300), (701, 1000)]
 )
 def test_lengths_are_round(steps: float, found: int) -> None:
-    assert rounded(steps) == found
+    assert round_up(steps) == found
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_lengths_are_round(steps: float, found: int) -> None:
 def test_long_steps_are_fewer_but_never_less_than_tell_something(
     step_s: float, steps: int, warmup: int
 ) -> None:
-    found = long_enough(ladder(warmup_steps=10_000), step_s, in_turns=False).plan
+    found = with_run_length(ladder(warmup_steps=10_000), step_s, interleaved=False).plan
     assert (found.steps, found.warmup_steps) == (steps, warmup)
 
 
@@ -43,9 +43,9 @@ def test_long_steps_are_fewer_but_never_less_than_tell_something(
 def test_a_script_whose_steps_are_long_warms_up_in_few(
     step_s: float, planned: int, optimizers: int, warmup: int
 ) -> None:
-    seen = Seen(optimizers=("SGD", "Adam")[:optimizers])
-    script = dataclasses.replace(ladder(warmup_steps=planned), seen=seen)
-    assert long_enough(script, step_s, in_turns=True).plan.warmup_steps == warmup
+    seen = ScriptProfile(optimizers=("SGD", "Adam")[:optimizers])
+    script = dataclasses.replace(ladder(warmup_steps=planned), profile=seen)
+    assert with_run_length(script, step_s, interleaved=True).plan.warmup_steps == warmup
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,10 @@ def test_short_passes_are_timed_for_longer(
 ) -> None:
     """Of steps of 15 ms one second is timed on a GPU, of several passes two."""
     script = ladder(device=device, accumulate=accumulate)
-    script = dataclasses.replace(script, seen=Seen(loader=Loader(batches=batches)))
-    assert long_enough(script, 0.015, in_turns=True).plan.steps == steps
+    script = dataclasses.replace(
+        script, profile=ScriptProfile(loader=DataLoaderProfile(batches_per_epoch=batches))
+    )
+    assert with_run_length(script, 0.015, interleaved=True).plan.steps == steps
 
 
 @pytest.mark.parametrize(
@@ -73,12 +75,25 @@ def test_short_passes_are_timed_for_longer(
 def test_turns_with_given_batches_do_not_take_what_a_first_look_saw_waited_for(
     waits_ms: float, busy_ms: float, given_s: float
 ) -> None:
-    seen = Seen(input_wait_ms=waits_ms, traced=Traced(steps=3, reordering_ms=(), busy_ms=busy_ms))
-    asked = dataclasses.replace(ladder(steps=20, warmup_steps=10, workers=1), seen=seen, made={})
-    real, given = turns_s(asked, [asked.full()], 1.0), turns_s(asked, [asked.full("replayed")], 1.0)
+    seen = ScriptProfile(
+        input_wait_ms=waits_ms,
+        trace=TraceSummary(steps=3, layout_copy_ms=(), device_busy_ms=busy_ms),
+    )
+    asked = dataclasses.replace(
+        ladder(steps=20, warmup_steps=10, workers=1), profile=seen, trial_cache={}
+    )
+    real, given = (
+        interleaved_seconds(asked, [asked.actual()], 1.0),
+        interleaved_seconds(asked, [asked.actual("replayed")], 1.0),
+    )
     assert real == 20
     assert given == pytest.approx((20 + 10) * given_s)
-    both = turns_s(asked, [asked.full(), asked.full("replayed")], 1.0)
+    both = interleaved_seconds(asked, [asked.actual(), asked.actual("replayed")], 1.0)
     # Twenty steps of each, and two changes to each, of ten steps.
     assert both == pytest.approx(40 + 40 * given_s)
-    assert turns_s(dataclasses.replace(asked, seen=None), [asked.full("replayed")], 1.0) == 30
+    assert (
+        interleaved_seconds(
+            dataclasses.replace(asked, profile=None), [asked.actual("replayed")], 1.0
+        )
+        == 30
+    )

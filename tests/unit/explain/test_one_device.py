@@ -10,39 +10,45 @@ import pytest
 from explaining import HOST, explained, failed, ladder, runner, script_runner, target
 from nfold.budget import Budget
 from nfold.explain import lines
-from nfold.explain.account import Account
-from nfold.explain.asking import wanted
-from nfold.explain.budget import budget
-from nfold.explain.causes.input import Input
-from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder
-from nfold.explain.measured import Measured
-from nfold.explain.rows import Rows
-from nfold.explain.rung import Rung
-from nfold.explain.script import first_look
-from nfold.explain.view import View
-from nfold.frameworks.simulated import Script
-from nfold.measurement import Fetches, Measurement
+from nfold.explain.account import Attribution
+from nfold.explain.asking import required
+from nfold.explain.budget import build_budget
+from nfold.explain.causes.input import InputCause
+from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.measured import TrialResults
+from nfold.explain.rows import FindingBuilder
+from nfold.explain.rung import Trial
+from nfold.explain.script import probe_script
+from nfold.explain.view import MetricView
+from nfold.frameworks.simulated import Scenario
+from nfold.measurement import FetchStats, Measurement
 from nfold.plan import Plan
 from nfold.report import explained as explained_page
 from nfold.report import explained_text, explanation, waterfall
-from nfold.seen import Loader, Place, Seen, Traced
-from nfold.sentences import sentences
+from nfold.seen import DataLoaderProfile, ScriptProfile, SourceLocation, TraceSummary
+from nfold.sentences import write_conclusion
 
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 1000}
-LOADER = Loader(batch=100, batches=20, samples=2000, sampler="RandomSampler", place="train.py:7")
-SEEN = Seen(steps=30, loader=LOADER, samples_per_step=100.0, device="cuda:0")
+LOADER = DataLoaderProfile(
+    batch_size=100,
+    batches_per_epoch=20,
+    dataset_size=2000,
+    sampler="RandomSampler",
+    created_at="train.py:7",
+)
+SEEN = ScriptProfile(steps=30, loader=LOADER, samples_per_step=100.0, device="cuda:0")
 HEALTHY = 60
 
 
-def alone(script: Script, seconds: float = 1000.0, **changes: Any) -> Budget:
+def alone(script: Scenario, seconds: float = 1000.0, **changes: Any) -> Budget:
     """One device with 100 samples a step: 10 ms."""
     said = {"devices": 1, "strategy": "single", "batch": 100, **changes}
     return explained(script, scaling="weak", seconds=seconds, **said)
 
 
-def of_script(seen: Seen, **costs: Any) -> tuple[Budget, list[Measurement]]:
-    script = Script(**{**BASE, **costs})
+def of_script(seen: ScriptProfile, **costs: Any) -> tuple[Budget, list[Measurement]]:
+    script = Scenario(**{**BASE, **costs})
     made: list[Measurement] = []
     usual = script_runner(script)
 
@@ -51,10 +57,10 @@ def of_script(seen: Seen, **costs: Any) -> tuple[Budget, list[Measurement]]:
         made.append(done)
         return done
 
-    one = Experiment(target(script, run=run), Clock(1000.0), Events())
+    one = Experiment(target(script, run=run), TimeBudget(1000.0), ExperimentEvents())
     place = Plan(framework="simulated", device="cuda", devices=1, cores_per_device=8, steps=1)
-    made_ladder = one.run(first_look(one, place, None, HOST, lambda _: (seen,)))
-    return budget("train.py", made_ladder, one.measured), made
+    made_ladder = one.run(probe_script(one, place, None, HOST, lambda _: (seen,)))
+    return build_budget("train.py", made_ladder, one.results), made
 
 
 PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any], str]] = [
@@ -70,9 +76,9 @@ PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any], str]] = [
 def test_what_it_loses_is_told_with_a_change_that_was_measured(
     cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any], flag: str
 ) -> None:
-    found = alone(Script(**BASE, **planted), **changes)
-    (first,) = found.named
-    assert (first.cause, first.proven) == (cause, bool(flag))
+    found = alone(Scenario(**BASE, **planted), **changes)
+    (first,) = found.significant
+    assert (first.cause, first.fix_measured) == (cause, bool(flag))
     assert first.lost_ms.value == pytest.approx(lost_ms)
     assert flag in first.fix
     assert found.rows == ()
@@ -87,30 +93,32 @@ def test_what_it_loses_is_told_with_a_change_that_was_measured(
 
 
 def test_it_is_told_in_words_of_one_device() -> None:
-    found = alone(Script(**BASE, load_ms_per_sample=0.6), workers=4)
-    said = sentences(found)
+    found = alone(Scenario(**BASE, load_ms_per_sample=0.6), workers=4)
+    said = write_conclusion(found)
     assert said[0].endswith("5.00 ms, 33 % of a step.")
     assert said[2] == ("Expect 1.50 × of its speed, 10,000 samples/s, as measured with the change.")
-    text = " ".join((explained_text.document(found), *explanation.notes(found), *said))
+    text = " ".join(
+        (explained_text.explanation_markdown(found), *explanation.explanation_notes(found), *said)
+    )
     assert "1 cuda device ·" in text
     assert "its compute alone" in text
     for other in ("1-fold", "1 devices", "link", "unexplained", "imbalance"):
         assert other not in text
-    names = [bar.name for bar in waterfall.bars(found)]
+    names = [bar.name for bar in waterfall.waterfall_bars(found)]
     assert names == ["compute alone", "input", "other rows", "achieved"]
-    assert waterfall.bars(found)[-1].end == pytest.approx(15)
-    assert "+5.00" in explained_page.page(found)
+    assert waterfall.waterfall_bars(found)[-1].end == pytest.approx(15)
+    assert "+5.00" in explained_page.explanation_page(found)
 
 
 def test_of_several_devices_the_second_block_says_what_compute_takes() -> None:
-    found = explained(Script(**BASE, copy_ms_per_sample=0.02), scaling="weak")
-    (_, (head, _)) = explanation.blocks(found)
+    found = explained(Scenario(**BASE, copy_ms_per_sample=0.02), scaling="weak")
+    (_, (head, _)) = explanation.cost_tables(found)
     assert head.endswith("on one device alone besides its compute of 10.00 ms")
 
 
 def test_a_healthy_one_has_nothing_to_change() -> None:
-    found = alone(Script(**BASE))
-    assert sentences(found)[1:] == [
+    found = alone(Scenario(**BASE))
+    assert write_conclusion(found)[1:] == [
         "There is nothing to change.",
         "The device does 10,000 samples/s; its compute alone would do 10,000.",
     ]
@@ -118,25 +126,29 @@ def test_a_healthy_one_has_nothing_to_change() -> None:
 
 def test_what_is_above_no_noise_by_itself_is_told_together() -> None:
     costs: dict[str, Any] = {"copy_ms_per_sample": 0.0018, "layout_ms": {"channels_first": 0.18}}
-    found = alone(Script(**BASE, **costs), input="loader")
-    assert not found.named
-    assert found.others_ms.value == pytest.approx(0.36)
-    said = sentences(found)
+    found = alone(Scenario(**BASE, **costs), input="loader")
+    assert not found.significant
+    assert found.not_significant_ms.value == pytest.approx(0.36)
+    said = write_conclusion(found)
     assert said[0].startswith("0.36 ms, 3% of a step, is missing to compute alone.")
 
 
 def test_no_cause_is_named_on_healthy_runs() -> None:
     asked = ladder("weak", devices=1, strategy="single", batch=100, steps=10, warmup_steps=1)
-    rungs = list(dict.fromkeys([asked.full(), *wanted(asked)]))
+    rungs = list(dict.fromkeys([asked.actual(), *required(asked)]))
     named = []
     for seed in range(HEALTHY):
-        healthy = Script(compute_ms_per_sample=0.1, noise=0.01, process_noise=0.01, noise_seed=seed)
-        runs, measured = target(healthy, run=runner(healthy)), Measured()
+        healthy = Scenario(
+            compute_ms_per_sample=0.1, noise=0.01, process_noise=0.01, noise_seed=seed
+        )
+        runs, measured = target(healthy, run=runner(healthy)), TrialResults()
         for number in range(3):
             for rung in rungs:
                 measured.add(rung, number, runs.measure(rung, number))
-        made = Rows(Account(asked, measured, resamples=60))
-        named += [(seed, row.cause, row.lost_ms) for row in made.on_one() if row.named]
+        made = FindingBuilder(Attribution(asked, measured, resamples=60))
+        named += [
+            (seed, row.cause, row.lost_ms) for row in made.one_device_findings() if row.significant
+        ]
     assert named == []
 
 
@@ -146,20 +158,20 @@ def test_a_script_is_started_once_as_torchrun_starts_one_rank() -> None:
     assert {one.plan.devices for one in made} == {1}
     assert sum(one.plan.batch is None for one in made) == 1
     assert found.headline == ""
-    assert [row.cause for row in found.named] == ["input", "copies"]
-    costs = {row.cause: row.lost_ms.value for row in found.single}
+    assert [row.cause for row in found.significant] == ["input", "copies"]
+    costs = {row.cause: row.lost_ms.value for row in found.one_device_rows}
     assert costs["input"] == pytest.approx(5.0)
     assert costs["copies"] == pytest.approx(2.0)
-    first = found.named[0]
-    assert first.proven
+    first = found.significant[0]
+    assert first.fix_measured
     assert first.fix == "train.py:7: DataLoader(..., num_workers=1)"
 
 
 @pytest.mark.parametrize(("load_ms", "at_once"), [(1.2, True), (0.6, False)])
 def test_fixes_of_what_takes_most_of_a_step_follow_at_once(load_ms: float, at_once: bool) -> None:
     """20 of 30 ms are worth them before the next process tree, 5 of 15 are not."""
-    script = Script(
-        **BASE, load_ms_per_sample=load_ms, layout_ms={"channels_first": 2.5}, in_turns=True
+    script = Scenario(
+        **BASE, load_ms_per_sample=load_ms, layout_ms={"channels_first": 2.5}, can_interleave=True
     )
     made: list[Measurement] = []
     usual = runner(script)
@@ -168,19 +180,19 @@ def test_fixes_of_what_takes_most_of_a_step_follow_at_once(load_ms: float, at_on
         made.append(usual(*asked, **more))
         return made[-1]
 
-    experiment = Experiment(target(script, run=run), Clock(1000.0), Events())
+    experiment = Experiment(target(script, run=run), TimeBudget(1000.0), ExperimentEvents())
     asked = ladder("weak", devices=1, strategy="single", batch=100, workers=4)
     experiment.run(asked)
-    fixes = {rung.plan.workers for rung in Input().fixes(asked).values()} - {4}
+    fixes = {rung.plan.workers for rung in InputCause().fixes(asked).values()} - {4}
     order = [one.plan.workers in fixes for one in made]
     assert any(order)
-    evidence = next(place for place, one in enumerate(made) if one.ablation and not one.folder)
+    evidence = next(place for place, one in enumerate(made) if one.variant and not one.folder)
     assert (order.index(True) < evidence) is at_once
 
 
 def test_where_no_loader_was_seen_none_is_told() -> None:
     found, _ = of_script(dataclasses.replace(SEEN, loader=None))
-    assert explanation.title(found) == (
+    assert explanation.explanation_title(found) == (
         "train.py · 1 cuda device · one process · batch 100 · fp32, eager · no DataLoader"
     )
 
@@ -198,35 +210,35 @@ def test_where_no_loader_was_seen_none_is_told() -> None:
 def test_as_many_workers_are_tried_as_keep_up_with_the_rest_of_a_step(
     made_s: float, device: str, cores: int, tried: set[int]
 ) -> None:
-    fetches = Fetches(batches=10, seconds=made_s, waited_s=0.0)
+    fetches = FetchStats(batches=10, seconds=made_s, waited_s=0.0)
     plan = Plan(device=device, devices=1, batch=100, workers=0, cores_per_device=cores)
     seen = dataclasses.replace(SEEN, fetches=fetches)
-    ladder = Ladder(plan=plan, seen=seen, step_ms=12.0)
-    found = Input().fixes(ladder)
+    ladder = ExperimentDesign(plan=plan, profile=seen, step_ms=12.0)
+    found = InputCause().fixes(ladder)
     assert {rung.plan.workers for rung in found.values()} == tried
     told = f"train.py:7: DataLoader(..., num_workers={max(tried)})"
-    assert Input().fix(ladder, View({})) == told, "before any of them is measured"
+    assert InputCause().fix(ladder, MetricView({})) == told, "before any of them is measured"
 
 
 def test_files_of_images_are_tried_on_the_device_before_anything_else() -> None:
     plan = Plan(device="cuda", devices=1, batch=64, workers=1, decode="cpu", augment="cpu")
-    files = Ladder(plan=plan.edit(input="loader", cache="off"))
+    files = ExperimentDesign(plan=plan.edit(input="loader", cache="off"))
     flags = ["--decode device --augment device", "--input resident", "--augment device"]
-    assert list(Input().fixes(files)) == [*flags, "--workers 2"]
-    said = Input().fix(files, View({}))
+    assert list(InputCause().fixes(files)) == [*flags, "--workers 2"]
+    said = InputCause().fix(files, MetricView({}))
     assert said == f"{', '.join(flags)} or --workers 2 (measure them)"
     pixels = dataclasses.replace(
-        files, plan=files.plan.edit(decode=None, augment="device"), made={}
+        files, plan=files.plan.edit(decode=None, augment="device"), trial_cache={}
     )
-    assert list(Input().fixes(pixels)) == ["--input resident", "--workers 2"]
-    keras = dataclasses.replace(files, plan=files.plan.edit(framework="jax"), made={})
-    assert list(Input().fixes(keras)) == [*flags[1:], "--workers 2"]
+    assert list(InputCause().fixes(pixels)) == ["--input resident", "--workers 2"]
+    keras = dataclasses.replace(files, plan=files.plan.edit(framework="jax"), trial_cache={})
+    assert list(InputCause().fixes(keras)) == [*flags[1:], "--workers 2"]
 
 
 def test_what_would_be_slower_without_it_adds_nothing_to_the_compute_alone() -> None:
     """The other order of axes takes 2.5 ms more: the one that is there costs nothing."""
-    found = alone(Script(**BASE, layout_ms={"channels_last": 2.5}, copy_ms_per_sample=0.02))
-    costs = {row.cause: row.lost_ms.value for row in found.single}
+    found = alone(Scenario(**BASE, layout_ms={"channels_last": 2.5}, copy_ms_per_sample=0.02))
+    costs = {row.cause: row.lost_ms.value for row in found.one_device_rows}
     assert costs["layout"] == pytest.approx(-2.5)
     assert found.device_bound is not None
     assert found.device_bound.step_ms.value == pytest.approx(10)
@@ -234,10 +246,12 @@ def test_what_would_be_slower_without_it_adds_nothing_to_the_compute_alone() -> 
 
 
 def test_time_in_which_a_gpu_of_a_script_waits_for_launches_is_told() -> None:
-    traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=8.0)
-    seen = dataclasses.replace(SEEN, traced=traced)
+    traced = TraceSummary(
+        steps=6, layout_copy_ms=(0.0,) * 6, launches_per_step=300.0, device_busy_ms=8.0
+    )
+    seen = dataclasses.replace(SEEN, trace=traced)
     found, _ = of_script(seen, launch_ms=13.0)
-    costs = {row.cause: row.lost_ms.value for row in found.single}
+    costs = {row.cause: row.lost_ms.value for row in found.one_device_rows}
     assert costs["launch-bound"] == pytest.approx(5.0)
     assert found.device_bound is not None
     assert found.device_bound.step_ms.value == pytest.approx(8.0)
@@ -245,11 +259,13 @@ def test_time_in_which_a_gpu_of_a_script_waits_for_launches_is_told() -> None:
 
 def test_no_gain_is_promised_that_leaves_less_than_the_time_a_gpu_is_busy() -> None:
     """However much runs scatter: of steps that are 30 % apart nothing, or less, might be left."""
-    traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=8.0)
-    seen = dataclasses.replace(SEEN, traced=traced)
+    traced = TraceSummary(
+        steps=6, layout_copy_ms=(0.0,) * 6, launches_per_step=300.0, device_busy_ms=8.0
+    )
+    seen = dataclasses.replace(SEEN, trace=traced)
     scatters = {"noise": 0.05, "process_noise": 0.3, "noise_seed": 1}
     found, _ = of_script(seen, launch_ms=50.0, load_ms_per_sample=0.3, **scatters)
-    (row,) = (one for one in found.single if one.cause == "launch-bound")
+    (row,) = (one for one in found.one_device_rows if one.cause == "launch-bound")
     assert row.predicted_speedup is not None
     assert found.one_device.step_ms.high is not None
     assert row.predicted_speedup.high is not None
@@ -260,21 +276,25 @@ def test_no_gain_is_promised_that_leaves_less_than_the_time_a_gpu_is_busy() -> N
 def test_a_gpu_that_is_idle_while_its_allocator_tries_again_waits_for_no_launch(
     host_syncs: float,
 ) -> None:
-    traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=10.0)
-    seen = dataclasses.replace(SEEN, traced=traced, alloc_retries=2.0, host_syncs=host_syncs)
+    traced = TraceSummary(
+        steps=6, layout_copy_ms=(0.0,) * 6, launches_per_step=300.0, device_busy_ms=10.0
+    )
+    seen = dataclasses.replace(SEEN, trace=traced, alloc_retries=2.0, host_syncs=host_syncs)
     found, _ = of_script(seen, retries_ms=40.0, host_syncs_ms=host_syncs)
-    costs = {row.cause: row.lost_ms.value for row in found.single}
+    costs = {row.cause: row.lost_ms.value for row in found.one_device_rows}
     assert costs["memory"] == pytest.approx(40.0)
     assert costs["launch-bound"] == pytest.approx(0.0)
-    assert next(row.cause for row in found.named) == "memory"
+    assert next(row.cause for row in found.significant) == "memory"
     assert found.device_bound is not None
     assert found.device_bound.step_ms.value == pytest.approx(10.0)
 
 
 LAUNCHING = dataclasses.replace(
     SEEN,
-    traced=Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=10.0),
-    places={"model": (Place(where="train.py:4"),)},
+    trace=TraceSummary(
+        steps=6, layout_copy_ms=(0.0,) * 6, launches_per_step=300.0, device_busy_ms=10.0
+    ),
+    source_locations={"model": (SourceLocation(line="train.py:4"),)},
 )
 
 
@@ -282,58 +302,60 @@ def test_what_launches_cost_is_tried_with_a_compiled_model() -> None:
     found, made = of_script(
         LAUNCHING, launch_ms=16.0, launch_ms_compiled={"default": 14.0, "reduce-overhead": 12.0}
     )
-    (first,) = found.named
-    assert (first.cause, first.proven) == ("launch-bound", True)
+    (first,) = found.significant
+    assert (first.cause, first.fix_measured) == ("launch-bound", True)
     assert first.lost_ms.value == pytest.approx(6.0)
     assert first.fix == "train.py:4: torch.compile(model, mode='reduce-overhead')"
     assert first.predicted_speedup is not None
     assert first.predicted_speedup.value == pytest.approx(16 / 12)
-    tried = {one.ablation.compiled for one in made if one.ablation}
+    tried = {one.variant.compiled for one in made if one.variant}
     assert tried == {"", "default", "reduce-overhead"}
 
 
 def test_the_mode_that_replays_nothing_may_be_the_faster_one() -> None:
     found, _ = of_script(LAUNCHING, launch_ms=16.0, launch_ms_compiled={"default": 12.0})
-    assert found.named[0].fix == "train.py:4: torch.compile(model)"
-    places = {"trainer": (Place(where="train.py:9"),), **LAUNCHING.places}
-    trained = dataclasses.replace(LAUNCHING, trainer="transformers", places=places)
-    told = lines.compiled(trained, "default")
+    assert found.significant[0].fix == "train.py:4: torch.compile(model)"
+    places = {"trainer": (SourceLocation(line="train.py:9"),), **LAUNCHING.source_locations}
+    trained = dataclasses.replace(LAUNCHING, trainer="transformers", source_locations=places)
+    told = lines.compile_model(trained, "default")
     assert told == "train.py:9: TrainingArguments(..., torch_compile=True)"
 
 
 def test_a_compiled_model_that_is_no_faster_is_not_advised() -> None:
     found, made = of_script(LAUNCHING, launch_ms=16.0)
-    (first,) = found.named
-    assert not first.proven
+    (first,) = found.significant
+    assert not first.fix_measured
     assert first.fix == (
         "train.py:7: a larger batch_size (torch.compile, reduce-overhead and default: no gain "
         "beyond the noise)"
     )
-    assert any(one.ablation and one.ablation.compiled for one in made)
+    assert any(one.variant and one.variant.compiled for one in made)
 
 
 def test_what_could_not_be_compiled_is_not_advised() -> None:
-    usual = script_runner(Script(**BASE, launch_ms=16.0))
+    usual = script_runner(Scenario(**BASE, launch_ms=16.0))
 
     def run(workload: Any, asked: Plan, ablation: Any = None, **more: Any) -> Measurement:
         if ablation is not None and ablation.compiled:
-            return failed(Rung(plan=asked, ablation=ablation), "nothing could be compiled")
+            return failed(Trial(plan=asked, variant=ablation), "nothing could be compiled")
         done: Measurement = usual(workload, asked, ablation, **more)
         return done
 
-    one = Experiment(target(Script(**BASE), run=run), Clock(1000.0), Events())
+    one = Experiment(target(Scenario(**BASE), run=run), TimeBudget(1000.0), ExperimentEvents())
     place = Plan(framework="simulated", device="cuda", devices=1, cores_per_device=8, steps=1)
-    asked = one.run(first_look(one, place, None, HOST, lambda _: (LAUNCHING,)))
-    (first,) = budget("train.py", asked, one.measured).named
+    asked = one.run(probe_script(one, place, None, HOST, lambda _: (LAUNCHING,)))
+    (first,) = build_budget("train.py", asked, one.results).significant
     assert first.fix == "train.py:7: a larger batch_size (torch.compile was tried, and failed)"
 
 
 def test_no_cost_of_the_host_leaves_less_than_the_device_was_busy_with() -> None:
     """Where batches are made beside a device, and slow it down, they cost more than its rest."""
-    traced = Traced(steps=6, reordering_ms=(0.0,) * 6, launches=300.0, busy_ms=20.0)
-    seen = dataclasses.replace(LAUNCHING, traced=traced)
+    traced = TraceSummary(
+        steps=6, layout_copy_ms=(0.0,) * 6, launches_per_step=300.0, device_busy_ms=20.0
+    )
+    seen = dataclasses.replace(LAUNCHING, trace=traced)
     found, _ = of_script(seen, launch_ms=16.0, load_ms_per_sample=1.0)
-    lost = sum(row.lost_ms.value for row in found.single)
+    lost = sum(row.lost_ms.value for row in found.one_device_rows)
     assert found.n_devices.step_ms.value - lost == pytest.approx(16.0)
     assert found.device_bound is not None
     assert found.device_bound.step_ms.value == pytest.approx(20.0)
@@ -342,62 +364,66 @@ def test_no_cost_of_the_host_leaves_less_than_the_device_was_busy_with() -> None
 def test_what_is_compiled_already_is_not_compiled_again() -> None:
     found, made = of_script(dataclasses.replace(LAUNCHING, compiled=True), launch_ms=16.0)
     assert found.plan.step == "compiled"
-    assert found.named[0].fix == "train.py:7: a larger batch_size"
-    assert not any(one.ablation and one.ablation.compiled for one in made)
+    assert found.significant[0].fix == "train.py:7: a larger batch_size"
+    assert not any(one.variant and one.variant.compiled for one in made)
 
 
 CONVOLVED = dataclasses.replace(
     SEEN,
-    traced=Traced(steps=6, reordering_ms=(0.0,) * 6, transposing_ms=1.0, busy_ms=9.0),
+    trace=TraceSummary(
+        steps=6, layout_copy_ms=(0.0,) * 6, cudnn_transpose_ms=1.0, device_busy_ms=9.0
+    ),
     convolutions=3,
-    places={"model": (Place(where="train.py:4"),)},
+    source_locations={"model": (SourceLocation(line="train.py:4"),)},
 )
 
 
 def test_another_order_of_weights_is_measured_where_cudnn_transposes() -> None:
     found, made = of_script(CONVOLVED, layout_ms={"channels_first": 2.5})
-    (first,) = found.named
-    assert (first.cause, first.proven) == ("layout", True)
+    (first,) = found.significant
+    assert (first.cause, first.fix_measured) == ("layout", True)
     assert first.lost_ms.value == pytest.approx(2.5)
     assert first.fix == "train.py:4: model and images in channels_last"
     assert first.predicted_speedup is not None
     assert first.predicted_speedup.value == pytest.approx(12.5 / 10)
-    tried = [one for one in made if one.ablation and one.ablation.channels_last]
-    assert {one.ablation.input for one in tried if one.ablation} == {"resident", "real"}
+    tried = [one for one in made if one.variant and one.variant.channels_last]
+    assert {one.variant.input for one in tried if one.variant} == {"resident", "real"}
 
 
 @pytest.mark.parametrize("other_ms", [2.5, 4.0])
 def test_transposes_are_no_loss_where_the_other_order_is_no_faster(other_ms: float) -> None:
     layouts = {"channels_first": 2.5, "channels_last": other_ms}
     found, made = of_script(CONVOLVED, layout_ms=layouts)
-    assert any(one.ablation and one.ablation.channels_last for one in made)
-    assert not found.named
-    (row,) = (row for row in found.single if row.cause == "layout")
+    assert any(one.variant and one.variant.channels_last for one in made)
+    assert not found.significant
+    (row,) = (row for row in found.one_device_rows if row.cause == "layout")
     assert row.lost_ms.value == pytest.approx(2.5 - other_ms)
 
 
 def test_copies_of_a_script_s_own_are_told_beside_it() -> None:
-    assert CONVOLVED.traced is not None
-    traced = dataclasses.replace(CONVOLVED.traced, reordering_ms=(3.0,) * 6)
-    seen = dataclasses.replace(CONVOLVED, traced=traced)
+    assert CONVOLVED.trace is not None
+    traced = dataclasses.replace(CONVOLVED.trace, layout_copy_ms=(3.0,) * 6)
+    seen = dataclasses.replace(CONVOLVED, trace=traced)
     found, _ = of_script(seen)
-    (first,) = found.named
+    (first,) = found.significant
     assert first.lost_ms.value == pytest.approx(3.0)
     assert "no .contiguous() after a permute" in first.fix
 
 
 def test_copies_that_convolutions_make_are_worth_what_the_other_order_gains() -> None:
     """Of 3 ms a step convolutions make 2: without the other order, which costs 1.2 less."""
-    traced = Traced(steps=6, reordering_ms=(3.0,) * 6, in_operators_ms=(2.0,) * 6, busy_ms=9.0)
-    found, made = of_script(
-        dataclasses.replace(CONVOLVED, traced=traced), layout_ms={"channels_first": 1.2}
+    traced = TraceSummary(
+        steps=6, layout_copy_ms=(3.0,) * 6, operator_layout_copy_ms=(2.0,) * 6, device_busy_ms=9.0
     )
-    assert any(one.ablation and one.ablation.channels_last for one in made)
-    (row,) = (row for row in found.single if row.cause == "layout")
+    found, made = of_script(
+        dataclasses.replace(CONVOLVED, trace=traced), layout_ms={"channels_first": 1.2}
+    )
+    assert any(one.variant and one.variant.channels_last for one in made)
+    (row,) = (row for row in found.one_device_rows if row.cause == "layout")
     assert row.lost_ms.value == pytest.approx(1.0 + 1.2)
 
 
 @pytest.mark.parametrize("changed", [{"convolutions": 0}, {"channels_last": True}])
 def test_where_there_is_no_other_order_to_try_none_is(changed: dict[str, Any]) -> None:
     _, made = of_script(dataclasses.replace(CONVOLVED, **changed))
-    assert not any(one.ablation and one.ablation.channels_last for one in made)
+    assert not any(one.variant and one.variant.channels_last for one in made)

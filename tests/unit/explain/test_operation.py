@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from explaining import SECONDS, ladder, target
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.budget import Budget
-from nfold.explain.budget import budget
-from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder
-from nfold.explain.operation import ABSENT
-from nfold.frameworks.simulated import Script
-from nfold.measurement import Part
+from nfold.explain.budget import build_budget
+from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.operation import NOT_APPLICABLE_TO_OPERATIONS
+from nfold.frameworks.simulated import Scenario
+from nfold.measurement import OperationPart
 
 COSTS: dict[str, Any] = {
     "compute_ms_per_sample": 0.1,
@@ -25,19 +25,19 @@ COSTS: dict[str, Any] = {
 }
 
 
-def _operation(**changes: Any) -> Ladder:
-    return dataclasses.replace(ladder(**changes), operation=True)
+def _operation(**changes: Any) -> ExperimentDesign:
+    return dataclasses.replace(ladder(**changes), is_operation=True)
 
 
-def _explained(asked: Ladder) -> tuple[Experiment, Budget]:
-    experiment = Experiment(target(Script(**COSTS)), Clock(SECONDS), Events())
-    return experiment, budget("conv2d", experiment.run(asked), experiment.measured)
+def _explained(asked: ExperimentDesign) -> tuple[Experiment, Budget]:
+    experiment = Experiment(target(Scenario(**COSTS)), TimeBudget(SECONDS), ExperimentEvents())
+    return experiment, build_budget("conv2d", experiment.run(asked), experiment.results)
 
 
 def test_only_its_copies_are_left_out() -> None:
     experiment, _ = _explained(_operation())
-    left_out = {rung.ablation for rung in experiment.measured.runs}
-    assert left_out == {Ablation(), Ablation(input="resident")}
+    left_out = {rung.variant for rung in experiment.results.runs}
+    assert left_out == {Variant(), Variant(input="resident")}
 
 
 def test_its_rows_are_what_does_not_shrink_what_is_shared_and_what_is_copied() -> None:
@@ -46,10 +46,10 @@ def test_its_rows_are_what_does_not_shrink_what_is_shared_and_what_is_copied() -
     assert costs == pytest.approx(
         {"launch-bound": 1.0, "threads": 1.5, "copies": 0.0, **_none(found)}, abs=0.01
     )
-    assert found.unexplained_ms.value == pytest.approx(0, abs=0.01)
-    alone = {row.cause: row.lost_ms.value for row in found.single}
+    assert found.not_attributed_ms.value == pytest.approx(0, abs=0.01)
+    alone = {row.cause: row.lost_ms.value for row in found.one_device_rows}
     assert alone["copies"] == pytest.approx(2.0, abs=0.01)
-    fix = next(row.fix for row in found.single if row.cause == "copies")
+    fix = next(row.fix for row in found.one_device_rows if row.cause == "copies")
     assert "--input" not in fix
 
 
@@ -60,14 +60,16 @@ def _none(found: Budget) -> dict[str, float]:
 
 def test_what_it_cannot_have_is_said_with_the_reason() -> None:
     _, found = _explained(_operation())
-    told = dict(found.untested)
-    assert {cause: told[cause] for cause in ABSENT} == ABSENT
+    told = dict(found.unmeasured)
+    assert {
+        cause: told[cause] for cause in NOT_APPLICABLE_TO_OPERATIONS
+    } == NOT_APPLICABLE_TO_OPERATIONS
 
 
 def test_cpu_devices_copy_nothing_and_everything_else_is_what_they_share() -> None:
     asked = _operation(device="cpu")
-    assert asked.bare == "real"
-    assert asked.copies(asked.bare) == asked.full()
+    assert asked.cheapest_input == "real"
+    assert asked.replicas(asked.cheapest_input) == asked.actual()
 
 
 @pytest.mark.parametrize(("their_ms", "told"), [(1.0, True), (1000.0, False)])
@@ -76,14 +78,14 @@ def test_another_library_that_is_faster_than_all_devices_is_told(
 ) -> None:
     asked = _operation()
     experiment, _ = _explained(asked)
-    measured = experiment.measured
+    measured = experiment.results
     runs = next(runs for rung, runs in measured.runs.items() if rung.plan.devices == 2)
-    part = Part(name="scipy", seconds=(their_ms / 1e3,), images=1, bytes=0, baseline=True)
+    part = OperationPart(name="scipy", seconds=(their_ms / 1e3,), images=1, bytes=0, baseline=True)
     first = runs[0]
     ranks = (dataclasses.replace(first.ranks[0], parts=(part,)), *first.ranks[1:])
     runs[0] = dataclasses.replace(first, ranks=ranks)
-    full = next(rung for rung in measured.runs if rung.plan.devices == 2 and not rung.ablation)
-    found = budget("conv2d", dataclasses.replace(asked, plan=full.plan), measured)
-    texts = {doubt.kind: doubt.text for doubt in found.warnings}
+    full = next(rung for rung in measured.runs if rung.plan.devices == 2 and not rung.variant)
+    found = build_budget("conv2d", dataclasses.replace(asked, plan=full.plan), measured)
+    texts = {doubt.kind: doubt.text for doubt in found.caveats}
     assert ("overtaken" in texts) == told
     assert not told or "scipy takes 1 ms" in texts["overtaken"]

@@ -7,26 +7,28 @@ from typing import Any
 import pytest
 
 from explaining import HOST, SECONDS, Memory, failed, script_runner, target
-from nfold.ablation import Ablation
-from nfold.explain.budget import budget
-from nfold.explain.experiment import Clock, Events, Experiment
-from nfold.explain.ladder import Ladder, Scaling
-from nfold.explain.own_batches import of_its_own
-from nfold.explain.rung import Rung
-from nfold.explain.script import first_look
-from nfold.frameworks.simulated import Script
+from nfold.ablation import Variant
+from nfold.explain.budget import build_budget
+from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.ladder import ExperimentDesign, Scaling
+from nfold.explain.own_batches import with_original_batch
+from nfold.explain.rung import Trial
+from nfold.explain.script import probe_script
+from nfold.frameworks.simulated import Scenario
 from nfold.measurement import Measurement
 from nfold.plan import Plan
-from nfold.seen import Loader, Seen
+from nfold.seen import DataLoaderProfile, ScriptProfile
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
-SEEN = Seen(
+SEEN = ScriptProfile(
     steps=30,
-    loader=Loader(batch=100, batches=20, samples=2000, place="train.py:7"),
+    loader=DataLoaderProfile(
+        batch_size=100, batches_per_epoch=20, dataset_size=2000, created_at="train.py:7"
+    ),
     samples_per_step=100.0,
     device="cuda:0",
 )
-SCRIPT = Script(compute_ms_per_sample=0.1, samples_per_epoch=2000)
+SCRIPT = Scenario(compute_ms_per_sample=0.1, samples_per_epoch=2000)
 
 
 def explaining(least: int, crashed: list[Plan]) -> Experiment:
@@ -34,37 +36,37 @@ def explaining(least: int, crashed: list[Plan]) -> Experiment:
     usual = script_runner(SCRIPT)
 
     def run(
-        workload: Any, asked: Plan, ablation: Ablation | None = None, **more: Any
+        workload: Any, asked: Plan, ablation: Variant | None = None, **more: Any
     ) -> Measurement:
         processes = 1 if asked.strategy == "dp" else asked.devices or 1
         if asked.batch is not None and asked.batch // processes < least:
             crashed.append(asked)
-            return failed(Rung(plan=asked, ablation=ablation or Ablation()), "ValueError: 50")
+            return failed(Trial(plan=asked, variant=ablation or Variant()), "ValueError: 50")
         found: Measurement = usual(workload, asked, ablation, **more)
         return found
 
-    return Experiment(target(SCRIPT, Memory(), run), Clock(SECONDS), Events())
+    return Experiment(target(SCRIPT, Memory(), run), TimeBudget(SECONDS), ExperimentEvents())
 
 
 def measured(
     least: int, scaling: Scaling | None = None, crashed: list[Plan] | None = None
-) -> tuple[Experiment, Ladder]:
+) -> tuple[Experiment, ExperimentDesign]:
     experiment = explaining(least, [] if crashed is None else crashed)
-    asked = first_look(experiment, PLACE, scaling, HOST, lambda _: (SEEN,))
+    asked = probe_script(experiment, PLACE, scaling, HOST, lambda _: (SEEN,))
     assert (asked.scaling, asked.plan.batch) == ("strong", 100)
     return experiment, experiment.run(asked)
 
 
 def test_each_device_has_one_of_its_own_and_why_is_told() -> None:
     experiment, ladder = measured(least=100)
-    assert (ladder.scaling, ladder.plan.batch, ladder.one.plan.batch) == ("weak", 200, 100)
-    assert not ladder.rebatches
-    assert ladder.seen is not None
-    assert ladder.seen.learnt.own_batches
-    found = budget("train.py", ladder, experiment.measured)
+    assert (ladder.scaling, ladder.plan.batch, ladder.baseline.plan.batch) == ("weak", 200, 100)
+    assert not ladder.can_change_batch
+    assert ladder.profile is not None
+    assert ladder.profile.replay_hints.script_sets_batch_size
+    found = build_budget("train.py", ladder, experiment.results)
     told = "With smaller batches it fails (ValueError: 50): a step below is 2 of its own."
     assert found.headline.endswith(told)
-    assert not any("ValueError" in one for one in experiment.measured.reasons.values())
+    assert not any("ValueError" in one for one in experiment.results.reasons.values())
     assert "single-process" in {row.cause for row in found.rows}
 
 
@@ -83,11 +85,11 @@ def test_one_run_of_one_device_that_crashes_is_enough() -> None:
 
 def test_so_is_one_in_which_several_were_to_take_turns() -> None:
     experiment = explaining(100, [])
-    asked = first_look(experiment, PLACE, None, HOST, lambda _: (SEEN,))
-    rungs = [asked.alone("real"), asked.alone("replayed")]
-    experiment._keep_all(rungs, 0, [failed(rung, "ValueError: 50") for rung in rungs])
-    assert not experiment.measured.reasons
-    own = of_its_own(asked, experiment.measured, experiment._failed)
+    asked = probe_script(experiment, PLACE, None, HOST, lambda _: (SEEN,))
+    rungs = [asked.one_device("real"), asked.one_device("replayed")]
+    experiment._record(rungs, 0, [failed(rung, "ValueError: 50") for rung in rungs])
+    assert not experiment.results.reasons
+    own = with_original_batch(asked, experiment.results, experiment._interleaved_failures)
     assert own is not None
     assert (own.scaling, own.plan.batch) == ("weak", 200)
-    assert of_its_own(asked, experiment.measured, {}) is None
+    assert with_original_batch(asked, experiment.results, {}) is None

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from made import machine, plan
-from nfold.ablation import Ablation
-from nfold.explain.measured import Measured
-from nfold.explain.passes import as_long_for_all
-from nfold.explain.rung import Rung
-from nfold.measurement import Between, Measurement, RankSamples, Window
+from nfold.ablation import Variant
+from nfold.explain.measured import TrialResults
+from nfold.explain.passes import equalize_epoch_gaps
+from nfold.explain.rung import Trial
+from nfold.measurement import EpochGap, Measurement, RankSamples, Window
 from nfold.workload import Workload
 
 PLAN = plan(machine(), devices=2, batch=16, steps=40)
@@ -33,8 +33,8 @@ def _rank(number: int, between_ms: float, first_ms: float, at: int = 0) -> RankS
                 seconds=sum(own) / 1e3,
                 steps=STEPS,
                 samples=8 * STEPS,
-                first=first,
-                between=Between(seconds=between_ms / 1e3, steps=PASS) if begins else None,
+                first_step=first,
+                epoch_gap=EpochGap(seconds=between_ms / 1e3, steps=PASS) if begins else None,
             )
         )
         times += own
@@ -58,11 +58,11 @@ def _of(*ranks: RankSamples, **changes: Any) -> Measurement:
 def test_what_one_rank_does_between_passes_is_in_no_step_of_the_others() -> None:
     """Rank 0 saves for 300 ms at the end of every pass."""
     measured = _of(_rank(0, 300.0, STEP_MS), _rank(1, 1.0, STEP_MS + 299.0))
-    found = as_long_for_all(measured)
+    found = equalize_epoch_gaps(measured)
     for rank in found.ranks:
         assert rank.step_ms == pytest.approx((STEP_MS,) * 60)
         assert [window.seconds for window in rank.windows] == pytest.approx([0.13] * 6)
-        passes = [window.between.seconds for window in rank.windows if window.between]
+        passes = [window.epoch_gap.seconds for window in rank.windows if window.epoch_gap]
         assert passes == pytest.approx([0.3] * 3)
     assert found.ranks[0] == measured.ranks[0]
 
@@ -78,31 +78,31 @@ def test_what_one_rank_does_between_passes_is_in_no_step_of_the_others() -> None
 )
 def test_what_is_late_for_anything_else_is_late(ranks: tuple[RankSamples, ...]) -> None:
     """A first batch of all ranks, ranks that do not wait, other steps, one rank."""
-    assert as_long_for_all(_of(*ranks)) == _of(*ranks)
+    assert equalize_epoch_gaps(_of(*ranks)) == _of(*ranks)
 
 
 def test_no_rank_waits_longer_than_another_is_away() -> None:
-    found = as_long_for_all(_of(_rank(0, 300.0, STEP_MS), _rank(1, 1.0, STEP_MS + 350.0)))
+    found = equalize_epoch_gaps(_of(_rank(0, 300.0, STEP_MS), _rank(1, 1.0, STEP_MS + 350.0)))
     assert found.ranks[1].step_ms[0] == pytest.approx(STEP_MS + 51.0)
 
 
 def test_a_run_that_failed_stays_as_it_is() -> None:
     ranks = (_rank(0, 300.0, STEP_MS), _rank(1, 1.0, 312.0))
     for failed in (_of(*ranks, status="hung"), _of(*ranks, ranks=())):
-        assert as_long_for_all(failed) == failed
+        assert equalize_epoch_gaps(failed) == failed
 
 
 @pytest.mark.parametrize(
-    ("left_out", "gap_ms"), [(Ablation(), 15.0), (Ablation(exchange="none"), 0.05)]
+    ("left_out", "gap_ms"), [(Variant(), 15.0), (Variant(exchange="none"), 0.05)]
 )
-def test_it_is_a_part_of_every_step_of_ranks_that_wait(left_out: Ablation, gap_ms: float) -> None:
-    rung = Rung(plan=PLAN, ablation=left_out)
-    first_ms = STEP_MS + 299.0 if rung.coupled else STEP_MS
-    measured = Measured()
+def test_it_is_a_part_of_every_step_of_ranks_that_wait(left_out: Variant, gap_ms: float) -> None:
+    rung = Trial(plan=PLAN, variant=left_out)
+    first_ms = STEP_MS + 299.0 if rung.ranks_synchronize else STEP_MS
+    measured = TrialResults()
     ranks = (_rank(0, 300.0, STEP_MS), _rank(1, 1.0, first_ms))
-    measured.add(rung, 0, _of(*ranks, ablation=left_out or None))
+    measured.add(rung, 0, _of(*ranks, variant=left_out or None))
     view = measured.fit(20).view
-    assert view.gap(rung) == pytest.approx(gap_ms)
+    assert view.epoch_gap(rung) == pytest.approx(gap_ms)
     assert view.step(rung) == pytest.approx(STEP_MS)
 
 
@@ -128,14 +128,14 @@ def test_the_wait_for_first_batches_is_that_of_all(
         rank = _rank(number, between_ms, STEP_MS + longest - between_ms)
         windows = tuple(
             window
-            if window.between is None
+            if window.epoch_gap is None
             else dataclasses.replace(
-                window, between=dataclasses.replace(window.between, waited_s=own_ms / 1e3)
+                window, epoch_gap=dataclasses.replace(window.epoch_gap, waited_s=own_ms / 1e3)
             )
             for window in rank.windows
         )
         ranks.append(dataclasses.replace(rank, windows=windows))
-    for rank in as_long_for_all(_of(*ranks)).ranks:
-        found = [window.between for window in rank.windows if window.between is not None]
+    for rank in equalize_epoch_gaps(_of(*ranks)).ranks:
+        found = [window.epoch_gap for window in rank.windows if window.epoch_gap is not None]
         assert [one.seconds for one in found] == pytest.approx([longest / 1e3] * 3)
         assert [one.waited_s for one in found] == pytest.approx([waited / 1e3] * 3)

@@ -7,36 +7,36 @@ import dataclasses
 import pytest
 
 from made import machine
-from nfold.ablation import Ablation
-from nfold.explain.ladder import Ladder
+from nfold.ablation import Variant
+from nfold.explain.ladder import ExperimentDesign
 from nfold.explain.pausing import (
-    STREAM,
-    after_every_step,
-    after_some_steps,
-    between_epochs,
-    known,
-    of_rank,
-    where,
+    ITERABLE_SAMPLER,
+    gap_locations,
+    reduce_host_gap,
+    reduce_periodic_work,
+    reduce_rank_host_gap,
+    shorten_epoch_boundary,
+    with_gap_locations,
 )
-from nfold.measurement import Measurement, PausedAt, RankSamples, When
+from nfold.measurement import HostGapKind, HostGapLocation, Measurement, RankSamples
 from nfold.plan import Plan
-from nfold.seen import Loader, Place, Seen
+from nfold.seen import DataLoaderProfile, ScriptProfile, SourceLocation
 from nfold.workload import Workload
 
 PLAN = Plan(device="cpu", devices=2, batch=64)
-SEEN = Seen(
-    loader=Loader(batch=64, batches=100, place="train.py:7"),
-    places={"step": (Place(where="train.py:31"),)},
+SEEN = ScriptProfile(
+    loader=DataLoaderProfile(batch_size=64, batches_per_epoch=100, created_at="train.py:7"),
+    source_locations={"step": (SourceLocation(line="train.py:31"),)},
 )
-Spots = tuple[PausedAt, ...]
+Spots = tuple[HostGapLocation, ...]
 
 
-def at(when: When, place: str, seconds: float, calls: str | None = None) -> PausedAt:
-    return PausedAt(when=when, where=place, seconds=seconds, calls=calls)
+def at(when: HostGapKind, place: str, seconds: float, calls: str | None = None) -> HostGapLocation:
+    return HostGapLocation(kind=when, location=place, seconds=seconds, callee=calls)
 
 
-def ladder(*ranks: Spots, seen: Seen = SEEN) -> Ladder:
-    return Ladder(plan=PLAN, scaling="weak", seen=seen, paused_at=ranks)
+def ladder(*ranks: Spots, seen: ScriptProfile = SEEN) -> ExperimentDesign:
+    return ExperimentDesign(plan=PLAN, scaling="weak", profile=seen, gap_locations=ranks)
 
 
 def test_what_comes_after_every_step_has_its_line_and_what_is_called_there() -> None:
@@ -45,7 +45,7 @@ def test_what_comes_after_every_step_has_its_line_and_what_is_called_there() -> 
         at("after a step", "train.py:44", 0.03),
         at("after some steps", "train.py:50", 3.0),
     )
-    told = after_every_step(ladder(spots), 10.12)
+    told = reduce_host_gap(ladder(spots), 10.12)
     assert told == (
         "train.py:40: 10.1 ms pass after every step before the next batch is asked for "
         "(histograms()): do less there, or less often"
@@ -54,7 +54,7 @@ def test_what_comes_after_every_step_has_its_line_and_what_is_called_there() -> 
 
 def test_where_nobody_is_seen_to_ask_it_may_be_the_making_of_a_batch() -> None:
     spots = (at("after a step", "train.py:40", 1.0, "forward()"),)
-    told = after_every_step(ladder(spots, seen=dataclasses.replace(SEEN, loader=None)), 3.4)
+    told = reduce_host_gap(ladder(spots, seen=dataclasses.replace(SEEN, loader=None)), 3.4)
     assert told.startswith(
         "train.py:40: 3.4 ms pass after every step before its model is called again (forward())"
     )
@@ -63,13 +63,13 @@ def test_where_nobody_is_seen_to_ask_it_may_be_the_making_of_a_batch() -> None:
 
 def test_a_part_that_is_not_nearly_all_is_told() -> None:
     spots = (at("after a step", "train.py:40", 0.6), at("after a step", "train.py:44", 0.4))
-    assert "asked for (60% of it): do less" in after_every_step(ladder(spots), 10.12)
+    assert "asked for (60% of it): do less" in reduce_host_gap(ladder(spots), 10.12)
 
 
 @pytest.mark.parametrize("spots", [(), (at("after a step", "train.py:40", 0.004),)])
 def test_where_nobody_has_looked_long_it_is_behind_the_step(spots: Spots) -> None:
-    assert after_every_step(ladder(spots), 3.0).startswith("train.py:31: 3.0 ms pass")
-    assert after_some_steps(ladder(spots), 20.0, 31.4) == (
+    assert reduce_host_gap(ladder(spots), 3.0).startswith("train.py:31: 3.0 ms pass")
+    assert reduce_periodic_work(ladder(spots), 20.0, 31.4) == (
         "train.py:31: 31 ms come after one step in 20: evaluate, log and save less often, or "
         "divide it"
     )
@@ -86,7 +86,7 @@ def test_what_one_rank_does_while_the_others_wait_is_to_be_divided(
     other_s: float, said: str, change: str
 ) -> None:
     ranks = [(at("after some steps", "train.py:50", s, "evaluate()"),) for s in (1.0, other_s)]
-    told = after_some_steps(ladder(*ranks), 50.0, 80.4)
+    told = reduce_periodic_work(ladder(*ranks), 50.0, 80.4)
     assert told == (
         f"train.py:50: {said} one step in 50 (evaluate()): do that less often, or {change}"
     )
@@ -94,28 +94,30 @@ def test_what_one_rank_does_while_the_others_wait_is_to_be_divided(
 
 def test_a_slow_rank_has_its_own_line() -> None:
     ranks = ((at("after a step", "train.py:40", 2.0),), (at("after a step", "train.py:44", 1.0),))
-    assert of_rank(ladder(*ranks), 1, 6.55).startswith(
+    assert reduce_rank_host_gap(ladder(*ranks), 1, 6.55).startswith(
         "train.py:44: rank 1 does something else for 6.5 ms between two steps"
     )
 
 
 def test_between_epochs_the_line_and_the_rank_stand_beside_the_change() -> None:
     ranks = ((at("between passes", "train.py:60", 0.5, "evaluate()"),), ())
-    told = between_epochs(SEEN, waits=False, ranks=ranks)
+    told = shorten_epoch_boundary(SEEN, waits=False, ranks=ranks)
     assert told == (
         "train.py:60: do less there, or less often, or not on rank 0 alone, which the others wait "
         "for (evaluate())"
     )
     both = (ranks[0], ranks[0])
-    told = between_epochs(SEEN, waits=False, ranks=both)
+    told = shorten_epoch_boundary(SEEN, waits=False, ranks=both)
     assert told == "train.py:60: do less there, or less often (evaluate())"
     lightning = dataclasses.replace(SEEN, trainer="lightning")
-    told = between_epochs(lightning, waits=False, ranks=both)
+    told = shorten_epoch_boundary(lightning, waits=False, ranks=both)
     assert told.startswith("train.py:60: a larger check_val_every_n_epoch")
 
 
 def test_one_device_has_no_others() -> None:
-    told = between_epochs(SEEN, waits=False, ranks=((at("between passes", "train.py:60", 0.5),),))
+    told = shorten_epoch_boundary(
+        SEEN, waits=False, ranks=((at("between passes", "train.py:60", 0.5),),)
+    )
     assert told == "train.py:60: do less there, or less often"
 
 
@@ -128,7 +130,7 @@ def _run(*ranks: Spots, folder: str = "", number: int = 0) -> Measurement:
         status="ok",
         folder=folder or None,
         ranks=tuple(
-            RankSamples(rank=rank, device="cpu", paused_at=spots)
+            RankSamples(rank=rank, device="cpu", host_gap_locations=spots)
             for rank, spots in enumerate(ranks)
         ),
     )
@@ -138,25 +140,31 @@ def test_where_ranks_were_adds_up_over_process_trees_of_as_many() -> None:
     first = (at("after a step", "train.py:40", 1.0, "log()"),)
     same = (at("after a step", "train.py:40", 2.0, "log()"),)
     other = (at("between passes", "train.py:60", 4.0),)
-    asked = ladder(*where(_run(first, ())))
+    asked = ladder(*gap_locations(_run(first, ())))
     runs = [
         _run(same, other, folder="tree", number=1),
         _run(same, other, folder="tree", number=2),
         _run(same, number=3),
-        dataclasses.replace(_run(same, same, number=4), ablation=Ablation(independent=True)),
+        dataclasses.replace(_run(same, same, number=4), variant=Variant(independent=True)),
     ]
-    assert known(asked, runs).paused_at == (
+    assert with_gap_locations(asked, runs).gap_locations == (
         (at("after a step", "train.py:40", 3.0, "log()"),),
         (at("between passes", "train.py:60", 4.0),),
     )
-    assert known(ladder(), runs).paused_at == ()
+    assert with_gap_locations(ladder(), runs).gap_locations == ()
 
 
 def test_a_stream_has_no_sampler_that_could_be_another() -> None:
     for sampler, change in (
         ("DistributedSampler", "a sampler that goes through the data several times"),
-        (STREAM, "one iterator for several epochs, counted in steps"),
+        (ITERABLE_SAMPLER, "one iterator for several epochs, counted in steps"),
     ):
-        fed = Loader(batch=64, workers=2, persistent_workers=True, sampler=sampler, place="a.py:7")
-        told = between_epochs(dataclasses.replace(SEEN, loader=fed), waits=True)
+        fed = DataLoaderProfile(
+            batch_size=64,
+            num_workers=2,
+            persistent_workers=True,
+            sampler=sampler,
+            created_at="a.py:7",
+        )
+        told = shorten_epoch_boundary(dataclasses.replace(SEEN, loader=fed), waits=True)
         assert told.startswith(f"a.py:7: {change} (every pass waits")

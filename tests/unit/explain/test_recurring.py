@@ -8,17 +8,23 @@ from typing import Any
 import pytest
 
 from made import machine, plan
-from nfold.ablation import Ablation
-from nfold.explain.readings import readings
-from nfold.explain.recurring import Recurring, again, between, recurring, without
-from nfold.explain.rung import Rung
+from nfold.ablation import Variant
+from nfold.explain.readings import compute_metrics
+from nfold.explain.recurring import (
+    PeriodicWork,
+    find_periodic_work,
+    host_gap_metrics,
+    periodic_metrics,
+    without_affected_steps,
+)
+from nfold.explain.rung import Trial
 from nfold.measurement import Measurement, RankSamples, Window
 from nfold.workload import Workload
 
 HOST = machine()
 PLAN = plan(HOST, devices=2, batch=16, steps=100)
-RUNG = Rung(plan=PLAN)
-OTHER = Rung(plan=PLAN, ablation=Ablation(exchange="none"))
+RUNG = Trial(plan=PLAN)
+OTHER = Trial(plan=PLAN, variant=Variant(exchange="none"))
 WARMUP, STEPS, WINDOW = 10, 100, 10
 STEP_MS = 10.0
 Steps = dict[int, float]
@@ -41,7 +47,7 @@ def _rank(number: int, pauses: Steps, more: Steps, first: int = WARMUP, last: in
             seconds=sum(step_ms[at : at + WINDOW]) / 1e3,
             steps=len(step_ms[at : at + WINDOW]),
             samples=8 * len(step_ms[at : at + WINDOW]),
-            first=first + at,
+            first_step=first + at,
         )
         for at in range(0, len(step_ms), WINDOW)
     )
@@ -51,7 +57,7 @@ def _rank(number: int, pauses: Steps, more: Steps, first: int = WARMUP, last: in
         warmup_steps=WARMUP,
         windows=windows,
         step_ms=step_ms,
-        pauses_ms=tuple(pauses.get(step, 0.01) for step in range(WARMUP + STEPS)),
+        host_gaps_ms=tuple(pauses.get(step, 0.01) for step in range(WARMUP + STEPS)),
     )
 
 
@@ -71,24 +77,26 @@ def _every(distance: int, ms: float, first: int = 0) -> Steps:
     return {step: ms for step in range(first, WARMUP + STEPS) if step % distance == 0}
 
 
-def _found(*ranks: RankSamples) -> Recurring:
-    return recurring({RUNG: _of(*ranks)})[RUNG]
+def _found(*ranks: RankSamples) -> PeriodicWork:
+    return find_periodic_work({RUNG: _of(*ranks)})[RUNG]
 
 
 def test_what_one_rank_does_every_fifth_step_is_in_no_usual_step() -> None:
     paused = _every(5, 50.0)
     measured = _of(_rank(0, paused, paused), _rank(1, {}, paused))
-    found = recurring({RUNG: measured})[RUNG]
-    assert found.ms == pytest.approx(10.0)
-    assert found.every == pytest.approx(5)
-    assert found.apart == {step for step in paused if step >= WARMUP}
-    rest = without(measured, found)
+    found = find_periodic_work({RUNG: measured})[RUNG]
+    assert found.ms_per_step == pytest.approx(10.0)
+    assert found.period == pytest.approx(5)
+    assert found.affected_steps == {step for step in paused if step >= WARMUP}
+    rest = without_affected_steps(measured, found)
     assert [sum(w.steps for w in rank.windows) for rank in rest.ranks] == [80, 80]
     assert [sum(w.samples for w in rank.windows) for rank in rest.ranks] == [640, 640]
     assert all(rank.step_ms == (STEP_MS,) * 80 for rank in rest.ranks)
-    assert readings(rest, coupled=True)["step"] == pytest.approx(STEP_MS)
-    assert readings(measured, coupled=True)["step"] == pytest.approx(STEP_MS + 10.0)
-    assert again(found, [found]) == {
+    assert compute_metrics(rest, ranks_synchronize=True)["step"] == pytest.approx(STEP_MS)
+    assert compute_metrics(measured, ranks_synchronize=True)["step"] == pytest.approx(
+        STEP_MS + 10.0
+    )
+    assert periodic_metrics(found, [found]) == {
         "recurring": pytest.approx(10.0),
         "every": pytest.approx(5),
     }
@@ -103,37 +111,37 @@ def test_what_is_counted_anew_in_every_pass_is_found_in_each(length: int, every:
     one = dataclasses.replace(_rank(0, paused, paused), pass_starts=starts)
     found = _found(one, dataclasses.replace(_rank(1, paused, paused), pass_starts=starts))
     late = {step for step in paused if step >= WARMUP}
-    assert found.apart == late
-    assert found.ms == pytest.approx(40.0 * len(late) / STEPS)
+    assert found.affected_steps == late
+    assert found.ms_per_step == pytest.approx(40.0 * len(late) / STEPS)
 
 
 def test_a_pause_in_a_pass_that_others_lack_is_chance() -> None:
     late = dict.fromkeys((13, 37, 71, 88), 40.0)
     ranks = [dataclasses.replace(_rank(r, late, late), pass_starts=(50, 100)) for r in (0, 1)]
-    assert _found(*ranks) == Recurring(STEPS)
+    assert _found(*ranks) == PeriodicWork(STEPS)
 
 
 def test_what_its_devices_do_not_wait_for_costs_nothing() -> None:
     """They had enough to do for as long as the host was away."""
     found = _found(_rank(0, _every(5, 50.0), {}), _rank(1, {}, {}))
-    assert found == Recurring(STEPS)
-    assert again(found, [found]) == {"recurring": 0.0}
+    assert found == PeriodicWork(STEPS)
+    assert periodic_metrics(found, [found]) == {"recurring": 0.0}
 
 
 def test_long_steps_without_a_pause_before_them_are_steps() -> None:
     """A worker's late batch, every fifth."""
     late = _every(5, 50.0)
     found = _found(_rank(0, {}, late), _rank(1, {}, late))
-    assert found == Recurring(STEPS)
+    assert found == PeriodicWork(STEPS)
 
 
 def test_what_comes_often_is_told_apart_from_what_comes_rarely() -> None:
     """A log of 5 ms after every 10th step, an evaluation of 300 after every 50th."""
     paused = {**_every(10, 5.0), **_every(50, 305.0)}
     found = _found(_rank(0, paused, paused), _rank(1, {}, paused))
-    assert found.ms == pytest.approx(5 / 10 + 300 / 50)
-    assert found.every == pytest.approx(50)
-    assert found.rarest == pytest.approx(50)
+    assert found.ms_per_step == pytest.approx(5 / 10 + 300 / 50)
+    assert found.period == pytest.approx(50)
+    assert found.longest_period == pytest.approx(50)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +160,7 @@ def test_what_comes_by_chance_does_not_recur(paused: tuple[int, ...]) -> None:
     """
     late = dict.fromkeys(paused, 24.0)
     found = _found(_rank(0, late, late), _rank(1, {}, late))
-    assert found == Recurring(STEPS)
+    assert found == PeriodicWork(STEPS)
 
 
 def test_a_rank_whose_host_waits_for_another_one_pauses_a_step_later() -> None:
@@ -160,52 +168,52 @@ def test_a_rank_whose_host_waits_for_another_one_pauses_a_step_later() -> None:
     paused = _every(20, 200.0)
     waits = {step + 1: ms for step, ms in paused.items()}
     found = _found(_rank(0, paused, paused), _rank(1, waits, paused))
-    assert found.ms == pytest.approx(10.0)
-    assert found.apart == {step for step in paused if step >= WARMUP}
+    assert found.ms_per_step == pytest.approx(10.0)
+    assert found.affected_steps == {step for step in paused if step >= WARMUP}
 
 
 def test_what_ranks_do_at_different_times_adds_up() -> None:
     first, second = _every(20, 200.0), {step + 5: 100.0 for step in range(0, 110, 20)}
     late = {**first, **second}
-    assert _found(_rank(0, first, late), _rank(1, second, late)).ms == pytest.approx(15.0)
+    assert _found(_rank(0, first, late), _rank(1, second, late)).ms_per_step == pytest.approx(15.0)
 
 
 @pytest.mark.parametrize("after", [(45, 90), (46, 91), (43, 88), (44, 89)])
 def test_two_that_a_script_counts_recur(after: tuple[int, ...]) -> None:
     """The last two of a script without an optimizer: its first two backwards are no steps."""
     late = dict.fromkeys(after, 90.0)
-    assert _found(_rank(0, late, late), _rank(1, {}, late)).ms == pytest.approx(2.0)
+    assert _found(_rank(0, late, late), _rank(1, {}, late)).ms_per_step == pytest.approx(2.0)
 
 
 def test_passes_over_the_data_may_count_anew() -> None:
     """Passes of 35 steps, in each of which something comes after the 10th, 20th and 30th."""
     paused = {s: 30.0 for s in range(WARMUP, WARMUP + STEPS) if s % 35 in (10, 20, 30)}
     found = _found(_rank(0, paused, paused), _rank(1, {}, paused))
-    assert found.ms == pytest.approx(30 * 3 / 35, rel=0.05)
-    assert found.apart == set(paused)
+    assert found.ms_per_step == pytest.approx(30 * 3 / 35, rel=0.05)
+    assert found.affected_steps == set(paused)
 
 
 def test_short_epochs_may_count_anew() -> None:
     """After every 20th step of epochs of 30, the first one too: two of three at distances of 10."""
     paused = {step: ms for step, ms in _every(10, 30.0).items() if step % 30 != 10}
     found = _found(_rank(0, paused, paused), _rank(1, {}, paused))
-    assert found.ms == pytest.approx(30 * 2 / 30, rel=0.15)
-    assert 40 not in found.apart
+    assert found.ms_per_step == pytest.approx(30 * 2 / 30, rel=0.15)
+    assert 40 not in found.affected_steps
 
 
 def test_the_rank_that_is_delayed_most_counts() -> None:
     paused = _every(10, 20.0)
     found = _found(_rank(0, paused, _every(10, 20.0)), _rank(1, paused, _every(10, 30.0)))
-    assert found.ms == pytest.approx(3.0)
+    assert found.ms_per_step == pytest.approx(3.0)
 
 
 def test_a_tree_that_was_too_short_for_what_another_has_seen_tells_nothing() -> None:
     paused = _every(50, 300.0)
     long = _found(_rank(0, paused, paused), _rank(1, {}, paused))
-    short = Recurring(steps=60)
-    assert again(short, [short]) == {"recurring": 0.0}
-    assert again(short, [short, long]) == {}
-    assert again(Recurring(steps=100), [short, long]) == {"recurring": 0.0}
+    short = PeriodicWork(steps=60)
+    assert periodic_metrics(short, [short]) == {"recurring": 0.0}
+    assert periodic_metrics(short, [short, long]) == {}
+    assert periodic_metrics(PeriodicWork(steps=100), [short, long]) == {"recurring": 0.0}
 
 
 def test_a_turn_whose_host_does_not_wait_has_them_all_the_same() -> None:
@@ -214,12 +222,12 @@ def test_a_turn_whose_host_does_not_wait_has_them_all_the_same() -> None:
     paused = {step: ms for step, ms in more.items() if step < 60}
     ranks = [_rank(0, paused, more, last=60), _rank(1, {}, more, last=60)]
     others = [_rank(0, paused, more, first=60), _rank(1, {}, more, first=60)]
-    found = recurring({RUNG: _of(*ranks), OTHER: _of(*others)})
+    found = find_periodic_work({RUNG: _of(*ranks), OTHER: _of(*others)})
     assert found[RUNG] == found[OTHER]
-    assert found[OTHER].ms == pytest.approx(10.0)
-    assert {60, 65, 105} <= found[OTHER].apart
-    rest = without(_of(*others), found[OTHER])
-    assert readings(rest, coupled=True)["step"] == pytest.approx(STEP_MS)
+    assert found[OTHER].ms_per_step == pytest.approx(10.0)
+    assert {60, 65, 105} <= found[OTHER].affected_steps
+    rest = without_affected_steps(_of(*others), found[OTHER])
+    assert compute_metrics(rest, ranks_synchronize=True)["step"] == pytest.approx(STEP_MS)
 
 
 @pytest.mark.parametrize(("distance", "lengths"), TURNS)
@@ -235,43 +243,43 @@ def test_turns_whose_hosts_wait_differently_are_read_each_by_its_own(
     whole = [_rank(0, paused, more), _rank(1, {}, more)]
     turns = [n % len(lengths) for n in range(1, 1 + STEPS // WINDOW)]
     parts = [rank.divided(turns, len(lengths)) for rank in whole]
-    rungs = [RUNG, OTHER, Rung(plan=PLAN, ablation=Ablation(host_syncs=False))]
+    rungs = [RUNG, OTHER, Trial(plan=PLAN, variant=Variant(host_syncs=False))]
     members = {
         rung: _of(*ranks) for rung, ranks in zip(rungs, zip(*parts, strict=True), strict=False)
     }
-    found = recurring(members)
+    found = find_periodic_work(members)
     assert set(found) == set(members)
-    assert {round(one.ms, 6) for one in found.values()} == {10.0}
-    assert found[RUNG].apart == {step for step in more if step >= WARMUP}
+    assert {round(one.ms_per_step, 6) for one in found.values()} == {10.0}
+    assert found[RUNG].affected_steps == {step for step in more if step >= WARMUP}
 
 
 def test_the_usual_pause_is_none_however_long_it_is() -> None:
     """A host that reads its loss after every step; then more than scatter is unusual."""
     usual = {step: 6.0 + step % 3 for step in range(WARMUP + STEPS)}
     quiet = _found(_rank(0, usual, {}), _rank(1, usual, {}))
-    assert quiet == Recurring(STEPS)
+    assert quiet == PeriodicWork(STEPS)
     paused = {**usual, **_every(20, 40.0)}
     found = _found(_rank(0, paused, _every(20, 30.0)), _rank(1, usual, _every(20, 30.0)))
-    assert found.ms == pytest.approx(1.5)
+    assert found.ms_per_step == pytest.approx(1.5)
 
 
 def test_where_nobody_saw_when_batches_were_asked_for_nothing_is_told() -> None:
-    rank = dataclasses.replace(_rank(0, {}, {}), pauses_ms=())
-    assert recurring({RUNG: _of(rank, _rank(1, {}, {}))}) == {}
+    rank = dataclasses.replace(_rank(0, {}, {}), host_gaps_ms=())
+    assert find_periodic_work({RUNG: _of(rank, _rank(1, {}, {}))}) == {}
 
 
 def test_whole_epochs_count_what_lies_in_no_window_by_themselves() -> None:
     paused = _every(5, 50.0)
     measured = _of(_rank(0, paused, paused), _rank(1, {}, paused), steps=None, epochs=2)
-    assert recurring({RUNG: measured}) == {}
+    assert find_periodic_work({RUNG: measured}) == {}
 
 
 def test_a_run_of_nothing_else_stays_as_it_is() -> None:
     """In windows of one step, each of them after a pause, there is no usual one."""
     measured = _of(_rank(0, {}, {}), _rank(1, {}, {}))
-    all_apart = Recurring(STEPS, apart=frozenset(range(WARMUP + STEPS)))
-    assert without(measured, all_apart) == measured
-    assert without(measured, None) == measured
+    all_apart = PeriodicWork(STEPS, affected_steps=frozenset(range(WARMUP + STEPS)))
+    assert without_affected_steps(measured, all_apart) == measured
+    assert without_affected_steps(measured, None) == measured
 
 
 @pytest.mark.parametrize(
@@ -288,9 +296,11 @@ def test_what_a_host_does_before_every_step_is_read_on_the_rank_where_it_is_leas
     """Every second one is no other kind of step; every fifth is, and counted by itself."""
     ranks = _rank(0, paused, paused), _rank(1, {s: 2 * ms for s, ms in paused.items()}, {})
     measured = _of(*ranks)
-    found = recurring({RUNG: measured})[RUNG]
-    assert between(measured, found) == {"pause": pytest.approx(usual)}
-    assert between(_of(dataclasses.replace(ranks[0], pauses_ms=()), ranks[1]), found) == {}
+    found = find_periodic_work({RUNG: measured})[RUNG]
+    assert host_gap_metrics(measured, found) == {"pause": pytest.approx(usual)}
+    assert (
+        host_gap_metrics(_of(dataclasses.replace(ranks[0], host_gaps_ms=()), ranks[1]), found) == {}
+    )
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -298,7 +308,7 @@ def test_every_second_step_is_half_of_every_step(first: int) -> None:
     """Whichever of the two kinds has one more."""
     late = dict.fromkeys(range(first, WARMUP + STEPS, 2), 20.0)
     ranks = [_rank(rank, late, late, last=WARMUP + STEPS - 1) for rank in (0, 1)]
-    ranks = [dataclasses.replace(rank, pauses_ms=rank.pauses_ms[:-1]) for rank in ranks]
-    found = recurring({RUNG: _of(*ranks)})[RUNG]
-    assert found == Recurring(STEPS - 1)
-    assert between(_of(*ranks), found)["pause"] == pytest.approx(10.0, abs=0.5)
+    ranks = [dataclasses.replace(rank, host_gaps_ms=rank.host_gaps_ms[:-1]) for rank in ranks]
+    found = find_periodic_work({RUNG: _of(*ranks)})[RUNG]
+    assert found == PeriodicWork(STEPS - 1)
+    assert host_gap_metrics(_of(*ranks), found)["pause"] == pytest.approx(10.0, abs=0.5)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from explaining import ladder, runner, target
-from nfold.explain.budget import budget
-from nfold.explain.causes.imbalance import Imbalance
-from nfold.explain.clocks import Clock, why_slow
-from nfold.explain.experiment import Clock as Seconds
-from nfold.explain.experiment import Events, Experiment
-from nfold.explain.view import View
-from nfold.frameworks.simulated import Script
+from nfold.explain.budget import build_budget
+from nfold.explain.causes.imbalance import ImbalanceCause
+from nfold.explain.clocks import GpuClockRate, slow_clock_advice
+from nfold.explain.experiment import Experiment, ExperimentEvents
+from nfold.explain.experiment import TimeBudget as Seconds
+from nfold.explain.view import MetricView
+from nfold.frameworks.simulated import Scenario
 from nfold.measurement import Measurement, RankSamples
 
-SCRIPT = Script(
+SCRIPT = Scenario(
     compute_ms_per_sample=0.1, samples_per_epoch=2000, straggler_ms=1.0, straggler_rank=1
 )
 
@@ -28,22 +28,24 @@ def _fix(clocks: dict[int, tuple[float, str]], *, waiting: tuple[float, str] = (
 
     def with_clock(rank: RankSamples, device: int, free: bool) -> RankSamples:
         mhz, held = clocks.get(device, (None, "")) if free else waiting
-        windows = [dataclasses.replace(w, clock_mhz=mhz, clock_held=held) for w in rank.windows]
+        windows = [
+            dataclasses.replace(w, clock_mhz=mhz, throttle_reason=held) for w in rank.windows
+        ]
         return dataclasses.replace(rank, windows=tuple(windows))
 
     def run(*asked: Any, **more: Any) -> Measurement:
         done: Measurement = usual(*asked, **more)
-        out = done.ablation
+        out = done.variant
         free = out is not None and (out.independent or out.exchange == "none")
         order = out.devices if out is not None and out.devices else range(len(done.ranks))
         ranks = [with_clock(r, k, free) for r, k in zip(done.ranks, order, strict=True)]
         return dataclasses.replace(done, ranks=tuple(ranks))
 
     made = target(SCRIPT, run=run)
-    made = dataclasses.replace(made, switches=lambda *_: ())
-    experiment = Experiment(made, Seconds(1000.0), Events())
+    made = dataclasses.replace(made, switchable_fields=lambda *_: ())
+    experiment = Experiment(made, Seconds(1000.0), ExperimentEvents())
     measured = experiment.run(ladder("weak", devices=4, batch=400))
-    found = budget("digits", measured, experiment.measured)
+    found = build_budget("digits", measured, experiment.results)
     return next(row.fix for row in found.rows if row.cause == "imbalance")
 
 
@@ -78,17 +80,19 @@ def test_a_clock_that_does_not_explain_it_is_not_told(
 
 
 def test_half_of_what_is_missing_is_enough() -> None:
-    known = (Clock(1980.0), Clock(1900.0), Clock(1980.0))
-    assert why_slow(known, 1, 1.08) is not None
-    assert why_slow(known, 1, 1.10) is None
-    assert why_slow((), 1, 1.10) is None
+    known = (GpuClockRate(1980.0), GpuClockRate(1900.0), GpuClockRate(1980.0))
+    assert slow_clock_advice(known, 1, 1.08) is not None
+    assert slow_clock_advice(known, 1, 1.10) is None
+    assert slow_clock_advice((), 1, 1.10) is None
 
 
 def test_a_slow_rank_that_nobody_moved_yet_is_told_by_its_clock() -> None:
     asked = ladder("weak", devices=2)
-    rung = asked.unexchanged(asked.bare)
-    view = View({(rung, "rank 0"): 10.0, (rung, "rank 1"): 11.0})
+    rung = asked.no_allreduce(asked.cheapest_input)
+    view = MetricView({(rung, "rank 0"): 10.0, (rung, "rank 1"): 11.0})
     both = "rank 1 is slow: compare its device and its share of the data"
-    assert Imbalance().fix(asked, view) == both
-    known = dataclasses.replace(asked, clocks=(Clock(1980.0), Clock(1800.0)))
-    assert Imbalance().fix(known, view).startswith("rank 1 is slow: its clock is at 1,800 MHz,")
+    assert ImbalanceCause().fix(asked, view) == both
+    known = dataclasses.replace(asked, clock_rates=(GpuClockRate(1980.0), GpuClockRate(1800.0)))
+    assert (
+        ImbalanceCause().fix(known, view).startswith("rank 1 is slow: its clock is at 1,800 MHz,")
+    )

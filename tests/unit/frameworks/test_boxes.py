@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from nfold.frameworks.boxes import boxes, canvas_side, reduced, reductions
+from nfold.frameworks.boxes import canvas_side, decode_reductions, draw_boxes, scale_boxes
 
 
 def drawn(
     height: int, width: int, n: int = 3000, seed: int = 0, epoch: int = 0
 ) -> npt.NDArray[np.int64]:
-    return boxes(seed, epoch, np.arange(n), np.tile([height, width], (n, 1)))
+    return draw_boxes(seed, epoch, np.arange(n), np.tile([height, width], (n, 1)))
 
 
 @pytest.mark.parametrize("size", [(375, 500), (500, 375), (60, 60), (50, 400), (3, 2)])
@@ -65,8 +65,8 @@ def test_boxes_depend_on_seed_and_epoch_and_sample_only() -> None:
 )
 def test_the_scale_loses_nothing_that_fits_a_canvas(tall: int, wide: int, reduction: int) -> None:
     box = np.array([[8, 16, tall, wide]])
-    by = reductions(box, 299)
+    by = decode_reductions(box, 299)
     assert by.tolist() == [reduction]
-    smaller = reduced(box, by)[0]
+    smaller = scale_boxes(box, by)[0]
     assert max(smaller[2:]) <= canvas_side(299)
     assert smaller.tolist()[:2] == [8 // reduction, 16 // reduction]

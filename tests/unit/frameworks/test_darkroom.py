@@ -12,12 +12,12 @@ from made import machine
 from nfold.data import photographs
 from nfold.errors import DataCorrupt
 from nfold.frameworks.base import Task
-from nfold.frameworks.photographs import Darkroom, Undistorted, looks
-from nfold.frameworks.torch.distortion import looks as on_device
-from nfold.frameworks.torch.input import Key
-from nfold.frameworks.torch.landing import Canvases
-from nfold.frameworks.torch.photographs import Photos
-from nfold.plan import Defaults, Plan
+from nfold.frameworks.photographs import CanvasDecoder, ImageDistorter, draw_distortions
+from nfold.frameworks.torch.distortion import draw_distortions as on_device
+from nfold.frameworks.torch.input import BatchKey
+from nfold.frameworks.torch.landing import CanvasTransfer
+from nfold.frameworks.torch.photographs import ImageBatches
+from nfold.plan import Plan, WorkloadDefaults
 from nfold.workload import Workload
 from photos import SIZES, folders
 
@@ -26,7 +26,7 @@ IDS = np.array([3, 0, 2 * len(SIZES) + 5, 7, 6])
 
 
 @pytest.fixture
-def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> photographs.Photographs:
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> photographs.PhotographSet:
     monkeypatch.setenv("NFOLD_DATA", str(folders(tmp_path / "data")))
     monkeypatch.setenv("NFOLD_CACHE", str(tmp_path / "cache"))
     return photographs.load()
@@ -34,29 +34,31 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> photographs.Photog
 
 @pytest.mark.parametrize("threads", [0, 3])
 def test_the_images_are_those_of_pytorchs_workers(
-    found: photographs.Photographs, threads: int
+    found: photographs.PhotographSet, threads: int
 ) -> None:
     asked = Plan(device="cpu", batch=4, seed=9, augment="cpu")
-    plan = asked.resolve(machine(), Defaults(batch=4, epochs=1, encoded=True))
+    plan = asked.resolve(machine(), WorkloadDefaults(batch=4, epochs=1, encoded=True))
     task = Task(workload=Workload(name="inception_v3"), plan=plan, machine=machine())
-    key = Key(epoch=2, ids=IDS, count=len(IDS), global_count=len(IDS))
-    expected = Photos(found.train, task, SIZE)[key].tensors[0].numpy()
-    images = Darkroom(found.train, 9, SIZE, threads)(2, IDS)
+    key = BatchKey(epoch=2, ids=IDS, count=len(IDS), global_count=len(IDS))
+    expected = ImageBatches(found.train, task, SIZE)[key].tensors[0].numpy()
+    images = ImageDistorter(found.train, 9, SIZE, threads)(2, IDS)
     np.testing.assert_array_equal(images, expected)
     assert len({image.tobytes() for image in images}) == len(IDS)
 
 
 @pytest.mark.parametrize("threads", [0, 3])
 def test_what_a_device_distorts_is_what_pytorchs_workers_hand_out(
-    found: photographs.Photographs, threads: int
+    found: photographs.PhotographSet, threads: int
 ) -> None:
     asked = Plan(device="cpu", batch=4, seed=9, augment="device")
-    plan = asked.resolve(machine(), Defaults(batch=4, epochs=1, encoded=True))
+    plan = asked.resolve(machine(), WorkloadDefaults(batch=4, epochs=1, encoded=True))
     task = Task(workload=Workload(name="inception_v3"), plan=plan, machine=machine())
-    key = Key(epoch=2, ids=IDS, count=len(IDS), global_count=len(IDS))
-    _, _, ids, places = Photos(found.train, task, SIZE)[key].tensors
-    expected = Canvases(SIZE)(Photos(found.train, task, SIZE)[key], torch.device("cpu")).tensors[0]
-    canvases, marks = Undistorted(found.train, 9, SIZE, threads)(2, IDS)
+    key = BatchKey(epoch=2, ids=IDS, count=len(IDS), global_count=len(IDS))
+    _, _, ids, places = ImageBatches(found.train, task, SIZE)[key].tensors
+    expected = CanvasTransfer(SIZE)(
+        ImageBatches(found.train, task, SIZE)[key], torch.device("cpu")
+    ).tensors[0]
+    canvases, marks = CanvasDecoder(found.train, 9, SIZE, threads)(2, IDS)
     assert marks.tolist() == torch.column_stack([ids, places]).tolist()
     for mine, theirs, (height, width) in zip(
         canvases, expected.numpy(), places.tolist(), strict=True
@@ -66,14 +68,17 @@ def test_what_a_device_distorts_is_what_pytorchs_workers_hand_out(
 
 def test_looks_are_those_of_a_device() -> None:
     ids = np.arange(200)
-    here, there = looks(2**40 + 1, 3, ids), on_device(2**40 + 1, 3, torch.from_numpy(ids))
+    here, there = (
+        draw_distortions(2**40 + 1, 3, ids),
+        on_device(2**40 + 1, 3, torch.from_numpy(ids)),
+    )
     for name, column in vars(there).items():
         assert column.tolist() == [getattr(look, name) for look in here], name
 
 
-def test_an_error_of_a_thread_reaches_the_step(found: photographs.Photographs) -> None:
+def test_an_error_of_a_thread_reaches_the_step(found: photographs.PhotographSet) -> None:
     part = found.train
     wrong = np.zeros_like(part.encoded)
     spoilt = type(part)(**{**vars(part), "encoded": wrong})
     with pytest.raises(DataCorrupt, match="cannot be decoded"):
-        Darkroom(spoilt, 0, SIZE, 2)(0, IDS)
+        ImageDistorter(spoilt, 0, SIZE, 2)(0, IDS)

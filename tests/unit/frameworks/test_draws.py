@@ -27,7 +27,9 @@ def test_draws_are_those_of_pytorch(seed: int, epoch: int) -> None:
     theirs = torch_philox.draws(seed, epoch, torch.from_numpy(ids), 2)
     for word, other in zip(own, theirs, strict=True):
         assert np.array_equal(word.astype(np.int64), other.numpy())
-        assert np.array_equal(philox.below(word, 9), torch_philox.below(other, 9).numpy())
+        assert np.array_equal(
+            philox.uniform_int(word, 9), torch_philox.uniform_int(other, 9).numpy()
+        )
 
 
 @pytest.mark.parametrize("n", [1, 10, 1437])
@@ -46,12 +48,16 @@ def test_every_operation_changes_the_pixels_that_pytorch_changes() -> None:
     ids = draw.integers(0, 60_000, 50)
     for operations in ((("crop", 4), ("flip", 0), ("cutout", 3)), (("flip", 0),), ()):
         cpu = torch.device("cpu")
-        theirs = torch_augment.augmentation(operations, made, 5, cpu)
+        theirs = torch_augment.build_augmentation(operations, made, 5, cpu)
         expected = theirs(torch.from_numpy(images), torch.from_numpy(ids), 2).numpy()
         assert np.array_equal(
-            augment.augmentation(operations, made, 5)(images, ids, 2), expected
+            augment.build_augmentation(operations, made, 5)(images, ids, 2), expected
         ), operations
-    assert set(augment.KEYS) == set(augment.BUILT) == set(torch_augment.BUILT)
+    assert (
+        set(augment.OPERATION_KEYS)
+        == set(augment.AUGMENTATIONS)
+        == set(torch_augment.AUGMENTATIONS)
+    )
 
 
 def test_a_permutation_has_every_sample_once_and_differs_by_epoch() -> None:

@@ -11,7 +11,7 @@ import pytest
 from nfold.errors import Diverged
 from nfold.frameworks.base import Observer
 from nfold.frameworks.clock import HostClock
-from nfold.frameworks.length import Length
+from nfold.frameworks.length import RunLength
 from nfold.frameworks.recording import Recorder
 
 Losses = list[float]
@@ -21,17 +21,17 @@ def _recorder(total: int, warmup: int) -> Recorder[Losses]:
     def read(kept: Sequence[Losses]) -> list[float]:
         return [loss for losses in kept for loss in losses]
 
-    return Recorder(0, "cpu:0", HostClock(), Observer(), Length.of(total, warmup), read)
+    return Recorder(0, "cpu:0", HostClock(), Observer(), RunLength.from_steps(total, warmup), read)
 
 
 def test_calls_of_several_steps_count_as_so_many() -> None:
     recorder = _recorder(12, 3)
-    recorder.begin()
+    recorder.begin_epoch()
     for call in range(5):
-        recorder.made(2, 8, 2**63, [float(call), float(call) + 0.5])
+        recorder.record_steps(2, 8, 2**63, [float(call), float(call) + 0.5])
     for _ in range(2):
-        recorder.made(1, 5, 1, [7.0])
-    loss, count = recorder.end()
+        recorder.record_steps(1, 5, 1, [7.0])
+    loss, count = recorder.end_epoch()
     samples = recorder.samples()
     assert (count, recorder.steps, recorder.done) == (90, 12, True)
     assert samples.sample_hashes == ((90, f"{(5 * 2**63 + 2) % 2**64:016x}"),)
@@ -44,47 +44,49 @@ def test_calls_of_several_steps_count_as_so_many() -> None:
 
 def test_a_loss_that_is_no_number_names_its_step() -> None:
     recorder = _recorder(10, 1)
-    recorder.begin()
+    recorder.begin_epoch()
     with pytest.raises(Diverged, match="step 2"):
-        recorder.made(3, 8, 0, [1.0, math.nan, 1.0])
+        recorder.record_steps(3, 8, 0, [1.0, math.nan, 1.0])
 
 
 def test_what_lies_between_two_epochs_stands_beside_the_first_window_of_the_second() -> None:
     recorder = _recorder(12, 1)
     for _ in range(2):
-        recorder.begin()
+        recorder.begin_epoch()
         for _ in range(3):
-            recorder.made(1, 8, 1, [1.0])
-        recorder.end()
+            recorder.record_steps(1, 8, 1, [1.0])
+        recorder.end_epoch()
         time.sleep(0.02)
-    recorder.begin()
-    recorder.made(1, 8, 1, [1.0])
+    recorder.begin_epoch()
+    recorder.record_steps(1, 8, 1, [1.0])
     time.sleep(0.01)
-    recorder.apart(pass_ended=True)
-    recorder.made(1, 8, 1, [1.0])
-    recorder.take_turn(0)
-    recorder.made(1, 8, 1, [1.0])
-    recorder.end()
+    recorder.exclude_gap(epoch_ended=True)
+    recorder.record_steps(1, 8, 1, [1.0])
+    recorder.begin_slot(0)
+    recorder.record_steps(1, 8, 1, [1.0])
+    recorder.end_epoch()
     windows = recorder.samples().windows
-    found = [(window.between.steps, window.between.seconds) for window in windows if window.between]
+    found = [
+        (window.epoch_gap.steps, window.epoch_gap.seconds) for window in windows if window.epoch_gap
+    ]
     assert [steps for steps, _ in found] == [3, 3, 1]
     assert all(seconds >= least for (_, seconds), least in zip(found, (0.02, 0.02, 0), strict=True))
-    assert windows[-1].between is None
+    assert windows[-1].epoch_gap is None
 
 
 def test_of_what_lies_between_two_epochs_the_wait_for_a_first_batch_is_known() -> None:
     """From the moment when it is asked for: what the script does before that is its own."""
     recorder = _recorder(12, 1)
-    recorder.begin()
+    recorder.begin_epoch()
     for _ in range(3):
-        recorder.made(1, 8, 1, [1.0])
+        recorder.record_steps(1, 8, 1, [1.0])
     time.sleep(0.02)
-    recorder.apart(pass_ended=True)
+    recorder.exclude_gap(epoch_ended=True)
     time.sleep(0.01)
-    recorder.apart()
-    recorder.made(1, 8, 1, [1.0])
-    recorder.end()
-    between = recorder.samples().windows[-1].between
+    recorder.exclude_gap()
+    recorder.record_steps(1, 8, 1, [1.0])
+    recorder.end_epoch()
+    between = recorder.samples().windows[-1].epoch_gap
     assert between is not None
     assert between.waited_s >= 0.01
     assert between.seconds - between.waited_s >= 0.02
@@ -115,16 +117,16 @@ class _FencedClock(HostClock):
 
 
 def _spanning(clock: _FencedClock, total: int, warmup: int) -> Recorder[None]:
-    length = Length.of(total, warmup)
+    length = RunLength.from_steps(total, warmup)
     return Recorder(0, "gpu", clock, Observer(), length, lambda _: (), lambda: None, 1e6)
 
 
 def test_windows_of_a_span_follow_each_other_without_a_fence() -> None:
     clock = _FencedClock()
     recorder = _spanning(clock, 34, 4)
-    recorder.begin()
+    recorder.begin_epoch()
     for _ in range(34):
-        recorder.made(1, 8, 1, None)
+        recorder.record_steps(1, 8, 1, None)
     samples = recorder.samples()
     assert [window.steps for window in samples.windows] == [3] * 10
     # The 50 ms after the fence are in the warm-up, which the span began with.
@@ -132,7 +134,7 @@ def test_windows_of_a_span_follow_each_other_without_a_fence() -> None:
     assert len(samples.step_ms) == 30
     starts = [window.start_s for window in samples.windows]
     assert starts == sorted(set(starts))
-    assert [window.ahead_s for window in samples.windows] == [*[None] * 9, 0.5]
+    assert [window.queue_drain_s for window in samples.windows] == [*[None] * 9, 0.5]
     # At the begin, after the first step, after the last.
     assert clock.fences == 3
 
@@ -140,15 +142,15 @@ def test_windows_of_a_span_follow_each_other_without_a_fence() -> None:
 def test_a_turn_begins_without_a_fence_after_the_steps_that_settle() -> None:
     clock = _FencedClock()
     recorder = _spanning(clock, 44, 4)
-    recorder.begin()
+    recorder.begin_epoch()
     for _ in range(4):
-        recorder.made(1, 8, 1, None)
+        recorder.record_steps(1, 8, 1, None)
     for turn in (0, None, 1, None, 0):
-        recorder.take_turn(turn)
+        recorder.begin_slot(turn)
         for _ in range(2 if turn is None else 6):
-            recorder.made(1, 8, 1, None)
-    recorder.end()
+            recorder.record_steps(1, 8, 1, None)
+    recorder.end_epoch()
     samples = recorder.samples()
-    assert samples.turns == (0, 0, 1, 1, 0, 0)
+    assert samples.slots == (0, 0, 1, 1, 0, 0)
     assert [window.steps for window in samples.windows] == [4, 2, 4, 2, 4, 2]
     assert sum(window.seconds for window in samples.windows) == pytest.approx(0.18)

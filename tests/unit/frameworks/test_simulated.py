@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from made import machine, plan
-from nfold.comparison import compare
+from nfold.comparison import compare_with_baseline
 from nfold.errors import (
     Diverged,
     Hung,
@@ -20,12 +20,12 @@ from nfold.errors import (
 )
 from nfold.frameworks import registry
 from nfold.frameworks.base import Observer, Phase, Task
-from nfold.frameworks.simulated import Planted, Script, Simulated
+from nfold.frameworks.simulated import PlantedFailure, Scenario, Simulated
 from nfold.measurement import Measurement, RankSamples
-from nfold.run.checks import doubts
-from nfold.run.options import Options
+from nfold.run.checks import rank_caveats
+from nfold.run.options import RunOptions
 from nfold.run.run import run
-from nfold.summary import Cell, cells, epochs, first_step_ms, step_ms
+from nfold.summary import Cell, epochs, first_step_ms, group_cells, step_ms
 from nfold.workload import Workload
 
 HOST = machine(gpus=4, cores=16)
@@ -44,11 +44,11 @@ def _task(rank: int = 0, devices: int = 1, **changes: Any) -> Task:
     )
 
 
-def _rank(script: Script, rank: int = 0, **changes: Any) -> RankSamples:
+def _rank(script: Scenario, rank: int = 0, **changes: Any) -> RankSamples:
     return Simulated(script).run_rank(_task(rank, **changes), Observer())
 
 
-def _measured(script: Script, **changes: Any) -> Measurement:
+def _measured(script: Scenario, **changes: Any) -> Measurement:
     first = _task(**changes)
     return Measurement(
         id=f"{first.plan.id}",
@@ -60,16 +60,16 @@ def _measured(script: Script, **changes: Any) -> Measurement:
     )
 
 
-def _cell(script: Script, **changes: Any) -> Cell:
-    (cell,) = cells([_measured(script, **changes)])
+def _cell(script: Scenario, **changes: Any) -> Cell:
+    (cell,) = group_cells([_measured(script, **changes)])
     return cell
 
 
-def _speedup(script: Script, devices: int, *, weak: bool = False, **changes: Any) -> float:
+def _speedup(script: Scenario, devices: int, *, weak: bool = False, **changes: Any) -> float:
     batch = changes.pop("batch")
     one = _cell(script, batch=batch, devices=1)
     many = _cell(script, batch=batch * devices if weak else batch, devices=devices, **changes)
-    compared = compare(many, [one])
+    compared = compare_with_baseline(many, [one])
     assert compared is not None
     assert compared.scaling == ("weak" if weak else "strong")
     return compared.speedup.value
@@ -78,23 +78,23 @@ def _speedup(script: Script, devices: int, *, weak: bool = False, **changes: Any
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize(("compute", "exchange"), [(0.01, 0.0), (0.01, 2.5), (0.0001, 40.0)])
 def test_strong_scaling_is_the_closed_form(devices: int, compute: float, exchange: float) -> None:
-    script = Script(compute_ms_per_sample=compute, exchange_ms=exchange, samples_per_epoch=5400)
+    script = Scenario(compute_ms_per_sample=compute, exchange_ms=exchange, samples_per_epoch=5400)
     expected = (540 * compute) / (540 / devices * compute + exchange)
     assert _speedup(script, devices, batch=540) == pytest.approx(expected, rel=1e-12)
 
 
 def test_weak_scaling_is_the_closed_form() -> None:
-    script = Script(compute_ms_per_sample=0.02, exchange_ms=3.0, samples_per_epoch=5120)
+    script = Scenario(compute_ms_per_sample=0.02, exchange_ms=3.0, samples_per_epoch=5120)
     expected = 4 * (128 * 0.02) / (128 * 0.02 + 3.0)
     assert _speedup(script, 4, weak=True, batch=128) == pytest.approx(expected, rel=1e-12)
 
 
 def test_without_an_exchange_n_devices_are_n_fold() -> None:
-    assert _speedup(Script(samples_per_epoch=5120), 4, batch=512) == pytest.approx(4, rel=1e-12)
+    assert _speedup(Scenario(samples_per_epoch=5120), 4, batch=512) == pytest.approx(4, rel=1e-12)
 
 
 def test_every_cost_of_a_step_adds_up() -> None:
-    script = Script(
+    script = Scenario(
         compute_ms_per_sample=0.01,
         input_ms_per_sample=0.02,
         copy_ms_per_sample=0.03,
@@ -110,32 +110,32 @@ def test_every_cost_of_a_step_adds_up() -> None:
 
 
 def test_ranks_wait_for_the_straggler_but_their_own_steps_are_short() -> None:
-    script = Script(compute_ms_per_sample=0.1, straggler_ms=4.0, straggler_rank=1)
+    script = Scenario(compute_ms_per_sample=0.1, straggler_ms=4.0, straggler_rank=1)
     fast, slow = (_rank(script, rank, devices=2, batch=100, steps=10) for rank in (0, 1))
     assert fast.windows == slow.windows
     assert fast.step_ms == pytest.approx([5.0] * len(fast.step_ms))
     assert slow.step_ms == pytest.approx([9.0] * len(slow.step_ms))
-    assert [doubt.kind for doubt in doubts([fast, slow])] == ["slow_rank"]
+    assert [doubt.kind for doubt in rank_caveats([fast, slow])] == ["slow_rank"]
 
 
 def test_data_parallel_in_one_process_is_one_rank_with_a_cost_of_its_own() -> None:
-    script = Script(compute_ms_per_sample=0.1, exchange_ms=1.0, dp_exchange_ms=6.0)
+    script = Scenario(compute_ms_per_sample=0.1, exchange_ms=1.0, dp_exchange_ms=6.0)
     changes: dict[str, Any] = {"devices": 4, "strategy": "dp", "batch": 100, "steps": 10}
-    assert Simulated(script).processes(_task(**changes).plan) == 1
+    assert Simulated(script).process_count(_task(**changes).plan) == 1
     (only,) = _measured(script, **changes).ranks
     assert only.step_ms[0] == pytest.approx(25 * 0.1 + 1.0 + 6.0)
     assert {window.samples / window.steps for window in only.windows} == {100}
 
 
 def test_the_first_step_is_reported_apart_from_the_windows() -> None:
-    script = Script(compute_ms_per_sample=0.1, first_step_ms=800.0)
+    script = Scenario(compute_ms_per_sample=0.1, first_step_ms=800.0)
     found = _measured(script, batch=100, steps=20)
     assert first_step_ms(found) == pytest.approx(810.0)
     assert max(found.ranks[0].step_ms) == pytest.approx(10.0)
 
 
 def test_epochs_hold_their_gap_their_first_step_and_the_rest_of_the_data() -> None:
-    script = Script(
+    script = Scenario(
         compute_ms_per_sample=1.0, first_step_ms=500.0, epoch_gap_ms=250.0, samples_per_epoch=250
     )
     found = epochs(_measured(script, batch=100, epochs=3))
@@ -150,7 +150,7 @@ def test_epochs_hold_their_gap_their_first_step_and_the_rest_of_the_data() -> No
 
 
 def test_windows_follow_each_other_on_the_virtual_clock() -> None:
-    script = Script(compute_ms_per_sample=1.0, epoch_gap_ms=250.0, samples_per_epoch=500)
+    script = Scenario(compute_ms_per_sample=1.0, epoch_gap_ms=250.0, samples_per_epoch=500)
     windows = _rank(script, batch=100, epochs=4, warmup_steps=2).windows
     assert sum(window.steps for window in windows) == 18
     gaps = [b.start_s - a.start_s - a.seconds for a, b in pairwise(windows)]
@@ -160,7 +160,7 @@ def test_windows_follow_each_other_on_the_virtual_clock() -> None:
 
 def test_samples_are_divided_without_loss_whatever_the_batch() -> None:
     ranks = [
-        _rank(Script(samples_per_epoch=1000), r, devices=3, batch=128, epochs=1) for r in range(3)
+        _rank(Scenario(samples_per_epoch=1000), r, devices=3, batch=128, epochs=1) for r in range(3)
     ]
     assert sum(rank.sample_hashes[0][0] for rank in ranks) == 1000
     assert len({rank.sample_hashes[0][1] for rank in ranks}) == 3
@@ -171,22 +171,22 @@ def test_samples_are_divided_without_loss_whatever_the_batch() -> None:
     ("planted", "kind"), [("same_samples", "same_samples"), ("no_exchange", "parameters_differ")]
 )
 def test_planted_mistakes_are_found_by_the_checks(planted: str, kind: str) -> None:
-    script = Script(**{"samples_per_epoch": 5120, planted: True})  # type: ignore[arg-type]
+    script = Scenario(**{"samples_per_epoch": 5120, planted: True})  # type: ignore[arg-type]
     ranks = _measured(script, devices=2, batch=128, epochs=1).ranks
-    assert [doubt.kind for doubt in doubts(ranks)] == [kind]
+    assert [doubt.kind for doubt in rank_caveats(ranks)] == [kind]
 
 
 def test_noise_is_the_same_every_time_and_another_with_another_seed() -> None:
-    noisy = Script(noise=0.1)
+    noisy = Scenario(noise=0.1)
     first, again = (_rank(noisy, batch=100, steps=30) for _ in range(2))
-    other = _rank(Script(noise=0.1, noise_seed=1), batch=100, steps=30)
+    other = _rank(Scenario(noise=0.1, noise_seed=1), batch=100, steps=30)
     assert first == again
     assert first.step_ms != other.step_ms
     assert len(set(first.step_ms)) > 1
 
 
 def test_under_noise_every_rank_has_the_windows_of_the_slowest() -> None:
-    ranks = [_rank(Script(noise=0.2), rank, devices=2, batch=100, steps=20) for rank in (0, 1)]
+    ranks = [_rank(Scenario(noise=0.2), rank, devices=2, batch=100, steps=20) for rank in (0, 1)]
     slowest = sum(max(pair) for pair in zip(*(rank.step_ms for rank in ranks), strict=True))
     assert ranks[0].step_ms != ranks[1].step_ms
     for rank in ranks:
@@ -206,7 +206,7 @@ def test_under_noise_every_rank_has_the_windows_of_the_slowest() -> None:
 def test_a_planted_failure_is_raised_on_its_rank_in_its_step(
     kind: Any, error: type[RunFailure], status: str
 ) -> None:
-    script = Script(failures=(Planted(kind=kind, step=15, rank=1),))
+    script = Scenario(failures=(PlantedFailure(kind=kind, step=15, rank=1),))
     with pytest.raises(error) as raised:
         _rank(script, 1, devices=2, batch=100, steps=20)
     assert raised.value.step == 15
@@ -216,7 +216,7 @@ def test_a_planted_failure_is_raised_on_its_rank_in_its_step(
 
 
 def test_memory_runs_out_from_a_batch_per_device_on() -> None:
-    script = Script(failures=(Planted(kind="oom", batch_per_device=256),), memory_bytes=0)
+    script = Scenario(failures=(PlantedFailure(kind="oom", batch_per_device=256),), memory_bytes=0)
     fits = _rank(script, devices=2, batch=510, steps=5)
     assert fits.peak_memory_bytes == 255 * script.memory_bytes_per_sample
     with pytest.raises(OutOfMemory) as raised:
@@ -225,7 +225,7 @@ def test_memory_runs_out_from_a_batch_per_device_on() -> None:
 
 
 def test_a_failure_may_be_planted_on_one_number_of_devices() -> None:
-    script = Script(failures=(Planted(kind="crash", devices=2),))
+    script = Scenario(failures=(PlantedFailure(kind="crash", devices=2),))
     assert _rank(script, devices=4, batch=100, steps=5).windows
     with pytest.raises(RunFailure):
         _rank(script, devices=2, batch=100, steps=5)
@@ -244,7 +244,7 @@ def test_a_rank_beats_in_every_step_and_saves_what_it_measured() -> None:
             self.saved.append(samples)
 
     noting = Noting()
-    script = Script(failures=(Planted(kind="hang", step=4),))
+    script = Scenario(failures=(PlantedFailure(kind="hang", step=4),))
     with pytest.raises(Hung):
         Simulated(script).run_rank(_task(batch=100, steps=5, warmup_steps=0), noting)
     assert noting.beats == [
@@ -256,15 +256,15 @@ def test_a_rank_beats_in_every_step_and_saves_what_it_measured() -> None:
 
 
 def test_planted_refusals_are_given_with_a_reason() -> None:
-    chosen = Simulated(Script(unsupported={"step": ("captured",)}))
+    chosen = Simulated(Scenario(unsupported={"step": ("captured",)}))
     eager, captured = (_task(step=step, steps=5) for step in ("eager", "captured"))
-    assert chosen.unsupported(eager.workload, eager.plan, HOST) is None
-    reason = chosen.unsupported(captured.workload, captured.plan, HOST)
+    assert chosen.unsupported_reason(eager.workload, eager.plan, HOST) is None
+    reason = chosen.unsupported_reason(captured.workload, captured.plan, HOST)
     assert reason == "step 'captured' is planted as unsupported"
 
 
 def test_the_workload_may_refuse_too() -> None:
-    reason = Simulated(Script()).unsupported(
+    reason = Simulated(Scenario()).unsupported_reason(
         Workload(name="conv2d"), _task(batch=840, epochs=1).plan, HOST
     )
     assert reason is not None
@@ -278,17 +278,17 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_the_script_comes_from_the_environment(environment: pytest.MonkeyPatch) -> None:
-    assert Simulated().script == Script()
+    assert Simulated().scenario == Scenario()
     environment.setenv(
         "NFOLD_SIMULATED",
         '{"exchange_ms": 2, "failures": [{"kind": "oom", "batch_per_device": 512}],'
         ' "unsupported": {"step": ["captured"]}}',
     )
-    found = registry.framework("simulated")
+    found = registry.get_framework("simulated")
     assert isinstance(found, Simulated)
-    assert found.script == Script(
+    assert found.scenario == Scenario(
         exchange_ms=2.0,
-        failures=(Planted(kind="oom", batch_per_device=512),),
+        failures=(PlantedFailure(kind="oom", batch_per_device=512),),
         unsupported={"step": ("captured",)},
     )
 
@@ -315,7 +315,7 @@ def test_a_whole_run_takes_no_process_and_leaves_no_folder(
 ) -> None:
     environment.setenv("NFOLD_SIMULATED", '{"failures": [{"kind": "diverged", "step": 7}]}')
     asked = _task(devices=2, batch=100, steps=20)
-    found = run(asked.workload, asked.plan, machine=HOST, options=Options(results=tmp_path))
+    found = run(asked.workload, asked.plan, machine=HOST, options=RunOptions(results=tmp_path))
     assert found.status == "diverged"
     assert found.cause is not None
     assert (found.cause.rank, found.cause.step) == (0, 7)

@@ -6,14 +6,14 @@ import dataclasses
 from typing import Any, cast
 
 from made import task
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.base import Observer
-from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.left_out import ActiveVariant
 from nfold.frameworks.recording import Recorder
-from nfold.frameworks.turning import Turning, length_of
-from nfold.turns import SETTLE
+from nfold.frameworks.turning import Interleaver, task_length
+from nfold.turns import SETTLE_STEPS
 
-REAL, ALONE = Ablation(), Ablation(exchange="none")
+REAL, ALONE = Variant(), Variant(exchange="none")
 
 
 class Noting(Observer):
@@ -25,22 +25,24 @@ class Noting(Observer):
     def take_turn(self, turn: int | None) -> None:
         self.told.append(("turn", turn))
 
-    def await_others(self, step: int) -> None:
+    def wait_for_other_ranks(self, step: int) -> None:
         self.told.append(("await", step))
 
-    def change(self, now: Ablation) -> None:
+    def change(self, now: Variant) -> None:
         self.told.append(("change", now))
 
 
-def _gone_through(*turns: Ablation, ablation: Ablation | None = None) -> list[tuple[str, Any]]:
+def _gone_through(*turns: Variant, ablation: Variant | None = None) -> list[tuple[str, Any]]:
     made = task(steps=8, warmup_steps=2)
-    asked = dataclasses.replace(made, turns=turns, ablation=ablation)
+    asked = dataclasses.replace(made, interleaved_variants=turns, requested_variant=ablation)
     noting = Noting()
-    turning = Turning(asked, LeftOut(asked), cast(Recorder[Any], noting), noting, noting.change)
-    steps = length_of(asked).warmup
-    while not turning.over:
-        steps += turning.begin(steps)
-    assert steps == length_of(asked).total
+    turning = Interleaver(
+        asked, ActiveVariant(asked), cast(Recorder[Any], noting), noting, noting.change
+    )
+    steps = task_length(asked).warmup
+    while not turning.is_finished:
+        steps += turning.begin_slot(steps)
+    assert steps == task_length(asked).total
     return noting.told
 
 
@@ -49,14 +51,14 @@ def test_ranks_meet_after_a_turn_in_which_nobody_waited() -> None:
     assert told[:4] == [("turn", 0), ("turn", None), ("change", ALONE), ("turn", 1)]
     # Two steps each, then backwards: two of one turn are neighbours.
     awaited = [step for kind, step in told if kind == "await"]
-    assert awaited[0] == 2 + 2 + SETTLE + 4
+    assert awaited[0] == 2 + 2 + SETTLE_STEPS + 4
     changes = [value for kind, value in told if kind == "change"]
     assert changes == [ALONE, REAL] * 2
     assert len(awaited) == 2
 
 
 def test_ranks_that_never_wait_meet_before_every_change() -> None:
-    held = Ablation(independent=True)
+    held = Variant(independent=True)
     turns = (held, dataclasses.replace(held, input="replayed"))
     told = _gone_through(*turns, ablation=held)
     kinds = [kind for kind, _ in told]
@@ -65,15 +67,17 @@ def test_ranks_that_never_wait_meet_before_every_change() -> None:
 
 def test_without_turns_a_run_is_as_long_as_its_plan_says() -> None:
     asked, noting = task(steps=30, warmup_steps=10), Noting()
-    assert length_of(asked).total == 40
-    assert Turning(asked, LeftOut(asked), cast(Recorder[Any], noting), noting, noting.change).over
+    assert task_length(asked).total == 40
+    assert Interleaver(
+        asked, ActiveVariant(asked), cast(Recorder[Any], noting), noting, noting.change
+    ).is_finished
 
 
-def _windows(*turns: Ablation) -> list[int]:
+def _windows(*turns: Variant) -> list[int]:
     made = task(steps=40, warmup_steps=10)
-    asked = dataclasses.replace(made, turns=turns)
+    asked = dataclasses.replace(made, interleaved_variants=turns)
     plans = [made.plan.edit(workers=workers) for workers in (0, 1, 2, 4, 8, 9, 20, 21)]
-    return [length_of(dataclasses.replace(asked, plan=plan)).window for plan in plans]
+    return [task_length(dataclasses.replace(asked, plan=plan)).window for plan in plans]
 
 
 def test_windows_are_whole_rounds_of_a_loaders_workers() -> None:

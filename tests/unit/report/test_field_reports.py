@@ -10,15 +10,15 @@ import pytest
 
 import measured
 import measured_grids
-from nfold.bench.reports import REPORTS
+from nfold.bench.reports import FIELD_REPORTS
 from nfold.errors import UnknownValue
-from nfold.measurement import Cause, Measurement
-from nfold.plain import to_plain
+from nfold.measurement import FailureCause, Measurement
+from nfold.plain import serialize
 from nfold.report import query
 from nfold.report.field.base import FieldReport, Sheet
-from nfold.report.field.catalogue import MADE, field_report
-from nfold.report.html import page
-from nfold.report.markdown import document
+from nfold.report.field.catalogue import REPORT_BUILDERS, build_field_report
+from nfold.report.html import report_page
+from nfold.report.markdown import report_markdown
 
 
 def _row(sheet: Sheet, *begin: str) -> list[str]:
@@ -37,14 +37,14 @@ def _steady(
 
 
 def test_every_report_that_is_measured_can_be_shown() -> None:
-    assert set(MADE) == set(REPORTS)
+    assert set(REPORT_BUILDERS) == set(FIELD_REPORTS)
     with pytest.raises(UnknownValue, match="conv2d-devices"):
-        field_report("conv2d", [])
+        build_field_report("conv2d", [])
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", REPORT_BUILDERS)
 def test_without_a_measurement_only_the_numbers_of_then_are_left(name: str) -> None:
-    made = field_report(name, [])
+    made = build_field_report(name, [])
     assert made.sheets
     assert made.sheets[0].rows
     assert not any("now:" in text for sheet in made.sheets for row in sheet.texts for text in row)
@@ -52,7 +52,7 @@ def test_without_a_measurement_only_the_numbers_of_then_are_left(name: str) -> N
 
 
 def test_conv2d_has_every_part_by_devices_beside_the_cards_of_then() -> None:
-    made = field_report("conv2d-devices", measured_grids.operation_grid())
+    made = build_field_report("conv2d-devices", measured_grids.operation_grid())
     whole, cpu, problems = made.sheets
     assert whole.heads == ("devices", *map(str, range(1, 9)))
     assert _row(whole, "then: V100, one call")[1:3] == ["14,898", "4,328"]
@@ -74,8 +74,8 @@ def test_conv2d_says_nothing_of_the_start_where_it_takes_no_time() -> None:
         measured.part("end to end", 100.0),
     )
     one = measured_grids.operation_grid([1])[0].to_dict()
-    one["ranks"][0]["parts"] = [to_plain(part) for part in parts]
-    made = field_report("conv2d-devices", [Measurement.from_dict(one)])
+    one["ranks"][0]["parts"] = [serialize(part) for part in parts]
+    made = build_field_report("conv2d-devices", [Measurement.from_dict(one)])
     said = " ".join(made.sentences)
     assert "measures the start" not in said
     assert "10 % on 1 device" in said
@@ -85,13 +85,13 @@ def test_conv2d_keeps_other_frameworks_in_a_table_of_their_own() -> None:
     torch = measured_grids.operation_grid([1, 2])
     (other,) = (one.to_dict() for one in measured_grids.operation_grid([1]))
     other["plan"]["framework"] = "jax"
-    other["ranks"][0]["parts"] = [to_plain(measured.part("end to end, pageable", 0.01))]
+    other["ranks"][0]["parts"] = [serialize(measured.part("end to end, pageable", 0.01))]
     smaller = {**other, "plan": {**other["plan"], "framework": "tensorflow", "batch": 84}}
     failed = torch[0].to_dict() | {"status": "crashed", "cause": {"text": "no GPU"}, "ranks": []}
     failed["plan"] = {**failed["plan"], "framework": "tensorflow"}
     others = [Measurement.from_dict(one) for one in (other, failed, smaller)]
-    alone = field_report("conv2d-devices", torch)
-    made = field_report("conv2d-devices", [*torch, *others])
+    alone = build_field_report("conv2d-devices", torch)
+    made = build_field_report("conv2d-devices", [*torch, *others])
     assert [sheet.texts for sheet in made.sheets[:3]] == [s.texts for s in alone.sheets]
     *_, sheet = made.sheets
     assert sheet.heads == ("framework", "part", "1 device [ms]", "2 devices [ms]")
@@ -108,7 +108,7 @@ def test_mnist_compares_frameworks_by_batch_and_counts_steps() -> None:
         _steady(150.0, workload="mnist", batch=100, epochs=2, devices=2),
         _steady(180.0, workload="mnist", batch=200, epochs=2, devices=2),
     ]
-    made = field_report("mirrored-mnist", found)
+    made = build_field_report("mirrored-mnist", found)
     (sheet,) = made.sheets
     assert _row(sheet, "then: TensorFlow 1", "2")[2:7] == [
         "100 (50)",
@@ -135,7 +135,7 @@ def test_inception_sets_the_places_of_the_distortion_against_each_other() -> Non
             (160.0, {"augment": "device", "devices": 2}),
         )
     ]
-    made = field_report("inception-input", found)
+    made = build_field_report("inception-input", found)
     (sheet,) = made.sheets
     assert _row(sheet, "then: distortion on cpu")[2:] == ["44.6–45.2, 0.71", "38.8–42.3, 0.77–0.82"]
     assert _row(sheet, "now: distortion on cpu")[2:] == ["40.0, 0.800", "44.0, 0.727"]
@@ -154,7 +154,7 @@ def test_cifar_says_from_which_batch_on_devices_win() -> None:
                 1000.0 * gain, gpus=2, batch=batch, epochs=3, devices=2, strategy="dp", step="eager"
             )
         )
-    made = field_report("cifar-scaling", found)
+    made = build_field_report("cifar-scaling", found)
     cnn, wrn = made.sheets
     assert _row(cnn, "128", "then: PyTorch, dp")[2:] == [
         "15.9 / 13.9 / 0:23:15 / 0.8915",
@@ -170,12 +170,12 @@ def test_cifar_says_from_which_batch_on_devices_win() -> None:
 
 
 def test_what_failed_stands_in_its_place_with_the_reason() -> None:
-    full = Cause(text="CUDA out of memory: 2 GiB were asked for", rank=0)
+    full = FailureCause(text="CUDA out of memory: 2 GiB were asked for", rank=0)
     found = [
         _steady(1.0, gpus=2, batch=128, epochs=3, status="oom", cause=full, ranks=()),
         _steady(1000.0, gpus=2, batch=128, epochs=3, devices=2, strategy="nfold"),
     ]
-    made = field_report("cifar-scaling", found)
+    made = build_field_report("cifar-scaling", found)
     row = _row(made.sheets[0], "128", "now: torch, nfold")
     assert row[2] == "out of memory¹"
     assert made.sheets[0].notes == ("¹ rank 0: CUDA out of memory: 2 GiB were asked for",)
@@ -194,7 +194,7 @@ def _layouts(first: float, last: float, repeats: int = 3) -> list[Measurement]:
 
 
 def test_layouts_are_compared_repeat_by_repeat_so_that_drift_cancels() -> None:
-    made = field_report("layout", _layouts(110.0, 100.0))
+    made = build_field_report("layout", _layouts(110.0, 100.0))
     (sheet,) = made.sheets
     assert _row(sheet, "cnn10", "then: TensorFlow/Keras")[-1] == "a little under 1.10"
     assert _row(sheet, "cnn10", "now: torch")[-1] == "1.10× ±0.00"
@@ -204,13 +204,13 @@ def test_layouts_are_compared_repeat_by_repeat_so_that_drift_cancels() -> None:
 
 
 def test_a_layout_that_cannot_run_is_a_row_with_its_reason() -> None:
-    cause = Cause(text="NHWC alone on a CPU")
+    cause = FailureCause(text="NHWC alone on a CPU")
     refused: dict[str, Any] = {"status": "unsupported", "cause": cause, "ranks": ()}
     found = [
         _steady(100.0, batch=64, steps=40, layout="channels_last"),
         _steady(1.0, batch=64, steps=40, layout="channels_first", **refused),
     ]
-    made = field_report("layout", found)
+    made = build_field_report("layout", found)
     row = _row(made.sheets[0], "cnn10", "now: torch")
     assert row[5:] == ["unsupported¹", "100 ±0", "–"]
     assert made.sheets[0].notes == ("¹ NHWC alone on a CPU",)
@@ -218,7 +218,7 @@ def test_a_layout_that_cannot_run_is_a_row_with_its_reason() -> None:
 
 def test_only_the_newest_machine_is_shown() -> None:
     found = [_steady(100.0, gpus=2, batch=128, epochs=2), _steady(50.0, batch=256, epochs=2)]
-    made = field_report("cifar-scaling", found)
+    made = build_field_report("cifar-scaling", found)
     assert [row[:2] for row in made.sheets[0].texts if row[1].startswith("now")] == [
         ["256", "now: torch"]
     ]
@@ -227,10 +227,10 @@ def test_only_the_newest_machine_is_shown() -> None:
 @pytest.fixture(scope="module")
 def shown(training: Path) -> tuple[str, str, FieldReport]:
     """The page and the Markdown of a grid on GPUs."""
-    found = query.load(training)
-    made = field_report("cifar-scaling", found)
-    sections = query.sections(found)
-    return page(sections, training, None, made), document(sections, made), made
+    found = query.load_measurements(training)
+    made = build_field_report("cifar-scaling", found)
+    sections = query.group_sections(found)
+    return report_page(sections, training, None, made), report_markdown(sections, made), made
 
 
 def test_the_page_has_the_tables_the_sentences_and_the_loads_of_every_run(
@@ -239,7 +239,9 @@ def test_the_page_has_the_tables_the_sentences_and_the_loads_of_every_run(
     text, _, made = shown
     assert "<script" not in text
     assert "The devices and the host’s CPU, side by side" in text
-    runs = sum(len(section.results) for section in query.sections(query.load(training)))
+    runs = sum(
+        len(section.results) for section in query.group_sections(query.load_measurements(training))
+    )
     loads = text.partition('<section id="s1">')[0].count("<figure")
     assert loads == min(24, runs)
     assert made.sentences[0] in text

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import measured
 import measured_grids
-from nfold.measurement import Cause, Measurement
-from nfold.report.headline import headline
-from nfold.report.parts import timings
-from nfold.report.results import results
-from nfold.summary import cells
+from nfold.measurement import FailureCause, Measurement
+from nfold.report.headline import headline_sentences
+from nfold.report.parts import part_timings
+from nfold.report.results import compute_results
+from nfold.summary import group_cells
 
 
 def said(*made: Measurement) -> str:
-    found = results(cells(made))
-    return " ".join(headline(found, timings(found)))
+    found = compute_results(group_cells(made))
+    return " ".join(headline_sentences(found, part_timings(found)))
 
 
 def test_the_speedup_is_said_first_with_its_interval_and_its_batch() -> None:
@@ -60,7 +60,7 @@ def test_without_a_baseline_the_fastest_is_said() -> None:
 
 
 def test_failures_are_counted() -> None:
-    oom = measured.measurement(status="oom", cause=Cause(text="full"), ranks=(), batch=4096)
+    oom = measured.measurement(status="oom", cause=FailureCause(text="full"), ranks=(), batch=4096)
     hung = measured.measurement(status="hung", ranks=(), batch=512)
     assert said(measured.measurement(), oom, hung).endswith(
         "2 of 3 cells have no result: 1 out of memory and 1 hung."

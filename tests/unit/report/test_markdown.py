@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import measured
-from nfold.measurement import Cause
+from nfold.measurement import FailureCause
 from nfold.report import markdown, query
 
 
 def test_the_document_has_headline_table_and_notes(training: Path) -> None:
-    text = markdown.document(query.sections(query.load(training)))
+    text = markdown.report_markdown(query.group_sections(query.load_measurements(training)))
     assert text.startswith("## cnn10 on 4 × NVIDIA H200")
     assert "**4 devices are 3." in text
     assert "| layout | batch | devices | strategy |" in text
@@ -17,7 +17,7 @@ def test_the_document_has_headline_table_and_notes(training: Path) -> None:
 
 
 def test_parts_have_a_table_of_their_own(mixed: Path) -> None:
-    text = markdown.document(query.sections(query.load(mixed, "conv2d")))
+    text = markdown.report_markdown(query.group_sections(query.load_measurements(mixed, "conv2d")))
     assert "| part \\[ms\\] | 1 device | 2 devices | 4 devices |" in text
 
 
@@ -29,9 +29,9 @@ def test_every_row_of_a_table_has_the_same_cells() -> None:
 
 
 def test_hostile_text_is_inert() -> None:
-    cause = Cause(text="</script>\x1b[31m\n# title\n[x](http://a) `code` **b**")
+    cause = FailureCause(text="</script>\x1b[31m\n# title\n[x](http://a) `code` **b**")
     failed = measured.measurement(status="crashed", cause=cause, ranks=())
-    text = markdown.document(query.sections([failed]))
+    text = markdown.report_markdown(query.group_sections([failed]))
     assert "\x1b" not in text
     assert "\\</script\\>" in text
     assert "\\[x\\]" in text

@@ -6,17 +6,19 @@ import pytest
 
 import measured
 import measured_grids
-from nfold.measurement import Measurement, Part, RankSamples
+from nfold.measurement import Measurement, OperationPart, RankSamples
 from nfold.report import parts
-from nfold.report.results import results
-from nfold.summary import cells
+from nfold.report.results import compute_results
+from nfold.summary import group_cells
 
 
-def timings(*made: Measurement) -> list[parts.Timing]:
-    return parts.timings(results(cells(made)))
+def timings(*made: Measurement) -> list[parts.PartTiming]:
+    return parts.part_timings(compute_results(group_cells(made)))
 
 
-def one(*found: Part, devices: int = 1, other: tuple[Part, ...] = ()) -> Measurement:
+def one(
+    *found: OperationPart, devices: int = 1, other: tuple[OperationPart, ...] = ()
+) -> Measurement:
     ranks = [RankSamples(rank=0, device="cuda:0", parts=found)]
     if other:
         ranks.append(RankSamples(rank=1, device="cuda:1", parts=other))
@@ -25,7 +27,7 @@ def one(*found: Part, devices: int = 1, other: tuple[Part, ...] = ()) -> Measure
     )
 
 
-def exact(name: str, *ms: float, **more: object) -> Part:
+def exact(name: str, *ms: float, **more: object) -> OperationPart:
     part = measured.part(name, 1.0)
     return dataclasses.replace(part, seconds=tuple(value / 1e3 for value in ms), **more)  # type: ignore[arg-type]  # fields of Part
 
@@ -54,9 +56,9 @@ def test_a_baseline_on_fewer_images_is_scaled_up_and_says_so() -> None:
 
 
 def test_parts_go_down_and_devices_across_with_baselines_once() -> None:
-    made = parts.table(timings(*measured_grids.operation_grid((1, 2))))
+    made = parts.parts_table(timings(*measured_grids.operation_grid((1, 2))))
     assert made is not None
-    heads, rows = parts.flat(made)
+    heads, rows = parts.flatten_parts_table(made)
     assert heads == ["part [ms]", "1 device", "2 devices"]
     names = [row[0] for row in rows]
     assert names[0] == "first call"
@@ -72,16 +74,16 @@ def test_parts_go_down_and_devices_across_with_baselines_once() -> None:
 
 
 def test_a_part_that_a_cell_does_not_have_is_a_dash() -> None:
-    made = parts.table(
+    made = parts.parts_table(
         timings(one(exact("copy", 1), exact("only here", 1)), one(exact("copy", 1), devices=2))
     )
     assert made is not None
-    _, rows = parts.flat(made, compact=True)
+    _, rows = parts.flatten_parts_table(made, compact=True)
     assert rows[1] == ["only here", "1.00", "–"]
 
 
 def test_training_has_no_parts() -> None:
-    assert parts.table(timings(measured.measurement())) is None
+    assert parts.parts_table(timings(measured.measurement())) is None
 
 
 def test_cells_on_as_many_devices_are_not_mixed() -> None:

@@ -9,23 +9,23 @@ import measured
 import measured_grids
 from nfold.measurement import Measurement, RankSamples
 from nfold.report import legend, points
-from nfold.report.results import Result, results
+from nfold.report.results import CellResult, compute_results
 from nfold.stats import Interval
-from nfold.summary import cells
+from nfold.summary import group_cells
 
 
-def of(*made: Measurement) -> list[Result]:
-    return results(cells(made))
+def of(*made: Measurement) -> list[CellResult]:
+    return compute_results(group_cells(made))
 
 
-def rate(result: Result) -> Interval | None:
+def rate(result: CellResult) -> Interval | None:
     return result.samples_per_s
 
 
 def test_lines_over_the_batch_are_told_apart_by_what_varies() -> None:
-    data = points.over_axis(of(*measured_grids.training_grid()), rate)
+    data = points.lines_over_axis(of(*measured_grids.training_grid()), rate)
     assert data is not None
-    assert (data.across, data.colour, data.dash, data.shape) == (
+    assert (data.x_axis, data.colour, data.dash, data.shape) == (
         "batch",
         "devices",
         "variant",
@@ -38,24 +38,24 @@ def test_lines_over_the_batch_are_told_apart_by_what_varies() -> None:
 
 
 def test_with_one_batch_the_devices_are_the_axis() -> None:
-    data = points.over_axis(of(*measured_grids.cpu_grid()), rate)
+    data = points.lines_over_axis(of(*measured_grids.cpu_grid()), rate)
     assert data is not None
-    assert data.across == "devices"
+    assert data.x_axis == "devices"
     assert [row["x"] for row in data.rows] == ["1 device", "2 devices"]
     assert data.colour is None
 
 
 def test_with_one_of_both_the_plans_are_the_axis() -> None:
     made = [measured.measurement(precision=precision) for precision in ("fp32", "bf16")]
-    data = points.over_axis(of(*made), rate)
+    data = points.lines_over_axis(of(*made), rate)
     assert data is not None
-    assert data.across == "variant"
+    assert data.x_axis == "variant"
     assert any("bf16" in row["x"] for row in data.rows)
 
 
 def test_a_single_cell_is_no_figure() -> None:
-    assert points.over_axis(of(measured.measurement()), rate) is None
-    assert points.speedups(of(measured.measurement())) is None
+    assert points.lines_over_axis(of(measured.measurement()), rate) is None
+    assert points.speedup_lines(of(measured.measurement())) is None
 
 
 def test_every_speedup_line_begins_at_one() -> None:
@@ -64,7 +64,7 @@ def test_every_speedup_line_begins_at_one() -> None:
         for batch in (128, 512)
         for devices in (1, 2, 4)
     ]
-    data = points.speedups(of(*made))
+    data = points.speedup_lines(of(*made))
     assert data is not None
     assert data.colour == "batch_name"
     for name in ("batch 128", "batch 512"):
@@ -82,35 +82,35 @@ def losing(*per_rank: tuple[tuple[int, float], ...], **changes: Any) -> Measurem
 
 def test_losses_are_means_over_ranks_at_samples_seen() -> None:
     made = losing(((1, 2.0), (2, 1.0)), ((1, 4.0), (2, 1.5), (3, 9.0)), devices=2, batch=10)
-    data = points.losses(of(made))
+    data = points.loss_lines(of(made))
     assert data is not None
     assert [(row["x"], row["y"]) for row in data.rows] == [(10, 3.0), (20, 1.25)]
 
 
 def test_a_loss_that_is_no_number_is_not_drawn() -> None:
-    data = points.losses(of(losing(((1, 2.0), (2, math.nan), (3, math.inf)), batch=10)))
+    data = points.loss_lines(of(losing(((1, 2.0), (2, math.nan), (3, math.inf)), batch=10)))
     assert data is not None
     assert [row["y"] for row in data.rows] == [2.0]
-    assert points.losses(of(losing(()))) is None
+    assert points.loss_lines(of(losing(()))) is None
 
 
 def test_a_strategy_has_the_same_shape_in_every_figure() -> None:
     rows = [{"strategy": name} for name in ("dp", "ddp")]
     for ordered in (rows, rows[::-1]):
-        data = points.Data(rows=tuple(ordered), across="batch", shape="strategy")
+        data = points.FigureData(rows=tuple(ordered), x_axis="batch", shape="strategy")
         assert legend.shape_names(data) == ["single", "ddp", "dp"]
 
 
 def test_few_lines_are_named_at_their_ends_and_many_kinds_in_a_legend() -> None:
-    few = points.over_axis(
+    few = points.lines_over_axis(
         of(*[measured.measurement(batch=b, devices=d) for b in (1, 2) for d in (1, 2)]), rate
     )
-    many = points.over_axis(of(*measured_grids.training_grid()), rate)
+    many = points.lines_over_axis(of(*measured_grids.training_grid()), rate)
     assert few is not None
     assert many is not None
-    assert legend.named_directly(few)
-    assert legend.of_lines(few) == ()
-    assert [entry.label for entry in legend.of_lines(many)] == [
+    assert legend.uses_direct_labels(few)
+    assert legend.line_legend(few) == ()
+    assert [entry.label for entry in legend.line_legend(many)] == [
         "1 device",
         "2 devices",
         "4 devices",
@@ -130,6 +130,6 @@ def test_speedups_of_one_batch_are_told_apart_by_plan(colour: str) -> None:
         for devices in (1, 2)
         for layout in ("channels_first", "channels_last")
     ]
-    data = points.speedups(of(*made))
+    data = points.speedup_lines(of(*made))
     assert data is not None
     assert data.colour == colour

@@ -14,7 +14,7 @@ from nfold.workload import Workload
 
 
 def test_one_section_per_workload_and_machine(mixed: Path) -> None:
-    found = query.sections(query.load(mixed))
+    found = query.group_sections(query.load_measurements(mixed))
     assert [(s.workload, bool(s.machine.gpus)) for s in found] == [
         ("conv2d", True),
         ("digits", False),
@@ -27,8 +27,8 @@ def test_an_own_workload_has_a_section_for_each_code() -> None:
     made = measured.measurement(workload="project:make")
     codes = [Workload(name="project:make", code=code) for code in ("aa", "bb")]
     found = [dataclasses.replace(made, workload=one) for one in codes]
-    assert [s.workload for s in query.sections(found[:1])] == ["project:make"]
-    several = [s.workload for s in query.sections([*found, *found])]
+    assert [s.workload for s in query.group_sections(found[:1])] == ["project:make"]
+    several = [s.workload for s in query.group_sections([*found, *found])]
     assert several == ["project:make (code aa)", "project:make (code bb)"]
 
 
@@ -45,11 +45,11 @@ def test_what_was_measured_with_other_imports_or_variables_has_a_section_that_sa
         )
     ]
     found = [dataclasses.replace(made, workload=one) for one in several]
-    assert [s.workload for s in query.sections(found[2:])] == [
+    assert [s.workload for s in query.group_sections(found[2:])] == [
         "project:make",
         "project:make (NCCL_ALGO=Ring)",
     ]
-    assert [s.workload for s in query.sections(found)] == [
+    assert [s.workload for s in query.group_sections(found)] == [
         "project:make (code aa, imports 11)",
         "project:make (code aa, imports unknown)",
         "project:make (code bb)",
@@ -58,34 +58,34 @@ def test_what_was_measured_with_other_imports_or_variables_has_a_section_that_sa
 
 
 def test_one_workload_may_be_asked_for(mixed: Path) -> None:
-    assert {str(m.workload) for m in query.load(mixed, "digits")} == {"digits"}
+    assert {str(m.workload) for m in query.load_measurements(mixed, "digits")} == {"digits"}
 
 
 def test_a_workload_that_was_not_measured_is_refused_with_the_closest_first(mixed: Path) -> None:
     with pytest.raises(UnknownValue, match="unknown workload 'digit': allowed are digits, "):
-        query.load(mixed, "digit")
+        query.load_measurements(mixed, "digit")
 
 
 def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
     Store.open(tmp_path).close()
     with pytest.raises(StoreUnusable, match="holds no measurements; next: nfold bench"):
-        query.load(tmp_path)
+        query.load_measurements(tmp_path)
 
 
 def test_the_run_that_is_drawn_is_the_worst_scaling_on_the_most_devices(training: Path) -> None:
-    (section,) = query.sections(query.load(training))
-    watched = query.watched(section, training)
+    (section,) = query.group_sections(query.load_measurements(training))
+    watched = query.find_telemetry_run(section, training)
     assert watched is not None
     plan = watched.measurement.plan
     assert (plan.devices, plan.batch, plan.strategy) == (4, 128, "dp")
 
 
 def test_a_cell_may_be_named_by_its_id_or_a_measurements(training: Path) -> None:
-    (section,) = query.sections(query.load(training))
+    (section,) = query.group_sections(query.load_measurements(training))
     wanted = section.results[2].cell.first
     for name in (wanted.cell, wanted.id):
         query.check_cell([section], name)
-        watched = query.watched(section, training, name)
+        watched = query.find_telemetry_run(section, training, name)
         assert watched is not None
         assert watched.measurement == wanted
     with pytest.raises(UnknownValue, match="unknown cell 'nothing'"):
@@ -100,10 +100,10 @@ def test_telemetry_outside_of_the_results_is_never_read(tmp_path: Path) -> None:
     (outside / "telemetry.csv").write_text(measured_grids.telemetry_csv(made))
     for folder in ("../outside", str(outside)):
         hostile = dataclasses.replace(made, folder=folder)
-        (section,) = query.sections([hostile])
-        assert query.watched(section, results) is None
+        (section,) = query.group_sections([hostile])
+        assert query.find_telemetry_run(section, results) is None
 
 
 def test_without_a_file_no_run_is_drawn(tmp_path: Path) -> None:
-    (section,) = query.sections([measured.measurement(folder="measurements/gone")])
-    assert query.watched(section, tmp_path) is None
+    (section,) = query.group_sections([measured.measurement(folder="measurements/gone")])
+    assert query.find_telemetry_run(section, tmp_path) is None

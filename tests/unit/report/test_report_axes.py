@@ -3,19 +3,19 @@ from __future__ import annotations
 import measured
 from nfold.measurement import Measurement
 from nfold.report import axes
-from nfold.summary import Cell, cells
+from nfold.summary import Cell, group_cells
 
 
 def cells_of(*made: Measurement) -> list[Cell]:
-    return cells(made)
+    return group_cells(made)
 
 
 def test_what_follows_the_devices_does_not_vary_on_its_own() -> None:
     found = cells_of(
         measured.measurement(devices=1, workers=8), measured.measurement(devices=2, workers=4)
     )
-    assert axes.varying(found) == ("devices",)
-    shared = dict(axes.shared(found))
+    assert axes.varying_axes(found) == ("devices",)
+    shared = dict(axes.shared_values(found))
     assert shared["strategy"] == "ddp"
     assert shared["loader workers"] == "8 on 1 device, 4 on 2 devices"
 
@@ -24,25 +24,25 @@ def test_strategies_vary_where_several_devices_have_different_ones() -> None:
     ddp = measured.measurement(devices=2, strategy="ddp")
     same = measured.measurement(devices=2, strategy="dp")
     other = measured.measurement(devices=4, strategy="dp")
-    assert "strategy" in axes.varying(cells_of(ddp, same))
-    assert "strategy" in axes.varying(cells_of(ddp, other))
+    assert "strategy" in axes.varying_axes(cells_of(ddp, same))
+    assert "strategy" in axes.varying_axes(cells_of(ddp, other))
 
 
 def test_resident_data_has_no_loader_whose_workers_differ() -> None:
     loader = measured.measurement(workers=8)
     resident = measured.measurement(input="resident", augment="device", workers=0, step="eager")
-    assert axes.varying(cells_of(loader, resident)) == ("input", "augment")
+    assert axes.varying_axes(cells_of(loader, resident)) == ("input", "augment")
     few = measured.measurement(workers=2)
-    assert "workers" in axes.varying(cells_of(loader, few, resident))
+    assert "workers" in axes.varying_axes(cells_of(loader, few, resident))
 
 
 def test_one_cell_is_told_by_devices_and_batch() -> None:
-    assert axes.varying(cells_of(measured.measurement())) == ("devices", "batch")
+    assert axes.varying_axes(cells_of(measured.measurement())) == ("devices", "batch")
 
 
 def test_what_does_not_matter_is_not_named() -> None:
-    gpu = dict(axes.shared(cells_of(measured.measurement(epochs=3))))
-    cpu = dict(axes.shared(cells_of(measured.measurement(measured.cpu_machine(), steps=5))))
+    gpu = dict(axes.shared_values(cells_of(measured.measurement(epochs=3))))
+    cpu = dict(axes.shared_values(cells_of(measured.measurement(measured.cpu_machine(), steps=5))))
     assert "cores per device" not in gpu
     assert cpu["cores per device"] == "2"
     assert "loader workers" not in cpu
@@ -52,7 +52,7 @@ def test_what_does_not_matter_is_not_named() -> None:
 
 def test_a_label_says_what_a_bare_number_is() -> None:
     made = measured.measurement(devices=2, batch=64, layout="channels_last")
-    assert axes.label(made, ("devices", "strategy", "batch", "layout")) == (
+    assert axes.cell_label(made, ("devices", "strategy", "batch", "layout")) == (
         "2 devices · ddp · batch 64 · channels_last"
     )
-    assert axes.label(measured.measurement(devices=1), ("devices", "strategy")) == "1 device"
+    assert axes.cell_label(measured.measurement(devices=1), ("devices", "strategy")) == "1 device"

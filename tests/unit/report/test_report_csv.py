@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import measured
-from nfold.measurement import Cause, Doubt, Measurement
+from nfold.measurement import Caveat, FailureCause, Measurement
 from nfold.report import csv as csv_form
 from nfold.report import query
 
@@ -17,7 +17,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 
 def cells_of(*made: Measurement) -> list[dict[str, str]]:
-    return rows_of(csv_form.cells(query.sections(made)))
+    return rows_of(csv_form.cells_csv(query.group_sections(made)))
 
 
 def test_a_row_has_the_plan_and_unrounded_numbers_with_intervals() -> None:
@@ -33,27 +33,27 @@ def test_a_row_has_the_plan_and_unrounded_numbers_with_intervals() -> None:
 
 
 def test_a_failure_is_a_row_with_its_cause() -> None:
-    cause = Cause(text="no memory", rank=1)
+    cause = FailureCause(text="no memory", rank=1)
     (row,) = cells_of(measured.measurement(status="oom", cause=cause, ranks=()))
     assert (row["status"], row["cause"], row["samples_per_s"]) == ("oom", "rank 1: no memory", "")
 
 
 def test_parts_are_rows_of_their_own(mixed: Path) -> None:
-    rows = rows_of(csv_form.part_timings(query.sections(query.load(mixed))))
+    rows = rows_of(csv_form.part_timings_csv(query.group_sections(query.load_measurements(mixed))))
     assert len(rows) == 3 * 9 + 3
     (scipy,) = [row for row in rows if row["part"].startswith("scipy.signal")]
     assert (scipy["baseline"], scipy["where"]) == ("True", "without the devices")
     assert float(scipy["ms"]) == pytest.approx(138, rel=0.05)
-    assert csv_form.part_timings(query.sections([measured.measurement()])) == ""
+    assert csv_form.part_timings_csv(query.group_sections([measured.measurement()])) == ""
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)"])
 def test_no_text_is_a_formula(text: str) -> None:
-    (row,) = cells_of(measured.measurement(doubts=(Doubt(kind="x", text=text),)))
+    (row,) = cells_of(measured.measurement(doubts=(Caveat(kind="x", text=text),)))
     assert row["warnings"] == f"'{text}"
 
 
 def test_a_line_break_in_a_text_breaks_no_row() -> None:
-    cause = Cause(text='a\nb,"c"\x1b[31m')
+    cause = FailureCause(text='a\nb,"c"\x1b[31m')
     (row,) = cells_of(measured.measurement(status="crashed", cause=cause, ranks=()))
     assert row["cause"] == 'a b,"c"\\x1b[31m'

@@ -12,9 +12,9 @@ import pytest
 import measured
 import measured_grids
 from nfold.machine import Machine
-from nfold.measurement import Cause, Doubt, Measurement
+from nfold.measurement import Caveat, FailureCause, Measurement
 from nfold.report import query
-from nfold.report.html import machine_facts, page
+from nfold.report.html import machine_rows, report_page
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m ../../etc \n<img src=x onerror=alert(1)>"
 
@@ -40,16 +40,16 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def trained(training: Path) -> str:
-    return page(query.sections(query.load(training)), training)
+    return report_page(query.group_sections(query.load_measurements(training)), training)
 
 
 @pytest.fixture(scope="module")
 def several(mixed: Path) -> str:
-    return page(query.sections(query.load(mixed)), mixed)
+    return report_page(query.group_sections(query.load_measurements(mixed)), mixed)
 
 
 def rendered(tmp_path: Path, *made: Measurement) -> str:
-    return page(query.sections(made), tmp_path)
+    return report_page(query.group_sections(made), tmp_path)
 
 
 def test_a_training_report_has_its_table_its_figures_and_its_telemetry(trained: str) -> None:
@@ -126,9 +126,9 @@ def test_hostile_text_is_inert(tmp_path: Path) -> None:
         measured.gpu_machine(), cpu=HOSTILE, os=HOSTILE, versions={HOSTILE: HOSTILE}
     )
     failed = measured.measurement(
-        host, status="crashed", cause=Cause(text=HOSTILE), ranks=(), batch=64, folder=HOSTILE
+        host, status="crashed", cause=FailureCause(text=HOSTILE), ranks=(), batch=64, folder=HOSTILE
     )
-    doubted = measured.measurement(host, doubts=(Doubt(kind=HOSTILE, text=HOSTILE),))
+    doubted = measured.measurement(host, doubts=(Caveat(kind=HOSTILE, text=HOSTILE),))
     parts = (measured.part(HOSTILE, 1.0, note=HOSTILE), measured.part("scipy", 5, baseline=True))
     rank = dataclasses.replace(doubted.ranks[0], parts=parts)
     operation = dataclasses.replace(doubted, ranks=(rank,))
@@ -145,7 +145,7 @@ def test_a_single_cell_is_a_report_too(tmp_path: Path) -> None:
 
 
 def test_only_failures_are_a_report_too(tmp_path: Path) -> None:
-    made = measured.measurement(status="oom", cause=Cause(text="full"), ranks=())
+    made = measured.measurement(status="oom", cause=FailureCause(text="full"), ranks=())
     assert "No measurement ran to its end." in Elements(rendered(tmp_path, made)).text
 
 
@@ -162,15 +162,15 @@ def test_dark_colours_replace_every_colour_of_a_figure(trained: str) -> None:
 
 
 def test_the_machine_is_described_without_what_it_does_not_say() -> None:
-    facts = dict(machine_facts(measured.gpu_machine(4)))
+    facts = dict(machine_rows(measured.gpu_machine(4)))
     assert facts["GPUs"] == "4 × NVIDIA H200 141 GiB"
     assert facts["links between GPUs"] == "nvlink NV18"
-    bare = dict(machine_facts(Machine(cpu="CPU", cores=2, memory_bytes=2**33)))
+    bare = dict(machine_rows(Machine(cpu="CPU", cores=2, memory_bytes=2**33)))
     assert set(bare) == {"processor", "memory"}
 
 
 def test_the_cell_that_is_named_is_drawn(training: Path) -> None:
-    measurements = query.load(training)
+    measurements = query.load_measurements(training)
     chosen = measured_grids.training_grid()[1]
-    text = Elements(page(query.sections(measurements), training, chosen.cell)).text
+    text = Elements(report_page(query.group_sections(measurements), training, chosen.cell)).text
     assert "During the run of 2 devices · batch 128 · channels_first · ddp" in text

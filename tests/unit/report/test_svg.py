@@ -2,16 +2,18 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from nfold.report.canvas import apart, chart_of, finished
-from nfold.report.svg import render
+from nfold.report.canvas import apply_size_and_style, base_chart, spread_values
+from nfold.report.svg import render_svg
 
 HOSTILE = "</text></svg><script>alert(1)</script>\"'&"
 
 
 def drawn(label: str = "a", description: str = "d") -> ElementTree.Element:
-    chart = chart_of([{"x": 1, "y": 2, "name": label}]).mark_text(clip=True)
+    chart = base_chart([{"x": 1, "y": 2, "name": label}]).mark_text(clip=True)
     chart = chart.encode(x="x:Q", y="y:Q", text="name:N")
-    return ElementTree.fromstring(render(finished(chart), name="f1", description=description))
+    return ElementTree.fromstring(
+        render_svg(apply_size_and_style(chart), name="f1", description=description)
+    )
 
 
 def test_only_known_elements_and_attributes_stay() -> None:
@@ -40,5 +42,5 @@ def test_the_drawing_scales_and_is_described() -> None:
 
 
 def test_names_are_moved_apart_upwards_and_no_further_than_needed() -> None:
-    assert apart([1.0, 1.05, 3.0], 0.2) == [1.0, 1.2, 3.0]
-    assert apart([3.0, 1.0, 1.0], 0.5) == [3.0, 1.0, 1.5]
+    assert spread_values([1.0, 1.05, 3.0], 0.2) == [1.0, 1.2, 3.0]
+    assert spread_values([3.0, 1.0, 1.0], 0.5) == [3.0, 1.0, 1.5]

@@ -46,7 +46,7 @@ def _begin(child: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("child", [BURN.format(seconds=0.8)], indirect=True)
 def test_a_child_that_works_is_waited_for(child: subprocess.Popen[str]) -> None:
     _begin(child)
-    waited_s = calm.until_calm(60.0)
+    waited_s = calm.wait_for_idle_children(60.0)
     assert 0.7 < waited_s < 60.0
     assert child.stdout is not None
     assert child.stdout.readline() == "over\n"
@@ -55,7 +55,7 @@ def test_a_child_that_works_is_waited_for(child: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("child", ["while True: pass"], indirect=True)
 def test_one_that_works_for_ever_is_not(child: subprocess.Popen[str]) -> None:
     _begin(child)
-    assert calm.until_calm(0.3) >= 0.3
+    assert calm.wait_for_idle_children(0.3) >= 0.3
     assert child.poll() is None
 
 
@@ -64,4 +64,4 @@ def test_an_idle_one_costs_a_moment(child: subprocess.Popen[str]) -> None:
     _begin(child)
     assert child.stdout is not None
     child.stdout.readline()
-    assert calm.until_calm(60.0) < 30.0
+    assert calm.wait_for_idle_children(60.0) < 30.0

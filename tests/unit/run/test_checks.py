@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nfold.measurement import UNEXCHANGED, RankSamples, Window
+from nfold.measurement import NO_GRADIENT_EXCHANGE, RankSamples, Window
 from nfold.run import checks
 
 
@@ -25,7 +25,7 @@ def _rank(rank: int, seconds: float = 1.0, **changes: Any) -> RankSamples:
 
 
 def _kinds(*ranks: RankSamples) -> set[str]:
-    return {doubt.kind for doubt in checks.doubts(ranks)}
+    return {doubt.kind for doubt in checks.rank_caveats(ranks)}
 
 
 def test_a_healthy_run_raises_no_doubt() -> None:
@@ -46,8 +46,8 @@ def test_ranks_that_ended_with_other_parameters() -> None:
 @pytest.mark.parametrize(
     ("mine", "others", "kinds", "told"),
     [
-        ((), (), {"parameters_differ"}, UNEXCHANGED),
-        ((0.5, -1.0), (), {"parameters_differ"}, UNEXCHANGED),
+        ((), (), {"parameters_differ"}, NO_GRADIENT_EXCHANGE),
+        ((0.5, -1.0), (), {"parameters_differ"}, NO_GRADIENT_EXCHANGE),
         ((0.5, -1.0), (0.5, -1.0 + 1e-7), {"rounded_apart"}, "by rounding (1e-07 of them)"),
         ((0.5, -1.0), (0.5, -1.01), {"parameters_differ"}, "by 1e-02 of them, though gradients"),
     ],
@@ -60,7 +60,7 @@ def test_by_how_much_parameters_differ(
         _rank(1, parameter_checksum="other", parameter_sample=others),
     )
     assert _kinds(*ranks) == kinds
-    assert told in checks.doubts(ranks)[0].text
+    assert told in checks.rank_caveats(ranks)[0].text
 
 
 def test_few_windows() -> None:
@@ -83,5 +83,5 @@ def test_a_slow_rank(seconds: float, flagged: bool) -> None:
 
 def test_what_a_rank_noted_itself_is_said_once() -> None:
     note = (("fallback", "not captured"),)
-    found = checks.doubts([_rank(0, notes=note), _rank(1, notes=note)])
+    found = checks.rank_caveats([_rank(0, notes=note), _rank(1, notes=note)])
     assert [doubt.kind for doubt in found] == ["fallback"]

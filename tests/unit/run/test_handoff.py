@@ -7,12 +7,12 @@ from pathlib import Path
 from made import task
 from nfold.frameworks.base import Phase
 from nfold.measurement import Epoch, RankSamples
-from nfold.run.handoff import Failure, Folder, Heart
-from nfold.seen import Seen
+from nfold.run.handoff import HandoffFolder, HeartbeatWriter, RankFailure
+from nfold.seen import ScriptProfile
 
 
 def test_a_task_comes_out_as_it_went_in(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "measurement")
+    folder = HandoffFolder(tmp_path / "measurement")
     asked = task(rank=1, world_size=2, workload="wide_resnet:depth=10,width=1")
     assert not folder.has_task()
     folder.write_task(asked)
@@ -21,29 +21,29 @@ def test_a_task_comes_out_as_it_went_in(tmp_path: Path) -> None:
 
 def test_where_training_is_kept_reaches_the_rank(tmp_path: Path) -> None:
     asked = dataclasses.replace(task(), checkpoint="kept/run-1", checkpoint_every=3)
-    folder = Folder(tmp_path)
+    folder = HandoffFolder(tmp_path)
     folder.write_task(asked)
     assert folder.read_task(rank=0, local_rank=0, world_size=1) == asked
 
 
 def test_finished_epochs_are_seen_from_outside(tmp_path: Path) -> None:
-    folder, epoch = Folder(tmp_path), Epoch(seconds=1.0, samples=2, train_loss=0.5)
+    folder, epoch = HandoffFolder(tmp_path), Epoch(seconds=1.0, samples=2, train_loss=0.5)
     assert folder.read_epochs() == ()
-    assert folder.samples_changed_ns() == 0
+    assert folder.samples_mtime_ns() == 0
     folder.write_samples(RankSamples(rank=0, device="cpu", epochs=(epoch, epoch)))
     assert folder.read_epochs() == (epoch, epoch)
-    assert folder.samples_changed_ns() > 0
+    assert folder.samples_mtime_ns() > 0
 
 
 def test_a_beat_is_seen_at_once_from_outside(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    assert folder.read_beat(0) is None
-    heart = Heart(folder.heartbeat(0), pid=123)
-    first = folder.read_beat(0)
+    folder = HandoffFolder(tmp_path)
+    assert folder.read_heartbeat(0) is None
+    heart = HeartbeatWriter(folder.heartbeat_file(0), pid=123)
+    first = folder.read_heartbeat(0)
     assert first is not None
     assert (first.pid, first.phase, first.step) == (123, Phase.STARTING, 0)
     heart.beat(Phase.STEPPING, 7, 100, 42)
-    second = folder.read_beat(0)
+    second = folder.read_heartbeat(0)
     assert second is not None
     assert (second.phase, second.step, second.total) == (Phase.STEPPING, 7, 100)
     assert second.monotonic_ns == 42
@@ -51,7 +51,7 @@ def test_a_beat_is_seen_at_once_from_outside(tmp_path: Path) -> None:
 
 
 def test_samples_are_ordered_by_rank_and_replaced_whole(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = HandoffFolder(tmp_path)
     for rank in (10, 2):
         folder.write_samples(RankSamples(rank=rank, device="cpu"))
     folder.write_samples(RankSamples(rank=2, device="cpu", first_step_ms=1.5))
@@ -62,32 +62,32 @@ def test_samples_are_ordered_by_rank_and_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_what_another_version_saw_of_a_script_is_nothing(tmp_path: Path) -> None:
-    folder, seen = Folder(tmp_path), Seen(steps=40, rank=1)
-    folder.write_seen(seen)
-    assert folder.read_seen() == (seen,)
+    folder, seen = HandoffFolder(tmp_path), ScriptProfile(steps=40, rank=1)
+    folder.write_profile(seen)
+    assert folder.read_profiles() == (seen,)
     file = tmp_path / "seen-1.json"
     file.write_text(file.read_text().replace('"steps"', '"steps_then"'))
-    assert folder.read_seen() == ()
+    assert folder.read_profiles() == ()
 
 
 def test_the_earliest_failure_comes_first(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    folder.write_failure(Failure(rank=0, status="crashed", text="later", monotonic_ns=2))
-    folder.write_failure(Failure(rank=1, status="oom", text="first", monotonic_ns=1))
+    folder = HandoffFolder(tmp_path)
+    folder.write_failure(RankFailure(rank=0, status="crashed", text="later", monotonic_ns=2))
+    folder.write_failure(RankFailure(rank=1, status="oom", text="first", monotonic_ns=1))
     assert [failure.text for failure in folder.read_failures()] == ["first", "later"]
 
 
 def test_exit_codes(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    assert folder.read_exits() == {}
-    folder.write_exits({0: -15, 1: -9})
-    assert folder.read_exits() == {0: -15, 1: -9}
+    folder = HandoffFolder(tmp_path)
+    assert folder.read_exit_codes() == {}
+    folder.write_exit_codes({0: -15, 1: -9})
+    assert folder.read_exit_codes() == {0: -15, 1: -9}
 
 
 def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
     """Every field that a reader sees is one that was written, at any moment."""
-    folder = Folder(tmp_path)
-    heart = Heart(folder.heartbeat(0), pid=123)
+    folder = HandoffFolder(tmp_path)
+    heart = HeartbeatWriter(folder.heartbeat_file(0), pid=123)
     heart.beat(Phase.STEPPING, 1, 1000, 1)
     done = threading.Event()
 
@@ -99,7 +99,7 @@ def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
-    beats = [folder.read_beat(0) for _ in range(5000)]
+    beats = [folder.read_heartbeat(0) for _ in range(5000)]
     done.set()
     writer.join()
     heart.close()

@@ -12,17 +12,17 @@ import pytest
 
 from made import machine
 from nfold.errors import DevicesMissing, UnknownValue, UsageError
-from nfold.measurement import Cause
+from nfold.measurement import FailureCause
 from nfold.run import launch
-from nfold.run.asked import Asked, check_target, plan_of, rendezvous_of
-from nfold.run.follow import Follower
-from nfold.run.handoff import Failure, Folder
-from nfold.run.launch import Outcome, Ranks, exit_code, told
-from nfold.run.supervise import Ending
+from nfold.run.asked import TorchrunArgs, build_rendezvous, check_target, parse_plan_fields
+from nfold.run.follow import LogFollower
+from nfold.run.handoff import HandoffFolder, RankFailure
+from nfold.run.launch import LocalRanks, ScriptOutcome, describe_outcome, exit_code
+from nfold.run.supervise import TreeExit
 
 
-def asked(**options: Any) -> Asked:
-    return Asked(script="train.py", **options)
+def asked(**options: Any) -> TorchrunArgs:
+    return TorchrunArgs(script="train.py", **options)
 
 
 @pytest.mark.parametrize(
@@ -45,21 +45,25 @@ def asked(**options: Any) -> Asked:
 def test_ranks_and_their_devices(
     nproc: str | None, gpus: int, processes: int, device: str, cores: int
 ) -> None:
-    ranks = Ranks.of(asked(nproc_per_node=nproc), machine(gpus=gpus, cores=4))
-    assert (ranks.processes, ranks.device, ranks.cores) == (processes, device, cores)
+    ranks = LocalRanks.from_args(asked(nproc_per_node=nproc), machine(gpus=gpus, cores=4))
+    assert (ranks.processes, ranks.device, ranks.cores_per_rank) == (processes, device, cores)
 
 
 def test_cpu_devices_on_a_machine_with_gpus() -> None:
-    ranks = Ranks.of(asked(nproc_per_node="2", plan=("device=cpu",)), machine(gpus=3, cores=4))
+    ranks = LocalRanks.from_args(
+        asked(nproc_per_node="2", plan=("device=cpu",)), machine(gpus=3, cores=4)
+    )
     assert (ranks.device, ranks.plan) == ("cpu", {"device": "cpu"})
     for named in ("cpu", "cpu:2"):
-        assert Ranks.of(asked(nproc_per_node=named), machine(gpus=3)).plan == {"device": "cpu"}
+        assert LocalRanks.from_args(asked(nproc_per_node=named), machine(gpus=3)).plan == {
+            "device": "cpu"
+        }
 
 
 @pytest.mark.parametrize(("nproc", "gpus"), [("4", 3), ("gpu", 0), ("cuda:2", 0)])
 def test_more_gpus_than_there_are(nproc: str, gpus: int) -> None:
     with pytest.raises(DevicesMissing, match=f"{gpus} exist here; next: "):
-        Ranks.of(asked(nproc_per_node=nproc), machine(gpus=gpus))
+        LocalRanks.from_args(asked(nproc_per_node=nproc), machine(gpus=gpus))
 
 
 @pytest.mark.parametrize(
@@ -77,17 +81,17 @@ def test_more_gpus_than_there_are(nproc: str, gpus: int) -> None:
 )
 def test_what_cannot_be_understood(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="allowed"):
-        Ranks.of(asked(**options), machine())
+        LocalRanks.from_args(asked(**options), machine())
 
 
 def test_plan_fields_are_checked() -> None:
-    assert plan_of(["precision=bf16", "seed=3"]) == {"precision": "bf16", "seed": 3}
+    assert parse_plan_fields(["precision=bf16", "seed=3"]) == {"precision": "bf16", "seed": 3}
     with pytest.raises(UnknownValue, match="precision"):
-        plan_of(["precison=bf16"])
+        parse_plan_fields(["precison=bf16"])
     with pytest.raises(UnknownValue, match="bf16"):
-        plan_of(["precision=bf17"])
+        parse_plan_fields(["precision=bf17"])
     with pytest.raises(UsageError, match="whole numbers"):
-        plan_of(["seed=x"])
+        parse_plan_fields(["seed=x"])
 
 
 @pytest.mark.parametrize(
@@ -100,13 +104,13 @@ def test_plan_fields_are_checked() -> None:
     ],
 )
 def test_one_node_meets_on_the_loopback(options: dict[str, Any]) -> None:
-    meeting = rendezvous_of(asked(**options))
+    meeting = build_rendezvous(asked(**options))
     assert (meeting.backend, meeting.endpoint, meeting.nodes) == ("loopback", "", (1, 1))
 
 
 def test_several_nodes_meet_as_torchelastic_does() -> None:
     endpoint = {"rdzv_endpoint": "host:29400", "rdzv_id": "job", "rdzv_conf": "timeout=5, a=b"}
-    meeting = rendezvous_of(asked(nnodes="1:4", **endpoint))
+    meeting = build_rendezvous(asked(nnodes="1:4", **endpoint))
     assert (meeting.backend, meeting.endpoint) == ("c10d", "host:29400")
     assert (meeting.nodes, meeting.run_id) == ((1, 4), "job")
     assert meeting.conf == {"timeout": "5", "a": "b"}
@@ -114,7 +118,7 @@ def test_several_nodes_meet_as_torchelastic_does() -> None:
 
 
 def test_a_named_master_is_a_static_rendezvous() -> None:
-    meeting = rendezvous_of(asked(nnodes="2", master_addr="node0", node_rank=1))
+    meeting = build_rendezvous(asked(nnodes="2", master_addr="node0", node_rank=1))
     assert (meeting.backend, meeting.endpoint) == ("static", "node0:29500")
     assert meeting.node_rank == 1
 
@@ -132,7 +136,7 @@ def test_a_named_master_is_a_static_rendezvous() -> None:
 )
 def test_nodes_that_cannot_meet(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        rendezvous_of(asked(**options))
+        build_rendezvous(asked(**options))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ def test_nodes_that_cannot_meet(options: dict[str, Any]) -> None:
     [("8.8.8.8:29400", True), ("10.0.0.1:29400", False), ("node0:29400", False)],
 )
 def test_a_public_place_to_meet_is_warned_of(endpoint: str, warns: bool) -> None:
-    meeting = rendezvous_of(asked(nnodes="2", rdzv_endpoint=endpoint))
+    meeting = build_rendezvous(asked(nnodes="2", rdzv_endpoint=endpoint))
     assert (meeting.warning is not None) == warns
 
 
@@ -150,7 +154,7 @@ def test_a_script_that_is_not_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"looked for in .*next: "):
-        check_target(Asked(script="nowhere_at_all", **options))
+        check_target(TorchrunArgs(script="nowhere_at_all", **options))
     with pytest.raises(UsageError, match="one of them"):
         check_target(asked(module=True, no_python=True))
 
@@ -158,31 +162,33 @@ def test_a_script_that_is_not_there(
 def test_scripts_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.py").touch()
-    check_target(Asked(script="here.py"))
-    check_target(Asked(script="here", module=True))
-    check_target(Asked(script="json.tool", module=True))
-    check_target(Asked(script="sh", no_python=True))
+    check_target(TorchrunArgs(script="here.py"))
+    check_target(TorchrunArgs(script="here", module=True))
+    check_target(TorchrunArgs(script="json.tool", module=True))
+    check_target(TorchrunArgs(script="sh", no_python=True))
 
 
-def outcome(path: Path, ending: Ending, *failures: Failure, **exits: int) -> Outcome:
+def outcome(path: Path, ending: TreeExit, *failures: RankFailure, **exits: int) -> ScriptOutcome:
     path.mkdir(exist_ok=True)
-    folder = Folder(path)
+    folder = HandoffFolder(path)
     for failure in failures:
         folder.write_failure(failure)
-    folder.write_exits({int(rank[1:]): code for rank, code in exits.items()})
+    folder.write_exit_codes({int(rank[1:]): code for rank, code in exits.items()})
     return launch._outcome(folder, ending)
 
 
-def failure(rank: int, at: int, *, collateral: bool = False) -> Failure:
+def failure(rank: int, at: int, *, collateral: bool = False) -> RankFailure:
     text = f"ValueError: {rank} (train.py:{at})"
-    return Failure(rank=rank, status="crashed", text=text, monotonic_ns=at, collateral=collateral)
+    return RankFailure(
+        rank=rank, status="crashed", text=text, monotonic_ns=at, collateral=collateral
+    )
 
 
 def test_the_root_cause_comes_first(tmp_path: Path) -> None:
     ended = outcome(
-        tmp_path, Ending(exit_code=1), failure(0, 1, collateral=True), failure(1, 2), r2=-9, r1=1
+        tmp_path, TreeExit(exit_code=1), failure(0, 1, collateral=True), failure(1, 2), r2=-9, r1=1
     )
-    lines = told(ended).splitlines()
+    lines = describe_outcome(ended).splitlines()
     assert lines[0] == "rank 1 failed first: ValueError: 1 (train.py:2)"
     assert lines[1] == "  rank 0: ValueError: 0 (train.py:1) (collateral)"
     assert lines[2] == "  rank 2: ended by SIGKILL"
@@ -192,42 +198,42 @@ def test_the_root_cause_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_is_told_with_its_signal(tmp_path: Path) -> None:
-    ended = outcome(tmp_path, Ending(exit_code=1), failure(0, 1, collateral=True), r0=-15, r1=-9)
-    lines = told(ended).splitlines()
+    ended = outcome(tmp_path, TreeExit(exit_code=1), failure(0, 1, collateral=True), r0=-15, r1=-9)
+    lines = describe_outcome(ended).splitlines()
     assert lines[0].startswith("rank 1 was ended by SIGKILL")
     assert lines[1].endswith("(collateral)")
 
 
 def test_an_agent_that_failed_says_its_last_line(tmp_path: Path) -> None:
-    Folder(tmp_path).agent_log.write_text("much\nRendezvousTimeoutError: nobody came\n")
-    ended = outcome(tmp_path, Ending(exit_code=1))
-    assert "RendezvousTimeoutError: nobody came" in told(ended).splitlines()[0]
-    assert "agent.log first" in told(ended)
+    HandoffFolder(tmp_path).agent_log.write_text("much\nRendezvousTimeoutError: nobody came\n")
+    ended = outcome(tmp_path, TreeExit(exit_code=1))
+    assert "RendezvousTimeoutError: nobody came" in describe_outcome(ended).splitlines()[0]
+    assert "agent.log first" in describe_outcome(ended)
 
 
 def test_a_good_end_after_a_restart_is_a_good_end(tmp_path: Path) -> None:
-    ended = outcome(tmp_path, Ending(exit_code=0), failure(0, 1), r0=1)
+    ended = outcome(tmp_path, TreeExit(exit_code=0), failure(0, 1), r0=1)
     assert (ended.status, ended.cause, exit_code(ended)) == ("ok", None, 0)
 
 
 def test_a_request_to_stop_is_its_own_exit_code(tmp_path: Path) -> None:
-    ended = outcome(tmp_path, Ending(stop_signal=signal.SIGHUP), failure(0, 1))
+    ended = outcome(tmp_path, TreeExit(stop_signal=signal.SIGHUP), failure(0, 1))
     assert exit_code(ended) == 129
 
 
 def test_a_hang_says_where_the_stacks_are(tmp_path: Path) -> None:
-    ended = outcome(tmp_path, Ending(hung=(1, 7), stalled_s=61.0))
+    ended = outcome(tmp_path, TreeExit(hung=(1, 7), seconds_since_step=61.0))
     text = "rank 1 made no progress after step 7"
-    assert ended.cause == Cause(text=text, rank=1, step=7, stalled_s=61.0)
-    assert told(ended).startswith("hung: rank 1")
-    assert "stack-K.txt" in told(ended)
+    assert ended.cause == FailureCause(text=text, rank=1, step=7, stalled_s=61.0)
+    assert describe_outcome(ended).startswith("hung: rank 1")
+    assert "stack-K.txt" in describe_outcome(ended)
 
 
 def test_one_shown_rank_is_copied_as_it_is(tmp_path: Path) -> None:
     output = io.BytesIO()
-    follower = Follower(Folder(tmp_path), [1], output)
+    follower = LogFollower(HandoffFolder(tmp_path), [1], output)
     follower.copy()
-    with Folder(tmp_path).log(1).open("ab", buffering=0) as log:
+    with HandoffFolder(tmp_path).rank_log(1).open("ab", buffering=0) as log:
         for text in (b"a", b"b\r", b"\x1b[2K\xff\n"):
             log.write(text)
             follower.copy()
@@ -236,36 +242,36 @@ def test_one_shown_rank_is_copied_as_it_is(tmp_path: Path) -> None:
 
 def test_of_several_ranks_whole_lines_are_copied(tmp_path: Path) -> None:
     output = io.BytesIO()
-    folder = Folder(tmp_path)
-    follower = Follower(folder, [0, 1], output)
-    folder.log(0).write_bytes(b"one\ntw")
-    folder.log(1).write_bytes(b"other\n")
+    folder = HandoffFolder(tmp_path)
+    follower = LogFollower(folder, [0, 1], output)
+    folder.rank_log(0).write_bytes(b"one\ntw")
+    folder.rank_log(1).write_bytes(b"other\n")
     follower.copy()
     assert output.getvalue() == b"[rank 0] one\n[rank 1] other\n"
-    with folder.log(0).open("ab") as log:
+    with folder.rank_log(0).open("ab") as log:
         log.write(b"o")
     follower.finish()
     assert output.getvalue().endswith(b"[rank 1] other\n[rank 0] two\n")
 
 
 def test_ranks_of_a_later_node_are_shown_by_their_local_rank(tmp_path: Path) -> None:
-    folder, output = Folder(tmp_path), io.BytesIO()
-    folder.log(6).write_bytes(b"six\n")
-    folder.begin_rank(6, 2)
-    Follower(folder, [2, 3], output).finish()
+    folder, output = HandoffFolder(tmp_path), io.BytesIO()
+    folder.rank_log(6).write_bytes(b"six\n")
+    folder.reset_rank(6, 2)
+    LogFollower(folder, [2, 3], output).finish()
     assert output.getvalue() == b"[rank 6] six\n"
 
 
 def test_threads_that_the_user_chose_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = Ranks.of(asked(nproc_per_node="2", plan=("seed=3",)), machine(cores=8))
+    ranks = LocalRanks.from_args(asked(nproc_per_node="2", plan=("seed=3",)), machine(cores=8))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    own = launch._environment(Folder(tmp_path), ranks, alone=True)
+    own = launch._environment(HandoffFolder(tmp_path), ranks, alone=True)
     assert own["OMP_NUM_THREADS"] == "4"
     assert own["NFOLD_FOLDER"] == str(tmp_path)
     assert json.loads(own["NFOLD_PLAN"]) == {"seed": 3}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    several = launch._environment(Folder(tmp_path), ranks, alone=False)
+    several = launch._environment(HandoffFolder(tmp_path), ranks, alone=False)
     assert "OMP_NUM_THREADS" not in several
     assert "GLOO_SOCKET_IFNAME" not in several

@@ -10,17 +10,17 @@ import pytest
 from made import machine
 from nfold.errors import DataMissing
 from nfold.frameworks.base import Task
-from nfold.frameworks.rates import file_of, kept, rate_notes
+from nfold.frameworks.rates import cache_file, rate_notes, read_rates
 from nfold.plan import Plan
-from nfold.rates import InputRates, Rate
+from nfold.rates import ImageRate, InputRates
 from nfold.run import rated
-from nfold.run.rated import Completing, NotMeasured
+from nfold.run.rated import PlanCompleter, RatesNotMeasured
 from nfold.workload import Workload
 from nfold.workloads import info
 
 HOST = machine(gpus=1, cores=16)
 PHOTOS = Workload.parse("inception_v3:size=75")
-RATES = InputRates(worker=Rate(value=200, low=190, high=210), device=800.0)
+RATES = InputRates(worker=ImageRate(value=200, low=190, high=210), device=800.0)
 
 
 class Measuring:
@@ -32,7 +32,7 @@ class Measuring:
     def __call__(self, task: Task) -> InputRates:
         self.asked.append(task)
         if self.rates is None:
-            raise NotMeasured("it broke")
+            raise RatesNotMeasured("it broke")
         return self.rates
 
 
@@ -42,31 +42,31 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
 
 
-def completing(told: list[str] | None = None, **more: object) -> Completing:
+def completing(told: list[str] | None = None, **more: object) -> PlanCompleter:
     tell = [].append if told is None else told.append
-    return Completing(machine=HOST, prepare=lambda *_: None, tell=tell, **more)  # type: ignore[arg-type]
+    return PlanCompleter(machine=HOST, prepare=lambda *_: None, notify=tell, **more)  # type: ignore[arg-type]
 
 
 def test_rates_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = Measuring(RATES)
-    monkeypatch.setattr(rated, "ask", measuring)
+    monkeypatch.setattr(rated, "measure_rates", measuring)
     plans = [completing()(PHOTOS, Plan(steps=steps)) for steps in (5, 5, 9)]
     assert [plan.workers for plan in plans] == [5, 5, 5]
     (asked,) = measuring.asked
     assert (asked.plan.decode, asked.plan.workers) == ("cpu", 15)
     task = Task(workload=PHOTOS, plan=plans[0], machine=HOST)
-    assert kept(file_of(PHOTOS, plans[0], HOST)) == RATES
+    assert read_rates(cache_file(PHOTOS, plans[0], HOST)) == RATES
     assert completing()(PHOTOS, Plan(augment="device", workers=2)).workers == 2
     assert len(measuring.asked) == 1
     ((kind, text),) = rate_notes(task)
-    assert (kind, text) == ("input_rates", RATES.told(plans[0]))
+    assert (kind, text) == ("input_rates", RATES.describe(plans[0]))
     other = Task(workload=PHOTOS, plan=plans[0].edit(workers=2), machine=HOST)
     assert rate_notes(other) == ()
 
 
 def test_other_photographs_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = Measuring(RATES)
-    monkeypatch.setattr(rated, "ask", measuring)
+    monkeypatch.setattr(rated, "measure_rates", measuring)
     for place in ("here", "there"):
         monkeypatch.setenv("NFOLD_DATA", place)
         completing()(PHOTOS, Plan())
@@ -87,14 +87,14 @@ def test_where_nothing_is_open_nothing_is_measured(
     workload: str, asked: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measuring = Measuring(RATES)
-    monkeypatch.setattr(rated, "ask", measuring)
+    monkeypatch.setattr(rated, "measure_rates", measuring)
     completing()(Workload.parse(workload), asked)
     assert not measuring.asked
 
 
 def test_what_may_not_measure_uses_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = Measuring(RATES)
-    monkeypatch.setattr(rated, "ask", measuring)
+    monkeypatch.setattr(rated, "measure_rates", measuring)
     assert completing(measures=False)(PHOTOS, Plan()).workers == 15
     completing()(PHOTOS, Plan())
     assert completing(measures=False)(PHOTOS, Plan()).workers == 5
@@ -107,23 +107,23 @@ def test_what_may_not_measure_uses_what_is_kept(monkeypatch: pytest.MonkeyPatch)
 def test_a_measurement_that_fails_is_told_and_nothing_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rated, "ask", Measuring(None))
+    monkeypatch.setattr(rated, "measure_rates", Measuring(None))
     told: list[str] = []
     plan = completing(told)(PHOTOS, Plan())
     assert (plan.decode, plan.workers) == ("cpu", 15)
     assert told[-1] == "it broke; 15 workers and decode cpu are taken unmeasured"
-    assert kept(file_of(PHOTOS, plan, HOST)) is None
+    assert read_rates(cache_file(PHOTOS, plan, HOST)) is None
 
 
 def test_missing_files_are_an_error_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rated, "ask", Measuring(RATES))
+    monkeypatch.setattr(rated, "measure_rates", Measuring(RATES))
 
     def missing(*_: object) -> None:
         raise DataMissing("no photographs")
 
-    complete = Completing(machine=HOST, prepare=missing, tell=print)
+    complete = PlanCompleter(machine=HOST, prepare=missing, notify=print)
     with pytest.raises(DataMissing, match="no photographs"):
         complete(PHOTOS, Plan())
 
@@ -131,5 +131,5 @@ def test_missing_files_are_an_error_before_anything_is_measured(
 def test_a_process_that_says_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     plan = Plan().resolve(HOST, info("inception_v3").defaults)
-    with pytest.raises(NotMeasured, match=r"ended with 1: it said nothing"):
-        rated.ask(Task(workload=PHOTOS, plan=plan, machine=HOST))
+    with pytest.raises(RatesNotMeasured, match=r"ended with 1: it said nothing"):
+        rated.measure_rates(Task(workload=PHOTOS, plan=plan, machine=HOST))

@@ -9,57 +9,59 @@ from pathlib import Path
 import pytest
 
 from made import machine, plan
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.base import Task
-from nfold.frameworks.scratch.events import HOOK
-from nfold.place import MIRRORS
-from nfold.run.handoff import Folder
-from nfold.run.scratch import in_scratch, settle
+from nfold.frameworks.scratch.events import AUDIT_HOOK
+from nfold.place import SANDBOX_ROOTS
+from nfold.run.handoff import HandoffFolder
+from nfold.run.scratch import enter_sandbox, settle_sandbox
 from nfold.workload import Workload
 
 HOST = machine()
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HandoffFolder]:
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     Path("train.py").write_text("print('hello')\n")
-    made = Folder(tmp_path / "results" / "measurements" / "m")
+    made = HandoffFolder(tmp_path / "results" / "measurements" / "m")
     made.path.mkdir(parents=True)
     yield made
-    HOOK.listen(None)
-    MIRRORS.clear()
+    AUDIT_HOOK.set_listener(None)
+    SANDBOX_ROOTS.clear()
 
 
-def _task(workload: Workload, ablation: Ablation | None = None, rank: int = 0) -> Task:
+def _task(workload: Workload, ablation: Variant | None = None, rank: int = 0) -> Task:
     asked = plan(HOST, devices=2)
-    return Task(workload=workload, plan=asked, machine=HOST, ablation=ablation, rank=rank)
+    return Task(workload=workload, plan=asked, machine=HOST, requested_variant=ablation, rank=rank)
 
 
-def test_a_workload_has_none(folder: Folder) -> None:
+def test_a_workload_has_none(folder: HandoffFolder) -> None:
     here = os.getcwd()
     asked = _task(Workload(name="digits"))
-    assert in_scratch(asked, folder) is asked
+    assert enter_sandbox(asked, folder) is asked
     assert os.getcwd() == here
-    assert settle(folder) == []
+    assert settle_sandbox(folder) == []
 
 
-def test_a_script_runs_there_and_what_it_wrote_is_told(folder: Folder) -> None:
+def test_a_script_runs_there_and_what_it_wrote_is_told(folder: HandoffFolder) -> None:
     here = Path.cwd()
-    asked = in_scratch(_task(Workload.of_script(str(here / "train.py"), "--lr", "1")), folder)
+    asked = enter_sandbox(_task(Workload.from_script(str(here / "train.py"), "--lr", "1")), folder)
     path, *arguments = asked.workload.script
     assert arguments == ["--lr", "1"]
     assert path == str(folder.path / "scratch" / "root") + str(here / "train.py")
     Path("out.txt").write_text("new")
-    HOOK.listen(None)
+    AUDIT_HOOK.set_listener(None)
     os.chdir(here)
-    (doubt,) = settle(folder)
+    (doubt,) = settle_sandbox(folder)
     assert doubt.kind == "would_have_written"
     assert doubt.text == "would have written 1 file (3 bytes): out.txt"
     assert os.listdir(folder.path) == []
 
 
-def test_copies_that_are_alone_share_nothing(folder: Folder) -> None:
-    in_scratch(_task(Workload.of_script("train.py"), Ablation(independent=True), rank=1), folder)
+def test_copies_that_are_alone_share_nothing(folder: HandoffFolder) -> None:
+    enter_sandbox(
+        _task(Workload.from_script("train.py"), Variant(independent=True), rank=1), folder
+    )
     assert os.listdir(folder.path) == ["scratch-1"]

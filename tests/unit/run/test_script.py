@@ -12,7 +12,7 @@ import pytest
 
 from nfold.frameworks.base import Phase
 from nfold.run import script
-from nfold.run.handoff import Folder, Heart
+from nfold.run.handoff import HandoffFolder, HeartbeatWriter
 
 SHOW = """
 import json, multiprocessing, pickle, sys
@@ -74,7 +74,7 @@ def test_a_script_sees_what_it_sees_under_python(
         text=True,
         check=True,
     )
-    log = Folder(tmp_path / "run").log(1).read_text()
+    log = HandoffFolder(tmp_path / "run").rank_log(1).read_text()
     assert (by_nfold.returncode, by_nfold.stdout) == (0, "")
     assert json.loads(log) == json.loads(by_python.stdout)
 
@@ -82,19 +82,19 @@ def test_a_script_sees_what_it_sees_under_python(
 def test_main_is_still_there_at_exit(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     assert rank(tmp_path / "run", "script", "0", "late.py", cwd=tmp_path).returncode == 0
-    assert "__main__.Own" in Folder(tmp_path / "run").log(1).read_text()
+    assert "__main__.Own" in HandoffFolder(tmp_path / "run").rank_log(1).read_text()
 
 
 def test_an_exception_is_a_failure_that_names_the_users_line(tmp_path: Path) -> None:
     code = "import json\n\ndef load():\n    return json.loads('{')\n\nload()\n"
     (tmp_path / "train.py").write_text(code)
     assert rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path).returncode == 1
-    (failure,) = Folder(tmp_path / "run").read_failures()
+    (failure,) = HandoffFolder(tmp_path / "run").read_failures()
     assert failure.text.startswith("JSONDecodeError: Expecting property name")
     assert failure.text.endswith("(train.py:4)")
     assert (failure.rank, failure.status, failure.collateral) == (1, "crashed", False)
     assert failure.monotonic_ns > 0
-    log = Folder(tmp_path / "run").log(1).read_text()
+    log = HandoffFolder(tmp_path / "run").rank_log(1).read_text()
     assert log.startswith("Traceback (most recent call last):\n")
     assert "nfold" not in log
 
@@ -102,7 +102,7 @@ def test_an_exception_is_a_failure_that_names_the_users_line(tmp_path: Path) -> 
 def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("a = 1\nb = = 2\n")
     assert rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path).returncode == 1
-    (failure,) = Folder(tmp_path / "run").read_failures()
+    (failure,) = HandoffFolder(tmp_path / "run").read_failures()
     assert failure.text.endswith("(train.py:2)")
 
 
@@ -112,20 +112,20 @@ def test_exit_codes_are_kept(tmp_path: Path, code: str, failures: int) -> None:
     expected = subprocess.run([sys.executable, tmp_path / "train.py"], check=False).returncode
     done = rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path)
     assert done.returncode == expected
-    assert len(Folder(tmp_path / "run").read_failures()) == failures
+    assert len(HandoffFolder(tmp_path / "run").read_failures()) == failures
 
 
 def test_the_users_own_excepthook_is_called(tmp_path: Path) -> None:
     code = "import sys\nsys.excepthook = lambda *_: print('own hook')\nraise ValueError\n"
     (tmp_path / "train.py").write_text(code)
     assert rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path).returncode == 1
-    assert Folder(tmp_path / "run").log(1).read_text() == "own hook\n"
+    assert HandoffFolder(tmp_path / "run").rank_log(1).read_text() == "own hook\n"
 
 
 def test_a_program_is_run_as_it_is(tmp_path: Path) -> None:
     done = rank(tmp_path / "run", "program", "0", "sh", "-c", "echo $RANK $0; exit 5", "-x")
     assert done.returncode == 5
-    assert Folder(tmp_path / "run").log(1).read_text() == "1 -x\n"
+    assert HandoffFolder(tmp_path / "run").rank_log(1).read_text() == "1 -x\n"
 
 
 def test_a_cpu_device_is_its_share_of_the_cores(tmp_path: Path) -> None:
@@ -134,29 +134,29 @@ def test_a_cpu_device_is_its_share_of_the_cores(tmp_path: Path) -> None:
         pytest.skip("needs two cores")
     (tmp_path / "show.py").write_text("import os\nprint(sorted(os.sched_getaffinity(0)))\n")
     rank(tmp_path / "run", "script", "1", "show.py", cwd=tmp_path)
-    assert Folder(tmp_path / "run").log(1).read_text() == f"[{cores[1]}]\n"
+    assert HandoffFolder(tmp_path / "run").rank_log(1).read_text() == f"[{cores[1]}]\n"
 
 
 def test_what_an_attempt_before_a_restart_left_is_cleared(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    folder = Folder(tmp_path / "run")
+    folder = HandoffFolder(tmp_path / "run")
     for one in (0, 1):
-        Heart(folder.heartbeat(one), pid=2**22 + 1).close()
-    Heart(folder.heartbeat(2), pid=os.getpid()).close()
-    folder.write_failure(script.failure(ValueError("before"), 0, None))
-    folder.begin_rank(0, 0)
+        HeartbeatWriter(folder.heartbeat_file(one), pid=2**22 + 1).close()
+    HeartbeatWriter(folder.heartbeat_file(2), pid=os.getpid()).close()
+    folder.write_failure(script.script_failure(ValueError("before"), 0, None))
+    folder.reset_rank(0, 0)
     assert folder.read_failures() == []
-    assert list(folder.read_beats()) == [2]
+    assert list(folder.read_heartbeats()) == [2]
 
 
 def test_a_rank_that_ended_well_is_done_not_silent(tmp_path: Path) -> None:
     code = (
-        "import os, sys\nfrom nfold.run.handoff import Folder, Heart\nfrom pathlib import Path\n"
-        f"Heart(Folder(Path({str(tmp_path / 'run')!r})).heartbeat(1), os.getpid()).close()\n"
+        "import os, sys\nfrom nfold.run.handoff import HandoffFolder, HeartbeatWriter\nfrom pathlib import Path\n"
+        f"HeartbeatWriter(HandoffFolder(Path({str(tmp_path / 'run')!r})).heartbeat_file(1), os.getpid()).close()\n"
     )
     (tmp_path / "train.py").write_text(code)
     rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path)
-    beat = Folder(tmp_path / "run").read_beat(1)
+    beat = HandoffFolder(tmp_path / "run").read_heartbeat(1)
     assert beat is not None
     assert beat.phase == Phase.FINISHED
 
@@ -167,8 +167,8 @@ def test_a_lost_rank_stays_lost_where_the_script_wraps_it() -> None:
     lost = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:5505")
     wrapped = ValueError("training failed")
     wrapped.__cause__ = lost
-    assert script.failure(wrapped, 0, 3).collateral
-    assert not script.failure(ValueError("own"), 0, 3).collateral
+    assert script.script_failure(wrapped, 0, 3).collateral
+    assert not script.script_failure(ValueError("own"), 0, 3).collateral
 
 
 LATER = """
@@ -188,4 +188,4 @@ def test_threads_and_exit_handlers_have_their_turn(
     (tmp_path / "later.py").write_text(LATER)
     done = rank(tmp_path / "run", "script", "0", "later.py", *arguments, cwd=tmp_path)
     assert done.returncode == code
-    assert Folder(tmp_path / "run").log(1).read_text() == "script; thread\nhandler\n"
+    assert HandoffFolder(tmp_path / "run").rank_log(1).read_text() == "script; thread\nhandler\n"

@@ -52,7 +52,7 @@ def test_a_process_id_that_went_to_somebody_else_is_not_signalled(
     """The same id with another start time is another process."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
         tree = ProcessTree(other)
-        known = tree._known[other.pid]
+        known = tree._processes[other.pid]
         monkeypatch.setattr(known, "_ident", (other.pid, 1.0))
         tree.signal(other.pid, signal.SIGKILL)
         assert other.poll() is None
@@ -62,9 +62,9 @@ def test_a_process_id_that_went_to_somebody_else_is_not_signalled(
 def test_a_halted_process_is_seen() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         tree = ProcessTree(process)
-        assert not tree.stopped(process.pid)
+        assert not tree.is_stopped(process.pid)
         tree.signal(process.pid, signal.SIGSTOP)
-        while not tree.stopped(process.pid):
+        while not tree.is_stopped(process.pid):
             assert process.poll() is None
         assert tree.kill() == []
 

@@ -4,25 +4,25 @@ import signal
 
 import pytest
 
-from nfold.run.handoff import Failure
-from nfold.run.supervise import Ending
-from nfold.run.verdict import verdict
+from nfold.run.handoff import RankFailure
+from nfold.run.supervise import TreeExit
+from nfold.run.verdict import determine_status
 
 KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
 
 
-def _failure(rank: int, status: str = "crashed", *, collateral: bool = False) -> Failure:
-    return Failure(
+def _failure(rank: int, status: str = "crashed", *, collateral: bool = False) -> RankFailure:
+    return RankFailure(
         rank=rank, status=status, text=f"rank {rank} says", step=3, collateral=collateral
     )
 
 
 def test_all_well() -> None:
-    assert verdict(Ending(exit_code=0), [], {}, 2, 2) == ("ok", None)
+    assert determine_status(TreeExit(exit_code=0), [], {}, 2, 2) == ("ok", None)
 
 
 def test_an_end_without_samples_is_a_crash() -> None:
-    status, cause = verdict(Ending(exit_code=0), [], {}, 1, 2)
+    status, cause = determine_status(TreeExit(exit_code=0), [], {}, 1, 2)
     assert status == "crashed"
     assert cause is not None
 
@@ -30,7 +30,7 @@ def test_an_end_without_samples_is_a_crash() -> None:
 @pytest.mark.parametrize("status", ["oom", "diverged", "crashed"])
 def test_a_failure_of_its_own_comes_before_collateral_ones(status: str) -> None:
     failures = [_failure(0, collateral=True), _failure(1, status)]
-    got, cause = verdict(Ending(exit_code=1), failures, {0: TERM, 1: 1}, 0, 2)
+    got, cause = determine_status(TreeExit(exit_code=1), failures, {0: TERM, 1: 1}, 0, 2)
     assert got == status
     assert cause is not None
     assert (cause.rank, cause.step) == (1, 3)
@@ -38,7 +38,7 @@ def test_a_failure_of_its_own_comes_before_collateral_ones(status: str) -> None:
 
 def test_a_killed_rank_comes_before_those_that_lost_it() -> None:
     failures = [_failure(0, collateral=True)]
-    status, cause = verdict(Ending(exit_code=1), failures, {0: 1, 1: KILL}, 0, 2)
+    status, cause = determine_status(TreeExit(exit_code=1), failures, {0: 1, 1: KILL}, 0, 2)
     assert status == "killed"
     assert cause is not None
     assert (cause.rank, cause.signal) == (1, 9)
@@ -46,7 +46,7 @@ def test_a_killed_rank_comes_before_those_that_lost_it() -> None:
 
 def test_a_rank_that_left_without_a_word_comes_before_those_that_lost_it() -> None:
     failures = [_failure(0, collateral=True)]
-    status, cause = verdict(Ending(exit_code=1), failures, {0: 1, 1: 7}, 0, 2)
+    status, cause = determine_status(TreeExit(exit_code=1), failures, {0: 1, 1: 7}, 0, 2)
     assert status == "crashed"
     assert cause is not None
     assert cause.rank == 1
@@ -54,21 +54,21 @@ def test_a_rank_that_left_without_a_word_comes_before_those_that_lost_it() -> No
 
 
 def test_what_the_agent_terminated_is_not_the_cause() -> None:
-    _, cause = verdict(Ending(exit_code=1), [], {0: TERM, 1: KILL}, 0, 2)
+    _, cause = determine_status(TreeExit(exit_code=1), [], {0: TERM, 1: KILL}, 0, 2)
     assert cause is not None
     assert cause.rank == 1
 
 
 def test_a_terminated_rank_is_the_cause_where_nothing_else_is() -> None:
-    status, cause = verdict(Ending(exit_code=1), [], {1: TERM}, 0, 2)
+    status, cause = determine_status(TreeExit(exit_code=1), [], {1: TERM}, 0, 2)
     assert status == "killed"
     assert cause is not None
     assert (cause.rank, cause.signal) == (1, 15)
 
 
 def test_a_killed_single_process_and_a_killed_agent() -> None:
-    alone = verdict(Ending(exit_code=KILL), [], {}, 0, 1)[1]
-    agent = verdict(Ending(exit_code=KILL), [], {}, 0, 2)[1]
+    alone = determine_status(TreeExit(exit_code=KILL), [], {}, 0, 1)[1]
+    agent = determine_status(TreeExit(exit_code=KILL), [], {}, 0, 2)[1]
     assert alone is not None
     assert alone.rank == 0
     assert agent is not None
@@ -76,16 +76,18 @@ def test_a_killed_single_process_and_a_killed_agent() -> None:
 
 
 def test_a_hang_and_a_request_to_stop() -> None:
-    status, cause = verdict(Ending(hung=(2, 17)), [_failure(0)], {}, 0, 4)
+    status, cause = determine_status(TreeExit(hung=(2, 17)), [_failure(0)], {}, 0, 4)
     assert status == "hung"
     assert cause is not None
     assert (cause.rank, cause.step) == (2, 17)
-    status, cause = verdict(Ending(over=(41.6, 17), stalled_s=30.0), [_failure(0)], {}, 0, 4)
+    status, cause = determine_status(
+        TreeExit(timed_out=(41.6, 17), seconds_since_step=30.0), [_failure(0)], {}, 0, 4
+    )
     assert status == "interrupted"
     assert cause is not None
     assert (cause.step, cause.stalled_s) == (17, 30.0)
     assert cause.text == "the 42 s that it was given were over after step 17"
-    status, cause = verdict(Ending(stop_signal=signal.SIGINT), [_failure(0)], {}, 0, 4)
+    status, cause = determine_status(TreeExit(stop_signal=signal.SIGINT), [_failure(0)], {}, 0, 4)
     assert status == "interrupted"
     assert cause is not None
     assert cause.signal == signal.SIGINT

@@ -10,8 +10,8 @@ import pytest
 from nfold.frameworks.base import Phase
 from nfold.measurement import Epoch, RankSamples
 from nfold.run import worker
-from nfold.run.handoff import Folder
-from nfold.seen import Seen
+from nfold.run.handoff import HandoffFolder
+from nfold.seen import ScriptProfile
 
 EPOCH = Epoch(seconds=1.0, samples=2, train_loss=0.5)
 
@@ -33,13 +33,13 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(worker, "time", made)
-    written = Folder.write_samples
+    written = HandoffFolder.write_samples
 
-    def slowly(folder: Folder, samples: RankSamples) -> None:
+    def slowly(folder: HandoffFolder, samples: RankSamples) -> None:
         written(folder, samples)
         made.now += made.writing_s
 
-    monkeypatch.setattr(Folder, "write_samples", slowly)
+    monkeypatch.setattr(HandoffFolder, "write_samples", slowly)
     return made
 
 
@@ -48,7 +48,10 @@ def _samples(epochs: int) -> RankSamples:
 
 
 def test_an_epoch_is_told_at_once_and_a_window_once_a_second(tmp_path: Path, clock: Clock) -> None:
-    folder, observer = Folder(tmp_path), worker.FolderObserver(Folder(tmp_path), rank=0)
+    folder, observer = (
+        HandoffFolder(tmp_path),
+        worker.FolderObserver(HandoffFolder(tmp_path), rank=0),
+    )
     observer.save(_samples(1))
     assert folder.read_epochs() == ()
     observer.save(_samples(2), epoch_ended=True)
@@ -60,7 +63,10 @@ def test_an_epoch_is_told_at_once_and_a_window_once_a_second(tmp_path: Path, clo
 
 
 def test_writing_takes_at_most_a_hundredth_of_short_epochs(tmp_path: Path, clock: Clock) -> None:
-    folder, observer = Folder(tmp_path), worker.FolderObserver(Folder(tmp_path), rank=0)
+    folder, observer = (
+        HandoffFolder(tmp_path),
+        worker.FolderObserver(HandoffFolder(tmp_path), rank=0),
+    )
     clock.writing_s = 0.005
     observer.save(_samples(1), epoch_ended=True)
     clock.now += 0.4
@@ -75,20 +81,20 @@ def test_writing_takes_at_most_a_hundredth_of_short_epochs(tmp_path: Path, clock
 def test_a_rank_waits_for_the_others_steps_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "AWAIT_S", 0.2)
-    folder = Folder(tmp_path)
+    monkeypatch.setattr(worker, "AWAIT_TIMEOUT_S", 0.2)
+    folder = HandoffFolder(tmp_path)
     first, second = (worker.FolderObserver(folder, rank, 2) for rank in (0, 1))
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", lambda _s: waited.append(time.monotonic()))
-    first.await_others(3)
+    first.wait_for_other_ranks(3)
     assert waited
     waited.clear()
     second.beat(Phase.STEPPING, 3)
-    first.await_others(3)
+    first.wait_for_other_ranks(3)
     second.beat(Phase.FINISHED, 1)
-    first.await_others(3)
+    first.wait_for_other_ranks(3)
     assert not waited
-    first.see(Seen(rank=0, steps=3))
-    assert folder.read_seen() == (Seen(rank=0, steps=3),)
+    first.save_profile(ScriptProfile(rank=0, steps=3))
+    assert folder.read_profiles() == (ScriptProfile(rank=0, steps=3),)
     first.close()
     second.close()

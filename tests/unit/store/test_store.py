@@ -6,8 +6,8 @@ import pytest
 
 import measured
 from nfold.errors import StoreUnusable
-from nfold.measurement import Cause
-from nfold.store.store import FILE, Store
+from nfold.measurement import FailureCause
+from nfold.store.store import DATABASE_FILE, Store
 
 
 def test_what_is_appended_is_read_back_equal(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_what_is_appended_is_read_back_equal(tmp_path: Path) -> None:
 
 
 def test_measurements_come_oldest_first_and_the_latest_of_a_repeat_only(tmp_path: Path) -> None:
-    first = measured.measurement(name="first", status="killed", cause=Cause(text="gone"))
+    first = measured.measurement(name="first", status="killed", cause=FailureCause(text="gone"))
     other = measured.measurement(name="other", repeat=1)
     again = measured.measurement(name="again")
     with Store.open(tmp_path) as store:
@@ -76,7 +76,7 @@ def test_an_id_is_stored_once_and_a_refused_one_leaves_nothing(tmp_path: Path) -
 
 def test_hostile_text_is_only_text(tmp_path: Path) -> None:
     text = "'; DROP TABLE measurement; -- </script>\x1b[31m\n../\x00"
-    made = measured.measurement(status="crashed", cause=Cause(text=text), folder=text)
+    made = measured.measurement(status="crashed", cause=FailureCause(text=text), folder=text)
     with Store.open(tmp_path) as store:
         store.append(made)
         assert store.measurements(text) == []
@@ -103,13 +103,13 @@ def test_a_plan_with_a_value_of_a_newer_nfold_names_its_row(tmp_path: Path) -> N
 
 def test_a_store_that_is_only_read_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match=r"does not exist.*next: nfold bench"):
-        Store.read(tmp_path)
-    assert not (tmp_path / FILE).exists()
+        Store.open_readonly(tmp_path)
+    assert not (tmp_path / DATABASE_FILE).exists()
 
 
 def test_reading_sees_what_a_writer_that_is_still_open_appended(tmp_path: Path) -> None:
     made = measured.measurement()
-    with Store.open(tmp_path) as writer, Store.read(tmp_path) as reader:
+    with Store.open(tmp_path) as writer, Store.open_readonly(tmp_path) as reader:
         writer.append(made)
         assert reader.measurements() == [made]
         with pytest.raises(StoreUnusable, match="cannot be written"):

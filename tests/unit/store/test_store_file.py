@@ -14,14 +14,14 @@ import pytest
 import measured
 from nfold.errors import StoreUnusable
 from nfold.store import file
-from nfold.store.store import FILE, Store
+from nfold.store.store import DATABASE_FILE, Store
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with Store.open(tmp_path) as store:
         store.append(measured.measurement())
-    return tmp_path / FILE
+    return tmp_path / DATABASE_FILE
 
 
 def pragma(store: Store, name: str) -> Any:
@@ -40,14 +40,14 @@ def set_version(path: Path, version: int) -> None:
         connection.execute(f"PRAGMA user_version = {version}")
 
 
-@pytest.mark.parametrize("open_store", [Store.open, Store.read])
+@pytest.mark.parametrize("open_store", [Store.open, Store.open_readonly])
 def test_a_newer_store_is_refused_and_left_as_it_is(path: Path, open_store: Any) -> None:
     set_version(path, 7)
     before = path.read_bytes()
     with pytest.raises(StoreUnusable, match=r"schema version 7.* up to 1; next: pip install"):
         open_store(path.parent)
     assert path.read_bytes() == before
-    assert [p.name for p in path.parent.iterdir()] == [FILE]
+    assert [p.name for p in path.parent.iterdir()] == [DATABASE_FILE]
 
 
 def test_a_newer_version_that_is_only_in_the_log_is_refused_too(path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_newer_version_that_is_only_in_the_log_is_refused_too(path: Path) -> N
 
 
 def test_what_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / FILE
+    path = tmp_path / DATABASE_FILE
     path.write_text("not a database, " * 100)
     before = path.read_bytes()
     with pytest.raises(StoreUnusable, match="is not a store; next: move it away"):
@@ -71,14 +71,14 @@ def test_what_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path) -> Non
 
 
 def test_another_programs_database_is_refused(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+    with closing(sqlite3.connect(tmp_path / DATABASE_FILE)) as connection:
         connection.execute("CREATE TABLE songs (title TEXT)")
     with pytest.raises(StoreUnusable, match="another program's database"):
         Store.open(tmp_path)
 
 
 def test_a_folder_in_the_files_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
+    (tmp_path / DATABASE_FILE).mkdir()
     with pytest.raises(StoreUnusable, match="next: choose another --results folder"):
         Store.open(tmp_path)
 
@@ -96,7 +96,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     with pytest.raises(StoreUnusable, match=r"0\.0 MiB are free .* 4 MiB are needed; next: make"):
         Store.open(tmp_path)
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / DATABASE_FILE).exists()
 
 
 def test_a_disk_that_fills_up_refuses_the_row_and_keeps_the_others(path: Path) -> None:
@@ -177,7 +177,7 @@ def test_many_may_make_the_same_store_at_the_same_moment(tmp_path: Path) -> None
             writer.start()
         for writer in writers:
             writer.join()
-        with Store.read(results) as store:
+        with Store.open_readonly(results) as store:
             assert len(store.measurements()) == 4 - len(failures)
     assert failures == []
 

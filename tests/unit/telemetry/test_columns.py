@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nfold.telemetry.columns import header
+from nfold.telemetry.columns import column_names
 
 
 def test_the_columns_are_the_agreed_ones() -> None:
@@ -10,6 +10,6 @@ def test_the_columns_are_the_agreed_ones() -> None:
         "gpu0_pcie_tx_bytes_per_s,gpu0_energy_j,gpu0_other_processes"
     )
     host = "monotonic_s,utc,host_cpu_percent,host_disk_read_bytes_per_s,host_other_load_percent"
-    assert ",".join(header([0], [0])) == f"{host},{gpu},rank0_cpu_percent,rank0_rss_bytes"
-    assert ",".join(header([], [])) == host
-    assert header([], [1, 0])[-1] == "rank1_rss_bytes"
+    assert ",".join(column_names([0], [0])) == f"{host},{gpu},rank0_cpu_percent,rank0_rss_bytes"
+    assert ",".join(column_names([], [])) == host
+    assert column_names([], [1, 0])[-1] == "rank1_rss_bytes"

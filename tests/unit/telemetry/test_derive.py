@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nfold.measurement import Doubt
+from nfold.measurement import Caveat
 from nfold.telemetry import columns
-from nfold.telemetry.derive import doubts, energy_joules
-from nfold.telemetry.table import Table
+from nfold.telemetry.derive import energy_joules, telemetry_caveats
+from nfold.telemetry.table import TelemetryTable
 
 GOOD: dict[str, float] = {
     "utilisation_percent": 99,
@@ -35,19 +35,19 @@ def _write(
 ) -> None:
     """Rows at 0, 1, ... seconds; per row, the cells of each GPU over GOOD ones."""
     count = len(gpus[0]) if gpus else 0
-    table = Table(csv, columns.header(range(count), ()))
+    table = TelemetryTable(csv, columns.column_names(range(count), ()))
     for t in range(seconds):
         row: dict[str, float | None] = {"monotonic_s": t}
         row["host_other_load_percent"] = other_load[t] if other_load else 3.0
         for gpu in range(count):
             cells = {**GOOD, **gpus[min(t, len(gpus) - 1)][gpu]}
-            row.update({columns.of_gpu(gpu, what): value for what, value in cells.items()})
+            row.update({columns.gpu_column(gpu, what): value for what, value in cells.items()})
         table.append(row)
     table.close()
 
 
-def _doubts(csv: Path, start_s: float = 1.0, end_s: float = 5.0, cores: int = 2) -> list[Doubt]:
-    return doubts(csv, start_s, end_s, cores=cores)
+def _doubts(csv: Path, start_s: float = 1.0, end_s: float = 5.0, cores: int = 2) -> list[Caveat]:
+    return telemetry_caveats(csv, start_s, end_s, cores=cores)
 
 
 def _kinds(csv: Path, **span: float) -> list[str]:
@@ -89,7 +89,7 @@ def test_what_happened_outside_of_the_span_is_no_doubt(csv: Path) -> None:
 def test_another_process_on_the_card(csv: Path) -> None:
     _write(csv, [[{"other_processes": 2}], [{"other_processes": 1}]])
     (doubt,) = _doubts(csv)
-    assert doubt == Doubt(kind="busy_device", text="another process was on GPU 0 in 4 of 4 rows")
+    assert doubt == Caveat(kind="busy_device", text="another process was on GPU 0 in 4 of 4 rows")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_no_nvml_at_all(csv: Path) -> None:
 def test_nvml_lost_in_mid_run(csv: Path) -> None:
     _write(csv, [[{}], [{}], [{}], [LOST]])
     (doubt,) = _doubts(csv)
-    assert doubt == Doubt(kind="telemetry_missing", text="GPU 0 did not answer in 3 of 4 rows")
+    assert doubt == Caveat(kind="telemetry_missing", text="GPU 0 did not answer in 3 of 4 rows")
 
 
 def test_a_device_that_does_not_say_everything(csv: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nfold.telemetry.facts import card_facts, device_files, gather_facts
+from nfold.telemetry.facts import device_files, gather_facts, gather_gpu_facts
 from nfold.telemetry.nvml import Nvml
 from nvml_fake import FakeCard, FakeNvml
 
@@ -18,14 +18,14 @@ def test_facts_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.nvml_error is None
     assert (facts.visible_devices, facts.omp_num_threads) == ("1", "3")
     assert 1 <= facts.affinity_cores <= facts.host_cores
-    (card,) = facts.cards
+    (card,) = facts.gpus
     assert (card.index, card.pids) == (0, (9,)), "index in CUDA's order, without this process"
 
 
 def test_without_nvml_the_reason_is_kept() -> None:
     facts = gather_facts(Nvml(FakeNvml([], absent="Driver Not Loaded")))
     assert facts.nvml_error == "Driver Not Loaded"
-    assert facts.cards == ()
+    assert facts.gpus == ()
 
 
 def test_only_gpus_are_device_files(tmp_path: Path) -> None:
@@ -41,13 +41,13 @@ def test_what_linux_says_of_a_card(tmp_path: Path, said: str, lanes: int | None)
     (device / "iommu_group" / "type").write_text("DMA-FQ\n")
     (device / "max_link_width").write_text(f"{said}\n")
     (card,) = Nvml(FakeNvml([FakeCard(0)])).cards()
-    facts = card_facts(0, card, set(), devices=tmp_path)
+    facts = gather_gpu_facts(0, card, set(), devices=tmp_path)
     assert (facts.iommu, facts.card_lanes) == ("DMA-FQ", lanes)
 
 
 def test_a_card_that_linux_and_nvml_say_nothing_of(tmp_path: Path) -> None:
     silent = FakeCard(0, refuses={"ComputeRunningProcesses", "MemoryInfo", "PciInfo", "MigMode"})
     (card,) = Nvml(FakeNvml([silent])).cards()
-    facts = card_facts(0, card, set(), devices=tmp_path)
+    facts = gather_gpu_facts(0, card, set(), devices=tmp_path)
     assert (facts.pids, facts.memory_used_bytes, facts.iommu) == (None, None, None)
-    assert not facts.split_in_instances
+    assert not facts.has_mig_instances

@@ -4,19 +4,21 @@ from itertools import count
 
 import pytest
 
-from nfold.telemetry.gpus import Gpus, other_processes, pids_are_true
-from nfold.telemetry.host import Process, Snapshot
+from nfold.telemetry.gpus import GpuSampler, count_other_processes, in_host_pid_namespace
+from nfold.telemetry.host import HostSnapshot, ProcessTimes
 from nfold.telemetry.nvml import Nvml
 from nvml_fake import FakeCard, FakeNvml
 
-SEEN = Snapshot(0, 0, 0, 0, None, {5: Process(1, 1, 0, 0, 0), 6: Process(5, 1, 0, 0, 0)})
+SEEN = HostSnapshot(
+    0, 0, 0, 0, None, {5: ProcessTimes(1, 1, 0, 0, 0), 6: ProcessTimes(5, 1, 0, 0, 0)}
+)
 
 
-def _gpus(cards: list[FakeCard], indices: list[int], **options: float) -> Gpus:
+def _gpus(cards: list[FakeCard], indices: list[int], **options: float) -> GpuSampler:
     visible = Nvml(FakeNvml(cards)).cards()
     ticks = count(0.0, 0.04)
     budget_s = options.get("pcie_budget_s", 10.0)
-    return Gpus(indices, visible, pcie_budget_s=budget_s, clock=lambda: next(ticks))
+    return GpuSampler(indices, visible, pcie_budget_s=budget_s, clock=lambda: next(ticks))
 
 
 def test_cells_are_named_by_the_place_in_cuda_s_order() -> None:
@@ -57,7 +59,7 @@ def test_pcie_readings_take_turns_within_their_time() -> None:
 def test_other_processes_are_counted_only_where_ids_can_be_believed(
     pids: list[int] | None, own: set[int], pids_true: bool, expected: int | None
 ) -> None:
-    assert other_processes(pids, own, pids_true) == expected
+    assert count_other_processes(pids, own, pids_true) == expected
 
 
 def test_a_rank_s_descendants_are_its_own() -> None:
@@ -66,4 +68,4 @@ def test_a_rank_s_descendants_are_its_own() -> None:
 
 
 def test_whether_ids_are_true_can_be_told_here() -> None:
-    assert pids_are_true() in (True, False)
+    assert in_host_pid_namespace() in (True, False)

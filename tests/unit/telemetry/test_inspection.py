@@ -10,8 +10,8 @@ import pytest
 
 from nfold.machine import Machine
 from nfold.telemetry import inspection
-from nfold.telemetry.cgroup import Limit
-from nfold.telemetry.inspection import cores, cpu_model, inspect_machine, versions
+from nfold.telemetry.cgroup import CgroupLimit
+from nfold.telemetry.inspection import cpu_model, inspect_machine, library_versions, usable_cores
 from nfold.telemetry.nvml import Nvml
 from nvml_fake import FakeCard, FakeNvml
 
@@ -52,18 +52,18 @@ def test_a_gpu_that_says_nothing_is_still_a_gpu(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_quota_cuts_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "cores_by_affinity", lambda: 16)
+    monkeypatch.setattr(inspection, "affinity_cores", lambda: 16)
     for quota, expected in [(3.5, 3), (0.5, 1), (64.0, 16)]:
-        limit = Limit(quota, "cpu.max")
+        limit = CgroupLimit(quota, "cpu.max")
         monkeypatch.setattr(inspection, "cpu_quota_cores", lambda limit=limit: limit)
-        assert cores() == expected
+        assert usable_cores() == expected
 
 
 def test_the_affinity_mask_cuts_the_cores() -> None:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
-        assert cores() == 1
+        assert usable_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
 
@@ -76,8 +76,8 @@ def test_the_processor_s_name(tmp_path: Path) -> None:
 
 
 def test_versions_leave_out_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "LIBRARIES", ("psutil", "no-such-package-at-all"))
-    assert set(versions()) == {"psutil"}
+    monkeypatch.setattr(inspection, "VERSIONED_LIBRARIES", ("psutil", "no-such-package-at-all"))
+    assert set(library_versions()) == {"psutil"}
 
 
 def test_it_imports_no_framework_and_takes_little_of_a_second() -> None:

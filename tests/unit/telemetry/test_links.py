@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from nfold.machine import Link
-from nfold.telemetry.links import links_between
+from nfold.machine import GpuLink
+from nfold.telemetry.links import find_gpu_links
 from nfold.telemetry.nvml import Nvml
 from nvml_fake import FakeCard, FakeNvml
 
 
-def _links(*cards: FakeCard) -> tuple[Link, ...]:
-    return links_between(Nvml(FakeNvml(list(cards))).cards())
+def _links(*cards: FakeCard) -> tuple[GpuLink, ...]:
+    return find_gpu_links(Nvml(FakeNvml(list(cards))).cards())
 
 
 def test_direct_nvlinks_are_counted_pair_by_pair() -> None:
@@ -19,9 +19,9 @@ def test_direct_nvlinks_are_counted_pair_by_pair() -> None:
         FakeCard(2, nvlinks=["0"]),
     )
     assert found == (
-        Link(first=0, second=1, kind="nvlink", detail="2 links"),
-        Link(first=0, second=2, kind="nvlink", detail="1 links"),
-        Link(first=1, second=2, kind="pcie", detail="same switch"),
+        GpuLink(first=0, second=1, kind="nvlink", detail="2 links"),
+        GpuLink(first=0, second=2, kind="nvlink", detail="1 links"),
+        GpuLink(first=1, second=2, kind="pcie", detail="same switch"),
     )
 
 

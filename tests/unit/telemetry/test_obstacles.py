@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from made import machine
-from nfold.machine import Device, Link, Machine
-from nfold.telemetry.cgroup import Limit
-from nfold.telemetry.facts import CardFacts, Facts
-from nfold.telemetry.nvml import Pcie
-from nfold.telemetry.obstacles import Obstacle, obstacles
+from nfold.machine import GpuInfo, GpuLink, Machine
+from nfold.telemetry.cgroup import CgroupLimit
+from nfold.telemetry.facts import GpuFacts, MachineFacts
+from nfold.telemetry.nvml import PcieLink
+from nfold.telemetry.obstacles import Obstacle, find_obstacles
 
-FULL = Pcie(generation=1, width=16, system_generation=5, card_generation=5, max_width=16)
+FULL = PcieLink(generation=1, width=16, system_generation=5, card_generation=5, max_width=16)
 
 
 def _machine(gpus: int = 0, cores: int = 16, **changes: Any) -> Machine:
@@ -20,30 +20,30 @@ def _machine(gpus: int = 0, cores: int = 16, **changes: Any) -> Machine:
     return dataclasses.replace(made, **{"shm_bytes": 2**33, **changes})
 
 
-def _facts(gpus: int = 0, **changes: Any) -> Facts:
-    cards = tuple(CardFacts(index=i, pids=(), pcie=FULL) for i in range(gpus))
+def _facts(gpus: int = 0, **changes: Any) -> MachineFacts:
+    cards = tuple(GpuFacts(index=i, pids=(), pcie=FULL) for i in range(gpus))
     asked = {"host_cores": 16, "affinity_cores": 16, "open_files": 65536, "cards": cards}
-    return Facts(**{**asked, "installed_gpus": gpus, **changes})
+    return MachineFacts(**{**asked, "installed_gpus": gpus, **changes})
 
 
 def _card(**changes: Any) -> dict[str, Any]:
     """Facts whose only card is as ``changes`` say."""
-    return {"cards": (CardFacts(**{"index": 0, "pcie": FULL, **changes}),)}
+    return {"cards": (GpuFacts(**{"index": 0, "pcie": FULL, **changes}),)}
 
 
-def _links(kind: str, detail: str = "") -> tuple[Link, ...]:
-    return (Link(first=0, second=1, kind=kind, detail=detail),)
+def _links(kind: str, detail: str = "") -> tuple[GpuLink, ...]:
+    return (GpuLink(first=0, second=1, kind=kind, detail=detail),)
 
 
-def _one(host: Machine, facts: Facts) -> Obstacle:
-    (found,) = obstacles(host, facts)
+def _one(host: Machine, facts: MachineFacts) -> Obstacle:
+    (found,) = find_obstacles(host, facts)
     return found
 
 
 def test_a_good_machine_has_none() -> None:
     host = _machine(2, cores=16, links=_links("nvlink", "18 links"), versions={"torch": "2.11.0"})
     facts = _facts(2, omp_num_threads="8", load_average=0.3, nvml_error=None)
-    assert obstacles(host, facts) == []
+    assert find_obstacles(host, facts) == []
 
 
 def test_no_gpu_means_cpu_devices() -> None:
@@ -83,7 +83,7 @@ def test_memory_held_by_processes_that_cannot_be_seen(pids: tuple[int, ...] | No
     found = _one(_machine(1), _facts(1, **_card(pids=pids, memory_used_bytes=2**33)))
     assert "50 % of GPU 0's memory" in found.text
     little = _facts(1, **_card(pids=pids, memory_used_bytes=2**28))
-    assert obstacles(_machine(1), little) == []
+    assert find_obstacles(_machine(1), little) == []
 
 
 def test_one_core_per_gpu() -> None:
@@ -91,19 +91,19 @@ def test_one_core_per_gpu() -> None:
     found = _one(host, _facts(4))
     assert "Only 1 cores per GPU" in found.text
     assert "4 usable cores" in found.evidence
-    assert obstacles(_machine(4, cores=8, links=_links("nvlink")), _facts(4)) == []
+    assert find_obstacles(_machine(4, cores=8, links=_links("nvlink")), _facts(4)) == []
 
 
 def test_a_quota_below_the_cores_that_are_seen() -> None:
-    found = _one(_machine(1), _facts(1, cpu_quota=Limit(2.5, "/sys/fs/cgroup/cpu.max")))
+    found = _one(_machine(1), _facts(1, cpu_quota=CgroupLimit(2.5, "/sys/fs/cgroup/cpu.max")))
     assert "see 16 cores but get the time of 2.5" in found.text
     assert "/sys/fs/cgroup/cpu.max" in found.evidence
-    assert obstacles(_machine(1), _facts(1, cpu_quota=Limit(16, "cpu.max"))) == []
+    assert find_obstacles(_machine(1), _facts(1, cpu_quota=CgroupLimit(16, "cpu.max"))) == []
 
 
 def test_a_busy_host() -> None:
     assert "load average" in _one(_machine(1), _facts(1, load_average=12.0)).evidence
-    assert obstacles(_machine(1), _facts(1, load_average=4.0)) == []
+    assert find_obstacles(_machine(1), _facts(1, load_average=4.0)) == []
 
 
 @pytest.mark.parametrize("size", [None, 64 * 2**20])
@@ -111,12 +111,12 @@ def test_little_shared_memory(size: int | None) -> None:
     found = _one(_machine(1, shm_bytes=size), _facts(1))
     assert "--shm-size" in found.text
     assert "/dev/shm" in found.evidence
-    assert obstacles(_machine(1, shm_bytes=2**30), _facts(1)) == []
+    assert find_obstacles(_machine(1, shm_bytes=2**30), _facts(1)) == []
 
 
 def test_few_open_files() -> None:
     assert "1024" in _one(_machine(1), _facts(1, open_files=1024)).evidence
-    assert obstacles(_machine(1), _facts(1, open_files=None)) == []
+    assert find_obstacles(_machine(1), _facts(1, open_files=None)) == []
 
 
 @pytest.mark.parametrize("value", ["0", "", "-2", "many", "1.5"])
@@ -131,8 +131,8 @@ def test_more_threads_than_cores_once_every_rank_has_them() -> None:
     found = _one(host, _facts(4, omp_num_threads="16"))
     assert "16 threads in each of 4 ranks on 16 cores" in found.text
     assert "OMP_NUM_THREADS=4" in found.text
-    assert obstacles(host, _facts(4, omp_num_threads="4")) == []
-    assert obstacles(_machine(1), _facts(1, omp_num_threads="16,2")) == []
+    assert find_obstacles(host, _facts(4, omp_num_threads="4")) == []
+    assert find_obstacles(_machine(1), _facts(1, omp_num_threads="16,2")) == []
 
 
 def test_no_peer_to_peer_and_no_nvlink() -> None:
@@ -145,17 +145,17 @@ def test_no_peer_to_peer_and_no_nvlink() -> None:
 
 
 def test_some_pairs_are_counted() -> None:
-    links = (*_links("nvlink"), Link(first=0, second=2, kind="pcie"))
+    links = (*_links("nvlink"), GpuLink(first=0, second=2, kind="pcie"))
     assert "1 of 2 GPU pairs" in _one(_machine(3, links=links), _facts(3)).text
 
 
 def test_an_iommu_matters_where_copies_go_over_pcie() -> None:
     cards = _card(iommu="DMA-FQ")
-    texts = [o.text for o in obstacles(_machine(2, links=_links("pcie")), _facts(2, **cards))]
+    texts = [o.text for o in find_obstacles(_machine(2, links=_links("pcie")), _facts(2, **cards))]
     assert any("IOMMU" in text for text in texts)
-    assert obstacles(_machine(2, links=_links("nvlink")), _facts(2, **cards)) == []
+    assert find_obstacles(_machine(2, links=_links("nvlink")), _facts(2, **cards)) == []
     passed = _facts(2, **_card(iommu="identity"))
-    assert len(obstacles(_machine(2, links=_links("pcie")), passed)) == 1
+    assert len(find_obstacles(_machine(2, links=_links("pcie")), passed)) == 1
 
 
 def test_a_narrow_and_a_slow_slot() -> None:
@@ -166,11 +166,11 @@ def test_a_narrow_and_a_slow_slot() -> None:
     assert "8 of its 16 PCIe lanes" in found.text
     slow = dataclasses.replace(FULL, system_generation=3)
     assert "slot does gen3" in _one(_machine(1), _facts(1, **_card(pcie=slow))).text
-    assert obstacles(_machine(1), _facts(1, **_card(pcie=Pcie()))) == []
+    assert find_obstacles(_machine(1), _facts(1, **_card(pcie=PcieLink()))) == []
 
 
 def test_gpus_of_two_kinds() -> None:
-    kinds = (Device(index=0, name="A"), Device(index=1, name="B"))
+    kinds = (GpuInfo(index=0, name="A"), GpuInfo(index=1, name="B"))
     host = dataclasses.replace(_machine(2, links=_links("nvlink")), gpus=kinds)
     assert "A, B" in _one(host, _facts(2)).evidence
 

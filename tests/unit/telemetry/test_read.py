@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nfold.telemetry import read
-from nfold.telemetry.read import latest, rows
+from nfold.telemetry.read import read_latest_row, read_rows
 
 HEADER = "monotonic_s,utc,host_cpu_percent\n"
 FIRST = "1.5,2026-01-02T03:04:05.000+00:00,50.0\n"
@@ -21,33 +21,33 @@ def csv(tmp_path: Path) -> Path:
 
 def test_an_empty_cell_is_none_and_utc_is_in_seconds(csv: Path) -> None:
     csv.write_text(HEADER + FIRST + SECOND)
-    assert rows(csv) == [
+    assert read_rows(csv) == [
         {"monotonic_s": 1.5, "utc": THEN_S, "host_cpu_percent": 50.0},
         {"monotonic_s": 2.5, "utc": THEN_S + 1, "host_cpu_percent": None},
     ]
-    assert latest(csv) == rows(csv)[-1]
+    assert read_latest_row(csv) == read_rows(csv)[-1]
 
 
 @pytest.mark.parametrize("cut", range(1, len(SECOND)))
 def test_a_half_written_last_line_is_left_out(csv: Path, cut: int) -> None:
     csv.write_text(HEADER + FIRST + SECOND[:cut])
-    assert len(rows(csv)) == 1
-    assert latest(csv)["monotonic_s"] == 1.5
+    assert len(read_rows(csv)) == 1
+    assert read_latest_row(csv)["monotonic_s"] == 1.5
 
 
 @pytest.mark.parametrize("text", ["", "monoto", HEADER])
 def test_no_rows_yet(csv: Path, text: str) -> None:
     csv.write_text(text)
-    assert rows(csv) == []
-    assert latest(csv) == {}
+    assert read_rows(csv) == []
+    assert read_latest_row(csv) == {}
 
 
 def test_no_file_yet(csv: Path) -> None:
-    assert rows(csv) == []
-    assert latest(csv) == {}
+    assert read_rows(csv) == []
+    assert read_latest_row(csv) == {}
 
 
 def test_the_latest_row_of_a_long_file(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "TAIL_BYTES", 2 * len(FIRST))
     csv.write_text(HEADER + FIRST * 1000 + SECOND)
-    assert latest(csv)["monotonic_s"] == 2.5
+    assert read_latest_row(csv)["monotonic_s"] == 2.5

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nfold.telemetry.read import rows
-from nfold.telemetry.table import Table
+from nfold.telemetry.read import read_rows
+from nfold.telemetry.table import TelemetryTable
 
 
 def test_it_begins_with_the_header_and_every_row_is_there_at_once(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
-    table = Table(file, ["monotonic_s", "a", "b"])
+    table = TelemetryTable(file, ["monotonic_s", "a", "b"])
     assert file.read_text() == "monotonic_s,a,b\n"
     table.append({"b": 2, "monotonic_s": "1.000001", "unknown": 9})
     assert file.read_text() == "monotonic_s,a,b\n1.000001,,2\n"
@@ -19,13 +19,13 @@ def test_it_begins_with_the_header_and_every_row_is_there_at_once(tmp_path: Path
 
 def test_more_columns_keep_the_rows_that_are_there(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
-    table = Table(file, ["monotonic_s", "a"])
+    table = TelemetryTable(file, ["monotonic_s", "a"])
     table.append({"monotonic_s": 1, "a": 5})
     reader = file.open()
     table.widen(["monotonic_s", "a", "b"])
     table.append({"monotonic_s": 2, "b": 7})
     table.close()
-    assert rows(file) == [
+    assert read_rows(file) == [
         {"monotonic_s": 1.0, "a": 5.0, "b": None},
         {"monotonic_s": 2.0, "a": None, "b": 7.0},
     ]

@@ -11,16 +11,24 @@ import pytest
 
 from nfold.errors import UsageError
 from nfold.telemetry import columns
-from nfold.telemetry.gpus import Gpus
+from nfold.telemetry.gpus import GpuSampler
 from nfold.telemetry.nvml import Nvml
-from nfold.telemetry.read import rows
-from nfold.telemetry.sampler import Ending, Sampler, next_deadline, read_ranks, start
+from nfold.telemetry.read import read_rows
+from nfold.telemetry.sampler import (
+    SignalWaiter,
+    TelemetrySampler,
+    next_deadline,
+    read_rank_pids,
+    start_sampler,
+)
 from nvml_fake import FakeCard, FakeNvml
 
 
-def _sampler(tmp_path: Path, api: FakeNvml, gpus: int) -> Sampler:
-    watched = Gpus(range(gpus), Nvml(api).cards(), pcie_budget_s=1.0)
-    return Sampler(tmp_path / "t.csv", tmp_path / "ranks.json", watched, parent=os.getppid())
+def _sampler(tmp_path: Path, api: FakeNvml, gpus: int) -> TelemetrySampler:
+    watched = GpuSampler(range(gpus), Nvml(api).cards(), pcie_budget_s=1.0)
+    return TelemetrySampler(
+        tmp_path / "t.csv", tmp_path / "ranks.json", watched, parent=os.getppid()
+    )
 
 
 def test_columns_of_two_gpus_and_a_rank_that_appears_late(tmp_path: Path) -> None:
@@ -30,8 +38,8 @@ def test_columns_of_two_gpus_and_a_rank_that_appears_late(tmp_path: Path) -> Non
     sampler.sample()
     sampler.close()
     text = (tmp_path / "t.csv").read_text()
-    assert text.splitlines()[0].split(",") == columns.header([0, 1], [0])
-    first, second = rows(tmp_path / "t.csv")
+    assert text.splitlines()[0].split(",") == columns.column_names([0, 1], [0])
+    first, second = read_rows(tmp_path / "t.csv")
     assert first["rank0_rss_bytes"] is None
     assert first["host_cpu_percent"] is None, "the first row has nothing to compare with"
     assert (second["rank0_rss_bytes"] or 0) > 2**20
@@ -45,7 +53,7 @@ def test_a_value_that_a_device_refuses_is_an_empty_cell(tmp_path: Path) -> None:
     sampler = _sampler(tmp_path, api, gpus=2)
     sampler.sample()
     sampler.close()
-    (row,) = rows(tmp_path / "t.csv")
+    (row,) = read_rows(tmp_path / "t.csv")
     assert row["gpu0_power_w"] == 300.0
     assert row["gpu1_power_w"] is None
     assert row["gpu1_temperature_c"] == 50
@@ -56,7 +64,7 @@ def test_nvml_lost_in_mid_run_leaves_empty_cells_from_then_on(tmp_path: Path) ->
     for _ in range(6):
         sampler.sample()
     sampler.close()
-    powers = [row["gpu0_power_w"] for row in rows(tmp_path / "t.csv")]
+    powers = [row["gpu0_power_w"] for row in read_rows(tmp_path / "t.csv")]
     assert powers[0] == 300.0
     assert powers[-1] is None
     assert powers == sorted(powers, key=lambda power: power is None)
@@ -66,8 +74,8 @@ def test_no_nvml_leaves_the_columns_there_and_empty(tmp_path: Path) -> None:
     sampler = _sampler(tmp_path, FakeNvml([], absent="Driver Not Loaded"), gpus=1)
     sampler.sample()
     sampler.close()
-    (row,) = rows(tmp_path / "t.csv")
-    assert {row[columns.of_gpu(0, what)] for what in columns.GPU} == {None}
+    (row,) = read_rows(tmp_path / "t.csv")
+    assert {row[columns.gpu_column(0, what)] for what in columns.GPU_COLUMNS} == {None}
 
 
 def test_ranks_that_are_gone_leave_empty_cells(tmp_path: Path) -> None:
@@ -79,13 +87,13 @@ def test_ranks_that_are_gone_leave_empty_cells(tmp_path: Path) -> None:
     (tmp_path / "ranks.json").write_text(json.dumps({"1": os.getpid()}))
     sampler.sample()
     sampler.close()
-    first, second = rows(tmp_path / "t.csv")
+    first, second = read_rows(tmp_path / "t.csv")
     assert [first["rank0_rss_bytes"] is None, first["rank1_rss_bytes"] is None] == [False, True]
     assert [second["rank0_rss_bytes"] is None, second["rank1_rss_bytes"] is None] == [True, False]
 
 
 def test_ranks_are_none_until_the_file_is_there(tmp_path: Path) -> None:
-    assert read_ranks(tmp_path / "missing.json") == {}
+    assert read_rank_pids(tmp_path / "missing.json") == {}
 
 
 @pytest.mark.parametrize(
@@ -107,10 +115,10 @@ def test_deadlines_do_not_drift() -> None:
 def test_a_signal_that_comes_while_nobody_waits_is_not_lost() -> None:
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
-        ending = Ending()
-        assert not ending.within(0)
+        ending = SignalWaiter()
+        assert not ending.wait(0)
         signal.raise_signal(signal.SIGTERM)
-        assert ending.within(60)
+        assert ending.wait(60)
     finally:
         signal.set_wakeup_fd(-1)
         for signum, handler in before.items():
@@ -120,7 +128,7 @@ def test_a_signal_that_comes_while_nobody_waits_is_not_lost() -> None:
 @pytest.mark.parametrize("interval_s", [0.0, -1.0, float("nan")])
 def test_an_impossible_interval_is_refused(tmp_path: Path, interval_s: float) -> None:
     with pytest.raises(UsageError, match="above 0"):
-        start(tmp_path / "t.csv", tmp_path / "r.json", (), interval_s)
+        start_sampler(tmp_path / "t.csv", tmp_path / "r.json", (), interval_s)
 
 
 def test_the_sampler_imports_neither_torch_nor_rich_nor_numpy() -> None:

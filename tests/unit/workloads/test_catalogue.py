@@ -24,7 +24,7 @@ def test_every_name_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", TRAINING)
 def test_a_training_workload_has_real_data_and_a_limit_on_it(name: str) -> None:
     known = workloads.info(name)
-    assert known.dataset in {*data.HOMES, data.PHOTOGRAPHS}
+    assert known.dataset in {*data.DATA_SET_MODULES, data.PHOTOGRAPHS}
     assert workloads.parameters(Workload.parse(name))["samples"] == 0
     assert workloads.parameters(Workload.parse(f"{name}:samples=2000"))["samples"] == 2000
 
@@ -48,13 +48,13 @@ def test_a_name_alone_is_told_that_a_function_is_missing() -> None:
 def test_a_built_in_workload_has_no_code_but_an_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, _ in sources.variables(os.environ):
+    for name, _ in sources.library_variables(os.environ):
         monkeypatch.delenv(name)
-    assert workloads.identified(Workload.parse("digits")) == Workload(name="digits")
+    assert workloads.with_fingerprint(Workload.parse("digits")) == Workload(name="digits")
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    found = workloads.identified(Workload.parse("digits"))
+    found = workloads.with_fingerprint(Workload.parse("digits"))
     assert found == Workload(name="digits", variables=(("NCCL_ALGO", "Ring"),))
-    assert found.kept_as == Workload(name="digits")
+    assert found.for_checkpoints == Workload(name="digits")
 
 
 def test_an_unknown_parameter_lists_the_known_ones() -> None:

@@ -7,13 +7,13 @@ import pytest
 from scipy import signal
 
 from nfold.errors import Mismatch
-from nfold.workloads.conv2d.check import check, reference, sample_of
-from nfold.workloads.conv2d.problem import Array, Problem
+from nfold.workloads.conv2d.check import check_result, scipy_reference, spot_check_indices
+from nfold.workloads.conv2d.problem import Array, ConvProblem
 
-PROBLEM = Problem(images=3, channels=1, size=8, filter=3, copy_only=False, seed=0)
+PROBLEM = ConvProblem(images=3, channels=1, size=8, filter=3, copy_only=False, seed=0)
 IMAGES = PROBLEM.make_images(range(3))
-FILTERS = PROBLEM.asymmetric()
-EXPECTED = reference(IMAGES, FILTERS)
+FILTERS = PROBLEM.random_filter()
+EXPECTED = scipy_reference(IMAGES, FILTERS)
 
 
 def single(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Array:
@@ -21,25 +21,25 @@ def single(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Array:
 
 
 def test_the_reference_is_scipys_summed_over_input_channels() -> None:
-    two = Problem(images=1, channels=2, size=6, filter=3, copy_only=False, seed=0)
-    images, filters = two.make_images([0]), two.asymmetric()
+    two = ConvProblem(images=1, channels=2, size=6, filter=3, copy_only=False, seed=0)
+    images, filters = two.make_images([0]), two.random_filter()
     by_hand = sum(
         signal.convolve2d(images[0, c].astype(float), filters[1, c].astype(float), mode="same")
         for c in range(2)
     )
-    assert reference(images, filters)[0, 1] == pytest.approx(by_hand)
+    assert scipy_reference(images, filters)[0, 1] == pytest.approx(by_hand)
 
 
 def test_a_rounded_result_passes() -> None:
-    check(single(EXPECTED), EXPECTED, [0, 1, 2], "fp32")
+    check_result(single(EXPECTED), EXPECTED, [0, 1, 2], "fp32")
 
 
 def test_correlation_is_a_mismatch_that_says_where_and_how_much() -> None:
-    wrong = reference(IMAGES, FILTERS[..., ::-1, ::-1])
+    wrong = scipy_reference(IMAGES, FILTERS[..., ::-1, ::-1])
     wrong[:2] = EXPECTED[:2]
     largest = np.abs(wrong - EXPECTED).max()
     with pytest.raises(Mismatch, match=rf"image 839 differs .* {largest:.3g};"):
-        check(single(wrong), EXPECTED, [0, 420, 839], "fp32")
+        check_result(single(wrong), EXPECTED, [0, 420, 839], "fp32")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -47,21 +47,21 @@ def test_what_is_no_number_is_a_mismatch(value: float) -> None:
     wrong = single(EXPECTED)
     wrong[1, 0, 2, 2] = value
     with pytest.raises(Mismatch, match="image 1 "):
-        check(wrong, EXPECTED, [0, 1, 2], "bf16")
+        check_result(wrong, EXPECTED, [0, 1, 2], "bf16")
 
 
 def test_another_shape_is_a_mismatch() -> None:
     with pytest.raises(Mismatch, match="shape"):
-        check(single(EXPECTED)[..., :-1], EXPECTED, [0, 1, 2], "fp32")
+        check_result(single(EXPECTED)[..., :-1], EXPECTED, [0, 1, 2], "fp32")
 
 
 def test_the_tolerance_follows_the_precision() -> None:
     rounded = single(EXPECTED * (1 + 2**-9))
-    check(rounded, EXPECTED, [0, 1, 2], "bf16")
+    check_result(rounded, EXPECTED, [0, 1, 2], "bf16")
     with pytest.raises(Mismatch, match="fp32"):
-        check(rounded, EXPECTED, [0, 1, 2], "fp32")
+        check_result(rounded, EXPECTED, [0, 1, 2], "fp32")
 
 
 @pytest.mark.parametrize(("count", "places"), [(0, []), (1, [0]), (2, [0, 1]), (9, [0, 4, 8])])
 def test_a_handful_is_first_middle_and_last(count: int, places: list[int]) -> None:
-    assert sample_of(count) == places
+    assert spot_check_indices(count) == places

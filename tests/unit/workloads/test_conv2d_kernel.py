@@ -17,9 +17,15 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1", allow_module_level=True)
 
-from nfold.workloads.conv2d.check import TOLERANCE, check, reference
+from nfold.workloads.conv2d.check import TOLERANCES, check_result, scipy_reference
 from nfold.workloads.conv2d.cpu import DTYPES
-from nfold.workloads.conv2d.kernel import WIDEST, Variant, launcher, supports, variants
+from nfold.workloads.conv2d.kernel import (
+    MAX_FILTER,
+    KernelConfig,
+    kernel_configs,
+    launcher,
+    supports,
+)
 from nfold.workloads.conv2d.problem import to_correlation
 
 ODD = (11, 13)
@@ -27,7 +33,7 @@ ODD = (11, 13)
 
 
 def compare(
-    variant: Variant,
+    variant: KernelConfig,
     width: int,
     channels: int = 1,
     count: int = 2,
@@ -44,58 +50,58 @@ def compare(
     filters = torch.from_numpy(to_correlation(taps)).to(DTYPES[precision])
     out = torch.full_like(images, torch.nan)
     assert launcher(variant)(images, filters, out, backwards=backwards) is out
-    expected = reference(images.float().numpy(), taps)
-    check(out.float().numpy(), expected, range(count), precision)
+    expected = scipy_reference(images.float().numpy(), taps)
+    check_result(out.float().numpy(), expected, range(count), precision)
 
 
 @pytest.mark.parametrize("width", [3, 5, 10])
-@pytest.mark.parametrize("variant", variants(1), ids=lambda variant: variant.name)
-def test_every_variant_is_scipys(variant: Variant, width: int) -> None:
+@pytest.mark.parametrize("variant", kernel_configs(1), ids=lambda variant: variant.name)
+def test_every_variant_is_scipys(variant: KernelConfig, width: int) -> None:
     compare(variant, width)
 
 
-@pytest.mark.parametrize("variant", variants(1)[::2], ids=lambda variant: variant.name)
-def test_the_order_of_programs_changes_no_result(variant: Variant) -> None:
+@pytest.mark.parametrize("variant", kernel_configs(1)[::2], ids=lambda variant: variant.name)
+def test_the_order_of_programs_changes_no_result(variant: KernelConfig) -> None:
     compare(variant, 3, count=9, backwards=True)
 
 
 @pytest.mark.parametrize("width", [3, 5, 10])
 def test_ten_channels_are_summed(width: int) -> None:
-    compare(Variant(rows=5, outs=5, warps=1), width, channels=10, count=1, size=(7, 11))
+    compare(KernelConfig(rows=5, outs=5, warps=1), width, channels=10, count=1, size=(7, 11))
 
 
 def test_every_cut_of_ten_channels() -> None:
-    for variant in variants(10):
+    for variant in kernel_configs(10):
         compare(variant, 3, channels=10, count=1, size=(6, 9))
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 10])
 @pytest.mark.parametrize("size", [(10, 10), (20, 3), (1, 40), (40, 1)])
 def test_borders_of_images_of_any_form(width: int, size: tuple[int, int]) -> None:
-    compare(Variant(rows=10, outs=1, warps=1), width, count=1, size=size)
+    compare(KernelConfig(rows=10, outs=1, warps=1), width, count=1, size=size)
 
 
 def test_blocks_that_hold_parts_of_several_images() -> None:
-    compare(Variant(rows=5, outs=1, warps=1), 3, count=9, size=(5, 7))
+    compare(KernelConfig(rows=5, outs=1, warps=1), 3, count=9, size=(5, 7))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sixteen_bits_are_summed_in_fp32(precision: str) -> None:
-    compare(Variant(rows=5, outs=1, warps=1), 3, precision=precision)
-    assert TOLERANCE[precision] > TOLERANCE["fp32"]
+    compare(KernelConfig(rows=5, outs=1, warps=1), 3, precision=precision)
+    assert TOLERANCES[precision] > TOLERANCES["fp32"]
 
 
 def test_other_orders_of_axes_and_wide_filters_are_left_to_cudnn() -> None:
     images, filters = torch.zeros(2, 10, 8, 8), torch.zeros(10, 10, 3, 3)
     assert supports(images, filters)
     assert not supports(images.contiguous(memory_format=torch.channels_last), filters)
-    assert not supports(images, torch.zeros(10, 10, WIDEST + 1, WIDEST + 1))
+    assert not supports(images, torch.zeros(10, 10, MAX_FILTER + 1, MAX_FILTER + 1))
     one = torch.zeros(2, 1, 8, 8).contiguous(memory_format=torch.channels_last)
     assert supports(one, torch.zeros(1, 1, 3, 3)), "one channel: the same memory"
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 7, 10, 13])
 def test_channels_of_a_thread_divide_all(channels: int) -> None:
-    found = variants(channels)
+    found = kernel_configs(channels)
     assert all(channels % variant.outs == 0 for variant in found)
     assert len({variant.name for variant in found}) == len(found) <= 4

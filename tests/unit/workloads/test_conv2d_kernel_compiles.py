@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from nfold.workloads.conv2d.kernel import Variant
+    from nfold.workloads.conv2d.kernel import KernelConfig
 
 triton = pytest.importorskip("triton")
 kernel = pytest.importorskip("nfold.workloads.conv2d.kernel")
@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton interprets in this process", allow_module_level=True)
 
 
-def compiled(variant: Variant, channels: int, width: int, kind: str) -> str:
+def compiled(variant: KernelConfig, channels: int, width: int, kind: str) -> str:
     """The PTX for images of 100 × 100."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

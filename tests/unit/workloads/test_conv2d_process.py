@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from nfold.errors import Mismatch
-from nfold.workloads.conv2d.check import reference
-from nfold.workloads.conv2d.lane import Host, Lane, Reading, Step
-from nfold.workloads.conv2d.problem import Array, Problem
-from nfold.workloads.conv2d.process import Process
+from nfold.workloads.conv2d.check import scipy_reference
+from nfold.workloads.conv2d.lane import ConvDevice, DeviceAction, HostBuffers, ReadSeconds
+from nfold.workloads.conv2d.problem import Array, ConvProblem
+from nfold.workloads.conv2d.process import ConvProcess
 
-PROBLEM = Problem(images=5, channels=1, size=6, filter=3, copy_only=False, seed=0)
+PROBLEM = ConvProblem(images=5, channels=1, size=6, filter=3, copy_only=False, seed=0)
 
 
-class FakeHost(Host):
+class FakeHost(HostBuffers):
     def __init__(self, images: Array) -> None:
         self.images, self.results = images, np.zeros_like(images)
 
@@ -27,20 +27,20 @@ class FakeHost(Host):
     def outputs(self, places: Sequence[int]) -> Array:
         return self.results[list(places)]
 
-    def wipe(self) -> None:
+    def fill_nan(self) -> None:
         self.results[:] = np.nan
 
 
-class FakeLane(Lane[FakeHost]):
+class FakeDevice(ConvDevice[FakeHost]):
     """Computes with scipy; writes what it is told into a log; every action takes ``seconds``."""
 
     def __init__(self, place: slice, seconds: float, log: list[str]) -> None:
         self.place, self.seconds, self.log = place, seconds, log
 
-    def together(self, seconds: Sequence[float]) -> float:
+    def combine_seconds(self, seconds: Sequence[float]) -> float:
         return max(seconds)
 
-    def timed(self, action: Callable[[], object]) -> Reading:
+    def time_action(self, action: Callable[[], object]) -> ReadSeconds:
         self.log.append("timed")
         action()
         return lambda: self.seconds
@@ -48,7 +48,7 @@ class FakeLane(Lane[FakeHost]):
     def finish(self) -> None:
         self.log.append("finish")
 
-    def use(self, filters: Array) -> None:
+    def set_filters(self, filters: Array) -> None:
         self.filters = filters
 
     def upload(self, host: FakeHost) -> None:
@@ -57,9 +57,9 @@ class FakeLane(Lane[FakeHost]):
 
     def compute(self) -> None:
         self.log.append("compute")
-        self.result = reference(self.input, self.filters).astype(np.float32)
+        self.result = scipy_reference(self.input, self.filters).astype(np.float32)
 
-    def skip(self) -> None:
+    def pass_through(self) -> None:
         self.log.append("skip")
         self.result = self.input
 
@@ -67,7 +67,7 @@ class FakeLane(Lane[FakeHost]):
         self.log.append("download")
         host.results[self.place] = self.result
 
-    def turn(self) -> None:
+    def rotate_images(self) -> None:
         self.log.append("turn")
 
     def evict(self) -> None:
@@ -77,16 +77,18 @@ class FakeLane(Lane[FakeHost]):
         self.log.append("iterate")
 
 
-def made(problem: Problem = PROBLEM) -> tuple[Process[FakeHost], dict[str, FakeHost], list[str]]:
+def made(
+    problem: ConvProblem = PROBLEM,
+) -> tuple[ConvProcess[FakeHost], dict[str, FakeHost], list[str]]:
     """Two lanes of rank 0 of 1 and two hosts, with the ones filter in use."""
     log: list[str] = []
-    lanes = [FakeLane(slice(0, 2), 1.0, log), FakeLane(slice(2, 5), 3.0, log)]
+    lanes = [FakeDevice(slice(0, 2), 1.0, log), FakeDevice(slice(2, 5), 3.0, log)]
     images = problem.make_images(range(5))
     hosts = {"pageable": FakeHost(images), "pinned": FakeHost(images)}
-    process = Process(
+    process = ConvProcess(
         problem=problem,
-        lanes=lanes,
-        shares=problem.shares(0, 1, 2),
+        devices=lanes,
+        device_images=problem.images_of_rank(0, 1, 2),
         precision="fp32",
         itemsize=4,
         clock=lambda: 0.0,
@@ -103,7 +105,9 @@ def test_every_lane_gets_an_action_before_the_next_and_all_finish_last() -> None
     assert log == [action for action in each for _ in range(2)]
 
 
-def _these(steps: Sequence[Step], host: FakeHost, copy_only: bool) -> Sequence[Step]:
+def _these(
+    steps: Sequence[DeviceAction], host: FakeHost, copy_only: bool
+) -> Sequence[DeviceAction]:
     return steps
 
 
@@ -111,18 +115,18 @@ def test_lanes_whose_ways_differ_in_length_take_turns_until_the_last_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process, hosts, log = made()
-    for lane, names in zip(process.lanes, ("ab", "cde"), strict=True):
+    for lane, names in zip(process.devices, ("ab", "cde"), strict=True):
         steps = [partial(log.append, name) for name in names]
-        monkeypatch.setattr(lane, "there_and_back", partial(_these, steps))
+        monkeypatch.setattr(lane, "round_trip", partial(_these, steps))
     process.end_to_end(hosts["pinned"])
     assert log == ["a", "c", "b", "d", "e", "finish", "finish"]
 
 
 def test_notes_say_what_convolves_and_how_steps_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     process, hosts, _ = made()
-    monkeypatch.setattr(FakeLane, "method", "cuDNN")
-    monkeypatch.setattr(FakeLane, "overlap", lambda lane, host: "in 8 chunks")
-    notes = {probe.name: probe.note for probe in process.probes(hosts)}
+    monkeypatch.setattr(FakeDevice, "method", "cuDNN")
+    monkeypatch.setattr(FakeDevice, "overlap", lambda lane, host: "in 8 chunks")
+    notes = {probe.name: probe.note for probe in process.timed_calls(hosts)}
     assert notes["end to end, pinned"] == notes["copy only, pinned"] == "in 8 chunks"
     assert notes["resident loop"].endswith("of the one before, by cuDNN")
     assert notes["copy to device, pinned"] == ""
@@ -130,7 +134,7 @@ def test_notes_say_what_convolves_and_how_steps_overlap(monkeypatch: pytest.Monk
 
 def test_copies_and_kernels_are_apart_and_only_pinned_end_to_end_is_windowed() -> None:
     process, hosts, _ = made()
-    probes = process.probes(hosts)
+    probes = process.timed_calls(hosts)
     assert [probe.name for probe in probes] == [
         "copy to device, pageable",
         "copy to device, pinned",
@@ -144,22 +148,22 @@ def test_copies_and_kernels_are_apart_and_only_pinned_end_to_end_is_windowed() -
         "convolution, warm cache",
         "resident loop",
     ]
-    assert [probe.name for probe in probes if probe.windowed] == ["end to end, pinned"]
+    assert [probe.name for probe in probes if probe.is_throughput] == ["end to end, pinned"]
     one_way = 5 * 6 * 6 * 4
     assert [probe.bytes for probe in probes] == [one_way] * 4 + [2 * one_way] * 7
 
 
 def test_kernels_are_as_slow_as_the_slowest_lane() -> None:
     process, hosts, log = made()
-    seconds = {probe.name: probe.call() for probe in process.probes(hosts)}
+    seconds = {probe.name: probe.call() for probe in process.timed_calls(hosts)}
     assert seconds["convolution, cold cache"] == 3.0
-    assert seconds["resident loop"] == 3.0 / Lane.chain
+    assert seconds["resident loop"] == 3.0 / ConvDevice.chain_length
     assert log.count("iterate") == 2
 
 
 def test_cold_evicts_between_calls_and_warm_repeats_the_call() -> None:
     process, _, log = made()
-    lane = process.lanes[0]
+    lane = process.devices[0]
     lane.cold()
     assert log == ["turn", "evict", "timed", "compute"]
     log.clear()
@@ -168,10 +172,10 @@ def test_cold_evicts_between_calls_and_warm_repeats_the_call() -> None:
 
 
 def test_copy_only_has_no_kernel_and_its_last_way_is_windowed() -> None:
-    problem = Problem(images=5, channels=1, size=6, filter=3, copy_only=True, seed=0)
+    problem = ConvProblem(images=5, channels=1, size=6, filter=3, copy_only=True, seed=0)
     process, hosts, log = made(problem)
-    probes = process.probes(hosts)
-    assert [probe.name for probe in probes if probe.windowed] == ["copy only, pinned"]
+    probes = process.timed_calls(hosts)
+    assert [probe.name for probe in probes if probe.is_throughput] == ["copy only, pinned"]
     for probe in probes:
         probe.call()
     assert "compute" not in log
@@ -196,7 +200,7 @@ def test_an_experiment_times_one_way_and_without_copies_what_is_on_the_devices(
     resident: bool, told: list[str]
 ) -> None:
     process, hosts, log = made()
-    probe = process.throughput(hosts, resident=resident)
-    assert probe.windowed
+    probe = process.throughput_call(hosts, resident=resident)
+    assert probe.is_throughput
     probe.call()
     assert log == [action for action in told for _ in range(2)]

@@ -24,7 +24,11 @@ def task(rank: int = 1, cores_per_device: int = 1) -> ConvTask[str]:
 
 
 def test_a_rank_knows_its_images() -> None:
-    assert [task(rank).shares for rank in range(3)] == [[range(2)], [range(2, 4)], [range(4, 7)]]
+    assert [task(rank).device_images for rank in range(3)] == [
+        [range(2)],
+        [range(2, 4)],
+        [range(4, 7)],
+    ]
 
 
 def test_the_cores_are_the_plans_but_never_more_than_the_process_may_use(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfold.workloads.conv2d.sampling import LEAST, Probe, Sampler, window_sizes
+from nfold.workloads.conv2d.sampling import MIN_CALLS, CallTimer, TimedCall, window_sizes
 
 
 class Scene:
@@ -14,9 +14,9 @@ class Scene:
         self.now = 100.0
         self.beats: list[tuple[int, int]] = []
         self.log: list[str] = []
-        self.sampler = Sampler(
+        self.sampler = CallTimer(
             images=10,
-            own_images=4,
+            rank_images=4,
             warmup=warmup,
             steps=steps,
             clock=lambda: self.now,
@@ -24,13 +24,13 @@ class Scene:
             beat=lambda done, total: self.beats.append((done, total)),
         )
 
-    def probe(self, seconds: float, *, windowed: bool = False) -> Probe:
+    def probe(self, seconds: float, *, windowed: bool = False) -> TimedCall:
         def call() -> float:
             self.now += seconds
             self.log.append("call")
             return seconds
 
-        return Probe(name="p", call=call, bytes=80, note="n", windowed=windowed)
+        return TimedCall(name="p", call=call, bytes=80, note="n", is_throughput=windowed)
 
 
 def test_a_part_has_its_raw_seconds_and_what_it_moves() -> None:
@@ -65,7 +65,7 @@ def test_a_slow_part_stops_early_but_not_the_windows() -> None:
     scene = Scene(steps=30)
     slow = [scene.probe(4.0), scene.probe(4.0, windowed=True)]
     (limited, full), _ = scene.sampler.run(slow)
-    assert len(limited.seconds) == LEAST
+    assert len(limited.seconds) == MIN_CALLS
     assert len(full.seconds) == 30
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from nfold.workloads.conv2d.search import Candidate, Search, fastest
+from nfold.workloads.conv2d.search import ConvCandidate, FastestSearch, fastest
 
 
-def named(*names: str) -> list[Candidate[str]]:
-    return [Candidate(name=name, method=name) for name in names]
+def named(*names: str) -> list[ConvCandidate[str]]:
+    return [ConvCandidate(name=name, method=name) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_problem_is_searched_for_once() -> None:
         timed.append(method)
         return float(len(timed))
 
-    search = Search(seconds=seconds)
+    search = FastestSearch(seconds=seconds)
     first = search.choose((840, 3), named("cuDNN", "tall"))
     assert search.choose((840, 3), named("cuDNN", "tall")) is first
     assert timed == ["cuDNN", "tall"]

@@ -12,9 +12,9 @@ import torch
 from nfold.errors import Mismatch, Unsupported
 from nfold.plan import Plan
 from nfold.workloads.conv2d import cpu
-from nfold.workloads.conv2d.check import reference
-from nfold.workloads.conv2d.cpu import CpuLane, Form, convolve
-from nfold.workloads.conv2d.lane import Lane
+from nfold.workloads.conv2d.check import scipy_reference
+from nfold.workloads.conv2d.cpu import TensorFormat, TorchCpuDevice, convolve
+from nfold.workloads.conv2d.lane import ConvDevice
 from nfold.workloads.conv2d.problem import Array, to_correlation
 from nfold.workloads.conv2d.rank import ConvResult, ConvTask
 from nfold.workloads.conv2d.torch import run_parts
@@ -40,7 +40,7 @@ PARAMETERS = {"size": 12, "channels": 1, "filter": 3, "copy_only": 0}
 
 @pytest.fixture(autouse=True)
 def _small_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lane, "eviction_bytes", 1024)
+    monkeypatch.setattr(ConvDevice, "eviction_bytes", 1024)
 
 
 def task(
@@ -71,10 +71,10 @@ def names(result: ConvResult) -> list[str]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_parity_with_scipy(layout: str, width: int, channels: int) -> None:
     problem = task(channels=channels, filter=width).problem
-    form = Form.of(PLAN.edit(layout=layout))
-    images, filters = problem.make_images(range(3)), problem.asymmetric()
+    form = TensorFormat.of(PLAN.edit(layout=layout))
+    images, filters = problem.make_images(range(3)), problem.random_filter()
     found = convolve(form.tensor(images), form.tensor(to_correlation(filters))).numpy()
-    expected = reference(images, filters)
+    expected = scipy_reference(images, filters)
     assert found.shape == images.shape
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
@@ -113,10 +113,10 @@ def test_the_parts_of_a_cpu_device() -> None:
 
 
 def test_copy_only_copies_and_convolves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(lane: CpuLane) -> None:
+    def refuse(lane: TorchCpuDevice) -> None:
         raise AssertionError("convolved")
 
-    monkeypatch.setattr(CpuLane, "compute", refuse)
+    monkeypatch.setattr(TorchCpuDevice, "compute", refuse)
     result = run_parts(task(copy_only=1))
     assert [part.name for part in result.parts] == ["first call", "copy only"]
     assert len(result.windows) == 2
@@ -152,25 +152,25 @@ def test_a_filter_that_is_not_turned_fails_the_run(monkeypatch: pytest.MonkeyPat
 
 
 def test_results_of_another_place_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def misplaced(lane: CpuLane, host: cpu.TorchHost) -> None:
+    def misplaced(lane: TorchCpuDevice, host: cpu.TorchHostBuffers) -> None:
         host.results[:] = lane.result[:1]
 
-    monkeypatch.setattr(CpuLane, "download", misplaced)
+    monkeypatch.setattr(TorchCpuDevice, "download", misplaced)
     with pytest.raises(Mismatch):
         run_parts(task())
 
 
 def test_results_that_the_timed_calls_spoil_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way end to end is compared again after it was timed."""
-    real, calls = CpuLane.download, [0]
+    real, calls = TorchCpuDevice.download, [0]
 
-    def forgetful(lane: CpuLane, host: cpu.TorchHost) -> None:
+    def forgetful(lane: TorchCpuDevice, host: cpu.TorchHostBuffers) -> None:
         calls[0] += 1
         real(lane, host)
         if calls[0] > 6:
             host.results[0] = 0
 
-    monkeypatch.setattr(CpuLane, "download", forgetful)
+    monkeypatch.setattr(TorchCpuDevice, "download", forgetful)
     with pytest.raises(Mismatch, match="image 0 "):
         run_parts(task())
 

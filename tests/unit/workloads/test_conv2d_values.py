@@ -10,10 +10,16 @@ import pytest
 
 from nfold.errors import Mismatch, Unsupported
 from nfold.plan import Plan
-from nfold.workloads.conv2d.lane import Lane
+from nfold.workloads.conv2d.lane import ConvDevice
 from nfold.workloads.conv2d.problem import Array
 from nfold.workloads.conv2d.rank import ConvResult, ConvTask
-from nfold.workloads.conv2d.values import NumpyHost, Place, ValueLane, padding, run_lanes
+from nfold.workloads.conv2d.values import (
+    ArrayDevice,
+    DeviceSetup,
+    NumpyHostBuffers,
+    run_devices,
+    same_padding,
+)
 
 PLAN = Plan(
     framework="tensorflow",
@@ -35,30 +41,30 @@ PLAN = Plan(
 
 @pytest.fixture(autouse=True)
 def _small_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lane, "eviction_bytes", 1024)
+    monkeypatch.setattr(ConvDevice, "eviction_bytes", 1024)
 
 
-class NumpyLane(ValueLane):
+class NumpyDevice(ArrayDevice):
     """Correlates by shifted sums, in either layout."""
 
     def __init__(
-        self, device: int, place: Place, host: NumpyHost, ones: Array, mean: Array
+        self, device: int, place: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
     ) -> None:
         self.device = device
         super().__init__(place, host, ones, mean)
 
-    def put(self, values: Array) -> Array:
+    def to_device(self, values: Array) -> Array:
         return values.copy()
 
-    def take(self, value: Any) -> Array:
+    def to_host(self, value: Any) -> Array:
         found: Array = value
         return found
 
     def convolve(self, images: Any, filters: Any) -> Any:
-        last = self.place.layout == "channels_last"
+        last = self.setup.layout == "channels_last"
         x = images if last else images.transpose(0, 2, 3, 1)
         width, size = len(filters), x.shape[1]
-        padded = np.pad(x, [(0, 0), padding(width), padding(width), (0, 0)])
+        padded = np.pad(x, [(0, 0), same_padding(width), same_padding(width), (0, 0)])
         found = sum(
             padded[:, i : i + size, j : j + size] @ filters[i, j]
             for i in range(width)
@@ -66,14 +72,14 @@ class NumpyLane(ValueLane):
         )
         return found if last else np.transpose(found, (0, 3, 1, 2))
 
-    def program(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function
 
     def wait(self, values: Sequence[Any]) -> None:
         assert all(isinstance(value, np.ndarray) for value in values)
 
 
-def run(plan: Plan = PLAN, lane: type[NumpyLane] = NumpyLane, **parameters: int) -> ConvResult:
+def run(plan: Plan = PLAN, lane: type[NumpyDevice] = NumpyDevice, **parameters: int) -> ConvResult:
     known = {"size": 9, "channels": 2, "filter": 4, "copy_only": 0, **parameters}
     task = ConvTask(
         parameters=known,
@@ -85,7 +91,7 @@ def run(plan: Plan = PLAN, lane: type[NumpyLane] = NumpyLane, **parameters: int)
         beat=lambda done, planned: None,
     )
     ticks = iter(range(10**6))
-    return run_lanes(task, lane, lambda: 77, lambda: float(next(ticks)))
+    return run_devices(task, lane, lambda: 77, lambda: float(next(ticks)))
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
@@ -118,9 +124,9 @@ def test_on_gpus_the_parts_have_the_names_of_pageable_memory(
 
 
 def test_a_lane_that_writes_into_anothers_place_is_found() -> None:
-    class Misplaced(NumpyLane):
-        def download(self, host: NumpyHost) -> None:
-            host.results[:] = self.take(self.result)[:1]
+    class Misplaced(NumpyDevice):
+        def download(self, host: NumpyHostBuffers) -> None:
+            host.results[:] = self.to_host(self.result)[:1]
 
     with pytest.raises(Mismatch, match="differs from scipy's"):
         run(lane=Misplaced)
@@ -129,7 +135,7 @@ def test_a_lane_that_writes_into_anothers_place_is_found() -> None:
 def test_a_kernel_is_timed_from_idle_to_idle() -> None:
     log: list[str] = []
 
-    class Logged(NumpyLane):
+    class Logged(NumpyDevice):
         def wait(self, values: Sequence[Any]) -> None:
             log.append("wait")
 
@@ -137,11 +143,15 @@ def test_a_kernel_is_timed_from_idle_to_idle() -> None:
             super().compute()
             log.append("compute")
 
-    place = Place(
-        images=slice(0, 1), layout="channels_last", step="graph", on_gpu=False, peak=lambda: 0
+    place = DeviceSetup(
+        images=slice(0, 1),
+        layout="channels_last",
+        step="graph",
+        on_gpu=False,
+        peak_memory_bytes=lambda: 0,
     )
     ones = np.ones((1, 1, 3, 3), np.float32)
-    host = NumpyHost.of(np.ones((1, 1, 6, 6), np.float32), "channels_last")
+    host = NumpyHostBuffers.of(np.ones((1, 1, 6, 6), np.float32), "channels_last")
     Logged(0, place, host, ones, ones / np.float32(9)).warm()
     assert log == ["wait", "compute", "wait", "compute", "wait"]
 

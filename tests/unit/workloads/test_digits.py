@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nfold import data, workloads
 from nfold.workload import Workload
-from nfold.workloads.digits import INFO
+from nfold.workloads.digits import DIGITS
 from nfold.workloads.digits import torch as definition
 
 VALUES = workloads.parameters(Workload.parse("digits"))
@@ -24,23 +24,23 @@ def one_thread() -> Iterator[None]:
 
 
 def test_it_has_49738_parameters() -> None:
-    assert sum(p.numel() for p in definition.model(VALUES, 10).parameters()) == 49_738
+    assert sum(p.numel() for p in definition.digits_model(VALUES, 10).parameters()) == 49_738
 
 
 def test_images_become_logits() -> None:
-    assert definition.model(VALUES, 7)(torch.zeros(3, 1, 8, 8)).shape == (3, 7)
+    assert definition.digits_model(VALUES, 7)(torch.zeros(3, 1, 8, 8)).shape == (3, 7)
 
 
 def test_the_cost_is_three_times_that_of_a_forward() -> None:
-    module = definition.model(VALUES, 10)
+    module = definition.digits_model(VALUES, 10)
     with FlopCounterMode(display=False) as counter:
         module(torch.zeros(2, 1, 8, 8))
-    assert INFO.flop_per_sample(VALUES) == 3 * counter.get_total_flops() / 2
+    assert DIGITS.flop_per_sample(VALUES) == 3 * counter.get_total_flops() / 2
 
 
 def test_it_needs_no_file_and_draws_nothing_over_its_images() -> None:
-    assert (INFO.dataset, INFO.augmentation) == ("digits", ())
-    assert (INFO.defaults.batch, INFO.defaults.epochs) == (128, 10)
+    assert (DIGITS.dataset, DIGITS.augmentation) == ("digits", ())
+    assert (DIGITS.defaults.batch, DIGITS.defaults.epochs) == (128, 10)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -55,15 +55,15 @@ def test_it_learns_the_digits_in_six_epochs(
         return scaled.permute(0, 3, 1, 2)
 
     torch.manual_seed(0)
-    module = definition.model(VALUES, arrays.classes)
-    optimizer = definition.optimizer(module, VALUES)
+    module = definition.digits_model(VALUES, arrays.classes)
+    optimizer = definition.digits_optimizer(module, VALUES)
     images, labels = normal(arrays.train_images), torch.tensor(arrays.train_labels)
     for _ in range(6):
         order = torch.randperm(len(labels))
         for start in range(0, len(labels), 128):
             chosen = order[start : start + 128]
             optimizer.zero_grad()
-            torch.autograd.backward(definition.loss(module(images[chosen]), labels[chosen]))
+            torch.autograd.backward(definition.digits_loss(module(images[chosen]), labels[chosen]))
             optimizer.step()
     predicted = module(normal(arrays.test_images)).argmax(dim=1)
     assert (predicted == torch.tensor(arrays.test_labels)).float().mean() > 0.9

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from nfold.workload import Workload
 from nfold.workloads import info, parameters
-from nfold.workloads.inception_v3.architecture import BODY, TOP, after
+from nfold.workloads.inception_v3.architecture import BODY, TOP, output_shape
 from nfold.workloads.inception_v3.torch import loss, model, optimizer
 
 
@@ -30,8 +30,8 @@ def test_it_has_the_published_number_of_parameters(aux: int, expected: int) -> N
 
 
 def test_its_grids_are_the_published_ones() -> None:
-    assert after(BODY, (3, 299, 299)) == (768, 17, 17)
-    assert after(BODY + TOP, (3, 299, 299)) == (2048, 8, 8)
+    assert output_shape(BODY, (3, 299, 299)) == (768, 17, 17)
+    assert output_shape(BODY + TOP, (3, 299, 299)) == (2048, 8, 8)
 
 
 @pytest.mark.parametrize("size", [75, 299])

@@ -6,31 +6,33 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nfold import workloads
 from nfold.workload import Workload
-from nfold.workloads.mnist import INFO
+from nfold.workloads.mnist import MNIST
 from nfold.workloads.mnist import torch as definition
 
 VALUES = workloads.parameters(Workload.parse("mnist"))
 
 
 def test_it_has_the_tutorials_3274634_parameters() -> None:
-    assert sum(p.numel() for p in definition.model(VALUES, 10).parameters()) == 3_274_634
+    assert sum(p.numel() for p in definition.mnist_model(VALUES, 10).parameters()) == 3_274_634
 
 
 def test_it_drops_four_of_ten_before_the_logits() -> None:
-    (dropout,) = (m for m in definition.model(VALUES, 10).modules() if isinstance(m, nn.Dropout))
+    (dropout,) = (
+        m for m in definition.mnist_model(VALUES, 10).modules() if isinstance(m, nn.Dropout)
+    )
     assert dropout.p == 0.4
 
 
 def test_images_become_logits() -> None:
-    assert definition.model(VALUES, 10)(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
+    assert definition.mnist_model(VALUES, 10)(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
 
 
 def test_the_cost_is_three_times_that_of_a_forward() -> None:
-    module = definition.model(VALUES, 10)
+    module = definition.mnist_model(VALUES, 10)
     with FlopCounterMode(display=False) as counter:
         module(torch.zeros(2, 1, 28, 28))
-    assert INFO.flop_per_sample(VALUES) == 3 * counter.get_total_flops() / 2
+    assert MNIST.flop_per_sample(VALUES) == 3 * counter.get_total_flops() / 2
 
 
 def test_its_batch_is_the_tutorials() -> None:
-    assert (INFO.defaults.batch, INFO.defaults.epochs, INFO.augmentation) == (100, 3, ())
+    assert (MNIST.defaults.batch, MNIST.defaults.epochs, MNIST.augmentation) == (100, 3, ())

@@ -45,14 +45,14 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Written
 
 
 def test_arrays_and_tensors_are_kept_as_what_pytorch_computes_with(written: Written) -> None:
-    found = own.called(
+    found = own.call_user_workload(
         written(body="return nfold.Training(model=MODEL, optimizer=sgd, train=(FLOATS, LABELS))")
     )
     assert [str(array.dtype) for array in found.train] == ["float32", "int64"]
     assert found.test is None
     tensors = "train=(torch.zeros(4, 5, dtype=torch.int32), torch.zeros(4, 5))"
     made = f"return nfold.Training(model=MODEL, optimizer=sgd, {tensors})"
-    samples, targets = own.called(written(body=made)).train
+    samples, targets = own.call_user_workload(written(body=made)).train
     assert [str(samples.dtype), str(targets.dtype)] == ["int32", "float32"]
     assert targets.shape == (4, 5)
 
@@ -64,7 +64,7 @@ def test_arrays_and_tensors_are_kept_as_what_pytorch_computes_with(written: Writ
 def test_kinds_of_numbers(written: Written, samples: str, kept: str) -> None:
     given = f"train=(np.zeros((4, 2), {samples!r}), LABELS)"
     made = f"return nfold.Training(model=MODEL, optimizer=sgd, {given})"
-    assert own.called(written(body=made)).train[0].dtype == kept
+    assert own.call_user_workload(written(body=made)).train[0].dtype == kept
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_kinds_of_numbers(written: Written, samples: str, kept: str) -> None:
 def test_images_are_uint8_with_few_channels_last(written: Written, samples: str, are: bool) -> None:
     train = f"train=(np.zeros({samples}, np.uint8), LABELS[:2])"
     made = f"return nfold.Training(model=MODEL, optimizer=sgd, {train})"
-    assert own.called(written(body=made)).images is are
+    assert own.call_user_workload(written(body=made)).has_images is are
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_what_cannot_be_is_refused_with_what_is_allowed(
     parts = f"dict(model=MODEL, train=(FLOATS, LABELS), optimizer=sgd) | dict({body})"
     made = body if whole else f"return nfold.Training(**({parts}))"
     with pytest.raises(UsageError, match=said):
-        own.called(written(body=made))
+        own.call_user_workload(written(body=made))
 
 
 def test_what_is_not_there_is_named(written: Written) -> None:
     workload = written()
     with pytest.raises(UnknownValue, match="'mak': allowed are make, sgd"):
-        own.called(Workload.parse(workload.name[:-1]))
+        own.call_user_workload(Workload.parse(workload.name[:-1]))
     with pytest.raises(UsageError, match=r"no module 'mad_x': in this folder are made"):
-        own.called(Workload.parse("mad_x:make"))
+        own.call_user_workload(Workload.parse("mad_x:make"))
     missing = written(head="import nowhere_at_all")
     with pytest.raises(UsageError, match=r"nowhere_at_all.*\(made_\d+\.py:1\); next: install"):
-        own.called(missing)
+        own.call_user_workload(missing)
 
 
 def test_parameters_are_the_integers_with_a_default() -> None:
@@ -126,20 +126,20 @@ def test_parameters_are_the_integers_with_a_default() -> None:
     def needs(depth: int) -> None: ...
 
     workload = Workload.parse("a:make")
-    assert own.parameters_of(workload, make) == {"depth": 3, "width": 2}
+    assert own.integer_parameters(workload, make) == {"depth": 3, "width": 2}
     with pytest.raises(UsageError, match="'depth' has no default"):
-        own.parameters_of(workload, needs)
+        own.integer_parameters(workload, needs)
 
 
 def test_code_that_changed_since_is_refused(written: Written) -> None:
     workload = written()
-    own.called(workload)
-    code = own.code_of(workload)
+    own.call_user_workload(workload)
+    code = own.code_digest(workload)
     assert len(code) == 16
-    own.called(Workload(name=workload.name, code=code))
+    own.call_user_workload(Workload(name=workload.name, code=code))
     Path(f"{workload.name.partition(':')[0]}.py").write_text("# other\n")
     with pytest.raises(UsageError, match="changed while nfold ran"):
-        own.called(Workload(name=workload.name, code=code))
+        own.call_user_workload(Workload(name=workload.name, code=code))
 
 
 def test_what_its_module_imports_or_names_makes_it_another(
@@ -148,17 +148,17 @@ def test_what_its_module_imports_or_names_makes_it_another(
     monkeypatch.delenv("NCCL_ALGO", raising=False)
     Path("net_of_mine.py").write_text("DEPTH = 3\n")
     asked = written(head=f"{HEAD}import net_of_mine, os\nRATE = os.environ.get('RATE')\n")
-    before = workloads.identified(asked)
+    before = workloads.with_fingerprint(asked)
     assert len(before.imports) == 16
-    assert workloads.identified(asked) == before
+    assert workloads.with_fingerprint(asked) == before
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    ring = workloads.identified(asked)
+    ring = workloads.with_fingerprint(asked)
     assert ring.imports == before.imports
     assert {*ring.variables} - {*before.variables} == {("NCCL_ALGO", "Ring")}
     monkeypatch.setenv("RATE", "0.2")
-    rated = workloads.identified(asked)
+    rated = workloads.with_fingerprint(asked)
     Path("net_of_mine.py").write_text("DEPTH = 4\n")
-    deeper = workloads.identified(asked)
+    deeper = workloads.with_fingerprint(asked)
     assert len({before.imports, rated.imports, deeper.imports}) == 3
     assert {before.code, rated.code, deeper.code} == {before.code}
 
@@ -168,9 +168,9 @@ def test_a_function_of_a_package_is_made_of_the_whole_package(written: Written) 
     Path("pack_of_mine").mkdir()
     Path(f"{asked.name.partition(':')[0]}.py").rename("pack_of_mine/__init__.py")
     package = Workload.parse("pack_of_mine:make")
-    before = workloads.identified(package)
+    before = workloads.with_fingerprint(package)
     Path("pack_of_mine/net.py").write_text("")
-    assert workloads.identified(package).imports != before.imports
+    assert workloads.with_fingerprint(package).imports != before.imports
 
 
 def test_the_parent_is_told_and_imports_nothing(written: Written) -> None:
@@ -203,5 +203,5 @@ def test_the_process_that_describes_may_fail(written: Written) -> None:
 
 
 def test_the_working_directory_is_importable(written: Written) -> None:
-    own.called(written())
+    own.call_user_workload(written())
     assert sys.path[0] == os.getcwd()

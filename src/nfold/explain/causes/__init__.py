@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 from nfold.explain.causes.base import Cause
-from nfold.explain.causes.copies import Copies
-from nfold.explain.causes.epoch_boundary import EpochBoundary
-from nfold.explain.causes.imbalance import Imbalance
-from nfold.explain.causes.input import Input
-from nfold.explain.causes.launch_bound import LaunchBound
-from nfold.explain.causes.layout import Layout
-from nfold.explain.causes.link import Link
-from nfold.explain.causes.memory import Memory
-from nfold.explain.causes.network import Network
-from nfold.explain.causes.single_process import SingleProcess
-from nfold.explain.causes.storage import Storage
-from nfold.explain.causes.synchronization import Synchronization
-from nfold.explain.causes.threads import Threads
-from nfold.explain.causes.undivided_work import UndividedWork
-from nfold.explain.ladder import Ladder
+from nfold.explain.causes.copies import CopiesCause
+from nfold.explain.causes.epoch_boundary import EpochBoundaryCause
+from nfold.explain.causes.imbalance import ImbalanceCause
+from nfold.explain.causes.input import InputCause
+from nfold.explain.causes.launch_bound import LaunchBoundCause
+from nfold.explain.causes.layout import LayoutCause
+from nfold.explain.causes.link import LinkCause
+from nfold.explain.causes.memory import MemoryCause
+from nfold.explain.causes.network import NetworkCause
+from nfold.explain.causes.single_process import SingleProcessCause
+from nfold.explain.causes.storage import StorageCause
+from nfold.explain.causes.synchronization import SynchronizationCause
+from nfold.explain.causes.threads import ThreadsCause
+from nfold.explain.causes.undivided_work import UndividedWorkCause
+from nfold.explain.ladder import ExperimentDesign
 
 CAUSES: tuple[Cause, ...] = (
-    UndividedWork(),
-    SingleProcess(),
-    LaunchBound(),
-    Imbalance(),
-    Link(),
-    Input(),
-    Threads(),
-    Synchronization(),
-    Copies(),
-    EpochBoundary(),
-    Layout(),
-    Memory(),
-    Network(),
-    Storage(),
+    UndividedWorkCause(),
+    SingleProcessCause(),
+    LaunchBoundCause(),
+    ImbalanceCause(),
+    LinkCause(),
+    InputCause(),
+    ThreadsCause(),
+    SynchronizationCause(),
+    CopiesCause(),
+    EpochBoundaryCause(),
+    LayoutCause(),
+    MemoryCause(),
+    NetworkCause(),
+    StorageCause(),
 )
 
-BY_ID = {cause.id: cause for cause in CAUSES}
+CAUSES_BY_ID = {cause.id: cause for cause in CAUSES}
 
 
-def causes_of(ladder: Ladder) -> tuple[Cause, ...]:
+def applicable_causes(design: ExperimentDesign) -> tuple[Cause, ...]:
     """Those that the plan's devices can have: one device has no others to lose anything to."""
-    return tuple(cause for cause in CAUSES if ladder.devices > 1 or cause.of_one)
+    return tuple(cause for cause in CAUSES if design.devices > 1 or cause.affects_one_device)
 
 
-__all__ = ["BY_ID", "CAUSES", "Cause", "causes_of"]
+__all__ = ["CAUSES", "CAUSES_BY_ID", "Cause", "applicable_causes"]

@@ -6,35 +6,35 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, cast
 
-from nfold.ablation import Ablation
-from nfold.explain.ladder import Input, Ladder
-from nfold.explain.operation import ABSENT
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
+from nfold.ablation import Variant
+from nfold.explain.ladder import ExperimentDesign, Input
+from nfold.explain.operation import NOT_APPLICABLE_TO_OPERATIONS
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
 from nfold.stats import Interval
 
-Number = TypeVar("Number", bound=Callable[..., Any])
-LEAST = 1e-3
+CauseMethod = TypeVar("CauseMethod", bound=Callable[..., Any])
+MIN_REMAINING_FRACTION = 1e-3
 """Of a step: less than that no gain leaves."""
-STARVED = 0.3
+INPUT_BOUND_FRACTION = 0.3
 """Of a step of one device: where its input costs as much, other costs may hide behind that."""
 
 
-def once(number: Number) -> Number:
+def cached_per_view(method: CauseMethod) -> CauseMethod:
     """Of a cause: worked out once for each view, of which its row and other causes ask it often.
 
     All causes of a kind are the same one.
     """
 
-    @functools.wraps(number)
-    def asked(cause: Cause, ladder: Ladder, view: View, *rungs: Rung) -> Any:
-        key = (number, type(cause), id(ladder), *rungs)
-        if key not in view.made:
+    @functools.wraps(method)
+    def asked(cause: Cause, ladder: ExperimentDesign, view: MetricView, *rungs: Trial) -> Any:
+        key = (method, type(cause), id(ladder), *rungs)
+        if key not in view.cache:
             # With the ladder, whose identity is no other's as long as it is there.
-            view.made[key] = (number(cause, ladder, view, *rungs), ladder)
-        return view.made[key][0]
+            view.cache[key] = (method(cause, ladder, view, *rungs), ladder)
+        return view.cache[key][0]
 
-    return cast(Number, asked)
+    return cast(CauseMethod, asked)
 
 
 class Cause:
@@ -45,153 +45,157 @@ class Cause:
     """
 
     id: ClassVar[str]
-    removal: ClassVar[Ablation] = Ablation()
+    removal: ClassVar[Variant] = Variant()
     """What takes the cause away from the real run, for interactions; nothing: nothing can."""
-    on_device: ClassVar[bool] = False
+    occupies_device: ClassVar[bool] = False
     """Whether a device is busy with what it costs."""
 
     @property
-    def of_one(self) -> bool:
+    def affects_one_device(self) -> bool:
         """Whether one device alone can lose anything to it."""
-        return type(self).single_rungs is not Cause.single_rungs
+        return type(self).one_device_trials is not Cause.one_device_trials
 
-    def absent(self, ladder: Ladder) -> str | None:
+    def skipped_reason(self, design: ExperimentDesign) -> str | None:
         """Why there is no row of it, or None."""
-        return (ABSENT.get(self.id) if ladder.operation else None) or self.silent(ladder)
+        return (
+            NOT_APPLICABLE_TO_OPERATIONS.get(self.id) if design.is_operation else None
+        ) or self.not_applicable_reason(design)
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """Why this plan cannot have the cause or nothing can show it, or None."""
-        del ladder
+        del design
         return None
 
-    def evident(self, ladder: Ladder) -> bool:
+    def observed_in_probe(self, design: ExperimentDesign) -> bool:
         """Whether a first look has seen it happen: its runs come first, in case time is short."""
-        del ladder
+        del design
         return False
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """The runs that ``lost_ms`` compares."""
-        del ladder
+        del design
         return ()
 
-    def on_n(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def multi_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """``rungs``, where there is more than one device."""
-        return self.rungs(ladder) if ladder.devices > 1 else ()
+        return self.trials(design) if design.devices > 1 else ()
 
-    def shown_by(self, ladder: Ladder, view: View) -> tuple[Rung, ...]:
+    def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
         """Those of ``on_n`` that tell ``lost_ms``; none while some that it needs have no run."""
-        return view.all_or_none(self.on_n(ladder))
+        return view.all_or_none(self.multi_device_trials(design))
 
-    def settled(self, ladder: Ladder, view: View) -> bool:
+    def is_resolved(self, design: ExperimentDesign, view: MetricView) -> bool:
         """Whether it is known what N devices lose to it, if they can lose anything."""
-        return bool(self.shown_by(ladder, view)) or not self.on_n(ladder)
+        return bool(self.available_trials(design, view)) or not self.multi_device_trials(design)
 
-    def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """More runs, which tell what the fix would gain; without them ``lost_ms`` stands for it."""
-        del ladder
+        del design
         return ()
 
-    def known(self, ladder: Ladder, view: View) -> bool:
+    def is_determined(self, design: ExperimentDesign, view: MetricView) -> bool:
         """Whether the runs of ``rungs``, once they are made, tell what ``lost_ms`` needs."""
-        del ladder, view
+        del design, view
         return True
 
-    def unknown(self, ladder: Ladder, view: View) -> str | None:
+    def unknown_part(self, design: ExperimentDesign, view: MetricView) -> str | None:
         """None where all of it is known; else which part is not, nothing for the whole."""
-        return None if self.known(ladder, view) else ""
+        return None if self.is_determined(design, view) else ""
 
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What a step on N devices loses to it."""
         raise NotImplementedError
 
-    def gained_ms(self, ladder: Ladder, view: View) -> float:
+    def gained_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What is won at least when it goes; less than it costs, where something else comes."""
-        return self.lost_ms(ladder, view)
+        return self.lost_ms(design, view)
 
-    def whole_ms(self, ladder: Ladder, view: View) -> float:
+    def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """All that a step on N devices loses to it: what one device loses in the same way, too."""
-        return max(0.0, sum(self.both_ms(ladder, view)))
+        return max(0.0, sum(self.loss_components_ms(design, view)))
 
-    def both_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
+    def loss_components_ms(self, design: ExperimentDesign, view: MetricView) -> tuple[float, float]:
         """What N devices lose more than one, or less, and what one does; 0 where nobody knows."""
-        single = self.single_rungs(ladder)
-        more = self.lost_ms(ladder, view) if self.shown_by(ladder, view) else 0.0
-        alone = self.single_ms(ladder, view) if single and view.has(*single) else 0.0
+        single = self.one_device_trials(design)
+        more = self.lost_ms(design, view) if self.available_trials(design, view) else 0.0
+        alone = self.one_device_ms(design, view) if single and view.has(*single) else 0.0
         return more, alone
 
-    def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
         """What the cost is made of, where that can be told."""
-        del ladder, view
+        del design, view
         return {}
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """The runs that ``single_ms`` compares."""
-        del ladder
+        del design
         return ()
 
-    def single_evidence(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_evidence(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """The runs that tell ``single_ms`` and its part of a step; none without the former."""
-        own = self.single_rungs(ladder)
-        return tuple(dict.fromkeys((*own, ladder.alone("real")))) if own else ()
+        own = self.one_device_trials(design)
+        return tuple(dict.fromkeys((*own, design.one_device("real")))) if own else ()
 
-    def told(self, ladder: Ladder) -> Interval | None:
+    def direct_estimate(self, design: ExperimentDesign) -> Interval | None:
         """``single_ms`` with its interval, where no rung but the first look tells it."""
-        del ladder
+        del design
         return None
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What a step of one device alone loses to it."""
         raise NotImplementedError
 
-    def least_ms(self, ladder: Ladder) -> float:
+    def floor_ms(self, design: ExperimentDesign) -> float:
         """What is known to be left of one device's step when all of ``single_ms`` is gone."""
-        del ladder
+        del design
         return 0.0
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """What to change, in words."""
         raise NotImplementedError
 
-    def single_fix(self, ladder: Ladder, view: View) -> str:
+    def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """What to change for what one device alone loses; ``single_rungs`` were measured."""
-        return self.fix(ladder, view)
+        return self.fix(design, view)
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """Plan edits to try on N devices where the cause was found, by the flags that say them.
 
         Without a flag: a run that changes nothing, but tells more.
         """
-        del ladder
+        del design
         return {}
 
-    def tried(self, ladder: Ladder, view: View) -> list[Rung]:
+    def tried_fixes(self, design: ExperimentDesign, view: MetricView) -> list[Trial]:
         """Those of ``fixes`` that were run."""
-        return [rung for rung in self.fixes(ladder).values() if view.has(rung)]
+        return [rung for rung in self.fixes(design).values() if view.has(rung)]
 
 
-def left(step_ms: float, gained_ms: float, least_ms: float = 0.0) -> float:
+def remaining_ms(step_ms: float, gained_ms: float, floor_ms: float = 0.0) -> float:
     """Of a step after so much is gained; costs that are uncertain never leave nothing of it."""
-    return max(LEAST * step_ms, min(least_ms, step_ms), step_ms - gained_ms)
+    return max(MIN_REMAINING_FRACTION * step_ms, min(floor_ms, step_ms), step_ms - gained_ms)
 
 
-def exposed(ladder: Ladder, view: View, cost: Callable[[Input], float], *real: Rung) -> float:
+def exposed_ms(
+    design: ExperimentDesign, view: MetricView, cost_ms: Callable[[Input], float], *real: Trial
+) -> float:
     """A cost on the ladder without the real input, or with it where that shows less.
 
     Beside input that is slower, another cost hides and taking it away gains nothing. What the
     real input adds to it is the input's own. ``real`` are the rungs that tell; where there was no
     time for them, no more is gained than what N devices lose at all.
     """
-    bare = cost(ladder.bare)
+    bare = cost_ms(design.cheapest_input)
     if view.has(*real):
-        return min(bare, max(0.0, cost("real")))
-    if not view.final or not starved(ladder, view):
+        return min(bare, max(0.0, cost_ms("real")))
+    if not view.final or not is_input_bound(design, view):
         return bare
-    return min(bare, max(0.0, view.step(ladder.full()) - view.step(ladder.alone("real"))))
+    return min(bare, max(0.0, view.step(design.actual()) - view.step(design.one_device("real"))))
 
 
-def starved(ladder: Ladder, view: View) -> bool:
+def is_input_bound(design: ExperimentDesign, view: MetricView) -> bool:
     """Whether a good part of one device's step goes to its input."""
-    real, bare = ladder.alone("real"), ladder.alone(ladder.bare)
-    if ladder.one_process or not view.has(ladder.full(), real, bare):
+    real, bare = design.one_device("real"), design.one_device(design.cheapest_input)
+    if design.uses_one_process or not view.has(design.actual(), real, bare):
         return False
-    return view.step(real) - view.step(bare) > STARVED * view.step(real)
+    return view.step(real) - view.step(bare) > INPUT_BOUND_FRACTION * view.step(real)

@@ -5,62 +5,68 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause, once
-from nfold.explain.ladder import Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
+from nfold.explain.causes.base import Cause, cached_per_view
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
 
-NO_LOADER = "neither a DataLoader nor a function made the batches, so none can be given again"
+CANNOT_REPLAY_INPUT = (
+    "neither a DataLoader nor a function made the batches, so none can be given again"
+)
 
 
-class Copies(Cause):
+class CopiesCause(Cause):
     """Copies that compute does not hide."""
 
     id: ClassVar[str] = "copies"
-    on_device: ClassVar[bool] = True
+    occupies_device: ClassVar[bool] = True
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """Only a GPU has a memory of its own."""
-        if ladder.plan.device != "cuda":
+        if design.plan.device != "cuda":
             return "CPU devices work in the host's memory"
-        if not ladder.feeds:
-            return NO_LOADER
-        if ladder.maker is not None and ladder.maker.on_device:
-            return f"{ladder.maker.called} makes a batch and moves it: what both cost is input"
-        return "the data are on the device" if ladder.plan.input == "resident" else None
+        if not design.can_replay_input:
+            return CANNOT_REPLAY_INPUT
+        if design.batch_function is not None and design.batch_function.on_device:
+            return f"{design.batch_function.call_text} makes a batch and moves it: what both cost is input"
+        return "the data are on the device" if design.plan.input == "resident" else None
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Both ends of the ladder, replayed and resident."""
-        if ladder.one_process and ladder.seen is not None:
+        if design.uses_one_process and design.profile is not None:
             return ()
-        on_n = (ladder.lean(ladder.on_host), ladder.lean("resident"))
-        return (*on_n, *self.single_rungs(ladder))
+        on_n = (design.one_allreduce(design.host_input), design.one_allreduce("resident"))
+        return (*on_n, *self.one_device_trials(design))
 
-    @once
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    @cached_per_view
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What copies cost N devices more than one."""
-        on_n = view.step(ladder.lean(ladder.on_host)) - view.step(ladder.lean("resident"))
-        return on_n - self.single_ms(ladder, view)
+        on_n = view.step(design.one_allreduce(design.host_input)) - view.step(
+            design.one_allreduce("resident")
+        )
+        return on_n - self.one_device_ms(design, view)
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """One device alone."""
-        return (ladder.alone(ladder.on_host), ladder.alone("resident"))
+        return (design.one_device(design.host_input), design.one_device("resident"))
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What copies cost one device alone."""
-        return view.step(ladder.alone(ladder.on_host)) - view.step(ladder.alone("resident"))
+        return view.step(design.one_device(design.host_input)) - view.step(
+            design.one_device("resident")
+        )
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words."""
-        if ladder.seen is not None:
-            return lines.copies(ladder.seen)
-        if ladder.operation:
+        if design.profile is not None:
+            return lines.use_pinned_copies(design.profile)
+        if design.is_operation:
             return "keep images and results on the devices between calls, or compute more on each"
         return "keep the data on the device: --input resident"
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """Data on the device."""
-        if ladder.seen is not None or ladder.operation:
+        if design.profile is not None or design.is_operation:
             return {}
         plan = {"input": "resident", "augment": "device", "workers": 0}
-        return {"--input resident": ladder.edited(**plan)}
+        return {"--input resident": design.with_plan(**plan)}

@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from nfold.explain import lines, pausing
-from nfold.explain.causes.base import Cause, once
-from nfold.explain.causes.idle import between_ms, told_by
-from nfold.explain.ladder import Ladder
-from nfold.explain.rung import Rung, short_passes, whole_epochs
-from nfold.explain.view import View
+from nfold.explain.causes.base import Cause, cached_per_view
+from nfold.explain.causes.idle import idle_trial, shared_host_gap_ms
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.rung import Trial, over_short_epochs, over_whole_epochs
+from nfold.explain.view import MetricView
 
-Tells = Callable[[Rung], bool]
-Number = Callable[[Rung], float]
-ENDLESS = 10_000_000
+TrialPredicate = Callable[[Trial], bool]
+TrialValue = Callable[[Trial], float]
+ENDLESS_BATCHES = 10_000_000
 """So many batches are no epoch that anybody waits for: a day of them at 9 ms."""
 
 
-class EpochBoundary(Cause):
+class EpochBoundaryCause(Cause):
     """What lies between two epochs and in no step, over the steps of one; and what recurs within.
 
     Of a script with short epochs the ladder's own runs hold some; else whole epochs are run, or
@@ -32,136 +32,156 @@ class EpochBoundary(Cause):
 
     id: ClassVar[str] = "epoch-boundary"
 
-    def none_ends(self, ladder: Ladder) -> str | None:
+    def endless_reason(self, design: ExperimentDesign) -> str | None:
         """That a data set is sampled without an end in sight."""
-        batches = (ladder.seen and lines.loader(ladder.seen).batches) or 0
-        return f"an epoch is {batches:,} batches: none ends" if batches > ENDLESS else None
+        batches = (design.profile and lines.training_loader(design.profile).batches_per_epoch) or 0
+        return f"an epoch is {batches:,} batches: none ends" if batches > ENDLESS_BATCHES else None
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Both ends of the ladder."""
-        return (ladder.full(), ladder.one)
+        return (design.actual(), design.baseline)
 
-    def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """The same over whole epochs, or where those are long, over short passes; and the run that
         tells what comes after every step.
         """
-        own = (*self.whole(ladder), *self.short(ladder))
-        return own if ladder.seen is None else (*own, told_by(ladder))
+        own = (*self.whole_epoch_trials(design), *self.short_epoch_trials(design))
+        return own if design.profile is None else (*own, idle_trial(design))
 
-    def whole(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def whole_epoch_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Over whole epochs."""
-        return tuple(map(whole_epochs, self.rungs(ladder)))
+        return tuple(map(over_whole_epochs, self.trials(design)))
 
-    def short(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def short_epoch_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Over passes that are cut short: of a script whose epochs have a length."""
-        if ladder.seen is None or not lines.loader(ladder.seen).batches or self.counted(ladder):
+        if (
+            design.profile is None
+            or not lines.training_loader(design.profile).batches_per_epoch
+            or self.length_is_fixed(design)
+        ):
             return ()
-        if self.none_ends(ladder) is not None:
+        if self.endless_reason(design) is not None:
             return ()
-        return tuple(map(short_passes, self.rungs(ladder)))
+        return tuple(map(over_short_epochs, self.trials(design)))
 
-    def counted(self, ladder: Ladder) -> bool:
+    def length_is_fixed(self, design: ExperimentDesign) -> bool:
         """Whether the script's trainer knows an epoch's batches before it: none is cut short."""
-        return ladder.seen is not None and lines.loader(ladder.seen).counted
+        return (
+            design.profile is not None and lines.training_loader(design.profile).length_read_ahead
+        )
 
-    def known(self, ladder: Ladder, view: View) -> bool:
+    def is_determined(self, design: ExperimentDesign, view: MetricView) -> bool:
         """Whether anything of it is known at both ends, or of one device, what every step has."""
-        return self.ends(ladder, view) or self.recurs(ladder, view) or between_ms(ladder, view) > 0
+        return (
+            self.has_epoch_gaps(design, view)
+            or self.has_periodic_work(design, view)
+            or shared_host_gap_ms(design, view) > 0
+        )
 
-    def unknown(self, ladder: Ladder, view: View) -> str | None:
+    def unknown_part(self, design: ExperimentDesign, view: MetricView) -> str | None:
         """Of what recurs one end of the ladder, or where that is known, the ends of epochs."""
-        full, every = ladder.full(), view.every(ladder.full())
-        if every is not None and not self.recurs(ladder, view):
-            what = f"{view.recurring(full):.2f} ms of a step come after one step in {every:.0f}"
+        full, every = design.actual(), view.period(design.actual())
+        if every is not None and not self.has_periodic_work(design, view):
+            what = f"{view.periodic_ms(full):.2f} ms of a step come after one step in {every:.0f}"
             return f"{what}, on one device alone nobody knows: "
-        if self.known(ladder, view) and not self.ends(ladder, view):
+        if self.is_determined(design, view) and not self.has_epoch_gaps(design, view):
             return "the ends of its epochs: "
-        return super().unknown(ladder, view)
+        return super().unknown_part(design, view)
 
-    def ends(self, ladder: Ladder, view: View) -> bool:
+    def has_epoch_gaps(self, design: ExperimentDesign, view: MetricView) -> bool:
         """Whether both ends have had an end of an epoch."""
-        return all(map(view.has_gap, self.rungs(ladder)))
+        return all(map(view.has_epoch_gap, self.trials(design)))
 
-    def recurs(self, ladder: Ladder, view: View) -> bool:
+    def has_periodic_work(self, design: ExperimentDesign, view: MetricView) -> bool:
         """Whether something is done after some steps only, known at both ends."""
-        rungs = self.rungs(ladder)
-        some = any(view.every(rung) is not None for rung in rungs)
-        return some and all(map(view.has_recurring, rungs))
+        rungs = self.trials(design)
+        some = any(view.period(rung) is not None for rung in rungs)
+        return some and all(map(view.has_periodic, rungs))
 
-    def _told(self, ladder: Ladder, view: View) -> Iterator[tuple[Tells, Number]]:
+    def _measured_values(
+        self, design: ExperimentDesign, view: MetricView
+    ) -> Iterator[tuple[TrialPredicate, TrialValue]]:
         """Which rungs have a part of it, and how much."""
-        if self.ends(ladder, view):
-            yield view.has_gap, view.gap
-        if self.recurs(ladder, view):
-            yield view.has_recurring, view.recurring
+        if self.has_epoch_gaps(design, view):
+            yield view.has_epoch_gap, view.epoch_gap
+        if self.has_periodic_work(design, view):
+            yield view.has_periodic, view.periodic_ms
 
-    @once
-    def of_step(self, ladder: Ladder, view: View, rung: Rung) -> float:
+    @cached_per_view
+    def ms_per_step(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> float:
         """Milliseconds a step of all that was measured of a rung."""
-        return sum(number(rung) for has, number in self._told(ladder, view) if has(rung))
+        return sum(
+            number(trial) for has, number in self._measured_values(design, view) if has(trial)
+        )
 
-    def saved_ms(self, ladder: Ladder, view: View, rung: Rung) -> float:
+    def saved_ms(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> float:
         """Of a step on N devices, as far as that is known of a rung."""
-        full = ladder.full()
-        told = [number for has, number in self._told(ladder, view) if has(rung)]
-        return sum(number(full) - number(rung) for number in told)
+        full = design.actual()
+        told = [number for has, number in self._measured_values(design, view) if has(trial)]
+        return sum(number(full) - number(trial) for number in told)
 
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What N devices lose more than one does at N-fold speed."""
-        return self.of_step(ladder, view, ladder.full()) - self._of_one(ladder, view)
+        return self.ms_per_step(design, view, design.actual()) - self._one_device_ms(design, view)
 
-    def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
         """The wait for the first batch of a script's workers, and what it does without a step."""
         found: dict[str, float] = {}
-        full, one = self.rungs(ladder)
-        ends = self.lost_ms(ladder, view)
+        full, one = self.trials(design)
+        ends = self.lost_ms(design, view)
         within = 0.0
-        if self.recurs(ladder, view):
-            within = view.recurring(full) - view.recurring(one) / ladder.split
+        if self.has_periodic_work(design, view):
+            within = view.periodic_ms(full) - view.periodic_ms(one) / design.work_divisor
             ends -= within
-        if self.ends(ladder, view) and ladder.seen and lines.loader(ladder.seen).workers:
-            first = view.first_wait(full) - view.first_wait(one) / ladder.split
+        if (
+            self.has_epoch_gaps(design, view)
+            and design.profile
+            and lines.training_loader(design.profile).num_workers
+        ):
+            first = view.first_batch_wait(full) - view.first_batch_wait(one) / design.work_divisor
             found = {
                 "waiting for an epoch's first batch": first,
                 "what else lies between epochs": ends - first,
             }
-        if self.recurs(ladder, view) and self.ends(ladder, view):
+        if self.has_periodic_work(design, view) and self.has_epoch_gaps(design, view):
             found = found or {"between epochs": ends}
             found["after some steps only"] = within
         return found
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """One device."""
-        return (ladder.one,)
+        return (design.baseline,)
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What one device loses in a step over its share; what comes after every step, too."""
-        return self._of_one(ladder, view) + between_ms(ladder, view)
+        return self._one_device_ms(design, view) + shared_host_gap_ms(design, view)
 
-    def _of_one(self, ladder: Ladder, view: View) -> float:
-        return self.of_step(ladder, view, ladder.one) / ladder.split
+    def _one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+        return self.ms_per_step(design, view, design.baseline) / design.work_divisor
 
-    def single_fix(self, ladder: Ladder, view: View) -> str:
+    def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words, for the larger part."""
-        usual = between_ms(ladder, view)
-        if ladder.seen is None or 2 * usual < self.single_ms(ladder, view):
-            return self._words(ladder, view, ladder.one)
-        return pausing.after_every_step(ladder, usual)
+        usual = shared_host_gap_ms(design, view)
+        if design.profile is None or 2 * usual < self.one_device_ms(design, view):
+            return self._advice(design, view, design.baseline)
+        return pausing.reduce_host_gap(design, usual)
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words, for the larger part."""
-        return self._words(ladder, view, ladder.full())
+        return self._advice(design, view, design.actual())
 
-    def _words(self, ladder: Ladder, view: View, rung: Rung) -> str:
+    def _advice(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> str:
         """By what is known of a rung."""
-        gap = view.gap(rung) if view.has_gap(rung) else 0.0
-        within = view.recurring(rung) if self.recurs(ladder, view) else 0.0
-        if ladder.seen is not None and within > gap:
-            every = view.every(rung) or view.every(ladder.one) or 1.0
-            return pausing.after_some_steps(ladder, every, within * every)
-        if ladder.seen is not None:
-            waits = 2 * view.first_wait(rung) > gap
-            return pausing.between_epochs(ladder.seen, waits=waits, ranks=ladder.paused_at)
+        gap = view.epoch_gap(trial) if view.has_epoch_gap(trial) else 0.0
+        within = view.periodic_ms(trial) if self.has_periodic_work(design, view) else 0.0
+        if design.profile is not None and within > gap:
+            every = view.period(trial) or view.period(design.baseline) or 1.0
+            return pausing.reduce_periodic_work(design, every, within * every)
+        if design.profile is not None:
+            waits = 2 * view.first_batch_wait(trial) > gap
+            return pausing.shorten_epoch_boundary(
+                design.profile, waits=waits, ranks=design.gap_locations
+            )
         return (
             "keep loader workers alive between epochs (persistent_workers), and evaluate and log "
             "less often"

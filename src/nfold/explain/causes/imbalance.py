@@ -9,106 +9,109 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.explain import pausing
-from nfold.explain.causes.base import Cause, exposed, once
-from nfold.explain.clocks import why_slow
-from nfold.explain.ladder import Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
+from nfold.explain.causes.base import Cause, cached_per_view, exposed_ms
+from nfold.explain.clocks import slow_clock_advice
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
 
-APART = 1.02
+SLOW_RANK_RATIO = 1.02
 
 
-class Imbalance(Cause):
+class ImbalanceCause(Cause):
     """A slow device, uneven work, or steps that vary from rank to rank."""
 
     id: ClassVar[str] = "imbalance"
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """The devices of one process have no steps of their own."""
-        return "one process drives all devices" if ladder.one_process else None
+        return "one process drives all devices" if design.uses_one_process else None
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Data parallel without an exchange."""
-        return (ladder.unexchanged(ladder.bare),)
+        return (design.no_allreduce(design.cheapest_input),)
 
-    @once
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    @cached_per_view
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """The slowest rank of every step, over what one device needs."""
-        return exposed(
-            ladder,
+        return exposed_ms(
+            design,
             view,
             lambda input_: (
-                view.slowest(ladder.unexchanged(input_)) - view.own(ladder.unexchanged(input_))
+                view.slowest_rank_step(design.no_allreduce(input_))
+                - view.reference_step(design.no_allreduce(input_))
             ),
-            ladder.unexchanged("real"),
+            design.no_allreduce("real"),
         )
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """The same, and one device alone, which is the first rank."""
-        if ladder.devices == 1:
+        if design.devices == 1:
             return ()
-        return (*self.rungs(ladder), ladder.alone(ladder.bare))
+        return (*self.trials(design), design.one_device(design.cheapest_input))
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """By how much one device alone is slower than another rank, where it is the slow one."""
-        (rung, _) = self.single_rungs(ladder)
+        (rung, _) = self.one_device_trials(design)
         if len(view.reference) != 1:
             return 0.0
-        return view.own(rung) - min(view.ranks(rung).values())
+        return view.reference_step(rung) - min(view.step_by_rank(rung).values())
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Who is slow, and whether the device or its data are, where ranks changed devices."""
-        slow, times = _slow(view, ladder.unexchanged(ladder.bare))
+        slow, times = _slow_rank(view, design.no_allreduce(design.cheapest_input))
         if slow is None:
             return "steps vary from rank to rank: look for work that only some steps have"
-        pause_ms = _paused_ms(ladder, view, slow)
-        if ladder.seen is not None and pause_ms is not None:
-            return pausing.of_rank(ladder, slow, pause_ms)
-        moved, _ = _slow(view, ladder.unexchanged(ladder.bare, turned(ladder)))
+        pause_ms = _extra_host_gap_ms(design, view, slow)
+        if design.profile is not None and pause_ms is not None:
+            return pausing.reduce_rank_host_gap(design, slow, pause_ms)
+        moved, _ = _slow_rank(
+            view, design.no_allreduce(design.cheapest_input, rotated_devices(design))
+        )
         if moved == slow:
             return f"rank {slow}'s share of the work is larger or slower: divide it evenly"
-        clock = why_slow(ladder.clocks, slow, times)
+        clock = slow_clock_advice(design.clock_rates, slow, times)
         if moved is None:
             both = "compare its device and its share of the data"
             return f"rank {slow} is slow: {clock or both}"
-        return f"device {slow} is slow: {clock or _unclear(ladder)}"
+        return f"device {slow} is slow: {clock or _inspect_device(design)}"
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """No edit of the plan, but a run that tells a slow device from slow data."""
-        return {"": ladder.unexchanged(ladder.bare, turned(ladder))}
+        return {"": design.no_allreduce(design.cheapest_input, rotated_devices(design))}
 
 
-def turned(ladder: Ladder) -> tuple[int, ...]:
+def rotated_devices(design: ExperimentDesign) -> tuple[int, ...]:
     """Every rank on its neighbour's device."""
-    return (*range(1, ladder.devices), 0)
+    return (*range(1, design.devices), 0)
 
 
-def _unclear(ladder: Ladder) -> str:
+def _inspect_device(design: ExperimentDesign) -> str:
     """What to look at where a device's clock is not known, or does not explain it."""
-    if ladder.clocks:
+    if design.clock_rates:
         return "its clock is not: look at its links and what else runs there, or leave it out"
     return "look at its clock and temperature, or leave it out"
 
 
-def _paused_ms(ladder: Ladder, view: View, slow: int) -> float | None:
+def _extra_host_gap_ms(design: ExperimentDesign, view: MetricView, slow: int) -> float | None:
     """By how much the rank is slower because its host is away longer between two steps of a script,
     if that is most of it. In that time it may wait for its device, too.
     """
-    if not ladder.pauses_ms:
+    if not design.host_gaps_ms:
         return None
-    more = ladder.pauses_ms[slow] - min(ladder.pauses_ms)
-    own = view.ranks(ladder.unexchanged(ladder.bare))
+    more = design.host_gaps_ms[slow] - min(design.host_gaps_ms)
+    own = view.step_by_rank(design.no_allreduce(design.cheapest_input))
     slower = own[slow] - min(own.values())
     return min(more, slower) if 2 * more > slower else None
 
 
-def _slow(view: View, rung: Rung) -> tuple[int | None, float]:
+def _slow_rank(view: MetricView, trial: Trial) -> tuple[int | None, float]:
     """The rank that is slower than the others by itself, if one is, and how many times as long its
     steps are as those of the next one.
     """
-    own = view.ranks(rung)
+    own = view.step_by_rank(trial)
     if len(own) < 2:
         return None, 1.0
     slow = max(own, key=lambda rank: own[rank])
     second = max(value for rank, value in own.items() if rank != slow)
-    return slow if own[slow] > APART * second else None, own[slow] / second
+    return slow if own[slow] > SLOW_RANK_RATIO * second else None, own[slow] / second

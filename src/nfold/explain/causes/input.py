@@ -5,182 +5,208 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause, once, starved
-from nfold.explain.causes.copies import NO_LOADER, Copies
-from nfold.explain.causes.epoch_boundary import EpochBoundary
-from nfold.explain.causes.imbalance import Imbalance
-from nfold.explain.causes.link import Link
-from nfold.explain.causes.network import Network
-from nfold.explain.causes.synchronization import Synchronization
-from nfold.explain.causes.threads import Threads
-from nfold.explain.ladder import Ladder
-from nfold.explain.readings import made_ms
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
-from nfold.rates import decodes_for_gpus
+from nfold.explain.causes.base import Cause, cached_per_view, is_input_bound
+from nfold.explain.causes.copies import CANNOT_REPLAY_INPUT, CopiesCause
+from nfold.explain.causes.epoch_boundary import EpochBoundaryCause
+from nfold.explain.causes.imbalance import ImbalanceCause
+from nfold.explain.causes.link import LinkCause
+from nfold.explain.causes.network import NetworkCause
+from nfold.explain.causes.synchronization import SynchronizationCause
+from nfold.explain.causes.threads import ThreadsCause
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.readings import loading_ms_per_step
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
+from nfold.rates import host_decodes_for_gpus
 
 
-class Input(Cause):
+class InputCause(Cause):
     """Loading, decoding and augmenting on the host; also loaders that crowd each other out."""
 
     id: ClassVar[str] = "input"
-    removal: ClassVar[Ablation] = Ablation(input="replayed")
+    removal: ClassVar[Variant] = Variant(input="replayed")
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """Data on the device need no host."""
-        if not ladder.feeds:
-            return NO_LOADER
-        return "the data are on the device" if ladder.plan.input == "resident" else None
+        if not design.can_replay_input:
+            return CANNOT_REPLAY_INPUT
+        return "the data are on the device" if design.plan.input == "resident" else None
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Both ends of the ladder, with real and with replayed input.
 
         Of a script whose allocator tries again, without that: it may hide what its input costs.
         """
-        if _one_script(ladder):
-            return (_each(ladder), *Threads().rungs(ladder), *self.single_rungs(ladder))
-        return (*_both(ladder), *self.single_rungs(ladder))
+        if _is_one_process_script(design):
+            return (
+                _real_replicas(design),
+                *ThreadsCause().trials(design),
+                *self.one_device_trials(design),
+            )
+        return (*_real_and_replayed(design), *self.one_device_trials(design))
 
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What N devices wait more than one, less what is storage's."""
-        return self.divided_ms(ladder, view)[0]
+        return self.cpu_and_storage_ms(design, view)[0]
 
-    @once
-    def divided_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
+    @cached_per_view
+    def cpu_and_storage_ms(self, design: ExperimentDesign, view: MetricView) -> tuple[float, float]:
         """What N devices lose more than one: to computing batches, and to waiting for a disk."""
-        whole = self._whole_ms(ladder, view)
-        on_n = _each(ladder) if _one_script(ladder) else ladder.grown(ladder.full())
-        alone, replayed = self.single_rungs(ladder)
+        whole = self._input_ms(design, view)
+        on_n = (
+            _real_replicas(design)
+            if _is_one_process_script(design)
+            else design.with_expandable_segments(design.actual())
+        )
+        alone, replayed = self.one_device_trials(design)
         single = view.step(alone) - view.step(replayed)
-        more = _waiting(ladder, view, on_n, whole + single) - _waiting(ladder, view, alone, single)
+        more = _storage_ms(design, view, on_n, whole + single) - _storage_ms(
+            design, view, alone, single
+        )
         return whole - more, more
 
-    def _whole_ms(self, ladder: Ladder, view: View) -> float:
+    def _input_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """Of N devices more than of one; with the real ladder, all that it adds to the bare.
 
         What other causes lose is then less where the input hides it.
         """
-        if _one_script(ladder):
-            more = view.own(_each(ladder)) - view.step(self.single_rungs(ladder)[0])
-            return more - Threads().lost_ms(ladder, view)
-        told = view.has(*real_ladder(ladder)) or (view.final and starved(ladder, view))
-        full = ladder.grown(ladder.full())
-        if ladder.one_process or not (told and view.has(full) and _all_known(ladder, view)):
-            on_n = _of_ranks(ladder, view)
-            crowded = Threads().in_input_ms(ladder, view)
-            return on_n - sum(self.divided_single_ms(ladder, view)) - crowded
-        rest = view.step(full) - view.step(self.single_rungs(ladder)[0])
-        return rest - sum(cause.lost_ms(ladder, view) for cause in _others(ladder))
+        if _is_one_process_script(design):
+            more = view.reference_step(_real_replicas(design)) - view.step(
+                self.one_device_trials(design)[0]
+            )
+            return more - ThreadsCause().lost_ms(design, view)
+        told = view.has(*real_input_trials(design)) or (view.final and is_input_bound(design, view))
+        full = design.with_expandable_segments(design.actual())
+        if design.uses_one_process or not (
+            told and view.has(full) and _other_causes_measured(design, view)
+        ):
+            on_n = _multi_device_input_ms(design, view)
+            crowded = ThreadsCause().oversubscription_input_ms(design, view)
+            return on_n - sum(self.one_device_cpu_and_storage_ms(design, view)) - crowded
+        rest = view.step(full) - view.step(self.one_device_trials(design)[0])
+        return rest - sum(cause.lost_ms(design, view) for cause in _other_causes(design))
 
-    def whole_ms(self, ladder: Ladder, view: View) -> float:
+    def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """With what every pass over the data waits for its first batch: that is made as well.
 
         What goes with the input of N devices that work together, less storage's part: what comes to
         light then is another cause's, and what loaders do to other causes goes with them.
         """
-        if _one_script(ladder) or ladder.devices == 1:
-            return super().whole_ms(ladder, view) + self.first_ms(ladder, view)[0]
-        gone = _of_ranks(ladder, view) - Threads().in_input_ms(ladder, view)
-        gone -= self.divided_ms(ladder, view)[1] + self.divided_single_ms(ladder, view)[1]
-        return max(0.0, gone) + self.first_ms(ladder, view)[0]
+        if _is_one_process_script(design) or design.devices == 1:
+            return super().total_ms(design, view) + self.first_batch_ms(design, view)[0]
+        gone = _multi_device_input_ms(design, view) - ThreadsCause().oversubscription_input_ms(
+            design, view
+        )
+        gone -= (
+            self.cpu_and_storage_ms(design, view)[1]
+            + self.one_device_cpu_and_storage_ms(design, view)[1]
+        )
+        return max(0.0, gone) + self.first_batch_ms(design, view)[0]
 
-    @once
-    def first_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
+    @cached_per_view
+    def first_batch_ms(self, design: ExperimentDesign, view: MetricView) -> tuple[float, float]:
         """Of a step on N devices what passes wait for their first batches: computed, and read.
 
         One such batch is made by one worker, as any other is: in that time it computes and waits.
         """
-        full = ladder.full()
-        if not EpochBoundary().ends(ladder, view):
+        full = design.actual()
+        if not EpochBoundaryCause().has_epoch_gaps(design, view):
             return 0.0, 0.0
-        first = view.first_wait(full)
-        loading, waiting = view.fetching(full)
+        first = view.first_batch_wait(full)
+        loading, waiting = view.loading_and_waiting(full)
         read = first * min(1.0, waiting / loading) if loading > 0 else 0.0
         return first - read, read
 
-    def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
         """How much of it independent copies lose too: loaders in each other's way."""
-        copies = ladder.copies("real")
-        if _one_script(ladder) or not view.has(copies, *Threads().rungs(ladder)):
+        copies = design.replicas("real")
+        if _is_one_process_script(design) or not view.has(copies, *ThreadsCause().trials(design)):
             return {}
-        crowd = view.own(copies) - view.step(ladder.alone("real"))
-        crowd -= Threads().lost_ms(ladder, view)
+        crowd = view.reference_step(copies) - view.step(design.one_device("real"))
+        crowd -= ThreadsCause().lost_ms(design, view)
         return {
             "loaders of all ranks share the host": crowd,
-            "waiting for whichever loader is late": self.lost_ms(ladder, view) - crowd,
+            "waiting for whichever loader is late": self.lost_ms(design, view) - crowd,
         }
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """One device alone."""
-        real, replayed = ladder.alone("real"), ladder.alone("replayed")
-        return (ladder.grown(real), ladder.grown(replayed))
+        real, replayed = design.one_device("real"), design.one_device("replayed")
+        return (design.with_expandable_segments(real), design.with_expandable_segments(replayed))
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What one device alone waits, less what is storage's."""
-        return self.divided_single_ms(ladder, view)[0]
+        return self.one_device_cpu_and_storage_ms(design, view)[0]
 
-    def divided_single_ms(self, ladder: Ladder, view: View) -> tuple[float, float]:
+    def one_device_cpu_and_storage_ms(
+        self, design: ExperimentDesign, view: MetricView
+    ) -> tuple[float, float]:
         """What one device loses: to computing batches, and to waiting for a disk."""
-        real, replayed = self.single_rungs(ladder)
+        real, replayed = self.one_device_trials(design)
         whole = view.step(real) - view.step(replayed)
-        waiting = _waiting(ladder, view, real, whole)
+        waiting = _storage_ms(design, view, real, whole)
         return whole - waiting, waiting
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words where no plan edit was measured to help."""
-        if ladder.seen is not None:
-            numbers = [rung.plan.workers or 0 for rung in self.tried(ladder, view)]
-            return lines.more_input(ladder.seen, max(_first_workers(ladder)), numbers)
-        if not ladder.plan.workers:
+        if design.profile is not None:
+            numbers = [rung.plan.workers or 0 for rung in self.tried_fixes(design, view)]
+            return lines.speed_up_input(design.profile, max(_first_workers(design)), numbers)
+        if not design.plan.workers:
             return "let worker processes load (--workers 2), or --input resident"
-        *most, last = self.fixes(ladder)
+        *most, last = self.fixes(design)
         return f"{', '.join(most)} or {last} (measure them)"
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """Decoding on the device, no host at all, augmentation on the device, other workers."""
-        plan = ladder.plan
+        plan = design.plan
         workers = plan.workers or 0
-        if ladder.maker is not None:
+        if design.batch_function is not None:
             return {}
-        others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(ladder)
-        if ladder.seen is not None:
-            seen = ladder.seen
-            return {lines.workers(seen, other): ladder.edited(workers=other) for other in others}
+        others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(design)
+        if design.profile is not None:
+            seen = design.profile
+            return {
+                lines.num_workers_setting(seen, other): design.with_plan(workers=other)
+                for other in others
+            }
         found = {}
-        if decodes_for_gpus(plan) and plan.cache == "off":
-            on_device = ladder.edited(decode="device", augment="device")
+        if host_decodes_for_gpus(plan) and plan.cache == "off":
+            on_device = design.with_plan(decode="device", augment="device")
             found["--decode device --augment device"] = on_device
-        found["--input resident"] = ladder.edited(input="resident", augment="device", workers=0)
+        found["--input resident"] = design.with_plan(input="resident", augment="device", workers=0)
         if plan.augment == "cpu":
-            found["--augment device"] = ladder.edited(augment="device")
+            found["--augment device"] = design.with_plan(augment="device")
         for other in others[: 2 if workers else 1]:
-            found[f"--workers {other}"] = ladder.edited(workers=other)
+            found[f"--workers {other}"] = design.with_plan(workers=other)
         return found
 
 
-def _first_workers(ladder: Ladder) -> list[int]:
+def _first_workers(design: ExperimentDesign) -> list[int]:
     """For a script that has none: as many as keep up with the rest of its step, and then two.
 
     On CPU devices they have no cores of their own.
     """
-    seen, step_ms, cores = ladder.seen, ladder.step_ms, ladder.plan.cores_per_device or 1
+    seen, step_ms, cores = design.profile, design.step_ms, design.plan.cores_per_device or 1
     if seen is None or seen.fetches is None or not (seen.fetches.batches and step_ms):
         return [1, 2]
-    making_ms = made_ms(ladder.plan, seen.fetches.batches, seen.fetches.seconds)
+    making_ms = loading_ms_per_step(design.plan, seen.fetches.batches, seen.fetches.seconds)
     rest_ms = max(step_ms - making_ms, making_ms / cores)
-    enough = min(cores, math.ceil(making_ms / rest_ms)) if ladder.plan.device == "cuda" else 1
+    enough = min(cores, math.ceil(making_ms / rest_ms)) if design.plan.device == "cuda" else 1
     return list(dict.fromkeys((enough, 2))) if enough > 1 else [1, 2]
 
 
-def _of_ranks(ladder: Ladder, view: View) -> float:
+def _multi_device_input_ms(design: ExperimentDesign, view: MetricView) -> float:
     """All that goes with the input of N devices that work together."""
-    real, replayed = _both(ladder)
+    real, replayed = _real_and_replayed(design)
     return view.step(real) - view.step(replayed)
 
 
-def _waiting(ladder: Ladder, view: View, rung: Rung, exposed_ms: float) -> float:
+def _storage_ms(
+    design: ExperimentDesign, view: MetricView, trial: Trial, exposed_ms: float
+) -> float:
     """Of what the input costs a step of a rung, the part that no computing explains.
 
     Where computing and waiting are together more than is exposed, the larger one counts whole:
@@ -188,46 +214,60 @@ def _waiting(ladder: Ladder, view: View, rung: Rung, exposed_ms: float) -> float
     trains makes its batches itself, the rest goes with both: while it sleeps, its threads fall
     asleep and its caches cool, and a sleep ends late.
     """
-    if ladder.seen is None or ladder.seen.fetches is None or ladder.maker is not None:
+    if (
+        design.profile is None
+        or design.profile.fetches is None
+        or design.batch_function is not None
+    ):
         return 0.0
-    loading, waiting = view.fetching(rung)
+    loading, waiting = view.loading_and_waiting(trial)
     computing, exposed_ms = loading - waiting, max(0.0, exposed_ms)
-    if exposed_ms > loading > 0 and not ladder.plan.workers:
+    if exposed_ms > loading > 0 and not design.plan.workers:
         return exposed_ms * waiting / loading
     if waiting < computing:
         exposed_ms = max(0.0, exposed_ms - computing)
     return min(exposed_ms, waiting)
 
 
-def real_ladder(ladder: Ladder) -> tuple[Rung, ...]:
+def real_input_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
     """The rungs between both ends with real input: asked for where input was found."""
-    if ladder.one_process:
+    if design.uses_one_process:
         return ()
-    if ladder.sharded:
-        return (ladder.copies("real"),)
-    return (ladder.copies("real"), ladder.unexchanged("real"), ladder.barrier("real"))
+    if design.sharded:
+        return (design.replicas("real"),)
+    return (design.replicas("real"), design.no_allreduce("real"), design.barrier_only("real"))
 
 
-def _all_known(ladder: Ladder, view: View) -> bool:
+def _other_causes_measured(design: ExperimentDesign, view: MetricView) -> bool:
     """Whether the costs that are not the input's were all measured."""
-    return all(view.has(*cause.rungs(ladder)) for cause in _others(ladder))
+    return all(view.has(*cause.trials(design)) for cause in _other_causes(design))
 
 
-def _others(ladder: Ladder) -> list[Cause]:
+def _other_causes(design: ExperimentDesign) -> list[Cause]:
     """The causes between one device alone and the real run that are not the input."""
-    found: list[Cause] = [Threads(), Imbalance(), Synchronization(), Link(), Network(), Copies()]
-    return [cause for cause in found if cause.silent(ladder) is None]
+    found: list[Cause] = [
+        ThreadsCause(),
+        ImbalanceCause(),
+        SynchronizationCause(),
+        LinkCause(),
+        NetworkCause(),
+        CopiesCause(),
+    ]
+    return [cause for cause in found if cause.not_applicable_reason(design) is None]
 
 
-def _one_script(ladder: Ladder) -> bool:
+def _is_one_process_script(design: ExperimentDesign) -> bool:
     """A script in one process: what its input costs N devices is told by copies of it."""
-    return ladder.one_process and ladder.seen is not None
+    return design.uses_one_process and design.profile is not None
 
 
-def _both(ladder: Ladder) -> tuple[Rung, Rung]:
-    return (ladder.grown(ladder.lean()), ladder.grown(ladder.lean("replayed")))
+def _real_and_replayed(design: ExperimentDesign) -> tuple[Trial, Trial]:
+    return (
+        design.with_expandable_segments(design.one_allreduce()),
+        design.with_expandable_segments(design.one_allreduce("replayed")),
+    )
 
 
-def _each(ladder: Ladder) -> Rung:
+def _real_replicas(design: ExperimentDesign) -> Trial:
     """A process a device, as copies of a script's one process."""
-    return ladder.grown(ladder.copies("real"))
+    return design.with_expandable_segments(design.replicas("real"))

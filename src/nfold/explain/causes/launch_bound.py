@@ -5,139 +5,148 @@ from __future__ import annotations
 import functools
 from typing import ClassVar, Literal
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.causes.idle import busy_ms, idle_ms, paused_ms, told_by
-from nfold.explain.ladder import Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
-from nfold.seen import Seen
+from nfold.explain.causes.idle import device_busy_ms, device_idle_ms, host_gap_ms, idle_trial
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
+from nfold.seen import ScriptProfile
 
-MODES: tuple[Literal["default", "reduce-overhead"], ...] = ("reduce-overhead", "default")
+COMPILE_MODES: tuple[Literal["default", "reduce-overhead"], ...] = ("reduce-overhead", "default")
 """In which a script's model is compiled to try whether that helps: as CUDA graphs, or without."""
 
 
-class LaunchBound(Cause):
+class LaunchBoundCause(Cause):
     """A device with its share of the batch, against an N-th of the whole batch on one."""
 
     id: ClassVar[str] = "launch-bound"
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """Weak scaling leaves every device its batch; what launches cost shows on a GPU only."""
-        if ladder.scaling == "strong" or _captures(ladder):
+        if design.scaling == "strong" or _can_capture(design):
             return None
-        if ladder.seen is None or ladder.seen.device == "cpu":
-            if ladder.devices == 1:
+        if design.profile is None or design.profile.device == "cpu":
+            if design.devices == 1:
                 return "one device has no other share of the batch"
             return "the batch of a device does not shrink with their number"
-        if busy_ms(ladder) is None:
+        if device_busy_ms(design) is None:
             return "no step of the script was traced"
         return None
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """One device at the whole batch and at its share."""
-        return () if ladder.scaling == "weak" else (ladder.alone("real"), ladder.one)
+        return () if design.scaling == "weak" else (design.one_device("real"), design.baseline)
 
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """The share's step over its part of the whole batch's."""
-        share = view.step(ladder.alone("real"))
-        return share - view.step(ladder.one) / ladder.devices
+        share = view.step(design.one_device("real"))
+        return share - view.step(design.baseline) / design.devices
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Eager launches against one graph, where there are graphs; else two batches.
 
         A script's are told by the time in which its GPU was busy, where neither host
         nor allocator waits for it.
         """
-        if _captures(ladder):
-            return (ladder.alone(ladder.bare), _captured(ladder))
-        return (told_by(ladder),) if _traced(ladder) else self.rungs(ladder)
+        if _can_capture(design):
+            return (design.one_device(design.cheapest_input), _captured_trial(design))
+        return (idle_trial(design),) if _uses_trace(design) else self.trials(design)
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What a graph saves; else the part of the step that a line gives batch 0.
 
         Of a script, the time in which its GPU has nothing to do, unless its host is ahead of it or
         does something else.
         """
-        if _traced(ladder):
-            return idle_ms(ladder, view) - paused_ms(ladder, view)
-        if _captures(ladder):
-            return view.step(ladder.alone(ladder.bare)) - view.step(_captured(ladder))
-        n, share, whole = ladder.devices, view.step(ladder.alone("real")), view.step(ladder.one)
+        if _uses_trace(design):
+            return device_idle_ms(design, view) - host_gap_ms(design, view)
+        if _can_capture(design):
+            return view.step(design.one_device(design.cheapest_input)) - view.step(
+                _captured_trial(design)
+            )
+        n, share, whole = (
+            design.devices,
+            view.step(design.one_device("real")),
+            view.step(design.baseline),
+        )
         return (n * share - whole) / (n - 1)
 
-    def least_ms(self, ladder: Ladder) -> float:
+    def floor_ms(self, design: ExperimentDesign) -> float:
         """Of a script that was traced, the time in which its GPU is busy."""
-        return (busy_ms(ladder) or 0.0) if _traced(ladder) else 0.0
+        return (device_busy_ms(design) or 0.0) if _uses_trace(design) else 0.0
 
-    def whole_ms(self, ladder: Ladder, view: View) -> float:
+    def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What N devices lose more is a part of what one does."""
-        return max(0.0, *self.both_ms(ladder, view))
+        return max(0.0, *self.loss_components_ms(design, view))
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words."""
-        if ladder.seen is not None:
-            return _larger(ladder.seen, _compiled(ladder), view)
-        captured = " or --step captured" if _captures(ladder) else ""
+        if design.profile is not None:
+            return _larger_batch_advice(design.profile, _compiled_trials(design), view)
+        captured = " or --step captured" if _can_capture(design) else ""
         return f"more work a step: a larger --batch{captured}"
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """The step as one graph; a script's model compiled."""
-        seen = ladder.seen
+        seen = design.profile
         if seen is not None:
-            return {lines.compiled(seen, mode): rung for mode, rung in _compiled(ladder).items()}
-        if not _captures(ladder):
+            return {
+                lines.compile_model(seen, mode): rung
+                for mode, rung in _compiled_trials(design).items()
+            }
+        if not _can_capture(design):
             return {}
-        if ladder.devices == 1:
-            return {"--step captured": ladder.edited(step="captured")}
-        strategy = "dp" if ladder.one_process else "nfold"
+        if design.devices == 1:
+            return {"--step captured": design.with_plan(step="captured")}
+        strategy = "dp" if design.uses_one_process else "nfold"
         changes = {"step": "captured", "strategy": strategy}
-        return {"--step captured --strategy nfold": ladder.edited(**changes)}
+        return {"--step captured --strategy nfold": design.with_plan(**changes)}
 
 
-def _compiled(ladder: Ladder) -> dict[str, Rung]:
+def _compiled_trials(design: ExperimentDesign) -> dict[str, Trial]:
     """By mode; none where a script compiles something already, or its module is copied or cut."""
-    seen = ladder.seen
-    if seen is None or seen.compiled or ladder.plan.device != "cuda" or ladder.plain:
+    seen = design.profile
+    if seen is None or seen.compiled or design.plan.device != "cuda" or design.single_device_script:
         return {}
     if seen.parallel in ("dp", "fsdp"):
         return {}
-    return {mode: ladder.full("real", compiled=mode) for mode in MODES}
+    return {mode: design.actual("real", compiled=mode) for mode in COMPILE_MODES}
 
 
-def _larger(seen: Seen, modes: dict[str, Rung], view: View) -> str:
+def _larger_batch_advice(profile: ScriptProfile, modes: dict[str, Trial], view: MetricView) -> str:
     """Fewer launches a sample; what was tried and not found better is not advised.
 
     Where GradScaler reads a value in every step, its host is never ahead of the device.
     """
     tried = [mode for mode, rung in modes.items() if view.has(rung)]
-    also = f", or {lines.compiled(seen, MODES[0])}" if modes else ""
+    also = f", or {lines.compile_model(profile, COMPILE_MODES[0])}" if modes else ""
     if tried:
         also = f" (torch.compile, {' and '.join(tried)}: no gain beyond the noise)"
-    elif any(rung in view.failed for rung in modes.values()):
+    elif any(rung in view.failed_trials for rung in modes.values()):
         also = " (torch.compile was tried, and failed)"
-    if seen.host_syncs >= 1 and seen.autocast == "fp16":
+    if profile.host_syncs >= 1 and profile.autocast == "fp16":
         also += ", or bf16, which needs no GradScaler: that waits for the device in every step"
-    return lines.larger_batch(seen, also)
+    return lines.increase_batch(profile, also)
 
 
-def _captures(ladder: Ladder) -> bool:
-    if ladder.seen is not None or ladder.operation:
+def _can_capture(design: ExperimentDesign) -> bool:
+    if design.profile is not None or design.is_operation:
         return False
-    eager = "captured" not in str(ladder.plan.step) and ladder.plan.precision != "fp16"
-    return ladder.plan.device == "cuda" and eager
+    eager = "captured" not in str(design.plan.step) and design.plan.precision != "fp16"
+    return design.plan.device == "cuda" and eager
 
 
-def _traced(ladder: Ladder) -> bool:
+def _uses_trace(design: ExperimentDesign) -> bool:
     """Whether a script's busy time stands for what a graph would take."""
-    return ladder.scaling == "weak" and busy_ms(ladder) is not None
+    return design.scaling == "weak" and device_busy_ms(design) is not None
 
 
-def _captured(ladder: Ladder) -> Rung:
-    return _replayed_as_graph(ladder.alone(ladder.bare))
+def _captured_trial(design: ExperimentDesign) -> Trial:
+    return _with_capture(design.one_device(design.cheapest_input))
 
 
 @functools.cache
-def _replayed_as_graph(alone: Rung) -> Rung:
-    return Rung(plan=alone.plan, ablation=alone.ablation.merged(Ablation(captured=True)))
+def _with_capture(trial: Trial) -> Trial:
+    return Trial(plan=trial.plan, variant=trial.variant.merge(Variant(captured=True)))

@@ -13,90 +13,92 @@ from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.ladder import Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
-from nfold.finding import FLOOR
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
+from nfold.finding import MIN_STEP_FRACTION
 from nfold.stats import Interval
 
 
-class Layout(Cause):
+class LayoutCause(Cause):
     """The same on one device as on N, so a loss of one device's own."""
 
     id: ClassVar[str] = "layout"
-    on_device: ClassVar[bool] = True
+    occupies_device: ClassVar[bool] = True
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """A script's are seen in a trace; of a workload, transposes are kernels of a GPU."""
-        if ladder.seen is not None:
-            return "no step of the script was traced" if ladder.seen.traced is None else None
-        return None if ladder.plan.device == "cuda" else "CPU devices transpose nothing for cuDNN"
+        if design.profile is not None:
+            return "no step of the script was traced" if design.profile.trace is None else None
+        return None if design.plan.device == "cuda" else "CPU devices transpose nothing for cuDNN"
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Both layouts; of a script, where its own is transposed."""
-        mine = ladder.alone(ladder.bare)
-        if ladder.seen is None:
-            return (mine, ladder.alone(ladder.bare, layout=other(ladder)))
-        if _transposed(ladder):
-            return (mine, ladder.alone_with(ladder.bare, channels_last=True))
-        return (ladder.alone("real"),)
+        mine = design.one_device(design.cheapest_input)
+        if design.profile is None:
+            return (mine, design.one_device(design.cheapest_input, layout=other_layout(design)))
+        if _is_transposed(design):
+            return (mine, design.one_device_with(design.cheapest_input, channels_last=True))
+        return (design.one_device("real"),)
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What goes with the other one; of a script, with copies that only change the order too."""
-        told = self.told(ladder)
+        told = self.direct_estimate(design)
         if told is not None:
             return told.value
-        mine, others = (view.step(rung) for rung in self.single_rungs(ladder))
-        return self._copied(ladder).value + mine - others
+        mine, others = (view.step(rung) for rung in self.one_device_trials(design))
+        return self._reordering_ms(design).value + mine - others
 
-    def told(self, ladder: Ladder) -> Interval | None:
+    def direct_estimate(self, design: ExperimentDesign) -> Interval | None:
         """Of a script's copies, where nothing else is measured."""
-        alone = ladder.seen is not None and not _transposed(ladder)
-        return self._copied(ladder) if alone else None
+        alone = design.profile is not None and not _is_transposed(design)
+        return self._reordering_ms(design) if alone else None
 
-    def _copied(self, ladder: Ladder) -> Interval:
+    def _reordering_ms(self, design: ExperimentDesign) -> Interval:
         """In a script's copies: the mean over traced steps, and the least and most of any.
 
         Not in those of operators on images themselves, where the other layout is tried.
         """
-        traced = ladder.seen.traced if ladder.seen is not None else None
+        traced = design.profile.trace if design.profile is not None else None
         if traced is None:
             return Interval(0.0, 0.0, 0.0)
-        own = traced.in_operators_ms if _transposed(ladder) else ()
-        pairs = zip_longest(traced.reordering_ms, own, fillvalue=0.0)
-        each = [(every - theirs) / ladder.split for every, theirs in pairs]
+        own = traced.operator_layout_copy_ms if _is_transposed(design) else ()
+        pairs = zip_longest(traced.layout_copy_ms, own, fillvalue=0.0)
+        each = [(every - theirs) / design.work_divisor for every, theirs in pairs]
         return Interval(fmean(each), min(each), max(each)) if each else Interval(0.0, 0.0, 0.0)
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """The other layout; of a script, one throughout where what it copies costs more."""
-        if ladder.seen is None:
-            return f"--layout {other(ladder)}"
-        copied = self._copied(ladder).value
-        if 2 * copied < self.single_ms(ladder, view):
-            return lines.channels_last(ladder.seen)
-        return lines.reordering(ladder.seen)
+        if design.profile is None:
+            return f"--layout {other_layout(design)}"
+        copied = self._reordering_ms(design).value
+        if 2 * copied < self.one_device_ms(design, view):
+            return lines.use_channels_last(design.profile)
+        return lines.keep_memory_format(design.profile)
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """The other layout on N devices; a script's, where its own is transposed."""
-        if ladder.seen is None:
-            return {f"--layout {other(ladder)}": ladder.edited(layout=other(ladder))}
-        if not _transposed(ladder):
+        if design.profile is None:
+            return {
+                f"--layout {other_layout(design)}": design.with_plan(layout=other_layout(design))
+            }
+        if not _is_transposed(design):
             return {}
-        return {lines.channels_last(ladder.seen): ladder.full("real", channels_last=True)}
+        return {lines.use_channels_last(design.profile): design.actual("real", channels_last=True)}
 
 
-def _transposed(ladder: Ladder) -> bool:
+def _is_transposed(design: ExperimentDesign) -> bool:
     """Whether what a script's convolutions compute, and what follows them, is transposed for them,
     and not a little.
     """
-    seen = ladder.seen
-    if seen is None or seen.traced is None or seen.channels_last or not seen.convolutions:
+    seen = design.profile
+    if seen is None or seen.trace is None or seen.channels_last or not seen.convolutions:
         return False
-    traced = seen.traced
-    theirs = traced.transposing_ms + fmean(traced.in_operators_ms or (0.0,))
-    return theirs > FLOOR * (traced.busy_ms or ladder.step_ms or 0.0)
+    traced = seen.trace
+    theirs = traced.cudnn_transpose_ms + fmean(traced.operator_layout_copy_ms or (0.0,))
+    return theirs > MIN_STEP_FRACTION * (traced.device_busy_ms or design.step_ms or 0.0)
 
 
-def other(ladder: Ladder) -> str:
+def other_layout(design: ExperimentDesign) -> str:
     """The layout that the plan has not."""
-    return "channels_first" if ladder.plan.layout == "channels_last" else "channels_last"
+    return "channels_first" if design.plan.layout == "channels_last" else "channels_last"

@@ -4,72 +4,74 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.explain import sending
-from nfold.explain.causes.base import Cause, exposed, once
-from nfold.explain.ladder import Input, Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
+from nfold.explain.causes.base import Cause, cached_per_view, exposed_ms
+from nfold.explain.ladder import ExperimentDesign, Input
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
 
-SHARDS = "parameters gathered and gradients scattered, their latency included"
+SHARDING_TRAFFIC = "parameters gathered and gradients scattered, their latency included"
 
 
-class Link(Cause):
+class LinkCause(Cause):
     """Bytes on the way between devices of one host."""
 
     id: ClassVar[str] = "link"
-    removal: ClassVar[Ablation] = Ablation(exchange="barrier")
+    removal: ClassVar[Variant] = Variant(exchange="barrier")
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """nn.DataParallel's copies of weights and gradients cannot be taken away."""
-        if through_host(ladder):
+        if uses_gloo_for_gpus(design):
             return "gloo sends what is on GPUs through the host: see network"
-        return "one process drives all devices" if ladder.one_process else None
+        return "one process drives all devices" if design.uses_one_process else None
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """The last two rungs; of a sharded model, copies that exchange nothing."""
-        return _both(ladder, ladder.bare)
+        return _actual_and_barrier(design, design.cheapest_input)
 
-    @once
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    @cached_per_view
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What goes with the bytes; of a sharded model, with all that is exchanged."""
 
         def cost(input_: Input) -> float:
-            full, without = _both(ladder, input_)
-            least = view.slowest(without) if ladder.sharded else view.step(without)
+            full, without = _actual_and_barrier(design, input_)
+            least = view.slowest_rank_step(without) if design.sharded else view.step(without)
             return view.step(full) - least
 
-        return exposed(ladder, view, cost, *_both(ladder, "real"))
+        return exposed_ms(design, view, cost, *_actual_and_barrier(design, "real"))
 
-    def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
         """What is meant by bytes of a sharded model."""
-        return {SHARDS: self.lost_ms(ladder, view)} if ladder.sharded else {}
+        return {SHARDING_TRAFFIC: self.lost_ms(design, view)} if design.sharded else {}
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words."""
-        if ladder.seen is not None:
-            return sending.less(ladder.seen, tried_half=bool(self.tried(ladder, view)))
+        if design.profile is not None:
+            return sending.reduce_gradient_bytes(
+                design.profile, half_tried=bool(self.tried_fixes(design, view))
+            )
         return "send less or hide more: --exchange bf16, a larger --batch, --accumulate"
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """Half of the bytes."""
-        if ladder.seen is not None:
-            said = sending.half(ladder.seen)
-            return {said: ladder.full(exchange="half")} if said else {}
-        if ladder.plan.exchange != "fp32":
+        if design.profile is not None:
+            said = sending.halve_gradient_bytes(design.profile)
+            return {said: design.actual(exchange="half")} if said else {}
+        if design.plan.exchange != "fp32":
             return {}
-        found = {"--exchange bf16": ladder.edited(exchange="bf16")}
-        if ladder.plan.strategy == "ddp":
-            found["--strategy nfold"] = ladder.edited(strategy="nfold")
+        found = {"--exchange bf16": design.with_plan(exchange="bf16")}
+        if design.plan.strategy == "ddp":
+            found["--strategy nfold"] = design.with_plan(strategy="nfold")
         return found
 
 
-def _both(ladder: Ladder, input_: Input) -> tuple[Rung, Rung]:
-    without = ladder.unexchanged(input_) if ladder.sharded else ladder.barrier(input_)
-    return ladder.lean(input_), without
+def _actual_and_barrier(design: ExperimentDesign, input_: Input) -> tuple[Trial, Trial]:
+    without = design.no_allreduce(input_) if design.sharded else design.barrier_only(input_)
+    return design.one_allreduce(input_), without
 
 
-def through_host(ladder: Ladder) -> bool:
+def uses_gloo_for_gpus(design: ExperimentDesign) -> bool:
     """Whether a script exchanges what is on GPUs by a backend that knows only the host."""
-    seen = ladder.seen
-    return seen is not None and seen.backend == "gloo" and ladder.plan.device == "cuda"
+    seen = design.profile
+    return seen is not None and seen.backend == "gloo" and design.plan.device == "cuda"

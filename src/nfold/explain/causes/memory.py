@@ -8,85 +8,96 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause, once
-from nfold.explain.ladder import Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
-from nfold.seen import Seen
+from nfold.explain.causes.base import Cause, cached_per_view
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
+from nfold.seen import ScriptProfile
 
 
-class Memory(Cause):
+class MemoryCause(Cause):
     """An allocator that tries again and again, seen in the steps of a first look."""
 
     id: ClassVar[str] = "memory"
-    removal: ClassVar[Ablation] = Ablation(expandable_segments=True)
+    removal: ClassVar[Variant] = Variant(expandable_segments=True)
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """Where nothing was tried again, no run shows what more memory would gain."""
-        seen, refusal = ladder.seen, self.removal.refusal(ladder.plan)
+        seen, refusal = design.profile, self.removal.refusal(design.plan)
         if refusal is not None:
             return refusal
         if seen is None:
             return "no run shows what more memory would gain; see peak memory in nfold bench"
-        return None if seen.alloc_retries else _used(seen, ladder.memory_bytes)
+        return None if seen.alloc_retries else _memory_use(seen, design.memory_bytes)
 
-    def evident(self, ladder: Ladder) -> bool:
+    def observed_in_probe(self, design: ExperimentDesign) -> bool:
         """No steps try again but those that lose by it."""
-        return ladder.tries_again
+        return design.has_allocator_retries
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Both ends of the ladder, with either allocator."""
-        return (ladder.full(), ladder.grown(ladder.full()), *self.single_rungs(ladder))
+        return (
+            design.actual(),
+            design.with_expandable_segments(design.actual()),
+            *self.one_device_trials(design),
+        )
 
-    def shown_by(self, ladder: Ladder, view: View) -> tuple[Rung, ...]:
+    def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
         """Those that are known, if what the change does to N devices is."""
-        own = self.on_n(ladder)
-        return tuple(filter(view.has, own)) if view.has(*own[:2], ladder.alone("real")) else ()
+        own = self.multi_device_trials(design)
+        return tuple(filter(view.has, own)) if view.has(*own[:2], design.one_device("real")) else ()
 
-    @once
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    @cached_per_view
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What N devices lose more than one: at least, until it is known what one loses.
 
         That is less than all of its step.
         """
-        on_n = view.step(ladder.full()) - view.step(ladder.grown(ladder.full()))
-        own, growing = self.single_rungs(ladder)
+        on_n = view.step(design.actual()) - view.step(
+            design.with_expandable_segments(design.actual())
+        )
+        own, growing = self.one_device_trials(design)
         if not view.has(growing):
             return max(0.0, on_n - view.step(own))
-        return on_n - self.single_ms(ladder, view)
+        return on_n - self.one_device_ms(design, view)
 
-    def contended_ms(self, ladder: Ladder, view: View) -> float:
+    def extra_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """``lost_ms`` where it is known: N devices alone together lose as much more than one.
 
         0 where nothing was tried again: there is no other allocator then.
         """
-        return self.lost_ms(ladder, view) if self.shown_by(ladder, view) else 0.0
+        return self.lost_ms(design, view) if self.available_trials(design, view) else 0.0
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """One device alone."""
-        return (ladder.alone("real"), ladder.grown(ladder.alone("real")))
+        return (
+            design.one_device("real"),
+            design.with_expandable_segments(design.one_device("real")),
+        )
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What retries cost one device alone."""
-        own, growing = self.single_rungs(ladder)
+        own, growing = self.one_device_trials(design)
         return view.step(own) - view.step(growing)
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words."""
-        assert ladder.seen is not None
-        return lines.allocator(ladder.seen)
+        assert design.profile is not None
+        return lines.reduce_allocator_retries(design.profile)
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """The experiment is the change."""
-        return {lines.EXPANDABLE: ladder.grown(ladder.full())}
+        return {lines.USE_EXPANDABLE_SEGMENTS: design.with_expandable_segments(design.actual())}
 
 
-def _used(seen: Seen, size_bytes: int | None) -> str:
-    none = f"in {seen.steps} steps the allocator never had to try again"
-    if seen.peak_memory_bytes is None or size_bytes is None:
+def _memory_use(profile: ScriptProfile, size_bytes: int | None) -> str:
+    none = f"in {profile.steps} steps the allocator never had to try again"
+    if profile.peak_memory_bytes is None or size_bytes is None:
         return none
-    used = f"{seen.peak_memory_bytes / 1e9:.1f} of {size_bytes / 1e9:.1f} GB of a device are used"
-    more = ": the batch may grow" if 2 * seen.peak_memory_bytes < size_bytes else ""
+    used = (
+        f"{profile.peak_memory_bytes / 1e9:.1f} of {size_bytes / 1e9:.1f} GB of a device are used"
+    )
+    more = ": the batch may grow" if 2 * profile.peak_memory_bytes < size_bytes else ""
     return f"{none}; {used}{more}"

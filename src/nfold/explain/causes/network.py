@@ -8,21 +8,21 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.explain import lines
-from nfold.explain.causes.link import Link, through_host
-from nfold.explain.ladder import Ladder
-from nfold.explain.view import View
+from nfold.explain.causes.link import LinkCause, uses_gloo_for_gpus
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.view import MetricView
 
 
-class Network(Link):
+class NetworkCause(LinkCause):
     """Bytes on a way that is not made for GPUs: the real exchange against a barrier alone."""
 
     id: ClassVar[str] = "network"
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """Experiments run on one host."""
-        return None if through_host(ladder) else "all devices are on one host"
+        return None if uses_gloo_for_gpus(design) else "all devices are on one host"
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Another backend."""
-        del ladder, view
-        return lines.NCCL
+        del design, view
+        return lines.USE_NCCL

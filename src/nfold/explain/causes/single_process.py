@@ -6,57 +6,64 @@ from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.ladder import Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
 
 
-class SingleProcess(Cause):
+class SingleProcessCause(Cause):
     """nn.DataParallel: threads of one interpreter, weights copied to all devices in every step."""
 
     id: ClassVar[str] = "single-process"
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """A process a device is what is wanted."""
-        return None if ladder.one_process else "every device has a process of its own"
+        return None if design.uses_one_process else "every device has a process of its own"
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """The plan as it is, and with DistributedDataParallel; neither with retries: see memory."""
-        return (ladder.grown(ladder.full()), ladder.grown(self._each(ladder)))
+        return (
+            design.with_expandable_segments(design.actual()),
+            design.with_expandable_segments(self._process_per_device(design)),
+        )
 
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What goes when every device has its process."""
-        one, each = self.rungs(ladder)
+        one, each = self.trials(design)
         return view.step(one) - view.step(each)
 
-    def telling(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Of a script, copies that exchange their gradients."""
-        return (ladder.copies("real", late_exchange=True),) if ladder.seen is not None else ()
+        return (
+            (design.replicas("real", exchange_after_backward=True),)
+            if design.profile is not None
+            else ()
+        )
 
-    def gained_ms(self, ladder: Ladder, view: View) -> float:
+    def gained_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """Of a script, what is left when the copies exchange gradients and nothing hides it.
 
         DistributedDataParallel hides some of that: it comes to lie between this and ``lost_ms``.
         """
-        late = self.telling(ladder)
+        late = self.refining_trials(design)
         if not late or not view.has(*late):
-            return self.lost_ms(ladder, view)
-        return view.step(ladder.full()) - view.step(late[0])
+            return self.lost_ms(design, view)
+        return view.step(design.actual()) - view.step(late[0])
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """The strategy."""
-        if ladder.seen is not None:
-            return lines.process_each(ladder.seen, ladder.devices)
+        if design.profile is not None:
+            return lines.use_process_per_device(design.profile, design.devices)
         return "--strategy ddp"
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """Both ways to have a process a device."""
-        if ladder.seen is not None:
+        if design.profile is not None:
             return {}
-        return {f"--strategy {name}": ladder.edited(strategy=name) for name in ("ddp", "nfold")}
+        return {f"--strategy {name}": design.with_plan(strategy=name) for name in ("ddp", "nfold")}
 
-    def _each(self, ladder: Ladder) -> Rung:
+    def _process_per_device(self, design: ExperimentDesign) -> Trial:
         """A process a device: a script's as copies, which do not yet exchange anything."""
-        if ladder.seen is not None:
-            return ladder.copies("real")
-        return ladder.edited(strategy="ddp")
+        if design.profile is not None:
+            return design.replicas("real")
+        return design.with_plan(strategy="ddp")

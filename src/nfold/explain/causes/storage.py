@@ -11,62 +11,67 @@ from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.causes.copies import NO_LOADER
-from nfold.explain.causes.input import Input
-from nfold.explain.ladder import Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
+from nfold.explain.causes.copies import CANNOT_REPLAY_INPUT
+from nfold.explain.causes.input import InputCause
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
 
-INPUT = Input()
-MORE_WORKERS = (2, 4)
+INPUT_CAUSE = InputCause()
+WORKER_FACTORS = (2, 4)
 """Times as many as the script has."""
 
 
-class Storage(Cause):
+class StorageCause(Cause):
     """A slow disk or a remote one: the part of the input that waits."""
 
     id: ClassVar[str] = "storage"
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """Built-in data are read before the first step."""
-        if ladder.seen is None:
+        if design.profile is None:
             return "the data are in memory before the first step"
-        if not ladder.feeds:
-            return NO_LOADER
-        if ladder.maker is not None:
-            return f"waiting in {ladder.maker.called} was not watched: it is part of input"
-        if ladder.seen.fetches is None:
+        if not design.can_replay_input:
+            return CANNOT_REPLAY_INPUT
+        if design.batch_function is not None:
+            return (
+                f"waiting in {design.batch_function.call_text} was not watched: it is part of input"
+            )
+        if design.profile.fetches is None:
             return "the processes that make batches could not be watched (workers by spawn)"
         return None
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Those of the input."""
-        return INPUT.rungs(ladder)
+        return INPUT_CAUSE.trials(design)
 
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What more N devices wait than one."""
-        return INPUT.divided_ms(ladder, view)[1]
+        return INPUT_CAUSE.cpu_and_storage_ms(design, view)[1]
 
-    def whole_ms(self, ladder: Ladder, view: View) -> float:
+    def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """With its part of what every pass over the data waits for its first batch."""
-        return super().whole_ms(ladder, view) + INPUT.first_ms(ladder, view)[1]
+        return super().total_ms(design, view) + INPUT_CAUSE.first_batch_ms(design, view)[1]
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Those of the input."""
-        return INPUT.single_rungs(ladder)
+        return INPUT_CAUSE.one_device_trials(design)
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What one device alone waits."""
-        return INPUT.divided_single_ms(ladder, view)[1]
+        return INPUT_CAUSE.one_device_cpu_and_storage_ms(design, view)[1]
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words."""
-        assert ladder.seen is not None
-        return lines.faster_reads(ladder.seen)
+        assert design.profile is not None
+        return lines.speed_up_reads(design.profile)
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """Workers that wait need no core: many more of them."""
-        assert ladder.seen is not None
-        own = ladder.plan.workers or 1
-        counts = [factor * own for factor in MORE_WORKERS]
-        return {lines.workers(ladder.seen, count): ladder.edited(workers=count) for count in counts}
+        assert design.profile is not None
+        own = design.plan.workers or 1
+        counts = [factor * own for factor in WORKER_FACTORS]
+        return {
+            lines.num_workers_setting(design.profile, count): design.with_plan(workers=count)
+            for count in counts
+        }

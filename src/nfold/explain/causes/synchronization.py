@@ -5,183 +5,205 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import ClassVar
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause, exposed, once
-from nfold.explain.ladder import Input, Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
-from nfold.seen import Seen
+from nfold.explain.causes.base import Cause, cached_per_view, exposed_ms
+from nfold.explain.ladder import ExperimentDesign, Input
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
+from nfold.seen import ScriptProfile
 
 WRAPPER, LATENCY = "the wrapper", "latency of one element a bucket"
 BATCH_NORM, BUFFERS = "synchronised batch norm", "buffers sent in every forward"
-REPEATED = "gradients exchanged with every batch of a step"
-BESIDE = {
+REPEATED_ALL_REDUCE = "gradients exchanged with every batch of a step"
+EXTRA_COLLECTIVES = {
     "synchronised_batch_norm": BATCH_NORM,
-    "buffers": BUFFERS,
-    "repeated_exchange": REPEATED,
+    "broadcast_buffers": BUFFERS,
+    "exchange_each_micro_batch": REPEATED_ALL_REDUCE,
 }
 """By the field of Ablation without it, what ranks exchange beside a step's gradients."""
 
 
-class Synchronization(Cause):
+class SynchronizationCause(Cause):
     """The wrapper's work, one-element all-reduces, and synchronised batch norm."""
 
     id: ClassVar[str] = "synchronization"
-    removal: ClassVar[Ablation] = Ablation(synchronised_batch_norm=False)
+    removal: ClassVar[Variant] = Variant(synchronised_batch_norm=False)
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """nn.DataParallel has no waiting points that could be taken away one by one, nor FSDP."""
-        if ladder.reads_back or ladder.detects_anomalies:
+        if design.has_host_reads or design.detects_anomalies:
             return None
-        if ladder.sharded:
+        if design.sharded:
             return "what FSDP exchanges cannot be taken away one by one: all of it is in link"
-        return "one process drives all devices" if ladder.one_process else None
+        return "one process drives all devices" if design.uses_one_process else None
 
-    def evident(self, ladder: Ladder) -> bool:
+    def observed_in_probe(self, design: ExperimentDesign) -> bool:
         """Backwards that are searched for NaN are seen at once."""
-        return ladder.detects_anomalies
+        return design.detects_anomalies
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Copies, no exchange, a barrier; the real run with one exchange of gradients only."""
-        if ladder.one_process or ladder.sharded:
+        if design.uses_one_process or design.sharded:
             return ()
-        return (*_up(ladder, ladder.bare), *_down(ladder))
+        return (
+            *_replicas_to_barrier(design, design.cheapest_input),
+            *_actual_to_one_allreduce(design),
+        )
 
-    def shown_by(self, ladder: Ladder, view: View) -> tuple[Rung, ...]:
+    def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
         """The runs of the parts that are known: what each costs is lost, whatever the others do."""
-        if not self.on_n(ladder):
+        if not self.multi_device_trials(design):
             return ()
-        pairs = (*pairwise(_up(ladder, ladder.bare)), *pairwise(_down(ladder)))
+        pairs = (
+            *pairwise(_replicas_to_barrier(design, design.cheapest_input)),
+            *pairwise(_actual_to_one_allreduce(design)),
+        )
         known = [pair for pair in pairs if view.has(*pair)]
         return tuple(dict.fromkeys(rung for pair in known for rung in pair))
 
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """All of its parts that are known."""
-        return sum(self.parts(ladder, view).values())
+        return sum(self.components(design, view).values())
 
-    @once
-    def parts(self, ladder: Ladder, view: View) -> dict[str, float]:
+    @cached_per_view
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
         """Wrapper, latency, batch norm; those whose runs were made."""
-        if ladder.sharded:
+        if design.sharded:
             return {}
-        bare, real = _up(ladder, ladder.bare), _up(ladder, "real")
+        bare, real = (
+            _replicas_to_barrier(design, design.cheapest_input),
+            _replicas_to_barrier(design, "real"),
+        )
 
         def wrapper(input_: Input) -> float:
-            return view.own(ladder.unexchanged(input_)) - view.own(ladder.copies(input_))
+            return view.reference_step(design.no_allreduce(input_)) - view.reference_step(
+                design.replicas(input_)
+            )
 
         def latency(input_: Input) -> float:
-            return view.step(ladder.barrier(input_)) - view.slowest(ladder.unexchanged(input_))
+            return view.step(design.barrier_only(input_)) - view.slowest_rank_step(
+                design.no_allreduce(input_)
+            )
 
         found = {}
         if view.has(*bare[:2]):
-            found[WRAPPER] = exposed(ladder, view, wrapper, *real[:2])
+            found[WRAPPER] = exposed_ms(design, view, wrapper, *real[:2])
         if view.has(*bare[1:]):
-            found[LATENCY] = exposed(ladder, view, latency, *real[1:])
+            found[LATENCY] = exposed_ms(design, view, latency, *real[1:])
         for words, (before, without) in zip(
-            _beside(ladder).values(), pairwise(_down(ladder)), strict=True
+            _present_collectives(design).values(),
+            pairwise(_actual_to_one_allreduce(design)),
+            strict=True,
         ):
             if view.has(before, without):
                 found[words] = view.step(before) - view.step(without)
         return found
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """A script that reads values back or looks for NaN, and one that does not wait for them."""
-        own, without = ladder.alone(ladder.bare), ladder.unwaited
+        own, without = design.one_device(design.cheapest_input), design.no_host_sync
         return (own, without) if own != without else ()
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What waiting for values costs one device."""
-        own, without = self.single_rungs(ladder)
+        own, without = self.one_device_trials(design)
         return view.step(own) - view.step(without)
 
-    def single_fix(self, ladder: Ladder, view: View) -> str:
+    def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """One device has nobody to wait for but itself."""
-        assert ladder.seen is not None
-        return "; ".join(_awaited(ladder, ladder.seen))
+        assert design.profile is not None
+        return "; ".join(_host_read_fixes(design, design.profile))
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words for the largest part."""
-        found = self.parts(ladder, view)
+        found = self.components(design, view)
         largest = max(found, key=lambda name: found[name])
-        if ladder.seen is not None:
-            untried = _looks_in_vain(ladder.seen) and not view.has(_all_used(ladder))
+        if design.profile is not None:
+            untried = _searches_unused_in_vain(design.profile) and not view.has(
+                _without_unused_search(design)
+            )
             if untried and largest in (WRAPPER, LATENCY):
-                return lines.all_used(ladder.seen)
-            return _line(ladder.seen, largest)
+                return lines.disable_unused_search(design.profile)
+            return _advice_for(design.profile, largest)
         if largest == BATCH_NORM:
             return "--batch-norm device, if the training allows it"
-        if ladder.plan.device == "cuda" and "captured" not in str(ladder.plan.step):
+        if design.plan.device == "cuda" and "captured" not in str(design.plan.step):
             return "capture the step with its exchange: --step captured --strategy nfold"
         return "exchange less often (--accumulate 2 at twice the batch), or a larger --batch"
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """Statistics of each device's own; a captured step."""
-        found: dict[str, Rung] = {}
-        if ladder.seen is not None:
-            return _without(ladder, ladder.seen)
-        if ladder.synchronises_batch_norm:
-            found["--batch-norm device"] = ladder.edited(batch_norm="device")
-        if ladder.plan.device == "cuda" and ladder.plan.step == "eager":
-            found["--step captured --strategy nfold"] = ladder.edited(
+        found: dict[str, Trial] = {}
+        if design.profile is not None:
+            return _collective_fixes(design, design.profile)
+        if design.synchronises_batch_norm:
+            found["--batch-norm device"] = design.with_plan(batch_norm="device")
+        if design.plan.device == "cuda" and design.plan.step == "eager":
+            found["--step captured --strategy nfold"] = design.with_plan(
                 step="captured", strategy="nfold"
             )
-        if ladder.plan.strategy == "ddp":
-            found["--strategy nfold"] = ladder.edited(strategy="nfold")
+        if design.plan.strategy == "ddp":
+            found["--strategy nfold"] = design.with_plan(strategy="nfold")
         return found
 
 
-def _up(ladder: Ladder, input_: Input) -> tuple[Rung, Rung, Rung]:
+def _replicas_to_barrier(design: ExperimentDesign, input_: Input) -> tuple[Trial, Trial, Trial]:
     """Copies, no exchange, a barrier."""
-    return ladder.copies(input_), ladder.unexchanged(input_), ladder.barrier(input_)
+    return design.replicas(input_), design.no_allreduce(input_), design.barrier_only(input_)
 
 
-def _beside(ladder: Ladder) -> dict[str, str]:
+def _present_collectives(design: ExperimentDesign) -> dict[str, str]:
     """What of ``BESIDE`` there is."""
-    without = ladder.beside_gradients
-    return {name: words for name, words in BESIDE.items() if not getattr(without, name)}
+    without = design.gradients_only
+    return {name: words for name, words in EXTRA_COLLECTIVES.items() if not getattr(without, name)}
 
 
-def _down(ladder: Ladder) -> tuple[Rung, ...]:
+def _actual_to_one_allreduce(design: ExperimentDesign) -> tuple[Trial, ...]:
     """The real run, and without each of them, one after the other; the last is lean."""
-    names = tuple(_beside(ladder))
+    names = tuple(_present_collectives(design))
     gone = [dict.fromkeys(names[:count], False) for count in range(len(names) + 1)]
-    return tuple(ladder.full("real", **left_out) for left_out in gone) if names else ()
+    return tuple(design.actual("real", **left_out) for left_out in gone) if names else ()
 
 
-def _line(seen: Seen, part: str) -> str:
+def _advice_for(profile: ScriptProfile, part: str) -> str:
     if part == BATCH_NORM:
-        return lines.each_normalised(seen)
-    if part == REPEATED:
-        return lines.one_exchange(seen)
-    return lines.buffers(seen) if part == BUFFERS else lines.waiting_points(seen)
+        return lines.use_local_batch_norm(profile)
+    if part == REPEATED_ALL_REDUCE:
+        return lines.all_reduce_once(profile)
+    return (
+        lines.disable_buffer_broadcast(profile)
+        if part == BUFFERS
+        else lines.reduce_collectives(profile)
+    )
 
 
-def _without(ladder: Ladder, seen: Seen) -> dict[str, Rung]:
+def _collective_fixes(design: ExperimentDesign, profile: ScriptProfile) -> dict[str, Trial]:
     """The script without each of them, which is what the change of its line would do."""
-    names = _beside(ladder)
+    names = _present_collectives(design)
     found = {
-        _line(seen, words): ladder.full("real", **{name: False}) for name, words in names.items()
+        _advice_for(profile, words): design.actual("real", **{name: False})
+        for name, words in names.items()
     }
-    if _looks_in_vain(seen):
-        found[lines.all_used(seen)] = _all_used(ladder)
-    return found | _awaited(ladder, seen)
+    if _searches_unused_in_vain(profile):
+        found[lines.disable_unused_search(profile)] = _without_unused_search(design)
+    return found | _host_read_fixes(design, profile)
 
 
-def _awaited(ladder: Ladder, seen: Seen) -> dict[str, Rung]:
+def _host_read_fixes(design: ExperimentDesign, profile: ScriptProfile) -> dict[str, Trial]:
     """The script whose host waits for less, by what its line is to be."""
     found = {}
-    if ladder.detects_anomalies:
-        found[lines.no_anomalies(seen)] = ladder.full(anomaly_detection=False)
-    if ladder.reads_back:
-        found[lines.host_syncs(seen)] = ladder.full(host_syncs=False)
+    if design.detects_anomalies:
+        found[lines.disable_anomaly_detection(profile)] = design.actual(anomaly_detection=False)
+    if design.has_host_reads:
+        found[lines.reduce_host_reads(profile)] = design.actual(host_syncs=False)
     return found
 
 
-def _looks_in_vain(seen: Seen) -> bool:
+def _searches_unused_in_vain(profile: ScriptProfile) -> bool:
     """Whether DDP searches every step's graph for parameters without a gradient and finds none."""
-    return seen.find_unused_parameters and not seen.unused_parameter_bytes
+    return profile.find_unused_parameters and not profile.unused_parameter_bytes
 
 
-def _all_used(ladder: Ladder) -> Rung:
-    return ladder.full("real", unused_parameters=False)
+def _without_unused_search(design: ExperimentDesign) -> Trial:
+    return design.actual("real", unused_parameters=False)

@@ -5,119 +5,131 @@ from __future__ import annotations
 from typing import ClassVar
 
 from nfold.explain import lines
-from nfold.explain.causes.base import Cause, exposed, once
-from nfold.explain.causes.memory import Memory
-from nfold.explain.ladder import Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
+from nfold.explain.causes.base import Cause, cached_per_view, exposed_ms
+from nfold.explain.causes.memory import MemoryCause
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
 
-MEMORY = Memory()
+MEMORY_CAUSE = MemoryCause()
 
 
-class Threads(Cause):
+class ThreadsCause(Cause):
     """Cores, caches and memory bandwidth that N processes share, without any real input."""
 
     id: ClassVar[str] = "threads"
 
-    def silent(self, ladder: Ladder) -> str | None:
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """One process has no other beside it."""
-        if ladder.seen is not None:
+        if design.profile is not None:
             return None
-        return "one process drives all devices" if ladder.one_process else None
+        return "one process drives all devices" if design.uses_one_process else None
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """The first two rungs; of more threads than cores, the real run with fewer."""
-        return (*_ranks(ladder), *_crowded(ladder))
+        return (*_replicas_and_one_device(design), *_oversubscribed_trials(design))
 
-    def shown_by(self, ladder: Ladder, view: View) -> tuple[Rung, ...]:
+    def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
         """The runs of what is known: too many threads are one thing, others at work another."""
-        if not self.on_n(ladder):
+        if not self.multi_device_trials(design):
             return ()
-        return (*view.all_or_none(_ranks(ladder)), *view.all_or_none(_crowded(ladder)))
+        return (
+            *view.all_or_none(_replicas_and_one_device(design)),
+            *view.all_or_none(_oversubscribed_trials(design)),
+        )
 
-    @once
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    @cached_per_view
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """Both of its parts, those that are known."""
-        between = self._between_ms(ladder, view) if view.has(*_ranks(ladder)) else 0.0
-        return between + self.in_input_ms(ladder, view)
+        between = (
+            self._contention_ms(design, view)
+            if view.has(*_replicas_and_one_device(design))
+            else 0.0
+        )
+        return between + self.oversubscription_input_ms(design, view)
 
-    def _between_ms(self, ladder: Ladder, view: View) -> float:
+    def _contention_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What a device loses by others at work, though it exchanges nothing with them."""
-        between = exposed(
-            ladder,
+        between = exposed_ms(
+            design,
             view,
-            lambda input_: view.own(ladder.copies(input_)) - view.step(ladder.alone(input_)),
-            ladder.copies("real"),
-            ladder.alone("real"),
+            lambda input_: (
+                view.reference_step(design.replicas(input_)) - view.step(design.one_device(input_))
+            ),
+            design.replicas("real"),
+            design.one_device("real"),
         )
         # Allocators that try again stand in each other's way in the driver: that is memory's.
-        retries = MEMORY.contended_ms(ladder, view)
+        retries = MEMORY_CAUSE.extra_ms(design, view)
         return between - max(0.0, min(retries, between))
 
-    def in_input_ms(self, ladder: Ladder, view: View) -> float:
+    def oversubscription_input_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What more threads than cores cost where samples are made: it looks like slow input.
 
         0 where that is not known.
         """
-        steps = [view.step(rung) for rung in view.all_or_none(_crowded(ladder))]
+        steps = [view.step(rung) for rung in view.all_or_none(_oversubscribed_trials(design))]
         if not steps:
             return 0.0
         own, fewer, replayed, replayed_fewer = steps
         return (own - fewer) - (replayed - replayed_fewer)
 
-    def single_rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """A script's own number of threads, and a device's share of the cores."""
-        if not too_many(ladder):
+        if not has_too_many_threads(design):
             return ()
-        return (ladder.alone(ladder.bare), ladder.alone_with(ladder.bare, threads=_share(ladder)))
+        return (
+            design.one_device(design.cheapest_input),
+            design.one_device_with(design.cheapest_input, threads=_cores_per_device(design)),
+        )
 
-    def single_ms(self, ladder: Ladder, view: View) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """What more threads than cores cost one device."""
-        own, fewer = self.single_rungs(ladder)
+        own, fewer = self.one_device_trials(design)
         return view.step(own) - view.step(fewer)
 
-    def fixes(self, ladder: Ladder) -> dict[str, Rung]:
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """As many threads as a device has cores."""
-        if ladder.seen is None or not too_many(ladder):
+        if design.profile is None or not has_too_many_threads(design):
             return {}
-        fewer = _share(ladder)
-        return {lines.threads(ladder.seen, fewer): ladder.full("real", threads=fewer)}
+        fewer = _cores_per_device(design)
+        return {lines.limit_threads(design.profile, fewer): design.actual("real", threads=fewer)}
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words."""
-        if ladder.seen is not None and too_many(ladder):
-            return lines.threads(ladder.seen, _share(ladder))
-        if ladder.plan.device == "cpu":
-            fewer = "give each fewer cores, or " if _share(ladder) > 1 else ""
+        if design.profile is not None and has_too_many_threads(design):
+            return lines.limit_threads(design.profile, _cores_per_device(design))
+        if design.plan.device == "cpu":
+            fewer = "give each fewer cores, or " if _cores_per_device(design) > 1 else ""
             return f"the devices share caches and memory bandwidth: {fewer}use fewer devices"
-        if ladder.seen is not None:
-            return lines.fewer_processes(ladder.seen)
+        if design.profile is not None:
+            return lines.reduce_host_contention(design.profile)
         return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"
 
 
-def _ranks(ladder: Ladder) -> tuple[Rung, Rung]:
+def _replicas_and_one_device(design: ExperimentDesign) -> tuple[Trial, Trial]:
     """The first two rungs of the ladder."""
-    return ladder.copies(ladder.bare), ladder.alone(ladder.bare)
+    return design.replicas(design.cheapest_input), design.one_device(design.cheapest_input)
 
 
-def _crowded(ladder: Ladder) -> tuple[Rung, ...]:
+def _oversubscribed_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
     """With real and with replayed input: a script's own threads, and as many as cores."""
-    if not too_many(ladder) or not ladder.feeds or ladder.one_process:
+    if not has_too_many_threads(design) or not design.can_replay_input or design.uses_one_process:
         return ()
-    fewer = _share(ladder)
+    fewer = _cores_per_device(design)
     return (
-        ladder.full(),
-        ladder.full("real", threads=fewer),
-        ladder.full("replayed"),
-        ladder.full("replayed", threads=fewer),
+        design.actual(),
+        design.actual("real", threads=fewer),
+        design.actual("replayed"),
+        design.actual("replayed", threads=fewer),
     )
 
 
-def too_many(ladder: Ladder) -> bool:
+def has_too_many_threads(design: ExperimentDesign) -> bool:
     """Whether a script computes with more threads than a device has cores."""
-    return ladder.seen is not None and ladder.seen.threads > _share(ladder)
+    return design.profile is not None and design.profile.threads > _cores_per_device(design)
 
 
-def _share(ladder: Ladder) -> int:
+def _cores_per_device(design: ExperimentDesign) -> int:
     """The cores of one device."""
-    return ladder.plan.cores_per_device or 1
+    return design.plan.cores_per_device or 1

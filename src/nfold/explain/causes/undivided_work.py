@@ -6,29 +6,29 @@ from typing import ClassVar
 
 from nfold.explain import lines
 from nfold.explain.causes.base import Cause
-from nfold.explain.ladder import Ladder
-from nfold.explain.rung import Rung
-from nfold.explain.view import View
+from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.rung import Trial
+from nfold.explain.view import MetricView
 
-SIGN = "same_samples"
+SAME_SAMPLES = "same_samples"
 """The doubt that a measurement carries where it is so."""
 
 
-class UndividedWork(Cause):
+class UndividedWorkCause(Cause):
     """N devices make the same step N times: exactly N times the work."""
 
     id: ClassVar[str] = "undivided-work"
 
-    def rungs(self, ladder: Ladder) -> tuple[Rung, ...]:
+    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """The real run, whose doubts tell."""
-        return (ladder.full(),)
+        return (design.actual(),)
 
-    def lost_ms(self, ladder: Ladder, view: View) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """All steps but one that distinct samples would need."""
-        return (ladder.devices - 1) * view.step(ladder.full())
+        return (design.devices - 1) * view.step(design.actual())
 
-    def fix(self, ladder: Ladder, view: View) -> str:
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Words."""
-        if ladder.seen is not None:
-            return lines.divide(ladder.seen)
+        if design.profile is not None:
+            return lines.divide_samples(design.profile)
         return "give every rank its own samples: DistributedSampler, or run.loader"

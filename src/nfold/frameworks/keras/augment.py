@@ -11,80 +11,82 @@ from typing import Any
 
 from keras import ops
 
-from nfold.data.arrays import Arrays
-from nfold.frameworks.augment import KEYS, Operations, fill_levels
+from nfold.data.arrays import DataSetArrays
+from nfold.frameworks.augment import OPERATION_KEYS, Operations, mean_levels
 from nfold.frameworks.philox import MASK, MULTIPLIERS, ROUNDS, WEYL
 
 Tensor = Any
-Drawn = list[Tensor]
+Draws = list[Tensor]
 """Four uint32 tensors [n], one operation's draws."""
 Augment = Callable[[Tensor, Tensor, Tensor], Tensor]
 """uint8 images [n, h, w, c], uint32 ids [n] and a uint32 epoch [] to augmented images."""
 
 
-def augmentation(operations: Operations, arrays: Arrays, seed: int) -> Augment:
+def build_augmentation(operations: Operations, arrays: DataSetArrays, seed: int) -> Augment:
     """Applies ``operations``, pairs of a name and an argument, in order; none changes nothing."""
 
     def augment(images: Tensor, ids: Tensor, epoch: Tensor) -> Tensor:
         for name, argument in operations:
-            drawn = draws(seed, epoch, ids, KEYS[name])
-            images = BUILT[name](images, drawn, argument, arrays)
+            drawn = draw_uint32(seed, epoch, ids, OPERATION_KEYS[name])
+            images = AUGMENTATIONS[name](images, drawn, argument, arrays)
         return images
 
     return augment
 
 
-def draws(seed: int, epoch: Tensor, ids: Tensor, operation: int) -> Drawn:
+def draw_uint32(seed: int, epoch: Tensor, ids: Tensor, operation: int) -> Draws:
     """Four independent 32-bit draws per sample id below 2^32: uint32 [n]."""
     zero = ops.zeros_like(ids)
-    c0, c1, c2, c3 = ids, zero, zero + epoch, zero + _word(operation)
+    c0, c1, c2, c3 = ids, zero, zero + epoch, zero + _uint32(operation)
     k0, k1 = seed & MASK, (seed >> 32) & MASK
     for _ in range(ROUNDS):
-        high0, low0 = multiply(c0, MULTIPLIERS[0])
-        high1, low1 = multiply(c2, MULTIPLIERS[1])
+        high0, low0 = multiply_uint32(c0, MULTIPLIERS[0])
+        high1, low1 = multiply_uint32(c2, MULTIPLIERS[1])
         c0, c1, c2, c3 = _xor(high1, c1, k0), low1, _xor(high0, c3, k1), low0
         k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
     return [c0, c1, c2, c3]
 
 
-def multiply(value: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+def multiply_uint32(value: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     """High and low 32 bits of the product of uint32 values and a factor of 32 bits."""
-    low_factor, high_factor = _word(factor & 0xFFFF), _word(factor >> 16)
-    low, high = ops.bitwise_and(value, _word(0xFFFF)), _half(value)
-    inner = high * low_factor + _half(low * low_factor)
-    outer = low * high_factor + ops.bitwise_and(inner, _word(0xFFFF))
-    return high * high_factor + _half(inner) + _half(outer), value * _word(factor)
+    low_factor, high_factor = _uint32(factor & 0xFFFF), _uint32(factor >> 16)
+    low, high = ops.bitwise_and(value, _uint32(0xFFFF)), _high_half(value)
+    inner = high * low_factor + _high_half(low * low_factor)
+    outer = low * high_factor + ops.bitwise_and(inner, _uint32(0xFFFF))
+    return high * high_factor + _high_half(inner) + _high_half(outer), value * _uint32(factor)
 
 
-def _half(value: Tensor) -> Tensor:
-    return ops.right_shift(value, _word(16))
+def _high_half(value: Tensor) -> Tensor:
+    return ops.right_shift(value, _uint32(16))
 
 
-def _word(value: int) -> Tensor:
+def _uint32(value: int) -> Tensor:
     return ops.convert_to_tensor(value, "uint32")
 
 
 def _xor(first: Tensor, second: Tensor, key: int) -> Tensor:
-    return ops.bitwise_xor(ops.bitwise_xor(first, second), _word(key))
+    return ops.bitwise_xor(ops.bitwise_xor(first, second), _uint32(key))
 
 
-def below(draw: Tensor, limit: int) -> Tensor:
+def random_below(draw: Tensor, limit: int) -> Tensor:
     """Map 32-bit draws to int32 numbers 0 to ``limit`` - 1."""
-    return ops.cast(multiply(draw, limit)[0], "int32")
+    return ops.cast(multiply_uint32(draw, limit)[0], "int32")
 
 
-def crop(images: Tensor, drawn: Drawn, padding: int, _arrays: Arrays) -> Tensor:
+def crop(images: Tensor, random: Draws, padding: int, _arrays: DataSetArrays) -> Tensor:
     """Pads with zeros and cuts the size out again, by draws 0 (down) and 1 (right).
 
     Nothing is padded: what would come from the border is zero.
     """
     n, (height, width, channels) = ops.shape(images)[0], images.shape[1:]
     places = 2 * padding + 1
-    rows = below(drawn[0], places)[:, None] + ops.arange(-padding, height - padding, dtype="int32")
-    columns = below(drawn[1], places)[:, None] + ops.arange(
+    rows = random_below(random[0], places)[:, None] + ops.arange(
+        -padding, height - padding, dtype="int32"
+    )
+    columns = random_below(random[1], places)[:, None] + ops.arange(
         -padding, width - padding, dtype="int32"
     )
-    inside = _within(rows, height)[:, :, None] & _within(columns, width)[:, None, :]
+    inside = _in_range(rows, height)[:, :, None] & _in_range(columns, width)[:, None, :]
     each = ops.arange(n, dtype="int32")[:, None, None]
     lines = each * height + ops.clip(rows, 0, height - 1)[:, :, None]
     pixels = lines * width + ops.clip(columns, 0, width - 1)[:, None, :]
@@ -92,32 +94,33 @@ def crop(images: Tensor, drawn: Drawn, padding: int, _arrays: Arrays) -> Tensor:
     return ops.where(inside[..., None], taken, ops.zeros_like(taken))
 
 
-def _within(places: Tensor, limit: int) -> Tensor:
+def _in_range(places: Tensor, limit: int) -> Tensor:
     return ops.logical_and(places >= 0, places < limit)
 
 
-def flip(images: Tensor, drawn: Drawn, _argument: int, _arrays: Arrays) -> Tensor:
+def flip(images: Tensor, random: Draws, _argument: int, _arrays: DataSetArrays) -> Tensor:
     """Mirrors left to right by the highest bit of draw 0."""
-    mirrored = drawn[0] >= _word(2**31)
+    mirrored = random[0] >= _uint32(2**31)
     return ops.where(mirrored[:, None, None, None], ops.flip(images, 2), images)
 
 
-def cutout(images: Tensor, drawn: Drawn, size: int, arrays: Arrays) -> Tensor:
+def cutout(images: Tensor, random: Draws, size: int, arrays: DataSetArrays) -> Tensor:
     """Covers a square with the mean, its centre at draws 0 (row) and 1 (column)."""
     height, width = images.shape[1:3]
     square = (
-        _covered(drawn[0], height, size)[:, :, None] & _covered(drawn[1], width, size)[:, None, :]
+        _cutout_range(random[0], height, size)[:, :, None]
+        & _cutout_range(random[1], width, size)[:, None, :]
     )
-    return ops.where(square[..., None], ops.convert_to_tensor(fill_levels(arrays)), images)
+    return ops.where(square[..., None], ops.convert_to_tensor(mean_levels(arrays)), images)
 
 
-def _covered(drawn: Tensor, side: int, size: int) -> Tensor:
+def _cutout_range(drawn: Tensor, side: int, size: int) -> Tensor:
     """Which places [side] lie under each image's square: bool [n, side]."""
-    first = below(drawn, side) - size // 2
-    return _within(ops.arange(side, dtype="int32") - first[:, None], size)
+    first = random_below(drawn, side) - size // 2
+    return _in_range(ops.arange(side, dtype="int32") - first[:, None], size)
 
 
-BUILT: dict[str, Callable[[Tensor, Drawn, int, Arrays], Tensor]] = {
+AUGMENTATIONS: dict[str, Callable[[Tensor, Draws, int, DataSetArrays], Tensor]] = {
     "crop": crop,
     "flip": flip,
     "cutout": cutout,

@@ -11,33 +11,35 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nfold.frameworks.stream import Cut, Ids, mixed
+from nfold.frameworks.stream import RankSlice, SampleIds, hash_ids
 
 
 @dataclass(frozen=True)
-class Group:
+class CallGroup:
     """Consecutive calls of one shape: ``ids`` are int64 [calls, steps per call, batch]."""
 
-    ids: Ids
+    ids: SampleIds
 
     @property
-    def steps(self) -> int:
+    def steps_per_call(self) -> int:
         """Steps of one call."""
         return int(self.ids.shape[1])
 
     @property
-    def count(self) -> int:
+    def batch_size(self) -> int:
         """Samples of one step."""
         return int(self.ids.shape[2])
 
-    def hashes(self) -> list[int]:
+    def sample_hashes(self) -> list[int]:
         """The sample hash of every call, as ``stream.sample_hash`` has it."""
-        rows = mixed(self.ids).reshape(len(self.ids), -1)
+        rows = hash_ids(self.ids).reshape(len(self.ids), -1)
         found: list[int] = rows.sum(axis=1, dtype=np.uint64).tolist()
         return found
 
 
-def groups(order: Ids, cuts: Sequence[Cut], steps_per_call: int) -> Iterator[Group]:
+def group_calls(
+    order: SampleIds, cuts: Sequence[RankSlice], steps_per_call: int
+) -> Iterator[CallGroup]:
     """The calls that compute ``cuts`` of an epoch's ``order``: whole ones, singles, the rest."""
     if not cuts:
         return
@@ -47,6 +49,6 @@ def groups(order: Ids, cuts: Sequence[Cut], steps_per_call: int) -> Iterator[Gro
     for first, last, steps in ((0, together, steps_per_call), (together, whole, 1)):
         if last > first:
             ids = order[first * batch : last * batch]
-            yield Group(ids.reshape(-1, steps, batch))
+            yield CallGroup(ids.reshape(-1, steps, batch))
     if whole < len(cuts):
-        yield Group(order[cuts[-1].places].reshape(1, 1, -1))
+        yield CallGroup(order[cuts[-1].positions].reshape(1, 1, -1))

@@ -13,17 +13,17 @@ from typing import Any
 from keras import ops
 
 from nfold.data.distortion import AREA, BICUBIC, BRIGHTNESS, HUE, METHODS, NEAREST
-from nfold.frameworks.keras.augment import Tensor, below, draws
-from nfold.frameworks.photographs import COLOUR, LOOK
+from nfold.frameworks.keras.augment import Tensor, draw_uint32, random_below
+from nfold.frameworks.photographs import COLOUR_KEY, DISTORTION_KEY
 
 TAPS = 4
 """Pixels that one pixel of a resized image may see of each side: four for bicubic."""
-CUBIC = -0.75
-HALF = 2**31
+CUBIC_A = -0.75
+HALF_RANGE = 2**31
 
 
 @dataclass(frozen=True)
-class Looks:
+class KerasDistortionParameters:
     """What samples drew besides their boxes, each [n]; ``nfold.data.distortion.Look`` of many."""
 
     method: Tensor
@@ -35,14 +35,14 @@ class Looks:
     contrast: Tensor
 
 
-def looks(seed: int, epoch: Tensor, ids: Tensor) -> Looks:
+def draw_distortion(seed: int, epoch: Tensor, ids: Tensor) -> KerasDistortionParameters:
     """The looks of samples ``ids`` uint32 [n] in an epoch."""
-    method, mirrored, order, brightness = draws(seed, epoch, ids, LOOK)
-    saturation, hue, contrast, _ = draws(seed, epoch, ids, COLOUR)
-    return Looks(
-        method=below(method, len(METHODS)),
-        mirrored=mirrored >= _word(HALF),
-        contrast_second=order >= _word(HALF),
+    method, mirrored, order, brightness = draw_uint32(seed, epoch, ids, DISTORTION_KEY)
+    saturation, hue, contrast, _ = draw_uint32(seed, epoch, ids, COLOUR_KEY)
+    return KerasDistortionParameters(
+        method=random_below(method, len(METHODS)),
+        mirrored=mirrored >= _to_uint32(HALF_RANGE),
+        contrast_second=order >= _to_uint32(HALF_RANGE),
         brightness=uniform(brightness, -BRIGHTNESS, BRIGHTNESS),
         saturation=uniform(saturation, 0.5, 1.5),
         hue=uniform(hue, -HUE, HUE),
@@ -50,7 +50,7 @@ def looks(seed: int, epoch: Tensor, ids: Tensor) -> Looks:
     )
 
 
-def _word(value: int) -> Tensor:
+def _to_uint32(value: int) -> Tensor:
     return ops.convert_to_tensor(value, "uint32")
 
 
@@ -59,7 +59,7 @@ def uniform(draw: Tensor, low: float, high: float) -> Tensor:
     return ops.cast(draw, "float32") * ((high - low) / 2**32) + low
 
 
-class Distortion:
+class KerasDistortion:
     """Distorts what lies in canvases, in one go."""
 
     def __init__(self, size: int, seed: int) -> None:
@@ -71,19 +71,19 @@ class Distortion:
         ``marks`` uint32 [n, 3] are a sample's id, and height and width of what lies in the upper
         left corner of its canvas.
         """
-        look = looks(self._seed, epoch, marks[:, 0])
+        look = draw_distortion(self._seed, epoch, marks[:, 0])
         places = ops.cast(marks[:, 1:], "int32")
-        rows = self._matrix(places[:, 0], canvases.shape[1], look.method, None)
-        columns = self._matrix(places[:, 1], canvases.shape[2], look.method, look.mirrored)
+        rows = self._resize_matrix(places[:, 0], canvases.shape[1], look.method, None)
+        columns = self._resize_matrix(places[:, 1], canvases.shape[2], look.method, look.mirrored)
         image = ops.einsum("nph,nhwc->npwc", rows, ops.cast(canvases, "float32"))
         image = ops.einsum("nqw,npwc->npqc", columns, image)
-        return coloured(ops.floor(ops.clip(image + 0.5, 0, 255)), look)
+        return adjust_colors(ops.floor(ops.clip(image + 0.5, 0, 255)), look)
 
-    def _matrix(
+    def _resize_matrix(
         self, sides: Tensor, canvas: int, method: Tensor, mirrored: Tensor | None
     ) -> Tensor:
         """What each pixel takes of every place of a canvas's side: float32 [n, size, canvas]."""
-        found, weights = self._weights(sides, method, mirrored)
+        found, weights = self._source_pixels(sides, method, mirrored)
         places = ops.arange(canvas, dtype="int32")
         total: Any = 0
         for tap in range(TAPS):
@@ -91,7 +91,7 @@ class Distortion:
             total = total + ops.where(hit, weights[..., tap, None], 0.0)
         return total
 
-    def _weights(
+    def _source_pixels(
         self, sides: Tensor, method: Tensor, mirrored: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Which pixels of ``sides`` [n] each pixel sees, int32 [n, size, 4], and their weights."""
@@ -108,10 +108,10 @@ class Distortion:
         whole = ops.where(method == AREA, ops.floor(start), under - 1)
         first = ops.where(method == NEAREST, nearest, ops.cast(whole, "int32"))
         found = first[..., None] + ops.arange(TAPS, dtype="int32")
-        weights = self._chosen(found, middle - under, start, scale, method)
+        weights = self._tap_weights(found, middle - under, start, scale, method)
         return ops.minimum(ops.maximum(found, 0), sides[..., None] - 1), weights
 
-    def _chosen(
+    def _tap_weights(
         self, found: Tensor, past: Tensor, start: Tensor, scale: Tensor, method: Tensor
     ) -> Tensor:
         """The weights [n, size, 4] of each sample's own method.
@@ -123,36 +123,38 @@ class Distortion:
         from_, end = ops.cast(found, "float32"), (start + scale)[..., None]
         covered = ops.minimum(from_ + 1, end) - ops.maximum(from_, start[..., None])
         linear = ops.maximum(1 - distance, 0)
-        weights = ops.where(method == BICUBIC, cubic(distance), linear)
+        weights = ops.where(method == BICUBIC, cubic_weight(distance), linear)
         weights = ops.where(method == AREA, ops.maximum(covered, 0) / scale[..., None], weights)
         return ops.where(method == NEAREST, ops.cast(taps == 0, "float32"), weights)
 
 
-def cubic(distance: Tensor) -> Tensor:
+def cubic_weight(distance: Tensor) -> Tensor:
     """The weight of a pixel at a distance of 0 to 2 (R. Keys, Cubic convolution, 1981)."""
-    near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance * distance + 1
-    far = ((CUBIC * distance - 5 * CUBIC) * distance + 8 * CUBIC) * distance - 4 * CUBIC
+    near = ((CUBIC_A + 2) * distance - (CUBIC_A + 3)) * distance * distance + 1
+    far = ((CUBIC_A * distance - 5 * CUBIC_A) * distance + 8 * CUBIC_A) * distance - 4 * CUBIC_A
     return ops.where(distance <= 1, near, ops.where(distance < 2, far, 0.0))
 
 
-def coloured(levels: Tensor, look: Looks) -> Tensor:
+def adjust_colors(levels: Tensor, parameters: KerasDistortionParameters) -> Tensor:
     """Levels [n, h, w, 3] with their colours changed, as uint8."""
-    image = levels / 255 + look.brightness[:, None, None, None]
-    second = look.contrast_second[:, None, None, None]
-    factor = look.contrast[:, None, None, None]
-    image = ops.maximum(contrasted(image, ops.where(second, factor, 1.0)), 0)
-    image = turned(image, look.saturation[:, None, None], look.hue[:, None, None])
-    image = contrasted(image, ops.where(second, 1.0, factor))
+    image = levels / 255 + parameters.brightness[:, None, None, None]
+    second = parameters.contrast_second[:, None, None, None]
+    factor = parameters.contrast[:, None, None, None]
+    image = ops.maximum(adjust_contrast(image, ops.where(second, factor, 1.0)), 0)
+    image = adjust_saturation_and_hue(
+        image, parameters.saturation[:, None, None], parameters.hue[:, None, None]
+    )
+    image = adjust_contrast(image, ops.where(second, 1.0, factor))
     return ops.cast(ops.clip(image * 255 + 0.5, 0, 255), "uint8")
 
 
-def contrasted(image: Tensor, factor: Tensor) -> Tensor:
+def adjust_contrast(image: Tensor, factor: Tensor) -> Tensor:
     """Every value further from its colour's mean over the image, or nearer to it."""
     mean = ops.mean(image, axis=(1, 2), keepdims=True)
     return (image - mean) * factor + mean
 
 
-def turned(image: Tensor, saturation: Tensor, turn: Tensor) -> Tensor:
+def adjust_saturation_and_hue(image: Tensor, saturation: Tensor, hue_shift: Tensor) -> Tensor:
     """Saturation changed, then hue by ``turn`` of a whole, in HSV, of images [n, h, w, 3].
 
     As in ``torch/distortion.py``: a hue is a place on a circle of 6.
@@ -163,7 +165,7 @@ def turned(image: Tensor, saturation: Tensor, turn: Tensor) -> Tensor:
     inverse = 1 / ops.maximum(chroma, 1e-12)
     place = ops.where(green == value, (blue - red) * inverse + 2, (red - green) * inverse + 4)
     place = ops.where(red == value, (green - blue) * inverse, place)
-    place = ops.mod(place + 6 * turn, 6)
+    place = ops.mod(place + 6 * hue_shift, 6)
     chroma = ops.minimum(chroma * saturation, value)
     shares = (
         ops.absolute(place - 3) - 1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,24 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 from nfold import workloads
-from nfold.data.arrays import Arrays, Images, Labels
-from nfold.data.photographs import Photographs
+from nfold.data.arrays import DataSetArrays, Images, Labels
+from nfold.data.photographs import PhotographSet
 from nfold.frameworks.augment import Operations
 from nfold.frameworks.base import Task
-from nfold.frameworks.built_in import samples_of
-from nfold.frameworks.keras.calls import Group
-from nfold.frameworks.stream import Ids
+from nfold.frameworks.built_in import load_builtin_samples
+from nfold.frameworks.keras.calls import CallGroup
+from nfold.frameworks.stream import SampleIds
 from nfold.measurement import RankSamples
 from nfold.workload import Workload
 
-Placed = Any
+DeviceValue = Any
 """What a back end has on its devices."""
 Loss = Any
 """The losses of a call's steps, not yet read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class HostBatch:
     """One call's samples on the host: images [steps, n, h, w, c], labels and ids [steps, n].
 
     Of photographs that a device distorts, in place of ids marks [steps, n, 3]: id, height, width.
@@ -40,7 +39,7 @@ class Host:
     ids: npt.NDArray[np.uint32]
 
 
-class Engine(ABC):
+class KerasBackend(ABC):
     """One model and its step on the devices of a plan."""
 
     @abstractmethod
@@ -48,56 +47,58 @@ class Engine(ABC):
         """The devices, for example ``cpu:0, cpu:1``."""
 
     @abstractmethod
-    def keep(self, images: Images, labels: Labels) -> None:
+    def store_training_set(self, images: Images, labels: Labels) -> None:
         """Resident input: copy the training set to every device."""
 
     @abstractmethod
-    def route(self, group: Group) -> Placed:
+    def put_ids(self, group: CallGroup) -> DeviceValue:
         """Resident input: a group's ids on the devices."""
 
     @abstractmethod
-    def place(self, host: Host) -> Placed:
+    def put_batch(self, host: HostBatch) -> DeviceValue:
         """Loaded input: a call's samples on the devices. May run in another thread."""
 
     @abstractmethod
-    def ready_to_follow(self, route: Placed) -> None:
+    def compile_resident_step(self, route: DeviceValue) -> None:
         """Make the program of a group's calls, so that none is made in a timed window."""
 
     @abstractmethod
-    def ready_to_step(self, placed: Placed) -> None:
+    def compile_step(self, batch: DeviceValue) -> None:
         """The same for calls on samples of these shapes."""
 
     @abstractmethod
-    def follow(self, route: Placed, call: int, epoch: int) -> Loss:
+    def step_resident(self, route: DeviceValue, call: int, epoch: int) -> Loss:
         """Make the steps of a group's call number ``call``."""
 
     @abstractmethod
-    def step(self, placed: Placed, epoch: int) -> Loss:
+    def step(self, batch: DeviceValue, epoch: int) -> Loss:
         """Make the steps on what ``place`` placed."""
 
     @abstractmethod
-    def fence(self) -> None:
+    def synchronize(self) -> None:
         """Wait for everything that was queued."""
 
     @abstractmethod
-    def wait(self, loss: Loss) -> None:
+    def wait_for(self, loss: Loss) -> None:
         """Wait for one call; from a thread of its own."""
 
     @property
     @abstractmethod
-    def queues(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether a call returns before it is done."""
 
     @abstractmethod
-    def read(self, losses: Sequence[Loss]) -> list[float]:
+    def read_losses(self, losses: Sequence[Loss]) -> list[float]:
         """One loss a step."""
 
     @abstractmethod
-    def right(self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]) -> int:
+    def count_correct(
+        self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]
+    ) -> int:
         """How many samples the model classifies right."""
 
     @abstractmethod
-    def parameters(self) -> list[npt.NDArray[Any]]:
+    def weights(self) -> list[npt.NDArray[Any]]:
         """The trained weights on the host."""
 
     @abstractmethod
@@ -105,16 +106,18 @@ class Engine(ABC):
         """``peak_memory_bytes`` and ``reserved_memory_bytes`` of the fullest device."""
 
     @abstractmethod
-    def dataset(self, groups: Sequence[Group], make: Callable[[Ids], Host]) -> Iterable[Placed]:
+    def tf_dataset(
+        self, groups: Sequence[CallGroup], make: Callable[[SampleIds], HostBatch]
+    ) -> Iterable[DeviceValue]:
         """The batches of ``groups`` from a ``tf.data.Dataset``; ``make`` gathers a call's."""
 
-    def finished(self, samples: RankSamples) -> RankSamples:
+    def add_notes(self, samples: RankSamples) -> RankSamples:
         """The samples of a run; a back end may add doubts."""
         return samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Definition:
+class KerasDefinition:
     """What is trained: its data, its operations, and the file that builds it in Keras.
 
     ``photographs`` are the samples where these are files; ``arrays`` then has no image.
@@ -122,12 +125,12 @@ class Definition:
 
     workload: Workload
     parameters: dict[str, int]
-    arrays: Arrays
-    operations: Operations
-    photographs: Photographs | None = None
+    arrays: DataSetArrays
+    augmentations: Operations
+    photographs: PhotographSet | None = None
 
     @property
-    def peak(self) -> float:
+    def peak_rate(self) -> float:
         """The learning rate's peak in one cycle, 0: fixed."""
         return self.parameters.get("peak", 0) / 1000
 
@@ -150,19 +153,19 @@ class Definition:
         """What a reader of the measurement has to know about the data, as (kind, text)."""
         return self.photographs.notes if self.photographs else ()
 
-    def _module(self) -> Any:
-        return importlib.import_module(f"nfold.workloads.{self.workload.name}.keras")
+    def _module(self) -> workloads.Network:
+        return workloads.network(self.workload.name, "keras")
 
 
-def definition(task: Task) -> Definition:
+def load_definition(task: Task) -> KerasDefinition:
     """What the task trains."""
     known = workloads.info(task.workload.name)
     chosen = workloads.parameters(task.workload)
-    arrays, photographs = samples_of(known, chosen, task.plan)
-    return Definition(
+    arrays, photographs = load_builtin_samples(known, chosen, task.plan)
+    return KerasDefinition(
         workload=task.workload,
         parameters=chosen,
         arrays=arrays,
-        operations=known.operations(chosen),
+        augmentations=known.augmentation_for(chosen),
         photographs=photographs,
     )

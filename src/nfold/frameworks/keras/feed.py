@@ -19,39 +19,49 @@ import numpy as np
 import numpy.typing as npt
 
 from nfold.data.arrays import Images
-from nfold.frameworks.augment import augmentation
+from nfold.frameworks.augment import build_augmentation
 from nfold.frameworks.base import Task
 from nfold.frameworks.boxes import canvas_side
-from nfold.frameworks.keras.calls import Group, groups
-from nfold.frameworks.keras.engine import Definition, Engine, Host, Loss, Placed
-from nfold.frameworks.photographs import Darkroom, Undistorted
-from nfold.frameworks.stream import Cut, Ids, Stream, step_limit
+from nfold.frameworks.keras.calls import CallGroup, group_calls
+from nfold.frameworks.keras.engine import (
+    DeviceValue,
+    HostBatch,
+    KerasBackend,
+    KerasDefinition,
+    Loss,
+)
+from nfold.frameworks.photographs import CanvasDecoder, ImageDistorter
+from nfold.frameworks.stream import EpochSampler, RankSlice, SampleIds, step_limit
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Call:
+class BackendCall:
     """The next call: ``run`` makes its steps, of ``count`` samples each."""
 
     run: Callable[[], Loss]
     steps: int
-    count: int
+    batch_size: int
     sample_hash: int
 
 
-class Feed(ABC):
+class InputPipeline(ABC):
     """The calls of one epoch, or of a run in steps all of them; set ``epoch``, then iterate."""
 
-    def __init__(self, made: Definition, task: Task, engine: Engine) -> None:
-        self.engine = engine
-        self.stream = Stream(
-            len(made.arrays.train_labels), task.plan, rank=0, ranks=1, limit=step_limit(task.plan)
+    def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
+        self.backend = backend
+        self.stream = EpochSampler(
+            len(definition.arrays.train_labels),
+            task.plan,
+            rank=0,
+            ranks=1,
+            limit=step_limit(task.plan),
         )
         self._steps_per_call = task.plan.steps_per_execution
 
     @property
-    def data_bytes(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes of the training set that stay on a device."""
         return 0
 
@@ -59,163 +69,172 @@ class Feed(ABC):
         """Steps of one iteration."""
         return len(self.stream)
 
-    def __iter__(self) -> Iterator[Call]:
-        for epoch, cuts in self.stream.passes():
+    def __iter__(self) -> Iterator[BackendCall]:
+        for epoch, cuts in self.stream.epochs():
             yield from self.calls(epoch, cuts)
 
-    def groups(self, epoch: int, cuts: list[Cut]) -> list[Group]:
+    def groups(self, epoch: int, cuts: list[RankSlice]) -> list[CallGroup]:
         """The calls of an epoch, or of its first ``cuts``."""
-        return list(groups(self.stream.order(epoch), cuts, self._steps_per_call))
+        return list(group_calls(self.stream.epoch_order(epoch), cuts, self._steps_per_call))
 
     @abstractmethod
-    def calls(self, epoch: int, cuts: list[Cut]) -> Iterator[Call]:
+    def calls(self, epoch: int, cuts: list[RankSlice]) -> Iterator[BackendCall]:
         """The calls that compute ``cuts`` of an epoch."""
 
 
-class Resident(Feed):
+class ResidentInput(InputPipeline):
     """Ids are on the devices from an epoch's start; the next epoch's are made meanwhile."""
 
-    def __init__(self, made: Definition, task: Task, engine: Engine) -> None:
-        super().__init__(made, task, engine)
-        self._bytes = made.arrays.train_images.nbytes + 4 * len(made.arrays.train_labels)
-        engine.keep(made.arrays.train_images, made.arrays.train_labels)
+    def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
+        super().__init__(definition, task, backend)
+        self._bytes = definition.arrays.train_images.nbytes + 4 * len(
+            definition.arrays.train_labels
+        )
+        backend.store_training_set(definition.arrays.train_images, definition.arrays.train_labels)
         self._thread = ThreadPoolExecutor(1)
-        self._begun: dict[tuple[int, int], Future[list[tuple[Group, Placed, list[int]]]]] = {}
+        self._pending: dict[
+            tuple[int, int], Future[list[tuple[CallGroup, DeviceValue, list[int]]]]
+        ] = {}
 
     @property
-    def data_bytes(self) -> int:
+    def resident_bytes(self) -> int:
         """All of it, on every device."""
         return self._bytes
 
-    def calls(self, epoch: int, cuts: list[Cut]) -> Iterator[Call]:
+    def calls(self, epoch: int, cuts: list[RankSlice]) -> Iterator[BackendCall]:
         """Each selects by the next ids of its group."""
-        self._begin(epoch, cuts)
-        routes = self._begun.pop((epoch, len(cuts))).result()
-        self._begin(epoch + 1, self.stream.cuts)
+        self._submit(epoch, cuts)
+        routes = self._pending.pop((epoch, len(cuts))).result()
+        self._submit(epoch + 1, self.stream.slices)
         for _, route, _ in routes:
-            self.engine.ready_to_follow(route)
+            self.backend.compile_resident_step(route)
         for group, route, hashes in routes:
             for number, hashed in enumerate(hashes):
-                run = partial(self.engine.follow, route, number, epoch)
-                yield Call(run, group.steps, group.count, hashed)
+                run = partial(self.backend.step_resident, route, number, epoch)
+                yield BackendCall(run, group.steps_per_call, group.batch_size, hashed)
 
-    def _begin(self, epoch: int, cuts: list[Cut]) -> None:
-        if (epoch, len(cuts)) not in self._begun:
-            made = self._thread.submit(self._routes, epoch, cuts)
-            self._begun = {(epoch, len(cuts)): made}
+    def _submit(self, epoch: int, cuts: list[RankSlice]) -> None:
+        if (epoch, len(cuts)) not in self._pending:
+            made = self._thread.submit(self._put_groups, epoch, cuts)
+            self._pending = {(epoch, len(cuts)): made}
 
-    def _routes(self, epoch: int, cuts: list[Cut]) -> list[tuple[Group, Placed, list[int]]]:
+    def _put_groups(
+        self, epoch: int, cuts: list[RankSlice]
+    ) -> list[tuple[CallGroup, DeviceValue, list[int]]]:
         found = self.groups(epoch, cuts)
-        return [(group, self.engine.route(group), group.hashes()) for group in found]
+        return [(group, self.backend.put_ids(group), group.sample_hashes()) for group in found]
 
 
 @dataclass(frozen=True)
-class Finished:
+class HostPreprocessing:
     """Makes images [n, h, w, c] of an epoch and ids [n], and ids [n] or marks [n, 3] beside them.
 
     ``image`` and ``mark`` are the shapes of one sample's.
     """
 
-    make: Callable[[int, Ids], tuple[Images, npt.NDArray[Any]]]
-    image: tuple[int, ...]
-    mark: tuple[int, ...] = ()
+    process: Callable[[int, SampleIds], tuple[Images, npt.NDArray[Any]]]
+    image_shape: tuple[int, ...]
+    key_shape: tuple[int, ...] = ()
 
 
-class FromHost(Feed):
+class HostInput(InputPipeline):
     """NumPy batches, augmented on the host where the plan places it there."""
 
-    def __init__(self, made: Definition, task: Task, engine: Engine) -> None:
-        super().__init__(made, task, engine)
-        self._arrays = made.arrays
-        self._finished = finished(made, task)
-        self._ready: set[tuple[int, ...]] = set()
+    def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
+        super().__init__(definition, task, backend)
+        self._arrays = definition.arrays
+        self._preprocessing = host_preprocessing(definition, task)
+        self._compiled_shapes: set[tuple[int, ...]] = set()
 
-    def host(self, epoch: int, ids: Ids) -> Host:
+    def host_batch(self, epoch: int, ids: SampleIds) -> HostBatch:
         """The samples ``ids`` [steps, n]."""
-        images, marks = self._finished.make(epoch, ids.reshape(-1))
-        return Host(
+        images, marks = self._preprocessing.process(epoch, ids.reshape(-1))
+        return HostBatch(
             images=images.reshape(*ids.shape, *images.shape[1:]),
             labels=self._arrays.train_labels[ids].astype(np.int32),
             ids=marks.astype(np.uint32).reshape(*ids.shape, *marks.shape[1:]),
         )
 
-    def calls(self, epoch: int, cuts: list[Cut]) -> Iterator[Call]:
+    def calls(self, epoch: int, cuts: list[RankSlice]) -> Iterator[BackendCall]:
         """Each gets its batches as the way of this feed places them."""
         found = self.groups(epoch, cuts)
-        hashed_calls = [(group, hashed) for group in found for hashed in group.hashes()]
-        self._make_ready(found)
-        placed = self.placed(epoch, found)
+        hashed_calls = [(group, hashed) for group in found for hashed in group.sample_hashes()]
+        self._compile_new_shapes(found)
+        placed = self.device_batches(epoch, found)
         for (group, hashed), batch in zip(hashed_calls, placed, strict=True):
-            run = partial(self.engine.step, batch, epoch)
-            yield Call(run, group.steps, group.count, hashed)
+            run = partial(self.backend.step, batch, epoch)
+            yield BackendCall(run, group.steps_per_call, group.batch_size, hashed)
 
-    def _make_ready(self, found: list[Group]) -> None:
+    def _compile_new_shapes(self, groups: list[CallGroup]) -> None:
         """Let the programs of new shapes be made, before the first call of all."""
-        for shape in {group.ids.shape[1:] for group in found} - self._ready:
-            self._ready.add(shape)
-            images = np.zeros((*shape, *self._finished.image), np.uint8)
-            labels, ids = np.zeros(shape, np.int32), np.zeros((*shape, *self._finished.mark), "u4")
-            place = self.engine.place(Host(images=images, labels=labels, ids=ids))
-            self.engine.ready_to_step(place)
+        for shape in {group.ids.shape[1:] for group in groups} - self._compiled_shapes:
+            self._compiled_shapes.add(shape)
+            images = np.zeros((*shape, *self._preprocessing.image_shape), np.uint8)
+            labels, ids = (
+                np.zeros(shape, np.int32),
+                np.zeros((*shape, *self._preprocessing.key_shape), "u4"),
+            )
+            place = self.backend.put_batch(HostBatch(images=images, labels=labels, ids=ids))
+            self.backend.compile_step(place)
 
     @abstractmethod
-    def placed(self, epoch: int, found: list[Group]) -> Iterable[Placed]:
+    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterable[DeviceValue]:
         """The batches of every call, on the devices."""
 
 
-class Generator(FromHost):
+class GeneratorInput(HostInput):
     """A Python generator of NumPy batches."""
 
-    def placed(self, epoch: int, found: list[Group]) -> Iterator[Placed]:
+    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[DeviceValue]:
         """Made when it is asked for, while the devices may wait."""
-        return map(self.engine.place, self.batches(epoch, found))
+        return map(self.backend.put_batch, self.batches(epoch, groups))
 
-    def batches(self, epoch: int, found: list[Group]) -> Iterator[Host]:
+    def batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[HostBatch]:
         """The generator."""
-        return (self.host(epoch, ids) for group in found for ids in group.ids)
+        return (self.host_batch(epoch, ids) for group in groups for ids in group.ids)
 
 
-class Loader(FromHost):
+class LoaderInput(HostInput):
     """NumPy batches gathered and copied by a thread, one call ahead, also into the next epoch."""
 
-    def __init__(self, made: Definition, task: Task, engine: Engine) -> None:
-        super().__init__(made, task, engine)
+    def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
+        super().__init__(definition, task, backend)
         self._thread = ThreadPoolExecutor(1)
 
-    def placed(self, epoch: int, found: list[Group]) -> Iterator[Placed]:
+    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[DeviceValue]:
         """Each begins before the one in front of it is given out."""
-        jobs = (partial(self._place, epoch, ids) for group in found for ids in group.ids)
-        return one_ahead(jobs, self._thread)
+        jobs = (partial(self._put_batch, epoch, ids) for group in groups for ids in group.ids)
+        return prefetch_one(jobs, self._thread)
 
-    def _place(self, epoch: int, ids: Ids) -> Placed:
-        return self.engine.place(self.host(epoch, ids))
+    def _put_batch(self, epoch: int, ids: SampleIds) -> DeviceValue:
+        return self.backend.put_batch(self.host_batch(epoch, ids))
 
 
-class Dataset(FromHost):
+class TfDataInput(HostInput):
     """A ``tf.data.Dataset`` whose elements are the calls' batches."""
 
-    def placed(self, epoch: int, found: list[Group]) -> Iterable[Placed]:
+    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterable[DeviceValue]:
         """TensorFlow's own threads make them ahead."""
-        return self.engine.dataset(found, partial(self.host, epoch))
+        return self.backend.tf_dataset(groups, partial(self.host_batch, epoch))
 
 
-def finished(made: Definition, task: Task) -> Finished:
+def host_preprocessing(definition: KerasDefinition, task: Task) -> HostPreprocessing:
     """What the plan has the host do."""
-    arrays, plan = made.arrays, task.plan
+    arrays, plan = definition.arrays, task.plan
     shape, on_host = arrays.train_images.shape[1:], plan.augment == "cpu"
-    if made.photographs is not None:
-        photos = (made.photographs.train, plan.seed, shape[0], plan.workers or 0)
+    if definition.photographs is not None:
+        photos = (definition.photographs.train, plan.seed, shape[0], plan.workers or 0)
         if not on_host:
             side = canvas_side(shape[0])
-            return Finished(Undistorted(*photos), (side, side, 3), (3,))
-        darkroom = Darkroom(*photos)
-        return Finished(lambda epoch, ids: (darkroom(epoch, ids), ids), shape)
-    augment = augmentation(made.operations if on_host else (), arrays, plan.seed)
+            return HostPreprocessing(CanvasDecoder(*photos), (side, side, 3), (3,))
+        darkroom = ImageDistorter(*photos)
+        return HostPreprocessing(lambda epoch, ids: (darkroom(epoch, ids), ids), shape)
+    augment = build_augmentation(definition.augmentations if on_host else (), arrays, plan.seed)
     images = arrays.train_images
-    return Finished(lambda epoch, ids: (augment(images[ids], ids, epoch), ids), shape)
+    return HostPreprocessing(lambda epoch, ids: (augment(images[ids], ids, epoch), ids), shape)
 
 
-def one_ahead(jobs: Iterable[Callable[[], Item]], thread: ThreadPoolExecutor) -> Iterator[Item]:
+def prefetch_one(jobs: Iterable[Callable[[], Item]], thread: ThreadPoolExecutor) -> Iterator[Item]:
     """The results of ``jobs``; a job begins before the result of the one before is given out."""
     begun: list[Future[Item]] = []
     for job in jobs:
@@ -226,14 +245,14 @@ def one_ahead(jobs: Iterable[Callable[[], Item]], thread: ThreadPoolExecutor) ->
         yield last.result()
 
 
-FEEDS: dict[str, type[Feed]] = {
-    "resident": Resident,
-    "loader": Loader,
-    "generator": Generator,
-    "tf.data": Dataset,
+PIPELINES: dict[str, type[InputPipeline]] = {
+    "resident": ResidentInput,
+    "loader": LoaderInput,
+    "generator": GeneratorInput,
+    "tf.data": TfDataInput,
 }
 
 
-def feed(made: Definition, task: Task, engine: Engine) -> Feed:
+def open_input(definition: KerasDefinition, task: Task, backend: KerasBackend) -> InputPipeline:
     """The feed that the plan's ``input`` names."""
-    return FEEDS[str(task.plan.input)](made, task, engine)
+    return PIPELINES[str(task.plan.input)](definition, task, backend)

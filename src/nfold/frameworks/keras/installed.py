@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from nfold.errors import ExtraMissing
 
-EXTRAS: dict[str, tuple[str, str]] = {
+REQUIREMENTS: dict[str, tuple[str, str]] = {
     "tensorflow": ("tensorflow", "tensorflow"),
     "jax": ("jax", "jax"),
     "keras-torch": ("keras", "keras"),
@@ -20,30 +20,30 @@ TENSORFLOW_WITHOUT_CUDA = ("tensorflow-cpu", "tensorflow-cpu-aws", "tensorflow-i
 
 def check_installed(framework: str) -> None:
     """Raise ExtraMissing for what a framework needs and is not there."""
-    library, extra = EXTRAS[framework]
+    library, extra = REQUIREMENTS[framework]
     for name in (library, "keras"):
         if find_spec(name) is None:
             raise ExtraMissing(name, extra)
 
 
-def without_cuda(framework: str) -> str | None:
+def missing_cuda_reason(framework: str) -> str | None:
     """Why a framework's installed build cannot see a GPU, or None where it may."""
     if framework == "tensorflow":
-        built = next((name for name in TENSORFLOW_WITHOUT_CUDA if found(name)), None)
-        if built and not found("tensorflow"):
+        built = next((name for name in TENSORFLOW_WITHOUT_CUDA if installed_version(name)), None)
+        if built and not installed_version("tensorflow"):
             return (
-                f"{built} {found(built)} was built without CUDA; next: --framework jax or torch, "
+                f"{built} {installed_version(built)} was built without CUDA; next: --framework jax or torch, "
                 "or --device cpu"
             )
-    if framework == "jax" and not any(map(found, JAX_PLUGINS)):
+    if framework == "jax" and not any(map(installed_version, JAX_PLUGINS)):
         return (
-            f"jax {found('jax')} is here without its CUDA plugin "
+            f"jax {installed_version('jax')} is here without its CUDA plugin "
             f"({' or '.join(JAX_PLUGINS)}); next: pip install 'jax[cuda13]', or --device cpu"
         )
     return None
 
 
-def found(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
     """The version of an installed distribution, None where it is not installed."""
     try:
         return version(distribution)

@@ -13,7 +13,7 @@ from nfold.errors import Unsupported
 from nfold.memory import peak_resident_bytes
 from nfold.plan import Plan
 
-PRODUCTS = {"fp32": "highest", "tf32": "tensorfloat32"}
+MATMUL_PRECISIONS = {"fp32": "highest", "tf32": "tensorfloat32"}
 """How float32 products are computed; by itself JAX takes tf32 on GPUs that have it."""
 
 
@@ -37,23 +37,23 @@ class JaxDevices:
             return {"peak_memory_bytes": peak_resident_bytes(), "reserved_memory_bytes": None}
         return {
             "peak_memory_bytes": max(found.get("peak_bytes_in_use", 0) for found in stats),
-            "reserved_memory_bytes": max(map(reserved, stats)),
+            "reserved_memory_bytes": max(map(reserved_bytes, stats)),
         }
 
 
-def reserved(stats: dict[str, int]) -> int:
+def reserved_bytes(stats: dict[str, int]) -> int:
     """What JAX took from a device: its pool, as far as it says, else the limit it set itself."""
     pool = stats.get("peak_pool_bytes") or stats.get("pool_bytes")
     return pool or stats.get("bytes_limit") or stats.get("bytes_reserved", 0)
 
 
-def jax_devices(plan: Plan) -> JaxDevices:
+def open_jax_devices(plan: Plan) -> JaxDevices:
     """The plan's devices, opened; raises Unsupported where JAX does not see them."""
-    _keep_compiled()
+    _enable_compilation_cache()
     if plan.device == "cpu":
         jax.config.update("jax_num_cpu_devices", plan.devices)
-    if plan.precision in PRODUCTS:
-        jax.config.update("jax_default_matmul_precision", PRODUCTS[plan.precision])
+    if plan.precision in MATMUL_PRECISIONS:
+        jax.config.update("jax_default_matmul_precision", MATMUL_PRECISIONS[plan.precision])
     seen = jax.devices("gpu" if plan.device == "cuda" else "cpu")
     if len(seen) < (plan.devices or 1):
         raise Unsupported(
@@ -62,7 +62,7 @@ def jax_devices(plan: Plan) -> JaxDevices:
     return JaxDevices(tuple(seen[: plan.devices]))
 
 
-def _keep_compiled() -> None:
+def _enable_compilation_cache() -> None:
     """Let programs of earlier processes be found again, unless the environment says where.
 
     As TorchInductor does: the first step of a repeat is short. Of each host apart: what was

@@ -13,49 +13,49 @@ from typing import Any
 from nfold.data.arrays import Images, Labels
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.checksum import checksum
-from nfold.frameworks.keras.clock import clock
-from nfold.frameworks.keras.engine import Definition, Engine, definition
-from nfold.frameworks.keras.feed import feed
-from nfold.frameworks.keras.opened import opened, translated
-from nfold.frameworks.length import steps_of
+from nfold.frameworks.keras.clock import open_clock
+from nfold.frameworks.keras.engine import KerasBackend, KerasDefinition, load_definition
+from nfold.frameworks.keras.feed import open_input
+from nfold.frameworks.keras.opened import open_backend, translate_errors
+from nfold.frameworks.length import plan_length
 from nfold.frameworks.recording import Recorder
 from nfold.measurement import Epoch, RankSamples
 
-AT_ONCE = 500
+EVALUATION_BATCH = 500
 """Test samples in one forward pass."""
 
 
 def train(task: Task, observer: Observer) -> RankSamples:
     """Run the plan to its end; raises OutOfMemory, Diverged or Unsupported."""
-    with translated(task.plan.framework):
-        made = definition(task)
-        return Trainer(task, made, opened(task, made)).run(observer)
+    with translate_errors(task.plan.framework):
+        made = load_definition(task)
+        return KerasTrainer(task, made, open_backend(task, made)).run(observer)
 
 
-class Trainer:
+class KerasTrainer:
     """A model, its data and its step on all of the plan's devices."""
 
-    def __init__(self, task: Task, made: Definition, engine: Engine) -> None:
+    def __init__(self, task: Task, definition: KerasDefinition, backend: KerasBackend) -> None:
         self.task = task
-        self.made = made
-        self.engine = engine
-        self.feed = feed(made, task, engine)
-        self.clock = clock(engine)
+        self.definition = definition
+        self.backend = backend
+        self.input = open_input(definition, task, backend)
+        self.clock = open_clock(backend)
 
     def run(self, observer: Observer) -> RankSamples:
         """All steps of the plan, observed."""
         plan = self.task.plan
         epochs = plan.epochs or 1
-        length = steps_of(plan, epochs * len(self.feed))
-        engine = self.engine
-        recorder = Recorder(0, engine.describe(), self.clock, observer, length, engine.read)
+        length = plan_length(plan, epochs * len(self.input))
+        engine = self.backend
+        recorder = Recorder(0, engine.describe(), self.clock, observer, length, engine.read_losses)
         for epoch in range(epochs):
             self._epoch(epoch, recorder)
-        weights = engine.parameters()
-        return engine.finished(
+        weights = engine.weights()
+        return engine.add_notes(
             recorder.samples(
-                notes=self.made.notes,
-                data_bytes=self.feed.data_bytes,
+                caveats=self.definition.notes,
+                data_bytes=self.input.resident_bytes,
                 parameter_checksum=checksum(weight.tobytes() for weight in weights),
                 parameter_count=sum(weight.size for weight in weights),
                 **engine.memory(),
@@ -63,29 +63,33 @@ class Trainer:
         )
 
     def _epoch(self, epoch: int, recorder: Recorder[Any]) -> None:
-        self.feed.stream.epoch = epoch
+        self.input.stream.epoch = epoch
         started = time.monotonic()
-        recorder.begin()
-        for call in self.feed:
+        recorder.begin_epoch()
+        for call in self.input:
             loss = call.run()
-            self.clock.watch(loss)
-            recorder.made(call.steps, call.count, call.sample_hash, loss)
-        loss, count = recorder.end()
+            self.clock.record_loss(loss)
+            recorder.record_steps(call.steps, call.batch_size, call.sample_hash, loss)
+        loss, count = recorder.end_epoch()
         seconds = time.monotonic() - started
         if self.task.plan.epochs is not None:
             accuracy = self._accuracy(recorder)
-            recorder.epoch(
+            recorder.add_epoch(
                 Epoch(seconds=seconds, samples=count, train_loss=loss / count, accuracy=accuracy)
             )
-            recorder.tell()
+            recorder.publish_epoch()
 
     def _accuracy(self, recorder: Recorder[Any]) -> float | None:
         """The share of the whole test set that the model classifies right."""
-        n = len(self.made.arrays.test_labels)
-        return self.engine.right(self._chunks(n), recorder.evaluating) / n if n else None
+        n = len(self.definition.arrays.test_labels)
+        return (
+            self.backend.count_correct(self._test_batches(n), recorder.report_evaluation) / n
+            if n
+            else None
+        )
 
-    def _chunks(self, n: int) -> Iterator[tuple[Images, Labels]]:
-        arrays = self.made.arrays
-        for start in range(0, n, AT_ONCE):
-            chosen = slice(start, start + AT_ONCE)
+    def _test_batches(self, n: int) -> Iterator[tuple[Images, Labels]]:
+        arrays = self.definition.arrays
+        for start in range(0, n, EVALUATION_BATCH):
+            chosen = slice(start, start + EVALUATION_BATCH)
             yield arrays.test_images[chosen], arrays.test_labels[chosen]

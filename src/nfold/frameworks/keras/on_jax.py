@@ -23,14 +23,20 @@ from jax.sharding import PartitionSpec as P
 from nfold.data.arrays import Images, Labels
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
-from nfold.frameworks.keras.calls import Group
-from nfold.frameworks.keras.engine import Definition, Engine, Host, Loss, Placed
-from nfold.frameworks.keras.jax_devices import JaxDevices, jax_devices
-from nfold.frameworks.keras.model import Built, built
-from nfold.frameworks.keras.prepare import preparation
-from nfold.frameworks.stream import Ids
+from nfold.frameworks.keras.calls import CallGroup
+from nfold.frameworks.keras.engine import (
+    DeviceValue,
+    HostBatch,
+    KerasBackend,
+    KerasDefinition,
+    Loss,
+)
+from nfold.frameworks.keras.jax_devices import JaxDevices, open_jax_devices
+from nfold.frameworks.keras.model import KerasModel, build_model
+from nfold.frameworks.keras.prepare import build_preparation
+from nfold.frameworks.stream import SampleIds
 from nfold.measurement import RankSamples
-from nfold.workloads.keras import heads
+from nfold.workloads.keras import head_logits
 
 Array = Any
 State = tuple[list[Array], list[Array], list[Array]]
@@ -39,28 +45,32 @@ Samples = tuple[Array, Array, Array]
 """Images, labels and ids of one step."""
 
 
-def engine(task: Task, made: Definition) -> Engine:
+def create_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
     """JAX on the plan's devices; raises Unsupported where JAX does not see them."""
-    opened = jax_devices(task.plan)
+    opened = open_jax_devices(task.plan)
     names = [f"{device.platform}:{device.id}" for device in opened.devices]
     distribution = keras.distribution.DataParallel(devices=names)
     keras.distribution.set_distribution(distribution)
-    return Jax(task, made, opened, distribution.device_mesh.backend_mesh)
+    return JaxBackend(task, definition, opened, distribution.device_mesh.backend_mesh)
 
 
-class Jax(Engine):
+class JaxBackend(KerasBackend):
     """The jitted programs of one model, and the state that they hand on."""
 
-    def __init__(self, task: Task, made: Definition, opened: JaxDevices, mesh: Any) -> None:
+    def __init__(
+        self, task: Task, definition: KerasDefinition, opened: JaxDevices, mesh: Any
+    ) -> None:
         self._opened = opened
         self._mesh = mesh
-        self._everywhere = NamedSharding(mesh, P())
-        self._built = built(task, made)
-        self._one = OneStep(self._built, preparation(made.arrays, task, made.operations))
-        self._state: State = jax.device_put(self._built.state(), self._everywhere)
+        self._replicated = NamedSharding(mesh, P())
+        self._built = build_model(task, definition)
+        self._one = JaxStep(
+            self._built, build_preparation(definition.arrays, task, definition.augmentations)
+        )
+        self._state: State = jax.device_put(self._built.initial_state(), self._replicated)
         self._data: tuple[Array, ...] = ()
         self._programs: dict[tuple[int, ...], Any] = {}
-        self._score = jax.jit(self._one.right)
+        self._count_correct = jax.jit(self._one.count_correct)
         self._plan = task.plan
 
     def describe(self) -> str:
@@ -70,81 +80,83 @@ class Jax(Engine):
     def _split(self, samples: int, axis: int) -> NamedSharding:
         """Over the devices along one axis; whole on each where it does not divide."""
         if samples % self._mesh.devices.size:
-            return self._everywhere
+            return self._replicated
         return NamedSharding(self._mesh, P(*[None] * axis, *self._mesh.axis_names))
 
-    def keep(self, images: Images, labels: Labels) -> None:
+    def store_training_set(self, images: Images, labels: Labels) -> None:
         """Whole on every device."""
         whole = (np.asarray(images), labels.astype(np.int32))
-        self._data = jax.device_put(whole, self._everywhere)
+        self._data = jax.device_put(whole, self._replicated)
 
-    def route(self, group: Group) -> Placed:
+    def put_ids(self, group: CallGroup) -> DeviceValue:
         """uint32 [calls, steps, batch]."""
-        return jax.device_put(group.ids.astype(np.uint32), self._split(group.count, 2))
+        return jax.device_put(group.ids.astype(np.uint32), self._split(group.batch_size, 2))
 
-    def place(self, host: Host) -> Placed:
+    def put_batch(self, host: HostBatch) -> DeviceValue:
         """Images, labels and ids, [steps, batch, ...] each."""
         values = (host.images, host.labels, host.ids)
         return jax.device_put(values, self._split(host.ids.shape[1], 1))
 
-    def ready_to_follow(self, route: Placed) -> None:
+    def compile_resident_step(self, route: DeviceValue) -> None:
         """Compile for a route of this shape."""
         if route.shape not in self._programs:
             inputs = (self._data, route, np.int32(0), np.uint32(0))
-            self._programs[route.shape] = self._compiled(self._one.follow, *inputs)
+            self._programs[route.shape] = self._compiled(self._one.resident_steps, *inputs)
 
-    def ready_to_step(self, placed: Placed) -> None:
+    def compile_step(self, batch: DeviceValue) -> None:
         """Compile for samples of these shapes."""
-        if placed[0].shape not in self._programs:
-            inputs = (placed, np.uint32(0))
-            self._programs[placed[0].shape] = self._compiled(self._one.steps, *inputs)
+        if batch[0].shape not in self._programs:
+            inputs = (batch, np.uint32(0))
+            self._programs[batch[0].shape] = self._compiled(self._one.steps, *inputs)
 
     def _compiled(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        jitted = jax.jit(function, donate_argnums=0, out_shardings=self._everywhere)
+        jitted = jax.jit(function, donate_argnums=0, out_shardings=self._replicated)
         return jitted.lower(self._state, *inputs).compile()
 
-    def follow(self, route: Placed, call: int, epoch: int) -> Loss:
+    def step_resident(self, route: DeviceValue, call: int, epoch: int) -> Loss:
         """Select by the ids of the call, then step."""
         program = self._programs[route.shape]
         place = (np.int32(call), np.uint32(epoch))
         self._state, losses = program(self._state, self._data, route, *place)
         return losses
 
-    def step(self, placed: Placed, epoch: int) -> Loss:
+    def step(self, batch: DeviceValue, epoch: int) -> Loss:
         """Step on what is placed."""
-        program = self._programs[placed[0].shape]
-        self._state, losses = program(self._state, placed, np.uint32(epoch))
+        program = self._programs[batch[0].shape]
+        self._state, losses = program(self._state, batch, np.uint32(epoch))
         return losses
 
-    def fence(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the newest state."""
         jax.block_until_ready(self._state)
 
-    def wait(self, loss: Loss) -> None:
+    def wait_for(self, loss: Loss) -> None:
         """Wait for a call's losses."""
         loss.block_until_ready()
 
     @property
-    def queues(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """JAX does, on CPUs too."""
         return True
 
-    def read(self, losses: Sequence[Loss]) -> list[float]:
+    def read_losses(self, losses: Sequence[Loss]) -> list[float]:
         """Copied to the host at once."""
         found: list[float] = np.concatenate(jax.device_get(list(losses))).tolist()
         return found
 
-    def right(self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]) -> int:
+    def count_correct(
+        self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]
+    ) -> int:
         """Counted on the devices, read once."""
         counts = []
         for images, labels in chunks:
             place = self._split(len(labels), 0)
             inputs = jax.device_put((np.asarray(images), labels.astype(np.int32)), place)
-            counts.append(self._score(self._state, *inputs))
+            counts.append(self._count_correct(self._state, *inputs))
             beat()
         return sum(int(count) for count in jax.device_get(counts))
 
-    def parameters(self) -> list[npt.NDArray[Any]]:
+    def weights(self) -> list[npt.NDArray[Any]]:
         """From the first device."""
         return [np.asarray(value) for value in jax.device_get(self._state[0])]
 
@@ -152,27 +164,29 @@ class Jax(Engine):
         """Of the fullest device what was in use, and what JAX took; on CPUs the peak RSS."""
         return self._opened.memory()
 
-    def finished(self, samples: RankSamples) -> RankSamples:
+    def add_notes(self, samples: RankSamples) -> RankSamples:
         """Says so where batch norm was over more samples than the plan has it."""
         norms = [type(one).__name__ == "BatchNormalization" for one in self._built.model.layers]
         if not any(norms) or self._mesh.devices.size == 1 or self._plan.batch_norm != "device":
             return samples
         text = "batch norm on JAX is over the samples of all devices, as --batch-norm synchronised"
-        return dataclasses.replace(samples, notes=(*samples.notes, ("batch_norm", text)))
+        return dataclasses.replace(samples, caveats=(*samples.caveats, ("batch_norm", text)))
 
-    def dataset(self, groups: Sequence[Group], make: Callable[[Ids], Host]) -> Iterable[Placed]:
+    def tf_dataset(
+        self, groups: Sequence[CallGroup], make: Callable[[SampleIds], HostBatch]
+    ) -> Iterable[DeviceValue]:
         """TensorFlow's."""
         raise Unsupported("input 'tf.data' is TensorFlow's; next: --input loader")
 
 
-class OneStep:
+class JaxStep:
     """The functions that are jitted, of one model."""
 
-    def __init__(self, made: Built, prepare: Callable[[Array, Array, Array], Array]) -> None:
-        self._made = made
+    def __init__(self, model: KerasModel, prepare: Callable[[Array, Array, Array], Array]) -> None:
+        self._model = model
         self._prepare = prepare
 
-    def follow(
+    def resident_steps(
         self, state: State, data: tuple[Array, Array], route: Array, call: Array, epoch: Array
     ) -> tuple[State, Array]:
         """The steps of call number ``call`` of a route [calls, steps, n]."""
@@ -182,11 +196,11 @@ class OneStep:
         def one(state: State, ids: Array) -> tuple[State, Array]:
             return self._step(state, (images[ids], labels[ids], ids), epoch)
 
-        return scanned(one, state, all_ids)
+        return scan_steps(one, state, all_ids)
 
     def steps(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
         """The steps on images, labels and ids [steps, n, ...]."""
-        return scanned(lambda state, one: self._step(state, one, epoch), state, samples)
+        return scan_steps(lambda state, one: self._step(state, one, epoch), state, samples)
 
     def _step(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
         trained, others, optimizer = state
@@ -194,24 +208,24 @@ class OneStep:
         inputs = self._prepare(images, ids, epoch)
 
         def loss_of(trained: list[Array]) -> tuple[Array, tuple[Array, list[Array]]]:
-            model = self._made.model
+            model = self._model.model
             outputs, changed = model.stateless_call(trained, others, inputs, training=True)
-            loss = self._made.loss(outputs, labels)
-            return self._made.scaled(loss, optimizer), (loss, changed)
+            loss = self._model.loss(outputs, labels)
+            return self._model.scale_loss(loss, optimizer), (loss, changed)
 
         gradients, (loss, changed) = jax.grad(loss_of, has_aux=True)(trained)
-        update = self._made.optimizer.stateless_apply
+        update = self._model.optimizer.stateless_apply
         trained, optimizer = update(optimizer, gradients, trained)
         return (trained, changed, optimizer), loss
 
-    def right(self, state: State, images: Array, labels: Array) -> Array:
+    def count_correct(self, state: State, images: Array, labels: Array) -> Array:
         """How many of the samples are classified right: int32 []."""
-        inputs = self._made.normalize(images)
-        outputs, _ = self._made.model.stateless_call(state[0], state[1], inputs, training=False)
-        return (jnp.argmax(heads(outputs)[0], axis=1) == labels).sum()
+        inputs = self._model.normalize(images)
+        outputs, _ = self._model.model.stateless_call(state[0], state[1], inputs, training=False)
+        return (jnp.argmax(head_logits(outputs)[0], axis=1) == labels).sum()
 
 
-def scanned(
+def scan_steps(
     one: Callable[[State, Any], tuple[State, Array]], state: State, inputs: Any
 ) -> tuple[State, Array]:
     """Scan over the steps of a call; a single one needs no loop. Losses are float32 [steps].

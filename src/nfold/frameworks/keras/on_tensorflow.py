@@ -17,120 +17,137 @@ import tensorflow as tf
 
 from nfold.data.arrays import Images, Labels
 from nfold.frameworks.base import Task
-from nfold.frameworks.keras.calls import Group
-from nfold.frameworks.keras.engine import Definition, Engine, Host, Loss, Placed
-from nfold.frameworks.keras.model import built
-from nfold.frameworks.keras.prepare import preparation
-from nfold.frameworks.keras.replicas import Replicas, Tensor, replicas
-from nfold.frameworks.stream import Ids
-from nfold.workloads.keras import heads
+from nfold.frameworks.keras.calls import CallGroup
+from nfold.frameworks.keras.engine import (
+    DeviceValue,
+    HostBatch,
+    KerasBackend,
+    KerasDefinition,
+    Loss,
+)
+from nfold.frameworks.keras.model import build_model
+from nfold.frameworks.keras.prepare import build_preparation
+from nfold.frameworks.keras.replicas import Tensor, TensorFlowReplicas, open_replicas
+from nfold.frameworks.stream import SampleIds
+from nfold.workloads.keras import head_logits
 
 Samples = tuple[Tensor, Tensor, Tensor]
 """Images, labels and ids of one replica's part of a step."""
 
 
-def engine(task: Task, made: Definition) -> Engine:
+def create_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
     """TensorFlow on the plan's devices; raises Unsupported where it does not see them."""
-    return TensorFlow(task, made, replicas(task.plan))
+    return TensorFlowBackend(task, definition, open_replicas(task.plan))
 
 
-class TensorFlow(Engine):
+class TensorFlowBackend(KerasBackend):
     """One model, mirrored on every replica, and the functions that step it."""
 
-    def __init__(self, task: Task, made: Definition, over: Replicas) -> None:
-        self._over = over
+    def __init__(self, task: Task, definition: KerasDefinition, over: TensorFlowReplicas) -> None:
+        self._replicas = over
         self._cuda = task.plan.device == "cuda"
-        self._how = str(task.plan.step)
+        self._step_kind = str(task.plan.step)
         with over.strategy.scope():
-            self._one = OneStep(task, made, over)
-        self._follow, self._step = self._graph(self._one.follow), self._graph(self._one.steps)
-        self._score = self._graph(self._one.right, jit_compile=self._how == "compiled")
-        self._data: tuple[Placed, ...] = ()
+            self._one = TensorFlowStep(task, definition, over)
+        self._follow, self._step = (
+            self._graph(self._one.resident_steps),
+            self._graph(self._one.steps),
+        )
+        self._count_correct = self._graph(
+            self._one.count_correct, jit_compile=self._step_kind == "compiled"
+        )
+        self._data: tuple[DeviceValue, ...] = ()
 
     def _graph(self, function: Callable[..., Tensor], **how: bool) -> Any:
         """A function as TensorFlow runs it usually, or as it is written where that was asked."""
-        if self._how == "eager":
+        if self._step_kind == "eager":
             return function
         return tf.function(function, autograph=False, **how)
 
     def describe(self) -> str:
         """The devices."""
-        return self._over.describe()
+        return self._replicas.describe()
 
-    def keep(self, images: Images, labels: Labels) -> None:
+    def store_training_set(self, images: Images, labels: Labels) -> None:
         """Whole on every device."""
         whole = (np.asarray(images), labels.astype(np.int32))
-        self._data = tuple(self._over.everywhere(values) for values in whole)
+        self._data = tuple(self._replicas.replicate(values) for values in whole)
 
-    def route(self, group: Group) -> Placed:
+    def put_ids(self, group: CallGroup) -> DeviceValue:
         """int64 [calls, steps, n] on every replica, and what its samples count."""
-        cuts = self._over.cuts(group.count)
-        return self._over.split(group.ids, cuts, axis=2), self._over.counts(cuts)
+        cuts = self._replicas.slices(group.batch_size)
+        return self._replicas.split(group.ids, cuts, axis=2), self._replicas.loss_weights(cuts)
 
-    def place(self, host: Host) -> Placed:
+    def put_batch(self, host: HostBatch) -> DeviceValue:
         """Images, labels and ids, [steps, n, ...] each, and what each replica's count."""
-        cuts = self._over.cuts(host.ids.shape[1])
+        cuts = self._replicas.slices(host.ids.shape[1])
         values = (host.images, host.labels, host.ids)
-        return tuple(self._over.split(v, cuts, axis=1) for v in values), self._over.counts(cuts)
+        return tuple(
+            self._replicas.split(v, cuts, axis=1) for v in values
+        ), self._replicas.loss_weights(cuts)
 
-    def ready_to_follow(self, route: Placed) -> None:
+    def compile_resident_step(self, route: DeviceValue) -> None:
         """Trace for a route of this shape."""
-        if self._how != "eager":
+        if self._step_kind != "eager":
             ids, counts = route
-            inputs = (self._data, ids, tf.constant(0), now(0), counts)
+            inputs = (self._data, ids, tf.constant(0), epoch_tensor(0), counts)
             self._follow.get_concrete_function(*inputs)
 
-    def ready_to_step(self, placed: Placed) -> None:
+    def compile_step(self, batch: DeviceValue) -> None:
         """Trace for samples of these shapes."""
-        if self._how != "eager":
-            samples, counts = placed
-            self._step.get_concrete_function(samples, now(0), counts)
+        if self._step_kind != "eager":
+            samples, counts = batch
+            self._step.get_concrete_function(samples, epoch_tensor(0), counts)
 
-    def follow(self, route: Placed, call: int, epoch: int) -> Loss:
+    def step_resident(self, route: DeviceValue, call: int, epoch: int) -> Loss:
         """Select by the ids of the call, then step."""
         ids, counts = route
-        return self._follow(self._data, ids, tf.constant(call), now(epoch), counts)
+        return self._follow(self._data, ids, tf.constant(call), epoch_tensor(epoch), counts)
 
-    def step(self, placed: Placed, epoch: int) -> Loss:
+    def step(self, batch: DeviceValue, epoch: int) -> Loss:
         """Step on what is placed."""
-        samples, counts = placed
-        return self._step(samples, now(epoch), counts)
+        samples, counts = batch
+        return self._step(samples, epoch_tensor(epoch), counts)
 
-    def fence(self) -> None:
+    def synchronize(self) -> None:
         """Wait for all devices."""
         tf.test.experimental.sync_devices()
 
-    def wait(self, loss: Loss) -> None:
+    def wait_for(self, loss: Loss) -> None:
         """Wait for a call's losses."""
         loss.numpy()
 
     @property
-    def queues(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """On GPUs only."""
         return self._cuda
 
-    def read(self, losses: Sequence[Loss]) -> list[float]:
+    def read_losses(self, losses: Sequence[Loss]) -> list[float]:
         """Joined on the device, copied to the host at once."""
         found: list[float] = tf.concat(list(losses), axis=0).numpy().tolist()
         return found
 
-    def right(self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]) -> int:
+    def count_correct(
+        self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]
+    ) -> int:
         """Counted on the first device, read once."""
         count = tf.constant(0)
         for images, labels in chunks:
-            count += self._score(tf.constant(images), tf.constant(labels.astype(np.int32)))
+            count += self._count_correct(tf.constant(images), tf.constant(labels.astype(np.int32)))
             beat()
         return int(count.numpy())
 
-    def parameters(self) -> list[npt.NDArray[Any]]:
+    def weights(self) -> list[npt.NDArray[Any]]:
         """From the first replica."""
         return [np.asarray(v) for v in self._one.model.trainable_variables]
 
     def memory(self) -> dict[str, int | None]:
         """Of the fullest device."""
-        return self._over.memory()
+        return self._replicas.memory()
 
-    def dataset(self, groups: Sequence[Group], make: Callable[[Ids], Host]) -> Iterator[Placed]:
+    def tf_dataset(
+        self, groups: Sequence[CallGroup], make: Callable[[SampleIds], HostBatch]
+    ) -> Iterator[DeviceValue]:
         """Ids from slices, samples gathered by ``map``, one call prefetched."""
         kinds = (tf.uint8, tf.int32, tf.uint32)
 
@@ -142,61 +159,68 @@ class TensorFlow(Engine):
             found = tf.data.Dataset.from_tensor_slices(group.ids)
             found = found.map(lambda ids: tf.numpy_function(gathered, [ids], kinds)).prefetch(1)
             for images, labels, ids in found.as_numpy_iterator():
-                yield self.place(Host(images=images, labels=labels, ids=ids))
+                yield self.put_batch(HostBatch(images=images, labels=labels, ids=ids))
 
 
-def now(epoch: int) -> Tensor:
+def epoch_tensor(epoch: int) -> Tensor:
     """uint32 []."""
     return tf.constant(epoch, tf.uint32)
 
 
-def xla(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def compile_xla(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function, compiled by XLA."""
     compiled: Callable[..., Tensor] = tf.function(function, jit_compile=True, autograph=False)
     return compiled
 
 
-class OneStep:
+class TensorFlowStep:
     """The functions of a step; made in the strategy's scope."""
 
-    def __init__(self, task: Task, made: Definition, over: Replicas) -> None:
-        self._over = over
-        self._built = built(task, made)
-        self.model, self._optimizer = self._built.model, self._built.optimizer
-        self._prepare = preparation(made.arrays, task, made.operations)
-        self._rare_too = task.plan.layout == "channels_first" and task.plan.device == "cpu"
-        self._usual = min(int(task.plan.batch or 0), len(made.arrays.train_labels))
+    def __init__(self, task: Task, definition: KerasDefinition, over: TensorFlowReplicas) -> None:
+        self._replicas = over
+        self._keras_model = build_model(task, definition)
+        self.model, self._optimizer = self._keras_model.model, self._keras_model.optimizer
+        self._prepare = build_preparation(definition.arrays, task, definition.augmentations)
+        self._compile_all_shapes = (
+            task.plan.layout == "channels_first" and task.plan.device == "cpu"
+        )
+        self._full_batch = min(int(task.plan.batch or 0), len(definition.arrays.train_labels))
         self._compiled = task.plan.step == "compiled"
 
-    def follow(
-        self, data: tuple[Placed, ...], route: Placed, call: Tensor, epoch: Tensor, counts: Placed
+    def resident_steps(
+        self,
+        data: tuple[DeviceValue, ...],
+        route: DeviceValue,
+        call: Tensor,
+        epoch: Tensor,
+        counts: DeviceValue,
     ) -> Tensor:
         """The steps of call number ``call`` of a route [calls, steps, n] on every replica."""
-        first = self._over.local(route)[0]
+        first = self._replicas.local_tensors(route)[0]
         update = self._update(first.shape[2])
 
         def one(number: Tensor) -> Tensor:
-            def selected(data: Any, route: Tensor, counts: Placed) -> Tensor:
+            def selected(data: Any, route: Tensor, counts: DeviceValue) -> Tensor:
                 ids = route[call, number]
                 samples = (tf.gather(data[0], ids), tf.gather(data[1], ids))
                 return update((*samples, tf.cast(ids, tf.uint32)), epoch, counts)
 
-            return self._over.summed(selected, (data, route, counts))
+            return self._replicas.run_and_sum(selected, (data, route, counts))
 
-        return repeated(one, first.shape[1])
+        return loop_steps(one, first.shape[1])
 
-    def steps(self, samples: tuple[Placed, ...], epoch: Tensor, counts: Placed) -> Tensor:
+    def steps(self, samples: tuple[DeviceValue, ...], epoch: Tensor, counts: DeviceValue) -> Tensor:
         """The steps on images, labels and ids [steps, n, ...] on every replica."""
-        first = self._over.local(samples[1])[0]
+        first = self._replicas.local_tensors(samples[1])[0]
         update = self._update(first.shape[1])
 
         def one(number: Tensor) -> Tensor:
-            def chosen(samples: tuple[Tensor, ...], counts: Placed) -> Tensor:
+            def chosen(samples: tuple[Tensor, ...], counts: DeviceValue) -> Tensor:
                 return update(tuple(values[number] for values in samples), epoch, counts)
 
-            return self._over.summed(chosen, (samples, counts))
+            return self._replicas.run_and_sum(chosen, (samples, counts))
 
-        return repeated(one, first.shape[0])
+        return loop_steps(one, first.shape[0])
 
     def _update(self, rows: int) -> Callable[..., Tensor]:
         """One replica's step, compiled by XLA where the plan says so.
@@ -204,15 +228,17 @@ class OneStep:
         The last batch of an epoch is not: that would take longer than it saves, unless only XLA
         can compute in the layout. With several replicas the exchange stays outside of XLA.
         """
-        largest = self._over.cuts(self._usual)[0][1]
-        if not self._compiled or (rows < largest - 1 and not self._rare_too):
-            return partial(self._replica, self._gradients)
-        whole = partial(self._replica, self._gradients)
-        if self._over.count == 1:
-            return xla(whole)
-        return partial(self._replica, xla(self._gradients))
+        largest = self._replicas.slices(self._full_batch)[0][1]
+        if not self._compiled or (rows < largest - 1 and not self._compile_all_shapes):
+            return partial(self._replica_step, self._gradients)
+        whole = partial(self._replica_step, self._gradients)
+        if self._replicas.count == 1:
+            return compile_xla(whole)
+        return partial(self._replica_step, compile_xla(self._gradients))
 
-    def _replica(self, gradients: Any, samples: Samples, epoch: Tensor, counts: Tensor) -> Tensor:
+    def _replica_step(
+        self, gradients: Any, samples: Samples, epoch: Tensor, counts: Tensor
+    ) -> Tensor:
         loss, found = gradients(samples, epoch, counts)
         self._optimizer.apply(found, self.model.trainable_variables)
         return loss
@@ -222,18 +248,18 @@ class OneStep:
         images, labels, ids = samples
         with tf.GradientTape() as tape:
             outputs = self.model(self._prepare(images, ids, epoch), training=True)
-            loss = self._built.loss(outputs, labels) * counts
+            loss = self._keras_model.loss(outputs, labels) * counts
             scaled = self._optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, self.model.trainable_variables)
 
-    def right(self, images: Tensor, labels: Tensor) -> Tensor:
+    def count_correct(self, images: Tensor, labels: Tensor) -> Tensor:
         """How many of the samples are classified right: int32 []."""
-        logits = heads(self.model(self._built.normalize(images), training=False))[0]
+        logits = head_logits(self.model(self._keras_model.normalize(images), training=False))[0]
         hit = tf.equal(tf.argmax(logits, axis=1, output_type=tf.int32), labels)
         return tf.reduce_sum(tf.cast(hit, tf.int32))
 
 
-def repeated(one: Callable[[Tensor], Tensor], steps: int) -> Tensor:
+def loop_steps(one: Callable[[Tensor], Tensor], steps: int) -> Tensor:
     """The losses [steps] of as many steps, in a loop of the graph."""
     if steps == 1:
         return one(tf.constant(0))[None]

@@ -9,24 +9,33 @@ from contextlib import contextmanager
 
 from nfold.errors import OutOfMemory, RunFailure
 from nfold.frameworks.base import Task
-from nfold.frameworks.keras.engine import Definition, Engine
+from nfold.frameworks.keras.engine import KerasBackend, KerasDefinition
 from nfold.plan import Plan
 
-BACKENDS: dict[str, str] = {"tensorflow": "tensorflow", "jax": "jax", "keras-torch": "torch"}
+KERAS_BACKEND_NAMES: dict[str, str] = {
+    "tensorflow": "tensorflow",
+    "jax": "jax",
+    "keras-torch": "torch",
+}
 """What Keras calls the back end of a framework."""
 
-MEMORY = ("RESOURCE_EXHAUSTED", "ResourceExhausted", "OOM when allocating", "Out of memory")
+OUT_OF_MEMORY_SIGNS = (
+    "RESOURCE_EXHAUSTED",
+    "ResourceExhausted",
+    "OOM when allocating",
+    "Out of memory",
+)
 
 
-def environment(plan: Plan, before: dict[str, str]) -> dict[str, str]:
+def backend_environment(plan: Plan, current: dict[str, str]) -> dict[str, str]:
     """What a rank sets before it imports anything of Keras.
 
     JAX and TensorFlow take the memory of every GPU that they see, so they see the plan's only.
     """
-    found = {"KERAS_BACKEND": BACKENDS[plan.framework]}
+    found = {"KERAS_BACKEND": KERAS_BACKEND_NAMES[plan.framework]}
     if plan.device == "cpu":
         return found | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    seen = before.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(plan.devices or 1)))
+    seen = current.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(plan.devices or 1)))
     found["CUDA_VISIBLE_DEVICES"] = ",".join(seen.split(",")[: plan.devices])
     if plan.allocation == "growth":
         found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -34,16 +43,16 @@ def environment(plan: Plan, before: dict[str, str]) -> dict[str, str]:
     return found
 
 
-def opened(task: Task, made: Definition) -> Engine:
+def open_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
     """The back end of the task's framework, with its model on its devices."""
-    os.environ.update(environment(task.plan, dict(os.environ)))
+    os.environ.update(backend_environment(task.plan, dict(os.environ)))
     module = importlib.import_module(f"nfold.frameworks.keras.on_{task.plan.framework}")
-    engine: Engine = module.engine(task, made)
+    engine: KerasBackend = module.create_backend(task, definition)
     return engine
 
 
 @contextmanager
-def translated(name: str) -> Iterator[None]:
+def translate_errors(name: str) -> Iterator[None]:
     """Raise OutOfMemory for what a back end raises in its stead; pass the rest."""
     try:
         yield
@@ -51,7 +60,7 @@ def translated(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if isinstance(error, MemoryError) or any(sign in text for sign in MEMORY):
+        if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
             first = text.strip().split("\n")[0][:200]
             raise OutOfMemory(f"out of memory in {name}: {first}") from error
         raise

@@ -8,24 +8,24 @@ from typing import Any
 
 from nfold import workloads
 from nfold.frameworks.base import Observer, Phase, Task
-from nfold.frameworks.keras.opened import environment, translated
+from nfold.frameworks.keras.opened import backend_environment, translate_errors
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
 
 
-def operate(task: Task, observer: Observer) -> RankSamples:
+def run_operation(task: Task, observer: Observer) -> RankSamples:
     """Run an operation to its end; raises OutOfMemory, Mismatch or Unsupported.
 
     It is written in the framework itself: of Keras nothing is imported.
     """
     plan = task.plan
-    os.environ.update(environment(plan, dict(os.environ)))
+    os.environ.update(backend_environment(plan, dict(os.environ)))
 
     def beat(done: int, planned: int) -> None:
         observer.beat(Phase.STEPPING if done else Phase.FIRST_STEP, done, planned)
 
-    with translated(plan.framework):
-        devices = _devices(plan)
+    with translate_errors(plan.framework):
+        devices = _open_devices(plan)
         name = f"nfold.workloads.{task.workload.name}.{plan.framework}"
         definition = importlib.import_module(name)
         result = definition.run_parts(
@@ -35,7 +35,7 @@ def operate(task: Task, observer: Observer) -> RankSamples:
                 rank=0,
                 world_size=1,
                 devices=devices.devices,
-                barrier=_alone,
+                barrier=_no_barrier,
                 beat=beat,
             ),
             lambda: devices.memory()["peak_memory_bytes"],
@@ -52,15 +52,15 @@ def operate(task: Task, observer: Observer) -> RankSamples:
     )
 
 
-def _alone() -> None:
+def _no_barrier() -> None:
     """No other rank to wait for."""
 
 
-def _devices(plan: Plan) -> Any:
+def _open_devices(plan: Plan) -> Any:
     if plan.framework == "jax":
-        from nfold.frameworks.keras.jax_devices import jax_devices
+        from nfold.frameworks.keras.jax_devices import open_jax_devices
 
-        return jax_devices(plan)
-    from nfold.frameworks.keras.replicas import replicas
+        return open_jax_devices(plan)
+    from nfold.frameworks.keras.replicas import open_replicas
 
-    return replicas(plan)
+    return open_replicas(plan)

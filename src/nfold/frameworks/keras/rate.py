@@ -7,10 +7,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from nfold.frameworks.rate import RISE
+from nfold.frameworks.rate import WARMUP_FRACTION
 
 
-class OneCycle(keras.optimizers.schedules.LearningRateSchedule):
+class KerasOneCycle(keras.optimizers.schedules.LearningRateSchedule):
     """``frameworks/rate.py`` as Keras takes it; ``steps`` are those of the whole training."""
 
     def __init__(self, peak: float, steps: int) -> None:
@@ -19,8 +19,8 @@ class OneCycle(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step: Any) -> Any:
         """The rate of step number ``step``, counted from 0."""
         progress = (ops.cast(step, "float32") + 0.5) / self.steps
-        rising, falling = progress / RISE, (1 - progress) / (1 - RISE)
-        return self.peak * ops.where(progress < RISE, rising, falling)
+        rising, falling = progress / WARMUP_FRACTION, (1 - progress) / (1 - WARMUP_FRACTION)
+        return self.peak * ops.where(progress < WARMUP_FRACTION, rising, falling)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from nfold.errors import Unsupported
-from nfold.frameworks.stream import pieces
+from nfold.frameworks.stream import split_batch
 from nfold.memory import peak_resident_bytes
 from nfold.plan import Plan
 
@@ -21,7 +21,7 @@ Value = Any
 
 
 @dataclass(frozen=True)
-class Replicas:
+class TensorFlowReplicas:
     """A strategy and its devices, as ``/device:CPU:0``."""
 
     strategy: Any
@@ -37,34 +37,34 @@ class Replicas:
         parts = (name.rpartition("device:")[2].lower() for name in self.devices)
         return ", ".join(part.replace("gpu", "cuda") for part in parts)
 
-    def cuts(self, samples: int) -> list[tuple[int, int, float]]:
+    def slices(self, samples: int) -> list[tuple[int, int, float]]:
         """Every replica's slice of a batch, and what its mean counts in the batch's mean.
 
         A replica without a sample gets the batch's first, which counts 0.
         """
         found = []
         for index in range(self.count):
-            (own,) = pieces(samples, index, self.count, 1)
+            (own,) = split_batch(samples, index, self.count, 1)
             stop = own.stop if own else 1
             found.append((own.start if own else 0, stop, len(own) / samples))
         return found
 
-    def counts(self, cuts: Sequence[tuple[int, int, float]]) -> Value:
+    def loss_weights(self, cuts: Sequence[tuple[int, int, float]]) -> Value:
         """What every replica's mean counts: float32 []."""
-        return self._each([np.float32(weight) for _, _, weight in cuts])
+        return self._per_replica([np.float32(weight) for _, _, weight in cuts])
 
     def split(
         self, values: npt.NDArray[Any], cuts: Sequence[tuple[int, int, float]], *, axis: int
     ) -> Value:
         """Every replica's slice along one axis."""
         before = (slice(None),) * axis
-        return self._each([values[(*before, slice(a, b))] for a, b, _ in cuts])
+        return self._per_replica([values[(*before, slice(a, b))] for a, b, _ in cuts])
 
-    def everywhere(self, values: npt.NDArray[Any]) -> Value:
+    def replicate(self, values: npt.NDArray[Any]) -> Value:
         """The same on every replica."""
-        return self._each([values] * self.count)
+        return self._per_replica([values] * self.count)
 
-    def _each(self, values: Sequence[Any]) -> Value:
+    def _per_replica(self, values: Sequence[Any]) -> Value:
         tensors = []
         for device, value in zip(self.devices, values, strict=True):
             with tf.device(device):
@@ -75,12 +75,12 @@ class Replicas:
             lambda context: tensors[context.replica_id_in_sync_group]
         )
 
-    def local(self, value: Value) -> tuple[Tensor, ...]:
+    def local_tensors(self, value: Value) -> tuple[Tensor, ...]:
         """The replicas' own tensors."""
         found: tuple[Tensor, ...] = self.strategy.experimental_local_results(value)
         return found
 
-    def summed(self, function: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
+    def run_and_sum(self, function: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
         """Run on every replica; the sum of what they return."""
         returned = self.strategy.run(function, args=arguments)
         if self.count == 1:
@@ -100,7 +100,7 @@ class Replicas:
         return {"peak_memory_bytes": max(found), "reserved_memory_bytes": None}
 
 
-def replicas(plan: Plan) -> Replicas:
+def open_replicas(plan: Plan) -> TensorFlowReplicas:
     """The plan's devices, opened; raises Unsupported where TensorFlow does not see them.
 
     A CPU device is a logical one: all share one pool of threads, as large as their cores.
@@ -108,7 +108,7 @@ def replicas(plan: Plan) -> Replicas:
     count = plan.devices or 1
     tf.config.experimental.enable_tensor_float_32_execution(plan.precision == "tf32")
     if plan.device == "cpu":
-        _open_cpus(count, plan.cores_per_device or 1)
+        _create_cpu_devices(count, plan.cores_per_device or 1)
     kind = "GPU" if plan.device == "cuda" else "CPU"
     seen = tf.config.list_logical_devices(kind)
     if len(seen) < count:
@@ -117,10 +117,10 @@ def replicas(plan: Plan) -> Replicas:
             f"{count}; next: --framework torch or jax"
         )
     names = tuple(f"/device:{kind}:{index}" for index in range(count))
-    return Replicas(_strategy(plan, names), names)
+    return TensorFlowReplicas(_strategy(plan, names), names)
 
 
-def _open_cpus(count: int, cores: int) -> None:
+def _create_cpu_devices(count: int, cores: int) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(count * cores)
     tf.config.threading.set_inter_op_parallelism_threads(max(2, count))
     (host,) = tf.config.list_physical_devices("CPU")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nfold.choices import OWN_STRATEGY
-from nfold.frameworks.rules import PRECISIONS, TOO_FEW, Rule, first_broken
+from nfold.choices import FRAMEWORK_STRATEGY
+from nfold.frameworks.rules import MIN_BATCH_RULE, PRECISION_RULES, Rule, first_broken_rule
 from nfold.plan import Plan
 
-STEPS: dict[str, tuple[str, ...]] = {
+STEP_KINDS: dict[str, tuple[str, ...]] = {
     "tensorflow": ("eager", "graph", "compiled"),
     "jax": ("compiled",),
     "keras-torch": ("eager", "compiled"),
@@ -16,7 +16,7 @@ NHWC_ONLY = (
     "CPU'; next: --layout channels_last, or --step compiled (XLA can)"
 )
 
-COMMON: tuple[Rule, ...] = (
+COMMON_RULES: tuple[Rule, ...] = (
     (lambda plan: plan.accumulate > 1, "accumulate above 1 is torch's; next: --framework torch"),
     (
         lambda plan: plan.exchange != "fp32",
@@ -34,16 +34,16 @@ COMMON: tuple[Rule, ...] = (
         lambda plan: plan.decode == "device",
         "decoding on the device is nvJPEG's work, through PyTorch; next: --decode cpu",
     ),
-    *PRECISIONS,
+    *PRECISION_RULES,
     (
         lambda plan: plan.input == "resident" and plan.augment == "cpu",
         "input 'resident' passes nothing through the host, which could augment it; next: "
         "--augment device",
     ),
-    TOO_FEW,
+    MIN_BATCH_RULE,
 )
 
-TENSORFLOW: tuple[Rule, ...] = (
+TENSORFLOW_RULES: tuple[Rule, ...] = (
     (
         lambda plan: (
             (plan.device, plan.layout) == ("cpu", "channels_first") and plan.step != "compiled"
@@ -60,21 +60,21 @@ TENSORFLOW: tuple[Rule, ...] = (
     ),
 )
 
-EVEN: Rule = (
+EVEN_BATCH: Rule = (
     lambda plan: (plan.batch or 0) % (plan.devices or 1) != 0,
     "JAX cuts a batch into equal parts: it must divide by the number of devices",
 )
 """Of a program over all devices; an operation's devices have a program each."""
 
-JAX: tuple[Rule, ...] = (
-    EVEN,
+JAX_RULES: tuple[Rule, ...] = (
+    EVEN_BATCH,
     (
         lambda plan: plan.input == "tf.data",
         "input 'tf.data' is TensorFlow's; next: --input loader or generator",
     ),
 )
 
-KERAS_TORCH: tuple[Rule, ...] = (
+KERAS_TORCH_RULES: tuple[Rule, ...] = (
     (
         lambda plan: (plan.devices or 1) > 1,
         "Keras's torch back end drives one device; next: --framework torch",
@@ -90,25 +90,29 @@ KERAS_TORCH: tuple[Rule, ...] = (
     ),
 )
 
-OWN: dict[str, tuple[Rule, ...]] = {
-    "tensorflow": TENSORFLOW,
-    "jax": JAX,
-    "keras-torch": KERAS_TORCH,
+RULES_BY_FRAMEWORK: dict[str, tuple[Rule, ...]] = {
+    "tensorflow": TENSORFLOW_RULES,
+    "jax": JAX_RULES,
+    "keras-torch": KERAS_TORCH_RULES,
 }
 
 
-def broken(plan: Plan, *, operation: bool = False) -> str | None:
+def violated_rule(plan: Plan, *, operation: bool = False) -> str | None:
     """The first rule that the plan of a training breaks, or of an operation; None: it runs."""
-    own = (rule for rule in OWN[plan.framework] if not operation or rule is not EVEN)
-    return _names(plan) or first_broken((*own, *COMMON), plan)
+    own = (
+        rule
+        for rule in RULES_BY_FRAMEWORK[plan.framework]
+        if not operation or rule is not EVEN_BATCH
+    )
+    return _unknown_step_or_strategy(plan) or first_broken_rule((*own, *COMMON_RULES), plan)
 
 
-def _names(plan: Plan) -> str | None:
+def _unknown_step_or_strategy(plan: Plan) -> str | None:
     """A step or a strategy that is another framework's."""
-    steps = STEPS[plan.framework]
+    steps = STEP_KINDS[plan.framework]
     if plan.step not in steps:
         return f"{plan.framework} has no step {plan.step!r}; allowed are {', '.join(steps)}"
-    own = OWN_STRATEGY.get(plan.framework)
+    own = FRAMEWORK_STRATEGY.get(plan.framework)
     if (plan.devices or 1) > 1 and own and plan.strategy != own:
         return f"{plan.framework} has no strategy {plan.strategy!r}; allowed is {own}"
     return None

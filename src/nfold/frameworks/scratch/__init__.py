@@ -11,7 +11,7 @@ it ended. Standard library alone: nothing here knows PyTorch.
 
 from __future__ import annotations
 
-from nfold.frameworks.scratch.rank import Scratch, entered
-from nfold.frameworks.scratch.settle import Touched, left_over, settled
+from nfold.frameworks.scratch.rank import Sandbox, enter_sandbox
+from nfold.frameworks.scratch.settle import WriteReport, clean_up, clean_up_stale
 
-__all__ = ["Scratch", "Touched", "entered", "left_over", "settled"]
+__all__ = ["Sandbox", "WriteReport", "clean_up", "clean_up_stale", "enter_sandbox"]

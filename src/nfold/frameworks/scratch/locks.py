@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 
-def held(file: Path, kind: int = fcntl.LOCK_EX) -> IO[bytes]:
+def lock_file(file: Path, kind: int = fcntl.LOCK_EX) -> IO[bytes]:
     """A lock that this process and its children hold while any of them lives and has it open.
 
     With LOCK_NB raises OSError where another one holds it.

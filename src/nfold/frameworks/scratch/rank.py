@@ -10,15 +10,15 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from nfold.frameworks.scratch.events import HOOK, wrap_silent
-from nfold.frameworks.scratch.journal import Journal
-from nfold.frameworks.scratch.locks import held
-from nfold.frameworks.scratch.mirror import Mirror
-from nfold.place import MIRRORS
+from nfold.frameworks.scratch.events import AUDIT_HOOK, wrap_unaudited_writers
+from nfold.frameworks.scratch.journal import UndoJournal
+from nfold.frameworks.scratch.locks import lock_file
+from nfold.frameworks.scratch.mirror import CopyOnWriteMirror
+from nfold.place import SANDBOX_ROOTS
 
-ROOT, JOURNAL, TOUCHED, LOCK = "root", "journal", "touched", "lock"
-STORE = "nfold.db"
-CACHES = (
+ROOT, JOURNAL, WRITE_LOG, LOCK = "root", "journal", "touched", "lock"
+STORE_NAME = "nfold.db"
+CACHE_VARIABLES = (
     "CUDA_CACHE_PATH",
     "HF_DATASETS_CACHE",
     "HF_HOME",
@@ -35,105 +35,107 @@ CACHES = (
     "XDG_RUNTIME_DIR",
 )
 """Environment variables that name folders which outlive every run."""
-AT_HOME = (".cache", ".triton", ".nv", ".torch", ".keras", ".config/matplotlib")
-SYSTEM = ("/dev", "/proc", "/sys", "/run")
+HOME_CACHES = (".cache", ".triton", ".nv", ".torch", ".keras", ".config/matplotlib")
+SYSTEM_ROOTS = ("/dev", "/proc", "/sys", "/run")
 
 
-class Scratch:
+class Sandbox:
     """The folder of one script's run, entered by this process; ``close`` is for tests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._from = os.getcwd()
-        self._mirror = Mirror(str(folder / ROOT), hidden=str(_results(folder)))
-        self._journal = Journal(str(folder / JOURNAL))
-        self._known: set[str] = set()
-        self._guarded = [self._from]
-        self._alone = [*_left_alone(), str(folder.parent)]
-        self._lock = held(folder / LOCK, fcntl.LOCK_SH)
-        self._mirror.make(self._from)
-        self._go(self._mirror.place(self._from))
-        MIRRORS[self._mirror.root] = os.getcwd()
+        self._original_folder = os.getcwd()
+        self._mirror = CopyOnWriteMirror(str(folder / ROOT), hidden=str(_results_folder(folder)))
+        self._journal = UndoJournal(str(folder / JOURNAL))
+        self._logged_paths: set[str] = set()
+        self._restored_roots = [self._original_folder]
+        self._excluded_roots = [*_excluded_paths(), str(folder.parent)]
+        self._lock = lock_file(folder / LOCK, fcntl.LOCK_SH)
+        self._mirror.create(self._original_folder)
+        self._change_folder(self._mirror.to_mirror(self._original_folder))
+        SANDBOX_ROOTS[self._mirror.root] = os.getcwd()
 
-    def script(self, path: str) -> str:
+    def prepare_script(self, path: str) -> str:
         """The path to run a script by, relative or absolute as it was: a file of its own here."""
-        real = os.path.join(self._from, path)
+        real = os.path.join(self._original_folder, path)
         home = os.path.realpath(os.path.dirname(real))
-        self._guarded.append(home)
-        place = self._mirror.place(os.path.join(home, os.path.basename(real)))
-        with HOOK.silent():
-            self._mirror.make(home)
-            self._mirror.writable(place, follow=True)
+        self._restored_roots.append(home)
+        place = self._mirror.to_mirror(os.path.join(home, os.path.basename(real)))
+        with AUDIT_HOOK.mute():
+            self._mirror.create(home)
+            self._mirror.make_writable(place, follow=True)
         return place if os.path.isabs(path) else path
 
-    def writes(self, path: str, *, empties: bool = False) -> None:
+    def on_write(self, path: str, *, empties: bool = False) -> None:
         """Make the file real that is about to be written, or keep what it holds."""
-        if self._mirror.holds(path):
-            place = self._mirror.writable(path, follow=True, empty=empties)
-            self._note(self._mirror.meant(place), inside=True)
+        if self._mirror.contains(path):
+            place = self._mirror.make_writable(path, follow=True, empty=empties)
+            self._log_write(self._mirror.to_real(place), in_mirror=True)
         else:
-            self._outside(os.path.realpath(path), file=True)
+            self._back_up_outside(os.path.realpath(path), file=True)
 
-    def enters(self, path: str) -> None:
+    def on_enter_folder(self, path: str) -> None:
         """Make the folder real."""
-        if self._mirror.holds(path):
-            self._mirror.writable(path, follow=True)
+        if self._mirror.contains(path):
+            self._mirror.make_writable(path, follow=True)
 
-    def replaces(self, path: str) -> None:
+    def on_replace(self, path: str) -> None:
         """Make the folder real that holds the name, or keep what it stands for."""
-        if self._mirror.holds(path):
-            self._mirror.writable(path, follow=False)
+        if self._mirror.contains(path):
+            self._mirror.make_writable(path, follow=False)
         else:
-            self._outside(_itself(path), file=False)
+            self._back_up_outside(_resolve_parent(path), file=False)
 
-    def renames(self, source: str, target: str) -> None:
+    def on_rename(self, source: str, target: str) -> None:
         """The same for both names."""
-        if self._mirror.holds(target):
-            place = self._mirror.writable(target, follow=False)
-            self._note(self._mirror.meant(place), inside=True)
+        if self._mirror.contains(target):
+            place = self._mirror.make_writable(target, follow=False)
+            self._log_write(self._mirror.to_real(place), in_mirror=True)
         else:
-            self._outside(_itself(target), file=True)
-        if self._mirror.holds(source):
-            self._mirror.writable(source, follow=False)
-        elif os.path.isdir(source) and self._restores(_itself(source)):
-            self._journal.moved(_itself(source), _itself(target))
+            self._back_up_outside(_resolve_parent(target), file=True)
+        if self._mirror.contains(source):
+            self._mirror.make_writable(source, follow=False)
+        elif os.path.isdir(source) and self._is_restored(_resolve_parent(source)):
+            self._journal.record_rename(_resolve_parent(source), _resolve_parent(target))
         else:
-            self._outside(_itself(source), file=False)
+            self._back_up_outside(_resolve_parent(source), file=False)
 
     def close(self) -> None:
         """Listen no more, and go back."""
-        HOOK.listen(None)
-        self._go(self._from)
+        AUDIT_HOOK.set_listener(None)
+        self._change_folder(self._original_folder)
         self._lock.close()
-        MIRRORS.clear()
+        SANDBOX_ROOTS.clear()
 
-    def _go(self, folder: str) -> None:
+    def _change_folder(self, folder: str) -> None:
         os.chdir(folder)
         if "PWD" in os.environ:
             os.environ["PWD"] = folder
 
-    def _outside(self, path: str, *, file: bool) -> None:
+    def _back_up_outside(self, path: str, *, file: bool) -> None:
         """Keep what is at a path that is to be put back; ``file``: count it as written."""
-        if self._mirror.holds(path):
-            (self.writes if file else self.replaces)(path)
-        elif self._restores(path):
-            self._journal.keep(path)
+        if self._mirror.contains(path):
+            (self.on_write if file else self.on_replace)(path)
+        elif self._is_restored(path):
+            self._journal.back_up(path)
             if file:
-                self._note(path, inside=False)
+                self._log_write(path, in_mirror=False)
 
-    def _restores(self, path: str) -> bool:
+    def _is_restored(self, path: str) -> bool:
         """Whether what is changed there is undone: the longest folder of both kinds decides."""
-        return _longest(self._alone, path) < max(1, _longest(self._guarded, path))
+        return _longest_prefix(self._excluded_roots, path) < max(
+            1, _longest_prefix(self._restored_roots, path)
+        )
 
-    def _note(self, path: str, *, inside: bool) -> None:
-        if path in self._known:
+    def _log_write(self, path: str, *, in_mirror: bool) -> None:
+        if path in self._logged_paths:
             return
-        self._known.add(path)
-        with open(self.folder / TOUCHED, "a", encoding="ascii") as file:
-            file.write(json.dumps([path, inside]) + "\n")
+        self._logged_paths.add(path)
+        with open(self.folder / WRITE_LOG, "a", encoding="ascii") as file:
+            file.write(json.dumps([path, in_mirror]) + "\n")
 
 
-def entered(folder: Path) -> Scratch:
+def enter_sandbox(folder: Path) -> Sandbox:
     """Enter the scratch folder of a run: from now on this process writes only there.
 
     ``folder`` is made; ranks that should see each other's files share one. The working directory
@@ -143,30 +145,34 @@ def entered(folder: Path) -> Scratch:
     folder.mkdir(parents=True, exist_ok=True)
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    scratch = Scratch(folder)
-    wrap_silent()
-    HOOK.listen(scratch)
+    scratch = Sandbox(folder)
+    wrap_unaudited_writers()
+    AUDIT_HOOK.set_listener(scratch)
     return scratch
 
 
-def _results(folder: Path) -> Path:
+def _results_folder(folder: Path) -> Path:
     """The results folder that a scratch folder is in: no script is to find it in its way."""
-    return next((p for p in folder.parents if (p / STORE).exists()), folder)
+    return next((p for p in folder.parents if (p / STORE_NAME).exists()), folder)
 
 
-def _left_alone() -> list[str]:
+def _excluded_paths() -> list[str]:
     home = os.path.expanduser("~")
-    named = (os.environ.get(name, "") for name in CACHES)
-    found = [*SYSTEM, tempfile.gettempdir(), *(os.path.join(home, name) for name in AT_HOME)]
+    named = (os.environ.get(name, "") for name in CACHE_VARIABLES)
+    found = [
+        *SYSTEM_ROOTS,
+        tempfile.gettempdir(),
+        *(os.path.join(home, name) for name in HOME_CACHES),
+    ]
     return [os.path.realpath(path) for path in [*found, *filter(None, named)]]
 
 
-def _itself(path: str) -> str:
+def _resolve_parent(path: str) -> str:
     """The path without links on the way to it; a link at its end stays."""
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
-def _longest(folders: Iterable[str], path: str) -> int:
+def _longest_prefix(folders: Iterable[str], path: str) -> int:
     """The length of the longest of these folders that a path is in, 0 where none is."""
     inside = (f for f in folders if path == f or path.startswith(f.rstrip(os.sep) + os.sep))
     return max((len(folder) for folder in inside), default=0)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nfold.errors import UnknownValue, UsageError
-from nfold.plain import from_plain
-from nfold.plan import FIELDS
+from nfold.plain import deserialize
+from nfold.plan import PLAN_FIELDS
 
-ENVIRONMENT = "NFOLD_SIMULATED"
+SCENARIO_VARIABLE = "NFOLD_SIMULATED"
 """Environment variable with a script as JSON, for runs that are started from a command line."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planted:
+class PlantedFailure:
     """One failure: what happens in which step (from 1, warm-up included) on which rank.
 
     It happens only with at least ``batch_per_device`` samples on a device and, where
@@ -31,7 +31,7 @@ class Planted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Script:
+class Scenario:
     """What every step costs, in milliseconds, and what goes wrong.
 
     These hide behind something: ``load_ms_per_sample`` (and ``augment_ms_per_sample``, of the
@@ -89,19 +89,19 @@ class Script:
     host_syncs_ms: float = 0.0
     anomaly_ms: float = 0.0
     retries_ms: float = 0.0
-    retries_beside_ms: float = 0.0
+    neighbor_retries_ms: float = 0.0
     layout_ms: dict[str, float] = field(default_factory=dict)
     exchange_ms: float = 0.0
     dp_exchange_ms: float = 0.0
     straggler_ms: float = 0.0
     straggler_rank: int = 0
-    straggler_of: Literal["device", "data"] = "device"
+    straggler_bound_to: Literal["device", "data"] = "device"
     random_straggler_ms: float = 0.0
     random_straggler_every: int = 2
     first_step_ms: float = 0.0
-    pause_ms: float = 0.0
-    pause_every: int = 20
-    pause_rank: int | None = None
+    host_gap_ms: float = 0.0
+    host_gap_every: int = 20
+    host_gap_rank: int | None = None
     epoch_gap_ms: float = 0.0
     epoch_wait_ms: float = 0.0
     noise: float = 0.0
@@ -113,21 +113,21 @@ class Script:
     memory_bytes_per_sample: int = 2**20
     same_samples: bool = False
     no_exchange: bool = False
-    failures: tuple[Planted, ...] = ()
+    failures: tuple[PlantedFailure, ...] = ()
     unsupported: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    in_turns: bool = False
+    can_interleave: bool = False
 
     def __post_init__(self) -> None:
         for name in self.unsupported:
-            if name not in FIELDS:
-                raise UnknownValue("plan field", name, FIELDS)
+            if name not in PLAN_FIELDS:
+                raise UnknownValue("plan field", name, PLAN_FIELDS)
         if self.samples_per_epoch < 1:
             raise UsageError(f"samples_per_epoch {self.samples_per_epoch}: allowed are 1 and more")
 
     @classmethod
-    def from_environment(cls) -> Script:
+    def from_environment(cls) -> Scenario:
         """The script in ``NFOLD_SIMULATED``, the default one without it; UsageError if wrong."""
         try:
-            return from_plain(cls, json.loads(os.environ.get(ENVIRONMENT) or "{}"))
+            return deserialize(cls, json.loads(os.environ.get(SCENARIO_VARIABLE) or "{}"))
         except ValueError as error:
-            raise UsageError(f"{ENVIRONMENT} is not a script: {error}") from None
+            raise UsageError(f"{SCENARIO_VARIABLE} is not a script: {error}") from None

@@ -12,11 +12,11 @@ from statistics import fmean
 
 from nfold.errors import Diverged, Hung, Killed, OutOfMemory, RunFailure
 from nfold.frameworks.base import Observer, Phase, Task
-from nfold.frameworks.simulated.cost import of_rank
-from nfold.frameworks.simulated.script import Planted, Script
-from nfold.measurement import Between, Epoch, Fetches, RankSamples, Window
+from nfold.frameworks.simulated.cost import costs_of_rank
+from nfold.frameworks.simulated.script import PlantedFailure, Scenario
+from nfold.measurement import Epoch, EpochGap, FetchStats, RankSamples, Window
 
-WINDOWS = 10
+WINDOW_COUNT = 10
 START_LOSS = 2.302585
 """ln 10: guessing among ten classes."""
 
@@ -27,25 +27,25 @@ class Simulation:
     Runs of one ``tree`` have the noise of one process tree; without a name, every run its own.
     """
 
-    def __init__(self, script: Script, task: Task, tree: str | None = None) -> None:
-        self._tree = tree
-        self.script = script
+    def __init__(self, scenario: Scenario, task: Task, tree: str | None = None) -> None:
+        self._tree_name = tree
+        self.scenario = scenario
         self.task = task
         self.plan = task.plan
         self.devices = task.plan.devices or 1
-        self.per_process = self.devices if task.plan.strategy == "dp" else 1
-        self.epochs = _epochs(task, script)
-        self.total = sum(map(len, self.epochs))
-        self.warmup = min(max(1, task.plan.warmup_steps or 0), self.total // 2)
+        self.devices_per_process = self.devices if task.plan.strategy == "dp" else 1
+        self.epochs = _batches_by_epoch(task, scenario)
+        self.total_steps = sum(map(len, self.epochs))
+        self.warmup_steps = min(max(1, task.plan.warmup_steps or 0), self.total_steps // 2)
         self.failure = self._first_failure()
 
     def run(self, observer: Observer) -> RankSamples:
         """Everything up to the end, or to the step in which any rank fails."""
         fails = self.failure
-        end = self.total if fails is None else fails.step - 1
+        end = self.total_steps if fails is None else fails.step - 1
         for step in range(end):
             phase = Phase.STEPPING if step else Phase.FIRST_STEP
-            observer.beat(phase, step + 1, self.total)
+            observer.beat(phase, step + 1, self.total_steps)
         samples = self.samples(end)
         observer.save(samples)
         if fails is not None and fails.rank == self.task.rank:
@@ -59,11 +59,11 @@ class Simulation:
             rank=self.task.rank,
             device=f"{self.plan.device}:{self.task.local_rank}",
             first_step_ms=self.wall_ms[0] if end else None,
-            warmup_steps=self.warmup,
+            warmup_steps=self.warmup_steps,
             windows=windows,
-            step_ms=tuple(self._clock_ms[self.warmup : end]),
-            pauses_ms=self._pauses_ms(end),
-            epochs=self._epochs_until(end) if self.plan.epochs is not None else (),
+            step_ms=tuple(self._reported_step_ms[self.warmup_steps : end]),
+            host_gaps_ms=self._host_gaps_ms(end),
+            epochs=self._finished_epochs(end) if self.plan.epochs is not None else (),
             losses=losses,
             peak_memory_bytes=self.peak_memory_bytes,
             sample_hashes=self._hashes(end),
@@ -73,7 +73,7 @@ class Simulation:
     @functools.cached_property
     def rank_ms(self) -> list[list[float]]:
         """Every rank's own milliseconds of every step, before it waits for the others."""
-        return [self._noisy(rank) for rank in range(self.task.world_size)]
+        return [self._noisy_step_ms(rank) for rank in range(self.task.world_size)]
 
     @functools.cached_property
     def lockstep_ms(self) -> list[float]:
@@ -83,117 +83,135 @@ class Simulation:
     @property
     def wall_ms(self) -> list[float]:
         """Milliseconds of every step on this rank's own clock; it may wait for nobody."""
-        return self.lockstep_ms if self.task.left_out.coupled else self.rank_ms[self.task.rank]
+        return (
+            self.lockstep_ms
+            if self.task.variant.ranks_synchronize
+            else self.rank_ms[self.task.rank]
+        )
 
-    def _noisy(self, rank: int) -> list[float]:
-        costs = of_rank(self.script, self.task, rank)
-        cost = functools.cache(lambda samples, late: costs.of(samples, late=late))
+    def _noisy_step_ms(self, rank: int) -> list[float]:
+        costs = costs_of_rank(self.scenario, self.task, rank)
+        cost = functools.cache(lambda samples, late: costs.step_ms(samples, straggles=late))
         batches = enumerate(itertools.chain.from_iterable(self.epochs))
-        exact = [cost(self._on_device(b, rank), costs.late(step)) for step, b in batches]
-        exact[0] += self.script.first_step_ms
-        exact = [ms + self._pause_ms(step, rank) for step, ms in enumerate(exact)]
+        exact = [
+            cost(self._samples_on_device(b, rank), costs.is_straggler(step)) for step, b in batches
+        ]
+        exact[0] += self.scenario.first_step_ms
+        exact = [ms + self._host_gap_ms(step, rank) for step, ms in enumerate(exact)]
         draw = random.Random(f"{self._noise_name()}-{rank}")
-        tree = self._tree or self._noise_name()
-        whole = random.Random(tree).lognormvariate(0, self.script.process_noise)
-        return [ms * whole * draw.lognormvariate(0, self.script.noise) for ms in exact]
+        tree = self._tree_name or self._noise_name()
+        whole = random.Random(tree).lognormvariate(0, self.scenario.process_noise)
+        return [ms * whole * draw.lognormvariate(0, self.scenario.noise) for ms in exact]
 
-    def _pauses_ms(self, end: int) -> tuple[float, ...]:
+    def _host_gaps_ms(self, end: int) -> tuple[float, ...]:
         """Of this rank; nothing where none pauses at any time."""
-        steps = range(end if self.script.pause_ms else 0)
-        return tuple(self._pause_ms(step, self.task.rank) for step in steps)
+        steps = range(end if self.scenario.host_gap_ms else 0)
+        return tuple(self._host_gap_ms(step, self.task.rank) for step in steps)
 
-    def _pause_ms(self, step: int, rank: int) -> float:
+    def _host_gap_ms(self, step: int, rank: int) -> float:
         """Before a step, on ranks that do something else after the one before."""
-        after = step > 0 and step % self.script.pause_every == 0
-        return self.script.pause_ms if after and self.script.pause_rank in (None, rank) else 0.0
+        after = step > 0 and step % self.scenario.host_gap_every == 0
+        return (
+            self.scenario.host_gap_ms
+            if after and self.scenario.host_gap_rank in (None, rank)
+            else 0.0
+        )
 
     @property
-    def _clock_ms(self) -> list[float]:
+    def _reported_step_ms(self) -> list[float]:
         """Milliseconds of every step as they are told: before this rank waits for the others, or
         where ranks pause, with that.
         """
-        return self.wall_ms if self.script.pause_ms else self.rank_ms[self.task.rank]
+        return self.wall_ms if self.scenario.host_gap_ms else self.rank_ms[self.task.rank]
 
     def _noise_name(self) -> str:
         """Every run of every question has draws of its own."""
         task = self.task
-        name = f"{self.script.noise_seed}-{self.plan.id}"
-        return f"{name}-{task.left_out}-{task.repeat}" if task.left_out or task.repeat else name
+        name = f"{self.scenario.noise_seed}-{self.plan.id}"
+        return f"{name}-{task.variant}-{task.repeat}" if task.variant or task.repeat else name
 
-    def _on_device(self, batch: int, rank: int) -> int:
+    def _samples_on_device(self, batch: int, rank: int) -> int:
         """The samples of a step on this rank's device, or on the fullest of several."""
-        return ceil(batch / self.devices) if self.per_process > 1 else self._share(batch, rank)
+        return (
+            ceil(batch / self.devices)
+            if self.devices_per_process > 1
+            else self._samples_of_rank(batch, rank)
+        )
 
-    def _share(self, batch: int, rank: int) -> int:
+    def _samples_of_rank(self, batch: int, rank: int) -> int:
         """The samples of a step that one rank has; the first ranks take what is left over."""
         return (batch + self.task.world_size - 1 - rank) // self.task.world_size
 
     def _windows(self, end: int) -> tuple[tuple[Window, ...], tuple[tuple[int, float], ...]]:
         """Consecutive timed steps, about ten windows in all, none of them over an epoch's end."""
-        size = max(1, ceil((self.total - self.warmup) / WINDOWS))
+        size = max(1, ceil((self.total_steps - self.warmup_steps) / WINDOW_COUNT))
         windows, losses = [], []
-        for first, last, start_s in self._spans(size, end):
+        for first, last, start_s in self._window_spans(size, end):
             steps = range(first, last)
-            samples = sum(self._share(self._batch(step), self.task.rank) for step in steps)
+            samples = sum(
+                self._samples_of_rank(self._batch(step), self.task.rank) for step in steps
+            )
             window = Window(
                 start_s=start_s,
                 seconds=sum(self.wall_ms[first:last]) / 1e3,
                 steps=len(steps),
                 samples=samples,
-                first=first,
+                first_step=first,
                 fetches=self._fetches(len(steps), samples),
-                between=self._between(first),
-                ahead_s=self._ahead_s(first, last),
+                epoch_gap=self._epoch_boundary(first),
+                queue_drain_s=self._queue_lead_s(first, last),
             )
             windows.append(window)
             losses.append((last, fmean(map(self._loss, steps))))
         return tuple(windows), tuple(losses)
 
-    def _between(self, step: int) -> Between | None:
+    def _epoch_boundary(self, step: int) -> EpochGap | None:
         """What lies before a step where a later epoch begins with it."""
         of_epoch = len(self.epochs[0])
         if step % of_epoch or not step:
             return None
         waited_s = self._first_wait_ms / 1e3
-        if self.task.left_out.pass_batches is not None:
-            of_epoch = ceil(self.script.samples_per_epoch / (self.plan.batch or 1))
-        return Between(seconds=self._gap_ms / 1e3, steps=of_epoch, waited_s=waited_s)
+        if self.task.variant.batches_per_epoch is not None:
+            of_epoch = ceil(self.scenario.samples_per_epoch / (self.plan.batch or 1))
+        return EpochGap(seconds=self._epoch_gap_ms / 1e3, steps=of_epoch, waited_s=waited_s)
 
     @functools.cached_property
     def _first_wait_ms(self) -> float:
         """An epoch's first batch is waited for where the host makes it."""
-        fed = of_rank(self.script, self.task, self.task.rank).host_fed
-        return self.script.epoch_wait_ms if fed else 0.0
+        fed = costs_of_rank(self.scenario, self.task, self.task.rank).loads_on_host
+        return self.scenario.epoch_wait_ms if fed else 0.0
 
     @property
-    def _gap_ms(self) -> float:
+    def _epoch_gap_ms(self) -> float:
         """Between two epochs."""
-        return self.script.epoch_gap_ms + self._first_wait_ms
+        return self.scenario.epoch_gap_ms + self._first_wait_ms
 
-    def _ahead_s(self, first: int, last: int) -> float | None:
+    def _queue_lead_s(self, first: int, last: int) -> float | None:
         """Launches that take as long as the device does are never early."""
         if self.plan.device != "cuda":
             return None
-        compute_ms = self.script.compute_ms_per_sample * self._share(self._batch(first), 0)
-        early_ms = max(0.0, compute_ms - self.script.launch_ms)
+        compute_ms = self.scenario.compute_ms_per_sample * self._samples_of_rank(
+            self._batch(first), 0
+        )
+        early_ms = max(0.0, compute_ms - self.scenario.launch_ms)
         return early_ms * (last - first) / 1e3
 
-    def _fetches(self, batches: int, samples: int) -> Fetches | None:
+    def _fetches(self, batches: int, samples: int) -> FetchStats | None:
         """What the loaders were seen to do for so many steps, where they do anything."""
-        costs = of_rank(self.script, self.task, self.task.rank)
-        computing_ms, waiting_ms = costs.fetching(samples) if costs.host_fed else (0.0, 0.0)
+        costs = costs_of_rank(self.scenario, self.task, self.task.rank)
+        computing_ms, waiting_ms = costs.loader_ms(samples) if costs.loads_on_host else (0.0, 0.0)
         if not computing_ms + waiting_ms:
             return None
         seconds = (computing_ms + waiting_ms) / 1e3
-        return Fetches(batches=batches, seconds=seconds, waited_s=waiting_ms / 1e3)
+        return FetchStats(batches=batches, seconds=seconds, waited_s=waiting_ms / 1e3)
 
-    def _spans(self, size: int, end: int) -> Iterator[tuple[int, int, float]]:
+    def _window_spans(self, size: int, end: int) -> Iterator[tuple[int, int, float]]:
         """First step, step after the last, and virtual start in seconds of every window."""
         clock_ms, first = 0.0, 0
         for number, epoch in enumerate(self.epochs):
-            clock_ms += self._gap_ms if number else 0.0
+            clock_ms += self._epoch_gap_ms if number else 0.0
             stop = min(first + len(epoch), end)
-            timed = min(max(first, self.warmup), stop)
+            timed = min(max(first, self.warmup_steps), stop)
             clock_ms += sum(self.wall_ms[first:timed])
             for start in range(timed, stop, size):
                 last = min(start + size, stop)
@@ -201,7 +219,7 @@ class Simulation:
                 clock_ms += sum(self.wall_ms[start:last])
             first += len(epoch)
 
-    def _epochs_until(self, end: int) -> tuple[Epoch, ...]:
+    def _finished_epochs(self, end: int) -> tuple[Epoch, ...]:
         """The epochs that were finished within ``end`` steps."""
         made: list[Epoch] = []
         first = 0
@@ -209,12 +227,12 @@ class Simulation:
             last = first + len(epoch)
             if last > end:
                 break
-            gap_ms = self._gap_ms if number else 0.0
+            gap_ms = self._epoch_gap_ms if number else 0.0
             finished = Epoch(
                 seconds=(sum(self.wall_ms[first:last]) + gap_ms) / 1e3,
                 samples=sum(epoch),
                 train_loss=fmean(map(self._loss, range(first, last))),
-                accuracy=self.script.final_accuracy * (1 - 0.5 ** (number + 1)),
+                accuracy=self.scenario.final_accuracy * (1 - 0.5 ** (number + 1)),
             )
             made.append(finished)
             first = last
@@ -230,11 +248,11 @@ class Simulation:
 
     def _hashes(self, end: int) -> tuple[tuple[int, str], ...]:
         """One for every finished epoch, or for the whole run."""
-        shard = 0 if self.script.same_samples else self.task.rank
+        shard = 0 if self.scenario.same_samples else self.task.rank
         length = len(self.epochs[0])
         return tuple(
             (
-                sum(self._share(batch, shard) for batch in epoch),
+                sum(self._samples_of_rank(batch, shard) for batch in epoch),
                 _hash(f"{self.plan.seed}-{number}-{shard}"),
             )
             for number, epoch in enumerate(self.epochs[: end // length])
@@ -242,28 +260,30 @@ class Simulation:
 
     def _checksum(self) -> str:
         """Equal on all ranks, unless gradients are not exchanged."""
-        own = self.task.rank if self.script.no_exchange else 0
-        return _hash(f"{self.task.workload}-{self.plan.seed}-{self.plan.batch}-{self.total}-{own}")
+        own = self.task.rank if self.scenario.no_exchange else 0
+        return _hash(
+            f"{self.task.workload}-{self.plan.seed}-{self.plan.batch}-{self.total_steps}-{own}"
+        )
 
     @property
     def peak_memory_bytes(self) -> int:
         """The planted memory at this plan's batch per device."""
-        held = self._on_device(self.plan.batch or 1, self.task.rank)
-        return self.script.memory_bytes + held * self.script.memory_bytes_per_sample
+        held = self._samples_on_device(self.plan.batch or 1, self.task.rank)
+        return self.scenario.memory_bytes + held * self.scenario.memory_bytes_per_sample
 
-    def _first_failure(self) -> Planted | None:
-        met = [planted for planted in self.script.failures if self._meets(planted)]
+    def _first_failure(self) -> PlantedFailure | None:
+        met = [planted for planted in self.scenario.failures if self._occurs(planted)]
         return min(met, key=lambda planted: planted.step, default=None)
 
-    def _meets(self, planted: Planted) -> bool:
+    def _occurs(self, planted: PlantedFailure) -> bool:
         return (
             planted.rank < self.task.world_size
-            and planted.step <= self.total
+            and planted.step <= self.total_steps
             and planted.devices in (None, self.devices)
             and ceil((self.plan.batch or 1) / self.devices) >= planted.batch_per_device
         )
 
-    def _error(self, planted: Planted) -> RunFailure:
+    def _error(self, planted: PlantedFailure) -> RunFailure:
         text = f"planted {planted.kind} in step {planted.step}"
         if planted.kind == "oom":
             held = self.peak_memory_bytes
@@ -272,15 +292,15 @@ class Simulation:
         return kinds[planted.kind](text, step=planted.step)
 
 
-def _epochs(task: Task, script: Script) -> list[Sequence[int]]:
+def _batches_by_epoch(task: Task, scenario: Scenario) -> list[Sequence[int]]:
     """The global batch of every step, by epoch; a run measured in steps is one, or short passes."""
-    plan, batches = task.plan, task.left_out.pass_batches
+    plan, batches = task.plan, task.variant.batches_per_epoch
     batch = plan.batch or 1
     if plan.steps is not None:
         steps = plan.steps + (plan.warmup_steps or 0)
         each = steps if batches is None else batches // plan.accumulate
         return [[batch] * each] * (steps // each)
-    full, rest = divmod(script.samples_per_epoch, batch)
+    full, rest = divmod(scenario.samples_per_epoch, batch)
     return [[batch] * full + [rest] * (rest > 0)] * (plan.epochs or 1)
 
 

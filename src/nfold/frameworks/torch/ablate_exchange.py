@@ -20,53 +20,56 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
 )
 from torch.futures import Future
 
-from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.left_out import ActiveVariant
 
 AllReduce = Callable[..., Any]
 """``dist.all_reduce``, or what stands in for it."""
 
 
-class Done:
+class CompletedWork:
     """A collective that was over before it began."""
 
     def wait(self) -> None:
         """There is nothing to wait for."""
 
 
-def _nothing(_tensor: Tensor, **_how: Any) -> Done:
-    return Done()
+def _skip_all_reduce(_tensor: Tensor, **_how: Any) -> CompletedWork:
+    return CompletedWork()
 
 
-def _one_element(tensor: Tensor, **how: Any) -> Any:
+def _all_reduce_one_element(tensor: Tensor, **how: Any) -> Any:
     return dist.all_reduce(torch.zeros(1, device=tensor.device), **how)
 
 
-ALL_REDUCE: dict[str, AllReduce] = {"none": _nothing, "barrier": _one_element}
+ALL_REDUCE_VARIANTS: dict[str, AllReduce] = {
+    "none": _skip_all_reduce,
+    "barrier": _all_reduce_one_element,
+}
 
 
-def all_reduce(left_out: LeftOut) -> AllReduce:
+def select_all_reduce(active_variant: ActiveVariant) -> AllReduce:
     """What our own exchange sends a bucket with."""
-    if left_out.never("exchange"):
+    if active_variant.is_baseline("exchange"):
         return dist.all_reduce
-    if not left_out.turns:
-        return ALL_REDUCE[left_out.now.exchange]
+    if not active_variant.interleaved:
+        return ALL_REDUCE_VARIANTS[active_variant.current.exchange]
 
     def send(tensor: Tensor, **how: Any) -> Any:
-        now: AllReduce = ALL_REDUCE.get(left_out.now.exchange, dist.all_reduce)
+        now: AllReduce = ALL_REDUCE_VARIANTS.get(active_variant.current.exchange, dist.all_reduce)
         return now(tensor, **how)
 
     return send
 
 
-def _in_its_place(bucket: Any) -> Future[Tensor]:
+def _barrier_hook(bucket: Any) -> Future[Tensor]:
     """One element in a bucket's place; the bucket comes back as it was."""
     gradients = bucket.buffer()
-    work: Any = _one_element(gradients, async_op=True)
+    work: Any = _all_reduce_one_element(gradients, async_op=True)
     done: Future[Tensor] = work.get_future().then(lambda _: gradients)
     return done
 
 
-def _half(group: Any, bucket: Any) -> Future[Tensor]:
+def _half_precision_hook(group: Any, bucket: Any) -> Future[Tensor]:
     """By the hook that a script can have there: bf16 is NCCL's alone."""
     nccl = bucket.buffer().is_cuda and "nccl" in dist.get_backend(group)
     hook: Any = bf16_compress_hook if nccl else fp16_compress_hook
@@ -75,25 +78,25 @@ def _half(group: Any, bucket: Any) -> Future[Tensor]:
 
 
 # DistributedDataParallel refuses a hook whose annotations are text, as they are in this file.
-DDP_HOOKS: dict[str, Any] = {
+DDP_HOOK_VARIANTS: dict[str, Any] = {
     "none": noop_hook,
-    "barrier": lambda _state, bucket: _in_its_place(bucket),
-    "half": lambda group, bucket: _half(group, bucket),
+    "barrier": lambda _state, bucket: _barrier_hook(bucket),
+    "half": lambda group, bucket: _half_precision_hook(group, bucket),
 }
 
 
-def ddp_hook(left_out: LeftOut, usual: Any) -> Any:
+def select_ddp_hook(active_variant: ActiveVariant, default_hook: Any) -> Any:
     """What DistributedDataParallel does with a bucket; None: its own all-reduce.
 
     The hook is registered with the process group as its state.
     """
-    if left_out.never("exchange"):
-        return usual
-    if not left_out.turns:
-        return DDP_HOOKS[left_out.now.exchange]
-    real = usual or allreduce_hook
+    if active_variant.is_baseline("exchange"):
+        return default_hook
+    if not active_variant.interleaved:
+        return DDP_HOOK_VARIANTS[active_variant.current.exchange]
+    real = default_hook or allreduce_hook
 
     def exchange(state, bucket):  # type: ignore[no-untyped-def]
-        return DDP_HOOKS.get(left_out.now.exchange, real)(state, bucket)
+        return DDP_HOOK_VARIANTS.get(active_variant.current.exchange, real)(state, bucket)
 
     return exchange

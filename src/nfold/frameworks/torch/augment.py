@@ -12,26 +12,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nfold.data.arrays import Arrays
-from nfold.frameworks.augment import KEYS, fill_levels
-from nfold.frameworks.torch.philox import below, draws
+from nfold.data.arrays import DataSetArrays
+from nfold.frameworks.augment import OPERATION_KEYS, mean_levels
+from nfold.frameworks.torch.philox import draws, uniform_int
 
-Drawn = list[Tensor]
+Draws = list[Tensor]
 """Four int64 tensors [n] of 32-bit draws, one operation's."""
-Operation = Callable[[Tensor, Drawn], Tensor]
+Operation = Callable[[Tensor, Draws], Tensor]
 """Images [n, h, w, c] and their draws to images of the same shape."""
 Augment = Callable[[Tensor, Tensor, "int | Tensor"], Tensor]
 """Images [n, h, w, c], the ids [n] of their samples and the epoch to augmented images."""
 
 
-def augmentation(
-    operations: tuple[tuple[str, int], ...], arrays: Arrays, seed: int, device: torch.device
+def build_augmentation(
+    operations: tuple[tuple[str, int], ...], arrays: DataSetArrays, seed: int, device: torch.device
 ) -> Augment:
     """Applies ``operations``, pairs of a name and an argument, in order; none changes nothing."""
-    return Augmentation(operations, arrays, seed, device) if operations else unchanged
+    return Augmentation(operations, arrays, seed, device) if operations else keep_images
 
 
-def unchanged(images: Tensor, _ids: Tensor, _epoch: int | Tensor) -> Tensor:
+def keep_images(images: Tensor, _ids: Tensor, _epoch: int | Tensor) -> Tensor:
     """The images as they are."""
     return images
 
@@ -46,13 +46,15 @@ class Augmentation:
     def __init__(
         self,
         operations: tuple[tuple[str, int], ...],
-        arrays: Arrays,
+        arrays: DataSetArrays,
         seed: int,
         device: torch.device,
     ) -> None:
-        keys = [KEYS[name] for name, _ in operations]
+        keys = [OPERATION_KEYS[name] for name, _ in operations]
         self._keys = torch.tensor(keys, device=device)[:, None]
-        self._operations = [BUILT[name](argument, arrays, device) for name, argument in operations]
+        self._operations = [
+            AUGMENTATIONS[name](argument, arrays, device) for name, argument in operations
+        ]
         self._seed = seed
 
     def __call__(self, images: Tensor, ids: Tensor, epoch: int | Tensor) -> Tensor:
@@ -66,17 +68,17 @@ class Augmentation:
 class Crop:
     """Pads every side with zeros and cuts the original size out at a random place."""
 
-    def __init__(self, padding: int, arrays: Arrays, device: torch.device) -> None:
+    def __init__(self, padding: int, arrays: DataSetArrays, device: torch.device) -> None:
         height, width = arrays.train_images.shape[1:3]
         self._padding = padding
         self._rows = torch.arange(height, device=device)
         self._columns = torch.arange(width, device=device)
 
-    def __call__(self, images: Tensor, drawn: Drawn) -> Tensor:
+    def __call__(self, images: Tensor, drawn: Draws) -> Tensor:
         """Images [n, h, w, c] by draws 0 (down) and 1 (right)."""
         by, places = self._padding, 2 * self._padding + 1
-        rows = below(drawn[0], places)[:, None] + self._rows
-        columns = below(drawn[1], places)[:, None] + self._columns
+        rows = uniform_int(drawn[0], places)[:, None] + self._rows
+        columns = uniform_int(drawn[1], places)[:, None] + self._columns
         padded = torch.nn.functional.pad(images, (0, 0, by, by, by, by))
         each = torch.arange(len(images), device=images.device)[:, None, None]
         return padded[each, rows[:, :, None], columns[:, None, :]]
@@ -85,10 +87,10 @@ class Crop:
 class Flip:
     """Mirrors each image left to right with probability one half."""
 
-    def __init__(self, _argument: int, _arrays: Arrays, _device: torch.device) -> None:
+    def __init__(self, _argument: int, _arrays: DataSetArrays, _device: torch.device) -> None:
         pass
 
-    def __call__(self, images: Tensor, drawn: Drawn) -> Tensor:
+    def __call__(self, images: Tensor, drawn: Draws) -> Tensor:
         """Images [n, h, w, c] by the highest bit of draw 0."""
         mirrored = (drawn[0] >> 31).bool()
         return torch.where(mirrored[:, None, None, None], images.flip(2), images)
@@ -103,28 +105,28 @@ class Cutout:
     images' mean per channel; on uint8 images it is the nearest of 256 levels.
     """
 
-    def __init__(self, size: int, arrays: Arrays, device: torch.device) -> None:
+    def __init__(self, size: int, arrays: DataSetArrays, device: torch.device) -> None:
         height, width = arrays.train_images.shape[1:3]
         self._size = size
         self._rows = torch.arange(height, device=device)
         self._columns = torch.arange(width, device=device)
-        self._fill = torch.from_numpy(fill_levels(arrays)).to(device)
+        self._fill = torch.from_numpy(mean_levels(arrays)).to(device)
 
-    def __call__(self, images: Tensor, drawn: Drawn) -> Tensor:
+    def __call__(self, images: Tensor, drawn: Draws) -> Tensor:
         """Images [n, h, w, c] by draws 0 (the centre's row) and 1 (its column)."""
-        rows = self._covered(drawn[0], self._rows)
-        columns = self._covered(drawn[1], self._columns)
+        rows = self._covered_positions(drawn[0], self._rows)
+        columns = self._covered_positions(drawn[1], self._columns)
         square = rows[:, :, None] & columns[:, None, :]
         return torch.where(square[..., None], self._fill, images)
 
-    def _covered(self, drawn: Tensor, places: Tensor) -> Tensor:
+    def _covered_positions(self, drawn: Tensor, places: Tensor) -> Tensor:
         """Which places [side] lie under each image's square: bool [n, side]."""
-        first = below(drawn, len(places)) - self._size // 2
+        first = uniform_int(drawn, len(places)) - self._size // 2
         distance = places - first[:, None]
         return (distance >= 0) & (distance < self._size)
 
 
-BUILT: dict[str, Callable[[int, Arrays, torch.device], Operation]] = {
+AUGMENTATIONS: dict[str, Callable[[int, DataSetArrays, torch.device], Operation]] = {
     "crop": Crop,
     "flip": Flip,
     "cutout": Cutout,

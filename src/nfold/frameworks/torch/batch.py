@@ -12,7 +12,7 @@ from torch import Tensor
 Tensors = tuple[Tensor, ...]
 
 
-class Samples(NamedTuple):
+class SampleTensors(NamedTuple):
     """uint8 images [n, h, w, c], int64 labels [n], and the int64 ids [n] that draws are keyed by.
 
     ``ids`` is empty where the images are augmented already.
@@ -23,7 +23,7 @@ class Samples(NamedTuple):
     ids: Tensor
 
 
-class Boxed(NamedTuple):
+class CanvasTensors(NamedTuple):
     """Samples whose images do not fill their canvases [n, s, s, 3].
 
     ``places`` int64 [n, 2] are the height and width of what lies in the upper left corner.
@@ -32,10 +32,10 @@ class Boxed(NamedTuple):
     images: Tensor
     labels: Tensor
     ids: Tensor
-    places: Tensor
+    sizes: Tensor
 
 
-Given = Samples | Boxed
+InputSamples = SampleTensors | CanvasTensors
 """What is prepared for a model."""
 
 
@@ -54,15 +54,15 @@ class Batch:
     global_count: int
     sample_hash: int
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Batch:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with ``move`` applied to its tensors."""
-        return dataclasses.replace(self, tensors=tuple(map(move, self.tensors)))
+        return dataclasses.replace(self, tensors=tuple(map(change, self.tensors)))
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory; DataLoader calls this."""
-        return self.moved(lambda tensor: tensor.pin_memory())
+        return self.map_tensors(lambda tensor: tensor.pin_memory())
 
 
-def form(tensor: Tensor) -> Hashable:
+def tensor_signature(tensor: Tensor) -> Hashable:
     """What a graph depends on besides a tensor's values."""
     return tensor.shape, tensor.stride(), tensor.dtype

@@ -24,8 +24,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from nfold.errors import UsageError
-from nfold.frameworks.torch.disguise import disguised
-from nfold.frameworks.torch.share import Ledger, Share
+from nfold.frameworks.torch.disguise import subclass_with_forward
+from nfold.frameworks.torch.share import BatchShare, CurrentShare
 from nfold.plan import Plan
 
 ALL_GATHER: Callable[[Tensor, Tensor], Any] = (
@@ -35,7 +35,7 @@ ALL_GATHER: Callable[[Tensor, Tensor], Any] = (
 
 
 @dataclass(frozen=True)
-class Statistics:
+class BatchStatistics:
     """Of all ranks together: biased ``variance`` and ``mean`` [channels], ``count`` [1]."""
 
     mean: Tensor
@@ -43,13 +43,13 @@ class Statistics:
     count: Tensor
 
 
-class Synchronised:
+class SynchronizedMarker:
     """Marks the subclasses that ``synchronise`` makes; ``original`` is the layer's own class."""
 
     original: type[nn.Module]
 
 
-def synchronise(module: nn.Module, plan: Plan, ledger: Ledger) -> None:
+def synchronize_batch_norm(module: nn.Module, plan: Plan, current_share: CurrentShare) -> None:
     """Let the batch norms of ``module`` use the global batch, where the plan says so.
 
     Elsewhere a device's share may be one sample, which they take then too. Each stays the same
@@ -57,10 +57,12 @@ def synchronise(module: nn.Module, plan: Plan, ledger: Ledger) -> None:
     count. UsageError for a layer whose forward is its own.
     """
     if plan.batch_norm != "synchronised" or (plan.devices or 1) == 1:
-        _take_one_value(module)
+        _allow_single_value(module)
         return
     for name, layer in module.named_modules():
-        if isinstance(layer, Synchronised | nn.SyncBatchNorm) or not isinstance(layer, _BatchNorm):
+        if isinstance(layer, SynchronizedMarker | nn.SyncBatchNorm) or not isinstance(
+            layer, _BatchNorm
+        ):
             continue
         if type(layer).forward is not _BatchNorm.forward:
             raise UsageError(
@@ -68,16 +70,16 @@ def synchronise(module: nn.Module, plan: Plan, ledger: Ledger) -> None:
                 f"({type(layer).__name__}); allowed are nn.BatchNorm1d, 2d and 3d; "
                 "next: batch_norm 'device'"
             )
-        layer.__class__ = _synchronised(type(layer), plan, ledger)  # type: ignore[assignment]
+        layer.__class__ = _synchronized_class(type(layer), plan, current_share)  # type: ignore[assignment]
 
 
-class OfOneValue:
+class SingleValueMarker:
     """Marks the subclasses that take one value a channel; ``original`` is the layer's class."""
 
     original: type[nn.Module]
 
 
-def _take_one_value(module: nn.Module) -> None:
+def _allow_single_value(module: nn.Module) -> None:
     """Let the batch norms of ``module`` train on one value a channel, which PyTorch's refuse.
 
     It is its own mean: what is normalised is 0, with no gradient, as in Keras. Two equal values
@@ -85,62 +87,68 @@ def _take_one_value(module: nn.Module) -> None:
     """
     norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
     plain = [layer for layer in norms if type(layer).forward is _BatchNorm.forward]
-    kinds = {kind: _of_one_value(kind) for kind in set(map(type, plain))}
+    kinds = {kind: _single_value_class(kind) for kind in set(map(type, plain))}
     for layer in plain:
         layer.__class__ = kinds[type(layer)]  # type: ignore[assignment]
 
 
-def _of_one_value(original: type[_BatchNorm]) -> type[nn.Module]:
+def _single_value_class(original: type[_BatchNorm]) -> type[nn.Module]:
     def forward(self: _BatchNorm, x: Tensor) -> Tensor:
         if self.training and x.numel() == x.shape[1]:
             return original.forward(self, torch.cat([x, x]))[:1]
         return original.forward(self, x)
 
-    return disguised(original, OfOneValue, forward)
+    return subclass_with_forward(original, SingleValueMarker, forward)
 
 
-class Switch:
+class BatchNormSwitch:
     """Gives every layer that ``synchronise`` changed its own class, or the changed one, again."""
 
     def __init__(self, module: nn.Module) -> None:
         layers = module.modules()
-        self._layers = [(layer, type(layer)) for layer in layers if isinstance(layer, Synchronised)]
+        self._layers = [
+            (layer, type(layer)) for layer in layers if isinstance(layer, SynchronizedMarker)
+        ]
 
-    def __call__(self, *, synchronised: bool) -> None:
+    def __call__(self, *, synchronized: bool) -> None:
         """From the next forward on, statistics are those of all devices, or of each."""
         for layer, changed in self._layers:
-            layer.__class__ = changed if synchronised else changed.original  # type: ignore[assignment]
+            layer.__class__ = changed if synchronized else changed.original  # type: ignore[assignment]
 
 
-def _synchronised(original: type[_BatchNorm], plan: Plan, ledger: Ledger) -> type[nn.Module]:
-    normalised: Callable[..., Tensor] = _normalised
+def _synchronized_class(
+    original: type[_BatchNorm], plan: Plan, current_share: CurrentShare
+) -> type[nn.Module]:
+    normalised: Callable[..., Tensor] = _normalize
     if "compiled" in (plan.step or ""):
         normalised = torch.compiler.disable(normalised)  # type: ignore[no-untyped-call]
 
     def forward(self: _BatchNorm, x: Tensor) -> Tensor:
-        return normalised(self, x, ledger.share) if self.training else original.forward(self, x)
+        return (
+            normalised(self, x, current_share.share) if self.training else original.forward(self, x)
+        )
 
-    return disguised(original, Synchronised, forward)
+    return subclass_with_forward(original, SynchronizedMarker, forward)
 
 
-def _normalised(layer: _BatchNorm, x: Tensor, share: Share) -> Tensor:
+def _normalize(layer: _BatchNorm, x: Tensor, share: BatchShare) -> Tensor:
     layer._check_input_dim(x)  # type: ignore[no-untyped-call]
-    found = gathered(x.detach(), counted=share.count > 0)
-    _remember(layer, found)
+    found = gather_statistics(x.detach(), has_samples=share.count > 0)
+    _update_running_statistics(layer, found)
     relative = share.weight * dist.get_world_size()
-    apply = cast(Callable[..., Tensor], Normalise.apply)
+    apply = cast(Callable[..., Tensor], GlobalBatchNorm.apply)
     return apply(x, layer.weight, layer.bias, found, layer.eps, relative)
 
 
-def gathered(x: Tensor, *, counted: bool) -> Statistics:
+def gather_statistics(x: Tensor, *, has_samples: bool) -> BatchStatistics:
     """The statistics of ``x`` [n, channels, ...] over all ranks, those not ``counted`` left out.
 
     Zeros where no rank counts, in a part of a batch that has fewer samples than parts.
     Computed in fp32, or in fp64 for fp64.
     """
     channels = x.shape[1]
-    count = x.numel() // channels if counted else 0
-    own = x.new_zeros(2 * channels + 1, dtype=_computed_in(x))
+    count = x.numel() // channels if has_samples else 0
+    own = x.new_zeros(2 * channels + 1, dtype=_compute_dtype(x))
     if count:
         own = torch.cat([*_moments(x), own.new_full((1,), count)])
     every = own.new_empty(dist.get_world_size() * len(own))
@@ -150,18 +158,18 @@ def gathered(x: Tensor, *, counted: bool) -> Statistics:
     weights = counts / total.clamp(min=1)
     mean = (weights * means).sum(0)
     variance = (weights * (variances + (means - mean).square())).sum(0)
-    return Statistics(mean, variance, total)
+    return BatchStatistics(mean, variance, total)
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel: in one pass on GPUs, and of 16-bit values in fp32."""
-    whole = x if x.is_cuda else x.to(_computed_in(x))
+    whole = x if x.is_cuda else x.to(_compute_dtype(x))
     mean, variance = torch.batch_norm_update_stats(whole, None, None, 0.0)
     return mean, variance
 
 
 @torch.no_grad()
-def _remember(layer: _BatchNorm, found: Statistics) -> None:
+def _update_running_statistics(layer: _BatchNorm, statistics: BatchStatistics) -> None:
     """Move the running statistics as nn.BatchNorm does, reading nothing back from the device.
 
     A part without any sample moves nothing.
@@ -169,10 +177,10 @@ def _remember(layer: _BatchNorm, found: Statistics) -> None:
     if layer.running_mean is None or layer.running_var is None:
         return
     if layer.num_batches_tracked is not None:
-        layer.num_batches_tracked.add_(found.count[0] > 0)
-    unbiased = found.variance * (found.count / (found.count - 1).clamp(min=1))
-    for running, new in ((layer.running_mean, found.mean), (layer.running_var, unbiased)):
-        moved = _momentum(layer, running.dtype) * (found.count > 0).to(running.dtype)
+        layer.num_batches_tracked.add_(statistics.count[0] > 0)
+    unbiased = statistics.variance * (statistics.count / (statistics.count - 1).clamp(min=1))
+    for running, new in ((layer.running_mean, statistics.mean), (layer.running_var, unbiased)):
+        moved = _momentum(layer, running.dtype) * (statistics.count > 0).to(running.dtype)
         running.lerp_(new.to(running.dtype), moved)
 
 
@@ -183,7 +191,7 @@ def _momentum(layer: _BatchNorm, dtype: torch.dtype) -> Any:
     return cast(Tensor, layer.num_batches_tracked).clamp(min=1).to(dtype).reciprocal()
 
 
-class Normalise(torch.autograd.Function):
+class GlobalBatchNorm(torch.autograd.Function):
     """``x`` normalised by the global statistics, with the gradient that runs through them.
 
     ``relative`` is what this rank's gradient counts in the global one, against an even share:
@@ -197,7 +205,7 @@ class Normalise(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        found: Statistics,
+        found: BatchStatistics,
         eps: float,
         relative: float,
     ) -> Tensor:
@@ -214,18 +222,18 @@ class Normalise(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         """Gradients of ``x``, ``weight`` and ``bias``; the latter two are this rank's own."""
         x, weight, mean, inverse, count = ctx.saved_tensors
-        dy = dy.contiguous(memory_format=_format(x))
-        sums = _sums(dy, x, mean, inverse)
+        dy = dy.contiguous(memory_format=_memory_format(x))
+        sums = _gradient_sums(dy, x, mean, inverse)
         of_x = None
         if ctx.needs_input_grad[0]:
-            summed = _summed(torch.cat(sums), ctx.relative)
-            of_x = _gradient(dy, x, (weight, mean, inverse), summed / count)
+            summed = _all_reduce_sums(torch.cat(sums), ctx.relative)
+            of_x = _input_gradient(dy, x, (weight, mean, inverse), summed / count)
         of_weight = (sums[1] * inverse).to(weight.dtype) if ctx.needs_input_grad[1] else None
         of_bias = sums[0].to(dy.dtype if weight is None else weight.dtype)
         return of_x, of_weight, of_bias if ctx.needs_input_grad[2] else None, None, None, None
 
 
-def _summed(sums: Tensor, relative: float) -> Tensor:
+def _all_reduce_sums(sums: Tensor, relative: float) -> Tensor:
     """The sum over ranks of weighted sums, on the scale of this rank's own gradient."""
     if relative != 1:
         sums = sums * relative
@@ -235,7 +243,7 @@ def _summed(sums: Tensor, relative: float) -> Tensor:
     return sums
 
 
-def _sums(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+def _gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """Per channel, over this rank: of ``dy``, and of ``dy`` times the centred ``x``."""
     if x.is_cuda:
         return torch.batch_norm_backward_reduce(  # one pass over both
@@ -243,10 +251,10 @@ def _sums(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor,
         )[:2]
     dims = [dim for dim in range(x.dim()) if dim != 1]
     wide = dy.to(mean.dtype)
-    return wide.sum(dims), (wide * (x - _across(mean, x))).sum(dims)
+    return wide.sum(dims), (wide * (x - _broadcast_channels(mean, x))).sum(dims)
 
 
-def _gradient(
+def _input_gradient(
     dy: Tensor, x: Tensor, layer: tuple[Tensor | None, Tensor, Tensor], means: Tensor
 ) -> Tensor:
     """``dy`` less its mean and less what it shares with ``x``, scaled; ``layer`` is what scales.
@@ -259,22 +267,22 @@ def _gradient(
         wide = None if weight is None else weight.to(mean.dtype)
         one = torch.ones(1, dtype=torch.int32, device=x.device)
         return torch.batch_norm_backward_elemt(dy, x, mean, inverse, wide, of_dy, of_product, one)
-    slope = _across(inverse.square() * of_product, x)
-    shared = _across(of_dy, x) + (x - _across(mean, x)) * slope
+    slope = _broadcast_channels(inverse.square() * of_product, x)
+    shared = _broadcast_channels(of_dy, x) + (x - _broadcast_channels(mean, x)) * slope
     scale = inverse if weight is None else inverse * weight
-    return ((dy - shared) * _across(scale, x)).to(x.dtype)
+    return ((dy - shared) * _broadcast_channels(scale, x)).to(x.dtype)
 
 
-def _across(values: Tensor, x: Tensor) -> Tensor:
+def _broadcast_channels(values: Tensor, x: Tensor) -> Tensor:
     """Values [channels] that broadcast over ``x`` [n, channels, ...]."""
     return values.view(1, -1, *(1,) * (x.dim() - 2))
 
 
-def _computed_in(x: Tensor) -> torch.dtype:
+def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _format(x: Tensor) -> torch.memory_format:
+def _memory_format(x: Tensor) -> torch.memory_format:
     """The layout that ``x`` has: GPU kernels read two tensors in one order."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     last = formats.get(x.dim())

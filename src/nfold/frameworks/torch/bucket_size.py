@@ -13,48 +13,48 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-SIZES = (2**16, 2**20, 2**23)
+PROBED_BYTES = (2**16, 2**20, 2**23)
 """Bytes that are timed."""
-REPEATS = 5
-OVERHEAD = 0.1
-SMALLEST, LARGEST = 2**20, 2**26
+PROBE_REPEATS = 5
+LATENCY_FRACTION = 0.1
+MIN_BUCKET_BYTES, MAX_BUCKET_BYTES = 2**20, 2**26
 
 
 @cache
-def measured_bucket_bytes(device: torch.device, world_size: int) -> int:
+def measure_bucket_bytes(device: torch.device, world_size: int) -> int:
     """The bucket size for this process group, the same on every rank; all ranks must call it.
 
     Measured once, in some tens of milliseconds on GPUs and on a host's loopback.
     """
     if world_size == 1:
-        return LARGEST
-    seconds = [_seconds(size, device) for size in SIZES]
-    chosen = torch.tensor(bucket_bytes(SIZES, seconds), device=device)
+        return MAX_BUCKET_BYTES
+    seconds = [_time_all_reduce(size, device) for size in PROBED_BYTES]
+    chosen = torch.tensor(choose_bucket_bytes(PROBED_BYTES, seconds), device=device)
     dist.broadcast(chosen, src=0)
     return int(chosen.item())
 
 
-def bucket_bytes(sizes: tuple[int, ...], seconds: list[float]) -> int:
+def choose_bucket_bytes(sizes: tuple[int, ...], seconds: list[float]) -> int:
     """The bytes at which the latency of a line through the measurements is OVERHEAD of the time."""
     slope, latency = statistics.linear_regression(sizes, seconds)
     if slope <= 0:
-        return LARGEST
-    wanted = max(0.0, latency) * (1 - OVERHEAD) / OVERHEAD / slope
-    return round(min(max(wanted, SMALLEST), LARGEST))
+        return MAX_BUCKET_BYTES
+    wanted = max(0.0, latency) * (1 - LATENCY_FRACTION) / LATENCY_FRACTION / slope
+    return round(min(max(wanted, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES))
 
 
-def _seconds(size: int, device: torch.device) -> float:
+def _time_all_reduce(size: int, device: torch.device) -> float:
     values = torch.zeros(size // 4, device=device)
     taken = []
-    for _ in range(REPEATS + 1):
-        _finish(device)
+    for _ in range(PROBE_REPEATS + 1):
+        _synchronize(device)
         started = time.perf_counter()
         dist.all_reduce(values)
-        _finish(device)
+        _synchronize(device)
         taken.append(time.perf_counter() - started)
     return statistics.median(taken[1:])
 
 
-def _finish(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-FUSED = (SGD, Adam, AdamW)
+FUSED_OPTIMIZERS = (SGD, Adam, AdamW)
 """Whose fused kernel reads the learning rate from the device."""
 
 
@@ -20,7 +20,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
     float32 [], which schedules fill in place.
     """
     for group in optimizer.param_groups:
-        if type(optimizer) in FUSED:
+        if type(optimizer) in FUSED_OPTIMIZERS:
             group["fused"], group["foreach"] = True, False
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
         if "capturable" in group:  # asked for of fused kernels too, which always are
@@ -31,21 +31,21 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
                 state[name] = value.to(device)
 
 
-def frozen(optimizer: Optimizer) -> Hashable:
+def captured_settings(optimizer: Optimizer) -> Hashable:
     """What a graph of this optimizer's step holds fast: all of its settings but tensors."""
     return tuple(
-        (name, _as_key(value))
+        (name, _to_hashable(value))
         for group in optimizer.param_groups
         for name, value in group.items()
         if name != "params" and not isinstance(value, Tensor)
     )
 
 
-def _as_key(value: Any) -> Hashable:
+def _to_hashable(value: Any) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
-def versions(optimizer: Optimizer) -> list[int]:
+def lr_versions(optimizer: Optimizer) -> list[int]:
     """How often each learning rate that is a tensor was changed in place."""
     rates = [group["lr"] for group in optimizer.param_groups]
     return [rate._version for rate in rates if isinstance(rate, Tensor)]

@@ -14,19 +14,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nfold.frameworks.torch.batch import Tensors, form
-from nfold.frameworks.torch.graph_nodes import fills_as_kernels
-from nfold.frameworks.torch.nested import over_tensors
+from nfold.frameworks.torch.batch import Tensors, tensor_signature
+from nfold.frameworks.torch.graph_nodes import replace_small_memsets
+from nfold.frameworks.torch.nested import map_tensors
 
-WARM_UP = 3
+WARM_UP_CALLS = 3
 """Calls with a shape before it is recorded."""
-MOST_GRAPHS = 16
+MAX_GRAPHS = 16
 """A function whose tensors have more shapes than this is left as it is."""
 
 Function = Callable[..., Any]
 
 
-class Graph(Protocol):
+class RecordedGraph(Protocol):
     """A recorded call."""
 
     def replay(self) -> None:
@@ -36,17 +36,17 @@ class Graph(Protocol):
         """Give its memory back; it cannot be replayed afterwards."""
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """What graphs are recorded with."""
 
-    def aside(self, call: Callable[[], Any]) -> Any:
+    def run_on_capture_stream(self, call: Callable[[], Any]) -> Any:
         """Make a call in the place where calls are recorded."""
 
-    def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
+    def record(self, call: Callable[[], Any]) -> tuple[RecordedGraph, Any]:
         """Record a call without running it; returns what it would return, filled by a replay."""
 
 
-class CudaRecorder:
+class CudaGraphRecorder:
     """Records on one side stream, all graphs in one pool of memory.
 
     Graphs share the pool because no two run at once and what one returns is copied before the
@@ -57,7 +57,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
-    def aside(self, call: Callable[[], Any]) -> Any:
+    def run_on_capture_stream(self, call: Callable[[], Any]) -> Any:
         """Make the call on the side stream, in order with the current one."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -66,7 +66,7 @@ class CudaRecorder:
         current.wait_stream(self._stream)
         return result
 
-    def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
+    def record(self, call: Callable[[], Any]) -> tuple[RecordedGraph, Any]:
         """Capture the call on the side stream."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         context = torch.cuda.graph(
@@ -76,12 +76,12 @@ class CudaRecorder:
         error: list[Exception] = []
         try:
             with context:
-                result = _noting(call, error)
+                result = _keep_error(call, error)
         except Exception as ended:
-            _leave_capture(before)
-            raise NotCaptured from (error[0] if error else ended)
+            _restore_generators(before)
+            raise CaptureFailed from (error[0] if error else ended)
         with torch.cuda.stream(self._stream):
-            fills_as_kernels(graph)
+            replace_small_memsets(graph)
         graph.instantiate()
         return graph, result
 
@@ -92,11 +92,11 @@ class CudaRecorder:
         return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == own)
 
 
-class NotCaptured(Exception):
+class CaptureFailed(Exception):
     """A call could not be recorded; its cause is what the call raised."""
 
 
-def _noting(call: Callable[[], Any], error: list[Exception]) -> Any:
+def _keep_error(call: Callable[[], Any], error: list[Exception]) -> Any:
     """Keep what the call raises: ending a broken capture raises an error of its own."""
     try:
         return call()
@@ -105,19 +105,21 @@ def _noting(call: Callable[[], Any], error: list[Exception]) -> Any:
         raise
 
 
-def _leave_capture(generators: Sequence[torch.Generator]) -> None:
+def _restore_generators(generators: Sequence[torch.Generator]) -> None:
     """Give generators that a broken capture took with it the states that they had before."""
     torch.cuda.synchronize()
     for own, before in zip(torch.cuda.default_generators, generators, strict=True):
         own.graphsafe_set_state(before)
 
 
-class Replay:
+class GraphReplay:
     """One recorded call: tensors to copy into, the graph, and what it fills."""
 
-    def __init__(self, function: Function, tensors: Tensors, rest: Any, by: Recorder) -> None:
+    def __init__(
+        self, function: Function, tensors: Tensors, constants: Any, recorder: GraphRecorder
+    ) -> None:
         self._inputs = [tensor.clone() for tensor in tensors]
-        self._graph, self._result = by.record(lambda: function(*self._inputs, *rest))
+        self._graph, self._result = recorder.record(lambda: function(*self._inputs, *constants))
 
     def __call__(self, tensors: Tensors) -> Any:
         """Replay with these tensors; returns copies that are the caller's own."""
@@ -126,42 +128,46 @@ class Replay:
         ]
         torch._foreach_copy_([mine for mine, _ in pairs], [one for _, one in pairs])
         self._graph.replay()
-        return over_tensors(self._result, _copied)
+        return map_tensors(self._result, _copy)
 
     def reset(self) -> None:
         """Give the graph's memory back."""
         self._graph.reset()
 
 
-class Captured:
+class CapturedFunction:
     """A function of tensors and constants, replayed once its calls have been recorded.
 
     One graph for every set of shapes and constants. ``close`` before the process group ends: a
     living graph that holds a collective keeps it from ending.
     """
 
-    def __init__(self, function: Function, recorder: Recorder, warm_up: int = WARM_UP) -> None:
+    def __init__(
+        self, function: Function, recorder: GraphRecorder, warm_up: int = WARM_UP_CALLS
+    ) -> None:
         self._function = function
         self._recorder = recorder
         self._warm_up = warm_up
         self._calls: dict[Hashable, int] = {}
-        self._replays: dict[Hashable, Replay] = {}
+        self._replays: dict[Hashable, GraphReplay] = {}
 
     def __call__(self, tensors: Tensors, *constants: Hashable) -> Any:
         """The function of ``(*tensors, *constants)``."""
-        key = _key(tensors, constants)
+        key = _graph_key(tensors, constants)
         found = self._replays.get(key)
         if found is not None:
             return found(tensors)
         calls = self._calls[key] = self._calls.get(key, 0) + 1
-        if calls <= self._warm_up or len(self._replays) >= MOST_GRAPHS:
-            return self._recorder.aside(lambda: self._function(*tensors, *constants))
-        made = self._replays[key] = Replay(self._function, tensors, constants, self._recorder)
+        if calls <= self._warm_up or len(self._replays) >= MAX_GRAPHS:
+            return self._recorder.run_on_capture_stream(
+                lambda: self._function(*tensors, *constants)
+            )
+        made = self._replays[key] = GraphReplay(self._function, tensors, constants, self._recorder)
         return made(tensors)
 
-    def warm(self, tensors: Tensors, *constants: Hashable) -> bool:
+    def is_warm(self, tensors: Tensors, *constants: Hashable) -> bool:
         """Whether calls of this form have been made so often that the next one is recorded."""
-        return self._calls.get(_key(tensors, constants), 0) >= self._warm_up
+        return self._calls.get(_graph_key(tensors, constants), 0) >= self._warm_up
 
     def close(self) -> None:
         """Reset every graph."""
@@ -170,12 +176,12 @@ class Captured:
         self._replays.clear()
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copy(tensor: Tensor) -> Tensor:
     """A copy made by a kernel: on a GPU ``clone`` is a node of its copy engine, 4 µs slower."""
     copy = torch.empty_like(tensor)
     torch._foreach_copy_([copy], [tensor])
     return copy
 
 
-def _key(tensors: Tensors, constants: tuple[Hashable, ...]) -> Hashable:
-    return (*(form(tensor) for tensor in tensors), constants)
+def _graph_key(tensors: Tensors, constants: tuple[Hashable, ...]) -> Hashable:
+    return (*(tensor_signature(tensor) for tensor in tensors), constants)

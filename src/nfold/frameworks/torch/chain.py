@@ -10,36 +10,38 @@ from collections.abc import Hashable, Iterable, Iterator
 
 from torch import Tensor
 
-from nfold.frameworks.torch.batch import Batch, form
+from nfold.frameworks.torch.batch import Batch, tensor_signature
 
-Chain = tuple[Batch, ...]
+BatchGroup = tuple[Batch, ...]
 
 
-def chains(batches: Iterable[Batch], most: int, *, apart: int = 0) -> Iterator[Chain]:
+def group_batches(
+    batches: Iterable[Batch], max_group: int, *, single_batches: int = 0
+) -> Iterator[BatchGroup]:
     """All batches in their order: the first ``apart`` alone, then ``most`` alike ones at a time.
 
     Those that have too few alike beside them, such as the last ones of an epoch, come alone.
     """
     held: list[Batch] = []
     for number, batch in enumerate(batches):
-        if held and _form(held[0]) != _form(batch):
-            yield from _alone(held)
+        if held and _batch_signature(held[0]) != _batch_signature(batch):
+            yield from _flush(held)
         held.append(batch)
-        if number < apart:
-            yield from _alone(held)
-        elif len(held) == most:
+        if number < single_batches:
+            yield from _flush(held)
+        elif len(held) == max_group:
             yield tuple(held)
             held.clear()
-    yield from _alone(held)
+    yield from _flush(held)
 
 
-def _alone(held: list[Batch]) -> Iterator[Chain]:
+def _flush(held: list[Batch]) -> Iterator[BatchGroup]:
     """Each for itself; nothing is held afterwards."""
     yield from ((batch,) for batch in held)
     held.clear()
 
 
-def _form(batch: Batch) -> Hashable:
+def _batch_signature(batch: Batch) -> Hashable:
     """What batches of one chain have in common."""
     epoch = id(batch.epoch) if isinstance(batch.epoch, Tensor) else batch.epoch
-    return tuple(map(form, batch.tensors)), epoch, batch.count, batch.global_count
+    return tuple(map(tensor_signature, batch.tensors)), epoch, batch.count, batch.global_count

@@ -19,24 +19,24 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nfold.errors import DataCorrupt, UsageError
-from nfold.frameworks.checkpoints import BEFORE, ordered
+from nfold.frameworks.checkpoints import REPLACED_SUFFIX, sorted_checkpoints
 
 FORMAT = 1
 SEPARATOR = "/"
 
 
-def begin(aside: Path) -> None:
+def begin_checkpoint(staging: Path) -> None:
     """Make the empty folder that a checkpoint is written to; what a killed run left goes."""
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
 
 
-def write_part(aside: Path, name: str, values: Mapping[str, Any]) -> None:
+def write_part(staging: Path, name: str, values: Mapping[str, Any]) -> None:
     """Write nested ``values``: their tensors to NAME.safetensors, the rest to NAME.json."""
     tensors: dict[str, Tensor] = {}
     rest = _without_tensors(values, "", tensors)
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-    save_file(copies, aside / f"{name}.safetensors")
+    save_file(copies, staging / f"{name}.safetensors")
     try:
         text = json.dumps(rest)
     except TypeError as error:
@@ -44,7 +44,7 @@ def write_part(aside: Path, name: str, values: Mapping[str, Any]) -> None:
             f"the state of {name} cannot be kept in a checkpoint ({error}); allowed are tensors, "
             "numbers, texts, lists and dictionaries"
         ) from None
-    (aside / f"{name}.json").write_text(text)
+    (staging / f"{name}.json").write_text(text)
 
 
 def read_part(folder: Path, name: str) -> Any:
@@ -68,7 +68,7 @@ def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": path}
     if isinstance(value, Mapping):
         keys = [
-            [_key(key), _without_tensors(value[key], f"{path}{SEPARATOR}{key}", tensors)]
+            [_check_key(key), _without_tensors(value[key], f"{path}{SEPARATOR}{key}", tensors)]
             for key in value
         ]
         return {"mapping": keys}
@@ -80,7 +80,7 @@ def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-def _key(key: Any) -> Any:
+def _check_key(key: Any) -> Any:
     if not isinstance(key, str | int):
         raise UsageError(f"a state's key {key!r}: allowed are texts and whole numbers")
     return key
@@ -96,22 +96,22 @@ def _with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return value
 
 
-def finish(aside: Path, final: Path, keep: int) -> None:
+def commit_checkpoint(staging: Path, final: Path, keep: int) -> None:
     """Flush ``aside`` to the disk, give it its name, and remove all but the ``keep`` newest."""
-    for file in aside.iterdir():
-        _flush(file)
-    _flush(aside)
-    before = final.with_name(f"{final.name}{BEFORE}")
+    for file in staging.iterdir():
+        _fsync(file)
+    _fsync(staging)
+    before = final.with_name(f"{final.name}{REPLACED_SUFFIX}")
     if final.exists():
         final.rename(before)
-    aside.rename(final)
-    _flush(final.parent)
+    staging.rename(final)
+    _fsync(final.parent)
     shutil.rmtree(before, ignore_errors=True)
-    for path in ordered(final.parent)[:-keep]:
+    for path in sorted_checkpoints(final.parent)[:-keep]:
         shutil.rmtree(path)
 
 
-def _flush(path: Path) -> None:
+def _fsync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -119,7 +119,7 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def random_state() -> dict[str, Any]:
+def get_random_state() -> dict[str, Any]:
     """The states of PyTorch's generators on this rank, which dropout draws from."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from nfold.frameworks.clock import Clock, HostClock
+from nfold.frameworks.clock import HostClock, StepClock
 from nfold.frameworks.torch.devices import Devices
 
 
@@ -52,6 +52,6 @@ class DeviceClock:
         return seconds, [before.elapsed_time(after) for before, after in pairs]
 
 
-def clock(devices: Devices) -> Clock:
+def build_clock(devices: Devices) -> StepClock:
     """The clock that suits the devices."""
-    return DeviceClock(devices) if devices.cuda else HostClock()
+    return DeviceClock(devices) if devices.is_cuda else HostClock()

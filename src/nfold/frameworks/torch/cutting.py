@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 CHANNELS = 3
-SMALL = 2**31
+INT32_LIMIT = 2**31
 """Bytes that a 32-bit index reaches; arithmetic on 64 bits takes twice the memory's time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Packed:
+class PackedImages:
     """Images of some samples in ``pixels`` uint8 [bytes], on a device.
 
     ``sizes`` int64 [n, 2] are their heights and widths, ``starts`` int64 [n] where each begins,
@@ -28,18 +28,18 @@ class Packed:
     pixels: Tensor
     sizes: Tensor
     starts: Tensor
-    planes: bool
+    planar: bool
 
     @classmethod
-    def together(cls, images: Sequence[Tensor]) -> Packed:
+    def pack(cls, images: Sequence[Tensor]) -> PackedImages:
         """Images uint8 [3, h, w] that lie anywhere on one device."""
         sizes = torch.tensor([image.shape[1:] for image in images])
         lengths = CHANNELS * sizes.prod(1)
         pixels = torch.cat([image.reshape(-1) for image in images])
-        return cls(pixels=pixels, sizes=sizes, starts=lengths.cumsum(0) - lengths, planes=True)
+        return cls(pixels=pixels, sizes=sizes, starts=lengths.cumsum(0) - lengths, planar=True)
 
 
-def cut_out(images: Packed, boxes: Tensor, side: int) -> Tensor:
+def crop_to_canvases(images: PackedImages, boxes: Tensor, side: int) -> Tensor:
     """Canvases uint8 [n, side, side, 3], each box in the upper left corner of its own.
 
     ``boxes`` int64 [n, 5] on the host are top, left, height and width in the image reduced by the
@@ -48,27 +48,27 @@ def cut_out(images: Packed, boxes: Tensor, side: int) -> Tensor:
     leaves detail out in the transform instead: nearly the same.
     """
     pixels, by = images.pixels, boxes[:, 4]
-    kind = torch.int32 if len(pixels) < SMALL else torch.int64
+    kind = torch.int32 if len(pixels) < INT32_LIMIT else torch.int64
     facts = torch.cat([boxes[:, :4], images.sizes, images.starts[:, None]], dim=1).to(kind)
     present = sorted(set(by.tolist()))
     if len(present) == 1:
-        return _cut(images, on(pixels, facts), side, present[0])
+        return _crop(images, to_device_of(pixels, facts), side, present[0])
     canvases = pixels.new_empty((len(boxes), side, side, CHANNELS))
     for reduction in present:
         rows = (by == reduction).nonzero()[:, 0]
-        cut = _cut(images, on(pixels, facts[rows]), side, reduction)
-        canvases.index_copy_(0, on(pixels, rows), cut)
+        cut = _crop(images, to_device_of(pixels, facts[rows]), side, reduction)
+        canvases.index_copy_(0, to_device_of(pixels, rows), cut)
     return canvases
 
 
-def on(pixels: Tensor, numbers: Tensor) -> Tensor:
+def to_device_of(pixels: Tensor, numbers: Tensor) -> Tensor:
     """Numbers of the host where the pixels are."""
     if pixels.device.type == "cuda":
         numbers = numbers.pin_memory()
     return numbers.to(pixels.device, non_blocking=True)
 
 
-def _cut(images: Packed, facts: Tensor, side: int, reduction: int) -> Tensor:
+def _crop(images: PackedImages, facts: Tensor, side: int, reduction: int) -> Tensor:
     """The canvases of samples that are all reduced by as much.
 
     ``facts`` [n, 7] are boxes, heights and widths of the images, and where they begin.
@@ -77,7 +77,7 @@ def _cut(images: Packed, facts: Tensor, side: int, reduction: int) -> Tensor:
     line = torch.arange(side, dtype=facts.dtype, device=facts.device)
     rows = (top + line.minimum(tall - 1)) * reduction
     columns = (left + line.minimum(wide - 1)) * reduction
-    apart, plane = (1, height * width) if images.planes else (CHANNELS, torch.ones_like(height))
+    apart, plane = (1, height * width) if images.planar else (CHANNELS, torch.ones_like(height))
     colours = (line[:CHANNELS] * plane)[:, None, None]
 
     def pixels(down: int, right: int) -> Tensor:

@@ -6,7 +6,6 @@ Of a built-in workload its folder says it; of a user's own, the function that it
 from __future__ import annotations
 
 import hashlib
-import importlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,23 +18,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nfold import workloads
-from nfold.data.arrays import Array, Arrays, channel_statistics
-from nfold.data.photographs import Photographs
+from nfold.data.arrays import Array, DataSetArrays, channel_statistics
+from nfold.data.photographs import PhotographSet
 from nfold.errors import UsageError
 from nfold.frameworks.base import Task
-from nfold.frameworks.built_in import samples_of
+from nfold.frameworks.built_in import load_builtin_samples
 from nfold.frameworks.torch.source import Operations
 from nfold.workloads import own
 from nfold.workloads import torch as torch_workloads
 
-AT_ONCE = 500
+EVALUATION_BATCH = 500
 """Test samples in one forward pass of a built-in workload."""
-SEEN = 64
+COMPARED_SAMPLES = 64
 """Samples that ranks compare, evenly spaced over all."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Definition:
+class TorchWorkload:
     """A workload in PyTorch. ``model`` has the weights that every rank begins with.
 
     ``optimizer`` is called with the model on its device. ``peak`` is the learning rate's in one
@@ -43,64 +42,64 @@ class Definition:
     are the samples where these are files; ``arrays`` then has their labels and no image.
     """
 
-    arrays: Arrays
+    arrays: DataSetArrays
     operations: Operations
     model: nn.Module
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     loss: Callable[[Any, Tensor], Tensor]
-    peak: float = 0.0
-    at_once: int = AT_ONCE
-    photographs: Photographs | None = None
+    peak_lr: float = 0.0
+    evaluation_batch: int = EVALUATION_BATCH
+    photographs: PhotographSet | None = None
 
 
-def definition(task: Task) -> Definition:
+def load_workload(task: Task) -> TorchWorkload:
     """What the task trains, the same on every rank: random state is seeded before it is made."""
-    return _built_in(task) if task.workload.reference is None else _own(task)
+    return _load_builtin(task) if task.workload.function_reference is None else _load_own(task)
 
 
-def _built_in(task: Task) -> Definition:
+def _load_builtin(task: Task) -> TorchWorkload:
     info = workloads.info(task.workload.name)
     chosen = workloads.parameters(task.workload)
-    arrays, photographs = samples_of(info, chosen, task.plan)
-    module = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
+    arrays, photographs = load_builtin_samples(info, chosen, task.plan)
+    module = workloads.network(task.workload.name, "torch")
     torch.manual_seed(task.plan.seed)
-    return Definition(
+    return TorchWorkload(
         arrays=arrays,
-        operations=info.operations(chosen),
+        operations=info.augmentation_for(chosen),
         model=module.model(chosen, arrays.classes),
         optimizer=lambda model: module.optimizer(model, chosen),
         loss=module.loss,
-        peak=chosen.get("peak", 0) / 1000,
+        peak_lr=chosen.get("peak", 0) / 1000,
         photographs=photographs,
     )
 
 
-def _own(task: Task) -> Definition:
+def _load_own(task: Task) -> TorchWorkload:
     """A user's own: whatever it draws, for its weights or its data, it draws alike on all ranks."""
     seed = task.plan.seed
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    found = own.called(task.workload)
+    found = own.call_user_workload(task.workload)
     training = found.training
     if not isinstance(training.model, nn.Module):
         kind = type(training.model).__name__
         raise UsageError(f"{task.workload}: model is {kind}; allowed is a torch.nn.Module")
-    return Definition(
-        arrays=_arrays(found, task.workload.name),
+    return TorchWorkload(
+        arrays=_own_arrays(found, task.workload.name),
         operations=training.augmentation,
         model=training.model,
-        optimizer=partial(_optimizer, training.optimizer),
+        optimizer=partial(_build_optimizer, training.optimizer),
         loss=cross_entropy if training.loss is None else partial(_mean_loss, training.loss),
-        at_once=min(AT_ONCE, -(-cast(int, task.plan.batch) // task.world_size)),
+        evaluation_batch=min(EVALUATION_BATCH, -(-cast(int, task.plan.batch) // task.world_size)),
     )
 
 
-def _arrays(found: own.Own, name: str) -> Arrays:
+def _own_arrays(workload: own.UserWorkload, name: str) -> DataSetArrays:
     """The data of a user's own workload; without a test set that is empty."""
-    train, test = found.train, found.test or (found.train[0][:0], found.train[1][:0])
-    mean, std = channel_statistics(train[0]) if found.images else ((), ())
-    return Arrays(
+    train, test = workload.train, workload.test or (workload.train[0][:0], workload.train[1][:0])
+    mean, std = channel_statistics(train[0]) if workload.has_images else ((), ())
+    return DataSetArrays(
         name=name,
         classes=0,
         train_images=train[0],
@@ -112,7 +111,7 @@ def _arrays(found: own.Own, name: str) -> Arrays:
     )
 
 
-def _optimizer(make: Callable[[Any], Any], model: nn.Module) -> torch.optim.Optimizer:
+def _build_optimizer(make: Callable[[Any], Any], model: nn.Module) -> torch.optim.Optimizer:
     made = make(model)
     if not isinstance(made, torch.optim.Optimizer):
         raise UsageError(
@@ -136,14 +135,18 @@ def _mean_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Tensor) -
     return found
 
 
-def check_alike(made: Definition, task: Task, device: torch.device) -> None:
+def check_ranks_agree(workload: TorchWorkload, task: Task, device: torch.device) -> None:
     """UsageError where ranks have made different data or weights of a user's own workload."""
-    if task.world_size == 1 or task.workload.reference is None:
+    if task.world_size == 1 or task.workload.function_reference is None:
         return
     digest = hashlib.sha256()
-    for array in (made.arrays.train_images, made.arrays.train_labels, made.arrays.test_images):
-        digest.update(_sight(array))
-    for parameter in made.model.parameters():
+    for array in (
+        workload.arrays.train_images,
+        workload.arrays.train_labels,
+        workload.arrays.test_images,
+    ):
+        digest.update(_rows_to_bytes(array))
+    for parameter in workload.model.parameters():
         digest.update(repr(parameter.detach().double().sum().item()).encode())
     number = int.from_bytes(digest.digest()[:7])
     both = torch.tensor([number, -number], device=device)
@@ -156,7 +159,7 @@ def check_alike(made: Definition, task: Task, device: torch.device) -> None:
         )
 
 
-def _sight(array: Array) -> bytes:
+def _rows_to_bytes(array: Array) -> bytes:
     """The shape of an array, and some of its rows."""
-    rows = np.linspace(0, len(array) - 1, min(len(array), SEEN)).astype(np.int64)
+    rows = np.linspace(0, len(array) - 1, min(len(array), COMPARED_SAMPLES)).astype(np.int64)
     return repr(array.shape).encode() + np.ascontiguousarray(array[rows]).tobytes()

@@ -22,35 +22,35 @@ class Devices:
         return self.all[0]
 
     @property
-    def cuda(self) -> bool:
+    def is_cuda(self) -> bool:
         """Whether these are GPUs."""
         return self.primary.type == "cuda"
 
     def synchronize(self) -> None:
         """Wait for everything that was queued on the devices."""
-        if self.cuda:
+        if self.is_cuda:
             for device in self.all:
                 torch.cuda.synchronize(device)
 
     def peak_memory_bytes(self) -> int:
         """The most that PyTorch's allocator held on the fullest device; on CPU, peak RSS."""
-        if self.cuda:
+        if self.is_cuda:
             return max(torch.cuda.max_memory_reserved(device) for device in self.all)
         return memory.peak_resident_bytes()
 
     def reserved_memory_bytes(self) -> int | None:
         """The most that PyTorch's allocator took from the fullest GPU; None on CPU devices."""
-        return self.peak_memory_bytes() if self.cuda else None
+        return self.peak_memory_bytes() if self.is_cuda else None
 
     def allocator_retries(self) -> int:
         """How often PyTorch's allocator gave back what it kept, because a GPU had no more."""
-        if not self.cuda:
+        if not self.is_cuda:
             return 0
         return sum(torch.cuda.memory_stats(one).get("num_alloc_retries", 0) for one in self.all)
 
     def describe(self) -> str:
         """For example ``cuda:1 NVIDIA H200`` or ``cpu:0``."""
-        if not self.cuda:
+        if not self.is_cuda:
             return str(self.primary)
         names = sorted({torch.cuda.get_device_name(device) for device in self.all})
         return f"{', '.join(map(str, self.all))} {' / '.join(names)}"
@@ -60,10 +60,10 @@ def free_bytes(device: torch.device) -> int:
     """Memory of a GPU that nobody holds; of a CPU device, what the host has available."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return memory.free_bytes()
+    return memory.free_memory_bytes()
 
 
-def devices_of(task: Task) -> Devices:
+def task_devices(task: Task) -> Devices:
     """The devices of this rank, not yet touched: CUDA starts with their first use."""
     if task.plan.device == "cpu":
         return Devices((torch.device("cpu"),))
@@ -74,7 +74,7 @@ def devices_of(task: Task) -> Devices:
     return Devices(tuple(torch.device("cuda", index) for index in indices))
 
 
-def devices_in_use() -> Devices:
+def current_devices() -> Devices:
     """What somebody else's code in this process computes on: its current GPU, else the CPU."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return Devices((torch.device("cuda", torch.cuda.current_device()),))
@@ -89,8 +89,8 @@ def open_devices(task: Task) -> Devices:
     for cnn10 at batch 128, docs/decisions/kernels-and-layout.md). By itself cuDNN tries ten algorithms and takes
     the fastest; where kernels are tuned it tries all.
     """
-    devices = devices_of(task)
-    if devices.cuda:
+    devices = task_devices(task)
+    if devices.is_cuda:
         torch.cuda.set_device(devices.primary)
         torch.backends.cudnn.benchmark = task.plan.strategy != "dp"
         if task.plan.kernels == "tuned":

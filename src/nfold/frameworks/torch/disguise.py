@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 
-def disguised(
+def subclass_with_forward(
     original: type[nn.Module], marker: type, forward: Callable[..., Any]
 ) -> type[nn.Module]:
     """A subclass of ``original`` and ``marker`` with another forward, named as ``original`` is.
@@ -18,13 +18,13 @@ def disguised(
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         reduced: Any = nn.Module.__reduce_ex__(self, protocol)
-        return (_bare, (original,), *reduced[2:])
+        return (_new_instance, (original,), *reduced[2:])
 
     body = {"forward": forward, "original": original, "__reduce_ex__": reduce}
     body |= {"__module__": original.__module__, "__doc__": original.__doc__}
     return type(original.__name__, (marker, original), body)
 
 
-def _bare(original: type[nn.Module]) -> nn.Module:
+def _new_instance(original: type[nn.Module]) -> nn.Module:
     """An object of the user's class that copy and pickle then fill."""
     return original.__new__(original)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch import parallel
-from nfold.frameworks.torch.definition import Definition
+from nfold.frameworks.torch.definition import TorchWorkload
 from nfold.frameworks.torch.images import Normalize
 from nfold.frameworks.torch.precision import Precision
 
@@ -18,18 +18,18 @@ from nfold.frameworks.torch.precision import Precision
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,
-    made: Definition,
+    workload: TorchWorkload,
     normalize: Normalize,
     precision: Precision,
     task: Task,
-    beat: Callable[[], None],
+    report: Callable[[], None],
 ) -> float | None:
     """The share of test samples that the model classifies right, over all ranks.
 
     None without a test set, and where its targets are no classes [n] or the model's outputs no
     scores [n, classes].
     """
-    arrays = made.arrays
+    arrays = workload.arrays
     n = len(arrays.test_labels)
     if not n or arrays.test_labels.ndim != 1 or arrays.test_labels.dtype.kind != "i":
         return None
@@ -37,8 +37,8 @@ def evaluate(
     device = next(model.parameters()).device
     counts = torch.zeros(2, dtype=torch.int64, device=device)
     first, last = task.rank * n // task.world_size, (task.rank + 1) * n // task.world_size
-    for start in range(first, last, made.at_once):
-        chosen = slice(start, min(start + made.at_once, last))
+    for start in range(first, last, workload.evaluation_batch):
+        chosen = slice(start, min(start + workload.evaluation_batch, last))
         samples = torch.from_numpy(arrays.test_images[chosen].copy())
         labels = torch.from_numpy(arrays.test_labels[chosen].copy()).to(device)
         with precision.forward():
@@ -46,8 +46,8 @@ def evaluate(
         if _are_scores(outputs, len(labels)):
             right = (outputs.argmax(dim=1) == labels).sum()
             counts += torch.stack([right, torch.full_like(right, len(labels))])
-        beat()
-    right, scored = parallel.summed(counts, task.world_size).tolist()
+        report()
+    right, scored = parallel.all_reduce_sum(counts, task.world_size).tolist()
     return right / n if scored == n else None
 
 

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from nfold.errors import UsageError
 from nfold.frameworks.torch.bucket import Bucket
-from nfold.frameworks.torch.share import Ledger
+from nfold.frameworks.torch.share import CurrentShare
 
 FIRST_BUCKET_BYTES = 2**20
 """The first bucket is small, so that the exchange begins early."""
@@ -31,28 +31,28 @@ BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True)
-class Travelling:
+class PendingBucket:
     """A bucket under way; ``ask`` as for ``Bucket.hand_back``."""
 
     bucket: Bucket
     work: Any
-    ask: bool
+    check_unused: bool
 
-    def leave(self) -> None:
+    def clear_gradients(self) -> None:
         """Take the rank's own gradients away."""
         for parameter in self.bucket.parameters:
             parameter.grad = None
 
-    def arrive(self) -> None:
+    def complete(self) -> None:
         """Wait for the sum, and give the parameters their gradients."""
         if self.work is not None:
             self.work.wait()
-        if self.bucket.wire is not self.bucket.flat:
-            self.bucket.flat.copy_(self.bucket.wire)
-        self.bucket.hand_back(ask=self.ask)
+        if self.bucket.payload is not self.bucket.flat:
+            self.bucket.flat.copy_(self.bucket.payload)
+        self.bucket.assign_gradients(check_unused=self.check_unused)
 
 
-class Exchange:
+class GradientExchange:
     """Sums gradients over all ranks, weighted by the ledger's shares, during backward.
 
     ``finished`` counts the backwards whose gradients were exchanged.
@@ -67,95 +67,95 @@ class Exchange:
         self,
         groups: Iterable[Iterable[nn.Parameter]],
         world_size: int,
-        ledger: Ledger,
+        current_share: CurrentShare,
         *,
-        wire: torch.dtype | None = None,
+        payload_dtype: torch.dtype | None = None,
         bucket_bytes: int = BUCKET_BYTES,
-        together: bool = False,
+        single_bucket: bool = False,
         all_reduce: Callable[..., Any] = dist.all_reduce,
     ) -> None:
         self._all_reduce = all_reduce
         self._world_size = world_size
-        self._ledger = ledger
+        self._current_share = current_share
         self._groups = [list(group) for group in groups]
-        self._wire = wire
-        first = bucket_bytes if together else min(FIRST_BUCKET_BYTES, bucket_bytes)
+        self._payload_dtype = payload_dtype
+        first = bucket_bytes if single_bucket else min(FIRST_BUCKET_BYTES, bucket_bytes)
         self._sizes = bucket_bytes, first
         self._next = 0
         self._running = False
-        self._holding = False
+        self._accumulating = False
         self._works: list[Any] = []
         self._overlaps = False
-        self._late: Travelling | None = None
-        self.finished = 0
-        self._where: dict[nn.Parameter, tuple[int, int]] = {}
+        self._pending: PendingBucket | None = None
+        self.completed_backwards = 0
+        self._locations: dict[nn.Parameter, tuple[int, int]] = {}
         self._handles: list[RemovableHandle] = []
-        self._take()
+        self._register_parameters()
 
-    def _take(self) -> None:
+    def _register_parameters(self) -> None:
         """Exchange from now on what is trained now, besides what was so far."""
-        before = self._where
+        before = self._locations
         parts = [[p for p in g if p.requires_grad or p in before] for g in self._groups]
         new = [p for part in parts for p in part if p not in before]
         if before and not new:
             return
         self.buckets = [
-            Bucket(filled, self._wire)
+            Bucket(filled, self._payload_dtype)
             for part in reversed(parts)
-            for filled in in_buckets(part, *self._sizes)
+            for filled in split_into_buckets(part, *self._sizes)
         ]
-        self._where = {
+        self._locations = {
             parameter: (number, place)
             for number, bucket in enumerate(self.buckets)
             for place, parameter in enumerate(bucket.parameters)
         }
-        self._handles += [_hook(parameter, self._arrive) for parameter in new]
+        self._handles += [_register_hook(parameter, self._on_gradient) for parameter in new]
 
     @property
-    def holding(self) -> bool:
+    def is_accumulating(self) -> bool:
         """Whether earlier parts of the current step left their gradients here."""
-        return self._holding
+        return self._accumulating
 
-    def replayed(self) -> None:
+    def after_replay(self) -> None:
         """A part of a step was made without this object's hooks, by a graph."""
-        self._holding = not self._ledger.share.last
+        self._accumulating = not self._current_share.share.is_last
 
-    def abandon(self) -> None:
+    def reset(self) -> None:
         """A backward is over, perhaps with an error: the next one begins anew."""
         for bucket in self.buckets:
-            bucket.arrived.clear()
+            bucket.ready.clear()
         self._works.clear()
         self._next = 0
         self._running = False
 
-    def begin(self) -> None:
+    def begin_epoch(self) -> None:
         """An epoch begins: a step whose loop was left between two parts is forgotten.
 
         What a script has thawed since the last one is exchanged from now on. What it has frozen
         still is, without a gradient: some scripts freeze a model for a part of every step.
         """
-        self.abandon()
-        self._holding = False
-        self._take()
+        self.reset()
+        self._accumulating = False
+        self._register_parameters()
 
-    def overlap(self, optimizer: torch.optim.Optimizer) -> None:
+    def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the last bucket travel on while ``optimizer`` updates what the others hold.
 
         Its step then runs twice, each time over parameters that have a gradient, as all of
         torch's optimizers do. Not for what reads all gradients at once: clipping, a loss scale.
         """
         self._overlaps = len(self.buckets) > 1
-        optimizer.register_step_post_hook(self._update_late)
+        optimizer.register_step_post_hook(self._update_pending)
 
-    def _update_late(self, optimizer: torch.optim.Optimizer, *_called_with: Any) -> None:
-        late, self._late = self._late, None
+    def _update_pending(self, optimizer: torch.optim.Optimizer, *_called_with: Any) -> None:
+        late, self._pending = self._pending, None
         if late is None:
             return
         own = set(late.bucket.parameters)
-        updated = [(p, p.grad) for p in self._where if p not in own]
+        updated = [(p, p.grad) for p in self._locations if p not in own]
         for parameter, _ in updated:
             parameter.grad = None
-        late.arrive()
+        late.complete()
         optimizer.step()
         for parameter, gradient in updated:
             parameter.grad = gradient
@@ -165,82 +165,84 @@ class Exchange:
         for handle in self._handles:
             handle.remove()
 
-    def _arrive(self, parameter: Tensor) -> None:
+    def _on_gradient(self, parameter: Tensor) -> None:
         """Called by autograd when a parameter's gradient is complete."""
         if not self._running:
-            self._begin()
-        number, place = self._where[parameter]  # type: ignore[index]  # the hook's type is Tensor
+            self._begin_backward()
+        number, place = self._locations[parameter]  # type: ignore[index]  # the hook's type is Tensor
         bucket = self.buckets[number]
-        if place in bucket.arrived:
+        if place in bucket.ready:
             raise UsageError(
                 "a parameter's gradient came twice in one backward (reentrant checkpointing); "
                 "next: torch.utils.checkpoint(..., use_reentrant=False)"
             )
-        bucket.arrived.add(place)
-        while self._next < len(self.buckets) and self.buckets[self._next].full:
-            self._launch(self.buckets[self._next])
+        bucket.ready.add(place)
+        while self._next < len(self.buckets) and self.buckets[self._next].is_full:
+            self._launch_bucket(self.buckets[self._next])
 
-    def _begin(self) -> None:
-        if self._late is not None:
+    def _begin_backward(self) -> None:
+        if self._pending is not None:
             raise UsageError("a second backward before optimizer.step(); next: one of each a step")
         self._running = True
         # What DistributedDataParallel and FSDP use to learn that this backward is over.
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
 
-    def _launch(self, bucket: Bucket) -> None:
+    def _launch_bucket(self, bucket: Bucket) -> None:
         """Take a bucket's gradients in, and send it unless more parts of the step follow."""
         self._next += 1
-        share = self._ledger.share
-        if share.parts > 1 and bucket.exchanged():
+        share = self._current_share.share
+        if share.micro_batches > 1 and bucket.has_exchanged_gradient():
             raise UsageError(
                 "a gradient of the last step is still there, or a part of a step had a second "
                 "backward; next: optimizer.zero_grad() after optimizer.step(), one backward a part"
             )
-        average = self._averages(bucket)
-        bucket.gather(None if average else share.weight, keep=self._holding)
-        if share.last:
+        average = self._can_average(bucket)
+        bucket.gather(None if average else share.weight, accumulate=self._accumulating)
+        if share.is_last:
             self._send(bucket, average)
         else:
             for parameter in bucket.parameters:
                 parameter.grad = None
 
     def _send(self, bucket: Bucket, average: bool) -> None:
-        if bucket.wire is not bucket.flat:
-            bucket.wire.copy_(bucket.flat)
+        if bucket.payload is not bucket.flat:
+            bucket.payload.copy_(bucket.flat)
         if self._world_size > 1:
             how = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-            self._works.append(self._all_reduce(bucket.wire, op=how, async_op=True))
+            self._works.append(self._all_reduce(bucket.payload, op=how, async_op=True))
 
-    def _averages(self, bucket: Bucket) -> bool:
+    def _can_average(self, bucket: Bucket) -> bool:
         """Whether NCCL divides on its way, at no cost; gloo cannot, nor can uneven shares."""
-        even = self._ledger.share.parts == 1 and self._ledger.even(self._world_size)
+        even = self._current_share.share.micro_batches == 1 and self._current_share.is_even(
+            self._world_size
+        )
         return even and self._world_size > 1 and bucket.flat.is_cuda
 
-    def _finish(self) -> None:
+    def _finish_backward(self) -> None:
         """Backward is over: send what never filled up, wait, hand the gradients back."""
-        missing = [not bucket.full for bucket in self.buckets]
+        missing = [not bucket.is_full for bucket in self.buckets]
         while self._next < len(self.buckets):
-            self._launch(self.buckets[self._next])
-        last = self._ledger.share.last
+            self._launch_bucket(self.buckets[self._next])
+        last = self._current_share.share.is_last
         if last:
             works = self._works or [None] * len(self.buckets)
-            under_way = [*map(Travelling, self.buckets, works, missing)]
+            under_way = [*map(PendingBucket, self.buckets, works, missing)]
             if self._overlaps:
-                self._late = under_way.pop()
-                self._late.leave()
+                self._pending = under_way.pop()
+                self._pending.clear_gradients()
             for travelling in under_way:
-                travelling.arrive()
-        self.abandon()
-        self._holding = not last
-        self.finished += last
+                travelling.complete()
+        self.reset()
+        self._accumulating = not last
+        self.completed_backwards += last
 
 
-def _hook(parameter: nn.Parameter, arrive: Callable[[Tensor], None]) -> RemovableHandle:
+def _register_hook(parameter: nn.Parameter, arrive: Callable[[Tensor], None]) -> RemovableHandle:
     handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(arrive)  # type: ignore[no-untyped-call]
     return handle
 
 
-def in_buckets(
+def split_into_buckets(
     parameters: Sequence[nn.Parameter], bucket_bytes: int, first_bytes: int
 ) -> list[list[nn.Parameter]]:
     """Parameters of one type and device together, last first, up to ``bucket_bytes`` a bucket.
@@ -251,7 +253,7 @@ def in_buckets(
     filled, limit = 0, first_bytes
     for parameter in reversed(parameters):
         size = parameter.numel() * parameter.element_size()
-        if groups and filled + size <= limit and _alike(groups[-1][0], parameter):
+        if groups and filled + size <= limit and _same_type_and_device(groups[-1][0], parameter):
             groups[-1].append(parameter)
             filled += size
             continue
@@ -261,5 +263,5 @@ def in_buckets(
     return groups
 
 
-def _alike(first: nn.Parameter, second: nn.Parameter) -> bool:
+def _same_type_and_device(first: nn.Parameter, second: nn.Parameter) -> bool:
     return first.dtype == second.dtype and first.device == second.device

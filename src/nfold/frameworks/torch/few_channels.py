@@ -12,22 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nfold.frameworks.torch.disguise import disguised
+from nfold.frameworks.torch.disguise import subclass_with_forward
 from nfold.plan import Plan
 
-ALIGNED = 8
+ALIGNMENT = 8
 """16-bit numbers of a row that tensor cores read at once."""
-LONGEST = 32
+MAX_PATCH = 32
 """Numbers of a patch up to which a product was measured to be faster."""
 
 
-class Product:
+class Im2colMarker:
     """Marks convolutions that compiled code computes as products."""
 
     original: type[nn.Module]
 
 
-def as_products(module: nn.Module, plan: Plan) -> None:
+def use_im2col(module: nn.Module, plan: Plan) -> None:
     """Let compiled code compute each convolution of few channels as a product, where that pays.
 
     Layers stay the same objects with their names and their state, and what is not compiled computes
@@ -38,37 +38,37 @@ def as_products(module: nn.Module, plan: Plan) -> None:
     if plan.device != "cuda" or "compiled" not in (plan.step or "") or not (half and last):
         return
     for layer in module.modules():
-        if possible(layer):
-            layer.__class__ = PRODUCT
+        if is_eligible(layer):
+            layer.__class__ = IM2COL_CLASS
 
 
-def possible(layer: nn.Module) -> bool:
+def is_eligible(layer: nn.Module) -> bool:
     """Whether it is a convolution of short patches, one at every place of the image."""
     if type(layer) is not nn.Conv2d or layer.padding_mode != "zeros":
         return False
     plain = layer.stride == layer.dilation == (1, 1) and layer.groups == 1
-    short = layer.in_channels < ALIGNED and layer.weight[0].numel() <= LONGEST
+    short = layer.in_channels < ALIGNMENT and layer.weight[0].numel() <= MAX_PATCH
     return plain and short and not isinstance(layer.padding, str)
 
 
-def product(layer: nn.Conv2d, images: Tensor) -> Tensor:
+def im2col_conv2d(layer: nn.Conv2d, images: Tensor) -> Tensor:
     """What the convolution makes of images [n, c, h, w], channels last."""
     count, _, height, width = images.shape
     above, beside = (int(padding) for padding in layer.padding)
     high, wide = layer.kernel_size
     patches = functional.unfold(images, (high, wide), padding=(above, beside))
     weights = layer.weight.flatten(1)
-    filled = (0, -weights.shape[1] % ALIGNED)
+    filled = (0, -weights.shape[1] % ALIGNMENT)
     rows = functional.pad(patches.transpose(1, 2), filled)
     result = functional.linear(rows, functional.pad(weights, filled), layer.bias)
     places = height + 2 * above - high + 1, width + 2 * beside - wide + 1
     return result.view(count, *places, -1).permute(0, 3, 1, 2)
 
 
-def _forward(self: nn.Conv2d, images: Tensor) -> Tensor:
+def _im2col_forward(self: nn.Conv2d, images: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
-        return product(self, images)
+        return im2col_conv2d(self, images)
     return nn.Conv2d.forward(self, images)
 
 
-PRODUCT = disguised(nn.Conv2d, Product, _forward)
+IM2COL_CLASS = subclass_with_forward(nn.Conv2d, Im2colMarker, _im2col_forward)

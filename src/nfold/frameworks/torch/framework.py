@@ -6,22 +6,27 @@ from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import ClassVar
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.base import Framework, Observer, Task
-from nfold.frameworks.cores import claimed_cores
-from nfold.frameworks.files import unsuited
-from nfold.frameworks.rules import PRECISIONS, TOO_FEW, Rule, first_broken
-from nfold.frameworks.torch.ablation import refusal, script_refusal, seen, switched
+from nfold.frameworks.cores import pin_to_cores
+from nfold.frameworks.files import image_file_refusal
+from nfold.frameworks.rules import MIN_BATCH_RULE, PRECISION_RULES, Rule, first_broken_rule
+from nfold.frameworks.torch.ablation import (
+    apply_variant,
+    script_refusal,
+    switchable_fields,
+    workload_refusal,
+)
 from nfold.frameworks.torch.script.rank import run_rank as run_script_rank
 from nfold.machine import Machine
 from nfold.measurement import RankSamples
 from nfold.plan import Plan
 from nfold.workload import Workload
 from nfold.workloads import info, is_operation
-from nfold.workloads.base import Info
+from nfold.workloads.base import WorkloadInfo
 
-GPU_DECODER = "torchvision, which brings nvJPEG,"
-RULES: tuple[Rule, ...] = (
+GPU_DECODER_PACKAGE = "torchvision, which brings nvJPEG,"
+TORCH_PLAN_RULES: tuple[Rule, ...] = (
     (
         lambda plan: plan.step == "graph",
         "step 'graph' is TensorFlow's tf.function; torch's are eager, compiled and captured",
@@ -100,47 +105,49 @@ RULES: tuple[Rule, ...] = (
         lambda plan: plan.strategy == "ddp" and plan.exchange == "bf16" and plan.device == "cpu",
         "DistributedDataParallel compresses on GPUs only; --strategy nfold does on CPU devices too",
     ),
-    *PRECISIONS,
-    TOO_FEW,
+    *PRECISION_RULES,
+    MIN_BATCH_RULE,
 )
 """What this framework cannot do, each with the reason that a user reads."""
 
 
-def _not_of_files(known: Info, plan: Plan) -> str | None:
+def _image_file_reason(info: WorkloadInfo, plan: Plan) -> str | None:
     """Why a plan asks for what needs image files, or what files do not allow, or None."""
-    missing = plan.decode == "device" and not gpu_decoder()
-    found = unsuited(known, plan)
-    return found or (f"{GPU_DECODER} is not installed; next: --decode cpu" if missing else None)
+    missing = plan.decode == "device" and not has_gpu_decoder()
+    found = image_file_refusal(info, plan)
+    return found or (
+        f"{GPU_DECODER_PACKAGE} is not installed; next: --decode cpu" if missing else None
+    )
 
 
-def gpu_decoder() -> bool:
+def has_gpu_decoder() -> bool:
     """Whether torchvision is there; whether it was built with nvJPEG is seen in the rank."""
     return find_spec("torchvision") is not None
 
 
-class Torch(Framework):
+class TorchFramework(Framework):
     """PyTorch on CUDA and CPU devices: one process a device, or one for all (nn.DataParallel)."""
 
     name: ClassVar[str] = "torch"
 
-    def unsupported(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
+    def unsupported_reason(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         """The first rule that the plan breaks, or what the workload has against it, or None."""
         if workload.script:
             return None
-        broken = first_broken(RULES, plan)
+        broken = first_broken_rule(TORCH_PLAN_RULES, plan)
         known = info(workload.name)
-        return broken or _not_of_files(known, plan) or known.unsupported(plan)
+        return broken or _image_file_reason(known, plan) or known.unsupported(plan)
 
-    def refuses(self, ablation: Ablation, workload: Workload, plan: Plan) -> str | None:
+    def refusal_reason(self, variant: Variant, workload: Workload, plan: Plan) -> str | None:
         """What an experiment cannot take away here."""
-        refuse = script_refusal if workload.script else refusal
-        return refuse(ablation, workload, plan) if ablation else None
+        refuse = script_refusal if workload.script else workload_refusal
+        return refuse(variant, workload, plan) if variant else None
 
-    def switches(self, workload: Workload, plan: Plan) -> tuple[str, ...]:
+    def switchable_fields(self, workload: Workload, plan: Plan) -> tuple[str, ...]:
         """Of a script more than of a workload."""
-        return switched(workload, plan)
+        return switchable_fields(workload, plan)
 
-    def processes(self, plan: Plan) -> int:
+    def process_count(self, plan: Plan) -> int:
         """One process a device, except under nn.DataParallel."""
         return 1 if plan.strategy == "dp" else plan.devices or 1
 
@@ -148,12 +155,12 @@ class Torch(Framework):
         """Claim this rank's cores before torch sizes its thread pools, then run."""
         if task.workload.script:
             return run_script_rank(task, observer)
-        pinned = task.left_out.pinned
-        with claimed_cores(task.plan, seen(task).local_rank) if pinned else nullcontext():
+        pinned = task.variant.pinned
+        with pin_to_cores(task.plan, apply_variant(task).local_rank) if pinned else nullcontext():
             if is_operation(task.workload):
-                from nfold.frameworks.torch.operation import operate
+                from nfold.frameworks.torch.operation import run_operation
 
-                return operate(task, observer)
+                return run_operation(task, observer)
             from nfold.frameworks.torch.loop import train
 
             return train(task, observer)

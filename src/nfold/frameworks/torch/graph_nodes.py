@@ -17,18 +17,18 @@ from functools import cache
 import torch
 from torch import Tensor
 
-MEMSET = 2
+MEMSET_NODE_TYPE = 2
 """A kind of node (CUgraphNodeType)."""
 LOSSY_QUERY = 402
 """The driver's answer where edges have data."""
 PARAMETER_BYTES = 256
 """At least those of CUDA_KERNEL_NODE_PARAMS_v2, which goes from one graph to another unread."""
-MOST_BYTES = 2**20
+MAX_FILL_BYTES = 2**20
 """What is larger is bound by memory, not by its start."""
-TYPES = {1: ("|u1", ctypes.c_uint8), 2: ("<i2", ctypes.c_int16), 4: ("<i4", ctypes.c_int32)}
+ELEMENT_TYPES = {1: ("|u1", ctypes.c_uint8), 2: ("<i2", ctypes.c_int16), 4: ("<i4", ctypes.c_int32)}
 """An element's bytes to its name in the array interface, and how to read its value."""
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
-ARGUMENTS = {
+ARGUMENT_TYPES = {
     "cuGraphGetNodes": (_POINTER,) * 3,
     "cuGraphGetRootNodes": (_POINTER,) * 3,
     "cuGraphNodeGetDependencies": (_POINTER,) * 3,
@@ -43,7 +43,7 @@ ARGUMENTS = {
 """What the calls take; all return 0 or the number of an error."""
 
 
-class Memset(ctypes.Structure):
+class MemsetParameters(ctypes.Structure):
     """CUDA_MEMSET_NODE_PARAMS: ``height`` rows of ``width`` elements."""
 
     _fields_ = [
@@ -56,34 +56,34 @@ class Memset(ctypes.Structure):
     ]
 
     @property
-    def small(self) -> bool:
+    def is_small(self) -> bool:
         """Whether a kernel is faster: one row of few bytes."""
-        return bool(self.height == 1 and self.width * self.element_bytes <= MOST_BYTES)
+        return bool(self.height == 1 and self.width * self.element_bytes <= MAX_FILL_BYTES)
 
     @property
-    def number(self) -> int:
+    def fill_value(self) -> int:
         """The value as a number of its type."""
-        return int(TYPES[self.element_bytes][1](self.value).value)
+        return int(ELEMENT_TYPES[self.element_bytes][1](self.value).value)
 
     @property
     def tensor(self) -> Tensor:
         """The memory that is filled."""
-        return torch.as_tensor(Memory(self), device="cuda")
+        return torch.as_tensor(DeviceMemory(self), device="cuda")
 
 
-class Memory:
+class DeviceMemory:
     """Memory of the current device, as torch takes it from other libraries."""
 
-    def __init__(self, memset: Memset) -> None:
+    def __init__(self, memset: MemsetParameters) -> None:
         self.__cuda_array_interface__ = {
             "shape": (memset.width,),
-            "typestr": TYPES[memset.element_bytes][0],
+            "typestr": ELEMENT_TYPES[memset.element_bytes][0],
             "data": (memset.address, False),
             "version": 2,
         }
 
 
-class DriverError(Exception):
+class CudaDriverError(Exception):
     """A call of the driver failed."""
 
     def __init__(self, name: str, code: int) -> None:
@@ -91,7 +91,7 @@ class DriverError(Exception):
         self.code = code
 
 
-def fills_as_kernels(graph: torch.cuda.CUDAGraph) -> int:
+def replace_small_memsets(graph: torch.cuda.CUDAGraph) -> int:
     """Replace the graph's small memset nodes; returns how many there were.
 
     The graph keeps its nodes (``keep_graph``) and is not instantiated yet. The current stream
@@ -103,8 +103,8 @@ def fills_as_kernels(graph: torch.cuda.CUDAGraph) -> int:
     raw = graph.raw_cuda_graph()
     nodes = [node for node in _nodes("cuGraphGetNodes", raw) if _replaceable(node)]
     if nodes:
-        recorded = _recorded([_memset(node) for node in nodes])
-        for node, kernel in zip(nodes, _chain(recorded.raw_cuda_graph()), strict=True):
+        recorded = _record_fills([_memset(node) for node in nodes])
+        for node, kernel in zip(nodes, _linear_nodes(recorded.raw_cuda_graph()), strict=True):
             _replace(raw, node, kernel)
         recorded.reset()
     return len(nodes)
@@ -114,19 +114,19 @@ def _replaceable(node: int) -> bool:
     """Whether the node is a small fill whose edges can be copied."""
     kind = ctypes.c_int()
     _call("cuGraphNodeGetType", node, ctypes.byref(kind))
-    if kind.value != MEMSET or not _memset(node).small:
+    if kind.value != MEMSET_NODE_TYPE or not _memset(node).is_small:
         return False
     try:
         _edges(node)
-    except DriverError as error:
+    except CudaDriverError as error:
         if error.code == LOSSY_QUERY:
             return False
         raise
     return True
 
 
-def _memset(node: int) -> Memset:
-    found = Memset()
+def _memset(node: int) -> MemsetParameters:
+    found = MemsetParameters()
     _call("cuGraphMemsetNodeGetParams", node, ctypes.byref(found))
     return found
 
@@ -137,9 +137,9 @@ def _edges(node: int) -> tuple[list[int], list[int]]:
     return before, _nodes("cuGraphNodeGetDependentNodes", node)
 
 
-def _recorded(memsets: Sequence[Memset]) -> torch.cuda.CUDAGraph:
+def _record_fills(memsets: Sequence[MemsetParameters]) -> torch.cuda.CUDAGraph:
     """A graph of one kernel per fill, in order."""
-    fills = [(memset.tensor, memset.number) for memset in memsets]
+    fills = [(memset.tensor, memset.fill_value) for memset in memsets]
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     graph.capture_begin(capture_error_mode="thread_local")
     try:
@@ -150,7 +150,7 @@ def _recorded(memsets: Sequence[Memset]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _chain(raw: int) -> list[int]:
+def _linear_nodes(raw: int) -> list[int]:
     """The nodes of a graph without branches, in order."""
     chain = []
     following = _nodes("cuGraphGetRootNodes", raw)
@@ -189,10 +189,10 @@ def _array(nodes: Sequence[int | None]) -> ctypes.Array[ctypes.c_void_p]:
 
 def _call(name: str, *arguments: object) -> None:
     function = getattr(_driver(), name)
-    function.argtypes = ARGUMENTS[name]
+    function.argtypes = ARGUMENT_TYPES[name]
     code = function(*arguments)
     if code:
-        raise DriverError(name, code)
+        raise CudaDriverError(name, code)
 
 
 @cache

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nfold.data.arrays import Arrays
-from nfold.frameworks.torch.layout import arrange
+from nfold.data.arrays import DataSetArrays
+from nfold.frameworks.torch.layout import to_layout
 
 Normalize = Callable[[Tensor], Tensor]
 """Stored samples, on the host or the device, to the model's input on the device."""
 
 
-def normalizer(arrays: Arrays, layout: str, device: torch.device) -> Normalize:
+def build_normalizer(arrays: DataSetArrays, layout: str, device: torch.device) -> Normalize:
     """What makes the model's input of the samples: those that are no images stay as they are."""
     if arrays.mean:
         return Normalizer(arrays, layout, device)
@@ -28,7 +28,7 @@ class Normalizer:
     scaled by the training images' mean and standard deviation.
     """
 
-    def __init__(self, arrays: Arrays, layout: str, device: torch.device) -> None:
+    def __init__(self, arrays: DataSetArrays, layout: str, device: torch.device) -> None:
         self._layout = layout
         self._device = device
         self._mean = torch.tensor(arrays.mean, device=device)
@@ -38,4 +38,4 @@ class Normalizer:
         """The images as the model takes them, in the plan's layout."""
         on_device = images.to(self._device, non_blocking=True)
         normal = (on_device.float() - self._mean) * self._inverse_std
-        return arrange(normal.permute(0, 3, 1, 2), self._layout)
+        return to_layout(normal.permute(0, 3, 1, 2), self._layout)

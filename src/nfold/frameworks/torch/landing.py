@@ -13,10 +13,10 @@ from torch import Tensor
 
 from nfold.frameworks.boxes import canvas_side
 from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.prefetch import copied
+from nfold.frameworks.torch.prefetch import copy_batch
 
 
-class Canvases:
+class CanvasTransfer:
     """Brings a batch to the device and puts its boxes into the corners of canvases there."""
 
     def __init__(self, size: int) -> None:
@@ -24,20 +24,20 @@ class Canvases:
 
     def __call__(self, batch: Batch, device: torch.device) -> Batch:
         """Tensors (images, labels, ids, places) of a batch (pixels, labels, ids, places)."""
-        pixels, labels, ids, places = copied(batch, device).tensors
+        pixels, labels, ids, places = copy_batch(batch, device).tensors
         return dataclasses.replace(
-            batch, tensors=(laid_out(pixels, places, self._side), labels, ids, places)
+            batch, tensors=(fill_canvases(pixels, places, self._side), labels, ids, places)
         )
 
 
-def laid_out(pixels: Tensor, places: Tensor, side: int) -> Tensor:
+def fill_canvases(pixels: Tensor, sizes: Tensor, side: int) -> Tensor:
     """Images uint8 [n, side, side, 3] with each box in its upper left corner.
 
     ``pixels`` uint8 [total] has the boxes one after another, ``places`` int64 [n, 2] are their
     heights and widths. What is not a box's repeats its last row and column; nobody looks at it.
     """
-    count, device = len(places), pixels.device
-    height, width = places.to(torch.int32)[:, :, None, None].unbind(1)
+    count, device = len(sizes), pixels.device
+    height, width = sizes.to(torch.int32)[:, :, None, None].unbind(1)
     area = height * width
     first = area.cumsum(0, dtype=torch.int32) - area
     line = torch.arange(side, dtype=torch.int32, device=device)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-FORMATS: dict[str, torch.memory_format] = {
+MEMORY_FORMATS: dict[str, torch.memory_format] = {
     "channels_first": torch.contiguous_format,
     "channels_last": torch.channels_last,
 }
 
 
-def place(module: nn.Module, layout: str) -> nn.Module:
+def apply_layout(module: nn.Module, layout: str) -> nn.Module:
     """The module with its four-dimensional weights in the layout."""
-    return module.to(memory_format=FORMATS[layout])  # type: ignore[call-overload, no-any-return]
+    return module.to(memory_format=MEMORY_FORMATS[layout])  # type: ignore[call-overload, no-any-return]
 
 
-def arrange(images: Tensor, layout: str) -> Tensor:
+def to_layout(images: Tensor, layout: str) -> Tensor:
     """Images [n, c, h, w] in the layout; no copy where they are in it already."""
-    return images.contiguous(memory_format=FORMATS[layout])
+    return images.contiguous(memory_format=MEMORY_FORMATS[layout])

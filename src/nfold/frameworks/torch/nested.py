@@ -12,27 +12,27 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 
-def over_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same structure with every tensor changed; what holds no tensor is left as it is."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, PackedSequence):
         data, batch_sizes, *orders = value  # sizes are the host's, wherever the data are
-        return type(value)(change(data), batch_sizes, *(over_tensors(o, change) for o in orders))
+        return type(value)(change(data), batch_sizes, *(map_tensors(o, change) for o in orders))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(over_tensors(item, change) for item in value))
+        return type(value)(*(map_tensors(item, change) for item in value))
     if type(value) in (list, tuple):
-        return type(value)(over_tensors(item, change) for item in value)
+        return type(value)(map_tensors(item, change) for item in value)
     if isinstance(value, dict | UserDict):
         own = copy.copy(value)
         for name, item in value.items():
-            own[name] = over_tensors(item, change)
+            own[name] = map_tensors(item, change)
         return own
     return value
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorTree:
     """A nested value with its tensors taken out; equal where only the tensors differ.
 
     ``kind`` is what holds the ``parts``: a type, or a dictionary's names. A leaf has no parts:
@@ -40,28 +40,28 @@ class Form:
     """
 
     kind: Hashable
-    parts: tuple[Form, ...] | None = None
+    children: tuple[TensorTree, ...] | None = None
 
-    def filled(self, tensors: Iterator[Tensor]) -> Any:
+    def fill(self, tensors: Iterator[Tensor]) -> Any:
         """The value with these tensors in the places of its own."""
-        if self.parts is None:
-            return next(tensors) if self.kind is TENSOR else cast(Leaf, self.kind).value
-        items = [part.filled(tensors) for part in self.parts]
-        if isinstance(self.kind, Names):
-            return dict(zip(self.kind.names, items, strict=True))
+        if self.children is None:
+            return next(tensors) if self.kind is TENSOR else cast(ConstantLeaf, self.kind).value
+        items = [part.fill(tensors) for part in self.children]
+        if isinstance(self.kind, DictKeys):
+            return dict(zip(self.kind.keys, items, strict=True))
         kind = cast(Any, self.kind)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
 @dataclass(frozen=True)
-class Names:
+class DictKeys:
     """The names of a dictionary, in order."""
 
-    names: tuple[Hashable, ...]
+    keys: tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ConstantLeaf:
     """A value that is no tensor: plain ones are compared, all others are themselves alone."""
 
     value: Any = field(compare=False)
@@ -71,7 +71,7 @@ class Leaf:
         return (type(self.value), self.value) if plain else id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Leaf) and self._key() == other._key()
+        return isinstance(other, ConstantLeaf) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -80,19 +80,23 @@ class Leaf:
 TENSOR = "a tensor"
 
 
-def taken_apart(value: Any) -> tuple[tuple[Tensor, ...], Form]:
+def flatten_tensors(value: Any) -> tuple[tuple[Tensor, ...], TensorTree]:
     """The tensors of a nested value, in order, and what is left without them."""
     tensors: list[Tensor] = []
-    form = _form(value, tensors)
+    form = _tensor_tree(value, tensors)
     return tuple(tensors), form
 
 
-def _form(value: Any, tensors: list[Tensor]) -> Form:
+def _tensor_tree(value: Any, tensors: list[Tensor]) -> TensorTree:
     if isinstance(value, Tensor):
         tensors.append(value)
-        return Form(TENSOR)
+        return TensorTree(TENSOR)
     if type(value) is dict:
-        return Form(Names(tuple(value)), tuple(_form(item, tensors) for item in value.values()))
+        return TensorTree(
+            DictKeys(tuple(value)), tuple(_tensor_tree(item, tensors) for item in value.values())
+        )
     if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-        return Form(cast(Hashable, type(value)), tuple(_form(item, tensors) for item in value))
-    return Form(Leaf(value))
+        return TensorTree(
+            cast(Hashable, type(value)), tuple(_tensor_tree(item, tensors) for item in value)
+        )
+    return TensorTree(ConstantLeaf(value))

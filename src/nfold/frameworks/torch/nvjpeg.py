@@ -15,43 +15,43 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from nfold.data.decode import with_pillow
-from nfold.data.part import Part
+from nfold.data.decode import decode_with_pillow
+from nfold.data.part import PackedJpegs
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
 from nfold.frameworks.boxes import canvas_side
-from nfold.frameworks.photographs import Drawn
+from nfold.frameworks.photographs import SampleBoxes
 from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.cutting import Packed, cut_out
-from nfold.frameworks.torch.input import Key
-from nfold.frameworks.torch.photographs import batch_of, shared
+from nfold.frameworks.torch.cutting import PackedImages, crop_to_canvases
+from nfold.frameworks.torch.input import BatchKey
+from nfold.frameworks.torch.photographs import build_batch, shared_tensor
 
-Decode = Callable[[Sequence[Tensor], torch.device], list[Tensor]]
+DecodeJpegs = Callable[[Sequence[Tensor], torch.device], list[Tensor]]
 """JPEGs, uint8 [bytes] on the host, to images uint8 [3, h, w] on the device."""
 
 
-class Files(Dataset[Batch]):
+class JpegBatches(Dataset[Batch]):
     """Whole batches of JPEGs as they are; a worker only draws their boxes and reads them."""
 
-    def __init__(self, part: Part, task: Task, size: int) -> None:
+    def __init__(self, part: PackedJpegs, task: Task, size: int) -> None:
         self._part, self._seed, self._size = part, task.plan.seed, size
 
-    def __getitem__(self, key: Key) -> Batch:
-        drawn = Drawn(self._part, self._seed, self._size, key.epoch, key.ids)
-        files = [self._part.jpeg(int(file)) for file in drawn.files]
+    def __getitem__(self, key: BatchKey) -> Batch:
+        drawn = SampleBoxes(self._part, self._seed, self._size, key.epoch, key.ids)
+        files = [self._part.jpeg(int(file)) for file in drawn.file_indices]
         lengths = torch.tensor([len(file) for file in files])
-        content = shared(int(lengths.sum()))
+        content = shared_tensor(int(lengths.sum()))
         np.concatenate(files, out=content.numpy())
-        labels = torch.from_numpy(self._part.labels[drawn.files])
+        labels = torch.from_numpy(self._part.labels[drawn.file_indices])
         drew = np.column_stack([drawn.boxes, drawn.reductions])
         boxes = torch.cat([torch.from_numpy(drew), lengths[:, None]], dim=1)
-        return batch_of(key, (content, labels, torch.from_numpy(key.ids), boxes))
+        return build_batch(key, (content, labels, torch.from_numpy(key.ids), boxes))
 
 
-class Decoded:
+class NvjpegTransfer:
     """Brings a batch of files to the device, as ``Canvases`` brings one of pixels."""
 
-    def __init__(self, size: int, decode: Decode) -> None:
+    def __init__(self, size: int, decode: DecodeJpegs) -> None:
         self._side = canvas_side(size)
         self._decode = decode
 
@@ -62,15 +62,15 @@ class Decoded:
         """
         content, labels, ids, boxes = batch.tensors
         files = torch.split(content, boxes[:, -1].tolist())
-        images = Packed.together(self._decode(files, device))
-        laid = cut_out(images, boxes[:, :5], self._side)
+        images = PackedImages.pack(self._decode(files, device))
+        laid = crop_to_canvases(images, boxes[:, :5], self._side)
         labels, ids, places = (
             tensor.to(device, non_blocking=True) for tensor in (labels, ids, boxes[:, 2:4])
         )
         return dataclasses.replace(batch, tensors=(laid, labels, ids, places))
 
 
-def torchvision_decode() -> Decode:
+def torchvision_decoder() -> DecodeJpegs:
     """torchvision's decoder; Unsupported where it is missing or was built without nvJPEG."""
     try:
         from torchvision.io import ImageReadMode, decode_jpeg
@@ -78,7 +78,7 @@ def torchvision_decode() -> Decode:
         raise Unsupported(f"torchvision cannot be imported: {error}; next: --decode cpu") from error
 
     def decode(files: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        _done_with_freed(device)
+        _wait_for_freed_memory(device)
         try:
             return cast(
                 list[Tensor], decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device)
@@ -88,12 +88,12 @@ def torchvision_decode() -> Decode:
                 raise Unsupported(
                     "torchvision was built without nvJPEG; next: --decode cpu"
                 ) from error
-            return [_decoded_alone(decode_jpeg, ImageReadMode.RGB, one, device) for one in files]
+            return [_decode_one(decode_jpeg, ImageReadMode.RGB, one, device) for one in files]
 
     return decode
 
 
-def _done_with_freed(device: torch.device) -> None:
+def _wait_for_freed_memory(device: torch.device) -> None:
     """Wait until what runs on the current stream is through with memory that Python gave back.
 
     torchvision takes the images' memory from this stream and decodes on one of its own, which
@@ -103,12 +103,12 @@ def _done_with_freed(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _decoded_alone(
+def _decode_one(
     decode_jpeg: Callable[..., Tensor], mode: object, file: Tensor, device: torch.device
 ) -> Tensor:
     """One file of a batch that could not be decoded together, by the host if need be."""
     try:
         return decode_jpeg(file, mode=mode, device=device)
     except RuntimeError:
-        image = with_pillow(file.numpy(), 1, 1, 1)
+        image = decode_with_pillow(file.numpy(), 1, 1, 1)
         return torch.from_numpy(image.copy()).permute(2, 0, 1).to(device)

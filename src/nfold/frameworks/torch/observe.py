@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def losses_of(kept: Sequence[Tensor]) -> list[float]:
+def read_losses(tensors: Sequence[Tensor]) -> list[float]:
     """One loss a step, [] of a call of one step and [n] of one of n, copied to the host at once."""
-    found: list[float] = torch.cat([losses.reshape(-1) for losses in kept]).tolist()
+    found: list[float] = torch.cat([losses.reshape(-1) for losses in tensors]).tolist()
     return found

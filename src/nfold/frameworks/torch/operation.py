@@ -8,24 +8,24 @@ from functools import partial
 from nfold import workloads
 from nfold.frameworks.base import Observer, Phase, Task
 from nfold.frameworks.torch import parallel
-from nfold.frameworks.torch.devices import devices_of, open_devices
-from nfold.frameworks.torch.translate import translated
+from nfold.frameworks.torch.devices import open_devices, task_devices
+from nfold.frameworks.torch.translate import translate_errors
 from nfold.measurement import RankSamples
 
 
-def operate(task: Task, observer: Observer) -> RankSamples:
+def run_operation(task: Task, observer: Observer) -> RankSamples:
     """Run one rank of an operation; raises OutOfMemory, Collateral or Mismatch.
 
     A process that needs no process group leaves CUDA alone until the first call, which times
     CUDA's start too.
     """
-    devices = devices_of(task) if task.world_size == 1 and _on_gpu(task) else open_devices(task)
+    devices = task_devices(task) if task.world_size == 1 and _on_gpu(task) else open_devices(task)
     definition = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
 
     def beat(done: int, planned: int) -> None:
         observer.beat(Phase.STEPPING if done else Phase.FIRST_STEP, done, planned)
 
-    with translated(devices.peak_memory_bytes), parallel.joined(task, devices):
+    with translate_errors(devices.peak_memory_bytes), parallel.process_group(task, devices):
         result = definition.run_parts(
             definition.TorchTask(
                 parameters=workloads.parameters(task.workload),
@@ -35,7 +35,7 @@ def operate(task: Task, observer: Observer) -> RankSamples:
                 devices=devices.all,
                 barrier=partial(parallel.barrier, task.world_size),
                 beat=beat,
-                left_out=task.left_out,
+                variant=task.variant,
             )
         )
     return RankSamples(

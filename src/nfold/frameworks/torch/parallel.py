@@ -14,47 +14,47 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nfold.frameworks.base import Task
-from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.left_out import ActiveVariant
 from nfold.frameworks.torch import ablate_exchange
-from nfold.frameworks.torch.bucket_size import LARGEST, measured_bucket_bytes
+from nfold.frameworks.torch.bucket_size import MAX_BUCKET_BYTES, measure_bucket_bytes
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.exchange import Exchange
-from nfold.frameworks.torch.share import Ledger, Share
+from nfold.frameworks.torch.exchange import GradientExchange
+from nfold.frameworks.torch.share import BatchShare, CurrentShare
 
-Turn = Callable[[Share], AbstractContextManager[None]]
+MicroBatchContext = Callable[[BatchShare], AbstractContextManager[None]]
 """The context of a part of a step, forward and backward, by its share."""
-WIRE: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+GRADIENT_DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 """What gradients are sent as, by the plan's ``exchange``; None: as they are."""
-_NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
-WITHOUT_BUFFERS: dict[str, Any] = (
+_DDP_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
+NO_BUFFER_SYNC: dict[str, Any] = (
     {"forward_sync_buffers": False}
-    if "forward_sync_buffers" in _NAMES
+    if "forward_sync_buffers" in _DDP_PARAMETERS
     else {"broadcast_buffers": False}
 )
 """The option's name from torch 2.13 on, and before."""
 
 
 @contextmanager
-def joined(task: Task, devices: Devices) -> Iterator[None]:
+def process_group(task: Task, devices: Devices) -> Iterator[None]:
     """Join the process group of the run, where there are several processes."""
     if task.world_size == 1:
         yield
         return
-    backend = "nccl" if devices.cuda else "gloo"
-    device = devices.primary if devices.cuda else None
+    backend = "nccl" if devices.is_cuda else "gloo"
+    device = devices.primary if devices.is_cuda else None
     dist.init_process_group(backend, device_id=device)
     yield
     dist.destroy_process_group()
 
 
-def wrapped(
+def wrap_model(
     module: nn.Module,
     task: Task,
     devices: Devices,
-    ledger: Ledger,
+    current_share: CurrentShare,
     optimizer: torch.optim.Optimizer,
     pieces: tuple[nn.Module, ...],
-    left_out: LeftOut,
+    active_variant: ActiveVariant,
 ) -> nn.Module:
     """The module as the plan's strategy runs it; gradients after backward are the ranks' mean.
 
@@ -68,29 +68,31 @@ def wrapped(
         return DataParallel(module, device_ids=list(devices.all))
     if task.world_size == 1:
         return module
-    wire = WIRE[task.plan.exchange]
+    wire = GRADIENT_DTYPES[task.plan.exchange]
     if task.plan.strategy == "nfold":
-        _exchange(task, devices, ledger, optimizer, pieces, left_out)
+        _add_gradient_exchange(task, devices, current_share, optimizer, pieces, active_variant)
         return module
     model = DistributedDataParallel(
         module,
-        device_ids=[devices.primary] if devices.cuda else None,
+        device_ids=[devices.primary] if devices.is_cuda else None,
         gradient_as_bucket_view=True,
-        **WITHOUT_BUFFERS,
+        **NO_BUFFER_SYNC,
     )
-    hook = ablate_exchange.ddp_hook(left_out, None if wire is None else bf16_compress_hook)
+    hook = ablate_exchange.select_ddp_hook(
+        active_variant, None if wire is None else bf16_compress_hook
+    )
     if hook is not None:
         model.register_comm_hook(None, hook)
     return model
 
 
-def _exchange(
+def _add_gradient_exchange(
     task: Task,
     devices: Devices,
-    ledger: Ledger,
+    current_share: CurrentShare,
     optimizer: torch.optim.Optimizer,
     pieces: tuple[nn.Module, ...],
-    left_out: LeftOut,
+    active_variant: ActiveVariant,
 ) -> None:
     """Have gradients exchanged in every backward; the module itself stays as it is.
 
@@ -99,26 +101,28 @@ def _exchange(
     """
     step, world_size = str(task.plan.step), task.world_size
     compiled = "compiled" in step
-    exchange = Exchange(
+    exchange = GradientExchange(
         [piece.parameters() for piece in pieces],
         world_size,
-        ledger,
-        wire=WIRE[task.plan.exchange],
-        bucket_bytes=LARGEST if compiled else measured_bucket_bytes(devices.primary, world_size),
-        together=compiled,
-        all_reduce=ablate_exchange.all_reduce(left_out),
+        current_share,
+        payload_dtype=GRADIENT_DTYPES[task.plan.exchange],
+        bucket_bytes=MAX_BUCKET_BYTES
+        if compiled
+        else measure_bucket_bytes(devices.primary, world_size),
+        single_bucket=compiled,
+        all_reduce=ablate_exchange.select_all_reduce(active_variant),
     )
     torchs = type(optimizer).__module__.startswith("torch.optim.")
     if "captured" in step and task.plan.precision != "fp16" and torchs:
-        exchange.overlap(optimizer)
+        exchange.overlap_optimizer(optimizer)
 
 
-def turns(model: nn.Module, ledger: Ledger) -> Turn:
+def micro_batch_context(model: nn.Module, current_share: CurrentShare) -> MicroBatchContext:
     """Lets the ledger know which part of a step comes, and DDP exchange in the last one only."""
 
-    def turn(share: Share) -> AbstractContextManager[None]:
-        ledger.begin(share)
-        if isinstance(model, DistributedDataParallel) and not share.last:
+    def turn(share: BatchShare) -> AbstractContextManager[None]:
+        current_share.set(share)
+        if isinstance(model, DistributedDataParallel) and not share.is_last:
             quiet: AbstractContextManager[None] = model.no_sync()
             return quiet
         return nullcontext()
@@ -132,7 +136,7 @@ def average_buffers(module: nn.Module, world_size: int) -> None:
         return
     for buffer in module.buffers():
         if buffer.is_floating_point():
-            in_place(buffer, lambda whole: _average(whole, world_size))
+            apply_in_place(buffer, lambda whole: _average(whole, world_size))
 
 
 def _average(values: Tensor, world_size: int) -> None:
@@ -140,7 +144,7 @@ def _average(values: Tensor, world_size: int) -> None:
     values /= world_size
 
 
-def in_place(tensor: Tensor, collective: Callable[[Tensor], object]) -> None:
+def apply_in_place(tensor: Tensor, collective: Callable[[Tensor], object]) -> None:
     """Have a collective change a tensor, however it lies in memory.
 
     One that is told of a tensor with gaps, or with an axis that was expanded, writes into what
@@ -155,14 +159,14 @@ def in_place(tensor: Tensor, collective: Callable[[Tensor], object]) -> None:
         own.copy_(whole)
 
 
-def summed(values: Tensor, world_size: int) -> Tensor:
+def all_reduce_sum(values: Tensor, world_size: int) -> Tensor:
     """The sum of a tensor over all ranks, on every rank."""
     if world_size > 1:
         dist.all_reduce(values)
     return values
 
 
-def smallest(value: int, world_size: int, device: torch.device) -> int:
+def all_reduce_min(value: int, world_size: int, device: torch.device) -> int:
     """The smallest of all ranks' values, on every rank."""
     if world_size == 1:
         return value

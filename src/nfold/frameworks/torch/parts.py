@@ -10,13 +10,13 @@ import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nfold.frameworks.stream import pieces
+from nfold.frameworks.stream import split_batch
 from nfold.frameworks.torch.batch import Tensors
-from nfold.frameworks.torch.share import Share, weighted
+from nfold.frameworks.torch.share import BatchShare, loss_weighted_share
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class MicroBatch:
     """Rows ``start`` to ``stop`` - 1 of a batch's tensors, at least one of them.
 
     ``of_loss`` is what their mean loss counts in the mean over this rank's samples,
@@ -26,40 +26,42 @@ class Part:
 
     start: int
     stop: int
-    of_loss: float
-    of_gradient: float
-    share: Share
+    loss_weight: float
+    gradient_weight: float
+    share: BatchShare
 
     @property
     def rows(self) -> int:
         """Samples that are computed, those that pad among them."""
         return self.stop - self.start
 
-    def of(self, tensors: Tensors) -> Tensors:
+    def select_rows(self, tensors: Tensors) -> Tensors:
         """The part's rows of every tensor of a batch."""
-        if self.share.parts == 1:
+        if self.share.micro_batches == 1:
             return tensors
         return tuple(tensor[self.start : self.stop] for tensor in tensors)
 
 
-Parts = tuple[Part, ...]
+MicroBatches = tuple[MicroBatch, ...]
 
 
 @lru_cache(maxsize=64)
-def cut(samples: int, rank: int, ranks: int, accumulate: int) -> Parts:
+def split_micro_batches(samples: int, rank: int, ranks: int, accumulate: int) -> MicroBatches:
     """The parts of this rank's rows of a batch of ``samples`` over all ranks.
 
     Where it has none for a part, that is its first row, which counts 0.
     """
-    counts = [len(piece) for piece in pieces(samples, rank, ranks, accumulate)]
+    counts = [len(piece) for piece in split_batch(samples, rank, ranks, accumulate)]
     starts = itertools.accumulate(counts, initial=0)
     return tuple(
-        Part(
+        MicroBatch(
             start=start if count else 0,
             stop=start + count if count else 1,
-            of_loss=count / max(1, sum(counts)),
-            of_gradient=count * ranks / samples,
-            share=weighted(count, ranks, parts=len(counts), last=number == len(counts)),
+            loss_weight=count / max(1, sum(counts)),
+            gradient_weight=count * ranks / samples,
+            share=loss_weighted_share(
+                count, ranks, micro_batches=len(counts), is_last=number == len(counts)
+            ),
         )
         for number, (start, count) in enumerate(zip(starts, counts, strict=False), start=1)
     )

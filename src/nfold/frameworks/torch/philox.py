@@ -56,6 +56,6 @@ def _word(value: int | Tensor, device: torch.device) -> Tensor:
     return torch.full((), value & MASK, dtype=torch.int64, device=device)
 
 
-def below(draw: Tensor, limit: int | Tensor) -> Tensor:
+def uniform_int(draw: Tensor, limit: int | Tensor) -> Tensor:
     """Map 32-bit draws to whole numbers 0 to ``limit`` - 1 (Lemire's multiplication, 2019)."""
     return (draw * limit) >> 32

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nfold.frameworks.stream import Cut, Ids, mixed
-from nfold.frameworks.torch.batch import Batch, Samples, Tensors
-from nfold.frameworks.torch.input import Stream
+from nfold.frameworks.stream import RankSlice, SampleIds, hash_ids
+from nfold.frameworks.torch.batch import Batch, SampleTensors, Tensors
+from nfold.frameworks.torch.input import BatchKeySampler
 
 CHUNK_BYTES = 2**26
 """Copied at a time: a data set that is a memory map need not fit into the host's memory."""
@@ -25,7 +25,7 @@ Route = TypeVar("Route")
 """What the host works out for all steps of an epoch before it begins."""
 
 
-class Ahead(Generic[Route]):
+class EpochPrefetcher(Generic[Route]):
     """What ``make`` gives for an epoch; that of the next one is made by a thread meanwhile."""
 
     def __init__(self, make: Callable[[int], Route]) -> None:
@@ -34,7 +34,7 @@ class Ahead(Generic[Route]):
         self._begun: dict[int, Future[Route]] = {}
         self._begin(0)
 
-    def take(self, epoch: int) -> Route:
+    def get(self, epoch: int) -> Route:
         """That of ``epoch``; the one after it is begun."""
         self._begin(epoch)
         wanted = self._begun.pop(epoch)
@@ -47,7 +47,7 @@ class Ahead(Generic[Route]):
             self._begun = {epoch: self._thread.submit(self._make, epoch)}
 
 
-class Placed(ABC, Generic[Route]):
+class DeviceSource(ABC, Generic[Route]):
     """Batches of samples on the device; iterate once an epoch, after setting ``epoch``.
 
     The next epoch's route is made by a thread while one is trained: 50,000 samples take 22 ms,
@@ -55,27 +55,31 @@ class Placed(ABC, Generic[Route]):
     """
 
     def __init__(
-        self, images: npt.NDArray[np.uint8], labels: Ids, stream: Stream, device: torch.device
+        self,
+        images: npt.NDArray[np.uint8],
+        labels: SampleIds,
+        sampler: BatchKeySampler,
+        device: torch.device,
     ) -> None:
         self.epoch = 0
-        self._stream = stream
+        self._sampler = sampler
         self._device = device
-        self._images = copied(images, device)
-        self._labels = copied(labels, device)
-        self._positions = positions(stream.cuts)
-        self._offsets = np.cumsum([0, *(len(cut.places) for cut in stream.cuts)])
-        self._ahead = Ahead(self._made)
+        self._images = copy_in_chunks(images, device)
+        self._labels = copy_in_chunks(labels, device)
+        self._positions = slice_positions(sampler.slices)
+        self._offsets = np.cumsum([0, *(len(cut.positions) for cut in sampler.slices)])
+        self._prefetcher = EpochPrefetcher(self._build_epoch)
 
     @abstractmethod
-    def route(self, order: Ids) -> Route:
+    def build_route(self, order: SampleIds) -> Route:
         """What the batches of an epoch need, from all ranks' samples in its order; in a thread."""
 
     @abstractmethod
-    def tensors(self, route: Route) -> Iterator[Tensors]:
+    def batch_tensors(self, route: Route) -> Iterator[Tensors]:
         """The tensors of every batch of an epoch, for ``unpack``."""
 
     @abstractmethod
-    def unpack(self, tensors: Tensors) -> Samples:
+    def unpack(self, tensors: Tensors) -> SampleTensors:
         """The samples that a batch's tensors are, or stand for."""
 
     @property
@@ -89,17 +93,17 @@ class Placed(ABC, Generic[Route]):
         return ()
 
     def __len__(self) -> int:
-        return len(self._stream)
+        return len(self._sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        self._stream.epoch = self.epoch
-        for epoch, cuts in self._stream.passes():
+        self._sampler.epoch = self.epoch
+        for epoch, cuts in self._sampler.epochs():
             yield from self._batches(epoch, cuts)
 
-    def _batches(self, epoch: int, cuts: list[Cut]) -> Iterator[Batch]:
-        route, hashes = self._ahead.take(epoch)
+    def _batches(self, epoch: int, cuts: list[RankSlice]) -> Iterator[Batch]:
+        route, hashes = self._prefetcher.get(epoch)
         now = torch.full((), epoch, dtype=torch.int64, device=self._device)
-        for cut, tensors, hashed in zip(cuts, self.tensors(route), hashes, strict=False):
+        for cut, tensors, hashed in zip(cuts, self.batch_tensors(route), hashes, strict=False):
             yield Batch(
                 tensors=tensors,
                 epoch=now,
@@ -108,23 +112,23 @@ class Placed(ABC, Generic[Route]):
                 sample_hash=hashed,
             )
 
-    def _made(self, epoch: int) -> tuple[Route, list[int]]:
-        order = self._stream.order(epoch)
-        return self.route(order), self._hashes(order[self._positions])
+    def _build_epoch(self, epoch: int) -> tuple[Route, list[int]]:
+        order = self._sampler.epoch_order(epoch)
+        return self.build_route(order), self._hashes(order[self._positions])
 
-    def _hashes(self, own: Ids) -> list[int]:
+    def _hashes(self, own: SampleIds) -> list[int]:
         """The sample hash of every step; a sample that pads counts 0 in its sum."""
-        counted = np.array([cut.count > 0 for cut in self._stream.cuts], dtype=np.uint64)
-        sums: list[int] = (np.add.reduceat(mixed(own), self._offsets[:-1]) * counted).tolist()
+        counted = np.array([cut.count > 0 for cut in self._sampler.slices], dtype=np.uint64)
+        sums: list[int] = (np.add.reduceat(hash_ids(own), self._offsets[:-1]) * counted).tolist()
         return sums
 
 
-def positions(cuts: Sequence[Cut]) -> Ids:
+def slice_positions(slices: Sequence[RankSlice]) -> SampleIds:
     """Where a rank's samples lie in the order of an epoch, step after step."""
-    return np.concatenate([cut.places for cut in cuts])
+    return np.concatenate([cut.positions for cut in slices])
 
 
-def copied(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+def copy_in_chunks(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """A copy of an array on the device, copied in parts."""
     kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
     target = torch.empty(array.shape, dtype=kind, device=device)
@@ -135,7 +139,7 @@ def copied(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     return target
 
 
-def uploaded(numbers: Ids, device: torch.device) -> Tensor:
+def upload(numbers: SampleIds, device: torch.device) -> Tensor:
     """On a GPU copied from page-locked memory, so that the host does not wait for the step."""
     on_host = torch.from_numpy(numbers)
     if device.type == "cuda":

@@ -12,40 +12,42 @@ from torch import Tensor
 from nfold.frameworks.torch.batch import Batch
 
 Item = TypeVar("Item")
-Begun = TypeVar("Begun")
-Land = Callable[[Batch, torch.device], Batch]
+Pending = TypeVar("Pending")
+ToDevice = Callable[[Batch, torch.device], Batch]
 """What queues everything that brings a batch to the device, on the current stream."""
 
 
-def copied(batch: Batch, device: torch.device) -> Batch:
+def copy_batch(batch: Batch, device: torch.device) -> Batch:
     """The same batch on ``device``; on a CPU device it is there already."""
     if device.type != "cuda":
         return batch
-    return batch.moved(lambda tensor: tensor.to(device, non_blocking=True))
+    return batch.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def on_device(
-    batches: Iterable[Batch], device: torch.device, land: Land = copied
+def prefetch_batches(
+    batches: Iterable[Batch], device: torch.device, to_device: ToDevice = copy_batch
 ) -> Iterable[Batch]:
     """The batches as ``land`` brings them to ``device``."""
-    return brought(batches, device, lambda batch: land(batch, device), lambda batch: batch.tensors)
+    return prefetch_items(
+        batches, device, lambda batch: to_device(batch, device), lambda batch: batch.tensors
+    )
 
 
-def brought(
+def prefetch_items(
     items: Iterable[Item],
     device: torch.device,
-    land: Callable[[Item], Item],
+    to_device: Callable[[Item], Item],
     tensors: Callable[[Item], Iterable[Tensor]],
 ) -> Iterable[Item]:
     """The items as ``land`` brings them to ``device``; ``tensors`` are those of one there."""
     if device.type != "cuda":
-        return map(land, items)
-    copies = Copies(device, land, tensors)
+        return map(to_device, items)
+    copies = CopyStream(device, to_device, tensors)
     return one_ahead(items, copies.begin, copies.finish)
 
 
 def one_ahead(
-    items: Iterable[Item], begin: Callable[[Item], Begun], finish: Callable[[Begun], Item]
+    items: Iterable[Item], begin: Callable[[Item], Pending], finish: Callable[[Pending], Item]
 ) -> Iterator[Item]:
     """Every item through ``begin`` and ``finish``; the next one begins before one is given out."""
     remaining = iter(items)
@@ -57,7 +59,7 @@ def one_ahead(
         yield finish(last)
 
 
-class Copies(Generic[Item]):
+class CopyStream(Generic[Item]):
     """Copies from page-locked memory on a side stream; the step's stream waits, not the host.
 
     ``land`` and ``tensors`` are as for ``brought``.
@@ -66,11 +68,11 @@ class Copies(Generic[Item]):
     def __init__(
         self,
         device: torch.device,
-        land: Callable[[Item], Item],
+        to_device: Callable[[Item], Item],
         tensors: Callable[[Item], Iterable[Tensor]],
     ) -> None:
         self._device = device
-        self._land = land
+        self._to_device = to_device
         self._tensors = tensors
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -80,7 +82,7 @@ class Copies(Generic[Item]):
         The host's memory stays taken until they are done (by PyTorch).
         """
         with torch.cuda.stream(self._stream):
-            return self._land(item), self._stream.record_event()
+            return self._to_device(item), self._stream.record_event()
 
     def finish(self, copying: tuple[Item, torch.cuda.Event]) -> Item:
         """Let the current stream wait for the copies, and keep their memory until it is through.

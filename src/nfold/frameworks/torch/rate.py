@@ -9,21 +9,21 @@ from nfold.frameworks.rate import one_cycle
 from nfold.frameworks.torch.capturable import make_capturable
 
 
-class Fixed:
+class ConstantLearningRate:
     """The rate that the optimizer has."""
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Nothing changes."""
 
-    def of(self, _first: int, _steps: int) -> Tensor:
+    def step_rates(self, _first: int, _steps: int) -> Tensor:
         """What ``take`` needs in so many steps: nothing."""
         return torch.empty(0)
 
-    def take(self, rates: Tensor, step: int) -> None:
+    def load_rate(self, rates: Tensor, step: int) -> None:
         """Nothing changes."""
 
 
-class OneCycle(Fixed):
+class OneCycleLearningRate(ConstantLearningRate):
     """Fills the rate in before every step, where a captured step reads it too.
 
     A checkpoint brings a rate of its own, on the host, which moves to the device first.
@@ -34,9 +34,9 @@ class OneCycle(Fixed):
     ) -> None:
         self._optimizer, self._device = optimizer, device
         self._peak, self._steps = peak, steps
-        self._all: Tensor | None = None
+        self._all_rates: Tensor | None = None
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Set the rate of step number ``step``, counted from 0."""
         rate = self._rate(step)
         for group in self._optimizer.param_groups:
@@ -44,14 +44,14 @@ class OneCycle(Fixed):
                 make_capturable(self._optimizer, self._device)
             group["lr"].fill_(rate)
 
-    def of(self, first: int, steps: int) -> Tensor:
+    def step_rates(self, first: int, steps: int) -> Tensor:
         """The rates of ``steps`` steps from number ``first`` on: float64 [steps] on the device."""
-        if self._all is None:
+        if self._all_rates is None:
             rates = [self._rate(step) for step in range(self._steps)]
-            self._all = torch.tensor(rates, dtype=torch.float64, device=self._device)
-        return self._all[first : first + steps]
+            self._all_rates = torch.tensor(rates, dtype=torch.float64, device=self._device)
+        return self._all_rates[first : first + steps]
 
-    def take(self, rates: Tensor, step: int) -> None:
+    def load_rate(self, rates: Tensor, step: int) -> None:
         """Set the rate to one of ``rates``, on the device: a graph may hold it."""
         for group in self._optimizer.param_groups:
             group["lr"].copy_(rates[step])

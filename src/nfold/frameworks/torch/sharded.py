@@ -18,158 +18,162 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nfold.data.arrays import Arrays
+from nfold.data.arrays import DataSetArrays
 from nfold.frameworks.base import Task
-from nfold.frameworks.stream import Cut, Ids
-from nfold.frameworks.torch.batch import Samples, Tensors
-from nfold.frameworks.torch.input import Stream
-from nfold.frameworks.torch.placed import Placed, positions, uploaded
+from nfold.frameworks.stream import RankSlice, SampleIds
+from nfold.frameworks.torch.batch import SampleTensors, Tensors
+from nfold.frameworks.torch.input import BatchKeySampler
+from nfold.frameworks.torch.placed import DeviceSource, slice_positions, upload
 
 Counts = list[list[int]]
 """Samples per step and rank."""
 
 
-class Divided(Protocol):
+class SliceProvider(Protocol):
     """Anything that says where each rank's samples lie in the order of an epoch."""
 
-    def cuts_of(self, rank: int) -> list[Cut]:
+    def slices_of(self, rank: int) -> list[RankSlice]:
         """A rank's part of every step."""
 
 
 @dataclass(frozen=True)
-class Routes:
+class ShardRoutes:
     """What one rank sends, receives and how it sorts what came, for all steps of an epoch.
 
     Step after step: ``sends`` are places in the rank's shard, ordered by the rank that gets them;
     ``places`` say where in what came each sample of the batch is, and ``ids`` which it is.
     """
 
-    sends: Ids
+    sends: SampleIds
     send_counts: Counts
-    places: Ids
+    order: SampleIds
     receive_counts: Counts
-    ids: Ids
+    ids: SampleIds
 
 
-class Shards:
+class ShardRouter:
     """Who has which sample, and who needs it when. Rank r has the r-th of equal parts."""
 
-    def __init__(self, samples: int, divided: Divided, rank: int, ranks: int) -> None:
+    def __init__(self, samples: int, slice_provider: SliceProvider, rank: int, ranks: int) -> None:
         starts = [place * samples // ranks for place in range(ranks + 1)]
-        self.own = range(starts[rank], starts[rank + 1])
+        self.own_range = range(starts[rank], starts[rank + 1])
         self._starts = np.array(starts[:-1])
         self._rank = rank
-        cuts = [divided.cuts_of(one) for one in range(ranks)]
-        self._needed = [positions(each) for each in cuts]
-        self._steps = [_steps([len(cut.places) for cut in each]) for each in cuts]
+        cuts = [slice_provider.slices_of(one) for one in range(ranks)]
+        self._positions = [slice_positions(each) for each in cuts]
+        self._steps = [_steps([len(cut.positions) for cut in each]) for each in cuts]
         self._shape = len(cuts[rank]), ranks
 
-    def routes(self, order: Ids) -> Routes:
+    def routes(self, order: SampleIds) -> ShardRoutes:
         """The routes of an epoch, from all ranks' samples in its order."""
         sends, send_counts = self._sends(order)
-        ids = order[self._needed[self._rank]]
+        ids = order[self._positions[self._rank]]
         arrival, receive_counts = self._grouped(self._steps[self._rank], self._owners(ids))
         places = np.empty_like(arrival)
         places[arrival] = np.arange(len(arrival)) - _starts(receive_counts)
-        return Routes(sends, send_counts.tolist(), places, receive_counts.tolist(), ids)
+        return ShardRoutes(sends, send_counts.tolist(), places, receive_counts.tolist(), ids)
 
-    def _sends(self, order: Ids) -> tuple[Ids, Ids]:
-        ids = np.concatenate([order[needed] for needed in self._needed])
+    def _sends(self, order: SampleIds) -> tuple[SampleIds, SampleIds]:
+        ids = np.concatenate([order[needed] for needed in self._positions])
         steps = np.concatenate(self._steps)
-        getters = np.repeat(np.arange(len(self._needed)), [len(each) for each in self._needed])
+        getters = np.repeat(
+            np.arange(len(self._positions)), [len(each) for each in self._positions]
+        )
         mine = self._owners(ids) == self._rank
         grouped, counts = self._grouped(steps[mine], getters[mine])
-        return ids[mine][grouped] - self.own.start, counts
+        return ids[mine][grouped] - self.own_range.start, counts
 
-    def _owners(self, ids: Ids) -> Ids:
+    def _owners(self, ids: SampleIds) -> SampleIds:
         return np.searchsorted(self._starts, ids, side="right") - 1
 
-    def _grouped(self, steps: Ids, ranks: Ids) -> tuple[Ids, Ids]:
+    def _grouped(self, steps: SampleIds, ranks: SampleIds) -> tuple[SampleIds, SampleIds]:
         """How to sort samples by step, then rank, then as they were; the counts [steps, ranks]."""
         keys = steps * self._shape[1] + ranks
         counts = np.bincount(keys, minlength=self._shape[0] * self._shape[1])
         return np.argsort(keys, kind="stable"), counts.reshape(self._shape)
 
 
-def _steps(sizes: Sequence[int]) -> Ids:
+def _steps(sizes: Sequence[int]) -> SampleIds:
     """The step of every sample, of steps of these sizes."""
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
-def _starts(counts: Ids) -> Ids:
+def _starts(counts: SampleIds) -> SampleIds:
     """For every sample the number of those in earlier steps, by counts [steps, ranks]."""
     sizes = counts.sum(axis=1)
     return np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
 @dataclass(frozen=True)
-class Trade:
+class ShardTransfer:
     """One step's exchange, as tensors on the device and counts; ``ids`` [n] are the batch's."""
 
     sends: Tensor
     send_counts: list[int]
-    places: Tensor
+    order: Tensor
     receive_counts: list[int]
     ids: Tensor
 
-    def of(self, shard: Tensor) -> Tensor:
+    def gather(self, shard: Tensor) -> Tensor:
         """The batch's samples, of this rank's shard and those of others; all ranks ask together."""
         chosen = shard.index_select(0, self.sends)
-        came = exchanged(chosen, self.receive_counts, self.send_counts)
-        return came.index_select(0, self.places)
+        came = all_to_all_samples(chosen, self.receive_counts, self.send_counts)
+        return came.index_select(0, self.order)
 
 
-def trades(routes: Routes, device: torch.device) -> Iterator[Trade]:
+def shard_transfers(routes: ShardRoutes, device: torch.device) -> Iterator[ShardTransfer]:
     """The exchange of every step of an epoch; nothing is exchanged before it is asked for."""
-    numbers = uploaded(np.concatenate([routes.sends, routes.places, routes.ids]), device)
-    lengths = [len(routes.sends), len(routes.places), len(routes.ids)]
+    numbers = upload(np.concatenate([routes.sends, routes.order, routes.ids]), device)
+    lengths = [len(routes.sends), len(routes.order), len(routes.ids)]
     sends, places, ids = torch.split(numbers, lengths)
     sent = pairwise(np.cumsum([0, *map(sum, routes.send_counts)]))
     came = pairwise(np.cumsum([0, *map(sum, routes.receive_counts)]))
     steps = zip(sent, came, routes.send_counts, routes.receive_counts, strict=True)
     for (first, last), (start, stop), send_counts, receive_counts in steps:
         own = slice(start, stop)
-        yield Trade(sends[first:last], send_counts, places[own], receive_counts, ids[own])
+        yield ShardTransfer(sends[first:last], send_counts, places[own], receive_counts, ids[own])
 
 
-def doubt(what: str, ranks: int) -> str:
+def sharding_note(data_name: str, ranks: int) -> str:
     """What a reader has to know of sharded data."""
     return (
-        f"the {what} does not fit whole: it is sharded over {ranks} devices, which exchange "
+        f"the {data_name} does not fit whole: it is sharded over {ranks} devices, which exchange "
         "samples in every step"
     )
 
 
-class Sharded(Placed[Routes]):
+class ShardedSource(DeviceSource[ShardRoutes]):
     """This rank's part of the data set on its device; a batch is its samples, as a loader's is."""
 
-    def __init__(self, arrays: Arrays, stream: Stream, task: Task, device: torch.device) -> None:
+    def __init__(
+        self, arrays: DataSetArrays, sampler: BatchKeySampler, task: Task, device: torch.device
+    ) -> None:
         samples = len(arrays.train_labels)
-        self._shards = Shards(samples, stream, task.rank, task.world_size)
+        self._router = ShardRouter(samples, sampler, task.rank, task.world_size)
         self._ranks = task.world_size
-        own = slice(self._shards.own.start, self._shards.own.stop)
-        super().__init__(arrays.train_images[own], arrays.train_labels[own], stream, device)
+        own = slice(self._router.own_range.start, self._router.own_range.stop)
+        super().__init__(arrays.train_images[own], arrays.train_labels[own], sampler, device)
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
         """That steps exchange samples, which takes time."""
-        return (("sharded", doubt("training set", self._ranks)),)
+        return (("sharded", sharding_note("training set", self._ranks)),)
 
-    def route(self, order: Ids) -> Routes:
+    def build_route(self, order: SampleIds) -> ShardRoutes:
         """Sends and receipts of every step."""
-        return self._shards.routes(order)
+        return self._router.routes(order)
 
-    def tensors(self, route: Routes) -> Iterator[Tensors]:
+    def batch_tensors(self, route: ShardRoutes) -> Iterator[Tensors]:
         """The samples of every batch, exchanged when it is asked for; all ranks ask together."""
-        for trade in trades(route, self._device):
-            yield trade.of(self._images), trade.of(self._labels), trade.ids
+        for trade in shard_transfers(route, self._device):
+            yield trade.gather(self._images), trade.gather(self._labels), trade.ids
 
-    def unpack(self, tensors: Tensors) -> Samples:
+    def unpack(self, tensors: Tensors) -> SampleTensors:
         """The samples, which the tensors are."""
-        return Samples(*tensors)
+        return SampleTensors(*tensors)
 
 
-def exchanged(own: Tensor, receive_counts: list[int], send_counts: list[int]) -> Tensor:
+def all_to_all_samples(own: Tensor, receive_counts: list[int], send_counts: list[int]) -> Tensor:
     """What the other ranks send this one, in their order; ``own`` is cut by ``send_counts``."""
     received = own.new_empty((sum(receive_counts), *own.shape[1:]))
     dist.all_to_all_single(_as_bytes(received), _as_bytes(own), receive_counts, send_counts)

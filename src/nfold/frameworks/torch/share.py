@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class BatchShare:
     """``count`` of the ``global_count`` samples of one optimizer step.
 
     Under gradient accumulation a step has several ``parts`` per rank; ``last`` is the one after
@@ -16,9 +16,9 @@ class Share:
 
     count: int
     global_count: int
-    parts: int = 1
-    last: bool = True
-    weighted: bool = False
+    micro_batches: int = 1
+    is_last: bool = True
+    loss_is_weighted: bool = False
 
     @property
     def weight(self) -> float:
@@ -26,12 +26,20 @@ class Share:
         return self.count / self.global_count
 
 
-def weighted(count: int, ranks: int, *, parts: int = 1, last: bool = True) -> Share:
+def loss_weighted_share(
+    count: int, ranks: int, *, micro_batches: int = 1, is_last: bool = True
+) -> BatchShare:
     """The share of a rank whose loss is weighted by its ``count`` samples already."""
-    return Share(count=min(1, count), global_count=ranks, parts=parts, last=last, weighted=True)
+    return BatchShare(
+        count=min(1, count),
+        global_count=ranks,
+        micro_batches=micro_batches,
+        is_last=is_last,
+        loss_is_weighted=True,
+    )
 
 
-class Ledger:
+class CurrentShare:
     """The current share: loaders write it, the gradient exchange reads it.
 
     Before any loader of nfold has spoken, every rank counts the same. ``pads``: the batch that
@@ -39,18 +47,18 @@ class Ledger:
     """
 
     def __init__(self, world_size: int) -> None:
-        self.share = Share(count=1, global_count=world_size)
-        self.pads = False
+        self.share = BatchShare(count=1, global_count=world_size)
+        self.is_padding = False
 
-    def real(self, count: int) -> int:
+    def real_count(self, count: int) -> int:
         """How many of ``count`` samples in hand count: none of a padded batch, which is one."""
-        return 0 if self.pads and count == 1 else count
+        return 0 if self.is_padding and count == 1 else count
 
-    def begin(self, share: Share) -> None:
+    def set(self, share: BatchShare) -> None:
         """A loader hands out this share next."""
         self.share = share
 
-    def even(self, world_size: int) -> bool:
+    def is_even(self, world_size: int) -> bool:
         """Whether ranks' gradients are to be averaged as they are; the same on every rank."""
         share = self.share
-        return share.weighted or share.count * world_size == share.global_count
+        return share.loss_is_weighted or share.count * world_size == share.global_count

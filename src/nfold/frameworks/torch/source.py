@@ -12,32 +12,37 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from nfold.data.arrays import Arrays
-from nfold.data.photographs import Photographs
+from nfold.data.arrays import DataSetArrays
+from nfold.data.photographs import PhotographSet
 from nfold.frameworks.base import Task
 from nfold.frameworks.rates import rate_notes
 from nfold.frameworks.stream import step_limit
-from nfold.frameworks.torch.augment import augmentation
-from nfold.frameworks.torch.batch import Batch, Boxed, Given, Tensors
+from nfold.frameworks.torch.augment import build_augmentation
+from nfold.frameworks.torch.batch import Batch, CanvasTensors, InputSamples, Tensors
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.distortion import Distortion
+from nfold.frameworks.torch.distortion import DeviceDistortion
 from nfold.frameworks.torch.images import Normalize
-from nfold.frameworks.torch.input import Batches, Loaded, Stream
-from nfold.frameworks.torch.landing import Canvases
-from nfold.frameworks.torch.nvjpeg import Decoded, Files, torchvision_decode
-from nfold.frameworks.torch.photographs import Photos
-from nfold.frameworks.torch.prefetch import Land, copied
-from nfold.frameworks.torch.resident import Resident, data_bytes, fits_whole, free
-from nfold.frameworks.torch.sharded import Sharded
-from nfold.frameworks.torch.whole import ResidentPhotographs
-from nfold.frameworks.turning import length_of
+from nfold.frameworks.torch.input import ArrayBatches, BatchKeySampler, LoaderSource
+from nfold.frameworks.torch.landing import CanvasTransfer
+from nfold.frameworks.torch.nvjpeg import JpegBatches, NvjpegTransfer, torchvision_decoder
+from nfold.frameworks.torch.photographs import ImageBatches
+from nfold.frameworks.torch.prefetch import ToDevice, copy_batch
+from nfold.frameworks.torch.resident import (
+    ResidentSource,
+    available_bytes,
+    dataset_bytes,
+    fits_unsharded,
+)
+from nfold.frameworks.torch.sharded import ShardedSource
+from nfold.frameworks.torch.whole import ResidentImageSource
+from nfold.frameworks.turning import task_length
 
 Operations = tuple[tuple[str, int], ...]
-Prepare = Callable[[Given, Tensor], Tensor]
+PrepareInput = Callable[[InputSamples, Tensor], Tensor]
 """Samples on the device and their epoch, int64 [], to the model's input."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """A rank's batches on its device: set ``epoch``, then iterate over it."""
 
     epoch: int
@@ -56,74 +61,87 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Batch]:
         """The batches of ``epoch``, or of a run in steps all of them."""
 
-    def unpack(self, tensors: Tensors) -> Given:
+    def unpack(self, tensors: Tensors) -> InputSamples:
         """The samples that a batch's tensors are, or stand for; may be captured in a graph."""
 
 
-def source(arrays: Arrays, task: Task, operations: Operations, devices: Devices) -> Source:
+def build_source(
+    arrays: DataSetArrays, task: Task, operations: Operations, devices: Devices
+) -> BatchSource:
     """The batches of the plan; raises OutOfMemory where resident data would not fit."""
-    stream = Stream(len(arrays.train_labels), task, limit=_limit(task))
+    stream = BatchKeySampler(len(arrays.train_labels), task, limit=_step_limit(task))
     if task.plan.input == "resident":
-        return _resident(arrays, stream, task, devices)
-    on_cpu = augmentation(operations, arrays, task.plan.seed, torch.device("cpu"))
+        return _build_resident_source(arrays, stream, task, devices)
+    on_cpu = build_augmentation(operations, arrays, task.plan.seed, torch.device("cpu"))
     in_worker = on_cpu if task.plan.augment == "cpu" else None
-    return Loaded(Batches(arrays, in_worker), task, stream, devices.primary)
+    return LoaderSource(ArrayBatches(arrays, in_worker), task, stream, devices.primary)
 
 
-def photo_source(photographs: Photographs, arrays: Arrays, task: Task, devices: Devices) -> Source:
+def build_image_source(
+    photographs: PhotographSet, arrays: DataSetArrays, task: Task, devices: Devices
+) -> BatchSource:
     """The batches of photographs, decoded and distorted where the plan says."""
-    stream = Stream(len(arrays.train_labels), task, limit=_limit(task))
+    stream = BatchKeySampler(len(arrays.train_labels), task, limit=_step_limit(task))
     size = arrays.train_images.shape[1]
     if task.plan.input == "resident":
-        return ResidentPhotographs(photographs, stream, size, task, devices)
+        return ResidentImageSource(photographs, stream, size, task, devices)
     batches: Dataset[Batch]
-    land: Land
+    land: ToDevice
     if task.plan.decode == "device":
-        batches, land = Files(photographs.train, task, size), Decoded(size, torchvision_decode())
+        batches, land = (
+            JpegBatches(photographs.train, task, size),
+            NvjpegTransfer(size, torchvision_decoder()),
+        )
     else:
-        batches = Photos(photographs.train, task, size)
-        land = Canvases(size) if task.plan.augment == "device" else copied
+        batches = ImageBatches(photographs.train, task, size)
+        land = CanvasTransfer(size) if task.plan.augment == "device" else copy_batch
     notes = (*photographs.notes, *rate_notes(task))
-    return Loaded(batches, task, stream, devices.primary, land, notes)
+    return LoaderSource(batches, task, stream, devices.primary, land, notes)
 
 
-def _limit(task: Task) -> int | None:
+def _step_limit(task: Task) -> int | None:
     """Steps of a run that is measured in steps; with turns, of all of them."""
-    return length_of(task).total if task.turns else step_limit(task.plan)
+    return task_length(task).total if task.interleaved_variants else step_limit(task.plan)
 
 
-def photo_preparation(
-    arrays: Arrays, task: Task, normalize: Normalize, devices: Devices
-) -> Prepare:
+def build_image_preparation(
+    arrays: DataSetArrays, task: Task, normalize: Normalize, devices: Devices
+) -> PrepareInput:
     """Distorts on the device, where the plan places it there, then normalises."""
     if task.plan.augment == "cpu":
         return lambda samples, _: normalize(samples.images)
-    distort = Distortion(arrays.train_images.shape[1], task.plan.seed, devices.primary)
+    distort = DeviceDistortion(arrays.train_images.shape[1], task.plan.seed, devices.primary)
 
-    def prepare(samples: Given, epoch: Tensor) -> Tensor:
-        assert isinstance(samples, Boxed)
+    def prepare(samples: InputSamples, epoch: Tensor) -> Tensor:
+        assert isinstance(samples, CanvasTensors)
         return normalize(distort(samples, epoch))
 
     return prepare
 
 
-def preparation(
-    arrays: Arrays, task: Task, operations: Operations, normalize: Normalize, devices: Devices
-) -> Prepare:
+def build_preparation(
+    arrays: DataSetArrays,
+    task: Task,
+    operations: Operations,
+    normalize: Normalize,
+    devices: Devices,
+) -> PrepareInput:
     """Augments on the device, where the plan places it there, then normalises."""
     left = operations if task.plan.augment == "device" else ()
-    augment = augmentation(left, arrays, task.plan.seed, devices.primary)
+    augment = build_augmentation(left, arrays, task.plan.seed, devices.primary)
 
-    def prepare(samples: Given, epoch: Tensor) -> Tensor:
+    def prepare(samples: InputSamples, epoch: Tensor) -> Tensor:
         return normalize(augment(samples.images, samples.ids, epoch))
 
     return prepare
 
 
-def _resident(arrays: Arrays, stream: Stream, task: Task, devices: Devices) -> Source:
+def _build_resident_source(
+    arrays: DataSetArrays, stream: BatchKeySampler, task: Task, devices: Devices
+) -> BatchSource:
     """Whole on every device, or else sharded."""
     samples, device = len(arrays.train_labels), devices.primary
-    left = free(task, devices)
-    if fits_whole(data_bytes(arrays), samples, left, ranks=task.world_size, device=device):
-        return Resident(arrays, stream, device)
-    return Sharded(arrays, stream, task, device)
+    left = available_bytes(task, devices)
+    if fits_unsharded(dataset_bytes(arrays), samples, left, ranks=task.world_size, device=device):
+        return ResidentSource(arrays, stream, device)
+    return ShardedSource(arrays, stream, task, device)

@@ -10,13 +10,13 @@ import torch.distributed as dist
 
 from nfold.errors import Collateral, OutOfMemory, RunFailure
 
-MEMORY = (
+OUT_OF_MEMORY_MESSAGES = (
     "out of memory",
     "can't allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-PEER = (
+LOST_PEER_MESSAGES = (
     "connection closed by peer",
     "connection reset by peer",
     "broken pipe",
@@ -27,44 +27,50 @@ PEER = (
 
 
 @contextmanager
-def translated(peak_memory_bytes: Callable[[], int]) -> Iterator[None]:
+def translate_errors(peak_memory_bytes: Callable[[], int]) -> Iterator[None]:
     """Raise OutOfMemory or Collateral for what PyTorch raises in their stead; pass the rest."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        told = meaning(error, peak_memory_bytes)
+        told = translate_error(error, peak_memory_bytes)
         if told is None:
             raise
         raise told from error
 
 
-def meaning(error: BaseException, peak_memory_bytes: Callable[[], int]) -> RunFailure | None:
+def translate_error(
+    error: BaseException, peak_memory_bytes: Callable[[], int]
+) -> RunFailure | None:
     """The error of nfold's that an exception stands for, or None where it is only itself."""
     if isinstance(error, MemoryError):
         return OutOfMemory("the host is out of memory")
     if not isinstance(error, RuntimeError):
         return None
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in MEMORY):
+    if isinstance(error, torch.OutOfMemoryError) or any(
+        sign in text for sign in OUT_OF_MEMORY_MESSAGES
+    ):
         held = peak_memory_bytes()
         message = f"out of memory with {held / 2**30:.2f} GiB held: {_first_line(text)}"
         return OutOfMemory(message, peak_memory_bytes=held)
     lost = isinstance(error, dist.DistNetworkError | dist.DistBackendError)
-    if lost or any(sign in text.lower() for sign in PEER):
+    if lost or any(sign in text.lower() for sign in LOST_PEER_MESSAGES):
         return Collateral(f"another rank is gone: {_first_line(text)}")
     return None
 
 
-def told(error: BaseException, peak_memory_bytes: Callable[[], int]) -> RunFailure | None:
+def translate_chained_error(
+    error: BaseException, peak_memory_bytes: Callable[[], int]
+) -> RunFailure | None:
     """What the error, or one that it was raised from, means to nfold, or None.
 
     A script may wrap what PyTorch raised; a lost rank stays a lost rank.
     """
-    found = (meaning(one, peak_memory_bytes) for one in _chain(error))
+    found = (translate_error(one, peak_memory_bytes) for one in _error_chain(error))
     return next((one for one in found if one is not None), None)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def _error_chain(error: BaseException) -> list[BaseException]:
     """An exception and what it was raised from, or while handling."""
     found: list[BaseException] = []
     following: BaseException | None = error

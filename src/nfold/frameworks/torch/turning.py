@@ -11,36 +11,36 @@ from itertools import islice
 import torch
 from torch import nn
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.base import Task
-from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.left_out import ActiveVariant
 from nfold.frameworks.torch import ablate, batch_norm
-from nfold.frameworks.torch.batch import Batch, Given, Tensors
+from nfold.frameworks.torch.batch import Batch, InputSamples, Tensors
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.source import Source
-from nfold.frameworks.torch.step import Step
-from nfold.frameworks.turning import Turning, length_of
-from nfold.turns import exchanged
+from nfold.frameworks.torch.source import BatchSource
+from nfold.frameworks.torch.step import TrainingStep
+from nfold.frameworks.turning import Interleaver, task_length
+from nfold.turns import communication_key
 
 
-class Switches:
+class VariantSwitch:
     """Everything but the input that a turn changes in a training."""
 
-    def __init__(self, module: nn.Module, step: Step) -> None:
-        self._batch_norm = batch_norm.Switch(module)
+    def __init__(self, module: nn.Module, step: TrainingStep) -> None:
+        self._batch_norm = batch_norm.BatchNormSwitch(module)
         self._step = step
         self._threads = torch.get_num_threads()
 
-    def __call__(self, now: Ablation) -> None:
+    def __call__(self, variant: Variant) -> None:
         """Leave this out, from the next step on."""
-        self._batch_norm(synchronised=now.synchronised_batch_norm)
-        self._step.switch(exchanged(now))
-        threads = now.threads or self._threads
+        self._batch_norm(synchronized=variant.synchronised_batch_norm)
+        self._step.switch_exchange(communication_key(variant))
+        threads = variant.threads or self._threads
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
 
-class Turned:
+class InterleavedSource:
     """The batches of all turns: of each the input that it is to have, while the others stand still.
 
     ``settled`` is called when the warm-up is over, before the first turn.
@@ -48,20 +48,20 @@ class Turned:
 
     def __init__(
         self,
-        source: Source,
+        source: BatchSource,
         task: Task,
         devices: Devices,
-        left_out: LeftOut,
-        turning: Turning,
-        settled: Callable[[], None],
+        active_variant: ActiveVariant,
+        interleaver: Interleaver,
+        on_warmup_end: Callable[[], None],
     ) -> None:
-        kinds = {one.input for one in left_out.turns}
+        kinds = {one.input for one in active_variant.interleaved}
         self._real = source
-        self._replays = ablate.replays(source, kinds, devices)
-        self._left_out = left_out
-        self._turning = turning
-        self._settled = settled
-        self._warmup = length_of(task).warmup
+        self._replays = ablate.build_replays(source, kinds, devices)
+        self._active_variant = active_variant
+        self._interleaver = interleaver
+        self._on_warmup_end = on_warmup_end
+        self._warmup = task_length(task).warmup
         self.epoch = source.epoch
 
     @property
@@ -82,13 +82,13 @@ class Turned:
         real = iter(self._real)
         again = {kind: iter(source) for kind, source in self._replays.items()}
         yield from islice(real, self._warmup)
-        self._settled()
+        self._on_warmup_end()
         made = self._warmup
-        while not self._turning.over:
-            steps = self._turning.begin(made)
-            yield from islice(again.get(self._left_out.now.input, real), steps)
+        while not self._interleaver.is_finished:
+            steps = self._interleaver.begin_slot(made)
+            yield from islice(again.get(self._active_variant.current.input, real), steps)
             made += steps
 
-    def unpack(self, tensors: Tensors) -> Given:
+    def unpack(self, tensors: Tensors) -> InputSamples:
         """As the real input's."""
         return self._real.unpack(tensors)

@@ -15,93 +15,100 @@ import torch
 from torch.utils.data import Dataset
 
 from nfold.data.arrays import Images
-from nfold.data.part import Part
-from nfold.data.photographs import Photographs
+from nfold.data.part import PackedJpegs
+from nfold.data.photographs import PhotographSet
 from nfold.frameworks.base import Task
 from nfold.frameworks.boxes import canvas_side
-from nfold.frameworks.photographs import Drawn
-from nfold.frameworks.torch.batch import Batch, Boxed, Tensors
-from nfold.frameworks.torch.cutting import Packed, cut_out
+from nfold.frameworks.photographs import SampleBoxes
+from nfold.frameworks.torch.batch import Batch, CanvasTensors, Tensors
+from nfold.frameworks.torch.cutting import PackedImages, crop_to_canvases
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.input import Key, Loaded, Stream
-from nfold.frameworks.torch.parallel import smallest
-from nfold.frameworks.torch.photographs import batch_of
-from nfold.frameworks.torch.placed import copied
-from nfold.frameworks.torch.resident import check_fits, free
+from nfold.frameworks.torch.input import BatchKey, BatchKeySampler, LoaderSource
+from nfold.frameworks.torch.parallel import all_reduce_min
+from nfold.frameworks.torch.photographs import build_batch
+from nfold.frameworks.torch.placed import copy_in_chunks
+from nfold.frameworks.torch.resident import available_bytes, check_fits
 
 
-class Boxes(Dataset[Batch]):
+class BoxBatches(Dataset[Batch]):
     """Which part of which photograph every sample of a batch is; no pixel is touched."""
 
-    def __init__(self, part: Part, task: Task, size: int) -> None:
+    def __init__(self, part: PackedJpegs, task: Task, size: int) -> None:
         self._part, self._seed, self._size = part, task.plan.seed, size
 
-    def __getitem__(self, key: Key) -> Batch:
-        drawn = Drawn(self._part, self._seed, self._size, key.epoch, key.ids)
-        boxes = torch.from_numpy(np.column_stack([drawn.boxes, drawn.reductions, drawn.files]))
-        labels = torch.from_numpy(self._part.labels[drawn.files])
-        return batch_of(key, (boxes, labels, torch.from_numpy(key.ids)))
+    def __getitem__(self, key: BatchKey) -> Batch:
+        drawn = SampleBoxes(self._part, self._seed, self._size, key.epoch, key.ids)
+        boxes = torch.from_numpy(
+            np.column_stack([drawn.boxes, drawn.reductions, drawn.file_indices])
+        )
+        labels = torch.from_numpy(self._part.labels[drawn.file_indices])
+        return build_batch(key, (boxes, labels, torch.from_numpy(key.ids)))
 
 
-class Cut:
+class ResidentCropTransfer:
     """Brings a batch to the device as ``Canvases`` does, its pixels cut out of what lies there."""
 
-    def __init__(self, part: Part, size: int, device: torch.device) -> None:
-        self.pixels = copied(cast(Images, part.whole), device)
+    def __init__(self, part: PackedJpegs, size: int, device: torch.device) -> None:
+        self.pixels = copy_in_chunks(cast(Images, part.decoded_pixels), device)
         self._sizes = torch.from_numpy(np.array(part.sizes))
-        self._starts = torch.from_numpy(part.pixels[:-1])
+        self._starts = torch.from_numpy(part.pixel_offsets[:-1])
         self._side = canvas_side(size)
 
     def __call__(self, batch: Batch, device: torch.device) -> Batch:
         """Tensors (images, labels, ids, places) of a batch (boxes, labels, ids)."""
         boxes, labels, ids = batch.tensors
         files = boxes[:, 5]
-        images = Packed(
-            pixels=self.pixels, sizes=self._sizes[files], starts=self._starts[files], planes=False
+        images = PackedImages(
+            pixels=self.pixels, sizes=self._sizes[files], starts=self._starts[files], planar=False
         )
-        laid = cut_out(images, boxes[:, :5], self._side)
+        laid = crop_to_canvases(images, boxes[:, :5], self._side)
         labels, ids, places = (
             tensor.to(device, non_blocking=True) for tensor in (labels, ids, boxes[:, 2:4])
         )
         return dataclasses.replace(batch, tensors=(laid, labels, ids, places))
 
 
-class ResidentPhotographs:
+class ResidentImageSource:
     """The batches of photographs that lie decoded on this rank's device.
 
     Raises OutOfMemory, with the sizes, where any rank's device has not the memory.
     """
 
     def __init__(
-        self, photographs: Photographs, stream: Stream, size: int, task: Task, devices: Devices
+        self,
+        photographs: PhotographSet,
+        sampler: BatchKeySampler,
+        size: int,
+        task: Task,
+        devices: Devices,
     ) -> None:
         part = photographs.train
-        _check(part, task, devices)
-        cut = Cut(part, size, devices.primary)
-        notes = (*photographs.notes, *means_note(part, size))
-        boxes = Boxes(part, task, size)
-        self._loaded = Loaded(boxes, task, stream, devices.primary, cut, notes)
+        _check_memory(part, task, devices)
+        cut = ResidentCropTransfer(part, size, devices.primary)
+        notes = (*photographs.notes, *reduction_note(part, size))
+        boxes = BoxBatches(part, task, size)
+        self._source = LoaderSource(boxes, task, sampler, devices.primary, cut, notes)
         self.data_bytes = cut.pixels.nbytes
         self.epoch = 0
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
         """Of bad files, and of boxes that are means of pixels."""
-        return self._loaded.notes
+        return self._source.notes
 
     def __len__(self) -> int:
-        return len(self._loaded)
+        return len(self._source)
 
     def __iter__(self) -> Iterator[Batch]:
-        self._loaded.epoch = self.epoch
-        return iter(self._loaded)
+        self._source.epoch = self.epoch
+        return iter(self._source)
 
-    def unpack(self, tensors: Tensors) -> Boxed:
+    def unpack(self, tensors: Tensors) -> CanvasTensors:
         """The samples, which the tensors are."""
-        return Boxed(*tensors)
+        return CanvasTensors(*tensors)
 
 
-def means_note(part: Part, size: int) -> tuple[tuple[str, str], ...]:
+def reduction_note(part: PackedJpegs, size: int) -> tuple[tuple[str, str], ...]:
     """What is not the same work as a loader's, as (kind, text); nothing where no box is reduced."""
     shortest, longest = part.sizes.min(axis=1), part.sizes.max(axis=1)
     large = int(((shortest >= 2 * size) | (longest > canvas_side(size))).sum())
@@ -114,10 +121,12 @@ def means_note(part: Part, size: int) -> tuple[tuple[str, str], ...]:
     return (("resident_means", text),)
 
 
-def _check(part: Part, task: Task, devices: Devices) -> None:
+def _check_memory(part: PackedJpegs, task: Task, devices: Devices) -> None:
     """OutOfMemory on every rank where one has too little free; CPU devices share the host's."""
-    needed, ranks = int(part.pixels[-1]), task.world_size
+    needed, ranks = int(part.pixel_offsets[-1]), task.world_size
     where = str(devices.primary) if ranks == 1 else f"each of {ranks} GPUs"
-    if not devices.cuda:
+    if not devices.is_cuda:
         needed, where = ranks * needed, f"the host ({ranks} ranks)"
-    check_fits(needed, smallest(free(task, devices), ranks, devices.primary), where)
+    check_fits(
+        needed, all_reduce_min(available_bytes(task, devices), ranks, devices.primary), where
+    )

@@ -6,12 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nfold.inert import inert
-from nfold.plain import to_plain
+from nfold.inert import terminal_safe
+from nfold.plain import serialize
 from nfold.report import axes
-from nfold.report.results import Result
-from nfold.report.tables import Notes, where
-from nfold.report.words import NOTHING, STATUS, half_width, number, superscript
+from nfold.report.results import CellResult
+from nfold.report.tables import Footnotes, failure_location
+from nfold.report.words import (
+    NO_NUMBER,
+    STATUS_LABELS,
+    format_half_width,
+    format_number,
+    superscript,
+)
 from nfold.stats import Interval
 
 Parameters = dict[str, int]
@@ -19,7 +25,7 @@ _NUMBER = (int, float, Interval)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class SheetEntry:
     """What stands in one place of a table; ``value`` is its number, where the text rounds one."""
 
     text: str
@@ -32,7 +38,7 @@ class Sheet:
 
     title: str
     heads: tuple[str, ...]
-    rows: tuple[tuple[Entry, ...], ...]
+    rows: tuple[tuple[SheetEntry, ...], ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -56,7 +62,7 @@ class FieldReport:
 
     name: str
     title: str
-    then: str
+    published_setup: str
     sentences: tuple[str, ...]
     sheets: tuple[Sheet, ...]
 
@@ -65,7 +71,7 @@ class FieldReport:
         return {
             "name": self.name,
             "title": self.title,
-            "then": self.then,
+            "then": self.published_setup,
             "sentences": list(self.sentences),
             "tables": [_sheet_json(sheet) for sheet in self.sheets],
         }
@@ -79,60 +85,69 @@ def _sheet_json(sheet: Sheet) -> dict[str, Any]:
     return {"title": sheet.title, "rows": rows, "notes": list(sheet.notes)}
 
 
-def _plain(entry: Entry) -> Any:
+def _plain(entry: SheetEntry) -> Any:
     if entry.value is not None:
-        return to_plain(entry.value)
-    return None if entry.text in ("", NOTHING) else entry.text
+        return serialize(entry.value)
+    return None if entry.text in ("", NO_NUMBER) else entry.text
 
 
-NONE = Entry(text=NOTHING)
-BLANK = Entry(text="")
+NO_NUMBER_ENTRY = SheetEntry(text=NO_NUMBER)
+BLANK_ENTRY = SheetEntry(text="")
 
 
-def told(text: object) -> Entry:
+def text_entry(text: object) -> SheetEntry:
     """A text, or a whole number as it is."""
     whole = isinstance(text, int)
-    return Entry(text=f"{text:,}" if whole else inert(str(text)), value=text if whole else None)
+    return SheetEntry(
+        text=f"{text:,}" if whole else terminal_safe(str(text)), value=text if whole else None
+    )
 
 
-def amount(value: float | None, places: int | None = None) -> Entry:
+def number_entry(value: float | None, places: int | None = None) -> SheetEntry:
     """A number, rounded for the eye; nothing where there is none."""
-    return NONE if value is None else Entry(text=number(value, places), value=value)
+    return (
+        NO_NUMBER_ENTRY
+        if value is None
+        else SheetEntry(text=format_number(value, places), value=value)
+    )
 
 
-def about(interval: Interval | None, places: int | None = None, unit: str = "") -> Entry:
+def interval_entry(
+    interval: Interval | None, places: int | None = None, unit: str = ""
+) -> SheetEntry:
     """A number with the half width of its interval."""
     if interval is None:
-        return NONE
-    spread = half_width(interval, places)
-    text = f"{number(interval.value, places)}{unit}{f' {spread}' if spread else ''}"
-    return Entry(text=text, value=interval)
+        return NO_NUMBER_ENTRY
+    spread = format_half_width(interval, places)
+    text = f"{format_number(interval.value, places)}{unit}{f' {spread}' if spread else ''}"
+    return SheetEntry(text=text, value=interval)
 
 
 @dataclass
-class Rows:
+class SheetBuilder:
     """A sheet while it is made; the reason of a failed cell becomes a note."""
 
     title: str
     heads: Sequence[str]
-    _rows: list[tuple[Entry, ...]] = field(default_factory=list)
-    _notes: Notes = field(default_factory=Notes)
+    _rows: list[tuple[SheetEntry, ...]] = field(default_factory=list)
+    _notes: Footnotes = field(default_factory=Footnotes)
 
-    def add(self, *entries: Entry) -> None:
+    def add(self, *entries: SheetEntry) -> None:
         """One row; the places that are left out at its end are blank."""
         missing = len(self.heads) - len(entries)
-        self._rows.append((*entries, *[BLANK] * missing))
+        self._rows.append((*entries, *[BLANK_ENTRY] * missing))
 
-    def failed(self, result: Result) -> Entry:
+    def failure_entry(self, result: CellResult) -> SheetEntry:
         """Stands where a cell has no number: its status, and a note with the reason."""
-        worst = result.cell.worst
-        cause = where(worst)
+        worst = result.cell.first_failed_or_first
+        cause = failure_location(worst)
         mark = superscript((self._notes.mark(cause),)) if worst.cause else ""
-        return Entry(
-            text=f"{STATUS[worst.status]}{mark}", value={"status": worst.status, "cause": cause}
+        return SheetEntry(
+            text=f"{STATUS_LABELS[worst.status]}{mark}",
+            value={"status": worst.status, "cause": cause},
         )
 
-    def sheet(self) -> Sheet:
+    def build(self) -> Sheet:
         """The finished table."""
         marked = [f"{superscript((k,))} {t}" for k, t in enumerate(self._notes.texts, start=1)]
         return Sheet(
@@ -140,32 +155,36 @@ class Rows:
         )
 
 
-def of_workload(found: Iterable[Result], *names: str) -> list[Result]:
+def select_workloads(found: Iterable[CellResult], *names: str) -> list[CellResult]:
     """The cells of some workloads, whatever their parameters."""
     return [result for result in found if result.cell.first.workload.name in names]
 
 
-def parameters(result: Result) -> Parameters:
+def workload_parameters(result: CellResult) -> Parameters:
     """The workload's parameters that are not at their defaults."""
     return dict(result.cell.first.workload.parameters)
 
 
-def device_counts(found: Iterable[Result]) -> list[int]:
+def device_counts(found: Iterable[CellResult]) -> list[int]:
     """How many devices there are cells of."""
     return sorted({result.devices for result in found})
 
 
-def differing(found: Sequence[Result]) -> list[str]:
+def differing_axes(found: Sequence[CellResult]) -> list[str]:
     """The axes that differ between cells of the same framework.
 
     What a framework alone decides (its own layout, its own way to run a step) needs no word.
     """
     frameworks = dict.fromkeys(result.plan.framework for result in found)
     groups = [[r.cell for r in found if r.plan.framework == name] for name in frameworks]
-    named = {axis for group in groups if len(group) > 1 for axis in axes.varying(group)}
-    return [axis for axis in axes.AXES if axis in named]
+    named = {axis for group in groups if len(group) > 1 for axis in axes.varying_axes(group)}
+    return [axis for axis in axes.CELL_AXES if axis in named]
 
 
-def differing_words(found: Sequence[Result]) -> list[str]:
+def differing_self_explanatory_axes(found: Sequence[CellResult]) -> list[str]:
     """Those of them whose values say what they are."""
-    return [a for a in differing(found) if a in axes.TEXTUAL and a not in ("framework", "device")]
+    return [
+        a
+        for a in differing_axes(found)
+        if a in axes.SELF_EXPLANATORY_AXES and a not in ("framework", "device")
+    ]

@@ -7,37 +7,37 @@ from collections.abc import Sequence
 from nfold.report import axes
 from nfold.report.field import then
 from nfold.report.field.base import (
-    BLANK,
-    NONE,
-    Entry,
+    BLANK_ENTRY,
+    NO_NUMBER_ENTRY,
     FieldReport,
-    Rows,
     Sheet,
+    SheetBuilder,
+    SheetEntry,
     device_counts,
-    differing_words,
-    of_workload,
-    told,
+    differing_self_explanatory_axes,
+    select_workloads,
+    text_entry,
 )
-from nfold.report.results import Result
-from nfold.report.words import NOTHING, count, duration, number, times
+from nfold.report.results import CellResult
+from nfold.report.words import NO_NUMBER, format_duration, format_number, format_ratio, pluralize
 
 MODELS = ("cnn10", "wide_resnet")
-NUMBERS = "epoch 1 [s] / median of epochs 2+ [s] / total / accuracy"
+CELL_FORMAT = "epoch 1 [s] / median of epochs 2+ [s] / total / accuracy"
 
 
-def report(found: Sequence[Result]) -> FieldReport:
+def cifar_report(found: Sequence[CellResult]) -> FieldReport:
     """The table of epochs by model, batch and what trains it, with devices across."""
-    mine = of_workload(found, *MODELS)
+    mine = select_workloads(found, *MODELS)
     return FieldReport(
         name="cifar-scaling",
         title="CIFAR-10 by batch, devices, strategy and framework",
-        then=then.CIFAR,
+        published_setup=then.CIFAR_SETUP,
         sentences=(*_lengths(mine), *_sentences(mine)),
         sheets=tuple(_tables(mine)),
     )
 
 
-def _lengths(mine: Sequence[Result]) -> list[str]:
+def _lengths(mine: Sequence[CellResult]) -> list[str]:
     """How many epochs the totals are of, where they are of other ones than then."""
     lengths = sorted({r.plan.epochs for r in mine if r.plan.epochs} - {then.CIFAR_EPOCHS})
     if not lengths:
@@ -46,9 +46,9 @@ def _lengths(mine: Sequence[Result]) -> list[str]:
     return [f"Totals and accuracies are after {said} epochs now, after {then.CIFAR_EPOCHS} then."]
 
 
-def _tables(mine: Sequence[Result]) -> list[Sheet]:
+def _tables(mine: Sequence[CellResult]) -> list[Sheet]:
     """One for each workload; the numbers of then stand with the first of their model."""
-    named: dict[str, list[Result]] = {name: [] for name in MODELS}
+    named: dict[str, list[CellResult]] = {name: [] for name in MODELS}
     for result in mine:
         named[result.cell.first.workload.name].append(result)
     made = []
@@ -60,114 +60,120 @@ def _tables(mine: Sequence[Result]) -> list[Sheet]:
     return made
 
 
-def _table(workload: str, own: Sequence[Result], reported: str | None) -> Sheet:
+def _table(workload: str, own: Sequence[CellResult], reported: str | None) -> Sheet:
     """By batch and what trains it; ``reported`` is the model of the field report."""
     counts = sorted({1, 2, *device_counts(own)})
-    rows = Rows(f"{workload}: {NUMBERS}", ["batch", "", *(count(n, "device") for n in counts)])
+    rows = SheetBuilder(
+        f"{workload}: {CELL_FORMAT}", ["batch", "", *(pluralize(n, "device") for n in counts)]
+    )
     before = {batch for model, batch, _ in then.CIFAR_CELLS if model == reported}
     for batch in sorted(before | {r.batch for r in own}):
         if reported and batch in before:
             entries = [_reported(reported, batch, n) for n in counts]
-            rows.add(told(batch), told("then: PyTorch, dp"), *entries)
+            rows.add(text_entry(batch), text_entry("then: PyTorch, dp"), *entries)
         now = [r for r in own if r.batch == batch]
-        for way, cells in _rows(now, differing_words(own) if own else ()).items():
-            entries = [_now(rows, cells.get(n)) for n in counts]
-            rows.add(told(batch), told(f"now: {way}"), *entries)
-    return rows.sheet()
+        for way, cells in _rows(now, differing_self_explanatory_axes(own) if own else ()).items():
+            entries = [_measured_entry(rows, cells.get(n)) for n in counts]
+            rows.add(text_entry(batch), text_entry(f"now: {way}"), *entries)
+    return rows.build()
 
 
-def _rows(cells: Sequence[Result], differing: Sequence[str]) -> dict[str, dict[int, Result]]:
+def _rows(
+    cells: Sequence[CellResult], differing: Sequence[str]
+) -> dict[str, dict[int, CellResult]]:
     """By what trains it: the cells by devices; the one on one device belongs to every way."""
-    found: dict[str, dict[int, Result]] = {}
+    found: dict[str, dict[int, CellResult]] = {}
     for result in sorted(cells, key=_strategy_of):
-        for way in _ways(result, cells, differing):
+        for way in _configurations(result, cells, differing):
             found.setdefault(way, {})[result.devices] = result
     return found
 
 
-def _strategy_of(result: Result) -> tuple[str, str, int]:
+def _strategy_of(result: CellResult) -> tuple[str, str, int]:
     plan = result.plan
     return (plan.framework, plan.strategy or "", result.devices)
 
 
-def _ways(result: Result, cells: Sequence[Result], differing: Sequence[str]) -> list[str]:
+def _configurations(
+    result: CellResult, cells: Sequence[CellResult], differing: Sequence[str]
+) -> list[str]:
     """A cell's own way to train, or all ways on several devices that it is the one device of."""
     if result.devices > 1:
-        return [_way(result, result.plan.strategy, differing)]
+        return [_configuration(result, result.plan.strategy, differing)]
     fits = [other for other in cells if other.devices > 1 and _same(result, other)]
-    ways = dict.fromkeys(_way(result, other.plan.strategy, differing) for other in fits)
-    return list(ways) or [_way(result, result.plan.strategy, differing)]
+    ways = dict.fromkeys(_configuration(result, other.plan.strategy, differing) for other in fits)
+    return list(ways) or [_configuration(result, result.plan.strategy, differing)]
 
 
-def _same(one: Result, other: Result) -> bool:
+def _same(one: CellResult, other: CellResult) -> bool:
     free = {"devices", "strategy", "workers", "cores_per_device"}
     return set(one.plan.diff(other.plan)) <= free
 
 
-def _way(result: Result, strategy: str | None, differing: Sequence[str]) -> str:
+def _configuration(result: CellResult, strategy: str | None, differing: Sequence[str]) -> str:
     """The framework and strategy, and whatever else differs: how a step is run, its layout."""
-    shown = axes.label(result.cell.first, differing)
+    shown = axes.cell_label(result.cell.first, differing)
     named = [result.plan.framework, "" if strategy == "single" else strategy, shown]
     return ", ".join(filter(None, named))
 
 
-def _reported(name: str, batch: int, devices: int) -> Entry:
+def _reported(name: str, batch: int, devices: int) -> SheetEntry:
     if (name, batch, devices) not in then.CIFAR_CELLS:
-        return BLANK
+        return BLANK_ENTRY
     cell = then.CIFAR_CELLS[name, batch, devices]
     if cell is None:
-        return Entry(text="out of memory", value={"status": "oom"})
+        return SheetEntry(text="out of memory", value={"status": "oom"})
     return _numbers(cell.first_s, cell.later_s, cell.total_s, cell.accuracy)
 
 
-def _now(rows: Rows, result: Result | None) -> Entry:
+def _measured_entry(rows: SheetBuilder, result: CellResult | None) -> SheetEntry:
     if result is None:
-        return BLANK
-    if not result.ok:
-        return rows.failed(result)
+        return BLANK_ENTRY
+    if not result.succeeded:
+        return rows.failure_entry(result)
     accuracy = result.accuracy.value if result.accuracy else None
     return _numbers(result.first_epoch_s, result.later_epochs_s, result.training_s, accuracy)
 
 
 def _numbers(
     first: float | None, later: float | None, total: float | None, accuracy: float | None
-) -> Entry:
+) -> SheetEntry:
     """``15.86 / 13.90 / 0:23:15 / 0.8915``."""
     if first is None and accuracy is None:
-        return NONE
-    said = [NOTHING if s is None else number(s) for s in (first, later)]
-    said.append(NOTHING if total is None else duration(total))
-    said.append(NOTHING if accuracy is None else f"{accuracy:.4f}")
+        return NO_NUMBER_ENTRY
+    said = [NO_NUMBER if s is None else format_number(s) for s in (first, later)]
+    said.append(NO_NUMBER if total is None else format_duration(total))
+    said.append(NO_NUMBER if accuracy is None else f"{accuracy:.4f}")
     value = {
         "epoch_1_s": first,
         "later_epochs_s": later,
         "total_s": total,
         "accuracy": accuracy,
     }
-    return Entry(text=" / ".join(said), value=value)
+    return SheetEntry(text=" / ".join(said), value=value)
 
 
-def _sentences(mine: Sequence[Result]) -> list[str]:
+def _sentences(mine: Sequence[CellResult]) -> list[str]:
     """For every model and way, of its most devices: the speedup over batches."""
     found: list[str] = []
     for workload in dict.fromkeys(str(r.cell.first.workload) for r in mine):
         own = [r for r in mine if str(r.cell.first.workload) == workload]
-        words = differing_words(own)
+        words = differing_self_explanatory_axes(own)
         most = max((r.devices for r in own if r.comparison), default=0)
-        lines: dict[str, list[Result]] = {}
+        lines: dict[str, list[CellResult]] = {}
         for result in sorted(own, key=lambda r: (*_strategy_of(r), r.batch)):
             if result.comparison is not None and result.devices == most:
-                way = _way(result, result.plan.strategy, words)
+                way = _configuration(result, result.plan.strategy, words)
                 lines.setdefault(way, []).append(result)
         found += [_over_batches(workload, way, line) for way, line in lines.items()]
     return found
 
 
-def _over_batches(workload: str, way: str, line: Sequence[Result]) -> str:
+def _over_batches(workload: str, way: str, line: Sequence[CellResult]) -> str:
     """Like ``cnn10, torch, ddp: 2 devices are 0.76× one at batch 128; from 512 on they win``."""
     ends = [line[0]] if len(line) == 1 else [line[0], line[-1]]
-    said = " and ".join(f"{times(_speedup(r))} one at batch {r.batch:,}" for r in ends)
-    text = f"{workload}, {way}: {count(line[0].devices, 'device')} are {said}"
+    said = " and ".join(f"{format_ratio(_speedup(r))} one at batch {r.batch:,}" for r in ends)
+    text = f"{workload}, {way}: {pluralize(line[0].devices, 'device')} are {said}"
     winning = _winning_from(line)
     if winning is None:
         return f"{text}; at no batch are they faster beyond doubt."
@@ -176,7 +182,7 @@ def _over_batches(workload: str, way: str, line: Sequence[Result]) -> str:
     )
 
 
-def _winning_from(line: Sequence[Result]) -> int | None:
+def _winning_from(line: Sequence[CellResult]) -> int | None:
     """The smallest batch from which on every speedup is above one, its interval as well."""
     winning = None
     for result in reversed(line):
@@ -189,6 +195,6 @@ def _winning_from(line: Sequence[Result]) -> int | None:
     return winning
 
 
-def _speedup(result: Result) -> float:
+def _speedup(result: CellResult) -> float:
     assert result.comparison is not None
     return result.comparison.speedup.value

@@ -6,41 +6,50 @@ from collections.abc import Sequence
 
 from nfold.report.field import then
 from nfold.report.field.base import (
-    BLANK,
-    NONE,
-    Entry,
+    BLANK_ENTRY,
+    NO_NUMBER_ENTRY,
     FieldReport,
-    Rows,
     Sheet,
-    about,
-    amount,
+    SheetBuilder,
+    SheetEntry,
     device_counts,
-    of_workload,
-    parameters,
-    told,
+    interval_entry,
+    number_entry,
+    select_workloads,
+    text_entry,
+    workload_parameters,
 )
-from nfold.report.parts import Timing, timings
-from nfold.report.results import Result
-from nfold.report.words import count, listed, number, percent, times
+from nfold.report.parts import PartTiming, part_timings
+from nfold.report.results import CellResult
+from nfold.report.words import format_number, format_percent, format_ratio, join_words, pluralize
 
-END_TO_END, COPY_ONLY, FIRST = "end to end", "copy only", "first call"
+END_TO_END, COPY_ONLY, FIRST_CALL = "end to end", "copy only", "first call"
 CONVOLVE2D = "scipy.signal.convolve2d, 1 core"
 DEFAULTS = {"filter": 3, "channels": 1, "copy_only": 0}
-TORCH, OTHERS = "torch", ("tensorflow", "jax")
-COMPARED = (FIRST, COPY_ONLY, END_TO_END, "convolution, warm cache", "resident loop")
+TORCH, OTHER_FRAMEWORKS = "torch", ("tensorflow", "jax")
+COMPARED_PARTS = (FIRST_CALL, COPY_ONLY, END_TO_END, "convolution, warm cache", "resident loop")
 """The parts, or how their names begin, in which frameworks are compared."""
-AT_LEAST = 2.0
+FIRST_CALL_RATIO = 2.0
 """From here on the first call is said to hide what the devices do."""
 
 
-def report(found: Sequence[Result]) -> FieldReport:
+def conv2d_report(found: Sequence[CellResult]) -> FieldReport:
     """The table of the field report, each part apart, the CPU's, and the larger filters."""
-    everyone = of_workload(found, "conv2d")
+    everyone = select_workloads(found, "conv2d")
     mine = _of(everyone, TORCH)
-    plain = _plain(mine)
-    others = {name: _plain(_alike(_of(everyone, name), plain)) for name in OTHERS}
+    plain = _published_problem(mine)
+    others = {
+        name: _published_problem(_same_problem(_of(everyone, name), plain))
+        for name in OTHER_FRAMEWORKS
+    }
     timed = {devices: _timed(result) for devices, result in plain.items()}
-    sentences = [_first(timed), _scaling(timed), _copies(timed), _peer(timed), _larger(mine)]
+    sentences = [
+        _first_call_sentence(timed),
+        _scaling(timed),
+        _copy_sentence(timed),
+        _peer(timed),
+        _larger_problem_sentence(mine),
+    ]
     compared = {name: cells for name, cells in {TORCH: plain, **others}.items() if cells}
     sheets = [_parts(plain, timed), _cpu(timed), _problems(mine)]
     if compared.keys() - {TORCH}:
@@ -49,54 +58,54 @@ def report(found: Sequence[Result]) -> FieldReport:
     return FieldReport(
         name="conv2d-devices",
         title="One convolution over 1 to N devices, every part timed apart",
-        then=then.CONV2D,
+        published_setup=then.CONV2D_SETUP,
         sentences=tuple(sentence for sentence in sentences if sentence),
         sheets=tuple(sheets),
     )
 
 
-def _of(found: Sequence[Result], framework: str) -> list[Result]:
+def _of(found: Sequence[CellResult], framework: str) -> list[CellResult]:
     """The cells of one framework; whatever is no other one counts as torch's."""
 
-    def known(result: Result) -> str:
-        return result.plan.framework if result.plan.framework in OTHERS else TORCH
+    def known(result: CellResult) -> str:
+        return result.plan.framework if result.plan.framework in OTHER_FRAMEWORKS else TORCH
 
     return [result for result in found if known(result) == framework]
 
 
-def _plain(found: Sequence[Result]) -> dict[int, Result]:
+def _published_problem(found: Sequence[CellResult]) -> dict[int, CellResult]:
     """The field report's own problem on its most images, by devices."""
     alike = [r for r in found if _problem(r) == tuple(DEFAULTS.values())]
     return _by_devices([r for r in alike if r.batch == max(one.batch for one in alike)])
 
 
-def _problem(result: Result) -> tuple[int, ...]:
+def _problem(result: CellResult) -> tuple[int, ...]:
     """Filter, channels, and whether it is only copied."""
-    chosen = parameters(result)
+    chosen = workload_parameters(result)
     return tuple(chosen.get(name, default) for name, default in DEFAULTS.items())
 
 
-def _posed(result: Result) -> tuple[int, ...]:
+def _problem_and_images(result: CellResult) -> tuple[int, ...]:
     """The problem, and on how many images."""
     return (*_problem(result), result.batch)
 
 
-def _by_devices(found: Sequence[Result]) -> dict[int, Result]:
+def _by_devices(found: Sequence[CellResult]) -> dict[int, CellResult]:
     """The fastest cell on each number of devices, or one that failed."""
 
-    def rate(result: Result) -> float:
+    def rate(result: CellResult) -> float:
         return result.samples_per_s.value if result.samples_per_s else 0.0
 
     ordered = sorted(found, key=lambda r: (r.devices, rate(r)))
     return {result.devices: result for result in ordered}
 
 
-def _timed(result: Result) -> dict[str, Timing]:
+def _timed(result: CellResult) -> dict[str, PartTiming]:
     """The parts of one cell by name."""
-    return {timing.part: timing for timing in timings([result])}
+    return {timing.part: timing for timing in part_timings([result])}
 
 
-def _whole(timed: dict[str, Timing]) -> Timing | None:
+def _fastest_end_to_end(timed: dict[str, PartTiming]) -> PartTiming | None:
     """The way from host to host and back at its fastest; of a copy alone, that."""
     for begin in (END_TO_END, COPY_ONLY):
         ways = [timing for name, timing in timed.items() if name.startswith(begin)]
@@ -105,39 +114,45 @@ def _whole(timed: dict[str, Timing]) -> Timing | None:
     return None
 
 
-def _parts(plain: dict[int, Result], timed: dict[int, dict[str, Timing]]) -> Sheet:
+def _parts(plain: dict[int, CellResult], timed: dict[int, dict[str, PartTiming]]) -> Sheet:
     """Milliseconds down by part, then and now, across by devices."""
     reported = range(1, 1 + len(then.CONV2D_MS["V100"]))
     counts = sorted({*reported, *plain})
-    rows = Rows("The whole batch by number of devices [ms]", ["devices", *map(str, counts)])
+    rows = SheetBuilder("The whole batch by number of devices [ms]", ["devices", *map(str, counts)])
     for card, values in then.CONV2D_MS.items():
         known = dict(zip(reported, values, strict=True))
-        rows.add(told(f"then: {card}, one call"), *(amount(known.get(n)) for n in counts))
-    failed = {n: result for n, result in plain.items() if not result.ok}
+        rows.add(
+            text_entry(f"then: {card}, one call"), *(number_entry(known.get(n)) for n in counts)
+        )
+    failed = {n: result for n, result in plain.items() if not result.succeeded}
     names = dict.fromkeys(n for one in timed.values() for n, t in one.items() if not t.baseline)
     for name in names:
         found = {n: one[name] for n, one in timed.items() if name in one}
-        entries = [about(found[n].ms) if n in found else NONE for n in counts]
-        rows.add(told(f"now: {name}"), *entries)
+        entries = [interval_entry(found[n].ms) if n in found else NO_NUMBER_ENTRY for n in counts]
+        rows.add(text_entry(f"now: {name}"), *entries)
     if failed:
-        entries = [rows.failed(failed[n]) if n in failed else BLANK for n in counts]
-        rows.add(told("now: no result"), *entries)
-    return rows.sheet()
+        entries = [rows.failure_entry(failed[n]) if n in failed else BLANK_ENTRY for n in counts]
+        rows.add(text_entry("now: no result"), *entries)
+    return rows.build()
 
 
-def _cpu(timed: dict[int, dict[str, Timing]]) -> Sheet:
+def _cpu(timed: dict[int, dict[str, PartTiming]]) -> Sheet:
     """What the devices have to beat."""
-    rows = Rows("The batch on the CPU, without the devices [ms]", ["", "then", "now"])
+    rows = SheetBuilder("The batch on the CPU, without the devices [ms]", ["", "then", "now"])
     now = _baselines(timed)
     for name in dict.fromkeys([CONVOLVE2D, *now]):
-        before = amount(then.CONVOLVE2D_MS) if name == CONVOLVE2D else NONE
-        rows.add(told(name), before, about(now[name].ms) if name in now else NONE)
-    return rows.sheet()
+        before = number_entry(then.CONVOLVE2D_MS) if name == CONVOLVE2D else NO_NUMBER_ENTRY
+        rows.add(
+            text_entry(name),
+            before,
+            interval_entry(now[name].ms) if name in now else NO_NUMBER_ENTRY,
+        )
+    return rows.build()
 
 
-def _baselines(timed: dict[int, dict[str, Timing]]) -> dict[str, Timing]:
+def _baselines(timed: dict[int, dict[str, PartTiming]]) -> dict[str, PartTiming]:
     """By name, from the cell on the fewest devices."""
-    found: dict[str, Timing] = {}
+    found: dict[str, PartTiming] = {}
     for _, one in sorted(timed.items()):
         for name, timing in one.items():
             if timing.baseline:
@@ -145,7 +160,7 @@ def _baselines(timed: dict[int, dict[str, Timing]]) -> dict[str, Timing]:
     return found
 
 
-def _problems(mine: Sequence[Result]) -> Sheet:
+def _problems(mine: Sequence[CellResult]) -> Sheet:
     """The guesses of the report: larger filters, more channels, the copy alone."""
     counts = device_counts(mine)
     heads = [
@@ -153,64 +168,76 @@ def _problems(mine: Sequence[Result]) -> Sheet:
         "channels",
         "images",
         "what",
-        *(f"{count(n, 'device')} [ms]" for n in counts),
+        *(f"{pluralize(n, 'device')} [ms]" for n in counts),
     ]
-    rows = Rows("Larger filters, more channels, and the copy alone", [*heads, "most / 1 device"])
-    for width, channels, copied, images in dict.fromkeys(map(_posed, mine)):
-        at = _by_devices([r for r in mine if _posed(r) == (width, channels, copied, images)])
-        whole = {n: _whole(_timed(result)) for n, result in at.items()}
+    rows = SheetBuilder(
+        "Larger filters, more channels, and the copy alone", [*heads, "most / 1 device"]
+    )
+    for width, channels, copied, images in dict.fromkeys(map(_problem_and_images, mine)):
+        at = _by_devices(
+            [r for r in mine if _problem_and_images(r) == (width, channels, copied, images)]
+        )
+        whole = {n: _fastest_end_to_end(_timed(result)) for n, result in at.items()}
         what = "copy there and back" if copied else "end to end"
         entries = [_time(rows, at.get(n), whole.get(n)) for n in counts]
-        rows.add(*map(told, (width, channels, images, what)), *entries, _gain(whole))
-    return rows.sheet()
+        rows.add(*map(text_entry, (width, channels, images, what)), *entries, _gain(whole))
+    return rows.build()
 
 
-def _alike(found: Sequence[Result], plain: dict[int, Result]) -> list[Result]:
+def _same_problem(found: Sequence[CellResult], plain: dict[int, CellResult]) -> list[CellResult]:
     """The cells that do the work of PyTorch's; all, where it has none."""
     known = {(result.cell.first.workload, result.batch) for result in plain.values()}
     return [r for r in found if not known or (r.cell.first.workload, r.batch) in known]
 
 
-def _frameworks(compared: dict[str, dict[int, Result]]) -> Sheet:
+def _frameworks(compared: dict[str, dict[int, CellResult]]) -> Sheet:
     """The report's guess that another library is faster: the same parts in each."""
     counts = device_counts([result for cells in compared.values() for result in cells.values()])
-    heads = ["framework", "part", *(f"{count(n, 'device')} [ms]" for n in counts)]
-    rows = Rows("The same batch in other frameworks", heads)
+    heads = ["framework", "part", *(f"{pluralize(n, 'device')} [ms]" for n in counts)]
+    rows = SheetBuilder("The same batch in other frameworks", heads)
     for name, cells in compared.items():
         timed = {n: _timed(result) for n, result in cells.items()}
         parts = dict.fromkeys(part for one in timed.values() for part in one)
-        for part in (part for part in parts if part.startswith(COMPARED)):
+        for part in (part for part in parts if part.startswith(COMPARED_PARTS)):
             found = {n: one.get(part) for n, one in timed.items()}
             entries = [_time(rows, cells.get(n), found.get(n)) for n in counts]
-            rows.add(told(name), told(part), *entries)
+            rows.add(text_entry(name), text_entry(part), *entries)
         if not parts:
-            rows.add(told(name), BLANK, *(_time(rows, cells.get(n), None) for n in counts))
-    return rows.sheet()
+            rows.add(
+                text_entry(name), BLANK_ENTRY, *(_time(rows, cells.get(n), None) for n in counts)
+            )
+    return rows.build()
 
 
-def _libraries(compared: dict[str, dict[int, Result]]) -> str:
+def _libraries(compared: dict[str, dict[int, CellResult]]) -> str:
     """The way end to end on the fewest devices that all frameworks have."""
     common = set[int].intersection(*map(set, compared.values()))
     if not common:
         return ""
-    whole = {name: _whole(_timed(cells[min(common)])) for name, cells in compared.items()}
-    said = [f"{number(way.ms.value)} ms in {name}" for name, way in whole.items() if way]
-    fewest = count(min(common), "device")
-    return f"End to end on {fewest} takes {listed(said)}." if len(said) > 1 else ""
+    whole = {
+        name: _fastest_end_to_end(_timed(cells[min(common)])) for name, cells in compared.items()
+    }
+    said = [f"{format_number(way.ms.value)} ms in {name}" for name, way in whole.items() if way]
+    fewest = pluralize(min(common), "device")
+    return f"End to end on {fewest} takes {join_words(said)}." if len(said) > 1 else ""
 
 
-def _time(rows: Rows, result: Result | None, whole: Timing | None) -> Entry:
-    if result is not None and not result.ok:
-        return rows.failed(result)
-    return about(whole.ms) if whole else NONE
+def _time(rows: SheetBuilder, result: CellResult | None, whole: PartTiming | None) -> SheetEntry:
+    if result is not None and not result.succeeded:
+        return rows.failure_entry(result)
+    return interval_entry(whole.ms) if whole else NO_NUMBER_ENTRY
 
 
-def _gain(whole: dict[int, Timing | None]) -> Entry:
+def _gain(whole: dict[int, PartTiming | None]) -> SheetEntry:
     ratio = _ratio(whole)
-    return NONE if ratio is None else Entry(text=times(ratio[1]), value=ratio[1])
+    return (
+        NO_NUMBER_ENTRY
+        if ratio is None
+        else SheetEntry(text=format_ratio(ratio[1]), value=ratio[1])
+    )
 
 
-def _ratio(whole: dict[int, Timing | None]) -> tuple[int, float] | None:
+def _ratio(whole: dict[int, PartTiming | None]) -> tuple[int, float] | None:
     """The most devices, and how many times as fast as one they are."""
     known = {n: timing.ms.value for n, timing in whole.items() if timing is not None}
     if 1 not in known or len(known) < 2:
@@ -218,61 +245,67 @@ def _ratio(whole: dict[int, Timing | None]) -> tuple[int, float] | None:
     return max(known), known[1] / known[max(known)]
 
 
-def _first(timed: dict[int, dict[str, Timing]]) -> str:
+def _first_call_sentence(timed: dict[int, dict[str, PartTiming]]) -> str:
     """How far one timed call is from a later one."""
-    pairs = [(n, one.get(FIRST), _whole(one)) for n, one in sorted(timed.items())]
+    pairs = [(n, one.get(FIRST_CALL), _fastest_end_to_end(one)) for n, one in sorted(timed.items())]
     known = [(n, first.ms.value, later.ms.value) for n, first, later in pairs if first and later]
     if not known:
         return ""
     n, first, later = known[0]
     ratio = first / later
-    verdict = ": one timed call measures the start" if ratio >= AT_LEAST else ""
+    verdict = ": one timed call measures the start" if ratio >= FIRST_CALL_RATIO else ""
     return (
-        f"On {count(n, 'device')} the first call takes {number(first)} ms, {number(ratio)}× a "
-        f"later one ({number(later)} ms){verdict}."
+        f"On {pluralize(n, 'device')} the first call takes {format_number(first)} ms, {format_number(ratio)}× a "
+        f"later one ({format_number(later)} ms){verdict}."
     )
 
 
-def _scaling(timed: dict[int, dict[str, Timing]]) -> str:
-    whole = _ratio({n: _whole(one) for n, one in timed.items()})
+def _scaling(timed: dict[int, dict[str, PartTiming]]) -> str:
+    whole = _ratio({n: _fastest_end_to_end(one) for n, one in timed.items()})
     if whole is None:
         return ""
     alone = _ratio({n: one.get("convolution, warm cache") for n, one in timed.items()})
-    more = f", the convolution without its copies {times(alone[1])}" if alone else ""
-    return f"{count(whole[0], 'device')} are {times(whole[1])} as fast as one end to end{more}."
+    more = f", the convolution without its copies {format_ratio(alone[1])}" if alone else ""
+    return f"{pluralize(whole[0], 'device')} are {format_ratio(whole[1])} as fast as one end to end{more}."
 
 
-def _copies(timed: dict[int, dict[str, Timing]]) -> str:
+def _copy_sentence(timed: dict[int, dict[str, PartTiming]]) -> str:
     """What part of the whole way a copy alone takes, on every number of devices."""
     shares = []
     for n, one in sorted(timed.items()):
-        way = _whole(one)
+        way = _fastest_end_to_end(one)
         copy = way and one.get(way.part.replace(END_TO_END, COPY_ONLY))
         if way and copy:
-            share = percent(copy.ms.value / way.ms.value)
-            shares.append(f"{share} on {count(n, 'device')}")
+            share = format_percent(copy.ms.value / way.ms.value)
+            shares.append(f"{share} on {pluralize(n, 'device')}")
     if not shares:
         return ""
-    return f"A copy there and back alone takes {listed(shares)} of the time end to end."
+    return f"A copy there and back alone takes {join_words(shares)} of the time end to end."
 
 
-def _peer(timed: dict[int, dict[str, Timing]]) -> str:
-    peers, whole = _baselines(timed), timed.get(1) and _whole(timed[1])
+def _peer(timed: dict[int, dict[str, PartTiming]]) -> str:
+    peers, whole = _baselines(timed), timed.get(1) and _fastest_end_to_end(timed[1])
     if not whole or not peers:
         return ""
     best = min(peers.values(), key=lambda timing: timing.ms.value)
     ratio = best.ms.value / whole.ms.value
-    verdict = f"{number(ratio)}× as long as" if ratio >= 1 else f"{number(1 / ratio)}× less than"
-    return f"{best.part} takes {number(best.ms.value)} ms, {verdict} one device end to end."
+    verdict = (
+        f"{format_number(ratio)}× as long as"
+        if ratio >= 1
+        else f"{format_number(1 / ratio)}× less than"
+    )
+    return f"{best.part} takes {format_number(best.ms.value)} ms, {verdict} one device end to end."
 
 
-def _larger(mine: Sequence[Result]) -> str:
+def _larger_problem_sentence(mine: Sequence[CellResult]) -> str:
     """Whether more work a byte helps: the gain of the smallest problem and of the others."""
     gains = []
-    for posed in dict.fromkeys(map(_posed, mine)):
+    for posed in dict.fromkeys(map(_problem_and_images, mine)):
         width, channels, copied, _ = posed
-        at = _by_devices([r for r in mine if _posed(r) == posed])
-        ratio = _ratio({n: _whole(_timed(result)) for n, result in at.items()})
+        at = _by_devices([r for r in mine if _problem_and_images(r) == posed])
+        ratio = _ratio({n: _fastest_end_to_end(_timed(result)) for n, result in at.items()})
         if ratio and not copied and (width, channels) != (3, 1):
-            gains.append(f"{times(ratio[1])} at filter {width} and {count(channels, 'channel')}")
-    return f"With more work per image the same ratio is {listed(gains)}." if gains else ""
+            gains.append(
+                f"{format_ratio(ratio[1])} at filter {width} and {pluralize(channels, 'channel')}"
+            )
+    return f"With more work per image the same ratio is {join_words(gains)}." if gains else ""

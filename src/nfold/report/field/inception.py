@@ -9,126 +9,132 @@ from nfold.comparison import throughput_ratio
 from nfold.report import axes
 from nfold.report.field import then
 from nfold.report.field.base import (
-    BLANK,
-    NONE,
-    Entry,
+    BLANK_ENTRY,
+    NO_NUMBER_ENTRY,
     FieldReport,
-    Rows,
     Sheet,
+    SheetBuilder,
+    SheetEntry,
     device_counts,
-    differing,
-    of_workload,
-    told,
+    differing_axes,
+    select_workloads,
+    text_entry,
 )
-from nfold.report.field.groups import FREE, Group, batch_groups
-from nfold.report.results import Result
-from nfold.report.words import bounds, count, number, times
+from nfold.report.field.groups import GROUP_DIFFERENCES, DeviceGroup, group_by_batch
+from nfold.report.results import CellResult
+from nfold.report.words import format_number, format_range, format_ratio, pluralize
 
 
-def report(found: Sequence[Result]) -> FieldReport:
+def inception_report(found: Sequence[CellResult]) -> FieldReport:
     """Images/s and s/batch by place of the distortion, then and now."""
-    mine = of_workload(found, "inception_v3")
-    groups = batch_groups(mine)
+    mine = select_workloads(found, "inception_v3")
+    groups = group_by_batch(mine)
     sentences = [*_placements(mine, groups), *_scalings(mine, groups)]
     return FieldReport(
         name="inception-input",
         title="Inception-v3 with its distortions on the CPU and on the device",
-        then=then.INCEPTION,
+        published_setup=then.INCEPTION_SETUP,
         sentences=tuple(sentences),
         sheets=(_table(mine, groups),),
     )
 
 
-def _table(mine: Sequence[Result], groups: Sequence[Group]) -> Sheet:
+def _table(mine: Sequence[CellResult], groups: Sequence[DeviceGroup]) -> Sheet:
     counts = sorted({1, 2, *device_counts(mine)})
-    heads = ["", "batch", *(count(n, "device") for n in counts)]
-    rows = Rows("images/s, s/batch", heads)
+    heads = ["", "batch", *(pluralize(n, "device") for n in counts)]
+    rows = SheetBuilder("images/s, s/batch", heads)
     for place in ("cpu", "device"):
         reported = [then.INCEPTION_RATES.get((place, n)) for n in counts]
-        entries = [_reported(*pair) if pair else BLANK for pair in reported]
-        rows.add(told(f"then: distortion on {place}"), told("32"), *entries)
+        entries = [_reported(*pair) if pair else BLANK_ENTRY for pair in reported]
+        rows.add(text_entry(f"then: distortion on {place}"), text_entry("32"), *entries)
     for group in groups:
-        entries = [_now(rows, group.cells.get(n)) for n in counts]
-        rows.add(told(f"now: {_who(group, mine)}"), told(group.batch), *entries)
-    return rows.sheet()
+        entries = [_measured_entry(rows, group.cells.get(n)) for n in counts]
+        rows.add(
+            text_entry(f"now: {_configuration(group, mine)}"), text_entry(group.batch), *entries
+        )
+    return rows.build()
 
 
-def _reported(rates: tuple[float, float], batches: tuple[float, float]) -> Entry:
+def _reported(rates: tuple[float, float], batches: tuple[float, float]) -> SheetEntry:
     """A range as it was published."""
     seconds = "–".join(f"{s:.2f}" for s in dict.fromkeys(batches))
-    return Entry(
+    return SheetEntry(
         text=f"{rates[0]}–{rates[1]}, {seconds}",
         value={"samples_per_s": list(rates), "s_per_batch": list(batches)},
     )
 
 
-def _now(rows: Rows, result: Result | None) -> Entry:
+def _measured_entry(rows: SheetBuilder, result: CellResult | None) -> SheetEntry:
     if result is None:
-        return BLANK
+        return BLANK_ENTRY
     rate = result.samples_per_s
-    if not result.ok:
-        return rows.failed(result)
+    if not result.succeeded:
+        return rows.failure_entry(result)
     if rate is None:
-        return NONE
+        return NO_NUMBER_ENTRY
     step = summary.step_ms(result.cell)
     seconds = step.value / 1e3 if step else result.batch / rate.value
-    return Entry(
-        text=f"{number(rate.value)}, {number(seconds)}",
+    return SheetEntry(
+        text=f"{format_number(rate.value)}, {format_number(seconds)}",
         value={"samples_per_s": rate, "s_per_batch": seconds},
     )
 
 
-def _who(group: Group, mine: Sequence[Result]) -> str:
+def _configuration(group: DeviceGroup, mine: Sequence[CellResult]) -> str:
     """Where the distortion is, and whatever else differs between the cells."""
-    first = group.first.cell.first
-    others = [axis for axis in differing(mine) if axis not in ("augment", *FREE)]
-    named = " · ".join(_named(first.plan, axis, axes.label(first, [axis])) for axis in others)
+    first = group.smallest.cell.first
+    others = [axis for axis in differing_axes(mine) if axis not in ("augment", *GROUP_DIFFERENCES)]
+    named = " · ".join(
+        _name_axis_value(first.plan, axis, axes.cell_label(first, [axis])) for axis in others
+    )
     where = f"distortion on {first.plan.augment}"
     return f"{where} · {named}" if named else where
 
 
-def _named(plan: object, axis: str, label: str) -> str:
+def _name_axis_value(plan: object, axis: str, label: str) -> str:
     return f"{axis} on {getattr(plan, axis)}" if axis == "decode" else label
 
 
-def _placements(mine: Sequence[Result], groups: Sequence[Group]) -> list[str]:
+def _placements(mine: Sequence[CellResult], groups: Sequence[DeviceGroup]) -> list[str]:
     """Of plans that differ only in the place of the distortion: device over CPU."""
     found = []
     for group in groups:
         other = next((one for one in groups if _is_counterpart(group, one)), None)
-        if group.first.plan.augment != "device" or other is None:
+        if group.smallest.plan.augment != "device" or other is None:
             continue
         for n in sorted(group.cells.keys() & other.cells.keys()):
             ratio = throughput_ratio(group.cells[n].cell, other.cells[n].cell)
             if ratio is not None:
-                interval = f" ({bounds(ratio, 2)})" if bounds(ratio) else ""
+                interval = f" ({format_range(ratio, 2)})" if format_range(ratio) else ""
                 found.append(
-                    f"{_who(group, mine)}, batch {group.batch}, {count(n, 'device')}: "
-                    f"{times(ratio.value)}{interval} the images/s with it on the CPU."
+                    f"{_configuration(group, mine)}, batch {group.batch}, {pluralize(n, 'device')}: "
+                    f"{format_ratio(ratio.value)}{interval} the images/s with it on the CPU."
                 )
     return found
 
 
-def _is_counterpart(group: Group, other: Group) -> bool:
+def _is_counterpart(group: DeviceGroup, other: DeviceGroup) -> bool:
     """Whether the two differ in nothing but the place of the distortion, and loader workers."""
-    differing = set(group.first.plan.diff(other.first.plan)) - {"workers"}
-    return differing == {"augment"} and group.first.cell.first.workload == (
-        other.first.cell.first.workload
+    differing = set(group.smallest.plan.diff(other.smallest.plan)) - {"workers"}
+    return differing == {"augment"} and group.smallest.cell.first.workload == (
+        other.smallest.cell.first.workload
     )
 
 
-def _scalings(mine: Sequence[Result], groups: Sequence[Group]) -> list[str]:
+def _scalings(mine: Sequence[CellResult], groups: Sequence[DeviceGroup]) -> list[str]:
     """The slowest and the fastest placement on the most devices, each against its own one."""
-    scaled = [g for g in groups if g.most.comparison is not None and g.most.samples_per_s]
+    scaled = [g for g in groups if g.largest.comparison is not None and g.largest.samples_per_s]
     if not scaled:
         return []
-    ends = sorted(scaled, key=lambda g: g.most.samples_per_s.value if g.most.samples_per_s else 0.0)
+    ends = sorted(
+        scaled, key=lambda g: g.largest.samples_per_s.value if g.largest.samples_per_s else 0.0
+    )
     found = []
     for word, group in {"slowest": ends[0], "fastest": ends[-1]}.items():
-        comparison = group.most.comparison
+        comparison = group.largest.comparison
         assert comparison is not None
         found.append(
-            f"The {word} on {count(group.most.devices, 'device')}, {_who(group, mine)}: "
-            f"{times(comparison.speedup.value)} one device."
+            f"The {word} on {pluralize(group.largest.devices, 'device')}, {_configuration(group, mine)}: "
+            f"{format_ratio(comparison.speedup.value)} one device."
         )
     return found if len(ends) > 1 else found[:1]

@@ -10,108 +10,113 @@ from nfold.comparison import throughput_ratio
 from nfold.report import axes
 from nfold.report.field import then
 from nfold.report.field.base import (
-    BLANK,
-    NONE,
-    Entry,
+    BLANK_ENTRY,
+    NO_NUMBER_ENTRY,
     FieldReport,
-    Rows,
     Sheet,
-    about,
-    of_workload,
-    told,
+    SheetBuilder,
+    SheetEntry,
+    interval_entry,
+    select_workloads,
+    text_entry,
 )
-from nfold.report.results import Result
-from nfold.report.words import bounds, count, times
+from nfold.report.results import CellResult
+from nfold.report.words import format_range, format_ratio, pluralize
 from nfold.stats import Interval
 
-FIRST, LAST = "channels_first", "channels_last"
-MODELS = ("cnn10", "wide_resnet", "inception_v3", "mnist", "digits")
+CHANNELS_FIRST, CHANNELS_LAST = "channels_first", "channels_last"
+MODEL_ORDER = ("cnn10", "wide_resnet", "inception_v3", "mnist", "digits")
 HEADS = (
     "model",
     "",
     "precision",
     "devices",
     "batch",
-    f"{FIRST} [images/s]",
-    f"{LAST} [images/s]",
+    f"{CHANNELS_FIRST} [images/s]",
+    f"{CHANNELS_LAST} [images/s]",
     "first / last",
 )
 
-Pair = dict[str, Result]
+LayoutPair = dict[str, CellResult]
 """Two cells that differ in their layout alone, by layout."""
-Compared = tuple[Pair, Interval | None]
+LayoutComparison = tuple[LayoutPair, Interval | None]
 """Both, and their ratio where both were timed."""
 
 
-def report(found: Sequence[Result]) -> FieldReport:
+def layout_report(found: Sequence[CellResult]) -> FieldReport:
     """Images/s of both layouts and their ratio, by model, framework, precision and devices."""
-    pairs = [(pair, _ratio(pair)) for pair in _pairs(of_workload(found, *MODELS))]
+    pairs = [(pair, _ratio(pair)) for pair in _pairs(select_workloads(found, *MODEL_ORDER))]
     return FieldReport(
         name="layout",
         title="channels_first against channels_last",
-        then=then.LAYOUT,
+        published_setup=then.LAYOUT_SETUP,
         sentences=tuple(_sentences(pairs)),
         sheets=(_table(pairs),),
     )
 
 
-def _pairs(mine: Sequence[Result]) -> list[Pair]:
-    kept = [axis for axis in axes.AXES if axis != "layout"]
-    grouped: dict[tuple[Any, ...], Pair] = defaultdict(dict)
+def _pairs(mine: Sequence[CellResult]) -> list[LayoutPair]:
+    kept = [axis for axis in axes.CELL_AXES if axis != "layout"]
+    grouped: dict[tuple[Any, ...], LayoutPair] = defaultdict(dict)
     for result in mine:
-        key = tuple(axes.value(result.cell.first, axis) for axis in kept)
+        key = tuple(axes.axis_value(result.cell.first, axis) for axis in kept)
         grouped[key][str(result.plan.layout)] = result
     both = [pair for pair in grouped.values() if len(pair) == 2]
     return sorted(both, key=_order)
 
 
-def _order(pair: Pair) -> tuple[str, str, str, int, int]:
-    first = pair[FIRST]
+def _order(pair: LayoutPair) -> tuple[str, str, str, int, int]:
+    first = pair[CHANNELS_FIRST]
     return (*_name(first), first.devices, first.batch)
 
 
-def _name(result: Result) -> tuple[str, str, str]:
+def _name(result: CellResult) -> tuple[str, str, str]:
     plan = result.plan
     strategy = "" if plan.strategy == "single" else f", {plan.strategy}"
     named = f"{plan.framework}{strategy}"
     return (str(result.cell.first.workload), named, plan.precision or "")
 
 
-def _table(pairs: Sequence[Compared]) -> Sheet:
-    rows = Rows("images/s of the two layouts and their ratio", HEADS)
+def _table(pairs: Sequence[LayoutComparison]) -> Sheet:
+    rows = SheetBuilder("images/s of the two layouts and their ratio", HEADS)
     for model, gain in then.LAYOUT_GAINS.items():
-        places = map(told, (model, "then: TensorFlow/Keras", "fp32", 1))
-        rows.add(*places, BLANK, BLANK, BLANK, told(gain))
+        places = map(text_entry, (model, "then: TensorFlow/Keras", "fp32", 1))
+        rows.add(*places, BLANK_ENTRY, BLANK_ENTRY, BLANK_ENTRY, text_entry(gain))
     for pair, ratio in pairs:
-        first = pair[FIRST]
+        first = pair[CHANNELS_FIRST]
         model, framework, precision = _name(first)
-        places = map(told, (model, f"now: {framework}", precision, first.devices, first.batch))
-        rates = [_rate(rows, pair[layout]) for layout in (FIRST, LAST)]
-        rows.add(*places, *rates, about(ratio, 2, "×") if ratio else NONE)
-    return rows.sheet()
+        places = map(
+            text_entry, (model, f"now: {framework}", precision, first.devices, first.batch)
+        )
+        rates = [_rate(rows, pair[layout]) for layout in (CHANNELS_FIRST, CHANNELS_LAST)]
+        rows.add(*places, *rates, interval_entry(ratio, 2, "×") if ratio else NO_NUMBER_ENTRY)
+    return rows.build()
 
 
-def _rate(rows: Rows, result: Result) -> Entry:
-    return about(result.samples_per_s) if result.ok else rows.failed(result)
+def _rate(rows: SheetBuilder, result: CellResult) -> SheetEntry:
+    return interval_entry(result.samples_per_s) if result.succeeded else rows.failure_entry(result)
 
 
-def _ratio(pair: Pair) -> Interval | None:
+def _ratio(pair: LayoutPair) -> Interval | None:
     """The throughput of channels_first over that of channels_last."""
-    return throughput_ratio(pair[FIRST].cell, pair[LAST].cell)
+    return throughput_ratio(pair[CHANNELS_FIRST].cell, pair[CHANNELS_LAST].cell)
 
 
-def _sentences(pairs: Sequence[Compared]) -> list[str]:
+def _sentences(pairs: Sequence[LayoutComparison]) -> list[str]:
     """Which layout wins how often, and the two ends."""
     known = [(pair, ratio) for pair, ratio in pairs if ratio is not None]
     if not known:
         return ["No pair of cells was measured in both layouts."]
     known.sort(key=lambda one: one[1].value)
     sides = [_side(ratio) for _, ratio in known]
-    won = f"{LAST} is faster in {sides.count(-1)}, {FIRST} in {sides.count(1)}"
+    won = f"{CHANNELS_LAST} is faster in {sides.count(-1)}, {CHANNELS_FIRST} in {sides.count(1)}"
     open_ = sides.count(0)
-    said = [f"Of {count(len(known), 'pair')} {won}; in {open_} they are not told apart."]
+    said = [f"Of {pluralize(len(known), 'pair')} {won}; in {open_} they are not told apart."]
     ends = [known[0], known[-1]] if len(known) > 1 else [known[0]]
-    said += [f"{_place(pair)}: {FIRST} is {_said(ratio)} {LAST}." for pair, ratio in ends]
+    said += [
+        f"{_place(pair)}: {CHANNELS_FIRST} is {_format_layout_ratio(ratio)} {CHANNELS_LAST}."
+        for pair, ratio in ends
+    ]
     return said
 
 
@@ -122,11 +127,11 @@ def _side(ratio: Interval) -> int:
     return (low > 1) - (high < 1)
 
 
-def _said(ratio: Interval) -> str:
-    interval = bounds(ratio, 2)
-    return f"{times(ratio.value)}{f' ({interval})' if interval else ''}"
+def _format_layout_ratio(ratio: Interval) -> str:
+    interval = format_range(ratio, 2)
+    return f"{format_ratio(ratio.value)}{f' ({interval})' if interval else ''}"
 
 
-def _place(pair: Pair) -> str:
-    model, framework, precision = _name(pair[FIRST])
-    return f"{model}, {framework}, {precision}, {count(pair[FIRST].devices, 'device')}"
+def _place(pair: LayoutPair) -> str:
+    model, framework, precision = _name(pair[CHANNELS_FIRST])
+    return f"{model}, {framework}, {precision}, {pluralize(pair[CHANNELS_FIRST].devices, 'device')}"

@@ -10,20 +10,20 @@ from nfold import summary
 from nfold.report import axes
 from nfold.report.field import then
 from nfold.report.field.base import (
-    BLANK,
-    NONE,
-    Entry,
+    BLANK_ENTRY,
+    NO_NUMBER_ENTRY,
     FieldReport,
-    Rows,
     Sheet,
-    about,
-    amount,
-    differing_words,
-    of_workload,
-    told,
+    SheetBuilder,
+    SheetEntry,
+    differing_self_explanatory_axes,
+    interval_entry,
+    number_entry,
+    select_workloads,
+    text_entry,
 )
-from nfold.report.results import Result
-from nfold.report.words import count, duration, listed, times
+from nfold.report.results import CellResult
+from nfold.report.words import format_duration, format_ratio, join_words, pluralize
 
 HEADS = (
     "",
@@ -38,88 +38,90 @@ HEADS = (
 )
 
 
-def report(found: Sequence[Result]) -> FieldReport:
+def mnist_report(found: Sequence[CellResult]) -> FieldReport:
     """Accuracy and time by framework, kind of data set, devices and batch per device."""
-    mine = sorted(of_workload(found, "mnist"), key=_order)
+    mine = sorted(select_workloads(found, "mnist"), key=_order)
     sentences = [*_frameworks(mine), *_accuracies(mine)]
     return FieldReport(
         name="mirrored-mnist",
         title="The MNIST tutorial on one device and on several",
-        then=then.MNIST,
+        published_setup=then.MNIST_SETUP,
         sentences=tuple(sentences),
         sheets=(_table(mine),),
     )
 
 
-def _order(result: Result) -> tuple[str, str, int, int]:
+def _order(result: CellResult) -> tuple[str, str, int, int]:
     plan = result.plan
     return (plan.framework, plan.input or "", result.batch, result.devices)
 
 
-def _table(mine: Sequence[Result]) -> Sheet:
-    rows = Rows("Accuracy and time", HEADS)
+def _table(mine: Sequence[CellResult]) -> Sheet:
+    rows = SheetBuilder("Accuracy and time", HEADS)
     for row in then.MNIST_ROWS:
         batch = row.devices * row.batch_per_device
         rows.add(
-            told("then: TensorFlow 1"),
-            told(row.devices),
-            told(f"{batch:,} ({row.batch_per_device})"),
-            amount(row.accuracy, 4),
-            Entry(text=duration(row.seconds), value=row.seconds),
-            told(then.MNIST_STEPS),
-            amount(1e3 * row.seconds / then.MNIST_STEPS),
-            amount(batch * then.MNIST_STEPS / row.seconds),
+            text_entry("then: TensorFlow 1"),
+            text_entry(row.devices),
+            text_entry(f"{batch:,} ({row.batch_per_device})"),
+            number_entry(row.accuracy, 4),
+            SheetEntry(text=format_duration(row.seconds), value=row.seconds),
+            text_entry(then.MNIST_STEPS),
+            number_entry(1e3 * row.seconds / then.MNIST_STEPS),
+            number_entry(batch * then.MNIST_STEPS / row.seconds),
         )
     for result in mine:
-        rows.add(*_row(rows, result, _who(result, mine)))
-    return rows.sheet()
+        rows.add(*_row(rows, result, _configuration(result, mine)))
+    return rows.build()
 
 
-def _row(rows: Rows, result: Result, who: str) -> list[Entry]:
-    batch = told(f"{result.batch:,} ({result.batch // result.devices})")
-    first = [told(f"now: {who}"), told(result.devices), batch]
-    if not result.ok:
-        return [*first, rows.failed(result)]
+def _row(rows: SheetBuilder, result: CellResult, who: str) -> list[SheetEntry]:
+    batch = text_entry(f"{result.batch:,} ({result.batch // result.devices})")
+    first = [text_entry(f"now: {who}"), text_entry(result.devices), batch]
+    if not result.succeeded:
+        return [*first, rows.failure_entry(result)]
     steps, seconds = _steps(result), result.training_s
     return [
         *first,
-        about(result.accuracy, 4),
-        NONE if seconds is None else Entry(text=duration(seconds), value=seconds),
-        told(steps) if steps else NONE,
-        amount(1e3 * seconds / steps) if seconds and steps else NONE,
-        about(result.samples_per_s),
+        interval_entry(result.accuracy, 4),
+        NO_NUMBER_ENTRY
+        if seconds is None
+        else SheetEntry(text=format_duration(seconds), value=seconds),
+        text_entry(steps) if steps else NO_NUMBER_ENTRY,
+        number_entry(1e3 * seconds / steps) if seconds and steps else NO_NUMBER_ENTRY,
+        interval_entry(result.samples_per_s),
         _speedup(result),
     ]
 
 
-def _speedup(result: Result) -> Entry:
+def _speedup(result: CellResult) -> SheetEntry:
     if result.comparison is None:
-        return BLANK
-    return Entry(
-        text=f"{times(result.comparison.speedup.value)}",
+        return BLANK_ENTRY
+    return SheetEntry(
+        text=f"{format_ratio(result.comparison.speedup.value)}",
         value=result.comparison.speedup,
     )
 
 
-def _steps(result: Result) -> int:
+def _steps(result: CellResult) -> int:
     """Optimizer steps of all epochs, the incomplete last one of each counted."""
-    done = summary.epochs(result.cell.ok[0])
+    done = summary.epochs(result.cell.successful[0])
     return sum(ceil(epoch.samples / result.batch) for epoch in done)
 
 
-def _who(result: Result, mine: Sequence[Result]) -> str:
+def _configuration(result: CellResult, mine: Sequence[CellResult]) -> str:
     """The framework, and what else differs: the kind of data set, how a step is run."""
-    return axes.label(result.cell.first, ("framework", *differing_words(mine)))
+    return axes.cell_label(result.cell.first, ("framework", *differing_self_explanatory_axes(mine)))
 
 
-def _frameworks(mine: Sequence[Result]) -> list[str]:
+def _frameworks(mine: Sequence[CellResult]) -> list[str]:
     """A sentence for each framework and kind of data set, of its most devices."""
-    names = dict.fromkeys(_who(result, mine) for result in mine)
-    made = [_scaling(name, [r for r in mine if _who(r, mine) == name]) for name in names]
+    names = dict.fromkeys(_configuration(result, mine) for result in mine)
+    made = [_scaling(name, [r for r in mine if _configuration(r, mine) == name]) for name in names]
     return [sentence for sentence in made if sentence]
 
 
-def _scaling(name: str, own: Sequence[Result]) -> str:
+def _scaling(name: str, own: Sequence[CellResult]) -> str:
     """Devices at a global batch as large as one's, and at one's batch each."""
     compared = [result for result in own if result.comparison is not None]
     if not compared:
@@ -132,11 +134,11 @@ def _scaling(name: str, own: Sequence[Result]) -> str:
         assert result.comparison is not None
         each = f"{result.batch // result.devices} per device"
         kept = "the batch as it was" if result.batch in batches else "one device's batch each"
-        said.append(f"{times(result.comparison.speedup.value)} at {each} ({kept})")
-    return f"{name}: {count(most, 'device')} do the images of one {listed(said)}."
+        said.append(f"{format_ratio(result.comparison.speedup.value)} at {each} ({kept})")
+    return f"{name}: {pluralize(most, 'device')} do the images of one {join_words(said)}."
 
 
-def _accuracies(mine: Sequence[Result]) -> list[str]:
+def _accuracies(mine: Sequence[CellResult]) -> list[str]:
     """How far apart, in points, the accuracies of the same batch and length lie."""
     alike: dict[tuple[int, int], list[float]] = defaultdict(list)
     for result in mine:

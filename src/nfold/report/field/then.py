@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CONV2D = (
+CONV2D_SETUP = (
     "TensorFlow 1 on K80 and V100 cards, 12 virtual cores; 840 images of 100 × 100, filter 3 × 3, "
     "one timed call without warm-up"
 )
@@ -19,12 +19,12 @@ CONV2D_MS = {
 CONVOLVE2D_MS = 222.0
 """scipy.signal.convolve2d in a loop on one core, ± 4."""
 
-MNIST = "TensorFlow 1 Estimator with MirroredStrategy on GTX 1080 cards, 10,000 steps"
+MNIST_SETUP = "TensorFlow 1 Estimator with MirroredStrategy on GTX 1080 cards, 10,000 steps"
 MNIST_STEPS = 10_000
 
 
 @dataclass(frozen=True)
-class Trained:
+class MirroredRun:
     """One row of the MirroredStrategy report."""
 
     devices: int
@@ -33,9 +33,9 @@ class Trained:
     seconds: float
 
 
-MNIST_ROWS = (Trained(1, 100, 0.9511, 68.0), Trained(2, 50, 0.9515, 90.6))
+MNIST_ROWS = (MirroredRun(1, 100, 0.9511, 68.0), MirroredRun(2, 50, 0.9515, 90.6))
 
-INCEPTION = "TensorFlow 1 on two Titan X cards, December 2016, batch 32"
+INCEPTION_SETUP = "TensorFlow 1 on two Titan X cards, December 2016, batch 32"
 INCEPTION_RATES = {
     ("cpu", 1): ((44.6, 45.2), (0.71, 0.71)),
     ("cpu", 2): ((38.8, 42.3), (0.77, 0.82)),
@@ -44,12 +44,12 @@ INCEPTION_RATES = {
 }
 """By place of the distortion and GPUs: examples/s and s/batch, each from and to."""
 
-CIFAR = "PyTorch 1.1, nn.DataParallel on two RTX 2080 Ti cards, 2019, float32, 100 epochs"
+CIFAR_SETUP = "PyTorch 1.1, nn.DataParallel on two RTX 2080 Ti cards, 2019, float32, 100 epochs"
 CIFAR_EPOCHS = 100
 
 
 @dataclass(frozen=True)
-class Epochs:
+class EpochTimes:
     """Seconds of epoch 1, median seconds of the later ones, seconds in all, test accuracy."""
 
     first_s: float
@@ -62,26 +62,26 @@ def _at(hours: int, minutes: int, seconds: int) -> float:
     return 3600.0 * hours + 60 * minutes + seconds
 
 
-CIFAR_CELLS: dict[tuple[str, int, int], Epochs | None] = {
-    ("cnn10", 128, 1): Epochs(15.86, 13.90, _at(0, 23, 15), 0.8915),
-    ("cnn10", 128, 2): Epochs(16.07, 11.92, _at(0, 20, 4), 0.8896),
-    ("cnn10", 256, 1): Epochs(12.72, 12.29, _at(0, 20, 28), 0.8900),
-    ("cnn10", 256, 2): Epochs(8.96, 9.00, _at(0, 15, 0), 0.8912),
-    ("cnn10", 512, 1): Epochs(13.60, 11.33, _at(0, 18, 53), 0.8837),
-    ("cnn10", 512, 2): Epochs(8.74, 7.80, _at(0, 13, 1), 0.8816),
-    ("cnn10", 1024, 1): Epochs(16.52, 10.93, _at(0, 18, 17), 0.8860),
-    ("cnn10", 1024, 2): Epochs(9.52, 7.24, _at(0, 12, 5), 0.8814),
-    ("cnn10", 2048, 1): Epochs(15.50, 10.80, _at(0, 18, 3), 0.8639),
-    ("cnn10", 2048, 2): Epochs(8.34, 7.05, _at(0, 11, 45), 0.8688),
-    ("wide_resnet", 128, 1): Epochs(111.89, 110.42, _at(3, 3, 57), 0.8743),
-    ("wide_resnet", 128, 2): Epochs(72.75, 70.58, _at(1, 57, 38), 0.8559),
-    ("wide_resnet", 256, 1): Epochs(105.71, 105.47, _at(2, 55, 48), 0.8011),
-    ("wide_resnet", 256, 2): Epochs(58.43, 60.83, _at(1, 41, 22), 0.8109),
+CIFAR_CELLS: dict[tuple[str, int, int], EpochTimes | None] = {
+    ("cnn10", 128, 1): EpochTimes(15.86, 13.90, _at(0, 23, 15), 0.8915),
+    ("cnn10", 128, 2): EpochTimes(16.07, 11.92, _at(0, 20, 4), 0.8896),
+    ("cnn10", 256, 1): EpochTimes(12.72, 12.29, _at(0, 20, 28), 0.8900),
+    ("cnn10", 256, 2): EpochTimes(8.96, 9.00, _at(0, 15, 0), 0.8912),
+    ("cnn10", 512, 1): EpochTimes(13.60, 11.33, _at(0, 18, 53), 0.8837),
+    ("cnn10", 512, 2): EpochTimes(8.74, 7.80, _at(0, 13, 1), 0.8816),
+    ("cnn10", 1024, 1): EpochTimes(16.52, 10.93, _at(0, 18, 17), 0.8860),
+    ("cnn10", 1024, 2): EpochTimes(9.52, 7.24, _at(0, 12, 5), 0.8814),
+    ("cnn10", 2048, 1): EpochTimes(15.50, 10.80, _at(0, 18, 3), 0.8639),
+    ("cnn10", 2048, 2): EpochTimes(8.34, 7.05, _at(0, 11, 45), 0.8688),
+    ("wide_resnet", 128, 1): EpochTimes(111.89, 110.42, _at(3, 3, 57), 0.8743),
+    ("wide_resnet", 128, 2): EpochTimes(72.75, 70.58, _at(1, 57, 38), 0.8559),
+    ("wide_resnet", 256, 1): EpochTimes(105.71, 105.47, _at(2, 55, 48), 0.8011),
+    ("wide_resnet", 256, 2): EpochTimes(58.43, 60.83, _at(1, 41, 22), 0.8109),
     ("wide_resnet", 512, 1): None,
-    ("wide_resnet", 512, 2): Epochs(59.01, 56.49, _at(1, 34, 14), 0.7695),
+    ("wide_resnet", 512, 2): EpochTimes(59.01, 56.49, _at(1, 34, 14), 0.7695),
 }
 """By model, global batch and GPUs; None ran out of memory. WRN is 28-10."""
 
-LAYOUT = "TensorFlow/Keras 1.13.1 on two RTX 2080 Ti cards, 2019, float32"
+LAYOUT_SETUP = "TensorFlow/Keras 1.13.1 on two RTX 2080 Ti cards, 2019, float32"
 LAYOUT_GAINS = {"cnn10": "a little under 1.10", "wide_resnet": "a little under 1.05"}
 """By model on one GPU: channels_first over channels_last."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from nfold.choices import KERAS
+from nfold.choices import KERAS_FRAMEWORKS
 from nfold.errors import ExtraMissing
-from nfold.plan import Defaults, Plan
-from nfold.workloads.base import Info, Parameter
+from nfold.plan import Plan, WorkloadDefaults
+from nfold.workloads.base import WorkloadInfo, WorkloadParameter
 
 
 def flop_per_image(parameters: Mapping[str, int]) -> float:
@@ -26,7 +26,7 @@ def flop_per_image(parameters: Mapping[str, int]) -> float:
     return per_pixel * parameters["size"] ** 2
 
 
-def impossible(parameters: Mapping[str, int]) -> str | None:
+def impossible_parameters(parameters: Mapping[str, int]) -> str | None:
     """Why the parameters do not go together: a filter must fit into the image."""
     size, width = parameters["size"], parameters["filter"]
     if width > size:
@@ -51,9 +51,9 @@ def unsupported(plan: Plan) -> str | None:
         return "conv2d has no gradients to exchange; allowed are strategies ddp, dp"
     if plan.batch_norm != "device":
         return f"batch_norm {plan.batch_norm!r}: conv2d has no batch norm; use 'device'"
-    if plan.framework not in KERAS and plan.step != "eager":
+    if plan.framework not in KERAS_FRAMEWORKS and plan.step != "eager":
         return f"step {plan.step!r}: conv2d runs 'eager' only"
-    if plan.framework in KERAS and plan.precision not in ("fp32", "tf32"):
+    if plan.framework in KERAS_FRAMEWORKS and plan.precision not in ("fp32", "tf32"):
         return (
             f"precision {plan.precision!r}: on {plan.framework} conv2d's arrays are NumPy's; "
             "allowed are fp32 and, on GPUs, tf32; next: --framework torch"
@@ -69,7 +69,7 @@ def unsupported(plan: Plan) -> str | None:
     return None
 
 
-INFO = Info(
+INFO = WorkloadInfo(
     name="conv2d",
     summary="one batch of images convolved with one filter; copies, kernels and CPU peers apart",
     source=(
@@ -78,15 +78,15 @@ INFO = Info(
     ),
     kind="operation",
     parameters={
-        "size": Parameter(default=100, meaning="height and width of an image in pixels"),
-        "channels": Parameter(default=1, meaning="channels of the images and of the results"),
-        "filter": Parameter(default=3, meaning="height and width of the filter in pixels"),
-        "copy_only": Parameter(
-            default=0, meaning="1: copy there and back, convolve nothing", minimum=0, maximum=1
+        "size": WorkloadParameter(default=100, help="height and width of an image in pixels"),
+        "channels": WorkloadParameter(default=1, help="channels of the images and of the results"),
+        "filter": WorkloadParameter(default=3, help="height and width of the filter in pixels"),
+        "copy_only": WorkloadParameter(
+            default=0, help="1: copy there and back, convolve nothing", minimum=0, maximum=1
         ),
     },
-    defaults=Defaults(batch=840, epochs=None, steps=30),
+    defaults=WorkloadDefaults(batch=840, epochs=None, steps=30),
     flop_per_sample=flop_per_image,
-    check=impossible,
+    check_parameters=impossible_parameters,
     unsupported=unsupported,
 )

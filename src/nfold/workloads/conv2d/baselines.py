@@ -9,13 +9,13 @@ from functools import reduce
 import numpy as np
 from scipy import ndimage
 
-from nfold.measurement import Part
+from nfold.measurement import OperationPart
 from nfold.workloads.conv2d.check import AnyFloat, convolve_image
-from nfold.workloads.conv2d.problem import Problem
+from nfold.workloads.conv2d.problem import ConvProblem
 from nfold.workloads.conv2d.sampling import Clock
 
 REPEATS = 3
-CALL_BUDGET_S = 2.0
+CALL_LIMIT_S = 2.0
 """Longer than this no call should take: then it gets fewer images, and the part says so."""
 TRIAL_IMAGES = 4
 
@@ -23,19 +23,19 @@ Convolve = Callable[[AnyFloat, AnyFloat], AnyFloat]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Baseline:
+class LibraryConvolution:
     """A way to convolve images [n, c, h, w] with filters [c, c, k, k] without the devices."""
 
     name: str
     convolve: Convolve
 
 
-def with_convolve2d(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
+def convolve_scipy_signal(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
     """``scipy.signal.convolve2d(mode="same")``, image by image in a Python loop."""
     return np.stack([convolve_image(image, filters) for image in images])
 
 
-def with_ndimage(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
+def convolve_scipy_ndimage(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
     """``scipy.ndimage.convolve(mode="constant")``, image by image in a Python loop."""
     return np.stack([_ndimage_image(image, filters) for image in images])
 
@@ -52,23 +52,25 @@ def _ndimage_image(image: AnyFloat, filters: AnyFloat) -> AnyFloat:
     return np.stack(sums)
 
 
-SCIPY = (
-    Baseline(name="scipy.signal.convolve2d, 1 core", convolve=with_convolve2d),
-    Baseline(name="scipy.ndimage.convolve, 1 core", convolve=with_ndimage),
+SCIPY_LIBRARIES = (
+    LibraryConvolution(name="scipy.signal.convolve2d, 1 core", convolve=convolve_scipy_signal),
+    LibraryConvolution(name="scipy.ndimage.convolve, 1 core", convolve=convolve_scipy_ndimage),
 )
 
 
-def measure(baseline: Baseline, problem: Problem, clock: Clock) -> Part:
+def measure_library(
+    baseline: LibraryConvolution, problem: ConvProblem, clock: Clock
+) -> OperationPart:
     """Time a baseline on the whole batch, or on as many images as the time budget allows."""
-    filters = problem.ones()
+    filters = problem.ones_filter()
     images = problem.make_images(range(min(TRIAL_IMAGES, problem.images)))
     baseline.convolve(images, filters)
-    trial = _seconds(baseline, images, filters, clock)
-    count = affordable(trial / len(images), problem.images)
+    trial = _time_call(baseline, images, filters, clock)
+    count = images_within_limit(trial / len(images), problem.images)
     images = problem.make_images(range(count))
-    return Part(
+    return OperationPart(
         name=baseline.name,
-        seconds=tuple(_seconds(baseline, images, filters, clock) for _ in range(REPEATS)),
+        seconds=tuple(_time_call(baseline, images, filters, clock) for _ in range(REPEATS)),
         images=count,
         bytes=2 * images.nbytes,
         baseline=True,
@@ -76,14 +78,16 @@ def measure(baseline: Baseline, problem: Problem, clock: Clock) -> Part:
     )
 
 
-def affordable(seconds_per_image: float, images: int) -> int:
+def images_within_limit(seconds_per_image: float, images: int) -> int:
     """How many of the images fit into one call's time budget: at least one."""
-    if seconds_per_image * images <= CALL_BUDGET_S:
+    if seconds_per_image * images <= CALL_LIMIT_S:
         return images
-    return max(1, int(CALL_BUDGET_S / seconds_per_image))
+    return max(1, int(CALL_LIMIT_S / seconds_per_image))
 
 
-def _seconds(baseline: Baseline, images: AnyFloat, filters: AnyFloat, clock: Clock) -> float:
+def _time_call(
+    baseline: LibraryConvolution, images: AnyFloat, filters: AnyFloat, clock: Clock
+) -> float:
     start = clock()
     baseline.convolve(images, filters)
     return clock() - start

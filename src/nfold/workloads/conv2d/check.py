@@ -13,7 +13,7 @@ from nfold.errors import Mismatch
 
 AnyFloat = npt.NDArray[np.floating]
 
-TOLERANCE: dict[str, float] = {"fp32": 5e-5, "tf32": 5e-3, "bf16": 2e-2, "fp16": 5e-3}
+TOLERANCES: dict[str, float] = {"fp32": 5e-5, "tf32": 5e-3, "bf16": 2e-2, "fp16": 5e-3}
 """The largest difference allowed, relative to the largest value of the reference.
 
 A few units in the last place of each format (24, 11, 8 and 11 significant bits), with room for
@@ -35,18 +35,20 @@ def _convolve_channels(image: AnyFloat, filters: AnyFloat) -> AnyFloat:
     return reduce(np.add, [signal.convolve2d(x, f, mode="same") for x, f in pairs])
 
 
-def reference(images: AnyFloat, filters: AnyFloat) -> npt.NDArray[np.float64]:
+def scipy_reference(images: AnyFloat, filters: AnyFloat) -> npt.NDArray[np.float64]:
     """The convolution of images [n, channels, h, w] by scipy in double precision."""
     wide = filters.astype(np.float64)
     return np.stack([convolve_image(image.astype(np.float64), wide) for image in images])
 
 
-def sample_of(count: int) -> list[int]:
+def spot_check_indices(count: int) -> list[int]:
     """The places of a handful of images out of ``count``: first, middle and last."""
     return sorted({0, count // 2, count - 1}) if count else []
 
 
-def check(result: AnyFloat, expected: AnyFloat, images: Sequence[int], precision: str) -> None:
+def check_result(
+    result: AnyFloat, expected: AnyFloat, images: Sequence[int], precision: str
+) -> None:
     """Raise Mismatch where a result [n, ...] is not the expected one, NaN and Inf included.
 
     ``images`` are the indices to name in the message. Differences are relative to the largest
@@ -57,9 +59,9 @@ def check(result: AnyFloat, expected: AnyFloat, images: Sequence[int], precision
     gaps = np.abs(result.astype(np.float64) - expected).reshape(len(images), -1).max(axis=1)
     worst = int(np.argmax(np.where(np.isfinite(gaps), gaps, np.inf)))
     scale = float(np.abs(expected).max())
-    allowed = TOLERANCE[precision] * scale
+    allowed = TOLERANCES[precision] * scale
     if not gaps[worst] <= allowed:
         raise Mismatch(
             f"image {images[worst]} differs from scipy's by up to {gaps[worst]:.3g}; allowed at "
-            f"{precision} are {allowed:.3g} ({TOLERANCE[precision]:g} of the largest, {scale:.3g})"
+            f"{precision} are {allowed:.3g} ({TOLERANCES[precision]:g} of the largest, {scale:.3g})"
         )

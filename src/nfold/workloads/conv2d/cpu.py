@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from nfold.plan import Plan
 from nfold.workloads.conv2d.check import AnyFloat
-from nfold.workloads.conv2d.lane import Host, Lane
-from nfold.workloads.conv2d.problem import Array, Problem, to_correlation
+from nfold.workloads.conv2d.lane import ConvDevice, HostBuffers
+from nfold.workloads.conv2d.problem import Array, ConvProblem, to_correlation
 
 DTYPES = {
     "fp32": torch.float32,
@@ -22,24 +22,24 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
-ROTATION = 3
+MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
+IMAGE_COPIES = 3
 """Sets of images that take turns, so that no call meets those of the call before."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class TensorFormat:
     """How a precision and a layout keep values: their type, and the order of the axes."""
 
     dtype: torch.dtype
     memory_format: torch.memory_format
 
     @classmethod
-    def of(cls, plan: Plan) -> Form:
+    def of(cls, plan: Plan) -> TensorFormat:
         """The form that a complete plan asks for."""
         assert plan.precision is not None
         assert plan.layout is not None
-        return cls(dtype=DTYPES[plan.precision], memory_format=FORMATS[plan.layout])
+        return cls(dtype=DTYPES[plan.precision], memory_format=MEMORY_FORMATS[plan.layout])
 
     def tensor(self, values: AnyFloat, device: torch.device | None = None) -> Tensor:
         """The values [n, c, h, w] in this form."""
@@ -48,32 +48,32 @@ class Form:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchHost(Host):
+class TorchHostBuffers(HostBuffers):
     """Images and results [n, c, h, w] of one process."""
 
     images: Tensor
     results: Tensor
     page_locked: bool = False
 
-    def pinned(self) -> TorchHost:
+    def pinned(self) -> TorchHostBuffers:
         """The same in page-locked memory."""
         images, results = self.images.pin_memory(), self.results.pin_memory()
-        return TorchHost(images=images, results=results, page_locked=True)
+        return TorchHostBuffers(images=images, results=results, page_locked=True)
 
     def inputs(self, places: Sequence[int]) -> Array:
         """Some images as float32."""
-        return float32(self.images, places)
+        return to_float32(self.images, places)
 
     def outputs(self, places: Sequence[int]) -> Array:
         """Some results as float32."""
-        return float32(self.results, places)
+        return to_float32(self.results, places)
 
-    def wipe(self) -> None:
+    def fill_nan(self) -> None:
         """Fill the results with NaN."""
         self.results.fill_(torch.nan)
 
 
-def float32(values: Tensor, places: Sequence[int]) -> Array:
+def to_float32(values: Tensor, places: Sequence[int]) -> Array:
     """Some of the values as float32."""
     found: Array = values[list(places)].float().contiguous().numpy()
     return found
@@ -91,23 +91,28 @@ def convolve(images: Tensor, filters: Tensor) -> Tensor:
     return functional.conv2d(functional.pad(images, (before, after) * 2), filters)
 
 
-class CpuLane(Lane[TorchHost]):
+class TorchCpuDevice(ConvDevice[TorchHostBuffers]):
     """A CPU device with its share of the host's images, ``place`` of them."""
 
     def __init__(
-        self, problem: Problem, form: Form, device: torch.device, host: TorchHost, place: slice
+        self,
+        problem: ConvProblem,
+        form: TensorFormat,
+        device: torch.device,
+        host: TorchHostBuffers,
+        image_slice: slice,
     ) -> None:
-        self.problem, self.form, self.device, self.place = problem, form, device, place
+        self.problem, self.form, self.device, self.image_slice = problem, form, device, image_slice
         with self.work():
-            self.input = self.buffer(host.images[place])
+            self.input = self.buffer(host.images[image_slice])
             self.result = self.input
-            self.use(problem.ones())
+            self.set_filters(problem.ones_filter())
 
     def buffer(self, images: Tensor) -> Tensor:
         """Where the device reads its images."""
         return images
 
-    def use(self, filters: Array) -> None:
+    def set_filters(self, filters: Array) -> None:
         """Convolve with these filters from now on."""
         self.filters = self._on_device(filters)
 
@@ -118,19 +123,19 @@ class CpuLane(Lane[TorchHost]):
         """Convolve the images."""
         self.result = convolve(self.input, self.filters)
 
-    def skip(self) -> None:
+    def pass_through(self) -> None:
         """Take the images themselves for the results."""
         self.result = self.input
 
-    def download(self, host: TorchHost) -> None:
+    def download(self, host: TorchHostBuffers) -> None:
         """Copy the results into their place in the host's buffer."""
-        host.results[self.place].copy_(self.result, non_blocking=True)
+        host.results[self.image_slice].copy_(self.result, non_blocking=True)
 
     @cached_property
     def _rotation(self) -> Iterator[Tensor]:
-        return itertools.cycle([self.input, *(self.input.clone() for _ in range(ROTATION - 1))])
+        return itertools.cycle([self.input, *(self.input.clone() for _ in range(IMAGE_COPIES - 1))])
 
-    def turn(self) -> None:
+    def rotate_images(self) -> None:
         """Go on to another copy of the images."""
         self.input = next(self._rotation)
 
@@ -144,10 +149,10 @@ class CpuLane(Lane[TorchHost]):
 
     @cached_property
     def _mean(self) -> Tensor:
-        return self._on_device(self.problem.mean())
+        return self._on_device(self.problem.mean_filter())
 
     def iterate(self) -> None:
         """Convolve in a chain, with filters that keep it finite."""
         images = self.input
-        for _ in range(self.chain):
+        for _ in range(self.chain_length):
             images = convolve(images, self._mean)

@@ -15,12 +15,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from nfold.workloads.conv2d.chunks import chunks
-from nfold.workloads.conv2d.cpu import CpuLane, TorchHost, convolve
-from nfold.workloads.conv2d.lane import Reading, Step
-from nfold.workloads.conv2d.search import Candidate, Search
+from nfold.workloads.conv2d.chunks import split_chunks
+from nfold.workloads.conv2d.cpu import TorchCpuDevice, TorchHostBuffers, convolve
+from nfold.workloads.conv2d.lane import DeviceAction, ReadSeconds
+from nfold.workloads.conv2d.search import ConvCandidate, FastestSearch
 
-Method = Callable[..., Tensor]
+ConvMethod = Callable[..., Tensor]
 """Convolves images [n, c, h, w] with filters [c out, c, k, k] and returns the results.
 
 They are in the third tensor where the method writes into memory that is there already.
@@ -30,21 +30,21 @@ SEARCH_CALLS = 10
 SEARCH_REPLAYS = 3
 
 
-class CudaLane(CpuLane):
+class TorchCudaDevice(TorchCpuDevice):
     """A GPU: its own streams, buffers that are allocated once, events for a clock."""
 
-    chain = 50
+    chain_length = 50
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
         return self._new_stream()
 
     @cached_property
-    def _up(self) -> torch.cuda.Stream:
+    def _upload_stream(self) -> torch.cuda.Stream:
         return self._new_stream()
 
     @cached_property
-    def _down(self) -> torch.cuda.Stream:
+    def _download_stream(self) -> torch.cuda.Stream:
         return self._new_stream()
 
     def _new_stream(self) -> torch.cuda.Stream:
@@ -57,9 +57,9 @@ class CudaLane(CpuLane):
     def finish(self) -> None:
         """Wait for the stream; what other streams still read may go then."""
         self._stream.synchronize()
-        self._read_later.clear()
+        self._in_flight.clear()
 
-    def together(self, seconds: Sequence[float]) -> float:
+    def combine_seconds(self, seconds: Sequence[float]) -> float:
         """GPUs of one process run at the same time: the slowest decides."""
         return max(seconds)
 
@@ -68,18 +68,18 @@ class CudaLane(CpuLane):
         self.eviction_bytes = 8 * torch.cuda.get_device_properties(self.device).L2_cache_size
         return torch.empty_like(images, device=self.device)
 
-    def upload(self, host: TorchHost) -> None:
+    def upload(self, host: TorchHostBuffers) -> None:
         """Copy this lane's images to the device."""
-        self.input.copy_(host.images[self.place], non_blocking=True)
+        self.input.copy_(host.images[self.image_slice], non_blocking=True)
 
     @cached_property
-    def _out(self) -> tuple[Tensor, Tensor]:
+    def _outputs(self) -> tuple[Tensor, Tensor]:
         """Where results go; two, for a chain's results are the next one's images."""
         return torch.empty_like(self.input), torch.empty_like(self.input)
 
     @cached_property
-    def _method(self) -> Candidate[Method]:
-        return chosen(self.input, self.filters, self._out[0])
+    def _method(self) -> ConvCandidate[ConvMethod]:
+        return fastest_method(self.input, self.filters, self._outputs[0])
 
     @property
     def method(self) -> str:
@@ -88,9 +88,9 @@ class CudaLane(CpuLane):
 
     def compute(self) -> None:
         """Convolve the images."""
-        self.result = self._method.method(self.input, self.filters, self._out[0])
+        self.result = self._method.method(self.input, self.filters, self._outputs[0])
 
-    def timed(self, action: Callable[[], object]) -> Reading:
+    def time_action(self, action: Callable[[], object]) -> ReadSeconds:
         """Two events around what is queued; they are read once the stream is finished."""
         start, end = _event(), _event()
         start.record(self._stream)
@@ -102,133 +102,135 @@ class CudaLane(CpuLane):
         """The most that torch's allocator held on this device."""
         return torch.cuda.max_memory_reserved(self.device)
 
-    def chained(self) -> Tensor:
+    def launch_chain(self) -> Tensor:
         """The results of ``chain`` convolutions, launched one by one."""
-        images, (out, spare) = self.input, self._out
-        for number in range(self.chain):
+        images, (out, spare) = self.input, self._outputs
+        for number in range(self.chain_length):
             images = self._method.method(images, self._mean, out, backwards=number % 2 == 1)
             out, spare = spare, out
         return images
 
     @cached_property
-    def recorded(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def chain_graph(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """The chain as a graph, and where a replay leaves its results."""
-        self.chained()
-        return record(self.chained)
+        self.launch_chain()
+        return capture_graph(self.launch_chain)
 
     def iterate(self) -> None:
         """Convolve in a chain, with filters that keep it finite: one replay."""
-        self.recorded[0].replay()
+        self.chain_graph[0].replay()
 
-    def resident(self) -> Reading:
+    def resident(self) -> ReadSeconds:
         """The mean of a chain, recorded before; the long write hides the replay's launch."""
-        graph, _ = self.recorded
+        graph, _ = self.chain_graph
         self.evict()
-        read = self.timed(graph.replay)
-        return lambda: read() / self.chain
+        read = self.time_action(graph.replay)
+        return lambda: read() / self.chain_length
 
     @cached_property
     def _chunks(self) -> list[slice]:
-        return chunks(len(self.input), self.input[0].nbytes)
+        return split_chunks(len(self.input), self.input[0].nbytes)
 
     @cached_property
-    def _read_later(self) -> list[Tensor]:
+    def _in_flight(self) -> list[Tensor]:
         return []
 
     @cached_property
-    def _ways(self) -> dict[Hashable, torch.cuda.CUDAGraph]:
+    def _round_trip_graphs(self) -> dict[Hashable, torch.cuda.CUDAGraph]:
         return {}
 
-    def there_and_back(self, host: TorchHost, copy_only: bool) -> Sequence[Step]:
+    def round_trip(self, host: TorchHostBuffers, copy_only: bool) -> Sequence[DeviceAction]:
         """From page-locked memory in chunks, each of which is copied while others are convolved.
 
         All of it is one graph, for the launches of a chunk take the host longer than the GPU
         needs for it. Copies from pageable memory block the host, so nothing would overlap.
         """
         if not host.page_locked:
-            return super().there_and_back(host, copy_only)
-        return [partial(self._replay_way, host, copy_only)]
+            return super().round_trip(host, copy_only)
+        return [partial(self._replay_round_trip, host, copy_only)]
 
-    def overlap(self, host: TorchHost) -> str:
+    def overlap(self, host: TorchHostBuffers) -> str:
         """In how many chunks the way there and back runs."""
         if not host.page_locked or len(self._chunks) == 1:
             return ""
         return f"one graph of {len(self._chunks)} chunks a device, whose copies and kernels overlap"
 
-    def _replay_way(self, host: TorchHost, copy_only: bool) -> None:
+    def _replay_round_trip(self, host: TorchHostBuffers, copy_only: bool) -> None:
         """The first time as it is written; what a graph reads and writes is part of its name."""
         used = (host.images, host.results, self.input, self.filters)
         name = (copy_only, *(tensor.data_ptr() for tensor in used))
-        if name in self._ways:
-            self._ways[name].replay()
+        if name in self._round_trip_graphs:
+            self._round_trip_graphs[name].replay()
             return
-        way = partial(self._in_chunks, host, copy_only)
+        way = partial(self._chunked_round_trip, host, copy_only)
         way()
-        self._ways[name] = record(way)[0]
+        self._round_trip_graphs[name] = capture_graph(way)[0]
 
-    def _in_chunks(self, host: TorchHost, copy_only: bool) -> None:
+    def _chunked_round_trip(self, host: TorchHostBuffers, copy_only: bool) -> None:
         """Upload nothing before the stream has left the buffers; end when all is downloaded."""
-        self._up.wait_stream(self._stream)
+        self._upload_stream.wait_stream(self._stream)
         for piece in self._chunks:
-            self._pass(host, piece, copy_only)
-        self._stream.wait_stream(self._down)
+            self._process_chunk(host, piece, copy_only)
+        self._stream.wait_stream(self._download_stream)
 
-    def _pass(self, host: TorchHost, piece: slice, copy_only: bool) -> None:
-        there = slice(self.place.start + piece.start, self.place.start + piece.stop)
+    def _process_chunk(self, host: TorchHostBuffers, piece: slice, copy_only: bool) -> None:
+        there = slice(self.image_slice.start + piece.start, self.image_slice.start + piece.stop)
         images = self.input[piece]
-        with torch.cuda.stream(self._up):
+        with torch.cuda.stream(self._upload_stream):
             images.copy_(host.images[there], non_blocking=True)
-        self._stream.wait_stream(self._up)
+        self._stream.wait_stream(self._upload_stream)
         result = images if copy_only else self._convolve_piece(images, piece)
-        self._down.wait_stream(self._stream)
-        with torch.cuda.stream(self._down):
+        self._download_stream.wait_stream(self._stream)
+        with torch.cuda.stream(self._download_stream):
             host.results[there].copy_(result, non_blocking=True)
-        self._read_later.append(result)
+        self._in_flight.append(result)
 
     def _convolve_piece(self, images: Tensor, piece: slice) -> Tensor:
-        return self._method.method(images, self.filters, self._out[0][piece])
+        return self._method.method(images, self.filters, self._outputs[0][piece])
 
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def with_cudnn(images: Tensor, filters: Tensor, out: Tensor, *, backwards: bool = False) -> Tensor:
+def convolve_cudnn(
+    images: Tensor, filters: Tensor, out: Tensor, *, backwards: bool = False
+) -> Tensor:
     """cuDNN's convolution, into memory of its own, in an order of its own."""
     del out, backwards
     return convolve(images, filters)
 
 
-def candidates(images: Tensor, filters: Tensor) -> list[Candidate[Method]]:
+def candidates(images: Tensor, filters: Tensor) -> list[ConvCandidate[ConvMethod]]:
     """cuDNN first; then our kernel, where Triton is installed and can index the images."""
-    cudnn: Candidate[Method] = Candidate(name="cuDNN", method=with_cudnn)
+    cudnn: ConvCandidate[ConvMethod] = ConvCandidate(name="cuDNN", method=convolve_cudnn)
     try:
         from nfold.workloads.conv2d import kernel
     except ImportError:
         return [cudnn]
     if not kernel.supports(images, filters):
         return [cudnn]
-    variants = kernel.variants(len(filters))
-    return [cudnn, *(Candidate(name=v.name, method=kernel.launcher(v)) for v in variants)]
+    variants = kernel.kernel_configs(len(filters))
+    return [cudnn, *(ConvCandidate(name=v.name, method=kernel.launcher(v)) for v in variants)]
 
 
-SEARCHES: dict[Hashable, Candidate[Method]] = {}
+FASTEST: dict[Hashable, ConvCandidate[ConvMethod]] = {}
 """What this process found, by problem."""
 
 
-def chosen(images: Tensor, filters: Tensor, out: Tensor) -> Candidate[Method]:
+def fastest_method(images: Tensor, filters: Tensor, out: Tensor) -> ConvCandidate[ConvMethod]:
     """The fastest candidate on the current stream; timed once per problem and kind of GPU."""
 
-    def seconds(method: Method) -> float:
-        return seconds_per_call(partial(method, images, filters, out))
+    def seconds(method: ConvMethod) -> float:
+        return time_method(partial(method, images, filters, out))
 
-    search = Search(seconds=seconds, found=SEARCHES)
+    search = FastestSearch(seconds=seconds, cache=FASTEST)
     name = torch.cuda.get_device_name(images.device)
     problem = (name, images.dtype, tuple(images.shape), images.stride(), tuple(filters.shape))
     return search.choose(problem, candidates(images, filters))
 
 
-def record(action: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
+def capture_graph(action: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
     """What an action queues on the current stream as a graph, and what it returned.
 
     The action must have run before: nothing may be compiled or searched for in a capture.
@@ -240,7 +242,7 @@ def record(action: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
     return graph, made
 
 
-def seconds_per_call(call: Callable[[], Tensor]) -> float:
+def time_method(call: Callable[[], Tensor]) -> float:
     """The least mean of a few replays of ``SEARCH_CALLS`` calls, without launches from Python."""
 
     def calls() -> Tensor:
@@ -249,7 +251,7 @@ def seconds_per_call(call: Callable[[], Tensor]) -> float:
         return call()
 
     calls()
-    graph, _ = record(calls)
+    graph, _ = capture_graph(calls)
     times: list[float] = []
     for _ in range(1 + SEARCH_REPLAYS):
         start, end = _event(), _event()

@@ -18,16 +18,16 @@ import triton.language as tl
 from torch import Tensor
 
 WARP = 32
-UNROLLED = 5
+MAX_UNROLLED = 5
 """Up to this width the loop over a filter's columns is unrolled: more loads in flight."""
-WIDEST = 16
+MAX_FILTER = 16
 """A thread holds this many values more than it has rows; wider filters are left to cuDNN."""
 INDEX_LIMIT = 2**31
 """Offsets are 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
+class KernelConfig:
     """How the work is cut: result rows and channels of a thread, warps of a block."""
 
     rows: int
@@ -41,13 +41,13 @@ class Variant:
         return f"Triton, {self.rows} rows{channels} a thread, {self.warps} warps"
 
 
-def variants(channels: int) -> tuple[Variant, ...]:
+def kernel_configs(channels: int) -> tuple[KernelConfig, ...]:
     """The cuts that are worth timing where so many channels come out."""
     few, many = _divisor(channels, 5), _divisor(channels, 10)
     one = ((10, 1, 4), (10, 1, 8), (5, 1, 8), (20, 1, 4))
     several = ((10, few, 4), (5, few, 4), (5, many, 4), (10, _divisor(channels, 2), 4))
     cuts = dict.fromkeys(one if channels == 1 else several)
-    return tuple(Variant(rows=rows, outs=outs, warps=warps) for rows, outs, warps in cuts)
+    return tuple(KernelConfig(rows=rows, outs=outs, warps=warps) for rows, outs, warps in cuts)
 
 
 def _divisor(number: int, limit: int) -> int:
@@ -57,10 +57,10 @@ def _divisor(number: int, limit: int) -> int:
 def supports(images: Tensor, filters: Tensor) -> bool:
     """Whether the kernel can index the images, and the filter leaves registers for sums."""
     plain = images.is_contiguous() and filters.is_contiguous()
-    return plain and images.numel() < INDEX_LIMIT and filters.shape[-1] <= WIDEST
+    return plain and images.numel() < INDEX_LIMIT and filters.shape[-1] <= MAX_FILTER
 
 
-def launcher(variant: Variant) -> Callable[..., Tensor]:
+def launcher(config: KernelConfig) -> Callable[..., Tensor]:
     """What correlates images [n, c, h, w] with filters [c out, c, k, k] into its third tensor.
 
     ``backwards`` begins with the last images: those that a convolution before it wrote last are
@@ -70,8 +70,8 @@ def launcher(variant: Variant) -> Callable[..., Tensor]:
     def launch(images: Tensor, filters: Tensor, out: Tensor, *, backwards: bool = False) -> Tensor:
         count, channels, height, width = images.shape
         outs, size = filters.shape[0], filters.shape[-1]
-        columns, block = count * width, WARP * variant.warps
-        tiles = triton.cdiv(height, variant.rows) * (outs // variant.outs)
+        columns, block = count * width, WARP * config.warps
+        tiles = triton.cdiv(height, config.rows) * (outs // config.outs)
         correlate[(tiles * triton.cdiv(columns, block),)](
             images,
             filters,
@@ -82,12 +82,12 @@ def launcher(variant: Variant) -> Callable[..., Tensor]:
             channels=channels,
             outs=outs,
             size=size,
-            rows=variant.rows,
-            own=variant.outs,
+            rows=config.rows,
+            own=config.outs,
             block=block,
-            unroll=size <= UNROLLED,
+            unroll=size <= MAX_UNROLLED,
             backwards=backwards,
-            num_warps=variant.warps,
+            num_warps=config.warps,
         )
         return out
 
@@ -130,7 +130,7 @@ def correlate(
     place = row * width + column
     source = images + (image * (channels * height * width) + place - size // 2 * (width + 1))
     taps = filters + out_channel * (channels * size * size)
-    sums = summed(
+    sums = accumulate(
         source, taps, mine, row, column, height, width, channels, size, rows, own, block, unroll
     )
     target = out + (image * (outs * height * width) + out_channel * (height * width) + place)
@@ -138,7 +138,7 @@ def correlate(
 
 
 @triton.jit
-def summed(
+def accumulate(
     source: tl.tensor,
     taps: tl.tensor,
     mine: tl.tensor,

@@ -17,13 +17,13 @@ from typing import Generic, TypeVar
 from nfold import memory
 from nfold.workloads.conv2d.problem import Array
 
-Reading = Callable[[], float]
+ReadSeconds = Callable[[], float]
 """The seconds that something took, to be asked for once the lane has finished."""
-Step = Callable[[], None]
+DeviceAction = Callable[[], None]
 """Something that a lane is told to do."""
 
 
-class Host(ABC):
+class HostBuffers(ABC):
     """This process's images and their results in host memory."""
 
     @abstractmethod
@@ -35,21 +35,21 @@ class Host(ABC):
         """The results of some images as float32."""
 
     @abstractmethod
-    def wipe(self) -> None:
+    def fill_nan(self) -> None:
         """Fill the results with NaN, so that what is not written again is found."""
 
 
-H = TypeVar("H", bound=Host)
+H = TypeVar("H", bound=HostBuffers)
 
 
-class Lane(ABC, Generic[H]):
+class ConvDevice(ABC, Generic[H]):
     """One device. This base is a CPU device: it computes where the images lie, in order."""
 
-    chain = 4
+    chain_length = 4
     """Convolutions in one call of the resident loop."""
     eviction_bytes = 128 * 2**20
     """What is written between calls to empty the cache: several times its size."""
-    copies = False
+    always_copies = False
     """Whether a CPU device too has memory of its own, to which images are copied."""
 
     @property
@@ -64,11 +64,11 @@ class Lane(ABC, Generic[H]):
     def finish(self) -> None:
         """Wait for everything that the lane was told to do."""
 
-    def together(self, seconds: Sequence[float]) -> float:
+    def combine_seconds(self, seconds: Sequence[float]) -> float:
         """Lanes' times to the process's: CPU lanes run one after the other."""
         return sum(seconds)
 
-    def timed(self, action: Callable[[], object]) -> Reading:
+    def time_action(self, action: Callable[[], object]) -> ReadSeconds:
         """Do something and time it by the device's own clock."""
         start = time.monotonic()
         action()
@@ -80,7 +80,7 @@ class Lane(ABC, Generic[H]):
         return memory.peak_resident_bytes()
 
     @abstractmethod
-    def use(self, filters: Array) -> None:
+    def set_filters(self, filters: Array) -> None:
         """Convolve with these filters from now on."""
 
     def upload(self, host: H) -> None:
@@ -91,28 +91,28 @@ class Lane(ABC, Generic[H]):
         """Convolve the images."""
 
     @abstractmethod
-    def skip(self) -> None:
+    def pass_through(self) -> None:
         """Take the images themselves for the results."""
 
     @abstractmethod
     def download(self, host: H) -> None:
         """Bring the results into their place on the host."""
 
-    def there_and_back(self, host: H, copy_only: bool) -> Sequence[Step]:
+    def round_trip(self, host: H, copy_only: bool) -> Sequence[DeviceAction]:
         """What to do, in order, from images on the host to results on the host."""
-        between = self.between(copy_only)
+        between = self.compute_action(copy_only)
         return [partial(self.upload, host), between, partial(self.download, host)]
 
-    def between(self, copy_only: bool) -> Step:
+    def compute_action(self, copy_only: bool) -> DeviceAction:
         """What makes results of images that are on the device."""
-        return self.skip if copy_only else self.compute
+        return self.pass_through if copy_only else self.compute
 
     def overlap(self, host: H) -> str:
         """How the steps there and back overlap, where they do."""
         return ""
 
     @abstractmethod
-    def turn(self) -> None:
+    def rotate_images(self) -> None:
         """Go on to another copy of the images, which the call before did not touch."""
 
     @abstractmethod
@@ -123,13 +123,13 @@ class Lane(ABC, Generic[H]):
     def iterate(self) -> None:
         """Convolve ``chain`` times, each time the results of the time before."""
 
-    def cold(self) -> Reading:
+    def cold(self) -> ReadSeconds:
         """One convolution of images and filters that no cache holds."""
-        self.turn()
+        self.rotate_images()
         self.evict()
-        return self.timed(self.compute)
+        return self.time_action(self.compute)
 
-    def warm(self) -> Reading:
+    def warm(self) -> ReadSeconds:
         """One convolution right after the same one.
 
         The long write before both lets the host run ahead of a GPU, which would otherwise wait
@@ -137,9 +137,9 @@ class Lane(ABC, Generic[H]):
         """
         self.evict()
         self.compute()
-        return self.timed(self.compute)
+        return self.time_action(self.compute)
 
-    def resident(self) -> Reading:
+    def resident(self) -> ReadSeconds:
         """The mean of a chain of convolutions."""
-        read = self.timed(self.iterate)
-        return lambda: read() / self.chain
+        read = self.time_action(self.iterate)
+        return lambda: read() / self.chain_length

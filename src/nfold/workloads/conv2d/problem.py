@@ -16,7 +16,7 @@ RANDOM_FILTER_SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class ConvProblem:
     """``images`` images of ``channels`` × ``size`` × ``size``, and a square filter of ``filter``.
 
     Every result channel is the sum over the input channels of their convolutions, each with a
@@ -31,7 +31,7 @@ class Problem:
     seed: int
 
     @classmethod
-    def of(cls, parameters: Mapping[str, int], plan: Plan) -> Problem:
+    def of(cls, parameters: Mapping[str, int], plan: Plan) -> ConvProblem:
         """The problem that a complete plan poses: its batch is the number of images."""
         assert plan.batch is not None
         return cls(
@@ -43,16 +43,16 @@ class Problem:
             seed=plan.seed,
         )
 
-    def share(self, index: int, count: int) -> range:
+    def images_of_device(self, index: int, count: int) -> range:
         """The images of device ``index`` of ``count``: shares differ by one image at most."""
         return range(index * self.images // count, (index + 1) * self.images // count)
 
-    def shares(self, rank: int, world_size: int, devices: int) -> list[range]:
+    def images_of_rank(self, rank: int, world_size: int, devices: int) -> list[range]:
         """The images of each of the ``devices`` of one rank: consecutive shares."""
         first, count = rank * devices, world_size * devices
-        return [self.share(index, count) for index in range(first, first + devices)]
+        return [self.images_of_device(index, count) for index in range(first, first + devices)]
 
-    def pixels(self, images: int) -> int:
+    def value_count(self, images: int) -> int:
         """Values in so many images, and as many in their results."""
         return images * self.channels * self.size**2
 
@@ -68,21 +68,21 @@ class Problem:
             np.random.default_rng([self.seed, index]).random(dtype=np.float32, out=image)
         return made
 
-    def ones(self) -> Array:
+    def ones_filter(self) -> Array:
         """The timed filters: ones."""
         shape = (self.channels, self.channels, self.filter, self.filter)
         return np.ones(shape, np.float32)
 
-    def mean(self) -> Array:
+    def mean_filter(self) -> Array:
         """Ones scaled to a sum of one per result, so that a chain of convolutions stays finite."""
-        return self.ones() / np.float32(self.channels * self.filter**2)
+        return self.ones_filter() / np.float32(self.channels * self.filter**2)
 
-    def asymmetric(self) -> Array:
+    def random_filter(self) -> Array:
         """Random filters that tell convolution from correlation and left from right.
 
         Eighths between -1 and 1: every precision holds them exactly.
         """
-        drawn = np.random.default_rng(RANDOM_FILTER_SEED).integers(-8, 9, self.ones().shape)
+        drawn = np.random.default_rng(RANDOM_FILTER_SEED).integers(-8, 9, self.ones_filter().shape)
         return (drawn / 8).astype(np.float32)
 
 

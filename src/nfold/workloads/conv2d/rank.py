@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from nfold.ablation import Ablation
-from nfold.measurement import Part, Window
+from nfold.ablation import Variant
+from nfold.measurement import OperationPart, Window
 from nfold.plan import Plan
-from nfold.workloads.conv2d.baselines import Baseline, measure
+from nfold.workloads.conv2d.baselines import LibraryConvolution, measure_library
 from nfold.workloads.conv2d.lane import H
-from nfold.workloads.conv2d.problem import Problem
-from nfold.workloads.conv2d.process import Process
-from nfold.workloads.conv2d.sampling import Clock, Sampler
+from nfold.workloads.conv2d.problem import ConvProblem
+from nfold.workloads.conv2d.process import ConvProcess
+from nfold.workloads.conv2d.sampling import CallTimer, Clock
 
 D = TypeVar("D")
 
@@ -35,17 +35,17 @@ class ConvTask(Generic[D]):
     devices: Sequence[D]
     barrier: Callable[[], None]
     beat: Callable[[int, int], None]
-    left_out: Ablation = field(default_factory=Ablation)
+    variant: Variant = field(default_factory=Variant)
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> ConvProblem:
         """The whole problem, of all ranks."""
-        return Problem.of(self.parameters, self.plan)
+        return ConvProblem.of(self.parameters, self.plan)
 
     @property
-    def shares(self) -> list[range]:
+    def device_images(self) -> list[range]:
         """The images of each of this rank's devices."""
-        return self.problem.shares(self.rank, self.world_size, len(self.devices))
+        return self.problem.images_of_rank(self.rank, self.world_size, len(self.devices))
 
     @property
     def cores(self) -> int:
@@ -63,61 +63,63 @@ class ConvResult:
     the process held.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[OperationPart, ...]
     windows: tuple[Window, ...]
     first_step_ms: float
     peak_memory_bytes: int
 
 
 def first_call(
-    begin: Callable[[], Process[H]], host: H, note: str, clock: Clock
-) -> tuple[Process[H], Part]:
+    begin: Callable[[], ConvProcess[H]], host: H, note: str, clock: Clock
+) -> tuple[ConvProcess[H], OperationPart]:
     """Begin a process; the part is the seconds until its first results are on the host."""
     start = clock()
     process = begin()
     process.end_to_end(host)
     seconds = clock() - start
     images, moved = process.problem.images, 2 * process.one_way_bytes
-    part = Part(name="first call", seconds=(seconds,), images=images, bytes=moved, note=note)
+    part = OperationPart(
+        name="first call", seconds=(seconds,), images=images, bytes=moved, note=note
+    )
     return process, part
 
 
 def measure_rank(
     task: ConvTask[D],
-    process: Process[H],
+    process: ConvProcess[H],
     hosts: Mapping[str, H],
-    baselines: Sequence[Baseline],
-    first: Part,
+    libraries: Sequence[LibraryConvolution],
+    first_part: OperationPart,
     clock: Clock,
 ) -> ConvResult:
     """Verify, time every part, verify what the timed calls left, then time the baselines."""
     expected = process.verify(hosts)
     peak = process.peak_memory_bytes()
-    if task.left_out:
-        probes = [process.throughput(hosts, resident=task.left_out.input == "resident")]
+    if task.variant:
+        probes = [process.throughput_call(hosts, resident=task.variant.input == "resident")]
     else:
-        probes = process.probes(hosts)
-    sampler = _sampler(task, clock)
+        probes = process.timed_calls(hosts)
+    sampler = _call_timer(task, clock)
     parts, windows = sampler.run(probes)
     for host in hosts.values():
         process.compare(host, expected)
     others = []
-    for baseline in () if process.problem.copy_only or task.left_out else baselines:
-        others += _measure_baseline(task, baseline, clock)
-        sampler.beat_all(len(probes))
+    for baseline in () if process.problem.copy_only or task.variant else libraries:
+        others += _measure_on_rank_0(task, baseline, clock)
+        sampler.beat_finished(len(probes))
     return ConvResult(
-        parts=(first, *parts, *others),
+        parts=(first_part, *parts, *others),
         windows=windows,
-        first_step_ms=1e3 * first.seconds[0],
+        first_step_ms=1e3 * first_part.seconds[0],
         peak_memory_bytes=peak,
     )
 
 
-def _sampler(task: ConvTask[D], clock: Clock) -> Sampler:
+def _call_timer(task: ConvTask[D], clock: Clock) -> CallTimer:
     assert task.plan.steps is not None
-    return Sampler(
+    return CallTimer(
         images=task.problem.images,
-        own_images=sum(map(len, task.shares)),
+        rank_images=sum(map(len, task.device_images)),
         warmup=task.plan.warmup_steps or 0,
         steps=task.plan.steps,
         clock=clock,
@@ -126,8 +128,10 @@ def _sampler(task: ConvTask[D], clock: Clock) -> Sampler:
     )
 
 
-def _measure_baseline(task: ConvTask[D], baseline: Baseline, clock: Clock) -> list[Part]:
+def _measure_on_rank_0(
+    task: ConvTask[D], baseline: LibraryConvolution, clock: Clock
+) -> list[OperationPart]:
     """Rank 0 measures while the others wait, so that nothing else runs on the host."""
-    parts = [measure(baseline, task.problem, clock)] if task.rank == 0 else []
+    parts = [measure_library(baseline, task.problem, clock)] if task.rank == 0 else []
     task.barrier()
     return parts

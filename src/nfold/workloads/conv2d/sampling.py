@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nfold.measurement import Part, Window
+from nfold.measurement import OperationPart, Window
 
 Clock = Callable[[], float]
 
-WINDOWS = 10
-WARM_UP_BUDGET_S = 2.0
-PART_BUDGET_S = 5.0
+MAX_WINDOWS = 10
+WARMUP_LIMIT_S = 2.0
+PART_LIMIT_S = 5.0
 """A part that is not windowed stops after this time once it has LEAST calls."""
-LEAST = 3
+MIN_CALLS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class TimedCall:
     """Something to time: ``call`` does it once, to its end, and returns its seconds.
 
     ``bytes`` is what one call moves at least over all ranks. A ``windowed`` probe is the
@@ -29,11 +29,11 @@ class Probe:
     call: Callable[[], float]
     bytes: int
     note: str = ""
-    windowed: bool = False
+    is_throughput: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampler:
+class CallTimer:
     """Times probes one after the other: warm-up, then ``steps`` calls of each.
 
     ``images`` is what one call handles over all ranks, ``own_images`` what this rank does of
@@ -42,31 +42,35 @@ class Sampler:
     """
 
     images: int
-    own_images: int
+    rank_images: int
     warmup: int
     steps: int
     clock: Clock
     barrier: Callable[[], None]
     beat: Callable[[int, int], None]
 
-    def run(self, probes: Sequence[Probe]) -> tuple[tuple[Part, ...], tuple[Window, ...]]:
+    def run(
+        self, probes: Sequence[TimedCall]
+    ) -> tuple[tuple[OperationPart, ...], tuple[Window, ...]]:
         """One part per probe, and the windows of the windowed one."""
-        parts: list[Part] = []
+        parts: list[OperationPart] = []
         windows: list[Window] = []
         total = self.steps * len(probes)
         for place, probe in enumerate(probes):
             calls = self._calls(probe, place * self.steps, total)
             self._warm_up(calls)
             self.barrier()
-            seconds = self._windows(calls, windows) if probe.windowed else self._limited(calls)
-            parts.append(self._part(probe, seconds))
+            seconds = (
+                self._windows(calls, windows) if probe.is_throughput else self._timed_part(calls)
+            )
+            parts.append(self._to_part(probe, seconds))
         return tuple(parts), tuple(windows)
 
-    def beat_all(self, probes: int) -> None:
+    def beat_finished(self, probes: int) -> None:
         """A sign of life after all calls of so many probes."""
         self.beat(self.steps * probes, self.steps * probes)
 
-    def _calls(self, probe: Probe, before: int, total: int) -> Iterator[float]:
+    def _calls(self, probe: TimedCall, before: int, total: int) -> Iterator[float]:
         """The seconds of endless calls, with a beat after each that stays inside the plan."""
         done = 0
         while True:
@@ -79,15 +83,15 @@ class Sampler:
         began = self.clock()
         for _ in range(self.warmup):
             next(calls)
-            if self.clock() - began > WARM_UP_BUDGET_S:
+            if self.clock() - began > WARMUP_LIMIT_S:
                 return
 
-    def _limited(self, calls: Iterator[float]) -> list[float]:
+    def _timed_part(self, calls: Iterator[float]) -> list[float]:
         began = self.clock()
         seconds: list[float] = []
         while len(seconds) < self.steps:
             seconds.append(next(calls))
-            if len(seconds) >= LEAST and self.clock() - began > PART_BUDGET_S:
+            if len(seconds) >= MIN_CALLS and self.clock() - began > PART_LIMIT_S:
                 break
         return seconds
 
@@ -102,13 +106,13 @@ class Sampler:
                 start_s=start,
                 seconds=self.clock() - start,
                 steps=steps,
-                samples=steps * self.own_images,
+                samples=steps * self.rank_images,
             )
             windows.append(window)
         return seconds
 
-    def _part(self, probe: Probe, seconds: Sequence[float]) -> Part:
-        return Part(
+    def _to_part(self, probe: TimedCall, seconds: Sequence[float]) -> OperationPart:
+        return OperationPart(
             name=probe.name,
             seconds=tuple(seconds),
             images=self.images,
@@ -119,5 +123,5 @@ class Sampler:
 
 def window_sizes(steps: int) -> list[int]:
     """The calls of each of up to WINDOWS windows; sizes differ by one at most."""
-    count = min(WINDOWS, steps)
+    count = min(MAX_WINDOWS, steps)
     return [(k + 1) * steps // count - k * steps // count for k in range(count)]

@@ -11,7 +11,7 @@ M = TypeVar("M")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate(Generic[M]):
+class ConvCandidate(Generic[M]):
     """A way to convolve, and what tables call it."""
 
     name: str
@@ -19,20 +19,22 @@ class Candidate(Generic[M]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(Generic[M]):
+class FastestSearch(Generic[M]):
     """Finds the fastest candidate, once per problem: ``seconds`` runs and times one."""
 
     seconds: Callable[[M], float]
-    found: dict[Hashable, Candidate[M]] = field(default_factory=dict)
+    cache: dict[Hashable, ConvCandidate[M]] = field(default_factory=dict)
 
-    def choose(self, problem: Hashable, candidates: Sequence[Candidate[M]]) -> Candidate[M]:
+    def choose(self, problem: Hashable, candidates: Sequence[ConvCandidate[M]]) -> ConvCandidate[M]:
         """The fastest for this problem; the first one where none is faster or all others fail."""
-        if problem not in self.found:
-            self.found[problem] = fastest(candidates, self.seconds)
-        return self.found[problem]
+        if problem not in self.cache:
+            self.cache[problem] = fastest(candidates, self.seconds)
+        return self.cache[problem]
 
 
-def fastest(candidates: Sequence[Candidate[M]], seconds: Callable[[M], float]) -> Candidate[M]:
+def fastest(
+    candidates: Sequence[ConvCandidate[M]], seconds: Callable[[M], float]
+) -> ConvCandidate[M]:
     """The candidate of the least time; the first one runs everywhere, and wins a tie.
 
     A candidate that raises is out: compilers differ in what they refuse. The first one's error
@@ -41,13 +43,13 @@ def fastest(candidates: Sequence[Candidate[M]], seconds: Callable[[M], float]) -
     best, *others = candidates
     least = seconds(best.method) if others else 0.0
     for other in others:
-        taken = _seconds_or_never(other, seconds)
+        taken = _seconds_or_infinity(other, seconds)
         if taken < least:
             best, least = other, taken
     return best
 
 
-def _seconds_or_never(candidate: Candidate[M], seconds: Callable[[M], float]) -> float:
+def _seconds_or_infinity(candidate: ConvCandidate[M], seconds: Callable[[M], float]) -> float:
     try:
         return seconds(candidate.method)
     except Exception:

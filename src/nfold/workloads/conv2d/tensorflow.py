@@ -17,7 +17,13 @@ import tensorflow as tf
 from nfold.workloads.conv2d.problem import Array
 from nfold.workloads.conv2d.rank import ConvResult, ConvTask
 from nfold.workloads.conv2d.sampling import Clock
-from nfold.workloads.conv2d.values import NumpyHost, Place, ValueLane, padding, run_lanes
+from nfold.workloads.conv2d.values import (
+    ArrayDevice,
+    DeviceSetup,
+    NumpyHostBuffers,
+    run_devices,
+    same_padding,
+)
 
 Tensor = Any
 Task = ConvTask[str]
@@ -28,40 +34,40 @@ def run_parts(
     task: Task, peak_memory_bytes: Callable[[], int], clock: Clock = time.monotonic
 ) -> ConvResult:
     """Time everything that the workload separates."""
-    return run_lanes(task, TensorFlowLane, peak_memory_bytes, clock)
+    return run_devices(task, TensorFlowConvDevice, peak_memory_bytes, clock)
 
 
-class TensorFlowLane(ValueLane):
+class TensorFlowConvDevice(ArrayDevice):
     """A device by name."""
 
     def __init__(
-        self, device: str, place: Place, host: NumpyHost, ones: Array, mean: Array
+        self, device: str, setup: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
     ) -> None:
         self.device = device
-        super().__init__(place, host, ones, mean)
+        super().__init__(setup, host, ones, mean)
 
     @property
     def method(self) -> str:
         """The function, and how it runs."""
-        return f"tf.nn.conv2d, {self.place.step}, by the host's clock"
+        return f"tf.nn.conv2d, {self.setup.step}, by the host's clock"
 
     def work(self) -> AbstractContextManager[object]:
         """Everything is made on this device."""
         device: AbstractContextManager[object] = tf.device(self.device)
         return device
 
-    def put(self, values: Array) -> Tensor:
+    def to_device(self, values: Array) -> Tensor:
         """A copy, on CPU devices too."""
         return tf.constant(values)
 
-    def take(self, value: Tensor) -> Array:
+    def to_host(self, value: Tensor) -> Array:
         """On a CPU device a view, else a copy."""
         return np.asarray(value)
 
     def convolve(self, images: Tensor, filters: Tensor) -> Tensor:
         """``tf.nn.conv2d``."""
-        pads, none = padding(filters.shape[0]), (0, 0)
-        last = self.place.layout == "channels_last"
+        pads, none = same_padding(filters.shape[0]), (0, 0)
+        last = self.setup.layout == "channels_last"
         return tf.nn.conv2d(
             images,
             filters,
@@ -70,11 +76,11 @@ class TensorFlowLane(ValueLane):
             data_format="NHWC" if last else "NCHW",
         )
 
-    def program(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """As it is, as a graph, or compiled by XLA."""
-        if self.place.step == "eager":
+        if self.setup.step == "eager":
             return function
-        compiled = self.place.step == "compiled"
+        compiled = self.setup.step == "compiled"
         made: Callable[..., Tensor] = tf.function(function, autograph=False, jit_compile=compiled)
         return made
 

@@ -16,18 +16,18 @@ import torch
 from nfold.errors import Unsupported
 from nfold.plan import Plan
 from nfold.workloads.conv2d import unsupported
-from nfold.workloads.conv2d.baselines import SCIPY, Baseline
+from nfold.workloads.conv2d.baselines import SCIPY_LIBRARIES, LibraryConvolution
 from nfold.workloads.conv2d.check import AnyFloat
 from nfold.workloads.conv2d.cpu import (
-    CpuLane,
-    Form,
-    TorchHost,
+    TensorFormat,
+    TorchCpuDevice,
+    TorchHostBuffers,
     convolve,
-    float32,
+    to_float32,
 )
-from nfold.workloads.conv2d.cuda import CudaLane
+from nfold.workloads.conv2d.cuda import TorchCudaDevice
 from nfold.workloads.conv2d.problem import to_correlation
-from nfold.workloads.conv2d.process import Process
+from nfold.workloads.conv2d.process import ConvProcess
 from nfold.workloads.conv2d.rank import ConvResult, ConvTask, first_call, measure_rank
 from nfold.workloads.conv2d.sampling import Clock
 
@@ -44,12 +44,12 @@ def run_parts(task: TorchTask, clock: Clock = time.monotonic) -> ConvResult:
     if reason is not None:
         raise Unsupported(reason)
     _set_arithmetic(task.plan)
-    host, cuda = _host(task), task.devices[0].type == "cuda"
+    host, cuda = _host_buffers(task), task.devices[0].type == "cuda"
     task.barrier()
     note = _first_call_note(cuda)
-    process, first = first_call(partial(_process, task, host, clock), host, note, clock)
+    process, first = first_call(partial(_create_process, task, host, clock), host, note, clock)
     hosts = {"pageable": host, "pinned": host.pinned()} if cuda else {"": host}
-    baselines = (*SCIPY, torch_on_cpu(task.cores))
+    baselines = (*SCIPY_LIBRARIES, torch_on_cpu(task.cores))
     return measure_rank(task, process, hosts, baselines, first, clock)
 
 
@@ -60,10 +60,10 @@ def _set_arithmetic(plan: Plan) -> None:
     torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
 
 
-def _host(task: TorchTask) -> TorchHost:
-    own = range(task.shares[0].start, task.shares[-1].stop)
-    images = Form.of(task.plan).tensor(task.problem.make_images(own))
-    return TorchHost(images=images, results=torch.empty_like(images))
+def _host_buffers(task: TorchTask) -> TorchHostBuffers:
+    own = range(task.device_images[0].start, task.device_images[-1].stop)
+    images = TensorFormat.of(task.plan).tensor(task.problem.make_images(own))
+    return TorchHostBuffers(images=images, results=torch.empty_like(images))
 
 
 def _first_call_note(cuda: bool) -> str:
@@ -77,35 +77,37 @@ def _first_call_note(cuda: bool) -> str:
     )
 
 
-def _process(task: TorchTask, host: TorchHost, clock: Clock) -> Process[TorchHost]:
-    form = Form.of(task.plan)
-    first = task.shares[0].start
+def _create_process(
+    task: TorchTask, host: TorchHostBuffers, clock: Clock
+) -> ConvProcess[TorchHostBuffers]:
+    form = TensorFormat.of(task.plan)
+    first = task.device_images[0].start
     lanes = []
-    for device, share in zip(task.devices, task.shares, strict=True):
-        kind = CudaLane if device.type == "cuda" else CpuLane
+    for device, share in zip(task.devices, task.device_images, strict=True):
+        kind = TorchCudaDevice if device.type == "cuda" else TorchCpuDevice
         place = slice(share.start - first, share.stop - first)
         lanes.append(kind(task.problem, form, device, host, place))
-    return Process(
+    return ConvProcess(
         problem=task.problem,
-        lanes=lanes,
-        shares=task.shares,
+        devices=lanes,
+        device_images=task.device_images,
         precision=str(task.plan.precision),
         itemsize=form.dtype.itemsize,
         clock=clock,
     )
 
 
-def torch_on_cpu(threads: int) -> Baseline:
+def torch_on_cpu(threads: int) -> LibraryConvolution:
     """torch's float32 convolution on so many cores, without any device."""
-    form = Form(dtype=torch.float32, memory_format=torch.contiguous_format)
+    form = TensorFormat(dtype=torch.float32, memory_format=torch.contiguous_format)
 
     def on_cpu(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
         with _threads(threads):
             made = convolve(form.tensor(images), form.tensor(to_correlation(filters)))
-            return float32(made, range(len(images)))
+            return to_float32(made, range(len(images)))
 
     noun = "thread" if threads == 1 else "threads"
-    return Baseline(name=f"torch on the CPU, {threads} {noun}", convolve=on_cpu)
+    return LibraryConvolution(name=f"torch on the CPU, {threads} {noun}", convolve=on_cpu)
 
 
 @contextmanager

@@ -19,27 +19,29 @@ import numpy as np
 
 from nfold.errors import Unsupported
 from nfold.workloads.conv2d import unsupported
-from nfold.workloads.conv2d.baselines import SCIPY
-from nfold.workloads.conv2d.lane import Host, Lane, Reading
+from nfold.workloads.conv2d.baselines import SCIPY_LIBRARIES
+from nfold.workloads.conv2d.lane import ConvDevice, HostBuffers, ReadSeconds
 from nfold.workloads.conv2d.problem import Array, to_correlation
-from nfold.workloads.conv2d.process import Process
+from nfold.workloads.conv2d.process import ConvProcess
 from nfold.workloads.conv2d.rank import ConvResult, ConvTask, first_call, measure_rank
 from nfold.workloads.conv2d.sampling import Clock
 
 D = TypeVar("D")
-Value = Any
+DeviceArray = Any
 """An array of the library, on a device."""
 
-ROTATION = 3
+IMAGE_COPIES = 3
 """Sets of images that take turns, so that no call meets those of the call before."""
 GPU_CHAIN = 50
 GPU_EVICTION_BYTES = 512 * 2**20
 """Several times the largest cache of a GPU; neither library says how large it is."""
-FIRST_CALL = "allocation, copies, tracing and compilation, convolution; the library runs already"
+FIRST_CALL_NOTE = (
+    "allocation, copies, tracing and compilation, convolution; the library runs already"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumpyHost(Host):
+class NumpyHostBuffers(HostBuffers):
     """Images and results of one process, in the order of axes that the devices compute in."""
 
     images: Array
@@ -47,7 +49,7 @@ class NumpyHost(Host):
     layout: str
 
     @classmethod
-    def of(cls, images: Array, layout: str) -> NumpyHost:
+    def of(cls, images: Array, layout: str) -> NumpyHostBuffers:
         """From images [n, c, h, w]."""
         axes = (0, 2, 3, 1) if layout == "channels_last" else (0, 1, 2, 3)
         ordered = np.ascontiguousarray(images.transpose(axes))
@@ -55,23 +57,23 @@ class NumpyHost(Host):
 
     def inputs(self, places: Sequence[int]) -> Array:
         """Some images [n, c, h, w]."""
-        return self._first(self.images, places)
+        return self._channels_first(self.images, places)
 
     def outputs(self, places: Sequence[int]) -> Array:
         """Some results [n, c, h, w]."""
-        return self._first(self.results, places)
+        return self._channels_first(self.results, places)
 
-    def _first(self, values: Array, places: Sequence[int]) -> Array:
+    def _channels_first(self, values: Array, places: Sequence[int]) -> Array:
         chosen = values[list(places)]
         return chosen.transpose(0, 3, 1, 2) if self.layout == "channels_last" else chosen
 
-    def wipe(self) -> None:
+    def fill_nan(self) -> None:
         """Fill the results with NaN."""
         self.results.fill(np.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class DeviceSetup:
     """Where a lane is: its part of the host's images, and what it is told of the plan.
 
     ``peak`` says the most bytes that the fullest device held so far.
@@ -81,73 +83,75 @@ class Place:
     layout: str
     step: str
     on_gpu: bool
-    peak: Callable[[], int]
+    peak_memory_bytes: Callable[[], int]
 
 
-class ValueLane(Lane[NumpyHost]):
+class ArrayDevice(ConvDevice[NumpyHostBuffers]):
     """A device of such a library. Copies are explicit on CPU devices too, and are made."""
 
-    copies = True
+    always_copies = True
 
-    def __init__(self, place: Place, host: NumpyHost, ones: Array, mean: Array) -> None:
-        self.place, self._mean_filters = place, mean
-        if place.on_gpu:
+    def __init__(
+        self, setup: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
+    ) -> None:
+        self.setup, self._mean_filters = setup, mean
+        if setup.on_gpu:
             self.chain, self.eviction_bytes = GPU_CHAIN, GPU_EVICTION_BYTES
         with self.work():
-            self._convolution = self.program(self.convolve)
-            self._chain = self.program(self._in_a_row)
+            self._convolution = self.compile(self.convolve)
+            self._chain = self.compile(self._convolve_chain)
             self.upload(host)
             self.result = self.input
-            self.use(ones)
+            self.set_filters(ones)
 
     @abstractmethod
-    def put(self, values: Array) -> Value:
+    def to_device(self, values: Array) -> DeviceArray:
         """A copy on the device."""
 
     @abstractmethod
-    def take(self, value: Value) -> Array:
+    def to_host(self, value: DeviceArray) -> Array:
         """The values on the host, valid until the next call; waits for them."""
 
     @abstractmethod
-    def convolve(self, images: Value, filters: Value) -> Value:
+    def convolve(self, images: DeviceArray, filters: DeviceArray) -> DeviceArray:
         """Correlate images with filters [k, k, in, out], padded as ``padding`` says."""
 
     @abstractmethod
-    def program(self, function: Callable[..., Value]) -> Callable[..., Value]:
+    def compile(self, function: Callable[..., DeviceArray]) -> Callable[..., DeviceArray]:
         """The function as the plan's step has it run."""
 
     @abstractmethod
-    def wait(self, values: Sequence[Value]) -> None:
+    def wait(self, values: Sequence[DeviceArray]) -> None:
         """Wait until these are computed."""
 
-    def use(self, filters: Array) -> None:
+    def set_filters(self, filters: Array) -> None:
         """Convolve with these filters from now on."""
         self.filters = self._on_device(filters)
 
-    def _on_device(self, filters: Array) -> Value:
-        return self.put(np.ascontiguousarray(to_correlation(filters).transpose(2, 3, 1, 0)))
+    def _on_device(self, filters: Array) -> DeviceArray:
+        return self.to_device(np.ascontiguousarray(to_correlation(filters).transpose(2, 3, 1, 0)))
 
-    def upload(self, host: NumpyHost) -> None:
+    def upload(self, host: NumpyHostBuffers) -> None:
         """Copy this lane's images to the device."""
-        self.input = self.put(host.images[self.place.images])
+        self.input = self.to_device(host.images[self.setup.images])
 
     def compute(self) -> None:
         """Convolve the images."""
         self.result = self._convolution(self.input, self.filters)
 
-    def skip(self) -> None:
+    def pass_through(self) -> None:
         """Take the images themselves for the results."""
         self.result = self.input
 
-    def download(self, host: NumpyHost) -> None:
+    def download(self, host: NumpyHostBuffers) -> None:
         """Copy the results into their place in the host's buffer."""
-        host.results[self.place.images] = self.take(self.result)
+        host.results[self.setup.images] = self.to_host(self.result)
 
     def finish(self) -> None:
         """Wait for the newest images and results."""
         self.wait([self.input, self.result])
 
-    def timed(self, action: Callable[[], object]) -> Reading:
+    def time_action(self, action: Callable[[], object]) -> ReadSeconds:
         """From an idle device until it is idle again, by the host's clock."""
         self.finish()
         start = time.monotonic()
@@ -156,27 +160,29 @@ class ValueLane(Lane[NumpyHost]):
         seconds = time.monotonic() - start
         return lambda: seconds
 
-    def together(self, seconds: Sequence[float]) -> float:
+    def combine_seconds(self, seconds: Sequence[float]) -> float:
         """GPUs run at the same time; CPU devices share one pool of threads."""
-        return max(seconds) if self.place.on_gpu else sum(seconds)
+        return max(seconds) if self.setup.on_gpu else sum(seconds)
 
     def peak_memory_bytes(self) -> int:
         """The most that the fullest device held so far."""
-        return self.place.peak()
+        return self.setup.peak_memory_bytes()
 
     @cached_property
-    def _rotation(self) -> Iterator[Value]:
-        images = self.take(self.input)
-        return itertools.cycle([self.input, *(self.put(images) for _ in range(ROTATION - 1))])
+    def _rotation(self) -> Iterator[DeviceArray]:
+        images = self.to_host(self.input)
+        return itertools.cycle(
+            [self.input, *(self.to_device(images) for _ in range(IMAGE_COPIES - 1))]
+        )
 
-    def turn(self) -> None:
+    def rotate_images(self) -> None:
         """Go on to another copy of the images."""
         self.input = next(self._rotation)
 
     @cached_property
-    def _eviction(self) -> tuple[Value, Callable[..., Value]]:
-        values = self.put(np.zeros(self.eviction_bytes // 4, np.float32))
-        return values, self.program(lambda values: values + 1)
+    def _eviction(self) -> tuple[DeviceArray, Callable[..., DeviceArray]]:
+        values = self.to_device(np.zeros(self.eviction_bytes // 4, np.float32))
+        return values, self.compile(lambda values: values + 1)
 
     def evict(self) -> None:
         """Read and write over the cache, to the end."""
@@ -184,10 +190,10 @@ class ValueLane(Lane[NumpyHost]):
         self.wait([write(values)])
 
     @cached_property
-    def _mean(self) -> Value:
+    def _mean(self) -> DeviceArray:
         return self._on_device(self._mean_filters)
 
-    def _in_a_row(self, images: Value, filters: Value) -> Value:
+    def _convolve_chain(self, images: DeviceArray, filters: DeviceArray) -> DeviceArray:
         for _ in range(self.chain):
             images = self.convolve(images, filters)
         return images
@@ -197,15 +203,15 @@ class ValueLane(Lane[NumpyHost]):
         self.result = self._chain(self.input, self._mean)
 
 
-def padding(width: int) -> tuple[int, int]:
+def same_padding(width: int) -> tuple[int, int]:
     """Pixels before and after, of scipy's ``same`` for a convolution: an even filter's differ."""
     return width // 2, (width - 1) // 2
 
 
-def run_lanes(
+def run_devices(
     task: ConvTask[D],
-    lane: Callable[[D, Place, NumpyHost, Array, Array], ValueLane],
-    peak: Callable[[], int],
+    create_device: Callable[[D, DeviceSetup, NumpyHostBuffers, Array, Array], ArrayDevice],
+    peak_memory_bytes: Callable[[], int],
     clock: Clock,
 ) -> ConvResult:
     """Time every part on the one process of a plan; ``lane`` makes a device's.
@@ -217,35 +223,35 @@ def run_lanes(
     if reason is not None:
         raise Unsupported(reason)
     images = task.problem.make_images(range(task.problem.images))
-    host = NumpyHost.of(images, str(task.plan.layout))
-    begin = partial(_process, task, lane, peak, host, clock)
-    process, first = first_call(begin, host, FIRST_CALL, clock)
+    host = NumpyHostBuffers.of(images, str(task.plan.layout))
+    begin = partial(_create_process, task, create_device, peak_memory_bytes, host, clock)
+    process, first = first_call(begin, host, FIRST_CALL_NOTE, clock)
     hosts = {"pageable" if task.plan.device == "cuda" else "": host}
-    return measure_rank(task, process, hosts, SCIPY, first, clock)
+    return measure_rank(task, process, hosts, SCIPY_LIBRARIES, first, clock)
 
 
-def _process(
+def _create_process(
     task: ConvTask[D],
-    lane: Callable[[D, Place, NumpyHost, Array, Array], ValueLane],
+    lane: Callable[[D, DeviceSetup, NumpyHostBuffers, Array, Array], ArrayDevice],
     peak: Callable[[], int],
-    host: NumpyHost,
+    host: NumpyHostBuffers,
     clock: Clock,
-) -> Process[NumpyHost]:
+) -> ConvProcess[NumpyHostBuffers]:
     plan, problem = task.plan, task.problem
     lanes = []
-    for device, share in zip(task.devices, task.shares, strict=True):
-        place = Place(
+    for device, share in zip(task.devices, task.device_images, strict=True):
+        place = DeviceSetup(
             images=slice(share.start, share.stop),
             layout=host.layout,
             step=str(plan.step),
             on_gpu=plan.device == "cuda",
-            peak=peak,
+            peak_memory_bytes=peak,
         )
-        lanes.append(lane(device, place, host, problem.ones(), problem.mean()))
-    return Process(
+        lanes.append(lane(device, place, host, problem.ones_filter(), problem.mean_filter()))
+    return ConvProcess(
         problem=problem,
-        lanes=lanes,
-        shares=task.shares,
+        devices=lanes,
+        device_images=task.device_images,
         precision=str(plan.precision),
         itemsize=host.images.itemsize,
         clock=clock,

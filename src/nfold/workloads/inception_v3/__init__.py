@@ -4,44 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nfold.plan import Defaults
-from nfold.workloads.base import PEAK, SAMPLES, Info, Parameter
+from nfold.plan import WorkloadDefaults
+from nfold.workloads.base import PEAK_RATE, TRAIN_SAMPLES, WorkloadInfo, WorkloadParameter
 from nfold.workloads.inception_v3.architecture import (
     AUXILIARY,
+    AUXILIARY_GRID_SIDE,
     BODY,
-    SIDE_OF_17,
     TOP,
-    after,
     multiplications,
+    output_shape,
 )
 
 CLASSES = 1000
 AUXILIARY_WEIGHT = 0.4
 """Of the auxiliary head in the loss, as in Google's training code of 2016 (inception_model.py)."""
-SMOOTHING = 0.1
+LABEL_SMOOTHING = 0.1
 """Of the labels (section 7 of the paper)."""
 LEARNING_RATE = 0.045
 """The paper's (section 8)."""
 WEIGHT_DECAY = 4e-5
 """As in Google's published training code."""
-SMALLEST = 75
+MIN_SIDE = 75
 """Pixels of the smallest image that leaves a grid for the last blocks."""
 
 
 def flop_per_sample(parameters: Mapping[str, int]) -> float:
     """All convolutions and dense layers, forward and twice that backward."""
     given = (3, parameters["size"], parameters["size"])
-    grid = after(BODY, given)
+    grid = output_shape(BODY, given)
     total = sum(multiplications(BODY, given)) + sum(multiplications(TOP, grid))
-    total += after(TOP, grid)[0] * parameters["classes"]
+    total += output_shape(TOP, grid)[0] * parameters["classes"]
     if parameters["aux"]:
-        pooled = (grid[0], SIDE_OF_17, SIDE_OF_17)
+        pooled = (grid[0], AUXILIARY_GRID_SIDE, AUXILIARY_GRID_SIDE)
         total += sum(multiplications(AUXILIARY, pooled))
-        total += after(AUXILIARY, pooled)[0] * parameters["classes"]
+        total += output_shape(AUXILIARY, pooled)[0] * parameters["classes"]
     return 3 * 2 * total
 
 
-INFO = Info(
+INFO = WorkloadInfo(
     name="inception_v3",
     summary="Inception-v3 on JPEG photographs with its published distortions: 27.2 M parameters",
     source=(
@@ -52,13 +52,17 @@ INFO = Info(
     dataset="photographs",
     training_samples=1_281_167,
     parameters={
-        "size": Parameter(default=299, meaning="pixels of an image's side", minimum=SMALLEST),
-        "classes": Parameter(default=CLASSES, meaning="classes that the labels are of", minimum=2),
-        "aux": Parameter(default=1, meaning="1: with the auxiliary head", minimum=0, maximum=1),
-        "repeat": Parameter(default=1, meaning="times that an epoch has every photograph"),
-        "samples": SAMPLES,
-        "peak": PEAK,
+        "size": WorkloadParameter(default=299, help="pixels of an image's side", minimum=MIN_SIDE),
+        "classes": WorkloadParameter(
+            default=CLASSES, help="classes that the labels are of", minimum=2
+        ),
+        "aux": WorkloadParameter(
+            default=1, help="1: with the auxiliary head", minimum=0, maximum=1
+        ),
+        "repeat": WorkloadParameter(default=1, help="times that an epoch has every photograph"),
+        "samples": TRAIN_SAMPLES,
+        "peak": PEAK_RATE,
     },
-    defaults=Defaults(batch=32, epochs=1, encoded=True),
+    defaults=WorkloadDefaults(batch=32, epochs=1, encoded=True),
     flop_per_sample=flop_per_sample,
 )

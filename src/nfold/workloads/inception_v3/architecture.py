@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvolutionSpec:
     """``channels`` outputs of a ``height`` × ``width`` kernel; padded to keep the size, or not."""
 
     channels: int
@@ -22,117 +22,136 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class Pooling:
+class Pooling3x3:
     """3 × 3: the largest value at stride 2, unpadded; or the mean at stride 1, padded."""
 
-    largest: bool
+    is_max: bool
 
 
 @dataclass(frozen=True)
-class Branches:
+class InceptionBranches:
     """Branches over the same input, joined along the channels in their order."""
 
     branches: tuple[tuple[Layer, ...], ...]
 
 
-Layer = Convolution | Pooling | Branches
+Layer = ConvolutionSpec | Pooling3x3 | InceptionBranches
 Shape = tuple[int, int, int]
 """Channels, height, width."""
 
-LARGEST = Pooling(largest=True)
-MEAN = Pooling(largest=False)
-SIDE_OF_17 = 5
+MAX_POOL = Pooling3x3(is_max=True)
+MEAN_POOL = Pooling3x3(is_max=False)
+AUXILIARY_GRID_SIDE = 5
 """The auxiliary head's grid: a 5 × 5 mean of the 17 × 17 grid at stride 3."""
 
 
-def one(channels: int) -> Convolution:
+def conv1x1(channels: int) -> ConvolutionSpec:
     """1 × 1."""
-    return Convolution(channels, 1, 1)
+    return ConvolutionSpec(channels, 1, 1)
 
 
-def three(channels: int) -> Convolution:
+def conv3x3(channels: int) -> ConvolutionSpec:
     """3 × 3."""
-    return Convolution(channels, 3, 3)
+    return ConvolutionSpec(channels, 3, 3)
 
 
-def halving(channels: int) -> Convolution:
+def conv3x3_stride2(channels: int) -> ConvolutionSpec:
     """3 × 3 at stride 2, unpadded."""
-    return Convolution(channels, 3, 3, stride=2, padded=False)
+    return ConvolutionSpec(channels, 3, 3, stride=2, padded=False)
 
 
-def row(channels: int, length: int) -> Convolution:
+def conv_row(channels: int, length: int) -> ConvolutionSpec:
     """1 × ``length``."""
-    return Convolution(channels, 1, length)
+    return ConvolutionSpec(channels, 1, length)
 
 
-def column(channels: int, length: int) -> Convolution:
+def conv_column(channels: int, length: int) -> ConvolutionSpec:
     """``length`` × 1."""
-    return Convolution(channels, length, 1)
+    return ConvolutionSpec(channels, length, 1)
 
 
-def _of_35(pooled: int) -> Branches:
-    return Branches(
+def _block_35(pooled: int) -> InceptionBranches:
+    return InceptionBranches(
         (
-            (one(64),),
-            (one(48), Convolution(64, 5, 5)),
-            (one(64), three(96), three(96)),
-            (MEAN, one(pooled)),
+            (conv1x1(64),),
+            (conv1x1(48), ConvolutionSpec(64, 5, 5)),
+            (conv1x1(64), conv3x3(96), conv3x3(96)),
+            (MEAN_POOL, conv1x1(pooled)),
         )
     )
 
 
-def _of_17(inner: int) -> Branches:
+def _block_17(inner: int) -> InceptionBranches:
     """7 × 7 convolutions as rows and columns of 7."""
-    twice = (one(inner), column(inner, 7), row(inner, 7), column(inner, 7), row(192, 7))
-    return Branches(
+    twice = (
+        conv1x1(inner),
+        conv_column(inner, 7),
+        conv_row(inner, 7),
+        conv_column(inner, 7),
+        conv_row(192, 7),
+    )
+    return InceptionBranches(
         (
-            (one(192),),
-            (one(inner), row(inner, 7), column(192, 7)),
+            (conv1x1(192),),
+            (conv1x1(inner), conv_row(inner, 7), conv_column(192, 7)),
             twice,
-            (MEAN, one(192)),
+            (MEAN_POOL, conv1x1(192)),
         )
     )
 
 
-def _of_8() -> Branches:
+def _block_8() -> InceptionBranches:
     """The widest: rows and columns of 3 side by side."""
-    both = Branches(((row(384, 3),), (column(384, 3),)))
-    return Branches(((one(320),), (one(384), both), (one(448), three(384), both), (MEAN, one(192))))
+    both = InceptionBranches(((conv_row(384, 3),), (conv_column(384, 3),)))
+    return InceptionBranches(
+        (
+            (conv1x1(320),),
+            (conv1x1(384), both),
+            (conv1x1(448), conv3x3(384), both),
+            (MEAN_POOL, conv1x1(192)),
+        )
+    )
 
 
 STEM: tuple[Layer, ...] = (
-    halving(32),
-    Convolution(32, 3, 3, padded=False),
-    three(64),
-    LARGEST,
-    one(80),
-    Convolution(192, 3, 3, padded=False),
-    LARGEST,
+    conv3x3_stride2(32),
+    ConvolutionSpec(32, 3, 3, padded=False),
+    conv3x3(64),
+    MAX_POOL,
+    conv1x1(80),
+    ConvolutionSpec(192, 3, 3, padded=False),
+    MAX_POOL,
 )
-TO_17 = Branches(((halving(384),), (one(64), three(96), halving(96)), (LARGEST,)))
-TO_8 = Branches(
-    ((one(192), halving(320)), (one(192), row(192, 7), column(192, 7), halving(192)), (LARGEST,))
+REDUCTION_17 = InceptionBranches(
+    ((conv3x3_stride2(384),), (conv1x1(64), conv3x3(96), conv3x3_stride2(96)), (MAX_POOL,))
+)
+REDUCTION_8 = InceptionBranches(
+    (
+        (conv1x1(192), conv3x3_stride2(320)),
+        (conv1x1(192), conv_row(192, 7), conv_column(192, 7), conv3x3_stride2(192)),
+        (MAX_POOL,),
+    )
 )
 BODY: tuple[Layer, ...] = (
     *STEM,
-    *map(_of_35, (32, 64, 64)),
-    TO_17,
-    *map(_of_17, (128, 160, 160, 192)),
+    *map(_block_35, (32, 64, 64)),
+    REDUCTION_17,
+    *map(_block_17, (128, 160, 160, 192)),
 )
 """Up to where the auxiliary head branches off."""
-TOP: tuple[Layer, ...] = (TO_8, _of_8(), _of_8())
-AUXILIARY: tuple[Layer, ...] = (one(128), Convolution(768, 5, 5, padded=False))
+TOP: tuple[Layer, ...] = (REDUCTION_8, _block_8(), _block_8())
+AUXILIARY: tuple[Layer, ...] = (conv1x1(128), ConvolutionSpec(768, 5, 5, padded=False))
 """Of the auxiliary head, between its mean pooling and its dense layer."""
 
 
-def shape_after(layer: Layer, given: Shape) -> Shape:
+def layer_output_shape(layer: Layer, shape: Shape) -> Shape:
     """The shape that a layer makes of another."""
-    channels, height, width = given
-    if isinstance(layer, Branches):
-        ends = [after(branch, given) for branch in layer.branches]
+    channels, height, width = shape
+    if isinstance(layer, InceptionBranches):
+        ends = [output_shape(branch, shape) for branch in layer.branches]
         return sum(end[0] for end in ends), *ends[0][1:]
-    if isinstance(layer, Pooling):
-        return (channels, _side(height, 3, 2), _side(width, 3, 2)) if layer.largest else given
+    if isinstance(layer, Pooling3x3):
+        return (channels, _side(height, 3, 2), _side(width, 3, 2)) if layer.is_max else shape
     if layer.padded:
         return layer.channels, -(-height // layer.stride), -(-width // layer.stride)
     tall, wide = (
@@ -146,20 +165,20 @@ def _side(side: int, kernel: int, stride: int) -> int:
     return (side - kernel) // stride + 1
 
 
-def after(layers: tuple[Layer, ...], given: Shape) -> Shape:
+def output_shape(layers: tuple[Layer, ...], shape: Shape) -> Shape:
     """The shape that layers make of another, one after the other."""
     for layer in layers:
-        given = shape_after(layer, given)
-    return given
+        shape = layer_output_shape(layer, shape)
+    return shape
 
 
-def multiplications(layers: tuple[Layer, ...], given: Shape) -> Iterator[int]:
+def multiplications(layers: tuple[Layer, ...], shape: Shape) -> Iterator[int]:
     """Of every convolution of the layers, for one sample."""
     for layer in layers:
-        if isinstance(layer, Branches):
+        if isinstance(layer, InceptionBranches):
             for branch in layer.branches:
-                yield from multiplications(branch, given)
-        elif isinstance(layer, Convolution):
-            outputs, height, width = shape_after(layer, given)
-            yield outputs * height * width * given[0] * layer.height * layer.width
-        given = shape_after(layer, given)
+                yield from multiplications(branch, shape)
+        elif isinstance(layer, ConvolutionSpec):
+            outputs, height, width = layer_output_shape(layer, shape)
+            yield outputs * height * width * shape[0] * layer.height * layer.width
+        shape = layer_output_shape(layer, shape)

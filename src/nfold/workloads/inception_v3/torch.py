@@ -10,21 +10,21 @@ from torch.nn import functional
 
 from nfold.workloads.inception_v3 import (
     AUXILIARY_WEIGHT,
+    LABEL_SMOOTHING,
     LEARNING_RATE,
-    SMOOTHING,
     WEIGHT_DECAY,
 )
 from nfold.workloads.inception_v3.architecture import (
     AUXILIARY,
+    AUXILIARY_GRID_SIDE,
     BODY,
-    SIDE_OF_17,
     TOP,
-    Branches,
-    Convolution,
+    ConvolutionSpec,
+    InceptionBranches,
     Layer,
-    Pooling,
+    Pooling3x3,
     Shape,
-    after,
+    output_shape,
 )
 from nfold.workloads.torch import sgd
 
@@ -32,19 +32,19 @@ Outputs = Tensor | tuple[Tensor, Tensor]
 """Logits [n, classes]; while training with the auxiliary head its logits as well."""
 
 
-class Joined(nn.Module):
+class ConcatenatedBranches(nn.Module):
     """Branches over the same input, joined along the channels."""
 
-    def __init__(self, layer: Branches, inputs: int) -> None:
+    def __init__(self, layer: InceptionBranches, inputs: int) -> None:
         super().__init__()
-        self.branches = nn.ModuleList(built(branch, inputs) for branch in layer.branches)
+        self.branches = nn.ModuleList(build_layers(branch, inputs) for branch in layer.branches)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [n, inputs, h, w] to [n, outputs, h, w], or less of h and w."""
         return torch.cat([branch(images) for branch in self.branches], dim=1)
 
 
-class Auxiliary(nn.Module):
+class AuxiliaryHead(nn.Module):
     """The head over the 17 × 17 grid: a 5 × 5 mean at stride 3, two convolutions, a dense layer.
 
     Smaller images have a smaller grid: its mean is then taken over 5 × 5 equal parts.
@@ -53,9 +53,13 @@ class Auxiliary(nn.Module):
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
         inputs, side, _ = shape
-        self.pool = nn.AvgPool2d(5, stride=3) if side >= 17 else nn.AdaptiveAvgPool2d(SIDE_OF_17)
-        self.convolutions = built(AUXILIARY, inputs)
-        self.dense = nn.Linear(after(AUXILIARY, (inputs, SIDE_OF_17, SIDE_OF_17))[0], classes)
+        self.pool = (
+            nn.AvgPool2d(5, stride=3) if side >= 17 else nn.AdaptiveAvgPool2d(AUXILIARY_GRID_SIDE)
+        )
+        self.convolutions = build_layers(AUXILIARY, inputs)
+        self.dense = nn.Linear(
+            output_shape(AUXILIARY, (inputs, AUXILIARY_GRID_SIDE, AUXILIARY_GRID_SIDE))[0], classes
+        )
 
     def forward(self, grid: Tensor) -> Tensor:
         """The grid [n, 768, 17, 17] to logits [n, classes]."""
@@ -63,16 +67,16 @@ class Auxiliary(nn.Module):
         return logits
 
 
-class Inception(nn.Module):
+class InceptionV3(nn.Module):
     """The network; while training it returns its logits and the auxiliary head's."""
 
     def __init__(self, size: int, classes: int, *, auxiliary: bool) -> None:
         super().__init__()
-        grid = after(BODY, (3, size, size))
-        self.body = built(BODY, 3)
-        self.auxiliary = Auxiliary(grid, classes) if auxiliary else None
-        self.top = built(TOP, grid[0])
-        self.dense = nn.Linear(after(TOP, grid)[0], classes)
+        grid = output_shape(BODY, (3, size, size))
+        self.body = build_layers(BODY, 3)
+        self.auxiliary = AuxiliaryHead(grid, classes) if auxiliary else None
+        self.top = build_layers(TOP, grid[0])
+        self.dense = nn.Linear(output_shape(TOP, grid)[0], classes)
 
     def forward(self, images: Tensor) -> Outputs:
         """Images [n, 3, size, size] to logits [n, classes], once or twice."""
@@ -83,24 +87,24 @@ class Inception(nn.Module):
         return logits
 
 
-def built(layers: Iterable[Layer], inputs: int) -> nn.Sequential:
+def build_layers(layers: Iterable[Layer], inputs: int) -> nn.Sequential:
     """The layers as modules, one after the other."""
     modules: list[nn.Module] = []
     for layer in layers:
-        modules += _modules(layer, inputs)
-        inputs = after((layer,), (inputs, 99, 99))[0]
+        modules += _layer_modules(layer, inputs)
+        inputs = output_shape((layer,), (inputs, 99, 99))[0]
     return nn.Sequential(*modules)
 
 
-def _modules(layer: Layer, inputs: int) -> list[nn.Module]:
-    if isinstance(layer, Branches):
-        return [Joined(layer, inputs)]
-    if isinstance(layer, Pooling):
-        return [nn.MaxPool2d(3, 2) if layer.largest else nn.AvgPool2d(3, 1, padding=1)]
+def _layer_modules(layer: Layer, inputs: int) -> list[nn.Module]:
+    if isinstance(layer, InceptionBranches):
+        return [ConcatenatedBranches(layer, inputs)]
+    if isinstance(layer, Pooling3x3):
+        return [nn.MaxPool2d(3, 2) if layer.is_max else nn.AvgPool2d(3, 1, padding=1)]
     return _convolution(layer, inputs)
 
 
-def _convolution(layer: Convolution, inputs: int) -> list[nn.Module]:
+def _convolution(layer: ConvolutionSpec, inputs: int) -> list[nn.Module]:
     """Without a bias, which the batch norm after it has."""
     kernel = layer.height, layer.width
     padding = (layer.height // 2, layer.width // 2) if layer.padded else 0
@@ -116,17 +120,17 @@ def model(parameters: Mapping[str, int], classes: int) -> nn.Module:
 
     Normal, cut off at two deviations of 0.1; in the auxiliary head's last layers 0.01 and 0.001.
     """
-    module = Inception(parameters["size"], classes, auxiliary=bool(parameters["aux"]))
+    module = InceptionV3(parameters["size"], classes, auxiliary=bool(parameters["aux"]))
     for part in module.modules():
         if isinstance(part, nn.Conv2d | nn.Linear):
-            _draw(part, 0.1)
+            _init_weights(part, 0.1)
     if module.auxiliary is not None:
-        _draw(module.auxiliary.convolutions[3], 0.01)
-        _draw(module.auxiliary.dense, 0.001)
+        _init_weights(module.auxiliary.convolutions[3], 0.01)
+        _init_weights(module.auxiliary.dense, 0.001)
     return module
 
 
-def _draw(layer: nn.Module, deviation: float) -> None:
+def _init_weights(layer: nn.Module, deviation: float) -> None:
     assert isinstance(layer, nn.Conv2d | nn.Linear)
     weight = layer.weight.data.normal_(std=deviation)
     outside = weight.abs() > 2 * deviation
@@ -140,13 +144,15 @@ def _draw(layer: nn.Module, deviation: float) -> None:
 def loss(outputs: Outputs, labels: Tensor) -> Tensor:
     """Mean cross entropy with smoothed labels, and AUXILIARY_WEIGHT times the other head's."""
     if isinstance(outputs, Tensor):
-        return _smoothed(outputs, labels)
+        return _smoothed_cross_entropy(outputs, labels)
     logits, auxiliary = outputs
-    return _smoothed(logits, labels) + AUXILIARY_WEIGHT * _smoothed(auxiliary, labels)
+    return _smoothed_cross_entropy(logits, labels) + AUXILIARY_WEIGHT * _smoothed_cross_entropy(
+        auxiliary, labels
+    )
 
 
-def _smoothed(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.float(), labels, label_smoothing=SMOOTHING)
+def _smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.float(), labels, label_smoothing=LABEL_SMOOTHING)
 
 
 def optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from nfold.workloads.mnist import RATE
+from nfold.workloads.mnist import MNIST_RATE
 from nfold.workloads.torch import cross_entropy, sgd
 
-loss = cross_entropy
+mnist_loss = cross_entropy
 
 
-def model(_: Mapping[str, int], classes: int) -> nn.Module:
+def mnist_model(_: Mapping[str, int], classes: int) -> nn.Module:
     """Images [n, 1, 28, 28] to logits [n, classes]."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
@@ -30,6 +30,6 @@ def model(_: Mapping[str, int], classes: int) -> nn.Module:
     )
 
 
-def optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
+def mnist_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
     """SGD at a fixed rate."""
-    return sgd(module, RATE)
+    return sgd(module, MNIST_RATE)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nfold.plan import Defaults
-from nfold.workloads.base import CUTOUT, PEAK, SAMPLES, TEST_SAMPLES, Info, Parameter
+from nfold.plan import WorkloadDefaults
+from nfold.workloads.base import (
+    CUTOUT_SIDE,
+    PEAK_RATE,
+    TEST_SAMPLES,
+    TRAIN_SAMPLES,
+    WorkloadInfo,
+    WorkloadParameter,
+)
 
-STAGES = (16, 32, 64)
+WIDE_RESNET_STAGES = (16, 32, 64)
 """Channels of the three stages before widening; the first convolution has 16."""
-RATE = 0.1
+WIDE_RESNET_RATE = 0.1
 """The paper's first learning rate, where no peak is asked for."""
-WEIGHT_DECAY = 5e-4
+WIDE_RESNET_WEIGHT_DECAY = 5e-4
 
 
 def blocks_per_stage(depth: int) -> int:
@@ -29,11 +36,11 @@ def impossible_depth(parameters: Mapping[str, int]) -> str | None:
     return f"depth {depth} is not 6n + 4; the nearest allowed are {nearest[0]} and {nearest[1]}"
 
 
-def flop_per_sample(parameters: Mapping[str, int]) -> float:
+def wide_resnet_flop(parameters: Mapping[str, int]) -> float:
     """All convolutions and the dense layer, forward and twice that backward."""
-    side, inputs = 32, STAGES[0]
+    side, inputs = 32, WIDE_RESNET_STAGES[0]
     total = side**2 * 9 * 3 * inputs
-    for stage, base in enumerate(STAGES):
+    for stage, base in enumerate(WIDE_RESNET_STAGES):
         channels = base * parameters["width"]
         side = 32 >> stage
         total += side**2 * inputs * channels * (inputs != channels)
@@ -43,22 +50,22 @@ def flop_per_sample(parameters: Mapping[str, int]) -> float:
     return 3 * 2 * (total + inputs * 10)
 
 
-INFO = Info(
+WIDE_RESNET = WorkloadInfo(
     name="wide_resnet",
     summary="WRN-d-k on CIFAR-10, 28-10 by default (36.5 M parameters), any depth 6n + 4 and width",
     source="S. Zagoruyko and N. Komodakis, Wide Residual Networks (BMVC 2016), without dropout",
     dataset="cifar10",
     training_samples=50_000,
     parameters={
-        "depth": Parameter(default=28, meaning="layers, 6n + 4", minimum=10),
-        "width": Parameter(default=10, meaning="factor on the channels of every stage"),
-        "samples": SAMPLES,
+        "depth": WorkloadParameter(default=28, help="layers, 6n + 4", minimum=10),
+        "width": WorkloadParameter(default=10, help="factor on the channels of every stage"),
+        "samples": TRAIN_SAMPLES,
         "test_samples": TEST_SAMPLES,
-        "peak": PEAK,
-        "cutout": CUTOUT,
+        "peak": PEAK_RATE,
+        "cutout": CUTOUT_SIDE,
     },
-    defaults=Defaults(batch=128, epochs=1, data_bytes=50_000 * 32 * 32 * 3),
+    defaults=WorkloadDefaults(batch=128, epochs=1, data_bytes=50_000 * 32 * 32 * 3),
     augmentation=(("crop", 4), ("flip", 0)),
-    flop_per_sample=flop_per_sample,
-    check=impossible_depth,
+    flop_per_sample=wide_resnet_flop,
+    check_parameters=impossible_depth,
 )

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import made
-from nfold.frameworks.keras.calls import groups
-from nfold.frameworks.keras.feed import one_ahead
-from nfold.frameworks.stream import Stream, sample_hash, step_limit
+from nfold.frameworks.keras.calls import group_calls
+from nfold.frameworks.keras.feed import prefetch_one
+from nfold.frameworks.stream import EpochSampler, sample_hash, step_limit
 
 
-def _stream(samples: int, **changes: Any) -> Stream:
+def _stream(samples: int, **changes: Any) -> EpochSampler:
     plan = made.plan(**changes)
-    return Stream(samples, plan, rank=0, ranks=1, limit=step_limit(plan))
+    return EpochSampler(samples, plan, rank=0, ranks=1, limit=step_limit(plan))
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 2, 3, 7])
@@ -26,21 +26,21 @@ def test_every_sample_is_in_one_call_in_the_order_of_the_epoch(
     samples: int, steps_per_call: int
 ) -> None:
     stream = _stream(samples)
-    order = stream.order(2)
-    found = list(groups(order, stream.cuts, steps_per_call))
+    order = stream.epoch_order(2)
+    found = list(group_calls(order, stream.slices, steps_per_call))
     assert np.array_equal(np.concatenate([group.ids.reshape(-1) for group in found]), order)
-    assert sum(len(group.ids) * group.steps for group in found) == stream.steps_per_epoch
-    assert all(group.steps in (1, steps_per_call) for group in found)
-    hashed = sum(number for group in found for number in group.hashes())
+    assert sum(len(group.ids) * group.steps_per_call for group in found) == stream.steps_per_epoch
+    assert all(group.steps_per_call in (1, steps_per_call) for group in found)
+    hashed = sum(number for group in found for number in group.sample_hashes())
     assert hashed % 2**64 == sample_hash(order)
 
 
 def test_a_run_in_steps_ends_in_the_middle_of_an_epoch() -> None:
     stream = _stream(40, steps=6, warmup_steps=1)
-    passes = list(stream.passes())
+    passes = list(stream.epochs())
     assert [(epoch, len(cuts)) for epoch, cuts in passes] == [(0, 3), (1, 3), (2, 1)]
     assert len(stream) == 7
-    assert list(groups(stream.order(0), [], 2)) == []
+    assert list(group_calls(stream.epoch_order(0), [], 2)) == []
 
 
 def test_one_job_is_ahead_and_all_come_in_order() -> None:
@@ -51,7 +51,7 @@ def test_one_job_is_ahead_and_all_come_in_order() -> None:
         return number
 
     with ThreadPoolExecutor(1) as thread:
-        results = one_ahead((partial(job, number) for number in range(4)), thread)
+        results = prefetch_one((partial(job, number) for number in range(4)), thread)
         assert next(results) == 0
         thread.submit(int).result()
         assert begun == [0, 1]

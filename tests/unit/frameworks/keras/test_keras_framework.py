@@ -11,10 +11,10 @@ import pytest
 import made
 from nfold.errors import ExtraMissing, OutOfMemory
 from nfold.frameworks.keras import installed
-from nfold.frameworks.keras.opened import environment, translated
-from nfold.frameworks.keras.rules import broken
-from nfold.frameworks.registry import framework
-from nfold.plan import Defaults, Plan
+from nfold.frameworks.keras.opened import backend_environment, translate_errors
+from nfold.frameworks.keras.rules import violated_rule
+from nfold.frameworks.registry import get_framework
+from nfold.plan import Plan, WorkloadDefaults
 from nfold.workload import Workload
 
 DIGITS = Workload(name="digits")
@@ -23,7 +23,7 @@ DIGITS = Workload(name="digits")
 def _plan(name: str, *, gpus: int = 0, **changes: Any) -> Plan:
     host = made.machine(gpus=gpus, cores=8)
     asked = Plan(**{"framework": name, "batch": 16, **changes})
-    return asked.resolve(host, Defaults(batch=16, epochs=1, data_bytes=2**20))
+    return asked.resolve(host, WorkloadDefaults(batch=16, epochs=1, data_bytes=2**20))
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,15 @@ def test_the_automatic_plan_runs(name: str, devices: int, strategy: str, step: s
     plan = _plan(name, devices=devices)
     assert (plan.strategy, plan.step, plan.layout) == (strategy, step, "channels_last")
     assert (plan.input, plan.augment, plan.workers) == ("loader", "cpu", 0)
-    assert broken(plan) is None
-    assert framework(name).processes(plan) == 1
+    assert violated_rule(plan) is None
+    assert get_framework(name).process_count(plan) == 1
 
 
 def test_on_gpus_data_that_fit_stay_there() -> None:
     for name in ("tensorflow", "jax"):
         plan = _plan(name, gpus=2)
         assert (plan.devices, plan.input, plan.augment) == (2, "resident", "device")
-        assert broken(plan) is None
+        assert violated_rule(plan) is None
 
 
 @pytest.mark.parametrize(
@@ -75,20 +75,20 @@ def test_on_gpus_data_that_fit_stay_there() -> None:
     ],
 )
 def test_what_cannot_be_is_said(name: str, changes: dict[str, Any], said: str) -> None:
-    reason = broken(_plan(name, **changes))
+    reason = violated_rule(_plan(name, **changes))
     assert reason is not None
     assert said in reason
 
 
 def test_the_devices_of_an_operation_need_no_equal_parts() -> None:
     plan = _plan("jax", devices=3)
-    assert "divide" in str(broken(plan))
-    assert broken(plan, operation=True) is None
+    assert "divide" in str(violated_rule(plan))
+    assert violated_rule(plan, operation=True) is None
     first = _plan("tensorflow", layout="channels_first")
-    assert "only supports the NHWC" in str(broken(first, operation=True))
+    assert "only supports the NHWC" in str(violated_rule(first, operation=True))
 
 
-PHOTOGRAPHS = Defaults(batch=32, epochs=1, encoded=True)
+PHOTOGRAPHS = WorkloadDefaults(batch=32, epochs=1, encoded=True)
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "jax"])
@@ -96,8 +96,8 @@ def test_photographs_are_made_by_threads_of_the_host(name: str) -> None:
     host = made.machine(gpus=1, cores=8)
     plan = Plan(framework=name).resolve(host, PHOTOGRAPHS)
     assert (plan.input, plan.decode, plan.augment, plan.workers) == ("loader", "cpu", "cpu", 7)
-    assert broken(plan) is None
-    assert broken(plan.edit(augment="device")) is None
+    assert violated_rule(plan) is None
+    assert violated_rule(plan.edit(augment="device")) is None
     assert Plan(framework="torch").resolve(host, PHOTOGRAPHS).augment == "device"
 
 
@@ -116,18 +116,18 @@ def test_what_cannot_be_of_photographs_is_said(
     host = made.machine(cores=2)
     plan = Plan(framework=name, **changes).resolve(host, PHOTOGRAPHS)
     inception = Workload(name="inception_v3")
-    assert said in str(framework(name).unsupported(inception, plan, host))
+    assert said in str(get_framework(name).unsupported_reason(inception, plan, host))
 
 
 def test_only_files_can_be_decoded() -> None:
     pytest.importorskip("jax")
     plan = _plan("jax", decode="cpu")
-    reason = framework("jax").unsupported(DIGITS, plan, made.machine())
+    reason = get_framework("jax").unsupported_reason(DIGITS, plan, made.machine())
     assert "no image files" in str(reason)
 
 
 def test_compiled_tensorflow_has_both_layouts_on_a_cpu() -> None:
-    assert broken(_plan("tensorflow", layout="channels_first", step="compiled")) is None
+    assert violated_rule(_plan("tensorflow", layout="channels_first", step="compiled")) is None
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,9 @@ def test_compiled_tensorflow_has_both_layouts_on_a_cpu() -> None:
     ],
 )
 def test_torch_refuses_what_is_kerass(changes: dict[str, Any], said: str) -> None:
-    reason = framework("torch").unsupported(DIGITS, _plan("torch", **changes), made.machine())
+    reason = get_framework("torch").unsupported_reason(
+        DIGITS, _plan("torch", **changes), made.machine()
+    )
     assert reason is not None
     assert said in reason
 
@@ -151,18 +153,18 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(installed, "find_spec", lambda name: None)
     for name, extra in (("tensorflow", "tensorflow"), ("jax", "jax"), ("keras-torch", "keras")):
         with pytest.raises(ExtraMissing, match=rf"pip install 'nfold\[{extra}\]'"):
-            framework(name).unsupported(DIGITS, _plan(name), made.machine())
+            get_framework(name).unsupported_reason(DIGITS, _plan(name), made.machine())
 
 
 def test_a_build_that_sees_no_gpu_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"tensorflow-cpu": "2.21.0", "jax": "0.10.2"}
-    monkeypatch.setattr(installed, "found", here.get)
-    assert "built without CUDA" in str(installed.without_cuda("tensorflow"))
-    assert "CUDA plugin" in str(installed.without_cuda("jax"))
+    monkeypatch.setattr(installed, "installed_version", here.get)
+    assert "built without CUDA" in str(installed.missing_cuda_reason("tensorflow"))
+    assert "CUDA plugin" in str(installed.missing_cuda_reason("jax"))
     here |= {"jax-cuda13-plugin": "0.10.2", "tensorflow": "2.21.0"}
-    assert installed.without_cuda("jax") is None
-    assert installed.without_cuda("tensorflow") is None
-    assert installed.without_cuda("keras-torch") is None
+    assert installed.missing_cuda_reason("jax") is None
+    assert installed.missing_cuda_reason("tensorflow") is None
+    assert installed.missing_cuda_reason("keras-torch") is None
 
 
 def test_work_of_other_frameworks_is_refused() -> None:
@@ -172,24 +174,28 @@ def test_work_of_other_frameworks_is_refused() -> None:
         ("my.module:work", "written in PyTorch"),
         ("conv2d", "not written for keras-torch"),
     ):
-        reason = framework("keras-torch").unsupported(Workload(name=name), plan, made.machine())
+        reason = get_framework("keras-torch").unsupported_reason(
+            Workload(name=name), plan, made.machine()
+        )
         assert said in str(reason)
 
 
 def test_the_environment_chooses_the_back_end_and_its_gpus() -> None:
-    cpu = environment(_plan("keras-torch"), {})
+    cpu = backend_environment(_plan("keras-torch"), {})
     assert (cpu["KERAS_BACKEND"], cpu["CUDA_VISIBLE_DEVICES"]) == ("torch", "")
     asked = _plan("jax", gpus=4, devices=2, allocation="growth")
-    gpu = environment(asked, {"CUDA_VISIBLE_DEVICES": "3,1,0"})
+    gpu = backend_environment(asked, {"CUDA_VISIBLE_DEVICES": "3,1,0"})
     assert (gpu["KERAS_BACKEND"], gpu["CUDA_VISIBLE_DEVICES"]) == ("jax", "3,1")
     assert gpu["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in environment(asked.edit(allocation="default"), {})
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in backend_environment(
+        asked.edit(allocation="default"), {}
+    )
 
 
 def test_memory_that_ran_out_is_told_apart() -> None:
-    with pytest.raises(OutOfMemory, match="jax"), translated("jax"):
+    with pytest.raises(OutOfMemory, match="jax"), translate_errors("jax"):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes")
-    with pytest.raises(ValueError, match="else"), translated("jax"):
+    with pytest.raises(ValueError, match="else"), translate_errors("jax"):
         raise ValueError("something else")
 
 

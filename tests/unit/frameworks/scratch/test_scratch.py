@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nfold.frameworks.scratch import Scratch, Touched, entered, left_over, settled
-from nfold.place import user_place
+from nfold.frameworks.scratch import Sandbox, WriteReport, clean_up, clean_up_stale, enter_sandbox
+from nfold.place import error_location
 
 State = dict[str, object]
 HERE = Path("here")
@@ -36,11 +36,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def enter(project: Path, tmp_path: Path) -> Iterator[Callable[[], Scratch]]:
-    made: list[Scratch] = []
+def enter(project: Path, tmp_path: Path) -> Iterator[Callable[[], Sandbox]]:
+    made: list[Sandbox] = []
 
-    def begin() -> Scratch:
-        made.append(entered(tmp_path / "results" / "measurements" / "m" / "scratch"))
+    def begin() -> Sandbox:
+        made.append(enter_sandbox(tmp_path / "results" / "measurements" / "m" / "scratch"))
         return made[-1]
 
     yield begin
@@ -107,21 +107,21 @@ def do(code: str, far: Path = HERE) -> None:
 
 @pytest.mark.parametrize("what", WRITES)
 def test_what_is_written_by_a_relative_path_leaves_no_trace(
-    what: str, project: Path, enter: Callable[[], Scratch]
+    what: str, project: Path, enter: Callable[[], Sandbox]
 ) -> None:
     before = state(project.parent / "project"), state(project.parent / "far")
     scratch = enter()
     do(WRITES[what])
     scratch.close()
     assert (state(project), state(project.parent / "far")) == before
-    settled(scratch.folder)
+    clean_up(scratch.folder)
     assert (state(project), state(project.parent / "far")) == before
     assert not scratch.folder.exists()
 
 
 @pytest.mark.parametrize("what", [name for name in WRITES if "above" not in name])
 def test_a_script_finds_what_it_wrote_as_without_the_folder(
-    what: str, project: Path, enter: Callable[[], Scratch], tmp_path: Path
+    what: str, project: Path, enter: Callable[[], Sandbox], tmp_path: Path
 ) -> None:
     shutil.copytree(project, tmp_path / "plain", symlinks=True)
     scratch = enter()
@@ -151,7 +151,7 @@ def _contents(folder: Path) -> dict[str, bytes | None]:
 def test_what_is_written_elsewhere_is_undone(
     what: str,
     project: Path,
-    enter: Callable[[], Scratch],
+    enter: Callable[[], Sandbox],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -163,22 +163,22 @@ def test_what_is_written_elsewhere_is_undone(
     do(ELSEWHERE[what], far)
     scratch.close()
     assert not far.exists() or state(far) != before
-    assert settled(scratch.folder).failed == ()
+    assert clean_up(scratch.folder).restore_errors == ()
     assert state(far) == before
     assert not far.with_name("further").exists()
 
 
 def test_absolute_paths_into_the_working_directory_are_undone(
-    project: Path, enter: Callable[[], Scratch]
+    project: Path, enter: Callable[[], Sandbox]
 ) -> None:
     before = state(project)
     scratch = enter()
     (project / "log.txt").write_text("new")
     (project / "out.txt").write_text("new")
     scratch.close()
-    touched = settled(scratch.folder)
+    touched = clean_up(scratch.folder)
     assert state(project) == before
-    assert touched.undone == 2
+    assert touched.restored_count == 2
     assert str(touched) == (
         "would have written 2 files (6 bytes): log.txt, out.txt; 2 elsewhere, undone"
     )
@@ -186,7 +186,7 @@ def test_absolute_paths_into_the_working_directory_are_undone(
 
 def test_temporary_folders_and_caches_are_left_alone(
     project: Path,
-    enter: Callable[[], Scratch],
+    enter: Callable[[], Sandbox],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -198,47 +198,47 @@ def test_temporary_folders_and_caches_are_left_alone(
     (tmp_path / "temporary" / "t").write_text("t")
     (tmp_path / "hub" / "h").write_text("h")
     scratch.close()
-    assert settled(scratch.folder) == Touched()
+    assert clean_up(scratch.folder) == WriteReport()
     assert (tmp_path / "temporary" / "t").exists()
     assert (tmp_path / "hub" / "h").exists()
 
 
-def test_the_files_are_counted_and_named(project: Path, enter: Callable[[], Scratch]) -> None:
+def test_the_files_are_counted_and_named(project: Path, enter: Callable[[], Sandbox]) -> None:
     scratch = enter()
     for number in range(4):
         Path(f"out-{number}.txt").write_text("x" * 1000)
     Path("gone.txt").write_text("x")
     Path("gone.txt").unlink()
     scratch.close()
-    assert str(settled(scratch.folder)) == (
+    assert str(clean_up(scratch.folder)) == (
         "would have written 4 files (4.0 kB): out-0.txt, out-1.txt, out-2.txt, ..."
     )
 
 
 def test_the_script_is_a_file_of_its_own_in_the_mirror(
-    project: Path, enter: Callable[[], Scratch], monkeypatch: pytest.MonkeyPatch
+    project: Path, enter: Callable[[], Sandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project / "data")
     scratch = enter()
-    assert scratch.script("../train.py") == "../train.py"
+    assert scratch.prepare_script("../train.py") == "../train.py"
     beside = Path(os.path.abspath("../train.py"))
     assert beside.resolve() == beside
-    assert scratch.script(str(project / "train.py")) == str(beside)
+    assert scratch.prepare_script(str(project / "train.py")) == str(beside)
     (beside.resolve().parent / "out.txt").write_text("new")
     error = _raised(str(beside))
-    assert user_place(error) == f"{project / 'train.py'}:1"
+    assert error_location(error) == f"{project / 'train.py'}:1"
     scratch.close()
     assert not (project / "out.txt").exists()
     assert Path(os.getcwd()) == project / "data"
 
 
 def test_places_are_named_from_the_folder_that_the_script_was_started_in(
-    project: Path, enter: Callable[[], Scratch]
+    project: Path, enter: Callable[[], Sandbox]
 ) -> None:
     scratch = enter()
     script = os.path.abspath("train.py")
     os.chdir("data")
-    assert user_place(_raised(script)) == "train.py:1"
+    assert error_location(_raised(script)) == "train.py:1"
     scratch.close()
 
 
@@ -251,7 +251,7 @@ def _raised(filename: str) -> BaseException:
 
 
 def test_odd_names_and_the_results_folder(
-    project: Path, enter: Callable[[], Scratch], tmp_path: Path
+    project: Path, enter: Callable[[], Sandbox], tmp_path: Path
 ) -> None:
     odd = os.fsdecode(b"caf\xe9\n")
     Path(odd).write_text("odd")
@@ -262,7 +262,7 @@ def test_odd_names_and_the_results_folder(
     assert not os.path.exists("../results")
     scratch.close()
     assert Path(odd).read_text() == "odd"
-    assert "1 file" in str(settled(scratch.folder))
+    assert "1 file" in str(clean_up(scratch.folder))
 
 
 def test_a_killed_run_is_undone_at_the_next_start(project: Path, tmp_path: Path) -> None:
@@ -270,8 +270,8 @@ def test_a_killed_run_is_undone_at_the_next_start(project: Path, tmp_path: Path)
     code = (
         "import os, signal, sys, tempfile\n"
         "from pathlib import Path\n"
-        "from nfold.frameworks.scratch import entered\n"
-        "entered(Path(sys.argv[1]))\n"
+        "from nfold.frameworks.scratch import enter_sandbox\n"
+        "enter_sandbox(Path(sys.argv[1]))\n"
         "Path(sys.argv[2]).write_text('new')\n"
         "print(flush=True)\n"
         "sys.stdin.read()\n"
@@ -281,31 +281,31 @@ def test_a_killed_run_is_undone_at_the_next_start(project: Path, tmp_path: Path)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
         assert rank.stdout is not None
         rank.stdout.readline()
-        assert left_over(measurements) == []
+        assert clean_up_stale(measurements) == []
         assert (project / "log.txt").read_text() == "new"
         rank.kill()
-    (touched,) = left_over(measurements)
-    assert (touched.undone, touched.failed) == (1, ())
+    (touched,) = clean_up_stale(measurements)
+    assert (touched.restored_count, touched.restore_errors) == (1, ())
     assert (project / "log.txt").read_text() == "old\n"
-    assert left_over(measurements) == []
+    assert clean_up_stale(measurements) == []
 
 
 def test_what_cannot_be_put_back_is_said_and_kept(
-    project: Path, enter: Callable[[], Scratch], tmp_path: Path
+    project: Path, enter: Callable[[], Sandbox], tmp_path: Path
 ) -> None:
     scratch = enter()
     (project / "made").mkdir()
     scratch.close()
     (project / "made" / "by-another").write_text("not the script's")
-    (said,) = settled(scratch.folder).failed
+    (said,) = clean_up(scratch.folder).restore_errors
     assert str(project / "made") in said
     assert (project / "made" / "by-another").exists()
 
 
 def test_large_old_content_is_refused(
-    project: Path, enter: Callable[[], Scratch], monkeypatch: pytest.MonkeyPatch
+    project: Path, enter: Callable[[], Sandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nfold.frameworks.scratch.journal.MOST_KEPT_BYTES", 3)
+    monkeypatch.setattr("nfold.frameworks.scratch.journal.MAX_BACKUP_BYTES", 3)
     enter()
     with pytest.raises(PermissionError, match="next: a relative path"):
         (project / "log.txt").write_text("new")
@@ -313,9 +313,9 @@ def test_large_old_content_is_refused(
 
 
 def test_a_large_file_is_not_copied_and_a_pipe_is_left_alone(
-    project: Path, enter: Callable[[], Scratch], monkeypatch: pytest.MonkeyPatch
+    project: Path, enter: Callable[[], Sandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nfold.frameworks.scratch.mirror.MOST_COPIED_BYTES", 3)
+    monkeypatch.setattr("nfold.frameworks.scratch.mirror.MAX_COPIED_BYTES", 3)
     os.mkfifo(project / "pipe")
     enter()
     with pytest.raises(PermissionError, match="next: open it for reading"):
@@ -326,9 +326,9 @@ def test_a_large_file_is_not_copied_and_a_pipe_is_left_alone(
 
 
 def test_a_large_folder_above_shows_only_the_way_down(
-    project: Path, enter: Callable[[], Scratch], monkeypatch: pytest.MonkeyPatch
+    project: Path, enter: Callable[[], Sandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nfold.frameworks.scratch.mirror.MOST_BESIDE", 1)
+    monkeypatch.setattr("nfold.frameworks.scratch.mirror.MAX_LINKED_ENTRIES", 1)
     enter()
     assert os.listdir("..") == ["project"]
     assert Path("data/a.txt").read_text() == "a"
@@ -336,7 +336,7 @@ def test_a_large_folder_above_shows_only_the_way_down(
 
 def test_what_writes_in_c_is_announced_too(
     project: Path,
-    enter: Callable[[], Scratch],
+    enter: Callable[[], Sandbox],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -360,7 +360,7 @@ def test_what_writes_in_c_is_announced_too(
     assert Path("data/a.txt").read_text() == ""
 
 
-def test_torch_saves_into_the_folder(project: Path, enter: Callable[[], Scratch]) -> None:
+def test_torch_saves_into_the_folder(project: Path, enter: Callable[[], Sandbox]) -> None:
     import torch
 
     before = state(project)
@@ -370,4 +370,4 @@ def test_torch_saves_into_the_folder(project: Path, enter: Callable[[], Scratch]
     torch.save(torch.zeros(3), f="data/a.txt")
     scratch.close()
     assert state(project) == before
-    assert [Path(name).name for name, _ in settled(scratch.folder).files] == ["log.txt", "a.txt"]
+    assert [Path(name).name for name, _ in clean_up(scratch.folder).files] == ["log.txt", "a.txt"]

@@ -10,25 +10,25 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from made import arrays
-from nfold.data.arrays import Arrays
-from nfold.frameworks.augment import KEYS
-from nfold.frameworks.stream import SHUFFLE
+from nfold.data.arrays import DataSetArrays
+from nfold.frameworks.augment import OPERATION_KEYS
+from nfold.frameworks.stream import SHUFFLE_KEY
 from nfold.frameworks.torch.augment import (
-    BUILT,
+    AUGMENTATIONS,
     Augment,
     Crop,
     Cutout,
     Flip,
-    augmentation,
-    unchanged,
+    build_augmentation,
+    keep_images,
 )
-from nfold.frameworks.torch.philox import below, draws
+from nfold.frameworks.torch.philox import draws, uniform_int
 
 CPU = torch.device("cpu")
 ALL = (("crop", 4), ("flip", 0), ("cutout", 3))
 
 
-def _coloured() -> Arrays:
+def _coloured() -> DataSetArrays:
     """A data set of 8 × 8 images of three channels with different means."""
     shape = np.zeros((1, 8, 8, 3), dtype=np.uint8)
     return dataclasses.replace(
@@ -42,7 +42,7 @@ def _images(n: int) -> Tensor:
 
 
 def _built(*operations: tuple[str, int], seed: int = 5) -> Augment:
-    return augmentation(operations, _coloured(), seed, CPU)
+    return build_augmentation(operations, _coloured(), seed, CPU)
 
 
 def _drawn(value: float, n: int = 1) -> Tensor:
@@ -107,19 +107,24 @@ def test_each_operation_draws_as_if_it_were_alone() -> None:
     together = _built(*ALL)(images, ids, 3)
     one_by_one = images
     for name, argument in ALL:
-        operation = BUILT[name](argument, _coloured(), CPU)
-        one_by_one = operation(one_by_one, draws(5, 3, ids, KEYS[name]))
+        operation = AUGMENTATIONS[name](argument, _coloured(), CPU)
+        one_by_one = operation(one_by_one, draws(5, 3, ids, OPERATION_KEYS[name]))
     assert torch.equal(together, one_by_one)
 
 
 def test_the_draws_of_earlier_versions_have_not_changed() -> None:
     """Made by version 0.1.0 before its operations drew together: results stay comparable."""
-    assert {"shuffle": SHUFFLE, **KEYS} == {"shuffle": 0, "crop": 1, "flip": 2, "cutout": 3}
+    assert {"shuffle": SHUFFLE_KEY, **OPERATION_KEYS} == {
+        "shuffle": 0,
+        "crop": 1,
+        "flip": 2,
+        "cutout": 3,
+    }
     ids = torch.arange(6)
-    down, right, _, _ = draws(5, 3, ids, KEYS["crop"])
-    assert below(down, 9).tolist() == [7, 4, 4, 1, 0, 2]
-    assert below(right, 9).tolist() == [4, 0, 5, 3, 6, 6]
-    assert (draws(5, 3, ids, KEYS["flip"])[0] >> 31).tolist() == [0, 1, 0, 0, 0, 1]
+    down, right, _, _ = draws(5, 3, ids, OPERATION_KEYS["crop"])
+    assert uniform_int(down, 9).tolist() == [7, 4, 4, 1, 0, 2]
+    assert uniform_int(right, 9).tolist() == [4, 0, 5, 3, 6, 6]
+    assert (draws(5, 3, ids, OPERATION_KEYS["flip"])[0] >> 31).tolist() == [0, 1, 0, 0, 0, 1]
 
 
 def test_a_sample_is_augmented_the_same_in_any_batch() -> None:
@@ -167,6 +172,6 @@ def test_nothing_waits_for_the_host_or_depends_on_a_draw_s_value() -> None:
 
 
 def test_without_operations_images_stay_as_they_are() -> None:
-    assert augmentation((), arrays(4), 0, CPU) is unchanged
+    assert build_augmentation((), arrays(4), 0, CPU) is keep_images
     images = _images(2)
-    assert unchanged(images, torch.arange(2), 0) is images
+    assert keep_images(images, torch.arange(2), 0) is images

@@ -34,9 +34,9 @@ def test_what_went_in_comes_back(
     expected = gradients(theirs)
     for place, (parameter, gradient) in enumerate(zip(bucket.parameters, expected, strict=True)):
         parameter.grad = None if place == missing else gradient
-    bucket.gather(0.5, keep=False)
+    bucket.gather(0.5, accumulate=False)
     assert not bucket.flat.isnan().any()
-    bucket.hand_back(ask=True)
+    bucket.assign_gradients(check_unused=True)
     for place, (parameter, gradient) in enumerate(zip(bucket.parameters, expected, strict=True)):
         if place == missing:
             assert parameter.grad is None
@@ -51,8 +51,8 @@ def test_a_gradient_that_is_there_already_stays() -> None:
     for parameter, gradient in zip(bucket.parameters, gradients(torch.channels_last), strict=True):
         parameter.grad = gradient
     for _ in range(2):
-        bucket.gather(None, keep=False)
-        bucket.hand_back(ask=False)
+        bucket.gather(None, accumulate=False)
+        bucket.assign_gradients(check_unused=False)
     for parameter, gradient in zip(bucket.parameters, gradients(torch.channels_last), strict=True):
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, gradient)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
-from nfold.frameworks.torch.capturable import frozen, make_capturable, versions
+from nfold.frameworks.torch.capturable import captured_settings, lr_versions, make_capturable
 
 CPU = torch.device("cpu")
 KINDS: tuple[Callable[[list[nn.Parameter]], Optimizer], ...] = (
@@ -45,12 +45,12 @@ def test_a_rate_becomes_a_tensor_that_schedules_fill() -> None:
     make_capturable(optimizer, CPU)
     rate = optimizer.param_groups[0]["lr"]
     schedule = StepLR(optimizer, step_size=1, gamma=0.5)
-    before, settings = versions(optimizer), frozen(optimizer)
+    before, settings = lr_versions(optimizer), captured_settings(optimizer)
     schedule.step()
     assert optimizer.param_groups[0]["lr"] is rate
     assert float(rate) == pytest.approx(0.05)
-    assert versions(optimizer) > before
-    assert frozen(optimizer) == settings
+    assert lr_versions(optimizer) > before
+    assert captured_settings(optimizer) == settings
 
 
 def test_adam_is_told_that_it_may_be_in_a_graph() -> None:
@@ -64,7 +64,7 @@ def test_adam_is_told_that_it_may_be_in_a_graph() -> None:
 def test_other_optimizers_keep_a_rate_that_a_graph_holds_fast() -> None:
     optimizer = RMSprop([nn.Parameter(torch.ones(1))], lr=0.1)
     make_capturable(optimizer, CPU)
-    settings = frozen(optimizer)
+    settings = captured_settings(optimizer)
     optimizer.param_groups[0]["lr"] = 0.2
     assert optimizer.param_groups[0]["capturable"]
-    assert frozen(optimizer) != settings
+    assert captured_settings(optimizer) != settings

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.chain import chains
+from nfold.frameworks.torch.chain import group_batches
 
 
 def batch(number: int, samples: int = 4, epoch: int = 0) -> Batch:
@@ -17,7 +17,7 @@ def batch(number: int, samples: int = 4, epoch: int = 0) -> Batch:
 
 
 def grouped(batches: list[Batch], most: int, apart: int = 0) -> list[list[int]]:
-    found = chains(iter(batches), most, apart=apart)
+    found = group_batches(iter(batches), most, single_batches=apart)
     return [[one.sample_hash for one in chain] for chain in found]
 
 
@@ -49,6 +49,6 @@ def test_nothing_is_asked_for_before_it_is_needed() -> None:
             asked.append(number)
             yield batch(number)
 
-    found = chains(source(), 2)  # type: ignore[arg-type]
+    found = group_batches(source(), 2)  # type: ignore[arg-type]
     next(found)
     assert asked == [0, 1]

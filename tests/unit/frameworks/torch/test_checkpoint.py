@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from nfold.errors import DataCorrupt, UsageError
-from nfold.frameworks.checkpoints import BEFORE, newest
+from nfold.frameworks.checkpoints import REPLACED_SUFFIX, newest_checkpoint
 from nfold.frameworks.torch import checkpoint as files
 
 
 def put(folder: Path, step: int, value: int, keep: int = 2) -> Path:
     aside, final = folder / ".new", folder / f"step-{step}"
-    files.begin(aside)
+    files.begin_checkpoint(aside)
     files.write_part(aside, "part", {"value": value})
-    files.finish(aside, final, keep)
+    files.commit_checkpoint(aside, final, keep)
     return final
 
 
@@ -49,30 +49,30 @@ def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_newest_is_the_one_with_the_most_steps(tmp_path: Path) -> None:
-    assert newest(tmp_path) is None
+    assert newest_checkpoint(tmp_path) is None
     for step in (9, 10, 11):
         put(tmp_path, step, step)
-    assert newest(tmp_path) == tmp_path / "step-11"
+    assert newest_checkpoint(tmp_path) == tmp_path / "step-11"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11"]
 
 
 def test_an_unfinished_one_is_not_found_and_goes_with_the_next(tmp_path: Path) -> None:
     put(tmp_path, 1, 1)
-    files.begin(tmp_path / ".new")
+    files.begin_checkpoint(tmp_path / ".new")
     (tmp_path / ".new" / "part.json").write_text("{")
-    assert newest(tmp_path) == tmp_path / "step-1"
+    assert newest_checkpoint(tmp_path) == tmp_path / "step-1"
     put(tmp_path, 2, 2)
     assert files.read_part(tmp_path / "step-2", "part") == {"value": 2}
 
 
 def test_one_that_was_about_to_be_replaced_is_still_found(tmp_path: Path) -> None:
     """A kill between the two renames of ``finish`` leaves this."""
-    put(tmp_path, 5, 1).rename(tmp_path / f"step-5{BEFORE}")
-    found = newest(tmp_path)
+    put(tmp_path, 5, 1).rename(tmp_path / f"step-5{REPLACED_SUFFIX}")
+    found = newest_checkpoint(tmp_path)
     assert found is not None
     assert files.read_part(found, "part") == {"value": 1}
     put(tmp_path, 5, 2)
-    found = newest(tmp_path)
+    found = newest_checkpoint(tmp_path)
     assert found is not None
     assert files.read_part(found, "part") == {"value": 2}
 
@@ -85,7 +85,7 @@ def test_a_damaged_one_names_its_file(tmp_path: Path) -> None:
 
 
 def test_draws_go_on_from_a_kept_state() -> None:
-    state = files.random_state()
+    state = files.get_random_state()
     first = torch.rand(3)
     files.set_random_state(state)
     assert torch.equal(torch.rand(3), first)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nfold.frameworks.torch import cutting
-from nfold.frameworks.torch.cutting import Packed, cut_out
-from nfold.frameworks.torch.landing import laid_out
+from nfold.frameworks.torch.cutting import PackedImages, crop_to_canvases
+from nfold.frameworks.torch.landing import fill_canvases
 from photos import picture
 
 SIDE = 40
@@ -32,7 +32,7 @@ def one_by_one(given: list[Tensor], boxes: Tensor) -> Tensor:
         )
         box = whole[0, :, top : top + height, left : left + width]
         pixels.append((box + 0.5).floor().permute(1, 2, 0).flatten().to(torch.uint8))
-    return laid_out(torch.cat(pixels), boxes[:, 2:4], SIDE)
+    return fill_canvases(torch.cat(pixels), boxes[:, 2:4], SIDE)
 
 
 def boxes_of(reductions: tuple[int, ...]) -> Tensor:
@@ -46,22 +46,22 @@ def boxes_of(reductions: tuple[int, ...]) -> Tensor:
 
 
 @pytest.mark.parametrize("reductions", [(1, 1, 1, 1, 1), (2, 2, 2, 2, 2), (1, 4, 1, 2, 8)])
-@pytest.mark.parametrize("small", [cutting.SMALL, 0])
+@pytest.mark.parametrize("small", [cutting.INT32_LIMIT, 0])
 def test_boxes_are_those_of_one_image_after_the_other(
     reductions: tuple[int, ...], small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutting, "SMALL", small)
+    monkeypatch.setattr(cutting, "INT32_LIMIT", small)
     boxes, given = boxes_of(reductions), images()
     expected = one_by_one(given, boxes)
-    planes = Packed.together(given)
-    assert torch.equal(cut_out(planes, boxes, SIDE), expected)
+    planes = PackedImages.pack(given)
+    assert torch.equal(crop_to_canvases(planes, boxes, SIDE), expected)
     mixed = torch.cat([image.permute(1, 2, 0).flatten() for image in given])
-    pixels = Packed(pixels=mixed, sizes=planes.sizes, starts=planes.starts, planes=False)
-    assert torch.equal(cut_out(pixels, boxes, SIDE), expected)
+    pixels = PackedImages(pixels=mixed, sizes=planes.sizes, starts=planes.starts, planar=False)
+    assert torch.equal(crop_to_canvases(pixels, boxes, SIDE), expected)
 
 
 def test_a_reduced_pixel_at_the_border_is_the_mean_of_what_there_is() -> None:
     image = torch.arange(3 * 5 * 3, dtype=torch.uint8).view(3, 5, 3)
-    canvas = cut_out(Packed.together([image]), torch.tensor([[2, 1, 1, 1, 2]]), 32)
+    canvas = crop_to_canvases(PackedImages.pack([image]), torch.tensor([[2, 1, 1, 1, 2]]), 32)
     assert np.array_equal(canvas[0, 0, 0], image[:, 4, 2])
     assert bool((canvas == canvas[:, :1, :1]).all())

@@ -12,13 +12,13 @@ from torch import nn
 
 from made import task
 from nfold.errors import UsageError
-from nfold.frameworks.augment import KEYS
-from nfold.frameworks.torch.augment import BUILT
-from nfold.frameworks.torch.definition import Definition, cross_entropy, definition
+from nfold.frameworks.augment import OPERATION_KEYS
+from nfold.frameworks.torch.augment import AUGMENTATIONS
+from nfold.frameworks.torch.definition import TorchWorkload, cross_entropy, load_workload
 from nfold.frameworks.torch.evaluate import evaluate
-from nfold.frameworks.torch.images import Normalizer, normalizer
+from nfold.frameworks.torch.images import Normalizer, build_normalizer
 from nfold.frameworks.torch.precision import Precision
-from nfold.images import OPERATIONS
+from nfold.images import AUGMENTATIONS as NAMES
 
 CPU = torch.device("cpu")
 MODULE = """
@@ -56,33 +56,33 @@ def _module(tmp_path_factory: pytest.TempPathFactory) -> None:
     sys.path.insert(0, str(folder))
 
 
-def made(name: str, seed: int = 0, **changes: Any) -> Definition:
-    return definition(task(workload=f"defined:{name}", seed=seed, **changes))
+def made(name: str, seed: int = 0, **changes: Any) -> TorchWorkload:
+    return load_workload(task(workload=f"defined:{name}", seed=seed, **changes))
 
 
 def accuracy(name: str) -> float | None:
     one = made(name)
-    ask, normalize = task(), normalizer(one.arrays, "channels_first", CPU)
+    ask, normalize = task(), build_normalizer(one.arrays, "channels_first", CPU)
     return evaluate(one.model, one, normalize, Precision("fp32", CPU), ask, lambda: None)
 
 
 def test_every_operation_of_augmentation_is_there() -> None:
-    assert tuple(KEYS) == tuple(BUILT) == OPERATIONS
+    assert tuple(OPERATION_KEYS) == tuple(AUGMENTATIONS) == NAMES
 
 
 def test_images_are_normalised_and_other_samples_stay_as_they_are() -> None:
     images, floats = made("images").arrays, made("tested").arrays
-    assert isinstance(normalizer(images, "channels_first", CPU), Normalizer)
-    shown = normalizer(images, "channels_first", CPU)(torch.from_numpy(images.train_images))
+    assert isinstance(build_normalizer(images, "channels_first", CPU), Normalizer)
+    shown = build_normalizer(images, "channels_first", CPU)(torch.from_numpy(images.train_images))
     assert shown.shape == (5, 1, 4, 4)
     assert shown.mean().abs() < 1e-5
     samples = torch.from_numpy(floats.train_images)
-    assert torch.equal(normalizer(floats, "channels_last", CPU)(samples), samples)
+    assert torch.equal(build_normalizer(floats, "channels_last", CPU)(samples), samples)
 
 
 def test_images_of_one_colour_are_no_division_by_zero() -> None:
     arrays = made("constant").arrays
-    shown = normalizer(arrays, "channels_first", CPU)(torch.from_numpy(arrays.train_images))
+    shown = build_normalizer(arrays, "channels_first", CPU)(torch.from_numpy(arrays.train_images))
     assert torch.isfinite(shown).all()
 
 
@@ -105,8 +105,8 @@ def test_accuracy_is_of_class_scores_on_a_test_set_only() -> None:
 
 
 def test_an_evaluation_takes_no_more_at_once_than_a_device_trains_with() -> None:
-    assert made("tested", batch=16).at_once == 16
-    assert made("tested", batch=5000).at_once == 500
+    assert made("tested", batch=16).evaluation_batch == 16
+    assert made("tested", batch=5000).evaluation_batch == 500
 
 
 def test_cross_entropy_takes_classes_of_any_integers_and_probabilities() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from nfold.frameworks.torch.few_channels import Product, as_products, possible, product
+from nfold.frameworks.torch.few_channels import Im2colMarker, im2col_conv2d, is_eligible, use_im2col
 from nfold.plan import Plan
 
 PLAN = Plan(device="cuda", precision="bf16", layout="channels_last", step="compiled+captured")
@@ -30,7 +30,7 @@ def _images() -> torch.Tensor:
 @pytest.mark.parametrize("sides", SIDES)
 def test_it_is_the_convolution(sides: dict[str, Any]) -> None:
     layer = nn.Conv2d(3, 6, **sides).double()
-    found, expected = product(layer, _images()), layer(_images())
+    found, expected = im2col_conv2d(layer, _images()), layer(_images())
     assert found.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(found, expected)
     for one, other in zip(_gradients(layer, found), _gradients(layer, expected), strict=True):
@@ -44,8 +44,8 @@ def _gradients(layer: nn.Module, outputs: torch.Tensor) -> tuple[torch.Tensor, .
 def test_compiled_code_takes_products_and_other_code_does_not() -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 4, 3)).double()
     expected, kept = model(_images()), copy.deepcopy(model)
-    as_products(model, PLAN)
-    assert [isinstance(layer, Product) for layer in model] == [True, False, False]
+    use_im2col(model, PLAN)
+    assert [isinstance(layer, Im2colMarker) for layer in model] == [True, False, False]
     assert torch.equal(model(_images()), expected)
     graphs = []
 
@@ -76,7 +76,7 @@ def test_compiled_code_takes_products_and_other_code_does_not() -> None:
     ],
 )
 def test_others_stay_what_they_are(layer: nn.Module) -> None:
-    assert not possible(layer)
+    assert not is_eligible(layer)
 
 
 @pytest.mark.parametrize(
@@ -91,5 +91,5 @@ def test_others_stay_what_they_are(layer: nn.Module) -> None:
 )
 def test_other_plans_leave_them(change: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, 3))
-    as_products(model, PLAN.edit(**change))
+    use_im2col(model, PLAN.edit(**change))
     assert type(model[0]) is nn.Conv2d

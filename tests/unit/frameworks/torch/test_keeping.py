@@ -10,22 +10,27 @@ from torch import nn
 
 from made import task
 from nfold.frameworks.base import Task
-from nfold.frameworks.checkpoints import newest, read_trained
+from nfold.frameworks.checkpoints import newest_checkpoint, read_metadata
 from nfold.frameworks.torch import layout
-from nfold.frameworks.torch.keeping import Checkpoints, Keeper, State, keeper
+from nfold.frameworks.torch.keeping import (
+    Checkpointer,
+    FolderCheckpointer,
+    TrainingState,
+    build_checkpointer,
+)
 from nfold.measurement import Epoch, RankSamples, Window
 
 EPOCH = Epoch(seconds=1.0, samples=4, train_loss=0.3, accuracy=0.7)
 
 
-def _state() -> State:
+def _state() -> TrainingState:
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5))
-    module = layout.place(layers, "channels_last")
+    module = layout.apply_layout(layers, "channels_last")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    return State(module, optimizer, torch.amp.GradScaler("cpu", enabled=True))
+    return TrainingState(module, optimizer, torch.amp.GradScaler("cpu", enabled=True))
 
 
-def _step(state: State) -> float:
+def _step(state: TrainingState) -> float:
     images = torch.ones(2, 3, 5, 5).contiguous(memory_format=torch.channels_last)
     loss: torch.Tensor = state.module(images).square().sum()
     state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -56,11 +61,11 @@ def _samples(epochs: int) -> RankSamples:
 def test_another_process_goes_on_exactly(tmp_path: Path) -> None:
     state, asked = _state(), _task(tmp_path)
     _step(state)
-    keeper(asked, state).keep(_samples(2), 2)
+    build_checkpointer(asked, state).save(_samples(2), 2)
     expected = [_step(state) for _ in range(3)]
     torch.manual_seed(1234)
     other = _state()
-    earlier = keeper(asked, other).resume()
+    earlier = build_checkpointer(asked, other).resume()
     assert [_step(other) for _ in range(3)] == expected
     assert other.scaler.state_dict() == state.scaler.state_dict()
     for name, value in state.module.state_dict().items():
@@ -74,32 +79,32 @@ def test_another_process_goes_on_exactly(tmp_path: Path) -> None:
 def test_the_optimizer_is_laid_out_like_its_parameters(tmp_path: Path) -> None:
     state = _state()
     _step(state)
-    keeper(_task(tmp_path), state).keep(_samples(1), 1)
+    build_checkpointer(_task(tmp_path), state).save(_samples(1), 1)
     other = _state()
-    keeper(_task(tmp_path), other).resume()
+    build_checkpointer(_task(tmp_path), other).resume()
     for parameter, kept in other.optimizer.state.items():
         assert kept["momentum_buffer"].stride() == parameter.stride()
 
 
 def test_every_second_epoch_and_the_last_are_kept_one_at_a_time(tmp_path: Path) -> None:
-    kept = keeper(_task(tmp_path, every=2), _state())
+    kept = build_checkpointer(_task(tmp_path, every=2), _state())
     found = []
     for epoch in range(1, 6):
-        kept.keep(_samples(epoch), 10 * epoch)
+        kept.save(_samples(epoch), 10 * epoch)
         found.append([path.name for path in tmp_path.iterdir()])
     assert found == [[], ["step-20"], ["step-20"], ["step-40"], ["step-50"]]
-    last = newest(tmp_path)
+    last = newest_checkpoint(tmp_path)
     assert last is not None
-    assert len(read_trained(last).epochs) == 5
+    assert len(read_metadata(last).epochs) == 5
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
-    nothing = keeper(task(), _state())
-    assert type(nothing) is Keeper
+    nothing = build_checkpointer(task(), _state())
+    assert type(nothing) is Checkpointer
     assert nothing.resume() == RankSamples(rank=0, device="")
 
 
 def test_an_empty_folder_is_begun_with(tmp_path: Path) -> None:
-    begun = keeper(_task(tmp_path / "none"), _state())
-    assert isinstance(begun, Checkpoints)
+    begun = build_checkpointer(_task(tmp_path / "none"), _state())
+    assert isinstance(begun, FolderCheckpointer)
     assert begun.resume().epochs == ()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from made import arrays, machine
-from nfold.data.arrays import limited
+from nfold.data.arrays import limit_training
 from nfold.frameworks.base import Observer, Task
 from nfold.frameworks.torch.loop import train
 from nfold.plan import Plan
@@ -14,10 +14,10 @@ from nfold.workloads import info
 
 def test_limited_keeps_the_first_training_samples_and_the_whole_test_set() -> None:
     whole = arrays(40)
-    part = limited(whole, 10)
+    part = limit_training(whole, 10)
     assert np.array_equal(part.train_images, whole.train_images[:10])
     assert len(part.test_labels) == len(whole.test_labels)
-    assert limited(whole, 0) is whole
+    assert limit_training(whole, 0) is whole
 
 
 def test_a_layout_changes_no_loss() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from nfold.frameworks.torch.nested import over_tensors, taken_apart
+from nfold.frameworks.torch.nested import flatten_tensors, map_tensors
 
 
 class Pair(NamedTuple):
@@ -31,9 +31,9 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
 def test_a_value_is_put_together_with_other_tensors(value: object) -> None:
-    tensors, form = taken_apart(value)
-    changed = form.filled(iter([tensor + 10 for tensor in tensors]))
-    assert repr(changed) == repr(over_tensors(value, lambda tensor: tensor + 10))
+    tensors, form = flatten_tensors(value)
+    changed = form.fill(iter([tensor + 10 for tensor in tensors]))
+    assert repr(changed) == repr(map_tensors(value, lambda tensor: tensor + 10))
     assert type(changed) is type(value)
 
 
@@ -64,14 +64,14 @@ def test_an_object_is_itself_alone() -> None:
 
 
 def _form(value: object) -> object:
-    tensors, form = taken_apart(value)
+    tensors, form = flatten_tensors(value)
     assert all(isinstance(tensor, Tensor) for tensor in tensors)
     return form
 
 
 def test_packed_sequences_keep_their_sizes_on_the_host() -> None:
     packed = pack_sequence([torch.zeros(2), torch.zeros(3)], enforce_sorted=False)
-    there: Any = over_tensors([packed], lambda tensor: tensor.to("meta"))[0]
+    there: Any = map_tensors([packed], lambda tensor: tensor.to("meta"))[0]
     assert type(there) is PackedSequence
     moved = [there.data, there.sorted_indices, there.unsorted_indices]
     assert [tensor is not None and tensor.device.type for tensor in moved] == ["meta"] * 3
@@ -81,7 +81,7 @@ def test_packed_sequences_keep_their_sizes_on_the_host() -> None:
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])
 def test_a_dictionary_of_any_kind_stays_one_with_its_tensors_changed(kind: Any) -> None:
     given = kind(a=[ONE], b="text")
-    changed = over_tensors(given, lambda tensor: tensor + 10)
+    changed = map_tensors(given, lambda tensor: tensor + 10)
     assert type(changed) is kind
     assert dict(changed) == {"a": [ONE + 10], "b": "text"}
     assert given["a"] == [ONE]

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from made import machine
 from nfold.data import photographs
-from nfold.data.decode import checked_size, decoded, with_pillow
+from nfold.data.decode import decode_jpeg, decode_with_pillow, verified_size
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.framework import Torch
-from nfold.frameworks.torch.input import Stream
-from nfold.frameworks.torch.landing import Canvases
-from nfold.frameworks.torch.nvjpeg import Decoded, Files, torchvision_decode
-from nfold.frameworks.torch.photographs import Photos
-from nfold.plan import Defaults, Plan
+from nfold.frameworks.torch.framework import TorchFramework
+from nfold.frameworks.torch.input import BatchKeySampler
+from nfold.frameworks.torch.landing import CanvasTransfer
+from nfold.frameworks.torch.nvjpeg import JpegBatches, NvjpegTransfer, torchvision_decoder
+from nfold.frameworks.torch.photographs import ImageBatches
+from nfold.plan import Plan, WorkloadDefaults
 from nfold.workload import Workload
 from photos import SIZES, folders, jpeg
 
@@ -34,7 +34,7 @@ def on_host(files: Sequence[Tensor], _device: torch.device) -> list[Tensor]:
     images = []
     for file in files:
         encoded = file.numpy()
-        images.append(torch.from_numpy(decoded(encoded, *checked_size(encoded.tobytes()))))
+        images.append(torch.from_numpy(decode_jpeg(encoded, *verified_size(encoded.tobytes()))))
     return [image.permute(2, 0, 1) for image in images]
 
 
@@ -45,12 +45,12 @@ def test_canvases_are_those_of_a_decoder_on_the_host(
     monkeypatch.setenv("NFOLD_CACHE", str(tmp_path / "cache"))
     part = photographs.load().train
     plan = Plan(device="cpu", devices=1, batch=8, augment="device").resolve(
-        machine(cores=1), Defaults(batch=8, epochs=1, encoded=True)
+        machine(cores=1), WorkloadDefaults(batch=8, epochs=1, encoded=True)
     )
     task = Task(workload=Workload(name="inception_v3"), plan=plan, machine=machine(cores=1))
-    (key,) = Stream(len(SIZES), task)
-    there = Decoded(SIZE, on_host)(Files(part, task, SIZE)[key], CPU)
-    here = Canvases(SIZE)(Photos(part, task, SIZE)[key], CPU)
+    (key,) = BatchKeySampler(len(SIZES), task)
+    there = NvjpegTransfer(SIZE, on_host)(JpegBatches(part, task, SIZE)[key], CPU)
+    here = CanvasTransfer(SIZE)(ImageBatches(part, task, SIZE)[key], CPU)
     for mine, theirs in zip(there.tensors[1:], here.tensors[1:], strict=True):
         assert torch.equal(mine, theirs)
     places = here.tensors[3].tolist()
@@ -66,7 +66,7 @@ def test_without_torchvision_the_reason_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.setitem(sys.modules, "torchvision.io", None)
     with pytest.raises(Unsupported, match=r"torchvision cannot be imported.*--decode cpu"):
-        torchvision_decode()
+        torchvision_decoder()
 
 
 def fake_torchvision(monkeypatch: pytest.MonkeyPatch, decode: object) -> None:
@@ -81,7 +81,7 @@ def test_a_torchvision_without_nvjpeg_is_unsupported(monkeypatch: pytest.MonkeyP
 
     fake_torchvision(monkeypatch, decode)
     with pytest.raises(Unsupported, match=r"without nvJPEG; next: --decode cpu"):
-        torchvision_decode()([torch.zeros(4, dtype=torch.uint8)], CPU)
+        torchvision_decoder()([torch.zeros(4, dtype=torch.uint8)], CPU)
 
 
 def test_a_file_that_nvjpeg_does_not_know_is_decoded_by_the_host(
@@ -99,8 +99,8 @@ def test_a_file_that_nvjpeg_does_not_know_is_decoded_by_the_host(
         return torch.full((3, 20, 30), 7, dtype=torch.uint8)
 
     fake_torchvision(monkeypatch, decode)
-    alone, together = torchvision_decode()([cmyk, plain], CPU)
-    expected = with_pillow(cmyk.numpy(), 20, 30, 1)
+    alone, together = torchvision_decoder()([cmyk, plain], CPU)
+    expected = decode_with_pillow(cmyk.numpy(), 20, 30, 1)
     assert np.array_equal(alone.permute(1, 2, 0).numpy(), expected)
     assert bool((together == 7).all())
 
@@ -117,9 +117,9 @@ def test_a_file_that_nvjpeg_does_not_know_is_decoded_by_the_host(
 def test_what_placements_cannot_be(changes: dict[str, str], reason: str) -> None:
     host = machine(gpus=1)
     plan = Plan(**{"device": "cuda", **changes}).resolve(  # type: ignore[arg-type]
-        host, Defaults(batch=8, epochs=1, encoded=True)
+        host, WorkloadDefaults(batch=8, epochs=1, encoded=True)
     )
-    said = Torch().unsupported(Workload(name="inception_v3"), plan, host)
+    said = TorchFramework().unsupported_reason(Workload(name="inception_v3"), plan, host)
     assert said is not None
     assert reason in said
 
@@ -128,6 +128,6 @@ def test_what_placements_cannot_be(changes: dict[str, str], reason: str) -> None
     "changes", [{"decode": "cpu"}, {"cache": "decoded"}, {"bad_images": "skip"}]
 )
 def test_other_workloads_have_no_files(changes: dict[str, str]) -> None:
-    plan = Plan(device="cpu", **changes).resolve(machine(), Defaults(batch=8, epochs=1))  # type: ignore[arg-type]
-    said = Torch().unsupported(Workload(name="digits"), plan, machine())
+    plan = Plan(device="cpu", **changes).resolve(machine(), WorkloadDefaults(batch=8, epochs=1))  # type: ignore[arg-type]
+    said = TorchFramework().unsupported_reason(Workload(name="digits"), plan, machine())
     assert said == f"{next(iter(changes))}: digits has no image files to decode"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nfold.frameworks.torch.parallel import average_buffers, in_place
+from nfold.frameworks.torch.parallel import apply_in_place, average_buffers
 
 
 def _filled(tensor: Tensor) -> None:
@@ -30,14 +30,14 @@ def test_a_collective_changes_a_tensor_and_nothing_beside_it(make: object, chang
     assert callable(make)
     base = torch.zeros(3, 4)
     tensor = make(base)
-    in_place(tensor, _filled)
+    apply_in_place(tensor, _filled)
     assert bool((tensor == 7).all())
     assert int((base == 7).sum()) == changed
 
 
 def test_complex_numbers_travel_as_pairs_of_real_ones() -> None:
     tensor = torch.zeros(2, dtype=torch.complex64)
-    in_place(tensor, lambda whole: whole.copy_(torch.ones(2, 2)))
+    apply_in_place(tensor, lambda whole: whole.copy_(torch.ones(2, 2)))
     assert tensor.tolist() == [1 + 1j, 1 + 1j]
 
 

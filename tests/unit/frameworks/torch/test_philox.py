@@ -2,7 +2,7 @@
 
 import torch
 
-from nfold.frameworks.torch.philox import below, draws, philox
+from nfold.frameworks.torch.philox import draws, philox, uniform_int
 from philox_answers import KNOWN_ANSWERS
 
 
@@ -23,7 +23,7 @@ def test_a_draw_depends_on_its_keys_alone() -> None:
 
 
 def test_below_covers_its_range_evenly() -> None:
-    drawn = below(draws(0, 0, torch.arange(90_000), 1)[0], 9)
+    drawn = uniform_int(draws(0, 0, torch.arange(90_000), 1)[0], 9)
     counts = torch.bincount(drawn, minlength=9)
     assert len(counts) == 9
     assert counts.min() > 9_600

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from made import machine
 from nfold.data import photographs
-from nfold.data.arrays import Arrays
-from nfold.data.centres import arrays_of
-from nfold.data.photographs import Photographs
-from nfold.data.whole import kept_whole
+from nfold.data.arrays import DataSetArrays
+from nfold.data.centres import photograph_arrays
+from nfold.data.photographs import PhotographSet
+from nfold.data.whole import decode_all
 from nfold.frameworks.base import Task
-from nfold.frameworks.photographs import photographs_of
+from nfold.frameworks.photographs import load_photographs
 from nfold.frameworks.torch.batch import Batch
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.images import normalizer
-from nfold.frameworks.torch.source import photo_preparation, photo_source
-from nfold.plan import Defaults, Plan
+from nfold.frameworks.torch.images import build_normalizer
+from nfold.frameworks.torch.source import build_image_preparation, build_image_source
+from nfold.plan import Plan, WorkloadDefaults
 from nfold.workload import Workload
 from nfold.workloads import parameters
 from photos import SIZES, folders
@@ -40,7 +40,7 @@ def asked(*, rank: int = 0, ranks: int = 1, repeat: int = 1, **changes: object) 
     plan = Plan(**{"device": "cpu", "devices": ranks, "batch": 4, "epochs": 1, **changes})  # type: ignore[arg-type]
     host = machine(cores=2)
     workload = Workload.parse(f"inception_v3:size={SIZE},classes=2,repeat={repeat}")
-    complete = plan.resolve(host, Defaults(batch=4, epochs=1, encoded=True))
+    complete = plan.resolve(host, WorkloadDefaults(batch=4, epochs=1, encoded=True))
     return Task(
         workload=workload,
         plan=complete,
@@ -51,20 +51,20 @@ def asked(*, rank: int = 0, ranks: int = 1, repeat: int = 1, **changes: object) 
     )
 
 
-def made_of(task: Task) -> tuple[Photographs, Arrays]:
+def made_of(task: Task) -> tuple[PhotographSet, DataSetArrays]:
     """What a definition has of them, without a model."""
     chosen = parameters(task.workload)
-    found = photographs_of(task.plan, chosen)
-    return found, arrays_of(found, chosen)
+    found = load_photographs(task.plan, chosen)
+    return found, photograph_arrays(found, chosen)
 
 
 def images_of(task: Task) -> dict[int, Tensor]:
     """What the model would see of every sample, by its place in the epoch."""
     found, arrays = made_of(task)
-    normalize = normalizer(arrays, "channels_first", CPU)
+    normalize = build_normalizer(arrays, "channels_first", CPU)
     devices = Devices((CPU,))
-    source = photo_source(found, arrays, task, devices)
-    prepare = photo_preparation(arrays, task, normalize, devices)
+    source = build_image_source(found, arrays, task, devices)
+    prepare = build_image_preparation(arrays, task, normalize, devices)
     images_at: dict[int, Tensor] = {}
     for step, batch in enumerate(source):
         images = prepare(source.unpack(batch.tensors), torch.tensor(batch.epoch))
@@ -97,7 +97,7 @@ def test_two_ranks_see_what_one_sees(augment: str) -> None:
 
 def test_a_cache_of_decoded_images_changes_no_pixel() -> None:
     plain = images_of(asked(augment="cpu"))
-    kept_whole(photographs.load().train)
+    decode_all(photographs.load().train)
     assert apart(plain, images_of(asked(augment="cpu", cache="decoded"))).max() == 0
 
 
@@ -113,7 +113,7 @@ def test_a_photograph_that_is_repeated_is_distorted_anew() -> None:
 def test_an_epoch_draws_anew() -> None:
     task = asked(augment="cpu")
     found, arrays = made_of(task)
-    source = photo_source(found, arrays, task, Devices((CPU,)))
+    source = build_image_source(found, arrays, task, Devices((CPU,)))
     first: list[Batch] = list(source)
     source.epoch = 1
     assert not torch.equal(first[0].tensors[0], next(iter(source)).tensors[0])
@@ -128,7 +128,7 @@ def test_skipped_files_are_told(tmp_path: Path) -> None:
     (tmp_path / "data/train/class0/bad.jpg").write_bytes(b"no")
     task = asked(bad_images="skip")
     found, arrays = made_of(task)
-    source = photo_source(found, arrays, task, Devices((CPU,)))
+    source = build_image_source(found, arrays, task, Devices((CPU,)))
     ((kind, text),) = source.notes
     assert kind == "bad_images"
     assert "bad.jpg" in text

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.prefetch import on_device, one_ahead
+from nfold.frameworks.torch.prefetch import one_ahead, prefetch_batches
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
@@ -53,5 +53,5 @@ def test_an_error_of_the_loader_comes_through() -> None:
 def test_on_a_cpu_device_nothing_is_between() -> None:
     tensors = (torch.zeros(1),)
     batch = Batch(tensors=tensors, epoch=0, count=1, global_count=1, sample_hash=0)
-    (given,) = on_device([batch], torch.device("cpu"))
+    (given,) = prefetch_batches([batch], torch.device("cpu"))
     assert given is batch

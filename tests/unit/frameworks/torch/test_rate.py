@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nfold.frameworks.rate import one_cycle
-from nfold.frameworks.torch.rate import Fixed, OneCycle
+from nfold.frameworks.torch.rate import ConstantLearningRate, OneCycleLearningRate
 
 CPU = torch.device("cpu")
 
@@ -25,11 +25,11 @@ def test_it_rises_for_a_fifth_and_falls_to_nothing() -> None:
 
 def test_every_step_has_the_rate_of_its_middle_and_the_optimizer_takes_it() -> None:
     optimizer = _sgd()
-    cycle = OneCycle(optimizer, 0.5, 10, CPU)
+    cycle = OneCycleLearningRate(optimizer, 0.5, 10, CPU)
     taken = []
     for step in range(10):
         before = float(optimizer.param_groups[0]["params"][0].detach())
-        cycle.at(step)
+        cycle.set_step(step)
         optimizer.step()
         taken.append(before - float(optimizer.param_groups[0]["params"][0].detach()))
     expected = [0.5 * one_cycle((step + 0.5) / 10) for step in range(10)]
@@ -38,14 +38,14 @@ def test_every_step_has_the_rate_of_its_middle_and_the_optimizer_takes_it() -> N
 
 def test_a_rate_from_a_checkpoint_is_filled_too() -> None:
     optimizer = _sgd()
-    cycle = OneCycle(optimizer, 0.5, 10, CPU)
-    cycle.at(0)
+    cycle = OneCycleLearningRate(optimizer, 0.5, 10, CPU)
+    cycle.set_step(0)
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    cycle.at(2)
+    cycle.set_step(2)
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.5 * one_cycle(0.25))
 
 
 def test_a_fixed_rate_stays() -> None:
     optimizer = _sgd()
-    Fixed().at(3)
+    ConstantLearningRate().set_step(3)
     assert optimizer.param_groups[0]["lr"] == 0.3

@@ -9,9 +9,9 @@ import torch
 from made import arrays, task
 from nfold.errors import OutOfMemory
 from nfold.frameworks.torch import placed
-from nfold.frameworks.torch.input import Batches, Stream
-from nfold.frameworks.torch.placed import copied
-from nfold.frameworks.torch.resident import Resident, check_fits, data_bytes
+from nfold.frameworks.torch.input import ArrayBatches, BatchKeySampler
+from nfold.frameworks.torch.placed import copy_in_chunks
+from nfold.frameworks.torch.resident import ResidentSource, check_fits, dataset_bytes
 
 CPU = torch.device("cpu")
 SAMPLES = 103
@@ -21,13 +21,13 @@ def _compare(limit: int | None, batch: int, rank: int, ranks: int, epoch: int = 
     """Compare a resident source with a loader's data set, batch by batch; how many there were."""
     data = arrays(SAMPLES)
     asked = task(batch=batch, rank=rank, world_size=ranks)
-    stream = Stream(SAMPLES, asked, limit=limit)
-    source = Resident(data, Stream(SAMPLES, asked, limit=limit), CPU)
+    stream = BatchKeySampler(SAMPLES, asked, limit=limit)
+    source = ResidentSource(data, BatchKeySampler(SAMPLES, asked, limit=limit), CPU)
     stream.epoch = source.epoch = epoch
     found = list(source)
     assert len(found) == len(source) == len(stream)
     for key, got in zip(stream, found, strict=True):
-        expected = Batches(data, None)[key]
+        expected = ArrayBatches(data, None)[key]
         for mine, theirs in zip(source.unpack(got.tensors), expected.tensors, strict=True):
             assert mine.dtype == theirs.dtype
             assert torch.equal(mine, theirs)
@@ -57,22 +57,22 @@ def test_a_run_in_steps_goes_on_across_epochs(limit: int) -> None:
 
 
 def test_epochs_may_be_asked_for_in_any_order() -> None:
-    source = Resident(arrays(40), Stream(40, task(batch=40)), CPU)
+    source = ResidentSource(arrays(40), BatchKeySampler(40, task(batch=40)), CPU)
     for epoch in (0, 1, 5, 5, 2):
         source.epoch = epoch
         (batch,) = source
-        expected = Stream(40, task(batch=40)).order(epoch)
+        expected = BatchKeySampler(40, task(batch=40)).epoch_order(epoch)
         assert np.array_equal(batch.tensors[0].numpy(), expected)
 
 
 def test_the_next_order_is_begun_before_it_is_needed() -> None:
-    source = Resident(arrays(40), Stream(40, task(batch=40)), CPU)
+    source = ResidentSource(arrays(40), BatchKeySampler(40, task(batch=40)), CPU)
     next(iter(source))
-    assert list(source._ahead._begun) == [1]
+    assert list(source._prefetcher._begun) == [1]
 
 
 def test_a_step_takes_its_ids_from_the_epoch_s_one_tensor() -> None:
-    source = Resident(arrays(40), Stream(40, task(batch=8)), CPU)
+    source = ResidentSource(arrays(40), BatchKeySampler(40, task(batch=8)), CPU)
     batches = list(source)
     shared = {batch.tensors[0].untyped_storage().data_ptr() for batch in batches}
     assert len(shared) == 1
@@ -82,7 +82,7 @@ def test_a_step_takes_its_ids_from_the_epoch_s_one_tensor() -> None:
 def test_the_data_set_is_copied_whole_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     images = arrays(23).train_images
     monkeypatch.setattr(placed, "CHUNK_BYTES", 5 * images[0].nbytes)
-    copy = copied(images, CPU)
+    copy = copy_in_chunks(images, CPU)
     assert copy.dtype == torch.uint8
     assert np.array_equal(copy.numpy(), images)
     assert not np.shares_memory(copy.numpy(), images)
@@ -116,5 +116,5 @@ def test_where_shards_fit_the_whole_need_not() -> None:
 
 def test_bytes_are_those_of_images_and_labels() -> None:
     needed = 40 * (8 * 8 + 8)
-    assert data_bytes(arrays(40)) == needed
-    assert Resident(arrays(40), Stream(40, task(batch=8)), CPU).data_bytes == needed
+    assert dataset_bytes(arrays(40)) == needed
+    assert ResidentSource(arrays(40), BatchKeySampler(40, task(batch=8)), CPU).data_bytes == needed

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from made import machine
-from nfold.data.centres import arrays_of
+from nfold.data.centres import photograph_arrays
 from nfold.errors import OutOfMemory
 from nfold.frameworks.base import Task
-from nfold.frameworks.files import unsuited
-from nfold.frameworks.photographs import Drawn, photographs_of
+from nfold.frameworks.files import image_file_refusal
+from nfold.frameworks.photographs import SampleBoxes, load_photographs
 from nfold.frameworks.stream import sample_hash
 from nfold.frameworks.torch import whole
-from nfold.frameworks.torch.batch import Batch, Boxed
+from nfold.frameworks.torch.batch import Batch, CanvasTensors
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.framework import Torch
-from nfold.frameworks.torch.source import photo_source
-from nfold.frameworks.torch.whole import ResidentPhotographs
+from nfold.frameworks.torch.framework import TorchFramework
+from nfold.frameworks.torch.source import build_image_source
+from nfold.frameworks.torch.whole import ResidentImageSource
 from nfold.plan import Plan
 from nfold.workload import Workload
 from nfold.workloads import info, parameters
@@ -39,27 +39,27 @@ def asked(**changes: object) -> Task:
     fields = {"device": "cpu", "devices": 1, "batch": 8, "augment": "device", "epochs": 2}
     plan = Plan(**{**fields, **changes})  # type: ignore[arg-type]
     complete = plan.resolve(machine(), info(WORKLOAD.name).defaults)
-    assert Torch().unsupported(WORKLOAD, complete, machine()) is None
+    assert TorchFramework().unsupported_reason(WORKLOAD, complete, machine()) is None
     return Task(workload=WORKLOAD, plan=complete, machine=machine())
 
 
 def batches(task: Task, epoch: int) -> tuple[list[Batch], object]:
     chosen = parameters(WORKLOAD)
-    found = photographs_of(task.plan, chosen)
-    source = photo_source(found, arrays_of(found, chosen), task, DEVICES)
+    found = load_photographs(task.plan, chosen)
+    source = build_image_source(found, photograph_arrays(found, chosen), task, DEVICES)
     source.epoch = epoch
     made = list(source)
     assert len(made) == len(source)
-    assert all(isinstance(source.unpack(batch.tensors), Boxed) for batch in made)
+    assert all(isinstance(source.unpack(batch.tensors), CanvasTensors) for batch in made)
     return made, source
 
 
 def test_boxes_are_those_of_a_loader_and_unreduced_ones_to_the_last_bit() -> None:
     there, resident = batches(asked(input="resident"), 1)
     here, _ = batches(asked(), 1)
-    assert isinstance(resident, ResidentPhotographs)
+    assert isinstance(resident, ResidentImageSource)
     assert resident.data_bytes == 3 * sum(height * width for height, width in SIZES)
-    part = photographs_of(asked().plan, parameters(WORKLOAD)).train
+    part = load_photographs(asked().plan, parameters(WORKLOAD)).train
     exact = 0
     for mine, theirs in zip(there, here, strict=True):
         assert (mine.sample_hash, mine.count) == (theirs.sample_hash, theirs.count)
@@ -67,7 +67,7 @@ def test_boxes_are_those_of_a_loader_and_unreduced_ones_to_the_last_bit() -> Non
             assert torch.equal(one, other)
         ids = mine.tensors[2].numpy()
         assert sample_hash(ids) == mine.sample_hash
-        reductions = Drawn(part, 0, 75, 1, ids).reductions
+        reductions = SampleBoxes(part, 0, 75, 1, ids).reductions
         for row, (height, width) in enumerate(mine.tensors[3].tolist()):
             apart = mine.tensors[0][row].int() - theirs.tensors[0][row].int()
             assert apart[:height, :width].abs().float().mean() < 6
@@ -79,12 +79,12 @@ def test_boxes_are_those_of_a_loader_and_unreduced_ones_to_the_last_bit() -> Non
 
 def test_a_reader_is_told_of_photographs_whose_boxes_are_means() -> None:
     _, source = batches(asked(input="resident"), 0)
-    assert isinstance(source, ResidentPhotographs)
+    assert isinstance(source, ResidentImageSource)
     ((kind, text),) = source.notes
     assert kind == "resident_means"
     assert text.startswith("3 of 8 resident photographs are so large")
-    part = photographs_of(asked(input="resident").plan, parameters(WORKLOAD)).train
-    assert whole.means_note(part, 400) == ()
+    part = load_photographs(asked(input="resident").plan, parameters(WORKLOAD)).train
+    assert whole.reduction_note(part, 400) == ()
 
 
 def test_what_does_not_fit_is_refused_with_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,4 +97,4 @@ def test_only_torch_keeps_them() -> None:
     plan = asked(input="resident").plan
     assert plan.workers == 0
     other = plan.edit(framework="jax", step="compiled")
-    assert "only torch keeps photographs" in str(unsuited(info(WORKLOAD.name), other))
+    assert "only torch keeps photographs" in str(image_file_refusal(info(WORKLOAD.name), other))

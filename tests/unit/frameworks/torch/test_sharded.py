@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from made import arrays, task
-from nfold.frameworks.torch.batch import Batch, Samples
-from nfold.frameworks.torch.input import Stream
-from nfold.frameworks.torch.resident import Resident
-from nfold.frameworks.torch.sharded import Sharded, Shards
+from nfold.frameworks.torch.batch import Batch, SampleTensors
+from nfold.frameworks.torch.input import BatchKeySampler
+from nfold.frameworks.torch.resident import ResidentSource
+from nfold.frameworks.torch.sharded import ShardedSource, ShardRouter
 from rank_threads import on_threads
 
 CPU = torch.device("cpu")
 SAMPLES = 103
-Shared = list[tuple[Batch, Samples]]
+Shared = list[tuple[Batch, SampleTensors]]
 
 
 def _all(
@@ -26,7 +26,9 @@ def _all(
 
     def work(rank: int) -> Shared:
         asked = task(batch=batch, rank=rank, world_size=ranks)
-        source = Sharded(arrays(SAMPLES), Stream(SAMPLES, asked, limit=limit), asked, CPU)
+        source = ShardedSource(
+            arrays(SAMPLES), BatchKeySampler(SAMPLES, asked, limit=limit), asked, CPU
+        )
         source.epoch = epoch
         return [(got, source.unpack(got.tensors)) for got in source]
 
@@ -37,7 +39,7 @@ def _compare(patch: pytest.MonkeyPatch, ranks: int, batch: int, limit: int | Non
     found = _all(patch, ranks, batch, limit=limit, epoch=4)
     for rank, mine in enumerate(found):
         asked = task(batch=batch, rank=rank, world_size=ranks)
-        whole = Resident(arrays(SAMPLES), Stream(SAMPLES, asked, limit=limit), CPU)
+        whole = ResidentSource(arrays(SAMPLES), BatchKeySampler(SAMPLES, asked, limit=limit), CPU)
         whole.epoch = 4
         for (got, samples), expected in zip(mine, whole, strict=True):
             assert all(map(_alike, samples, whole.unpack(expected.tensors)))
@@ -68,7 +70,7 @@ def test_shards_are_equal_parts_of_the_data() -> None:
     data, held = arrays(SAMPLES), []
     for rank in range(4):
         asked = task(batch=10, rank=rank, world_size=4)
-        source = Sharded(data, Stream(SAMPLES, asked), asked, CPU)
+        source = ShardedSource(data, BatchKeySampler(SAMPLES, asked), asked, CPU)
         held.append((source._images, source._labels))
         assert source.data_bytes in (25 * (64 + 8), 26 * (64 + 8))
         ((kind, text),) = source.notes
@@ -83,8 +85,8 @@ def test_every_sample_of_a_step_is_sent_once_and_padding_once_more() -> None:
     sent = np.zeros((4, 4), dtype=np.int64)
     for rank in range(4):
         asked = task(batch=34, rank=rank, world_size=4)
-        stream = Stream(SAMPLES, asked)
-        routes = Shards(SAMPLES, stream, rank, 4).routes(stream.order(0))
+        stream = BatchKeySampler(SAMPLES, asked)
+        routes = ShardRouter(SAMPLES, stream, rank, 4).routes(stream.epoch_order(0))
         assert len(routes.sends) == np.sum(routes.send_counts)
         sent[rank] = np.sum(routes.send_counts, axis=1)
     assert sent.sum(axis=0).tolist() == [34, 34, 34, 4]
@@ -92,8 +94,8 @@ def test_every_sample_of_a_step_is_sent_once_and_padding_once_more() -> None:
 
 def test_fewer_samples_than_ranks_leave_shards_empty() -> None:
     asked = task(batch=4, world_size=4)
-    stream = Stream(3, asked)
-    shards = [Shards(3, stream, rank, 4) for rank in range(4)]
-    assert [len(each.own) for each in shards] == [0, 1, 1, 1]
+    stream = BatchKeySampler(3, asked)
+    shards = [ShardRouter(3, stream, rank, 4) for rank in range(4)]
+    assert [len(each.own_range) for each in shards] == [0, 1, 1, 1]
     for each in shards:
-        assert len(each.routes(stream.order(0)).ids) == 1
+        assert len(each.routes(stream.epoch_order(0)).ids) == 1

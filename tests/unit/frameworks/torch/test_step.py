@@ -13,20 +13,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nfold.frameworks.torch.batch import Tensors
 from nfold.frameworks.torch.forward import Forward
-from nfold.frameworks.torch.parallel import turns
-from nfold.frameworks.torch.parts import cut
+from nfold.frameworks.torch.parallel import micro_batch_context
+from nfold.frameworks.torch.parts import split_micro_batches
 from nfold.frameworks.torch.precision import Precision
-from nfold.frameworks.torch.rate import Fixed, OneCycle
-from nfold.frameworks.torch.share import Ledger
-from nfold.frameworks.torch.step import Now, Update
+from nfold.frameworks.torch.rate import ConstantLearningRate, OneCycleLearningRate
+from nfold.frameworks.torch.share import CurrentShare
+from nfold.frameworks.torch.step import EagerStep, EpochTensor
 from nfold.workloads.torch import sgd
 
 CPU = torch.device("cpu")
 NOW = torch.tensor(0)
-HALF = tuple(dataclasses.replace(part, of_gradient=0.5) for part in cut(3, 0, 1, 1))
+HALF = tuple(
+    dataclasses.replace(part, gradient_weight=0.5) for part in split_micro_batches(3, 0, 1, 1)
+)
 
 
-def _update(weight: nn.Parameter, taken: list[str]) -> Update:
+def _update(weight: nn.Parameter, taken: list[str]) -> EagerStep:
     def way(name: str) -> Forward:
         def forward(tensors: Tensors, epoch: Tensor) -> Tensor:
             taken.append(name)
@@ -35,15 +37,17 @@ def _update(weight: nn.Parameter, taken: list[str]) -> Update:
         return forward
 
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    turn = turns(nn.Identity(), Ledger(1))
+    turn = micro_batch_context(nn.Identity(), CurrentShare(1))
     precision = Precision("fp32", CPU)
-    return Update(way("usual"), way("rare"), {4}, precision, optimizer, turn, Fixed())
+    return EagerStep(
+        way("usual"), way("rare"), {4}, precision, optimizer, turn, ConstantLearningRate()
+    )
 
 
 def test_an_update_follows_the_weighted_gradient_and_returns_the_plain_loss() -> None:
     weight, taken = nn.Parameter(torch.ones(1)), list[str]()
     update = _update(weight, taken)
-    loss = update((torch.ones(4),), torch.tensor(2), cut(4, 0, 1, 1))
+    loss = update((torch.ones(4),), torch.tensor(2), split_micro_batches(4, 0, 1, 1))
     assert (float(loss), loss.requires_grad) == (6.0, False)
     assert torch.allclose(weight.detach(), torch.tensor([0.6]))
     update((torch.ones(3),), NOW, HALF)
@@ -56,7 +60,7 @@ def test_an_update_follows_the_weighted_gradient_and_returns_the_plain_loss() ->
 def test_parts_go_the_way_of_their_size() -> None:
     taken = list[str]()
     update = _update(nn.Parameter(torch.ones(1)), taken)
-    update((torch.ones(7),), NOW, cut(7, 0, 1, 2))
+    update((torch.ones(7),), NOW, split_micro_batches(7, 0, 1, 2))
     assert taken == ["rare", "usual"]
 
 
@@ -70,11 +74,13 @@ def _trained(precision: str, accumulate: int, batches: list[Tensor]) -> tuple[li
             loss: Tensor = model(tensors[0]).float().square().mean()
         return loss
 
-    turn = turns(model, Ledger(1))
-    update = Update(forward, forward, (), arithmetic, sgd(model, 0.05), turn, Fixed())
+    turn = micro_batch_context(model, CurrentShare(1))
+    update = EagerStep(
+        forward, forward, (), arithmetic, sgd(model, 0.05), turn, ConstantLearningRate()
+    )
     losses = list[float]()
     for batch in batches:
-        parts = cut(len(batch), 0, 1, accumulate)
+        parts = split_micro_batches(len(batch), 0, 1, accumulate)
         with NothingRead() if losses else nullcontext():  # type: ignore[no-untyped-call]
             loss = update((batch,), NOW, parts)
         losses.append(float(loss))
@@ -120,7 +126,7 @@ def test_a_first_step_that_overflows_leaves_everything_as_it_was(accumulate: int
 
 
 def test_an_epoch_is_made_into_a_tensor_once() -> None:
-    now = Now(CPU)
+    now = EpochTensor(CPU)
     first = now(3)
     assert (int(first), first.dtype, first.dim()) == (3, torch.int64, 0)
     assert now(3) is first
@@ -133,21 +139,21 @@ def _cycled(chain: int) -> tuple[list[float], Tensor]:
     torch.manual_seed(0)
     model, arithmetic = nn.Linear(3, 1), Precision("fp32", CPU)
     optimizer = sgd(model, 0.05)
-    rate = OneCycle(optimizer, 0.5, 6, CPU)
+    rate = OneCycleLearningRate(optimizer, 0.5, 6, CPU)
 
     def forward(tensors: Tensors, _: Tensor) -> Tensor:
         loss: Tensor = model(tensors[0]).square().mean()
         return loss
 
-    turn = turns(model, Ledger(1))
-    update = Update(forward, forward, (), arithmetic, optimizer, turn, rate)
+    turn = micro_batch_context(model, CurrentShare(1))
+    update = EagerStep(forward, forward, (), arithmetic, optimizer, turn, rate)
     batches = [torch.full((4, 3), 0.1 * (number + 1)) for number in range(6)]
     losses = list[float]()
     for first in range(0, 6, chain):
-        rate.at(first)
+        rate.set_step(first)
         tensors = [(batch,) for batch in batches[first : first + chain]]
-        rates = rate.of(first, chain)
-        losses += update.several(tensors, NOW, cut(4, 0, 1, 1), rates).tolist()
+        rates = rate.step_rates(first, chain)
+        losses += update.run_many(tensors, NOW, split_micro_batches(4, 0, 1, 1), rates).tolist()
     return losses, model.weight.detach()
 
 

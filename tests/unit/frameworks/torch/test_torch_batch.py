@@ -17,7 +17,7 @@ def _batch(count: int, values: torch.Tensor) -> Batch:
 
 def test_moving_moves_every_tensor_and_keeps_the_rest() -> None:
     batch = _batch(2, torch.arange(3))
-    moved = batch.moved(lambda tensor: tensor * 2)
+    moved = batch.map_tensors(lambda tensor: tensor * 2)
     pairs = zip(batch.tensors, moved.tensors, strict=True)
     assert all(torch.equal(after, before * 2) for before, after in pairs)
     assert not any(isinstance(value, torch.Tensor) for value in vars(moved).values())

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from nfold.errors import UsageError
 from nfold.frameworks.torch import batch_norm
-from nfold.frameworks.torch.batch_norm import Synchronised, synchronise
-from nfold.frameworks.torch.share import Ledger, Share, weighted
+from nfold.frameworks.torch.batch_norm import SynchronizedMarker, synchronize_batch_norm
+from nfold.frameworks.torch.share import BatchShare, CurrentShare, loss_weighted_share
 from nfold.plan import Plan
 
 TWO = Plan(devices=2, batch_norm="synchronised")
@@ -36,8 +36,8 @@ def made() -> nn.Sequential:
 def test_layers_change_where_the_plan_says_so_on_several_devices(plan: Plan, changed: bool) -> None:
     module = made()
     names, norm = list(module.state_dict()), module[1]
-    synchronise(module, plan, Ledger(2))
-    assert isinstance(module[1], Synchronised) is changed
+    synchronize_batch_norm(module, plan, CurrentShare(2))
+    assert isinstance(module[1], SynchronizedMarker) is changed
     assert module[1] is norm
     assert isinstance(norm, nn.BatchNorm2d)
     assert list(module.state_dict()) == names
@@ -46,9 +46,9 @@ def test_layers_change_where_the_plan_says_so_on_several_devices(plan: Plan, cha
 
 def test_twice_is_once() -> None:
     module = made()
-    synchronise(module, TWO, Ledger(2))
+    synchronize_batch_norm(module, TWO, CurrentShare(2))
     once = type(module[1])
-    synchronise(module, TWO, Ledger(2))
+    synchronize_batch_norm(module, TWO, CurrentShare(2))
     assert type(module[1]) is once
 
 
@@ -56,13 +56,13 @@ def test_an_evaluation_is_that_of_the_plain_layer() -> None:
     """In eval mode no rank waits for another: there is no process group here."""
     module, plain, x = made(), made(), torch.randn(2, 3, 4, 4)
     plain.load_state_dict(module.state_dict())
-    synchronise(module, TWO, Ledger(2))
+    synchronize_batch_norm(module, TWO, CurrentShare(2))
     assert torch.equal(module.eval()(x), plain.eval()(x))
 
 
 def test_a_copy_and_a_pickle_are_plain_again() -> None:
     module = made()
-    synchronise(module, TWO, Ledger(2))
+    synchronize_batch_norm(module, TWO, CurrentShare(2))
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert type(other[1]) is nn.BatchNorm2d
         assert all(map(torch.equal, other.state_dict().values(), module.state_dict().values()))
@@ -70,15 +70,15 @@ def test_a_copy_and_a_pickle_are_plain_again() -> None:
 
 def test_a_forward_of_its_own_is_refused() -> None:
     with pytest.raises(UsageError, match=r"forward of 0 \(Own\); allowed are nn.BatchNorm1d"):
-        synchronise(nn.Sequential(Own(3)), TWO, Ledger(2))
+        synchronize_batch_norm(nn.Sequential(Own(3)), TWO, CurrentShare(2))
 
 
 def test_a_loss_that_is_weighted_already_leaves_equal_weights() -> None:
-    ledger = Ledger(4)
+    ledger = CurrentShare(4)
     for count, weight in ((5, 0.25), (1, 0.25), (0, 0.0)):
-        ledger.begin(weighted(count, 4))
+        ledger.set(loss_weighted_share(count, 4))
         assert ledger.share.weight == weight
-        assert ledger.even(4)
+        assert ledger.is_even(4)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -88,9 +88,9 @@ def test_a_part_that_no_rank_has_a_sample_of_moves_no_statistics(
     """A batch of fewer samples than parts: the sample that pads counts nothing."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     monkeypatch.setattr(batch_norm, "ALL_GATHER", lambda every, own: every.copy_(own))
-    ledger, module = Ledger(2), nn.Sequential(nn.BatchNorm2d(4, momentum=momentum))
-    synchronise(module, TWO, ledger)
-    ledger.begin(Share(count=0, global_count=1, parts=2, last=True))
+    ledger, module = CurrentShare(2), nn.Sequential(nn.BatchNorm2d(4, momentum=momentum))
+    synchronize_batch_norm(module, TWO, ledger)
+    ledger.set(BatchShare(count=0, global_count=1, micro_batches=2, is_last=True))
     before = copy.deepcopy(module.state_dict())
     assert module(torch.randn(1, 4, 2, 2)).isfinite().all()
     for name, value in module.state_dict().items():
@@ -106,7 +106,7 @@ def test_one_value_a_channel_is_its_own_mean(plan: Plan) -> None:
     x = torch.tensor([1.0, -0.25, 3.0]).view(1, 3, 1, 1).requires_grad_()
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         norm(x)
-    synchronise(norm, plan, Ledger(2))
+    synchronize_batch_norm(norm, plan, CurrentShare(2))
     found = norm(x)
     found.sum().backward()
     torch.testing.assert_close(found.flatten(), norm.bias, atol=1e-3, rtol=0)
@@ -119,7 +119,7 @@ def test_one_value_a_channel_is_its_own_mean(plan: Plan) -> None:
 def test_more_values_are_normalised_by_the_layer_itself() -> None:
     module, plain, x = made(), made(), torch.randn(1, 3, 4, 4)
     plain.load_state_dict(module.state_dict())
-    synchronise(module, TWO.edit(devices=1), Ledger(1))
+    synchronize_batch_norm(module, TWO.edit(devices=1), CurrentShare(1))
     assert torch.equal(module(x), plain(x))
     assert module.state_dict().keys() == plain.state_dict().keys()
     assert all(map(torch.equal, module.state_dict().values(), plain.state_dict().values()))

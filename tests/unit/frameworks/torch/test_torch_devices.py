@@ -3,7 +3,7 @@
 import torch
 
 from nfold.frameworks.torch.devices import free_bytes
-from nfold.memory import available_bytes
+from nfold.memory import parse_available_bytes
 
 MEMINFO = """MemTotal:       24606624 kB
 MemFree:         1024000 kB
@@ -13,7 +13,7 @@ HugePages_Total:       0
 
 
 def test_available_is_what_the_kernel_estimates_not_what_is_unused() -> None:
-    assert available_bytes(MEMINFO) == 20_480_000 * 1024
+    assert parse_available_bytes(MEMINFO) == 20_480_000 * 1024
 
 
 def test_a_cpu_device_has_the_host_s_memory() -> None:

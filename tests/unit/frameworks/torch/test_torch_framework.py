@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from made import machine, plan
-from nfold.frameworks.torch.framework import Torch
+from nfold.frameworks.torch.framework import TorchFramework
 from nfold.workload import Workload
 
 HOST = machine(cores=4)
@@ -15,7 +15,9 @@ DIGITS = Workload.parse("digits")
 @pytest.mark.parametrize("input_", ["loader", "resident"])
 @pytest.mark.parametrize("augment", [None, "cpu", "device"])
 def test_resident_images_are_not_augmented_on_the_cpu(input_: str, augment: str | None) -> None:
-    reason = Torch().unsupported(DIGITS, plan(HOST, input=input_, augment=augment), HOST)
+    reason = TorchFramework().unsupported_reason(
+        DIGITS, plan(HOST, input=input_, augment=augment), HOST
+    )
     if (input_, augment) == ("resident", "cpu"):
         assert reason is not None
         assert "--augment device" in reason
@@ -37,5 +39,7 @@ def test_resident_images_are_not_augmented_on_the_cpu(input_: str, augment: str 
     ],
 )
 def test_how_gradients_are_exchanged(changes: dict[str, object], said: str | None) -> None:
-    reason = Torch().unsupported(DIGITS, plan(HOST, devices=2, device="cpu", **changes), HOST)
+    reason = TorchFramework().unsupported_reason(
+        DIGITS, plan(HOST, devices=2, device="cpu", **changes), HOST
+    )
     assert (reason is None) if said is None else (said in str(reason))

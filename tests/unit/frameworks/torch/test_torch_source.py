@@ -18,11 +18,11 @@ from nfold.frameworks.torch import resident
 from nfold.frameworks.torch import source as sources
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.images import Normalizer
-from nfold.frameworks.torch.input import Loaded
+from nfold.frameworks.torch.input import LoaderSource
 from nfold.frameworks.torch.loop import Trainer
-from nfold.frameworks.torch.resident import Resident
-from nfold.frameworks.torch.source import preparation, source
-from nfold.machine import Device
+from nfold.frameworks.torch.resident import ResidentSource
+from nfold.frameworks.torch.source import build_preparation, build_source
+from nfold.machine import GpuInfo
 
 CPU = Devices((torch.device("cpu"),))
 OPERATIONS = (("crop", 2), ("flip", 0), ("cutout", 3))
@@ -37,7 +37,7 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank of several has no process group here: all have as much memory as it."""
-    monkeypatch.setattr(resident, "smallest", lambda value, *_: value)
+    monkeypatch.setattr(resident, "all_reduce_min", lambda value, *_: value)
 
 
 Step = tuple[Tensor, Tensor, tuple[int, int, int]]
@@ -47,8 +47,8 @@ def _steps(asked: Task, epoch: int = 2) -> list[Step]:
     """What the model gets in each step, its labels, and what the step counts."""
     made = arrays(103)
     normalize = Normalizer(made, "channels_first", CPU.primary)
-    prepare = preparation(made, asked, OPERATIONS, normalize, CPU)
-    batches = source(made, asked, OPERATIONS, CPU)
+    prepare = build_preparation(made, asked, OPERATIONS, normalize, CPU)
+    batches = build_source(made, asked, OPERATIONS, CPU)
     batches.epoch = epoch
     found = [(batches.unpack(b.tensors), b) for b in batches]
     counts = [(b.count, b.global_count, b.sample_hash) for _, b in found]
@@ -78,7 +78,7 @@ def test_augmentation_does_change_what_the_model_gets() -> None:
     assert all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
     made = arrays(103)
     raw = Normalizer(made, "channels_first", CPU.primary)
-    batches = source(made, task(batch=34), (), CPU)
+    batches = build_source(made, task(batch=34), (), CPU)
     batches.epoch = 1
     assert not any(
         torch.equal(raw(b.tensors[0]), s[0]) for b, s in zip(batches, first, strict=True)
@@ -87,8 +87,8 @@ def test_augmentation_does_change_what_the_model_gets() -> None:
 
 def test_the_source_is_the_plan_s() -> None:
     made = arrays(40)
-    assert isinstance(source(made, task(input="loader"), (), CPU), Loaded)
-    assert isinstance(source(made, task(input="resident"), (), CPU), Resident)
+    assert isinstance(build_source(made, task(input="loader"), (), CPU), LoaderSource)
+    assert isinstance(build_source(made, task(input="resident"), (), CPU), ResidentSource)
 
 
 def _losses(monkeypatch: pytest.MonkeyPatch, placement: dict[str, Any]) -> list[float]:
@@ -111,9 +111,9 @@ def test_losses_of_an_epoch_are_identical(monkeypatch: pytest.MonkeyPatch) -> No
 def _chosen(patch: pytest.MonkeyPatch, free: int, asked: Task, devices: Devices = CPU) -> str:
     """Which source is taken with so many bytes free; before anything is copied."""
     patch.setattr(resident, "free_bytes", lambda _: free)
-    for kind in ("Resident", "Sharded"):
+    for kind in ("ResidentSource", "ShardedSource"):
         patch.setattr(sources, kind, lambda *_, kind=kind: kind)
-    return str(source(arrays(40), asked, (), devices))
+    return str(build_source(arrays(40), asked, (), devices))
 
 
 @pytest.mark.parametrize(("ranks", "parts"), [(1, 1.25), (2, 2.5), (3, 3.75)])
@@ -121,28 +121,28 @@ def test_ranks_on_a_host_share_its_memory(
     monkeypatch: pytest.MonkeyPatch, ranks: int, parts: float
 ) -> None:
     """Free memory in parts of the data set: a copy a rank, else a shard each, else nothing."""
-    asked, needed = task(input="resident", world_size=ranks), resident.data_bytes(arrays(40))
-    assert _chosen(monkeypatch, round(parts * needed), asked) == "Resident"
+    asked, needed = task(input="resident", world_size=ranks), resident.dataset_bytes(arrays(40))
+    assert _chosen(monkeypatch, round(parts * needed), asked) == "ResidentSource"
     if ranks > 1:
-        assert _chosen(monkeypatch, round(parts * needed) - 1, asked) == "Sharded"
-        assert _chosen(monkeypatch, round(1.25 * needed), asked) == "Sharded"
+        assert _chosen(monkeypatch, round(parts * needed) - 1, asked) == "ShardedSource"
+        assert _chosen(monkeypatch, round(1.25 * needed), asked) == "ShardedSource"
     with pytest.raises(OutOfMemory, match=rf"the host \({ranks} ranks\).*--input loader"):
         _chosen(monkeypatch, round(1.25 * needed) - 1, asked)
 
 
 def test_the_host_has_at_most_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, needed = task(input="resident", world_size=2), resident.data_bytes(arrays(40))
+    asked, needed = task(input="resident", world_size=2), resident.dataset_bytes(arrays(40))
     small = dataclasses.replace(asked.machine, memory_bytes=2 * needed)
-    assert _chosen(monkeypatch, 2**40, asked) == "Resident"
-    assert _chosen(monkeypatch, 2**40, dataclasses.replace(asked, machine=small)) == "Sharded"
+    assert _chosen(monkeypatch, 2**40, asked) == "ResidentSource"
+    assert _chosen(monkeypatch, 2**40, dataclasses.replace(asked, machine=small)) == "ShardedSource"
 
 
 def test_each_gpu_holds_a_copy_or_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """40 samples of 72 bytes on three GPUs: the largest shard has 14."""
     asked, gpu = task(input="resident", world_size=3), Devices((torch.device("cuda", 2),))
-    assert _chosen(monkeypatch, 50 * 72, asked, gpu) == "Resident"
-    assert _chosen(monkeypatch, 50 * 72 - 1, asked, gpu) == "Sharded"
-    assert _chosen(monkeypatch, 1260, asked, gpu) == "Sharded"
+    assert _chosen(monkeypatch, 50 * 72, asked, gpu) == "ResidentSource"
+    assert _chosen(monkeypatch, 50 * 72 - 1, asked, gpu) == "ShardedSource"
+    assert _chosen(monkeypatch, 1260, asked, gpu) == "ShardedSource"
     sizes = "2.68e-06 GiB, sharded 9.39e-07 GiB, on each of 3 GPUs"
     with pytest.raises(OutOfMemory, match=sizes):
         _chosen(monkeypatch, 1259, asked, gpu)
@@ -153,7 +153,10 @@ def test_each_gpu_holds_a_copy_or_a_shard(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_gpu_has_at_most_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, gpu = task(input="resident", world_size=2), Devices((torch.device("cuda", 1),))
     said = tuple(
-        Device(index=i, name="GPU", memory_bytes=bytes_) for i, bytes_ in ((0, 1), (1, 3000))
+        GpuInfo(index=i, name="GPU", memory_bytes=bytes_) for i, bytes_ in ((0, 1), (1, 3000))
     )
     small = dataclasses.replace(asked.machine, gpus=said)
-    assert _chosen(monkeypatch, 2**40, dataclasses.replace(asked, machine=small), gpu) == "Sharded"
+    assert (
+        _chosen(monkeypatch, 2**40, dataclasses.replace(asked, machine=small), gpu)
+        == "ShardedSource"
+    )

@@ -12,37 +12,41 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from made import arrays, task
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.left_out import ActiveVariant
 from nfold.frameworks.torch import ablate_exchange
-from nfold.frameworks.torch.ablation import switched
-from nfold.frameworks.torch.batch_norm import Switch, Synchronised, synchronise
-from nfold.frameworks.torch.capture import WARM_UP, CudaRecorder
-from nfold.frameworks.torch.definition import Definition
+from nfold.frameworks.torch.ablation import switchable_fields
+from nfold.frameworks.torch.batch_norm import (
+    BatchNormSwitch,
+    SynchronizedMarker,
+    synchronize_batch_norm,
+)
+from nfold.frameworks.torch.capture import WARM_UP_CALLS, CudaGraphRecorder
+from nfold.frameworks.torch.definition import TorchWorkload
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.loop import Trainer
-from nfold.frameworks.torch.parts import cut
-from nfold.frameworks.torch.rate import Fixed
-from nfold.frameworks.torch.share import Ledger
-from nfold.frameworks.torch.step import CapturedUpdate, Update
+from nfold.frameworks.torch.parts import split_micro_batches
+from nfold.frameworks.torch.rate import ConstantLearningRate
+from nfold.frameworks.torch.share import CurrentShare
+from nfold.frameworks.torch.step import EagerStep, GraphedStep
 from nfold.measurement import RankSamples
-from nfold.turns import RECORDED, SWITCHED, exchanged, schedule
+from nfold.turns import RECAPTURE_STEPS, SWITCHABLE_FIELDS, communication_key, schedule_slots
 from nfold.workload import Workload
 
 HOST = Devices((torch.device("cpu"),))
-REAL, REPLAYED = Ablation(), Ablation(input="replayed")
-ALONE, BARRIER = Ablation(exchange="none"), Ablation(exchange="barrier")
+REAL, REPLAYED = Variant(), Variant(input="replayed")
+ALONE, BARRIER = Variant(exchange="none"), Variant(exchange="barrier")
 
 
-def _task(*turns: Ablation, **changes: Any) -> Task:
+def _task(*turns: Variant, **changes: Any) -> Task:
     said = {"batch": 8, "steps": 8, "warmup_steps": 4, "workers": 0, **changes}
-    return dataclasses.replace(task(**said), turns=turns)
+    return dataclasses.replace(task(**said), interleaved_variants=turns)
 
 
-def _define(_: Task) -> Definition:
+def _define(_: Task) -> TorchWorkload:
     torch.manual_seed(0)
-    return Definition(
+    return TorchWorkload(
         arrays=arrays(40),
         operations=(),
         model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
@@ -72,15 +76,15 @@ class Run:
     def in_turns(self, asked: Task) -> Iterator[tuple[int | None, list[int]]]:
         """Every turn with its steps, settling ones as None."""
         at = asked.plan.warmup_steps or 0
-        for part in schedule(asked.turns, asked.plan):
-            yield part.turn, list(range(at, at + part.steps))
+        for part in schedule_slots(asked.interleaved_variants, asked.plan):
+            yield part.variant_index, list(range(at, at + part.steps))
             at += part.steps
         assert at == len(self.given)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_real_input_stands_still_while_first_batches_come_again(workers: int) -> None:
-    asked = _task(REAL, REPLAYED, Ablation(input="resident"), workers=workers)
+    asked = _task(REAL, REPLAYED, Variant(input="resident"), workers=workers)
     run = Run(asked)
     plain = Run(_task(workers=workers, steps=60)).given
     replays = [step for turn, steps in run.in_turns(asked) if turn in (1, 2) for step in steps]
@@ -104,8 +108,8 @@ def _with_next(parts: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:
 def test_each_turn_has_its_windows_and_weights_are_compared_at_the_end() -> None:
     asked = _task(REAL, REPLAYED)
     found, before = Run(asked).samples, Run(_task(steps=2, warmup_steps=2)).samples
-    assert len(found.turns) == len(found.windows)
-    of_each = zip(found.windows, found.turns, strict=True)
+    assert len(found.slots) == len(found.windows)
+    of_each = zip(found.windows, found.slots, strict=True)
     steps = [0, 0]
     for window, turn in of_each:
         steps[turn] += window.steps
@@ -113,12 +117,12 @@ def test_each_turn_has_its_windows_and_weights_are_compared_at_the_end() -> None
     assert len(found.step_ms) == 16
     assert found.warmup_steps == 4
     assert found.parameter_checksum != before.parameter_checksum
-    assert not before.turns
+    assert not before.slots
 
 
 def test_threads_change_and_come_back() -> None:
     own = torch.get_num_threads()
-    asked = _task(REAL, Ablation(threads=own + 1))
+    asked = _task(REAL, Variant(threads=own + 1))
     try:
         run = Run(asked, torch.get_num_threads)
     finally:
@@ -165,23 +169,25 @@ def test_an_exchange_of_a_workload_is_left_out_and_made_again(
 
 
 def test_what_is_exchanged_is_found_once_without_turns() -> None:
-    assert ablate_exchange.all_reduce(LeftOut(_task())) is dist.all_reduce
-    replays_only = LeftOut(_task(REAL, REPLAYED))
-    assert ablate_exchange.all_reduce(replays_only) is dist.all_reduce
-    assert ablate_exchange.ddp_hook(replays_only, None) is None
-    turns = LeftOut(_task(REAL, ALONE))
-    assert ablate_exchange.all_reduce(turns) is not dist.all_reduce
+    assert ablate_exchange.select_all_reduce(ActiveVariant(_task())) is dist.all_reduce
+    replays_only = ActiveVariant(_task(REAL, REPLAYED))
+    assert ablate_exchange.select_all_reduce(replays_only) is dist.all_reduce
+    assert ablate_exchange.select_ddp_hook(replays_only, None) is None
+    turns = ActiveVariant(_task(REAL, ALONE))
+    assert ablate_exchange.select_all_reduce(turns) is not dist.all_reduce
 
 
 def test_statistics_are_a_device_s_own_and_all_devices_again() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    synchronise(module, task(world_size=2, batch_norm="synchronised").plan, Ledger(2))
-    switch = Switch(module)
+    synchronize_batch_norm(
+        module, task(world_size=2, batch_norm="synchronised").plan, CurrentShare(2)
+    )
+    switch = BatchNormSwitch(module)
     kinds: list[type] = [type(module[1])]
     for synchronised in (False, True):
-        switch(synchronised=synchronised)
+        switch(synchronized=synchronised)
         kinds.append(type(module[1]))
-    assert issubclass(kinds[0], Synchronised)
+    assert issubclass(kinds[0], SynchronizedMarker)
     assert kinds == [kinds[0], nn.BatchNorm1d, kinds[0]]
 
 
@@ -191,7 +197,7 @@ class Graphs:
     def __init__(self) -> None:
         self.aside_calls, self.reset = 0, 0
 
-    def aside(self, call: Callable[[], Any]) -> Any:
+    def run_on_capture_stream(self, call: Callable[[], Any]) -> Any:
         self.aside_calls += 1
         return call()
 
@@ -218,40 +224,42 @@ def test_a_captured_step_has_graphs_of_its_own_for_what_is_exchanged() -> None:
         return cast(Tensor, tensors[0].sum())
 
     graphs = Graphs()
-    step = CapturedUpdate(cast(Update, update), Fixed(), cast(CudaRecorder, graphs))
+    step = GraphedStep(
+        cast(EagerStep, update), ConstantLearningRate(), cast(CudaGraphRecorder, graphs)
+    )
 
-    def steps(left_out: Ablation, times: int) -> list[str]:
+    def steps(left_out: Variant, times: int) -> list[str]:
         now[0] = left_out.exchange
-        step.switch(exchanged(left_out))
+        step.switch_exchange(communication_key(left_out))
         calls.clear()
         for _ in range(times):
-            assert step((torch.ones(4),), torch.tensor(0), cut(4, 0, 1, 1)) == 4
+            assert step((torch.ones(4),), torch.tensor(0), split_micro_batches(4, 0, 1, 1)) == 4
         return list(calls)
 
     # In this file's graphs a replay is one call more.
-    assert steps(REAL, WARM_UP + 2) == ["real"] * (WARM_UP + 2)
-    assert graphs.aside_calls == WARM_UP
-    steps(ALONE, RECORDED)
-    assert graphs.aside_calls == 2 * WARM_UP
+    assert steps(REAL, WARM_UP_CALLS + 2) == ["real"] * (WARM_UP_CALLS + 2)
+    assert graphs.aside_calls == WARM_UP_CALLS
+    steps(ALONE, RECAPTURE_STEPS)
+    assert graphs.aside_calls == 2 * WARM_UP_CALLS
     steps(REAL, 1)
     steps(REPLAYED, 1)
     steps(ALONE, 1)
-    assert graphs.aside_calls == 2 * WARM_UP
+    assert graphs.aside_calls == 2 * WARM_UP_CALLS
     step.close()
     assert graphs.reset == 2
 
 
 def test_as_many_steps_settle_as_it_takes_to_record() -> None:
     """The last of them replays what the one before recorded."""
-    assert RECORDED == WARM_UP + 1
+    assert RECAPTURE_STEPS == WARM_UP_CALLS + 1
 
 
 OF_SCRIPTS = {
-    "buffers",
+    "broadcast_buffers",
     "host_syncs",
     "anomaly_detection",
-    "repeated_exchange",
-    "late_exchange",
+    "exchange_each_micro_batch",
+    "exchange_after_backward",
 }
 """What a workload's own loop has not, so that nothing switches it."""
 
@@ -261,19 +269,19 @@ OF_SCRIPTS = {
     [
         ("digits", {}, OF_SCRIPTS),
         ("digits", {"step": "compiled"}, OF_SCRIPTS | {"threads"}),
-        ("digits", {"epochs": 2, "steps": None}, set(SWITCHED)),
-        ("digits", {"steps_per_execution": 4}, set(SWITCHED)),
-        ("conv2d", {}, set(SWITCHED)),
+        ("digits", {"epochs": 2, "steps": None}, set(SWITCHABLE_FIELDS)),
+        ("digits", {"steps_per_execution": 4}, set(SWITCHABLE_FIELDS)),
+        ("conv2d", {}, set(SWITCHABLE_FIELDS)),
     ],
 )
 def test_what_can_change_between_two_steps(
     workload: str, changes: dict[str, Any], without: set[str]
 ) -> None:
     plan = task(steps=8).plan.edit(**changes)
-    assert set(SWITCHED) - set(switched(Workload(name=workload), plan)) == without
+    assert set(SWITCHABLE_FIELDS) - set(switchable_fields(Workload(name=workload), plan)) == without
 
 
 def test_of_a_script_everything_that_ever_can() -> None:
     script = Workload(name="train.py", script=("train.py",))
-    assert switched(script, task(steps=8).plan) == SWITCHED
-    assert not switched(script, task(epochs=1).plan)
+    assert switchable_fields(script, task(steps=8).plan) == SWITCHABLE_FIELDS
+    assert not switchable_fields(script, task(epochs=1).plan)

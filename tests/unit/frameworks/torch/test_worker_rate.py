@@ -17,9 +17,9 @@ from nfold.errors import MachineUnfit
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch import rates
 from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.input import Key
-from nfold.frameworks.torch.photographs import batch_of
-from nfold.plain import from_plain, to_plain
+from nfold.frameworks.torch.input import BatchKey
+from nfold.frameworks.torch.photographs import build_batch
+from nfold.plain import deserialize, serialize
 from nfold.plan import Plan
 from nfold.rates import InputRates
 from nfold.workload import Workload
@@ -31,27 +31,27 @@ PAUSE_S = 0.01
 class Slow(Dataset[Batch]):
     """Takes a while for every batch, and no core."""
 
-    def __getitem__(self, key: Key) -> Batch:
+    def __getitem__(self, key: BatchKey) -> Batch:
         time.sleep(PAUSE_S)
-        return batch_of(key, (torch.zeros(1),))
+        return build_batch(key, (torch.zeros(1),))
 
 
 class Broken(Dataset[Batch]):
     """Fails."""
 
-    def __getitem__(self, key: Key) -> Batch:
+    def __getitem__(self, key: BatchKey) -> Batch:
         raise OSError("gone")
 
 
 def test_a_worker_is_as_fast_as_its_calls_whatever_the_others_do() -> None:
-    found = rates.worker_rate(Slow(), 100, 3)
-    fastest = rates.AT_ONCE / PAUSE_S
+    found = rates.measure_worker(Slow(), 100, 3)
+    fastest = rates.WORKER_BATCH / PAUSE_S
     assert fastest / 5 < found.low <= found.value <= found.high <= fastest
 
 
 def test_a_worker_that_fails_is_an_error() -> None:
     with pytest.raises(MachineUnfit, match="has failed"):
-        rates.worker_rate(Broken(), 100, 2)
+        rates.measure_worker(Broken(), 100, 2)
 
 
 def test_the_rates_of_a_plan_are_of_workers_and_device(
@@ -66,14 +66,14 @@ def test_the_rates_of_a_plan_are_of_workers_and_device(
         seen.append(task)
         return float(share)
 
-    monkeypatch.setattr(rates, "device_rate", rate_of)
+    monkeypatch.setattr(rates, "measure_device", rate_of)
     host = machine()
     workload = Workload.parse("inception_v3:size=75,classes=2")
     plan = Plan(device="cpu", devices=2, batch=6).resolve(
         host, workloads.info(workload.name).defaults
     )
     task = Task(workload=workload, plan=plan, machine=host)
-    answer = rates._answer(json.dumps(to_plain(task)))
-    found = from_plain(InputRates, answer)
+    answer = rates._handle_request(json.dumps(serialize(task)))
+    found = deserialize(InputRates, answer)
     assert (found.decoder, found.device, seen) == (None, 3.0, [task])
     assert 0 < found.worker.low <= found.worker.value <= found.worker.high

@@ -12,28 +12,28 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from nfold.frameworks.torch.script.facts import joined
-from nfold.frameworks.torch.script.late import PUBLIC
+from nfold.frameworks.torch.script.facts import has_process_group
+from nfold.frameworks.torch.script.late import UNTYPED_DIST
 
-POLL_S = 0.01
+DECISION_POLL_S = 0.01
 
 
-def tell(what: str, found: bool) -> None:
+def publish(key: str, value: bool) -> None:
     """Rank 0 tells the others what it ``found``."""
-    if joined() and dist.get_rank() == 0:
-        _store().set(what, str(found))
+    if has_process_group() and dist.get_rank() == 0:
+        _decision_store().set(key, str(value))
 
 
-def heard(what: str, found: bool, waiting: Callable[[], None]) -> bool:
+def agreed_value(key: str, own_value: bool, on_wait: Callable[[], None]) -> bool:
     """What rank 0 told, or tells soon: ``waiting`` is called until then."""
-    if not joined() or dist.get_rank() == 0:
-        return found
-    store = _store()
-    while not store.check([what]):
-        waiting()
-        time.sleep(POLL_S)
-    return bool(store.get(what) == str(True).encode())
+    if not has_process_group() or dist.get_rank() == 0:
+        return own_value
+    store = _decision_store()
+    while not store.check([key]):
+        on_wait()
+        time.sleep(DECISION_POLL_S)
+    return bool(store.get(key) == str(True).encode())
 
 
-def _store() -> Any:
-    return PUBLIC.PrefixStore("nfold-agreeing", distributed_c10d._get_default_store())
+def _decision_store() -> Any:
+    return UNTYPED_DIST.PrefixStore("nfold-agreeing", distributed_c10d._get_default_store())

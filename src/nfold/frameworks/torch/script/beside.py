@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from nfold.frameworks.torch.script.passes import same_data, same_place
+from nfold.frameworks.torch.script.passes import same_creation_line, same_dataset
 
 
-class Beside:
+class CompanionLoaders:
     """Those that gave in two steps on end of a warm-up, and what stands in their places later.
 
     A semi-supervised training has one of labelled and one of other samples; that of fewer batches
@@ -18,8 +18,8 @@ class Beside:
 
     def __init__(self) -> None:
         self._loaders: dict[int, Any] = {}
-        self._giving: dict[int, Any] = {}
-        self._gave_before: dict[int, Any] = {}
+        self._current_step: dict[int, Any] = {}
+        self._previous_step: dict[int, Any] = {}
 
     def __contains__(self, loader: Any) -> bool:
         return id(loader) in self._loaders
@@ -29,32 +29,32 @@ class Beside:
         """In the order in which they were found."""
         return tuple(self._loaders.values())
 
-    def gave(self, loader: Any) -> None:
+    def record_batch(self, loader: Any) -> None:
         """It gave a batch: to train on, where gradients are computed."""
         if torch.is_grad_enabled():
-            self._giving[id(loader)] = loader
+            self._current_step[id(loader)] = loader
 
-    def stepped(self, counted: Any) -> None:
+    def on_step(self, epoch_loaders: Any) -> None:
         """A step of the warm-up was made; ``counted`` are known to feed it by themselves."""
-        again = {key: one for key, one in self._giving.items() if key in self._gave_before}
+        again = {key: one for key, one in self._current_step.items() if key in self._previous_step}
         self._loaders |= again
-        for key in counted:
+        for key in epoch_loaders:
             self._loaders.pop(key, None)
-        self._gave_before, self._giving = self._giving, {}
+        self._previous_step, self._current_step = self._current_step, {}
 
-    def settle(self) -> None:
+    def end_warm_up(self) -> None:
         """The warm-up is over: nobody else is one of them."""
-        self._giving, self._gave_before = {}, {}
+        self._current_step, self._previous_step = {}, {}
 
-    def swap(self, loader: Any, other: Any) -> None:
+    def replace(self, loader: Any, replacement: Any) -> None:
         """``other`` stands beside from now on, and ``loader`` no more."""
         del self._loaders[id(loader)]
-        self._loaders[id(other)] = other
+        self._loaders[id(replacement)] = replacement
 
-    def take_over(self, loader: Any) -> Any:
+    def replace_predecessor(self, loader: Any) -> Any:
         """Stand in the place of one that the same line has made, which is returned, or None."""
         for old in self.all:
-            if same_place(old, loader) and same_data(old, loader):
-                self.swap(old, loader)
+            if same_creation_line(old, loader) and same_dataset(old, loader):
+                self.replace(old, loader)
                 return old
         return None

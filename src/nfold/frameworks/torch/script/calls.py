@@ -11,7 +11,7 @@ from torch.nn.modules.module import (
 )
 
 
-class Calls:
+class ModuleCallHooks:
     """Is told of calls while it is started; ``stop`` leaves no hook behind."""
 
     def __init__(self) -> None:
@@ -20,8 +20,8 @@ class Calls:
     def start(self) -> None:
         """Be told of every call from now on."""
         self._handles = [
-            register_module_forward_pre_hook(self._before),
-            register_module_forward_hook(self._after, always_call=True),
+            register_module_forward_pre_hook(self._before_call),
+            register_module_forward_hook(self._after_call, always_call=True),
         ]
 
     def stop(self) -> None:
@@ -30,10 +30,10 @@ class Calls:
             handle.remove()
         self._handles = []
 
-    def _before(self, module: nn.Module, args: Any) -> None:
+    def _before_call(self, module: nn.Module, args: Any) -> None:
         """A call begins."""
         raise NotImplementedError
 
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after_call(self, module: nn.Module, args: Any, output: Any) -> None:
         """It is over, well or not."""
         raise NotImplementedError

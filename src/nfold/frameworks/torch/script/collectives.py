@@ -15,99 +15,101 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as module
 from torch.distributed.algorithms.join import Join
 
-from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.torch.ablate_exchange import Done
-from nfold.frameworks.torch.script.patches import Make, Patches
-from nfold.frameworks.torch.script.sparse import size_of
-from nfold.frameworks.torch.script.stand_ins import STAND_INS
-from nfold.frameworks.torch.script.tally import Tally
+from nfold.frameworks.left_out import ActiveVariant
+from nfold.frameworks.torch.ablate_exchange import CompletedWork
+from nfold.frameworks.torch.script.patches import Patches, PatchFactory
+from nfold.frameworks.torch.script.sparse import tensor_bytes
+from nfold.frameworks.torch.script.stand_ins import LOCAL_COLLECTIVES
+from nfold.frameworks.torch.script.tally import EventCounter
 
-ONLY_COUNTED = ("broadcast_object_list", "scatter_object_list", "send", "recv", "isend", "irecv")
+NOT_REPLACED = ("broadcast_object_list", "scatter_object_list", "send", "recv", "isend", "irecv")
 """Left as they are: what they bring is not known to the rank that gets it."""
 
 
-class Collectives:
+class CollectiveHooks:
     """Stands in for the collectives of ``torch.distributed``.
 
     ``left_out`` counts from ``begin`` on: before the first step scripts agree on what they do.
     """
 
-    def __init__(self, left_out: LeftOut, tally: Tally) -> None:
-        self._left_out = left_out
-        self._tally = tally
-        self._inside = False
-        self._begun = self._goes_on = False
-        self._sent = self._steps = self._exchanging = 0
+    def __init__(self, variant: ActiveVariant, events: EventCounter) -> None:
+        self._variant = variant
+        self._events = events
+        self._in_collective = False
+        self._past_first_step = self._counts_after_warm_up = False
+        self._bytes_in_step = self._steps = self._exchanging_steps = 0
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         """Replace the collectives in every module that holds them."""
-        where = warm_up if self._left_out.never("exchange") else patches
-        self._put(where)
-        where.put(Join, "notify_join_context", self._notifying)
+        where = warm_up if self._variant.is_baseline("exchange") else patches
+        self._patch_all(where)
+        where.put(Join, "notify_join_context", self._wrap_notify_join)
 
-    def _put(self, where: Patches) -> None:
-        for name in (*STAND_INS, *ONLY_COUNTED):
+    def _patch_all(self, where: Patches) -> None:
+        for name in (*LOCAL_COLLECTIVES, *NOT_REPLACED):
             usual = getattr(module, name, None)
             if usual is None:
                 continue
-            stand_in = self._standing_in(usual, name)
+            stand_in = self._wrap_collective(usual, name)
             for owner in holders(name, usual):
-                where.put(owner, name, _given(stand_in))
+                where.put(owner, name, _constant_patch(stand_in))
 
-    def go_on(self, patches: Patches) -> None:
+    def count_after_warm_up(self, patches: Patches) -> None:
         """Look after the warm-up, too, where none of its steps has exchanged what is trained."""
-        self._goes_on = not self._exchanging
-        if self._goes_on and self._left_out.never("exchange"):
-            self._put(patches)
+        self._counts_after_warm_up = not self._exchanging_steps
+        if self._counts_after_warm_up and self._variant.is_baseline("exchange"):
+            self._patch_all(patches)
 
-    def stepped(self, trained: Callable[[], Iterable[Tensor]]) -> None:
+    def on_step(self, trained_parameters: Callable[[], Iterable[Tensor]]) -> None:
         """A step is made; it may have exchanged most of what is trained, or its gradients."""
-        if self._tally.on or self._goes_on:
+        if self._events.enabled or self._counts_after_warm_up:
             self._steps += 1
-            self._exchanging += bool(self._sent) and 2 * self._sent >= sum(map(size_of, trained()))
-        self._sent = 0
+            self._exchanging_steps += bool(self._bytes_in_step) and 2 * self._bytes_in_step >= sum(
+                map(tensor_bytes, trained_parameters())
+            )
+        self._bytes_in_step = 0
 
     @property
-    def some_only(self) -> tuple[int, int] | None:
+    def rare_exchanges(self) -> tuple[int, int] | None:
         """How many of how many steps have exchanged it, where not all did, and some."""
-        counts = self._exchanging, self._steps
-        return counts if 0 < self._exchanging < self._steps else None
+        counts = self._exchanging_steps, self._steps
+        return counts if 0 < self._exchanging_steps < self._steps else None
 
-    def begin(self) -> None:
+    def on_first_step(self) -> None:
         """The first step is made: nothing is exchanged any more, where that was asked for."""
-        self._begun = True
+        self._past_first_step = True
 
     @property
-    def _off(self) -> bool:
-        return self._begun and self._left_out.now.exchange in ("none", "barrier")
+    def _is_disabled(self) -> bool:
+        return self._past_first_step and self._variant.current.exchange in ("none", "barrier")
 
-    def _notifying(self, usual: Any) -> Any:
+    def _wrap_notify_join(self, usual: Any) -> Any:
         """What waits for this must be PyTorch's own work, or nothing."""
 
         def notify(joined: Any) -> Any:
-            without = self._begun and self._left_out.now.exchange == "none"
+            without = self._past_first_step and self._variant.current.exchange == "none"
             return None if without else usual(joined)
 
         return notify
 
-    def _standing_in(self, usual: Any, name: str) -> Any:
+    def _wrap_collective(self, usual: Any, name: str) -> Any:
         signature = inspect.signature(usual)
 
         @functools.wraps(usual)
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:
+            if self._in_collective:
                 return usual(*args, **kwargs)
-            if self._tally.on or self._goes_on:
-                sent = bytes_of(name, args, kwargs)
-                self._sent += sent * (name in STAND_INS)
-                self._tally.note("collective", name, sent)
-            if name in STAND_INS and self._off and not self._is_one_element(args):
-                return self._instead(name, signature.bind(*args, **kwargs))
-            self._inside = True
+            if self._events.enabled or self._counts_after_warm_up:
+                sent = collective_bytes(name, args, kwargs)
+                self._bytes_in_step += sent * (name in LOCAL_COLLECTIVES)
+                self._events.count("collective", name, sent)
+            if name in LOCAL_COLLECTIVES and self._is_disabled and not self._is_one_element(args):
+                return self._run_locally(name, signature.bind(*args, **kwargs))
+            self._in_collective = True
             try:
                 return usual(*args, **kwargs)
             finally:
-                self._inside = False
+                self._in_collective = False
 
         return collective
 
@@ -116,24 +118,24 @@ class Collectives:
 
         Some scripts make hundreds of them in a step; whatever we do for each would be in a rung.
         """
-        if self._left_out.now.exchange != "barrier" or not args:
+        if self._variant.current.exchange != "barrier" or not args:
             return False
         return isinstance(args[0], Tensor) and args[0].numel() == 1
 
-    def _instead(self, name: str, given: inspect.BoundArguments) -> Any:
+    def _run_locally(self, name: str, bound: inspect.BoundArguments) -> Any:
         """This rank's part alone; under ``barrier`` with one element exchanged beside it."""
-        given.apply_defaults()
-        asynchronous = bool(given.arguments.get("async_op"))
-        work: Any = Done()
-        if self._left_out.now.exchange == "barrier":
-            work = one_element(given, asynchronous)
-        STAND_INS[name](*given.arguments.values())
+        bound.apply_defaults()
+        asynchronous = bool(bound.arguments.get("async_op"))
+        work: Any = CompletedWork()
+        if self._variant.current.exchange == "barrier":
+            work = all_reduce_one_element(bound, asynchronous)
+        LOCAL_COLLECTIVES[name](*bound.arguments.values())
         return work if asynchronous else None
 
 
-def _given(stand_in: Any) -> Make:
+def _constant_patch(replacement: Any) -> PatchFactory:
     """Whatever stands there, this does from now on."""
-    return lambda _usual: stand_in
+    return lambda _usual: replacement
 
 
 def holders(name: str, function: Any) -> Iterator[ModuleType]:
@@ -147,22 +149,24 @@ def holders(name: str, function: Any) -> Iterator[ModuleType]:
             yield one
 
 
-ALL_REDUCE = dist.all_reduce
+ORIGINAL_ALL_REDUCE = dist.all_reduce
 
 
-def one_element(given: inspect.BoundArguments, asynchronous: bool) -> Any:
+def all_reduce_one_element(bound: inspect.BoundArguments, asynchronous: bool) -> Any:
     """An all-reduce of one element in the same group, on the same device."""
-    group = given.arguments.get("group")
-    tensors = [value for value in given.arguments.values() if isinstance(value, Tensor)]
+    group = bound.arguments.get("group")
+    tensors = [value for value in bound.arguments.values() if isinstance(value, Tensor)]
     if tensors:
         device = tensors[0].device
     else:
         on_gpu = dist.get_backend(group) != "gloo" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         device = torch.device("cuda" if on_gpu else "cpu")
-    return ALL_REDUCE(torch.zeros(1, device=device), group=group, async_op=asynchronous)
+    return ORIGINAL_ALL_REDUCE(torch.zeros(1, device=device), group=group, async_op=asynchronous)
 
 
-def bytes_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def collective_bytes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """What one rank gives: of tensors that gather the smaller one, else the larger."""
-    sizes = [size_of(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    sizes = [
+        tensor_bytes(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)
+    ]
     return (min if "gather" in name else max)(sizes, default=0)

@@ -13,46 +13,46 @@ import torch
 from torch import nn
 
 from nfold.errors import Unsupported
-from nfold.frameworks.torch.script.calls import Calls
-from nfold.frameworks.torch.script.forward import trains
+from nfold.frameworks.torch.script.calls import ModuleCallHooks
+from nfold.frameworks.torch.script.forward import is_training
 
-WRAPPERS = {"DistributedDataParallel", "LightningModule", "_FabricModule"}
+WRAPPER_CLASSES = {"DistributedDataParallel", "LightningModule", "_FabricModule"}
 """Names of classes, so that none of their packages is needed."""
 
 
-class Compiling(Calls):
+class ModelCompiler(ModuleCallHooks):
     """Compiles in a ``mode`` of torch.compile; in none, does nothing."""
 
     def __init__(self, mode: str) -> None:
         super().__init__()
         self._mode = mode
-        self._inside = 0
-        self._done: list[nn.Module] = []
+        self._depth = 0
+        self._compiled: list[nn.Module] = []
 
     def start(self) -> None:
         """Compile what is called from now on."""
         if self._mode:
             super().start()
 
-    def check(self, *, compiled: bool) -> None:
+    def require_compiled(self, *, compiled: bool) -> None:
         """Raise Unsupported where it was to be compiled, and nothing is."""
         if self._mode and not compiled:
             raise Unsupported("compiled: no module of the script could be compiled")
 
-    def _before(self, module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() or _wraps(module):
+    def _before_call(self, module: nn.Module, _args: Any) -> None:
+        if torch.compiler.is_compiling() or _is_wrapper(module):
             return
-        self._inside += 1
-        if self._inside > 1 or not torch.is_grad_enabled() or not trains(module):
+        self._depth += 1
+        if self._depth > 1 or not torch.is_grad_enabled() or not is_training(module):
             return
-        if not any(module is one for one in self._done):
-            self._done.append(module)
+        if not any(module is one for one in self._compiled):
+            self._compiled.append(module)
             module.forward = torch.compile(module.forward, mode=self._mode)
 
-    def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling() and not _wraps(module):
-            self._inside = max(0, self._inside - 1)
+    def _after_call(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if not torch.compiler.is_compiling() and not _is_wrapper(module):
+            self._depth = max(0, self._depth - 1)
 
 
-def _wraps(module: nn.Module) -> bool:
-    return any(one.__name__ in WRAPPERS for one in type(module).__mro__)
+def _is_wrapper(module: nn.Module) -> bool:
+    return any(one.__name__ in WRAPPER_CLASSES for one in type(module).__mro__)

@@ -12,17 +12,17 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from nfold.errors import Unsupported
 
-Steps = Callable[[], int]
+StepCounter = Callable[[], int]
 """The steps of the training so far."""
-COUNTING = ("lightning.pytorch.loops", "pytorch_lightning.loops")
+LENGTH_READING_MODULES = ("lightning.pytorch.loops", "pytorch_lightning.loops")
 """Modules whose loops do not evaluate where a pass ends before the length that it had."""
 
 
-class InPlaceOf:
+class SamplerWrapper:
     """What makes a loader's batches, or indices, while a subclass says where they end."""
 
-    def __init__(self, whole: Any) -> None:
-        self.batch_sampler = whole
+    def __init__(self, sampler: Any) -> None:
+        self.batch_sampler = sampler
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -33,34 +33,34 @@ class InPlaceOf:
         return getattr(self.batch_sampler, name)
 
 
-class Shortened(InPlaceOf):
+class TruncatedSampler(SamplerWrapper):
     """Ends after ``most``. Workers are idle at the end, as at the end of a whole pass."""
 
-    def __init__(self, whole: Any, most: int) -> None:
-        super().__init__(whole)
-        self._most = most
+    def __init__(self, sampler: Any, max_batches: int) -> None:
+        super().__init__(sampler)
+        self._max_batches = max_batches
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self.batch_sampler), self._most)
+        return islice(iter(self.batch_sampler), self._max_batches)
 
     def __len__(self) -> int:
-        return min(self._most, len(self.batch_sampler))
+        return min(self._max_batches, len(self.batch_sampler))
 
     @property
-    def times(self) -> float:
+    def passes_per_epoch(self) -> float:
         """How many such passes a whole one is."""
         return len(self.batch_sampler) / len(self)
 
 
-class Endless(InPlaceOf):
+class RepeatingSampler(SamplerWrapper):
     """Begins again where it would end: workers go on, and what a script does after it never comes.
 
     ``len()`` is that of one pass. One in which no ``steps`` are made ends: whoever makes a list of
     a loader, or goes through it for its mean, waits for that.
     """
 
-    def __init__(self, whole: Any, steps: Steps) -> None:
-        super().__init__(whole)
+    def __init__(self, sampler: Any, steps: StepCounter) -> None:
+        super().__init__(sampler)
         self.steps = steps
 
     def __iter__(self) -> Iterator[Any]:
@@ -73,50 +73,56 @@ class Endless(InPlaceOf):
             more = more and self.steps() > before
 
 
-def shorten(loader: Any, batches: int) -> None:
+def truncate_epochs(loader: Any, batches: int) -> None:
     """Have every pass end after so many batches, from its next one on."""
-    if shortened(loader) is not None:
+    if truncated_sampler(loader) is not None:
         return
-    if counted():
+    if epoch_length_is_read_ahead():
         raise Unsupported("Lightning counts an epoch's batches before it: no epoch is cut short")
-    if length_of(_drawing(loader)) is None:
+    if length_or_none(_index_source(loader)) is None:
         raise Unsupported("how long an epoch is is not known: none is cut short")
-    _replace(loader, Shortened(_drawing(loader), batches))
+    _set_index_source(loader, TruncatedSampler(_index_source(loader), batches))
 
 
-def prolong(loader: Any, batches: int, steps: Steps) -> None:
+def repeat_epochs(loader: Any, batches: int, steps: StepCounter) -> None:
     """Have its next pass not end, where it is longer than so many batches, and has ``steps``.
 
     A loop that counts has its end anyway.
     """
-    length = length_of(_drawing(loader))
-    if length is not None and length > batches and not (endless(loader) or counted()):
-        _replace(loader, Endless(_drawing(loader), steps))
+    length = length_or_none(_index_source(loader))
+    if (
+        length is not None
+        and length > batches
+        and not (repeats_epochs(loader) or epoch_length_is_read_ahead())
+    ):
+        _set_index_source(loader, RepeatingSampler(_index_source(loader), steps))
 
 
-def counted() -> bool:
+def epoch_length_is_read_ahead() -> bool:
     """Whether what asks for batches now has counted an epoch's before it began."""
     stack = traceback.walk_stack(sys._getframe())
-    return any(str(one.f_globals.get("__name__")).startswith(COUNTING) for one, _ in stack)
+    return any(
+        str(one.f_globals.get("__name__")).startswith(LENGTH_READING_MODULES) for one, _ in stack
+    )
 
 
-def shortened(loader: Any) -> Shortened | None:
+def truncated_sampler(loader: Any) -> TruncatedSampler | None:
     """What ends the loader's passes, where something was put there."""
-    found = _drawing(loader) if loader is not None else None
-    return found if isinstance(found, Shortened) else None
+    found = _index_source(loader) if loader is not None else None
+    return found if isinstance(found, TruncatedSampler) else None
 
 
-def endless(loader: Any) -> bool:
+def repeats_epochs(loader: Any) -> bool:
     """Whether a pass over it may go on after its length."""
-    return isinstance(_drawing(loader), Endless)
+    return isinstance(_index_source(loader), RepeatingSampler)
 
 
-def own(sampler: Any) -> Any:
+def script_sampler(sampler: Any) -> Any:
     """The script's, where something was put in its place."""
-    return sampler.batch_sampler if isinstance(sampler, InPlaceOf) else sampler
+    return sampler.batch_sampler if isinstance(sampler, SamplerWrapper) else sampler
 
 
-def outlasting(usual: Any) -> Any:
+def wrap_one_cycle_step(usual: Any) -> Any:
     """A schedule's step: one that refuses to go on after its last step stays there."""
 
     def step(schedule: OneCycleLR, *args: Any, **kwargs: Any) -> None:
@@ -126,7 +132,7 @@ def outlasting(usual: Any) -> Any:
     return step
 
 
-def length_of(sized: Any) -> int | None:
+def length_or_none(sized: Any) -> int | None:
     """Of a loader the batches of a pass, of a data set its samples; None where it does not know."""
     try:
         return len(sized)
@@ -134,18 +140,18 @@ def length_of(sized: Any) -> int | None:
         return None
 
 
-def whole_length(loader: Any) -> float:
+def full_epoch_length(loader: Any) -> float:
     """Of a pass that nobody cuts short; one whose end nobody knows has none."""
-    cut = shortened(loader)
-    length = length_of(loader if cut is None else cut.batch_sampler)
+    cut = truncated_sampler(loader)
+    length = length_or_none(loader if cut is None else cut.batch_sampler)
     return float("inf") if length is None else length
 
 
-def _drawing(loader: Any) -> Any:
+def _index_source(loader: Any) -> Any:
     """What draws the indices of a batch, or without batches, of a sample."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
-def _replace(loader: Any, drawing: InPlaceOf) -> None:
+def _set_index_source(loader: Any, replacement: SamplerWrapper) -> None:
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    vars(loader)[name] = drawing
+    vars(loader)[name] = replacement

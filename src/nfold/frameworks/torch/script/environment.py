@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 from nfold.frameworks.base import Task
-from nfold.frameworks.cores import claimed_cores
+from nfold.frameworks.cores import pin_to_cores
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-THREADS = "OMP_NUM_THREADS"
-HOST, PORT = "MASTER_ADDR", "MASTER_PORT"
-PORTS = range(20000, 32000)
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+HOST_VARIABLE, PORT_VARIABLE = "MASTER_ADDR", "MASTER_PORT"
+SINGLE_RANK_PORTS = range(20000, 32000)
 """Of which a rank that is alone in its world takes one."""
-WORLD = (
+TORCHRUN_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -25,8 +25,8 @@ WORLD = (
     "ROLE_RANK",
     "ROLE_WORLD_SIZE",
     "ROLE_NAME",
-    HOST,
-    PORT,
+    HOST_VARIABLE,
+    PORT_VARIABLE,
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS",
@@ -34,49 +34,51 @@ WORLD = (
     "TORCHELASTIC_ERROR_FILE",
 )
 """What torchrun sets in every rank."""
-ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Where PyTorch reads how its allocator works; the first that is there counts."""
 EXPANDABLE = "expandable_segments"
-MEETING = "NFOLD_MEETING"
+RENDEZVOUS_VARIABLE = "NFOLD_MEETING"
 """Where copies of a script that know nothing of each other could meet: host and port."""
 LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
-def entered(task: Task) -> Iterator[None]:
+def rank_environment(task: Task) -> Iterator[None]:
     """The environment of this rank's script, and its cores where its devices are CPUs.
 
     The threads that the environment asks for already stay what they are.
     """
-    os.environ |= environment(task, os.environ.get(VISIBLE))
-    if task.left_out.expandable_segments:
-        os.environ |= expandable(os.environ)
-    if one_process(task):
-        _forget(WORLD)
-    elif alone(task):
-        os.environ[MEETING] = f"{os.environ.get(HOST)}:{os.environ.get(PORT)}"
-        _forget(WORLD)
-        os.environ |= own_world(_free_port())
-    threads = task.left_out.threads
-    asked = os.environ.get(THREADS) if threads is None else str(threads)
-    devices = _driven(task)
-    pinned = task.left_out.pinned
-    with claimed_cores(task.plan, device_index(task), devices) if pinned else nullcontext():
+    os.environ |= device_variables(task, os.environ.get(VISIBLE_DEVICES))
+    if task.variant.expandable_segments:
+        os.environ |= with_expandable_segments(os.environ)
+    if drives_all_devices(task):
+        _unset(TORCHRUN_VARIABLES)
+    elif has_own_world(task):
+        os.environ[RENDEZVOUS_VARIABLE] = (
+            f"{os.environ.get(HOST_VARIABLE)}:{os.environ.get(PORT_VARIABLE)}"
+        )
+        _unset(TORCHRUN_VARIABLES)
+        os.environ |= single_rank_variables(_free_port())
+    threads = task.variant.threads
+    asked = os.environ.get(THREADS_VARIABLE) if threads is None else str(threads)
+    devices = _devices_per_process(task)
+    pinned = task.variant.pinned
+    with pin_to_cores(task.plan, device_index(task), devices) if pinned else nullcontext():
         if asked is not None and devices == 1:
-            os.environ[THREADS] = asked
+            os.environ[THREADS_VARIABLE] = asked
         yield
 
 
-def crowded(task: Task, threads: int) -> tuple[tuple[str, str], ...]:
+def oversubscription_note(task: Task, threads: int) -> tuple[tuple[str, str], ...]:
     """A note of a script that computes with more ``threads`` than its CPU devices have cores.
 
     It may set as many as the host's cores divided by its ranks: on one device that is more.
     """
     plan = task.plan
-    cores = (plan.cores_per_device or 0) * _driven(task)
-    if plan.device != "cpu" or task.left_out.threads is not None or not 0 < cores < threads:
+    cores = (plan.cores_per_device or 0) * _devices_per_process(task)
+    if plan.device != "cpu" or task.variant.threads is not None or not 0 < cores < threads:
         return ()
-    ranks = 1 if alone(task) else task.world_size
+    ranks = 1 if has_own_world(task) else task.world_size
     processes = f"each of {ranks} processes" if ranks > 1 else "a process by itself"
     text = (
         f"{processes} computes with {threads} threads on {cores} core{'s' * (cores > 1)}; next: "
@@ -85,33 +87,33 @@ def crowded(task: Task, threads: int) -> tuple[tuple[str, str], ...]:
     return (("many_threads", text),)
 
 
-def slices(task: Task) -> bool:
+def computes_slice(task: Task) -> bool:
     """Whether this rank computes a part of batches that others get whole, too."""
-    return task.learnt.slices and not alone(task)
+    return task.replay_hints.slices_batches and not has_own_world(task)
 
 
-def alone(task: Task) -> bool:
+def has_own_world(task: Task) -> bool:
     """Whether this rank is the only one of its world."""
-    return task.world_size == 1 or task.left_out.independent
+    return task.world_size == 1 or task.variant.independent
 
 
-def one_process(task: Task) -> bool:
+def drives_all_devices(task: Task) -> bool:
     """Whether one process drives all devices, as ``python script`` would start it."""
     return task.plan.strategy == "dp"
 
 
-def _driven(task: Task) -> int:
+def _devices_per_process(task: Task) -> int:
     """The devices that this process drives."""
-    return (task.plan.devices or 1) if one_process(task) else 1
+    return (task.plan.devices or 1) if drives_all_devices(task) else 1
 
 
 def device_index(task: Task) -> int:
     """Which of the plan's devices this rank drives."""
-    left_out = task.left_out
+    left_out = task.variant
     return left_out.device_of(task.rank, task.local_rank)
 
 
-def environment(task: Task, visible: str | None) -> dict[str, str]:
+def device_variables(task: Task, visible_devices: str | None) -> dict[str, str]:
     """Which GPUs the script sees, given those that this process sees; nothing on CPU devices.
 
     Exactly those of the plan: a script may use all that it sees. Rank k drives the k-th of them.
@@ -119,30 +121,32 @@ def environment(task: Task, visible: str | None) -> dict[str, str]:
     if task.plan.device != "cuda":
         return {}
     count = task.plan.devices or 1
-    if one_process(task):
-        return {VISIBLE: _named(range(count), visible)}
-    if alone(task):
-        return {VISIBLE: _named([device_index(task)], visible)}
-    return {VISIBLE: _named(task.left_out.devices or range(count), visible)}
+    if drives_all_devices(task):
+        return {VISIBLE_DEVICES: _device_names(range(count), visible_devices)}
+    if has_own_world(task):
+        return {VISIBLE_DEVICES: _device_names([device_index(task)], visible_devices)}
+    return {VISIBLE_DEVICES: _device_names(task.variant.devices or range(count), visible_devices)}
 
 
-def expandable(environment: Mapping[str, str]) -> dict[str, str]:
+def with_expandable_segments(environment: Mapping[str, str]) -> dict[str, str]:
     """The allocator's settings as they are, with segments that grow."""
-    name = next((name for name in ALLOCATOR if name in environment), ALLOCATOR[0])
+    name = next(
+        (name for name in ALLOCATOR_VARIABLES if name in environment), ALLOCATOR_VARIABLES[0]
+    )
     said = [one.strip() for one in environment.get(name, "").split(",")]
     kept = [one for one in said if one and not one.startswith(EXPANDABLE)]
     return {name: ",".join([*kept, f"{EXPANDABLE}:True"])}
 
 
-def own_world(port: int) -> dict[str, str]:
+def single_rank_variables(port: int) -> dict[str, str]:
     """What torchrun would set for the only rank of a job."""
     zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
     ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {
         **dict.fromkeys(zeros, "0"),
         **dict.fromkeys(ones, "1"),
-        HOST: LOOPBACK,
-        PORT: str(port),
+        HOST_VARIABLE: LOOPBACK,
+        PORT_VARIABLE: str(port),
         "TORCHELASTIC_RUN_ID": "nfold",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -150,14 +154,14 @@ def own_world(port: int) -> dict[str, str]:
     }
 
 
-def _forget(names: Sequence[str]) -> None:
+def _unset(names: Sequence[str]) -> None:
     for name in names:
         os.environ.pop(name, None)
 
 
-def _named(indices: Sequence[int], visible: str | None) -> str:
+def _device_names(indices: Sequence[int], visible_devices: str | None) -> str:
     """GPUs by index among the visible ones, in CUDA's own form."""
-    names = visible.split(",") if visible else None
+    names = visible_devices.split(",") if visible_devices else None
     return ",".join(names[index] if names else str(index) for index in indices)
 
 
@@ -166,9 +170,9 @@ def _free_port() -> int:
 
     So it is none of those that the kernel gives to whoever asks for any (from 32768 on, ip(7)).
     """
-    for more in range(len(PORTS)):
-        port = PORTS[(os.getpid() + more) % len(PORTS)]
+    for more in range(len(SINGLE_RANK_PORTS)):
+        port = SINGLE_RANK_PORTS[(os.getpid() + more) % len(SINGLE_RANK_PORTS)]
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("", port))
             return port
-    raise OSError(f"no port from {PORTS[0]} to {PORTS[-1]} is free")
+    raise OSError(f"no port from {SINGLE_RANK_PORTS[0]} to {SINGLE_RANK_PORTS[-1]} is free")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 @dataclass
-class Taken:
+class StepInput:
     """What fed one step: samples of this rank, their hash, batches, and seconds of waiting."""
 
     samples: int = 0
@@ -17,40 +17,42 @@ class Taken:
     wait_s: float = 0.0
 
 
-def together(fed: Iterable[Taken], beside: Iterable[Taken]) -> Taken:
+def merge_inputs(
+    epoch_inputs: Iterable[StepInput], companion_inputs: Iterable[StepInput]
+) -> StepInput:
     """What fed one step: its samples are those that were ``fed``, its waiting is that of all."""
-    whole = Taken()
-    for one in fed:
+    whole = StepInput()
+    for one in epoch_inputs:
         whole.samples += one.samples
         whole.sample_hash += one.sample_hash
         whole.batches += one.batches
         whole.wait_s += one.wait_s
-    whole.wait_s += sum(one.wait_s for one in beside)
+    whole.wait_s += sum(one.wait_s for one in companion_inputs)
     return whole
 
 
 @dataclass(frozen=True)
-class Fed:
+class StepCount:
     """A step's samples and their hash, as a recorder notes them."""
 
     count: int
     sample_hash: int
 
 
-class Listener(Protocol):
+class EpochListener(Protocol):
     """Who is told what happens between steps."""
 
-    def pass_begins(self, *, feeds: bool) -> None:
+    def on_pass_start(self, *, feeds_training: bool) -> None:
         """A pass over a loader begins; ``feeds``: one that is known to feed the training."""
 
-    def pass_began(self) -> None:
+    def on_first_batch(self) -> None:
         """Its workers have started, the first batch is there."""
 
-    def pass_ended(self) -> None:
+    def on_pass_end(self) -> None:
         """It has no more batches."""
 
-    def asked(self) -> None:
+    def on_batch_request(self) -> None:
         """A batch that feeds the training is asked for."""
 
-    def aside(self) -> None:
+    def on_other_batch(self) -> None:
         """A batch was given that feeds no training, or not yet."""

@@ -19,39 +19,39 @@ from typing import Any
 
 from nfold.errors import RunFailure
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.workload import MODULE, Workload
+from nfold.workload import MODULE_FLAG, Workload
 
-PATIENCE_S = 30.0
+CHILD_TRAINING_LIMIT_S = 30.0
 """For a process that has PyTorch in its memory: it may prepare data for a while."""
-LOOK_S = 2.0
-TORCH = "libtorch"
-USAGE = 2
+CHILD_CHECK_INTERVAL_S = 2.0
+TORCH_LIBRARY = "libtorch"
+USAGE_EXIT_CODE = 2
 """The exit status of a command that was not understood."""
 
 
-def exited(script: Workload, ended: SystemExit) -> RunFailure:
+def exit_failure(script: Workload, exit_error: SystemExit) -> RunFailure:
     """A script that ended by itself with a code other than 0."""
-    said = _said(ended)
-    told = f": {said}" if said else f" with {ended.code!r}"
+    said = _exit_message(exit_error)
+    told = f": {said}" if said else f" with {exit_error.code!r}"
     by_hand = f"run it by hand: python {script}"
-    target = script.name if script.module is None else f"{MODULE} {script.module}"
+    target = script.name if script.module is None else f"{MODULE_FLAG} {script.module}"
     follows = f"its arguments follow --, as in nfold explain {target} -- --epochs 3"
     return RunFailure(
-        f"{script.name} ended by itself{told}; next: {follows if ended.code == USAGE else by_hand}"
+        f"{script.name} ended by itself{told}; next: {follows if exit_error.code == USAGE_EXIT_CODE else by_hand}"
     )
 
 
-def _said(ended: SystemExit) -> str | None:
+def _exit_message(exit_error: SystemExit) -> str | None:
     """Why, in its own words: of sys.exit, of argparse, or of what it was raised for (click)."""
-    if isinstance(ended.code, str):
-        return ended.code
-    for frame, _ in traceback.walk_tb(ended.__traceback__):
+    if isinstance(exit_error.code, str):
+        return exit_error.code
+    for frame, _ in traceback.walk_tb(exit_error.__traceback__):
         if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("argparse", "error"):
             return str(frame.f_locals.get("message"))
-    return str(ended.__context__) if ended.__context__ is not None else None
+    return str(exit_error.__context__) if exit_error.__context__ is not None else None
 
 
-def asks(name: str, error: BaseException) -> RunFailure | None:
+def stdin_failure(name: str, error: BaseException) -> RunFailure | None:
     """A script that wants an answer to ``input()``: nobody gives one here."""
     if not isinstance(error, EOFError) or "reading a line" not in str(error):
         return None
@@ -61,7 +61,7 @@ def asks(name: str, error: BaseException) -> RunFailure | None:
     )
 
 
-def in_a_package(script: Workload, error: BaseException) -> RunFailure | None:
+def relative_import_failure(script: Workload, error: BaseException) -> RunFailure | None:
     """A file of a package, which only works as its module: it imports relative to itself."""
     relative = isinstance(error, ImportError) and "no known parent package" in str(error)
     if not relative or script.module is not None:
@@ -72,36 +72,36 @@ def in_a_package(script: Workload, error: BaseException) -> RunFailure | None:
         names, folder = [folder.name, *names], folder.parent
     return RunFailure(
         f"{script.name} is a module of a package: it imports relative to itself; next: nfold "
-        f"explain {MODULE} {'.'.join(names)}, from the folder that the package is in"
+        f"explain {MODULE_FLAG} {'.'.join(names)}, from the folder that the package is in"
     )
 
 
-class Others:
+class ChildTrainingDetector:
     """Notices that the script only waits for a process of its own, which trains in its place.
 
     ``stepped`` says whether the script has made a step itself: then it may wait for as long as it
     likes. Processes by fork are watched themselves.
     """
 
-    def __init__(self, name: str, stepped: Callable[[], bool]) -> None:
+    def __init__(self, name: str, has_stepped: Callable[[], bool]) -> None:
         self._name = name
-        self._stepped = stepped
+        self._has_stepped = has_stepped
         self._patches = Patches()
 
     def install(self) -> None:
         """Stand in front of all waiting without an end."""
-        self._patches.put(Popen, "wait", self._waiting)
-        self._patches.put(BaseProcess, "join", self._joining)
+        self._patches.put(Popen, "wait", self._wrap_popen_wait)
+        self._patches.put(BaseProcess, "join", self._wrap_process_join)
 
-    def remove(self) -> None:
+    def uninstall(self) -> None:
         """Put Python back as it was."""
         self._patches.undo()
 
-    def _waiting(self, usual: Any) -> Any:
+    def _wrap_popen_wait(self, usual: Any) -> Any:
         def wait(process: Any, timeout: float | None = None) -> Any:
             if timeout is not None:
                 return usual(process, timeout)
-            for until in self._looks(process.pid):
+            for until in self._check_intervals(process.pid):
                 try:
                     return usual(process, until)
                 except TimeoutExpired:
@@ -110,11 +110,11 @@ class Others:
 
         return wait
 
-    def _joining(self, usual: Any) -> Any:
+    def _wrap_process_join(self, usual: Any) -> Any:
         def join(process: Any, timeout: float | None = None) -> None:
             forked = (getattr(process, "_start_method", None) or get_start_method()) == "fork"
             if timeout is None and process.pid and not forked:
-                for until in self._looks(process.pid):
+                for until in self._check_intervals(process.pid):
                     usual(process, until)
                     if process.exitcode is not None:
                         return
@@ -122,25 +122,27 @@ class Others:
 
         return join
 
-    def _looks(self, pid: int) -> Iterator[float]:
+    def _check_intervals(self, pid: int) -> Iterator[float]:
         """Seconds to wait until the next look; ends where nobody needs to look any more."""
         began = time.monotonic()
-        while not self._stepped():
-            yield LOOK_S
-            if time.monotonic() - began > PATIENCE_S and not self._stepped():
-                command = trains(pid)
+        while not self._has_stepped():
+            yield CHILD_CHECK_INTERVAL_S
+            if time.monotonic() - began > CHILD_TRAINING_LIMIT_S and not self._has_stepped():
+                command = torch_command(pid)
                 if command is not None:
-                    raise RunFailure(_elsewhere(self._name, command, time.monotonic() - began))
+                    raise RunFailure(
+                        _child_training_message(self._name, command, time.monotonic() - began)
+                    )
 
 
-def trains(pid: int) -> list[str] | None:
+def torch_command(pid: int) -> list[str] | None:
     """The command of the process, or the last that it has started, with PyTorch in its memory."""
-    found = [one for one in _tree(pid) if TORCH in _read(one, "maps")]
-    command = _read(found[-1], "cmdline") if found else ""
+    found = [one for one in _process_tree(pid) if TORCH_LIBRARY in _read_proc_file(one, "maps")]
+    command = _read_proc_file(found[-1], "cmdline") if found else ""
     return command.strip("\0").split("\0") if command else None
 
 
-def _tree(pid: int) -> list[int]:
+def _process_tree(pid: int) -> list[int]:
     """The process and all below it, as far as Linux tells."""
     found = [pid]
     for one in found:
@@ -150,7 +152,7 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-def _read(pid: int, name: str) -> str:
+def _read_proc_file(pid: int, name: str) -> str:
     """A file of a process; empty where it is gone."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
@@ -158,7 +160,7 @@ def _read(pid: int, name: str) -> str:
         return ""
 
 
-def _elsewhere(name: str, command: list[str], waited_s: float) -> str:
+def _child_training_message(name: str, command: list[str], waited_s: float) -> str:
     at = next((at for at, part in enumerate(command) if part.endswith(".py")), None)
     process = "one by multiprocessing"
     following = (

@@ -23,145 +23,154 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.torch.script.batches import tensors_of
+from nfold.frameworks.left_out import ActiveVariant
+from nfold.frameworks.torch.script.batches import iter_tensors
 from nfold.frameworks.torch.script.moves import origins
-from nfold.frameworks.torch.script.replay import Replay
-from nfold.frameworks.torch.script.suspended import Batches, here, noted
-from nfold.place import is_the_users, shown
-from nfold.seen import Maker
+from nfold.frameworks.torch.script.replay import BatchReplay
+from nfold.frameworks.torch.script.suspended import (
+    GeneratorBatches,
+    function_key,
+    installed_generator_hooks,
+)
+from nfold.place import display_filename, is_user_code
+from nfold.seen import BatchFunction
 
-LOOK_STEPS = 3
+OBSERVED_STEPS = 3
 """In which every return of a function is looked at: that takes time, and no step of it is timed."""
-REMEMBERED = 256
-PART_OF_ANOTHER = ("<listcomp>", "<setcomp>", "<dictcomp>")
+MAX_RETURNS = 256
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 """Comprehensions, functions until Python 3.12: nobody else calls them."""
-EXPRESSION = "<genexpr>"
-NO_FUNCTION = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+GENERATOR_EXPRESSION = "<genexpr>"
+ASYNC_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 @dataclass(frozen=True)
-class Returned:
+class ReturnedBatch:
     """What a function of the user's returned, without keeping it; ``before`` returned what this one
     was given.
     """
 
     code: CodeType
-    before: Returned | None
+    source: ReturnedBatch | None
     tensors: tuple[weakref.ref[Tensor], ...]
-    given_on_device: bool
+    inputs_on_device: bool
     on_device: bool
-    with_gradients: bool
+    grad_enabled: bool
 
 
-class Making:
+class BatchFunctionHooks:
     """Finds the functions (``begin`` to ``stop``), and stands in their place (``replace``)."""
 
     def __init__(
-        self, left_out: LeftOut, replay: Callable[[], Replay], asked: Callable[[], None]
+        self,
+        variant: ActiveVariant,
+        new_replay: Callable[[], BatchReplay],
+        on_batch_request: Callable[[], None],
     ) -> None:
         """``asked`` is called where the training asks for a batch, from ``replace`` on."""
-        self._left_out = left_out
-        self._replay = replay
-        self._asked = asked
-        self._returned: deque[Returned] = deque(maxlen=REMEMBERED)
-        self._given: dict[int, list[Tensor]] = {}
+        self._variant = variant
+        self._new_replay = new_replay
+        self._on_batch_request = on_batch_request
+        self._returned: deque[ReturnedBatch] = deque(maxlen=MAX_RETURNS)
+        self._inputs: dict[int, list[Tensor]] = {}
         self._calls: Counter[CodeType] = Counter()
-        self._fed: dict[tuple[CodeType, ...], tuple[Returned, ...]] = {}
-        self._hands_on = set[CodeType]()
-        self._state: deque[weakref.ref[Tensor]] = deque(maxlen=REMEMBERED)
+        self._candidates: dict[tuple[CodeType, ...], tuple[ReturnedBatch, ...]] = {}
+        self._state_functions = set[CodeType]()
+        self._state: deque[weakref.ref[Tensor]] = deque(maxlen=MAX_RETURNS)
         self._steps = 0
-        self._found: tuple[Returned, ...] = ()
+        self._chain: tuple[ReturnedBatch, ...] = ()
         self._replaced: list[tuple[FunctionType, CodeType]] = []
-        self._replays: dict[object, Replay] = {}
-        self._looking = False
+        self._replays: dict[object, BatchReplay] = {}
+        self._observing = False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Look at what functions return; unless somebody else looks at them already."""
         if sys.getprofile() is None:
-            self._looking = True
-            sys.setprofile(self._on_event)
+            self._observing = True
+            sys.setprofile(self._on_profile_event)
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """A step was made."""
-        if self._looking:
+        if self._observing:
             self._steps += 1
-            if self._steps == LOOK_STEPS:
+            if self._steps == OBSERVED_STEPS:
                 self.stop()
 
     def stop(self) -> None:
         """Look no more."""
-        if not self._looking:
+        if not self._observing:
             return
         sys.setprofile(None)
-        self._looking = False
+        self._observing = False
         self._returned.clear()
-        self._given.clear()
-        fed = [made for codes, made in self._fed.items() if not self._hands_on & {*codes}]
+        self._inputs.clear()
+        fed = [
+            made for codes, made in self._candidates.items() if not self._state_functions & {*codes}
+        ]
         # Of several functions that each make a part none is the batch's.
         if len(fed) == 1:
             (found,) = fed
-            if all(map(self._replaceable, found)):
-                self._found = found
+            if all(map(self._is_replaceable, found)):
+                self._chain = found
 
-    def _replaceable(self, one: Returned) -> bool:
+    def _is_replaceable(self, one: ReturnedBatch) -> bool:
         """Whether other batches can be given in its place, where they are at any time."""
-        if not _suspends(one.code):
-            return not one.code.co_flags & NO_FUNCTION
-        generators = here()
-        defined = generators is not None and one.code in generators.defined
-        return defined or self._left_out.never("input")
+        if not _is_generator(one.code):
+            return not one.code.co_flags & ASYNC_FLAGS
+        generators = installed_generator_hooks()
+        defined = generators is not None and one.code in generators.decorated
+        return defined or self._variant.is_baseline("input")
 
-    def _on_event(self, frame: FrameType, event: str, value: Any) -> None:
+    def _on_profile_event(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
-        if event not in ("call", "return") or not is_the_users(code.co_filename):
+        if event not in ("call", "return") or not is_user_code(code.co_filename):
             return
-        if code.co_name in PART_OF_ANOTHER:
+        if code.co_name in COMPREHENSIONS:
             return
         if event == "call":
             values = list(frame.f_locals.values())
             # What gets a module, or is a method of one, computes with it.
             if not any(isinstance(one, nn.Module) for one in values):
                 # What goes on has its last batch at hand, of which the next is not made.
-                at_hand = [] if _suspends(code) else list(tensors_of(values))
-                self._given[id(frame)] = at_hand
+                at_hand = [] if _is_generator(code) else list(iter_tensors(values))
+                self._inputs[id(frame)] = at_hand
             return
-        given, tensors = self._given.pop(id(frame), None), list(tensors_of(value))
+        given, tensors = self._inputs.pop(id(frame), None), list(iter_tensors(value))
         if any(one.requires_grad for one in given or ()):
-            self._hands_on.add(code)
+            self._state_functions.add(code)
             self._state.extend(map(weakref.ref, tensors))
             return
-        if code.co_name == EXPRESSION and self._last(tensors) is not None:
+        if code.co_name == GENERATOR_EXPRESSION and self._latest_return(tensors) is not None:
             # It hands on what another function made: (one.to(device) for one in get_batch()).
             return
         if given is not None and tensors and not any(one.requires_grad for one in tensors):
             self._calls[code] += 1
             self._returned.append(
-                Returned(
+                ReturnedBatch(
                     code=code,
-                    before=self._last(given),
+                    source=self._latest_return(given),
                     tensors=tuple(map(weakref.ref, tensors)),
-                    given_on_device=any(map(_on_device, given)),
+                    inputs_on_device=any(map(_on_device, given)),
                     on_device=all(map(_on_device, tensors)),
-                    with_gradients=torch.is_grad_enabled(),
+                    grad_enabled=torch.is_grad_enabled(),
                 )
             )
 
-    def fed(self, given: Any) -> None:
+    def on_model_input(self, inputs: Any) -> None:
         """A model that trains is called with this: with a batch, and what it hands on to itself."""
-        if not self._looking:
+        if not self._observing:
             return
         state = {id(ref()) for ref in self._state}
-        batch = (one for one in tensors_of(given) if id(one) not in state)
-        one, made = self._last(batch), list[Returned]()
+        batch = (one for one in iter_tensors(inputs) if id(one) not in state)
+        one, made = self._latest_return(batch), list[ReturnedBatch]()
         while one is not None:
             # What changes batches on a device is its work, not the host's.
-            made = made if one.given_on_device else [one, *made]
-            one = one.before
+            made = made if one.inputs_on_device else [one, *made]
+            one = one.source
         if made:
-            self._fed[tuple(one.code for one in made)] = tuple(made)
+            self._candidates[tuple(one.code for one in made)] = tuple(made)
 
-    def _last(self, tensors: Iterable[Tensor]) -> Returned | None:
+    def _latest_return(self, tensors: Iterable[Tensor]) -> ReturnedBatch | None:
         """What was returned last of these, or of those that they were made of."""
         wanted = {id(one) for tensor in tensors for one in origins(tensor)}
         for one in reversed(self._returned) if wanted else ():
@@ -170,73 +179,85 @@ class Making:
         return None
 
     @property
-    def found(self) -> Maker | None:
+    def batch_function(self) -> BatchFunction | None:
         """The functions, as they are told to a person."""
-        if not self._found:
+        if not self._chain:
             return None
-        code = self._found[0].code
-        return Maker(
-            names=tuple(one.code.co_name for one in self._found),
-            place=f"{shown(code.co_filename)}:{code.co_firstlineno}",
-            on_device=self._found[-1].on_device,
-            generators=tuple(noted(one.code) for one in self._found if _suspends(one.code)),
+        code = self._chain[0].code
+        return BatchFunction(
+            names=tuple(one.code.co_name for one in self._chain),
+            defined_at=f"{display_filename(code.co_filename)}:{code.co_firstlineno}",
+            on_device=self._chain[-1].on_device,
+            generator_functions=tuple(
+                function_key(one.code) for one in self._chain if _is_generator(one.code)
+            ),
         )
 
     @property
-    def per_step(self) -> int:
+    def batches_per_step(self) -> int:
         """Batches of a step, 0 where no function makes them."""
-        calls = self._calls[self._found[0].code] if self._found else 0
+        calls = self._calls[self._chain[0].code] if self._chain else 0
         return round(calls / max(1, self._steps))
 
     @property
-    def replays(self) -> tuple[Replay, ...]:
+    def replays(self) -> tuple[BatchReplay, ...]:
         """What gives first batches again."""
         return tuple(self._replays.values())
 
-    def replace(self) -> None:
+    def install_replacements(self) -> None:
         """Stand in the functions' place, if their batches are left out at any time."""
-        if self._left_out.never("input"):
+        if self._variant.is_baseline("input"):
             return
-        generators = here()
-        for one in self._found:
-            if _suspends(one.code):
+        generators = installed_generator_hooks()
+        for one in self._chain:
+            if _is_generator(one.code):
                 assert generators is not None
-                generators.give[one.code] = functools.partial(self._yielded, one)
+                generators.replacements[one.code] = functools.partial(self._next_yield, one)
                 continue
             for function in gc.get_referrers(one.code):
                 if isinstance(function, FunctionType) and function.__code__ is one.code:
                     self._replaced.append((function, one.code))
-                    _give_way(function, functools.partial(self._made, one))
+                    _replace_code(function, functools.partial(self._next_batch, one))
 
-    def restore(self) -> None:
+    def restore_functions(self) -> None:
         """Let the script have its function back."""
         while self._replaced:
             function, code = self._replaced.pop()
             function.__code__ = code
-            del function.__globals__[_name(function)]
+            del function.__globals__[_replacement_name(function)]
 
-    def _made(self, one: Returned, usual: FunctionType, *args: Any, **kwargs: Any) -> Any:
+    def _next_batch(
+        self, returned: ReturnedBatch, original: FunctionType, *args: Any, **kwargs: Any
+    ) -> Any:
         """A batch: the real one, or a first one again. What evaluates gets real ones."""
-        if self._real(one):
-            return usual(*args, **kwargs)
-        return self._again(one, args, (usual(*args, **kwargs) for _ in itertools.count()))
+        if self._uses_real_batch(returned):
+            return original(*args, **kwargs)
+        return self._replayed_batch(
+            returned, args, (original(*args, **kwargs) for _ in itertools.count())
+        )
 
-    def _yielded(self, one: Returned, asked: Batches) -> Any:
+    def _next_yield(self, returned: ReturnedBatch, batches: GeneratorBatches) -> Any:
         """The same of a generator, which does not end where first batches are given again."""
-        return next(asked.real) if self._real(one) else self._again(one, asked.args, asked.real)
+        return (
+            next(batches.generator)
+            if self._uses_real_batch(returned)
+            else self._replayed_batch(returned, batches.args, batches.generator)
+        )
 
-    def _real(self, one: Returned) -> bool:
-        trains = torch.is_grad_enabled() == one.with_gradients
+    def _uses_real_batch(self, one: ReturnedBatch) -> bool:
+        trains = torch.is_grad_enabled() == one.grad_enabled
         if trains:
-            self._asked()
-        return self._left_out.now.input == "real" or not trains
+            self._on_batch_request()
+        return self._variant.current.input == "real" or not trains
 
-    def _again(self, one: Returned, args: Iterable[Any], batches: Iterator[Any]) -> Any:
+    def _replayed_batch(
+        self, one: ReturnedBatch, args: Iterable[Any], batches: Iterator[Any]
+    ) -> Any:
         """A first batch; of ``batches`` as many are kept as there are, up to some."""
         names = (value for value in args if isinstance(value, str))
-        key = (one.code, self._left_out.now.input, *names)
+        key = (one.code, self._variant.current.input, *names)
         if key not in self._replays:
-            found = self._replay()
+            found = self._new_replay()
             found.collect(batches, None)
             if not len(found):
                 return next(batches)
@@ -244,7 +265,7 @@ class Making:
         return self._replays[key].next()
 
 
-def _suspends(code: CodeType) -> bool:
+def _is_generator(code: CodeType) -> bool:
     """Whether it is a generator's."""
     return bool(code.co_flags & inspect.CO_GENERATOR)
 
@@ -253,23 +274,23 @@ def _on_device(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-def _give_way(function: FunctionType, made: Callable[..., Any]) -> None:
+def _replace_code(function: FunctionType, replacement: Callable[..., Any]) -> None:
     """Whoever calls the function calls ``made`` with it from now on, under whatever name."""
-    code, name = function.__code__, _name(function)
+    code, name = function.__code__, _replacement_name(function)
     usual = FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     usual.__kwdefaults__ = function.__kwdefaults__
-    function.__globals__[name] = functools.partial(made, usual)
-    function.__code__ = _calling(name, code.co_freevars)
+    function.__globals__[name] = functools.partial(replacement, usual)
+    function.__code__ = _forwarding_code(name, code.co_freevars)
 
 
-def _name(function: FunctionType) -> str:
+def _replacement_name(function: FunctionType) -> str:
     """Of a global that no script has."""
     return f"_nfold_made_{id(function)}"
 
 
-def _calling(name: str, free: tuple[str, ...]) -> CodeType:
+def _forwarding_code(name: str, free: tuple[str, ...]) -> CodeType:
     """Code that calls a global with all that it is given; of as many free variables."""
     unused = "; ".join(free) or "pass"
     source = (
@@ -278,9 +299,9 @@ def _calling(name: str, free: tuple[str, ...]) -> CodeType:
         f"        return {name}(*_nfold_args, **_nfold_named)\n"
         f"        {unused}\n"
     )
-    return _inside(_inside(compile(source, "<nfold>", "exec")))
+    return _first_function_code(_first_function_code(compile(source, "<nfold>", "exec")))
 
 
-def _inside(code: CodeType) -> CodeType:
+def _first_function_code(code: CodeType) -> CodeType:
     """The first function that is defined in it."""
     return next(one for one in code.co_consts if isinstance(one, CodeType))

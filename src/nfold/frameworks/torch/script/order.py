@@ -18,37 +18,37 @@ from torch.optim import Optimizer
 
 from nfold.frameworks.torch.script.patches import Patches
 
-IMAGES = 4
+IMAGE_DIMENSIONS = 4
 """Dimensions of a convolution's weights [out, in, h, w], as of its images."""
 
 
-def install(patches: Patches) -> None:
+def install_channels_last(patches: Patches) -> None:
     """In whatever is wrapped or optimised from now on."""
     for wrapper in (DistributedDataParallel, DataParallel):
-        patches.put(wrapper, "__init__", _wrapping)
-    patches.put(Optimizer, "add_param_group", _optimising)
+        patches.put(wrapper, "__init__", _wrap_wrapper_init)
+    patches.put(Optimizer, "add_param_group", _wrap_add_param_group)
 
 
-def _wrapping(usual: Any) -> Any:
+def _wrap_wrapper_init(usual: Any) -> Any:
     def construct(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
         module = args[0] if args else kwargs.get("module")
         if isinstance(module, nn.Module):
-            arrange(module.parameters())
+            convert_to_channels_last(module.parameters())
         usual(wrapper, *args, **kwargs)
 
     return construct
 
 
-def _optimising(usual: Any) -> Any:
+def _wrap_add_param_group(usual: Any) -> Any:
     def add(optimizer: Optimizer, group: dict[str, Any]) -> None:
         usual(optimizer, group)
-        arrange(group["params"])
+        convert_to_channels_last(group["params"])
 
     return add
 
 
-def arrange(parameters: Iterable[Tensor]) -> None:
+def convert_to_channels_last(parameters: Iterable[Tensor]) -> None:
     """In place: a parameter stays the object that it is."""
     for parameter in parameters:
-        if not is_lazy(parameter) and parameter.dim() == IMAGES:
+        if not is_lazy(parameter) and parameter.dim() == IMAGE_DIMENSIONS:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)

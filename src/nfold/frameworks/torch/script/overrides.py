@@ -11,14 +11,14 @@ from torch.utils.data import DistributedSampler
 from nfold.errors import Unsupported
 from nfold.frameworks.base import Task
 from nfold.frameworks.torch.script import ends
-from nfold.frameworks.torch.script.environment import slices
-from nfold.seen import Loader
+from nfold.frameworks.torch.script.environment import computes_slice
+from nfold.seen import DataLoaderProfile
 
-PREFETCH = 2
+DEFAULT_PREFETCH_FACTOR = 2
 """Batches that a worker prepares ahead; PyTorch's own default."""
 
 
-class Overrides:
+class LoaderOverrides:
     """Changes a DataLoader that feeds the training, right before it is iterated.
 
     What the plan does not say, or what the script does by itself, is left alone. In a run in steps
@@ -26,61 +26,65 @@ class Overrides:
     training.
     """
 
-    def __init__(self, task: Task, steps: ends.Steps) -> None:
+    def __init__(self, task: Task, steps: ends.StepCounter) -> None:
         self._steps = steps
-        plan, shares = task.plan, task.left_out.shares
-        parts = (1 if slices(task) else task.world_size) * plan.accumulate
-        asked = None if task.learnt.own_batches else plan.batch
+        plan, shares = task.plan, task.variant.data_shares
+        parts = (1 if computes_slice(task) else task.world_size) * plan.accumulate
+        asked = None if task.replay_hints.script_sets_batch_size else plan.batch
         self._batch = None if asked is None else -(-asked // parts)
         self._workers = plan.workers
-        self._learnt = task.learnt
-        self._beside: WeakKeyDictionary[Any, Loader] = WeakKeyDictionary()
-        self._share = shares[task.rank] if shares else None
-        self._pass_batches = task.left_out.pass_batches
-        self._long = None if plan.steps is None else plan.steps * plan.accumulate
+        self._hints = task.replay_hints
+        self._companions: WeakKeyDictionary[Any, DataLoaderProfile] = WeakKeyDictionary()
+        self._shard_rank = shares[task.rank] if shares else None
+        self._pass_batches = task.variant.batches_per_epoch
+        self._repeat_above = None if plan.steps is None else plan.steps * plan.accumulate
 
-    def never_end(self) -> None:
+    def repeat_passes(self) -> None:
         """No pass that begins from now on ends, where its length is known."""
-        self._long = 0
+        self._repeat_above = 0
 
     def __call__(self, loader: Any) -> None:
         """Raises Unsupported where the loader cannot be changed so."""
-        beside = self._beside_as(loader)
-        workers, batch = self._asked(beside)
+        beside = self._companion_profile(loader)
+        workers, batch = self._target_settings(beside)
         if workers is not None and workers != loader.num_workers:
-            set_workers(loader, workers)
-        if batch is not None and batch != batch_of(loader):
-            set_batch(loader, batch)
-        if self._share is not None:
-            set_share(loader, self._share)
+            set_num_workers(loader, workers)
+        if batch is not None and batch != batch_size_of(loader):
+            set_batch_size(loader, batch)
+        if self._shard_rank is not None:
+            set_shard_rank(loader, self._shard_rank)
         if self._pass_batches is not None and beside is None:
-            ends.shorten(loader, self._pass_batches)
-        elif self._long is not None:
-            ends.prolong(loader, self._long, self._steps)
+            ends.truncate_epochs(loader, self._pass_batches)
+        elif self._repeat_above is not None:
+            ends.repeat_epochs(loader, self._repeat_above, self._steps)
 
-    def _beside_as(self, loader: Any) -> Loader | None:
+    def _companion_profile(self, loader: Any) -> DataLoaderProfile | None:
         """What a first look saw of it, if it is beside the one that has epochs, and not like it."""
-        learnt, size = self._learnt, (batch_of(loader), ends.length_of(loader.dataset))
-        if loader not in self._beside and learnt.loader is not None:
-            for one in learnt.beside:
-                if size == _size(one) != _size(learnt.loader):
-                    self._beside[loader] = one
-        return self._beside.get(loader)
+        learnt, size = self._hints, (batch_size_of(loader), ends.length_or_none(loader.dataset))
+        if loader not in self._companions and learnt.loader is not None:
+            for one in learnt.companion_loaders:
+                if size == _profile_size(one) != _profile_size(learnt.loader):
+                    self._companions[loader] = one
+        return self._companions.get(loader)
 
-    def _asked(self, beside: Loader | None) -> tuple[int | None, int | None]:
+    def _target_settings(
+        self, companion: DataLoaderProfile | None
+    ) -> tuple[int | None, int | None]:
         """Workers and batch; ``beside`` another loader others where that has others."""
-        own = self._learnt.loader
-        if beside is None or own is None:
+        own = self._hints.loader
+        if companion is None or own is None:
             return self._workers, self._batch
-        workers = None if self._workers == own.workers else self._workers
-        if self._batch is None or beside.batch is None or own.batch is None:
+        workers = None if self._workers == own.num_workers else self._workers
+        if self._batch is None or companion.batch_size is None or own.batch_size is None:
             return workers, None
-        return workers, max(1, round(beside.batch * self._batch / own.batch))
+        return workers, max(1, round(companion.batch_size * self._batch / own.batch_size))
 
 
-def batch_of(loader: Any) -> int | None:
+def batch_size_of(loader: Any) -> int | None:
     """Samples of a batch on this rank, None where the data set or a sampler decides."""
-    found = next((s.batch_size for s in samplers_of(loader) if _sized(s)), loader.batch_size)
+    found = next(
+        (s.batch_size for s in samplers_of(loader) if _has_batch_size(s)), loader.batch_size
+    )
     return found if isinstance(found, int) else None
 
 
@@ -92,16 +96,18 @@ def samplers_of(loader: Any) -> Iterator[Any]:
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
 
 
-def set_workers(loader: Any, workers: int) -> None:
+def set_num_workers(loader: Any, workers: int) -> None:
     """From its next pass on."""
     loader.num_workers = workers
-    loader.prefetch_factor = (loader.prefetch_factor or PREFETCH) if workers else None
+    loader.prefetch_factor = (
+        (loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR) if workers else None
+    )
     loader.timeout = loader.timeout if workers else 0
 
 
-def set_batch(loader: Any, batch: int) -> None:
+def set_batch_size(loader: Any, batch: int) -> None:
     """Through its batch sampler, which Accelerate's wraps; its own attribute only tells."""
-    sized = [sampler for sampler in samplers_of(loader) if _sized(sampler)]
+    sized = [sampler for sampler in samplers_of(loader) if _has_batch_size(sampler)]
     if not sized or any(getattr(sampler, "split_batches", False) for sampler in sized):
         kind = type(loader.batch_sampler).__name__
         raise Unsupported(
@@ -113,9 +119,9 @@ def set_batch(loader: Any, batch: int) -> None:
     vars(loader)["batch_size"] = batch
 
 
-def set_share(loader: Any, rank: int) -> None:
+def set_shard_rank(loader: Any, rank: int) -> None:
     """Have it give another rank's samples."""
-    for sampler in (ends.own(loader.sampler), *samplers_of(loader)):
+    for sampler in (ends.script_sampler(loader.sampler), *samplers_of(loader)):
         if isinstance(sampler, DistributedSampler):
             sampler.rank = rank
             return
@@ -129,9 +135,9 @@ def set_share(loader: Any, rank: int) -> None:
     )
 
 
-def _size(seen: Loader) -> tuple[int | None, int | None]:
-    return seen.batch, seen.samples
+def _profile_size(profile: DataLoaderProfile) -> tuple[int | None, int | None]:
+    return profile.batch_size, profile.dataset_size
 
 
-def _sized(sampler: Any) -> bool:
+def _has_batch_size(sampler: Any) -> bool:
     return isinstance(getattr(sampler, "batch_size", None), int)

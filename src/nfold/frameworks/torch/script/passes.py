@@ -12,73 +12,79 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
-from nfold.frameworks.torch.script.ends import length_of, own
-from nfold.place import users_frame
+from nfold.frameworks.torch.script.ends import length_or_none, script_sampler
+from nfold.place import find_user_frame
 
-INDICES = "_nfold_indices"
+INDICES_ATTRIBUTE = "_nfold_indices"
 """Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
-LATEST, MADE_AT, AROUND = "_nfold_pass", "_nfold_lines", "_nfold_around"
+PASS_ATTRIBUTE, CREATION_LINES_ATTRIBUTE, CYCLED_ATTRIBUTE = (
+    "_nfold_pass",
+    "_nfold_lines",
+    "_nfold_around",
+)
 """Where a DataLoader keeps its last pass, the lines of the user's code that made it, the one that
 did and those that had called for it, and whether a generator goes through it again and again.
 
 Nothing else holds on to them: what a script is through with may go, with its workers.
 """
 
-Begin = Callable[[], Iterator[Any]]
+IteratorFactory = Callable[[], Iterator[Any]]
 
 
 @dataclass
-class Pass:
+class EpochPass:
     """How far a pass has come, after so many steps of the training."""
 
-    given: int = 0
+    batches: int = 0
     steps_before: int = 0
-    over: bool = False
+    is_over: bool = False
 
 
-class Giver(Protocol):
+class BatchProvider(Protocol):
     """Whose batches a stream gives."""
 
-    def next_of(self, stream: Stream) -> Any:
+    def next_batch(self, iterator: InstrumentedIterator) -> Any:
         """The next batch; StopIteration at the end."""
 
-    def gave(self, stream: Stream, batch: Any, wait_s: float) -> None:
+    def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None:
         """A batch was given."""
 
-    def ended(self, loader: Any, made: Pass) -> None:
+    def on_pass_end(self, loader: Any, epoch_pass: EpochPass) -> None:
         """There are no more."""
 
 
-class Stream:
+class InstrumentedIterator:
     """One pass over a DataLoader. What it has not itself is its real iterator's.
 
     ``begin`` makes that.
     """
 
-    def __init__(self, loader: Any, begin: Begin, feed: Giver) -> None:
+    def __init__(
+        self, loader: Any, make_iterator: IteratorFactory, provider: BatchProvider
+    ) -> None:
         self.loader = loader
         self.source: Iterator[Any] = iter(())
-        self.begin = begin
-        self.begun = False
-        self.first: Any = None
-        if first_time(loader):
-            frame, _ = users_frame(sys._getframe(1))
-            vars(loader)[AROUND] = frame is not None and goes_around(frame)
-        self.made = vars(loader)[LATEST] = Pass()
-        self._feed = feed
+        self.make_iterator = make_iterator
+        self.is_started = False
+        self.first_batch: Any = None
+        if is_first_pass(loader):
+            frame, _ = find_user_frame(sys._getframe(1))
+            vars(loader)[CYCLED_ATTRIBUTE] = frame is not None and is_cycling_generator(frame)
+        self.epoch_pass = vars(loader)[PASS_ATTRIBUTE] = EpochPass()
+        self._provider = provider
 
-    def __iter__(self) -> Stream:
+    def __iter__(self) -> InstrumentedIterator:
         return self
 
     def __next__(self) -> Any:
         began = time.perf_counter()
         try:
-            batch = self._feed.next_of(self)
+            batch = self._provider.next_batch(self)
         except StopIteration:
-            self._feed.ended(self.loader, self.made)
+            self._provider.on_pass_end(self.loader, self.epoch_pass)
             raise
-        self.made.given += 1
-        self._feed.gave(self, batch, time.perf_counter() - began)
+        self.epoch_pass.batches += 1
+        self._provider.on_batch(self, batch, time.perf_counter() - began)
         return batch
 
     def __len__(self) -> int:
@@ -89,18 +95,18 @@ class Stream:
             raise AttributeError(name)
         return getattr(self.source, name)
 
-    def indices(self) -> Any:
+    def take_indices(self) -> Any:
         """Those of the batch that was given last, None where the data set has none."""
-        drawn = getattr(self.source, INDICES, None)
+        drawn = getattr(self.source, INDICES_ATTRIBUTE, None)
         return drawn.popleft() if drawn else None
 
 
-def first_time(loader: Any) -> bool:
+def is_first_pass(loader: Any) -> bool:
     """Whether nobody has iterated over it before."""
-    return LATEST not in vars(loader)
+    return PASS_ATTRIBUTE not in vars(loader)
 
 
-def goes_around(frame: FrameType) -> bool:
+def is_cycling_generator(frame: FrameType) -> bool:
     """Whether it is a generator's that begins anew with what it goes through now.
 
     Who asks it for batches counts steps, and not passes over the data.
@@ -112,18 +118,21 @@ def goes_around(frame: FrameType) -> bool:
     return any("BACKWARD" in one.opname and one.argval <= here for one in later)
 
 
-def around(loader: Any) -> bool:
+def is_cycled(loader: Any) -> bool:
     """Whether such a one goes through the loader."""
-    return bool(vars(loader).get(AROUND))
+    return bool(vars(loader).get(CYCLED_ATTRIBUTE))
 
 
-def same_place(loader: Any, other: Any) -> bool:
+def same_creation_line(loader: Any, other: Any) -> bool:
     """Whether one line of the user's code made both."""
-    lines, theirs = vars(loader).get(MADE_AT), vars(other).get(MADE_AT)
+    lines, theirs = (
+        vars(loader).get(CREATION_LINES_ATTRIBUTE),
+        vars(other).get(CREATION_LINES_ATTRIBUTE),
+    )
     return bool(lines and theirs) and lines[0] == theirs[0]
 
 
-def same_data(loader: Any, other: Any) -> bool:
+def same_dataset(loader: Any, other: Any) -> bool:
     """Whether both give the samples of one data set, or of two that the same calls made alike.
 
     A line that makes loaders for whoever calls it makes a validation's as well.
@@ -131,18 +140,23 @@ def same_data(loader: Any, other: Any) -> bool:
     data, theirs = loader.dataset, other.dataset
     if data is theirs:
         return True
-    lines = vars(loader).get(MADE_AT)
-    alike = type(data) is type(theirs) and length_of(data) == length_of(theirs)
-    drawn_alike = type(own(loader.sampler)) is type(own(other.sampler))
-    return lines is not None and lines == vars(other).get(MADE_AT) and alike and drawn_alike
+    lines = vars(loader).get(CREATION_LINES_ATTRIBUTE)
+    alike = type(data) is type(theirs) and length_or_none(data) == length_or_none(theirs)
+    drawn_alike = type(script_sampler(loader.sampler)) is type(script_sampler(other.sampler))
+    return (
+        lines is not None
+        and lines == vars(other).get(CREATION_LINES_ATTRIBUTE)
+        and alike
+        and drawn_alike
+    )
 
 
-def keeping(usual: Any) -> Any:
+def wrap_next_index(usual: Any) -> Any:
     """Drawing the indices of a batch, which are kept until it is given."""
 
     def next_index(iterator: Any) -> Any:
         drawn = usual(iterator)
-        vars(iterator).setdefault(INDICES, deque()).append(drawn)
+        vars(iterator).setdefault(INDICES_ATTRIBUTE, deque()).append(drawn)
         return drawn
 
     return next_index

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 
-from nfold.frameworks.torch.script.whereabouts import Whereabouts
+from nfold.frameworks.torch.script.whereabouts import StackSampler
 
 
-class Pauses:
+class HostGaps:
     """For every step the time from the end of the one before until a batch is asked for.
 
     With what is done apart from the training after that. Where nobody is seen to ask, or only after
@@ -19,14 +19,14 @@ class Pauses:
     ``whereabouts`` is told of all of it, and of what lies between passes.
     """
 
-    def __init__(self, whereabouts: Whereabouts) -> None:
-        self._whereabouts = whereabouts
+    def __init__(self, sampler: StackSampler) -> None:
+        self._sampler = sampler
         self._ms: list[float] = []
-        self._passes: dict[int, None] = {}
-        self._began_at = time.monotonic()
-        self._asked_at: float | None = None
-        self._apart_at: float | None = None
-        self._apart_s = 0.0
+        self._pass_starts: dict[int, None] = {}
+        self._gap_start_s = time.monotonic()
+        self._request_s: float | None = None
+        self._other_work_start_s: float | None = None
+        self._other_work_s = 0.0
 
     @property
     def ms(self) -> tuple[float, ...]:
@@ -36,51 +36,51 @@ class Pauses:
     @property
     def pass_starts(self) -> tuple[int, ...]:
         """The steps that passes began with, but for the first pass."""
-        return tuple(self._passes)
+        return tuple(self._pass_starts)
 
-    def begin(self) -> None:
+    def begin_gap(self) -> None:
         """A step is over."""
-        self._whereabouts.open()
-        self._anew()
+        self._sampler.begin_gap()
+        self._reset()
 
-    def _anew(self) -> None:
-        self._began_at = time.monotonic()
-        self._asked_at = self._apart_at = None
-        self._apart_s = 0.0
+    def _reset(self) -> None:
+        self._gap_start_s = time.monotonic()
+        self._request_s = self._other_work_start_s = None
+        self._other_work_s = 0.0
 
-    def pass_ended(self) -> None:
+    def on_pass_end(self) -> None:
         """A pass over the data is over; until another begins, all is between the two."""
-        self._whereabouts.open()
+        self._sampler.begin_gap()
 
-    def begin_pass(self) -> None:
+    def on_pass_start(self) -> None:
         """A pass over the data begins: what was before it is no pause of a step."""
-        self._passes[len(self._ms)] = None
-        self._whereabouts.close(between_passes=True)
-        self._anew()
-        self.asked()
+        self._pass_starts[len(self._ms)] = None
+        self._sampler.end_gap(at_epoch_boundary=True)
+        self._reset()
+        self.on_batch_request()
 
-    def asked(self) -> None:
+    def on_batch_request(self) -> None:
         """A batch for the training is asked for: the first one ends the pause."""
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
-            self._whereabouts.close(between_passes=False)
+        if self._request_s is None:
+            self._request_s = time.monotonic()
+            self._sampler.end_gap(at_epoch_boundary=False)
 
-    def apart(self) -> None:
+    def on_other_batch(self) -> None:
         """Something is seen that does not belong to the training; until a model trains."""
-        if self._asked_at is not None and self._apart_at is None:
-            self._apart_at = time.monotonic()
-            self._whereabouts.open()
+        if self._request_s is not None and self._other_work_start_s is None:
+            self._other_work_start_s = time.monotonic()
+            self._sampler.begin_gap()
 
-    def computing(self) -> None:
+    def on_compute(self) -> None:
         """A model trains on a batch from here on, or gradients are computed."""
-        self.asked()
-        if self._apart_at is not None:
-            self._apart_s += time.monotonic() - self._apart_at
-            self._apart_at = None
-            self._whereabouts.close(between_passes=False)
+        self.on_batch_request()
+        if self._other_work_start_s is not None:
+            self._other_work_s += time.monotonic() - self._other_work_start_s
+            self._other_work_start_s = None
+            self._sampler.end_gap(at_epoch_boundary=False)
 
-    def stepped(self) -> None:
+    def end_step(self) -> None:
         """A step is over, and has had a pause."""
-        self.computing()
-        assert self._asked_at is not None
-        self._ms.append(round(1e3 * (self._asked_at - self._began_at + self._apart_s), 4))
+        self.on_compute()
+        assert self._request_s is not None
+        self._ms.append(round(1e3 * (self._request_s - self._gap_start_s + self._other_work_s), 4))

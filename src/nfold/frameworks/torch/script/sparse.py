@@ -11,7 +11,7 @@ def is_sparse(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.layout is not torch.strided and not tensor.is_nested
 
 
-def size_of(tensor: Tensor) -> int:
+def tensor_bytes(tensor: Tensor) -> int:
     """Its bytes; of coordinates, those of its values and their indices."""
     if tensor.layout is torch.sparse_coo:
         return tensor._values().nbytes + tensor._indices().nbytes

@@ -19,28 +19,28 @@ from torch.distributed import distributed_c10d
 from torch.utils.data import DistributedSampler
 
 from nfold.frameworks.base import Task
-from nfold.frameworks.torch.script.environment import WORLD, one_process
+from nfold.frameworks.torch.script.environment import TORCHRUN_VARIABLES, drives_all_devices
 from nfold.frameworks.torch.script.patches import Patches
 
-STARTS = ("spawn", "start_processes")
-PLACE = ("init_method", "rank", "world_size", "store")
+SPAWN_FUNCTIONS = ("spawn", "start_processes")
+RENDEZVOUS_ARGUMENTS = ("init_method", "rank", "world_size", "store")
 """Of ``init_process_group``: where ranks meet, and which of how many this one is."""
 
 
-def follow(task: Task, patches: Patches) -> None:
+def install_spawn_hooks(task: Task, patches: Patches) -> None:
     """Put it in the place of what starts ranks; one process that drives all devices has none."""
-    if one_process(task):
+    if drives_all_devices(task):
         return
-    ranks = Ranks()
+    ranks = SpawnedRanks()
     for owner in (multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
-        for name in STARTS:
-            patches.put(owner, name, ranks.starting)
+        for name in SPAWN_FUNCTIONS:
+            patches.put(owner, name, ranks.wrap_spawn)
     for owner in (dist, distributed_c10d):
-        patches.put(owner, "init_process_group", ranks.joining)
-    patches.put(DistributedSampler, "__init__", ranks.dividing)
+        patches.put(owner, "init_process_group", ranks.wrap_init_process_group)
+    patches.put(DistributedSampler, "__init__", ranks.wrap_sampler_init)
 
 
-class Ended:
+class FinishedProcesses:
     """What ``spawn`` returns to a script that waits for its ranks itself."""
 
     def __init__(self) -> None:
@@ -55,14 +55,16 @@ class Ended:
         return []
 
 
-class Ranks:
+class SpawnedRanks:
     """This rank in the place of those that the script starts; until it does nothing is changed."""
 
     def __init__(self) -> None:
-        self._world = {name: os.environ[name] for name in WORLD if name in os.environ}
+        self._torchrun_variables = {
+            name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ
+        }
         self._started = False
 
-    def starting(self, usual: Any) -> Any:
+    def wrap_spawn(self, usual: Any) -> Any:
         """``spawn`` and ``start_processes``: the function is called here, once."""
 
         @functools.wraps(usual)
@@ -70,12 +72,12 @@ class Ranks:
             fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
         ) -> Any:
             self._started = True
-            fn(int(self._world["LOCAL_RANK"]), *args)
-            return None if join else Ended()
+            fn(int(self._torchrun_variables["LOCAL_RANK"]), *args)
+            return None if join else FinishedProcesses()
 
         return start
 
-    def joining(self, usual: Any) -> Any:
+    def wrap_init_process_group(self, usual: Any) -> Any:
         """``init_process_group``: the script's own place in its world does not count."""
         signature = inspect.signature(usual)
 
@@ -83,15 +85,15 @@ class Ranks:
         def join(*args: Any, **kwargs: Any) -> Any:
             if not self._started:
                 return usual(*args, **kwargs)
-            os.environ |= self._world
+            os.environ |= self._torchrun_variables
             told = signature.bind(*args, **kwargs)
-            for name in PLACE:
+            for name in RENDEZVOUS_ARGUMENTS:
                 told.arguments.pop(name, None)
             return usual(*told.args, **told.kwargs)
 
         return join
 
-    def dividing(self, usual: Any) -> Any:
+    def wrap_sampler_init(self, usual: Any) -> Any:
         """DistributedSampler: into as many parts as there are ranks."""
 
         @functools.wraps(usual)
@@ -99,7 +101,10 @@ class Ranks:
             sampler: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, **more: Any
         ) -> None:
             if self._started and num_replicas is not None:
-                num_replicas, rank = int(self._world["WORLD_SIZE"]), int(self._world["RANK"])
+                num_replicas, rank = (
+                    int(self._torchrun_variables["WORLD_SIZE"]),
+                    int(self._torchrun_variables["RANK"]),
+                )
             usual(sampler, dataset, num_replicas, rank, **more)
 
         return divide

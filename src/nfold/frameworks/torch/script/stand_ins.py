@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 
-def _nothing(*_args: Any) -> None:
+def _keep_tensor(*_args: Any) -> None:
     """The tensor stays as it is."""
 
 
@@ -18,20 +18,20 @@ def _all_gather(outputs: list[Tensor], tensor: Tensor, *_args: Any) -> None:
         output.copy_(tensor)
 
 
-def _into_tensor(output: Tensor, tensor: Tensor, *_args: Any) -> None:
+def _fill_tensor(output: Tensor, tensor: Tensor, *_args: Any) -> None:
     """Into one tensor of all ranks' parts, or out of one: over and over, or the first part."""
     own, size = tensor.reshape(-1), output.numel()
     times = -(-size // max(1, len(own)))
     output.copy_((own if times == 1 else own.repeat(times))[:size].view_as(output))
 
 
-def _first_of_list(output: Tensor, inputs: list[Tensor], *_args: Any) -> None:
+def _copy_first(output: Tensor, inputs: list[Tensor], *_args: Any) -> None:
     output.copy_(inputs[0])
 
 
 def _all_to_all(outputs: list[Tensor], inputs: list[Tensor], *_args: Any) -> None:
     for output, own in zip(outputs, inputs, strict=False):
-        _into_tensor(output, own)
+        _fill_tensor(output, own)
 
 
 def _gather(tensor: Tensor, gather_list: list[Tensor] | None = None, *_args: Any) -> None:
@@ -52,18 +52,18 @@ def _gather_object(value: Any, outputs: list[Any] | None = None, *_args: Any) ->
         _all_gather_object(outputs, value)
 
 
-SILENT = ("all_reduce", "broadcast", "reduce", "barrier", "monitored_barrier")
-STAND_INS: dict[str, Callable[..., None]] = dict(
+WITHOUT_OUTPUT = ("all_reduce", "broadcast", "reduce", "barrier", "monitored_barrier")
+LOCAL_COLLECTIVES: dict[str, Callable[..., None]] = dict(
     chain(
-        ((name, _nothing) for name in SILENT),
+        ((name, _keep_tensor) for name in WITHOUT_OUTPUT),
         (
             ("all_gather", _all_gather),
-            ("all_gather_into_tensor", _into_tensor),
-            ("all_gather_single", _into_tensor),
-            ("reduce_scatter_tensor", _into_tensor),
-            ("reduce_scatter_single", _into_tensor),
-            ("all_to_all_single", _into_tensor),
-            ("reduce_scatter", _first_of_list),
+            ("all_gather_into_tensor", _fill_tensor),
+            ("all_gather_single", _fill_tensor),
+            ("reduce_scatter_tensor", _fill_tensor),
+            ("reduce_scatter_single", _fill_tensor),
+            ("all_to_all_single", _fill_tensor),
+            ("reduce_scatter", _copy_first),
             ("all_to_all", _all_to_all),
             ("gather", _gather),
             ("scatter", _scatter),

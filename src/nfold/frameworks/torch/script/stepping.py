@@ -14,10 +14,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from nfold.frameworks.torch.script.late import LateExchange
+from nfold.frameworks.torch.script.late import PostBackwardAllReduce
 from nfold.frameworks.torch.script.patches import Patches
 
-SURE = 3
+BACKWARDS_WITHOUT_OPTIMIZER = 3
 """Backwards without an optimizer in the process, until nobody waits for one."""
 
 
@@ -27,16 +27,18 @@ class Backward:
     def __init__(self) -> None:
         self.param_groups: list[dict[str, list[Tensor]]] = []
 
-    def look(self, losses: Tensor | Sequence[Tensor], *, inside: bool) -> None:
+    def find_parameters(self, losses: Tensor | Sequence[Tensor], *, nested: bool) -> None:
         """Before their graph is gone. ``inside`` another one, what a checkpoint cut off is a leaf
         as well.
         """
         losses = (losses,) if isinstance(losses, Tensor) else losses
-        found = [leaf for leaf in _leaves(losses) if isinstance(leaf, nn.Parameter) or not inside]
+        found = [
+            leaf for leaf in _graph_leaves(losses) if isinstance(leaf, nn.Parameter) or not nested
+        ]
         self.param_groups.append({"params": found})
 
 
-class Stepping:
+class OptimizerStepHooks:
     """Tells ``stepped`` of every step, and which optimizer made it.
 
     ``computing`` is called before every backward. A step that a GradScaler skipped is one too, or
@@ -49,98 +51,101 @@ class Stepping:
 
     def __init__(
         self,
-        late: LateExchange,
-        computing: Callable[[], None],
-        stepped: Callable[[Any], None],
+        post_backward: PostBackwardAllReduce,
+        on_compute: Callable[[], None],
+        on_step: Callable[[Any], None],
     ) -> None:
-        self._late = late
-        self.computing = computing
-        self._stepped = stepped
-        self.skipped_steps, self.in_backward = 0, False
-        self._made = self._made_any = False
+        self._post_backward = post_backward
+        self.on_compute = on_compute
+        self._on_step = on_step
+        self.skipped_steps, self.steps_in_backward = 0, False
+        self._scaler_stepped = self._has_optimizer = False
         self._depth = self._backwards = 0
-        self._by_hand = Backward()
-        self._steps_inside = 0
-        self._inside_backward: list[Any] = []
+        self._backward_steps = Backward()
+        self._step_depth = 0
+        self._stepped_in_backward: list[Any] = []
         self._hooks: tuple[Any, ...] = ()
 
     def install(self, patches: Patches) -> None:
         """Put everything in its place."""
-        patches.put(Optimizer, "__init__", self._constructing)
-        patches.put(torch.autograd, "backward", self._backward)
-        patches.put(GradScaler, "step", self._scaling)
-        before = register_optimizer_step_pre_hook(lambda *_: self._begin())
-        self._hooks = (before, register_optimizer_step_post_hook(lambda one, *_: self._end(one)))
+        patches.put(Optimizer, "__init__", self._wrap_optimizer_init)
+        patches.put(torch.autograd, "backward", self._wrap_backward)
+        patches.put(GradScaler, "step", self._wrap_scaler_step)
+        before = register_optimizer_step_pre_hook(lambda *_: self._before_step())
+        self._hooks = (
+            before,
+            register_optimizer_step_post_hook(lambda one, *_: self._after_step(one)),
+        )
 
-    def remove(self) -> None:
+    def uninstall(self) -> None:
         """What ``patches`` do not undo."""
         for hook in self._hooks:
             hook.remove()
 
-    def _begin(self) -> None:
-        self._steps_inside += 1
+    def _before_step(self) -> None:
+        self._step_depth += 1
 
-    def _end(self, optimizer: Any) -> None:
+    def _after_step(self, optimizer: Any) -> None:
         """A step inside another's is a part of it: one that shards its state steps its own part."""
-        self._steps_inside = max(0, self._steps_inside - 1)
-        if self._steps_inside:
+        self._step_depth = max(0, self._step_depth - 1)
+        if self._step_depth:
             return
         if self._depth:
-            self.in_backward = True
-            self._inside_backward.append(optimizer)
+            self.steps_in_backward = True
+            self._stepped_in_backward.append(optimizer)
         else:
-            self._step(optimizer)
+            self._report_step(optimizer)
 
-    def _step(self, optimizer: Any) -> None:
-        self._made = True
-        self._stepped(optimizer)
+    def _report_step(self, optimizer: Any) -> None:
+        self._scaler_stepped = True
+        self._on_step(optimizer)
 
-    def _scaling(self, usual: Any) -> Any:
+    def _wrap_scaler_step(self, usual: Any) -> Any:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._made = False
-            self._late.scaled(optimizer)
+            self._scaler_stepped = False
+            self._post_backward.on_scaler_step(optimizer)
             returned = usual(scaler, optimizer, *args, **kwargs)
-            if not self._made:
+            if not self._scaler_stepped:
                 self.skipped_steps += 1
-                self._step(optimizer)
+                self._report_step(optimizer)
             return returned
 
         return step
 
-    def _constructing(self, usual: Any) -> Any:
+    def _wrap_optimizer_init(self, usual: Any) -> Any:
         def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self._made_any = True
+            self._has_optimizer = True
             usual(optimizer, *args, **kwargs)
 
         return construct
 
-    def _backward(self, usual: Any) -> Any:
+    def _wrap_backward(self, usual: Any) -> Any:
         """The outermost one is a step: reentrant checkpoints make others inside it."""
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            self.computing()
+            self.on_compute()
             top = not self._depth
-            outermost = top and not self._made_any
+            outermost = top and not self._has_optimizer
             self._backwards += outermost
-            if self._backwards == SURE and not self._made_any:
-                self._by_hand.look(tensors, inside=not outermost)
+            if self._backwards == BACKWARDS_WITHOUT_OPTIMIZER and not self._has_optimizer:
+                self._backward_steps.find_parameters(tensors, nested=not outermost)
             if top:
-                self._inside_backward.clear()
+                self._stepped_in_backward.clear()
             self._depth += 1
             try:
                 usual(tensors, *args, **kwargs)
             finally:
                 self._depth -= 1
-            if outermost and self._backwards >= SURE:
-                self._late.exchange(self._by_hand)
-                self._step(self._by_hand)
-            for optimizer in tuple(self._inside_backward) if top else ():
-                self._step(optimizer)
+            if outermost and self._backwards >= BACKWARDS_WITHOUT_OPTIMIZER:
+                self._post_backward.all_reduce(self._backward_steps)
+                self._report_step(self._backward_steps)
+            for optimizer in tuple(self._stepped_in_backward) if top else ():
+                self._report_step(optimizer)
 
         return backward
 
 
-def _leaves(losses: Sequence[Tensor]) -> Iterator[Tensor]:
+def _graph_leaves(losses: Sequence[Tensor]) -> Iterator[Tensor]:
     """What gets a gradient, in an order that is every rank's."""
     todo: list[Any] = [loss.grad_fn for loss in losses]
     met: set[Any] = set()

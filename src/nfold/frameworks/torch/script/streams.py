@@ -12,30 +12,35 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as module
 
-from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.torch.script.batches import count_of, hash_of
-from nfold.frameworks.torch.script.beside import Beside
-from nfold.frameworks.torch.script.ends import endless, length_of, outlasting, whole_length
-from nfold.frameworks.torch.script.given import Listener, Taken, together
-from nfold.frameworks.torch.script.known import Known
-from nfold.frameworks.torch.script.moves import Moves
-from nfold.frameworks.torch.script.overrides import batch_of
+from nfold.frameworks.left_out import ActiveVariant
+from nfold.frameworks.torch.script.batches import sample_count, sample_hash
+from nfold.frameworks.torch.script.beside import CompanionLoaders
+from nfold.frameworks.torch.script.ends import (
+    full_epoch_length,
+    length_or_none,
+    repeats_epochs,
+    wrap_one_cycle_step,
+)
+from nfold.frameworks.torch.script.given import EpochListener, StepInput, merge_inputs
+from nfold.frameworks.torch.script.known import WeakIdentityDict
+from nfold.frameworks.torch.script.moves import DeviceTransferTracker
+from nfold.frameworks.torch.script.overrides import batch_size_of
 from nfold.frameworks.torch.script.passes import (
-    LATEST,
-    MADE_AT,
-    Pass,
-    Stream,
-    first_time,
-    keeping,
-    same_data,
-    same_place,
+    CREATION_LINES_ATTRIBUTE,
+    PASS_ATTRIBUTE,
+    EpochPass,
+    InstrumentedIterator,
+    is_first_pass,
+    same_creation_line,
+    same_dataset,
+    wrap_next_index,
 )
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.replay import Replay
-from nfold.place import lines_here, place_here
+from nfold.frameworks.torch.script.replay import BatchReplay
+from nfold.place import current_user_line, user_stack
 
 
-class Feed:
+class DataLoaderHook:
     """All streams of a process, and which of them feed the training.
 
     A DataLoader feeds the training if a step followed on one of its batches while the script
@@ -49,32 +54,32 @@ class Feed:
     def __init__(
         self,
         prepare: Callable[[Any], None],
-        replay: Callable[[], Replay],
-        left_out: LeftOut,
-        listener: Listener,
+        new_replay: Callable[[], BatchReplay],
+        variant: ActiveVariant,
+        listener: EpochListener,
         *,
-        calm: Callable[[], None],
+        wait_for_idle_workers: Callable[[], None],
     ) -> None:
         self._prepare = prepare
-        self._left_out = left_out
-        self._always_real = left_out.never("input")
-        self.new_replay = replay
+        self._variant = variant
+        self._always_real = variant.is_baseline("input")
+        self.new_replay = new_replay
         self._listener = listener
-        self.asked = listener.asked
-        self._calm = calm
-        self._places: Known[str] = Known()
-        self.moves = Moves()
-        self.again: int | None = None
+        self.on_batch_request = listener.on_batch_request
+        self._wait_for_idle_workers = wait_for_idle_workers
+        self._creation_lines: WeakIdentityDict[str] = WeakIdentityDict()
+        self.transfers = DeviceTransferTracker()
+        self.replayed_index: int | None = None
         """Which of the first batches was given last, None for a real one."""
-        self._replays: dict[tuple[int, str], Replay] = {}
+        self._replays: dict[tuple[int, str], BatchReplay] = {}
         self._training: dict[int, Any] = {}
-        self._beside = Beside()
-        self._last: Any = None
-        self._working = False
-        self._pending: dict[int, Taken] = {}
-        self.warming = True
+        self._companions = CompanionLoaders()
+        self._last_loader: Any = None
+        self._workers_active = False
+        self._pending: dict[int, StepInput] = {}
+        self.in_warm_up = True
         self.steps = 0
-        self.epochs_ended = 0
+        self.epochs_completed = 0
         self.first_waits_s: list[float] = []
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
@@ -85,210 +90,214 @@ class Feed:
             return lambda loader: feed.iterate(loader, usual)
 
         patches.put(DataLoader, "__iter__", iterate)
-        patches.put(DataLoader, "__init__", self._constructing)
-        patches.put(OneCycleLR, "step", outlasting)
-        warm_up.put(module._BaseDataLoaderIter, "_next_index", keeping)
+        patches.put(DataLoader, "__init__", self._wrap_loader_init)
+        patches.put(OneCycleLR, "step", wrap_one_cycle_step)
+        warm_up.put(module._BaseDataLoaderIter, "_next_index", wrap_next_index)
 
     @property
     def loader(self) -> Any:
         """The DataLoader that feeds the training, None where there is none."""
         return next(reversed(self._training.values()), None)
 
-    def place_of(self, loader: Any) -> str | None:
+    def creation_line(self, loader: Any) -> str | None:
         """Where the user's code made the loader, or the first one over the same data set."""
-        return self._places.get(loader.dataset)
+        return self._creation_lines.get(loader.dataset)
 
     @property
-    def beside(self) -> tuple[Any, ...]:
+    def companion_loaders(self) -> tuple[Any, ...]:
         """Others that give a batch in every step, too."""
-        return self._beside.all
+        return self._companions.all
 
-    def feeds(self, loader: Any) -> bool:
+    def feeds_epochs(self, loader: Any) -> bool:
         """Whether steps followed on the loader's batches, and its passes are epochs."""
         return id(loader) in self._training
 
-    def _gives(self, loader: Any) -> bool:
+    def _feeds_training(self, loader: Any) -> bool:
         """Whether it gives batches to train on."""
-        return self.feeds(loader) or loader in self._beside
+        return self.feeds_epochs(loader) or loader in self._companions
 
-    def settle(self) -> None:
+    def end_warm_up(self) -> None:
         """The warm-up is over. Of several the longest has epochs: a shorter one begins again."""
-        self.warming = False
-        self._beside.settle()
+        self.in_warm_up = False
+        self._companions.end_warm_up()
         if self.loader is None:
             return
-        longest = max((self.loader, *self.beside), key=whole_length)
-        if longest in self._beside:
-            self._beside.swap(longest, self.loader)
+        longest = max((self.loader, *self.companion_loaders), key=full_epoch_length)
+        if longest in self._companions:
+            self._companions.replace(longest, self.loader)
             del self._training[id(self.loader)]
             self._training[id(longest)] = longest
 
     @property
-    def replays(self) -> tuple[Replay, ...]:
+    def replays(self) -> tuple[BatchReplay, ...]:
         """What gives first batches again."""
         return tuple(self._replays.values())
 
-    def iterate(self, loader: Any, usual: Callable[[Any], Iterator[Any]]) -> Stream:
+    def iterate(
+        self, loader: Any, original_iter: Callable[[Any], Iterator[Any]]
+    ) -> InstrumentedIterator:
         """A new pass over the loader."""
-        if first_time(loader):
+        if is_first_pass(loader):
             # What is pending under its number is of a loader that is no more.
             self._pending.pop(id(loader), None)
-            if torch.is_grad_enabled() and not self._take_over_beside(loader):
-                self._take_over(loader, of_same_data=True)
+            if torch.is_grad_enabled() and not self._replace_companion(loader):
+                self._replace_predecessor(loader, same_dataset_only=True)
         else:
-            self._leave(loader)
-        if loader not in self._beside:
-            self._listener.pass_begins(feeds=self.feeds(loader))
-        stream = Stream(loader, lambda: usual(loader), self)
-        stream.made.steps_before = self.steps
-        if self._replaying(loader):
+            self._abandon_pass(loader)
+        if loader not in self._companions:
+            self._listener.on_pass_start(feeds_training=self.feeds_epochs(loader))
+        stream = InstrumentedIterator(loader, lambda: original_iter(loader), self)
+        stream.epoch_pass.steps_before = self.steps
+        if self._replay_for(loader):
             self._prepare(loader)
         else:
-            self._source(stream)
+            self._real_iterator(stream)
         return stream
 
-    def _leave(self, loader: Any) -> None:
+    def _abandon_pass(self, loader: Any) -> None:
         """A pass that was begun is not gone on with; one without a step was looked into only."""
-        before: Pass = vars(loader)[LATEST]
-        if before.given and (before.over or self.steps > before.steps_before):
-            self.ended(loader, before)
+        before: EpochPass = vars(loader)[PASS_ATTRIBUTE]
+        if before.batches and (before.is_over or self.steps > before.steps_before):
+            self.on_pass_end(loader, before)
         else:
             self._pending.pop(id(loader), None)
 
-    def _take_over(self, loader: Any, *, of_same_data: bool) -> None:
+    def _replace_predecessor(self, loader: Any, *, same_dataset_only: bool) -> None:
         """Stand in the place of a training's loader that the same line has made, if any has."""
-        made_there = (old for old in self._training.values() if same_place(old, loader))
-        alike = (old for old in made_there if same_data(old, loader))
-        old = next(alike if of_same_data else made_there, None)
+        made_there = (old for old in self._training.values() if same_creation_line(old, loader))
+        alike = (old for old in made_there if same_dataset(old, loader))
+        old = next(alike if same_dataset_only else made_there, None)
         if old is None:
             return
-        self._leave(old)
+        self._abandon_pass(old)
         del self._training[id(old)]
         self._training[id(loader)] = loader
-        self._have_replays(loader, old)
+        self._move_replays(loader, old)
 
-    def _take_over_beside(self, loader: Any) -> bool:
-        old = self._beside.take_over(loader)
+    def _replace_companion(self, loader: Any) -> bool:
+        old = self._companions.replace_predecessor(loader)
         if old is not None:
-            self._have_replays(loader, old)
+            self._move_replays(loader, old)
         return old is not None
 
-    def _have_replays(self, loader: Any, old: Any) -> None:
-        for kind in [kind for number, kind in self._replays if number == id(old)]:
-            self._replays[id(loader), kind] = self._replays.pop((id(old), kind))
+    def _move_replays(self, loader: Any, predecessor: Any) -> None:
+        for kind in [kind for number, kind in self._replays if number == id(predecessor)]:
+            self._replays[id(loader), kind] = self._replays.pop((id(predecessor), kind))
 
-    def _replaying(self, loader: Any) -> Replay | None:
-        return self._replays.get((id(loader), self._left_out.now.input))
+    def _replay_for(self, loader: Any) -> BatchReplay | None:
+        return self._replays.get((id(loader), self._variant.current.input))
 
-    def _source(self, stream: Stream) -> Iterator[Any]:
+    def _real_iterator(self, iterator: InstrumentedIterator) -> Iterator[Any]:
         """The real iterator, made when it is wanted first."""
-        if not stream.begun:
-            loader, stream.begun = stream.loader, True
-            if torch.is_grad_enabled() and (not self._training or self._gives(loader)):
+        if not iterator.is_started:
+            loader, iterator.is_started = iterator.loader, True
+            if torch.is_grad_enabled() and (not self._training or self._feeds_training(loader)):
                 self._prepare(loader)
-            stream.source = stream.begin()
-        return stream.source
+            iterator.source = iterator.make_iterator()
+        return iterator.source
 
-    def _onwards(self, stream: Stream) -> Iterator[Any]:
+    def _endless_batches(self, iterator: InstrumentedIterator) -> Iterator[Any]:
         """Real batches from here on, over the ends of passes; nothing from an empty loader."""
         more = True
         while more:
             more = False
-            for batch in self._source(stream):
+            for batch in self._real_iterator(iterator):
                 more = True
                 yield batch
-            stream.begun = False
+            iterator.is_started = False
 
-    def next_of(self, stream: Stream) -> Any:
+    def next_batch(self, iterator: InstrumentedIterator) -> Any:
         """The next batch of a pass: the real one, or a first one again."""
-        loader = stream.loader
-        gives = self._gives(loader)
+        loader = iterator.loader
+        gives = self._feeds_training(loader)
         if gives:
-            self.asked()
+            self.on_batch_request()
         if not gives or self._always_real:
-            return next(stream.source)
-        length = length_of(loader)
-        ends = not endless(loader) or self.steps == stream.made.steps_before
-        if ends and length is not None and stream.made.given >= length:
+            return next(iterator.source)
+        length = length_or_none(loader)
+        ends = not repeats_epochs(loader) or self.steps == iterator.epoch_pass.steps_before
+        if ends and length is not None and iterator.epoch_pass.batches >= length:
             raise StopIteration
-        if self._left_out.now.input == "real":
-            self._working, self.again = True, None
-            return next(self._source(stream))
-        found = self._replay_of(stream, length)
-        if self._working and self._left_out.turns:
-            self._calm()
-        self._working = False
+        if self._variant.current.input == "real":
+            self._workers_active, self.replayed_index = True, None
+            return next(self._real_iterator(iterator))
+        found = self._start_replay(iterator, length)
+        if self._workers_active and self._variant.interleaved:
+            self._wait_for_idle_workers()
+        self._workers_active = False
         given = found.next()
-        self.again = found.place
+        self.replayed_index = found.index
         return given
 
-    def _replay_of(self, stream: Stream, length: int | None) -> Replay:
+    def _start_replay(self, iterator: InstrumentedIterator, length: int | None) -> BatchReplay:
         """What gives the first batches again; without turns no real one is wanted any more."""
-        loader = stream.loader
-        found = self._replaying(loader)
+        loader = iterator.loader
+        found = self._replay_for(loader)
         if found is None:
-            found, self._working = self.new_replay(), True
-            if self._left_out.turns:
-                found.collect(self._onwards(stream), length)
+            found, self._workers_active = self.new_replay(), True
+            if self._variant.interleaved:
+                found.collect(self._endless_batches(iterator), length)
             else:
-                given = [] if stream.first is None else [stream.first]
-                found.collect(chain(given, stream.source), length)
+                given = [] if iterator.first_batch is None else [iterator.first_batch]
+                found.collect(chain(given, iterator.source), length)
                 # The real iterator goes, and its workers with it.
-                stream.source = iter(())
-            self._replays[id(loader), self._left_out.now.input] = found
+                iterator.source = iter(())
+            self._replays[id(loader), self._variant.current.input] = found
         return found
 
-    def gave(self, stream: Stream, batch: Any, wait_s: float) -> None:
+    def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None:
         """Note one batch."""
-        taken = self._pending.setdefault(id(stream.loader), Taken())
-        taken.samples += count_of(batch) or batch_of(stream.loader) or 0
+        taken = self._pending.setdefault(id(iterator.loader), StepInput())
+        taken.samples += sample_count(batch) or batch_size_of(iterator.loader) or 0
         taken.batches += 1
         taken.wait_s += wait_s
-        if self.warming:
-            taken.sample_hash += hash_of(batch, stream.indices())
-            stream.first = batch if stream.first is None else stream.first
-            self.moves.given(batch)
-            self._beside.gave(stream.loader)
-        if self._last is None or torch.is_grad_enabled():
+        if self.in_warm_up:
+            taken.sample_hash += sample_hash(batch, iterator.take_indices())
+            iterator.first_batch = batch if iterator.first_batch is None else iterator.first_batch
+            self.transfers.record_batch(batch)
+            self._companions.record_batch(iterator.loader)
+        if self._last_loader is None or torch.is_grad_enabled():
             # An evaluation may come between a batch and the step on it.
-            self._last = stream.loader
-        if not self._gives(stream.loader):
-            self._listener.aside()
-        elif stream.made.given == 1 and self.feeds(stream.loader):
+            self._last_loader = iterator.loader
+        if not self._feeds_training(iterator.loader):
+            self._listener.on_other_batch()
+        elif iterator.epoch_pass.batches == 1 and self.feeds_epochs(iterator.loader):
             self.first_waits_s.append(wait_s)
-            if stream.loader.num_workers and self._left_out.now.input == "real":
-                self._listener.pass_began()
+            if iterator.loader.num_workers and self._variant.current.input == "real":
+                self._listener.on_first_batch()
 
-    def ended(self, loader: Any, made: Pass) -> None:
+    def on_pass_end(self, loader: Any, epoch_pass: EpochPass) -> None:
         """Note the end of a pass, once; a loop that counts its batches asks for no more of them."""
-        ended, made.over = not made.over, True
-        if ended and self.feeds(loader):
-            self.epochs_ended += 1
-            self._listener.pass_ended()
+        ended, epoch_pass.is_over = not epoch_pass.is_over, True
+        if ended and self.feeds_epochs(loader):
+            self.epochs_completed += 1
+            self._listener.on_pass_end()
 
-    def taken(self) -> Taken:
+    def take_step_input(self) -> StepInput:
         """What fed the step that has just been made."""
         self.steps += 1
-        if self.warming and self._last is not None:
-            self._training[id(self._last)] = self._last
-            self._beside.stepped(self._training)
-        elif self._last is not None and not self._pending.keys() & self._training.keys():
-            self._take_over(self._last, of_same_data=False)
+        if self.in_warm_up and self._last_loader is not None:
+            self._training[id(self._last_loader)] = self._last_loader
+            self._companions.on_step(self._training)
+        elif self._last_loader is not None and not self._pending.keys() & self._training.keys():
+            self._replace_predecessor(self._last_loader, same_dataset_only=False)
         fed = [taken for key, taken in self._pending.items() if key in self._training]
-        beside = [self._pending[id(one)] for one in self.beside if id(one) in self._pending]
-        self._pending, self._last = {}, None
-        return together(fed, beside)
+        beside = [
+            self._pending[id(one)] for one in self.companion_loaders if id(one) in self._pending
+        ]
+        self._pending, self._last_loader = {}, None
+        return merge_inputs(fed, beside)
 
-    def _constructing(self, usual: Any) -> Any:
+    def _wrap_loader_init(self, usual: Any) -> Any:
         """Trainers make a loader of their own over the data set of the user's."""
 
         @functools.wraps(usual)
         def construct(loader: Any, /, *args: Any, **kwargs: Any) -> None:
             usual(loader, *args, **kwargs)
-            found = place_here()
+            found = current_user_line()
             if found is not None:
-                vars(loader)[MADE_AT] = lines_here()
-                if self._places.get(loader.dataset) is None:
-                    self._places.put(loader.dataset, found)
+                vars(loader)[CREATION_LINES_ATTRIBUTE] = user_stack()
+                if self._creation_lines.get(loader.dataset) is None:
+                    self._creation_lines.put(loader.dataset, found)
 
         return construct

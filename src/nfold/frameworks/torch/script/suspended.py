@@ -16,108 +16,108 @@ from typing import Any
 
 from nfold.frameworks import execute
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.place import shown
+from nfold.place import display_filename
 
-NAME = "_nfold_generator"
+DECORATOR_NAME = "_nfold_generator"
 """A builtin that no script has."""
 
 
-def noted(code: CodeType) -> str:
+def function_key(code: CodeType) -> str:
     """``train.py:12 batches``: which function a code is of."""
-    return _noted(code.co_filename, code.co_firstlineno, code.co_name)
+    return _function_key(code.co_filename, code.co_firstlineno, code.co_name)
 
 
-def _noted(path: str, line: int, name: str) -> str:
-    return f"{shown(path)}:{line} {name}"
+def _function_key(path: str, line: int, name: str) -> str:
+    return f"{display_filename(path)}:{line} {name}"
 
 
-class Generators:
+class GeneratorHooks:
     """Defines these, as ``noted``, so that what they yield may be other batches (``give``)."""
 
-    def __init__(self, wanted: Sequence[str]) -> None:
-        self._wanted = frozenset(wanted)
-        self._files = {one.rpartition(":")[0] for one in wanted}
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = frozenset(keys)
+        self._files = {one.rpartition(":")[0] for one in keys}
         self._patches = Patches()
-        self.defined: set[CodeType] = set()
-        self.give: dict[CodeType, Callable[[Batches], Any]] = {}
+        self.decorated: set[CodeType] = set()
+        self.replacements: dict[CodeType, Callable[[GeneratorBatches], Any]] = {}
         """What a generator's ``next`` is, by its code."""
 
     def install(self) -> None:
         """From now on, for what the script imports; its own file is compiled by ``compiled``."""
-        if self._wanted:
-            setattr(builtins, NAME, self)
-            self._patches.put(SourceFileLoader, "get_code", self._loading)
+        if self._keys:
+            setattr(builtins, DECORATOR_NAME, self)
+            self._patches.put(SourceFileLoader, "get_code", self._wrap_get_code)
 
-    def remove(self) -> None:
+    def uninstall(self) -> None:
         """Let modules be loaded as usual; what was defined yields its own batches."""
         self._patches.undo()
-        self.give.clear()
-        if here() is self:
-            delattr(builtins, NAME)
+        self.replacements.clear()
+        if installed_generator_hooks() is self:
+            delattr(builtins, DECORATOR_NAME)
 
-    def compiled(self, source: bytes, path: str) -> CodeType:
+    def compile_source(self, source: bytes, path: str) -> CodeType:
         """The code of a file, with those of the functions decorated that it defines."""
-        if shown(path) not in self._files:
-            return execute.compiled(source, path)
+        if display_filename(path) not in self._files:
+            return execute.compile_source(source, path)
         tree = ast.parse(source, path)
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and self._wants(node, path):
-                decorator = ast.copy_location(ast.Name(NAME, ast.Load()), node)
+            if isinstance(node, ast.FunctionDef) and self._matches(node, path):
+                decorator = ast.copy_location(ast.Name(DECORATOR_NAME, ast.Load()), node)
                 node.decorator_list.append(decorator)
         return compile(tree, path, "exec", dont_inherit=True)
 
-    def _wants(self, node: ast.FunctionDef, path: str) -> bool:
+    def _matches(self, node: ast.FunctionDef, path: str) -> bool:
         first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-        return _noted(path, first, node.name) in self._wanted
+        return _function_key(path, first, node.name) in self._keys
 
-    def _loading(self, usual: Any) -> Any:
+    def _wrap_get_code(self, usual: Any) -> Any:
         def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
             path = loader.get_filename(fullname)
-            if shown(path) not in self._files:
+            if display_filename(path) not in self._files:
                 code: CodeType | None = usual(loader, fullname)
                 return code
             # Never from a cache of compiled files, nor into it.
-            return self.compiled(loader.get_data(path), path)
+            return self.compile_source(loader.get_data(path), path)
 
         return get_code
 
-    def __call__(self, function: Callable[..., Iterator[Any]]) -> Callable[..., Batches]:
+    def __call__(self, function: Callable[..., Iterator[Any]]) -> Callable[..., GeneratorBatches]:
         """Decorate one of the functions."""
         code: CodeType = function.__code__
-        self.defined.add(code)
+        self.decorated.add(code)
 
         @functools.wraps(function)
-        def started(*args: Any, **kwargs: Any) -> Batches:
-            return Batches(function(*args, **kwargs), code, args, self.give)
+        def started(*args: Any, **kwargs: Any) -> GeneratorBatches:
+            return GeneratorBatches(function(*args, **kwargs), code, args, self.replacements)
 
         return started
 
 
-def here() -> Generators | None:
+def installed_generator_hooks() -> GeneratorHooks | None:
     """Those of this process's script."""
-    return getattr(builtins, NAME, None)
+    return getattr(builtins, DECORATOR_NAME, None)
 
 
-class Batches(Iterator[Any]):
+class GeneratorBatches(Iterator[Any]):
     """A generator, or what is given instead; sent values and exceptions go to the generator."""
 
     def __init__(
         self,
-        real: Iterator[Any],
+        generator: Iterator[Any],
         code: CodeType,
         args: tuple[Any, ...],
-        give: dict[CodeType, Callable[[Batches], Any]],
+        replacements: dict[CodeType, Callable[[GeneratorBatches], Any]],
     ) -> None:
-        self.real = real
+        self.generator = generator
         self.code = code
         self.args = args
-        self._give = give
+        self._replacements = replacements
 
     def __next__(self) -> Any:
         """The next batch."""
-        give = self._give.get(self.code)
-        return next(self.real) if give is None else give(self)
+        give = self._replacements.get(self.code)
+        return next(self.generator) if give is None else give(self)
 
     def __getattr__(self, name: str) -> Any:
         """``send``, ``throw``, ``close``."""
-        return getattr(self.real, name)
+        return getattr(self.generator, name)

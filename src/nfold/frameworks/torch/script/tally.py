@@ -5,43 +5,43 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nfold.place import called_here
-from nfold.seen import Place
+from nfold.place import current_user_call
+from nfold.seen import SourceLocation
 
-MOST_PLACES = 8
+MAX_LOCATIONS = 8
 
 
-class Tally:
+class EventCounter:
     """Events by kind. Nothing is counted before the first step or after the warm-up."""
 
     def __init__(self) -> None:
-        self.on = False
+        self.enabled = False
         self.counts: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
-        self._places: dict[str, Counter[tuple[str, str | None]]] = {}
+        self._locations: dict[str, Counter[tuple[str, str | None]]] = {}
 
-    def note(self, kind: str, name: str, of_bytes: int = 0) -> None:
+    def count(self, event: str, name: str, byte_count: int = 0) -> None:
         """One event called ``name``; its line counts under ``kind``."""
-        if not self.on:
+        if not self.enabled:
             return
         self.counts[name] += 1
-        self.bytes[name] += of_bytes
-        self.place(kind)
+        self.bytes[name] += byte_count
+        self.record_location(event)
 
-    def place(self, kind: str) -> None:
+    def record_location(self, event: str) -> None:
         """Note the line of the user's code that is run now, also before the first step."""
-        self.at(kind, *called_here())
+        self.record_line(event, *current_user_call())
 
-    def at(self, kind: str, where: str | None, inside: str | None = None) -> None:
+    def record_line(self, event: str, line: str | None, package_line: str | None = None) -> None:
         """Note a line that is known, if it is."""
-        if where is not None:
-            self._places.setdefault(kind, Counter())[where, inside] += self.on
+        if line is not None:
+            self._locations.setdefault(event, Counter())[line, package_line] += self.enabled
 
-    def places(self, steps: int) -> Iterator[tuple[str, tuple[Place, ...]]]:
+    def source_locations(self, steps: int) -> Iterator[tuple[str, tuple[SourceLocation, ...]]]:
         """Lines by kind, the most frequent first, over so many steps."""
-        for kind, counter in self._places.items():
+        for kind, counter in self._locations.items():
             most = [
-                Place(where=where, inside=inside, per_step=count / max(1, steps))
-                for (where, inside), count in counter.most_common(MOST_PLACES)
+                SourceLocation(line=where, package_line=inside, per_step=count / max(1, steps))
+                for (where, inside), count in counter.most_common(MAX_LOCATIONS)
             ]
             yield kind, tuple(most)

@@ -4,39 +4,41 @@ from __future__ import annotations
 
 from nfold.frameworks import turning
 from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.left_out import LeftOut
-from nfold.frameworks.length import Length
+from nfold.frameworks.left_out import ActiveVariant
+from nfold.frameworks.length import RunLength
 from nfold.frameworks.recording import Recorder
-from nfold.frameworks.torch.script.sights import Sights
+from nfold.frameworks.torch.script.sights import ScriptProfiler
 
-ENDLESS = 2**62
+UNLIMITED_STEPS = 2**62
 """Steps of a run whose length is in epochs."""
-EPOCH_WINDOW = 50
+EPOCH_WINDOW_STEPS = 50
 """Steps of a window in such a run."""
 
 
-class Turning:
+class ScriptInterleaver:
     """Changes what is left out after the steps that its schedule names; without turns, nothing."""
 
     def __init__(
         self,
         task: Task,
-        left_out: LeftOut,
+        variant: ActiveVariant,
         recorder: Recorder[None],
         observer: Observer,
-        sights: Sights,
+        profiler: ScriptProfiler,
     ) -> None:
-        self._turning = turning.Turning(task, left_out, recorder, observer, lambda _: sights.turn())
-        self._ends = length_of(task).warmup
+        self._interleaver = turning.Interleaver(
+            task, variant, recorder, observer, lambda _: profiler.switch_variant()
+        )
+        self._segment_end = planned_length(task).warmup
 
-    def stepped(self, steps: int) -> None:
+    def on_step(self, steps: int) -> None:
         """So many steps are made."""
-        if not self._turning.over and steps == self._ends:
-            self._ends += self._turning.begin(steps)
+        if not self._interleaver.is_finished and steps == self._segment_end:
+            self._segment_end += self._interleaver.begin_slot(steps)
 
 
-def length_of(task: Task) -> Length:
+def planned_length(task: Task) -> RunLength:
     """How long the task's run is."""
     if task.plan.steps is None:
-        return Length(ENDLESS, max(1, task.plan.warmup_steps or 0), EPOCH_WINDOW)
-    return turning.length_of(task)
+        return RunLength(UNLIMITED_STEPS, max(1, task.plan.warmup_steps or 0), EPOCH_WINDOW_STEPS)
+    return turning.task_length(task)

@@ -14,45 +14,45 @@ from torch.distributed.algorithms.join import Join
 
 from nfold.errors import NfoldError, Unsupported
 from nfold.frameworks.base import Observer, Phase, Task
-from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.left_out import ActiveVariant
 from nfold.frameworks.recording import Recorder
 from nfold.frameworks.torch.devices import Devices
-from nfold.frameworks.torch.script.between import BetweenSteps
-from nfold.frameworks.torch.script.boundary import Boundary
-from nfold.frameworks.torch.script.clock import SPAN_S, LateClock
-from nfold.frameworks.torch.script.environment import crowded
-from nfold.frameworks.torch.script.fetching import NONE, fetched
-from nfold.frameworks.torch.script.given import Fed
-from nfold.frameworks.torch.script.late import LateExchange
-from nfold.frameworks.torch.script.looking import Look
-from nfold.frameworks.torch.script.overrides import Overrides
+from nfold.frameworks.torch.script.between import EpochBoundaryTracker
+from nfold.frameworks.torch.script.boundary import StepOptimizer
+from nfold.frameworks.torch.script.clock import FENCE_INTERVAL_S, DeferredDeviceClock
+from nfold.frameworks.torch.script.environment import oversubscription_note
+from nfold.frameworks.torch.script.fetching import NO_FETCHES, fetch_difference
+from nfold.frameworks.torch.script.given import StepCount
+from nfold.frameworks.torch.script.late import PostBackwardAllReduce
+from nfold.frameworks.torch.script.looking import ProbeRun
+from nfold.frameworks.torch.script.overrides import LoaderOverrides
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.pauses import Pauses
-from nfold.frameworks.torch.script.replay import Replay
-from nfold.frameworks.torch.script.sights import Sights
-from nfold.frameworks.torch.script.spawned import follow
-from nfold.frameworks.torch.script.stepping import Stepping
-from nfold.frameworks.torch.script.streams import Feed
-from nfold.frameworks.torch.script.trainers import Trainers
-from nfold.frameworks.torch.script.turning import Turning, length_of
-from nfold.frameworks.torch.script.whereabouts import Whereabouts
-from nfold.frameworks.torch.weights import checksum_of, some_of
-from nfold.measurement import Fetches, RankSamples
-from nfold.plan import FEWEST_STEPS
-from nfold.seen import Seen
+from nfold.frameworks.torch.script.pauses import HostGaps
+from nfold.frameworks.torch.script.replay import BatchReplay
+from nfold.frameworks.torch.script.sights import ScriptProfiler
+from nfold.frameworks.torch.script.spawned import install_spawn_hooks
+from nfold.frameworks.torch.script.stepping import OptimizerStepHooks
+from nfold.frameworks.torch.script.streams import DataLoaderHook
+from nfold.frameworks.torch.script.trainers import TrainerDetector
+from nfold.frameworks.torch.script.turning import ScriptInterleaver, planned_length
+from nfold.frameworks.torch.script.whereabouts import StackSampler
+from nfold.frameworks.torch.weights import parameter_checksum, sample_parameters
+from nfold.measurement import FetchStats, RankSamples
+from nfold.plan import MIN_TIMED_STEPS
+from nfold.seen import ScriptProfile
 
 
-class Watch:
+class InstrumentedRun:
     """Counts the steps of one rank's script, times them, and ends the process after the last."""
 
-    def __init__(self, task: Task, observer: Observer, trainers: Trainers) -> None:
+    def __init__(self, task: Task, observer: Observer, trainer_detector: TrainerDetector) -> None:
         self._task = task
         self._observer = observer
-        self._patches, self._warm_up = Patches(), Patches()
-        self._boundary = Boundary()
-        self._clock = LateClock()
-        length = length_of(task)
-        self._settles_at = max(1, length.warmup - 1)
+        self._patches, self._warm_up_patches = Patches(), Patches()
+        self._step_optimizer = StepOptimizer()
+        self._clock = DeferredDeviceClock()
+        length = planned_length(task)
+        self._warm_up_end = max(1, length.warmup - 1)
         self.warmup_steps = length.warmup
         self._recorder: Recorder[None] = Recorder(
             task.rank,
@@ -61,39 +61,56 @@ class Watch:
             observer,
             length,
             lambda _: (),  # A script's losses are its own.
-            fetched=self._fetched,
-            span_s=SPAN_S,
+            read_fetches=self._take_fetches,
+            fence_interval_s=FENCE_INTERVAL_S,
         )
-        self._overrides = Overrides(task, lambda: self._feed.steps)
-        self._left_out = LeftOut(task)
-        self._late = LateExchange(task, self._left_out)
-        self._whereabouts = Whereabouts(lambda: not task.left_out.traced and self.timed_steps > 0)
-        self._pauses = Pauses(self._whereabouts)
-        self._between = self._listener()
-        self._stepping = Stepping(self._late, self._pauses.computing, self.stepped)
-        calm = observer.await_calm
-        self._feed = Feed(self._prepare, self._replay, self._left_out, self._between, calm=calm)
-        self._sights = Sights(
-            task, self._left_out, self._feed, self._boundary, self._stepping, trainers
+        self._overrides = LoaderOverrides(task, lambda: self._dataloaders.steps)
+        self._variant = ActiveVariant(task)
+        self._post_backward = PostBackwardAllReduce(task, self._variant)
+        self._stack_sampler = StackSampler(
+            lambda: not task.variant.profiler_steps and self.timed_steps > 0
         )
-        self._turning = Turning(task, self._left_out, self._recorder, observer, self._sights)
-        self._look = Look(task, self._between.aside)
-        self._before = NONE
-        self._agreed: dict[str, Any] = {}
+        self._host_gaps = HostGaps(self._stack_sampler)
+        self._epoch_boundaries = self._make_epoch_boundaries()
+        self._step_hooks = OptimizerStepHooks(
+            self._post_backward, self._host_gaps.on_compute, self.on_optimizer_step
+        )
+        calm = observer.wait_for_idle_children
+        self._dataloaders = DataLoaderHook(
+            self._prepare,
+            self._new_replay,
+            self._variant,
+            self._epoch_boundaries,
+            wait_for_idle_workers=calm,
+        )
+        self._profiler = ScriptProfiler(
+            task,
+            self._variant,
+            self._dataloaders,
+            self._step_optimizer,
+            self._step_hooks,
+            trainer_detector,
+        )
+        self._interleaver = ScriptInterleaver(
+            task, self._variant, self._recorder, observer, self._profiler
+        )
+        self._probe = ProbeRun(task, self._epoch_boundaries.on_other_batch)
+        self._fetch_total = NO_FETCHES
+        self._warm_up_weights: dict[str, Any] = {}
         self.devices = Devices((torch.device("cpu"),))
-        self.left = False
-        self.refused: NfoldError | None = None
+        self.is_leaving = False
+        self.refusal: NfoldError | None = None
 
-    def _listener(self) -> BetweenSteps:
-        return BetweenSteps(
+    def _make_epoch_boundaries(self) -> EpochBoundaryTracker:
+        return EpochBoundaryTracker(
             self._task,
             self._observer,
             self._recorder,
             self._clock,
-            never_end=self._overrides.never_end,
-            loader=lambda: self._feed.loader,
-            full=self._leave,
-            pauses=self._pauses,
+            repeat_passes=self._overrides.repeat_passes,
+            training_loader=lambda: self._dataloaders.loader,
+            on_last_epoch=self._leave,
+            host_gaps=self._host_gaps,
         )
 
     @property
@@ -107,125 +124,138 @@ class Watch:
         return self.steps - self.warmup_steps
 
     @property
-    def children(self) -> int:
+    def child_processes(self) -> int:
         """Processes that the script has started, apart from loaders' workers."""
-        return self._sights.children
+        return self._profiler.child_processes
 
     def install(self) -> None:
         """Put everything in its place; the script has just imported torch."""
-        self._feed.install(self._patches, self._warm_up)
-        self._sights.install(self._patches, self._warm_up)
-        self._late.install()
-        follow(self._task, self._patches)
+        self._dataloaders.install(self._patches, self._warm_up_patches)
+        self._profiler.install(self._patches, self._warm_up_patches)
+        self._post_backward.install()
+        install_spawn_hooks(self._task, self._patches)
         for owner in (dist, distributed_c10d):
-            self._patches.put(owner, "destroy_process_group", self._parting)
-        self._patches.put(Join, "__enter__", self._joining)
-        self._stepping.install(self._patches)
-        self._recorder.begin()
+            self._patches.put(owner, "destroy_process_group", self._wrap_destroy_process_group)
+        self._patches.put(Join, "__enter__", self._wrap_join_enter)
+        self._step_hooks.install(self._patches)
+        self._recorder.begin_epoch()
 
-    def remove(self) -> None:
+    def uninstall(self) -> None:
         """Put PyTorch back as it was."""
-        self._whereabouts.stop()
-        self._stepping.remove()
-        self._late.remove()
-        self._sights.making.restore()
-        self._sights.remove(self._warm_up)
+        self._stack_sampler.stop()
+        self._step_hooks.uninstall()
+        self._post_backward.uninstall()
+        self._profiler.batch_functions.restore_functions()
+        self._profiler.uninstall(self._warm_up_patches)
         self._patches.undo()
 
-    def stepped(self, optimizer: Any) -> None:
+    def on_optimizer_step(self, optimizer: Any) -> None:
         """An optimizer has stepped, or what stands for one."""
-        with self._kept():
-            if self._boundary.ends(optimizer):
+        with self._record_refusal():
+            if self._step_optimizer.ends_step(optimizer):
                 self._count_step()
 
     def _count_step(self) -> None:
-        taken = self._feed.taken()
-        if self._look.on:
+        taken = self._dataloaders.take_step_input()
+        if self._probe.is_active:
             # Under a profiler, and to read what it found, takes as long as a first step may.
             self._observer.beat(Phase.FIRST_STEP, self.steps)
-            if self._look.stepped():
+            if self._probe.on_step():
                 self._leave()
             return
-        self._pauses.stepped()
+        self._host_gaps.end_step()
         if not self.steps:
-            self._know_devices()
-        self._recorder.step(Fed(self._sights.stepped(taken), taken.sample_hash), None)
+            self._detect_devices()
+        self._recorder.record_step(
+            StepCount(self._profiler.on_step(taken), taken.sample_hash), None
+        )
         if self.steps == 1:
-            self._sights.begin()
-            self._whereabouts.start()
-            if self._sights.may_compile:
+            self._profiler.on_first_step()
+            self._stack_sampler.start()
+            if self._profiler.may_compile:
                 self._observer.beat(Phase.FIRST_STEP, self.steps)
-        shorter = self._look.shortened(self.steps, self.devices)
+        shorter = self._probe.shortened_length(self.steps, self.devices)
         if shorter is not None:
             self._recorder.length = shorter
-            self.warmup_steps, self._settles_at = shorter.warmup, shorter.warmup - 1
-        if self.steps == self._settles_at:
-            self._settle()
-        if not self._recorder.done and not self._between.patience.over(self.steps):
-            self._turning.stepped(self.steps)
-        elif not self._look.begin(cuda=self.devices.cuda):
+            self.warmup_steps, self._warm_up_end = shorter.warmup, shorter.warmup - 1
+        if self.steps == self._warm_up_end:
+            self._end_warm_up()
+        if not self._recorder.done and not self._epoch_boundaries.gap_limit.ends_run(self.steps):
+            self._interleaver.on_step(self.steps)
+        elif not self._probe.begin(cuda=self.devices.is_cuda):
             self._leave()
         else:
-            self._whereabouts.stop()
-        self._pauses.begin()
+            self._stack_sampler.stop()
+        self._host_gaps.begin_gap()
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _record_refusal(self) -> Iterator[None]:
         """Keep what is refused in the script's own stack: it may catch every exception."""
-        if self.refused is not None:
-            raise self.refused
+        if self.refusal is not None:
+            raise self.refusal
         try:
             yield
         except NfoldError as error:
-            self.refused = error
+            self.refusal = error
             raise
 
-    def _fetched(self) -> Fetches | None:
+    def _take_fetches(self) -> FetchStats | None:
         """Batches that were made since the last window ended."""
-        before, self._before = self._before, self._sights.fetched
-        return fetched(before, self._before)
+        before, self._fetch_total = self._fetch_total, self._profiler.fetch_total
+        return fetch_difference(before, self._fetch_total)
 
     def _prepare(self, loader: Any) -> None:
-        with self._kept():
+        with self._record_refusal():
             self._overrides(loader)
 
     def samples(self) -> RankSamples:
         """Everything measured; says what was seen, too. The script makes no more steps."""
-        if self.refused is not None:
-            raise self.refused
-        self._between.script_ended(self._feed.epochs_ended)
-        replays = (*self._feed.replays, *self._sights.making.replays)
+        if self.refusal is not None:
+            raise self.refusal
+        self._epoch_boundaries.on_script_end(self._dataloaders.epochs_completed)
+        replays = (*self._dataloaders.replays, *self._profiler.batch_functions.replays)
         # In turns, what had none before the script ended is run by itself.
-        made = self._feed.loader is not None or self._sights.making.found is not None
-        if not (self._left_out.never("input") or replays or (self._left_out.turns and made)):
+        made = (
+            self._dataloaders.loader is not None
+            or self._profiler.batch_functions.batch_function is not None
+        )
+        if not (
+            self._variant.is_baseline("input") or replays or (self._variant.interleaved and made)
+        ):
             raise Unsupported(
-                f"input {self._left_out.ever[-1].input}: neither a DataLoader nor a function made "
+                f"input {self._variant.all_variants[-1].input}: neither a DataLoader nor a function made "
                 f"the batches of {self._task.workload.name}, so none can be given again"
             )
         peak = self.devices.peak_memory_bytes()
-        seen = self._sights.finished(self.timed_steps, self.devices)
-        rarely = self._rarely(seen)
-        self._observer.see(dataclasses.replace(seen, traced=self._look.found()))
+        seen = self._profiler.final_profile(self.timed_steps, self.devices)
+        rarely = self._rare_exchange_notes(seen)
+        self._observer.save_profile(dataclasses.replace(seen, trace=self._probe.take_summary()))
         found = self._recorder.samples(
-            pauses_ms=self._pauses.ms,
-            paused_at=self._whereabouts.found,
-            pass_starts=self._pauses.pass_starts,
+            host_gaps_ms=self._host_gaps.ms,
+            host_gap_locations=self._stack_sampler.sampled_lines,
+            epoch_starts=self._host_gaps.pass_starts,
             peak_memory_bytes=peak,
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),
-            parameter_count=self._sights.parameter_count,
-            **({} if rarely else self._agreed if self._task.turns else self._trained(seen)),
-            notes=(*crowded(self._task, seen.threads), *rarely),
+            parameter_count=self._profiler.parameter_count,
+            **(
+                {}
+                if rarely
+                else self._warm_up_weights
+                if self._task.interleaved_variants
+                else self._weight_evidence(seen)
+            ),
+            caveats=(*oversubscription_note(self._task, seen.threads), *rarely),
         )
         # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
-        own = () if self._task.learnt.slices else found.sample_hashes
+        own = () if self._task.replay_hints.slices_batches else found.sample_hashes
         hashes = tuple(entry for entry in own if int(entry[1], 16))
         return dataclasses.replace(found, rank=self._task.rank, sample_hashes=hashes)
 
-    def _rarely(self, seen: Seen) -> tuple[tuple[str, str], ...]:
+    def _rare_exchange_notes(self, profile: ScriptProfile) -> tuple[tuple[str, str], ...]:
         """A note of ranks that train by themselves and average what they have now and then."""
-        counts = self._sights.collectives.some_only
-        if counts is None or not _on_its_own(seen):
+        counts = self._profiler.collectives.rare_exchanges
+        if counts is None or not _trains_independently(profile):
             return ()
         text = (
             "ranks exchange what they train in {} of {} steps: between them each trains by itself, "
@@ -233,65 +263,73 @@ class Watch:
         )
         return (("exchanged_rarely", text.format(*counts)),)
 
-    def _trained(self, seen: Seen) -> dict[str, Any]:
+    def _weight_evidence(self, profile: ScriptProfile) -> dict[str, Any]:
         """What all ranks must have alike: no shards, nor anything where something is left out.
 
         Some as numbers where all gradients are exchanged: ranks may still differ by rounding.
         """
-        alike = self._sights.alike if self._task.left_out.trains else ()
-        some = some_of(alike) if seen.exchanges_all else ()
-        return {"parameter_checksum": checksum_of(alike), "parameter_sample": some} if alike else {}
+        alike = (
+            self._profiler.replicated_parameters if self._task.variant.preserves_training else ()
+        )
+        some = sample_parameters(alike) if profile.exchanges_all_gradients else ()
+        return (
+            {"parameter_checksum": parameter_checksum(alike), "parameter_sample": some}
+            if alike
+            else {}
+        )
 
-    def _parting(self, usual: Any) -> Any:
+    def _wrap_destroy_process_group(self, usual: Any) -> Any:
         """A script that gives up its process group has trained: tidying up may hang."""
 
         def destroy(group: Any = None) -> None:
-            if group in (None, dist.group.WORLD) and self.timed_steps >= FEWEST_STEPS:
+            if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:
                 self._leave()
             usual(group)
 
         return destroy
 
-    def _joining(self, usual: Any) -> Any:
+    def _wrap_join_enter(self, usual: Any) -> Any:
         """Where ranks with fewer batches wait at the end of a pass, they would part: none ends."""
 
         def enter(join: Any) -> Any:
-            self._sights.uneven = True
-            self._overrides.never_end()
+            self._profiler.uses_join = True
+            self._overrides.repeat_passes()
             return usual(join)
 
         return enter
 
-    def _know_devices(self) -> None:
+    def _detect_devices(self) -> None:
         """The first step shows where the parameters are."""
-        self.devices = self._sights.devices()
-        self._clock.know(self.devices)
+        self.devices = self._profiler.devices()
+        self._clock.set_devices(self.devices)
         self._recorder.device = self.devices.describe()
 
-    def _replay(self) -> Replay:
-        resident = self._left_out.now.input == "resident"
-        return Replay(self.devices.primary if resident else None, self._task.learnt.stay)
+    def _new_replay(self) -> BatchReplay:
+        resident = self._variant.current.input == "resident"
+        return BatchReplay(
+            self.devices.primary if resident else None, self._task.replay_hints.host_tensors
+        )
 
-    def _settle(self) -> None:
+    def _end_warm_up(self) -> None:
         """The warm-up's last step comes: facts are known, and ranks that are apart meet."""
-        self._boundary.settle()
-        self._feed.settle()
-        self._sights.settle(self.steps, self.devices)
-        self._warm_up.undo()
-        seen = self._sights.finished(0, self.devices)
-        self._observer.see(seen)
-        if _on_its_own(seen):
-            self._sights.collectives.go_on(self._patches)
-        if self._task.turns:
-            self._agreed = self._trained(seen)
-        self._observer.await_others(self.steps)
+        self._step_optimizer.end_warm_up()
+        self._dataloaders.end_warm_up()
+        self._profiler.end_warm_up(self.steps, self.devices)
+        self._warm_up_patches.undo()
+        seen = self._profiler.final_profile(0, self.devices)
+        self._observer.save_profile(seen)
+        if _trains_independently(seen):
+            self._profiler.collectives.count_after_warm_up(self._patches)
+        if self._task.interleaved_variants:
+            self._warm_up_weights = self._weight_evidence(seen)
+        self._observer.wait_for_other_ranks(self.steps)
 
     def _leave(self) -> None:
-        self.left = True
-        self._observer.leave(self.samples())
+        self.is_leaving = True
+        self._observer.exit_process(self.samples())
 
 
-def _on_its_own(seen: Seen) -> bool:
+def _trains_independently(profile: ScriptProfile) -> bool:
     """Whether no wrapper exchanges its gradients in every step."""
-    by_itself = seen.process_group and seen.parallel in ("none", "other")
-    return by_itself or seen.comm_hook.startswith("post_localSGD")
+    by_itself = profile.process_group and profile.parallel in ("none", "other")
+    return by_itself or profile.comm_hook.startswith("post_localSGD")

@@ -20,125 +20,130 @@ from operator import itemgetter
 from statistics import median
 from types import CodeType, FrameType
 
-from nfold.measurement import PausedAt, When
-from nfold.place import installed, is_the_users, line_of, users_frame
+from nfold.measurement import HostGapKind, HostGapLocation
+from nfold.place import find_user_frame, frame_line, is_user_code, path_in_package
 
-FINE_S, COARSE_S = 0.003, 0.02
+FINE_INTERVAL_S, COARSE_INTERVAL_S = 0.003, 0.02
 """From one look to the next: in steps that are not timed, and in those that are, which must take
 no longer for it.
 """
-LONGER = 2.0
+LONG_GAP_FACTOR = 2.0
 """A pause that is more than so many times as long as the usual one comes after some steps only."""
-MOST = 4
+MAX_SAMPLED_LINES = 4
 """Lines that are kept of each kind of pause."""
-NAME = "nfold: whereabouts"
-MEETING = "torch.distributed.distributed_c10d"
+SAMPLER_THREAD_NAME = "nfold: whereabouts"
+COLLECTIVE_MODULE = "torch.distributed.distributed_c10d"
 """Who is in there waits for other ranks: that is no work of its own."""
-Spot = tuple[str, str | None]
+SampledLine = tuple[str, str | None]
 
 
-class Whereabouts:
+class StackSampler:
     """Looks at the thread that made it, from ``start`` to ``stop``, between ``open`` and ``close``.
 
     ``timed`` says whether the steps are timed that are made now.
     """
 
-    def __init__(self, timed: Callable[[], bool]) -> None:
-        self._timed = timed
+    def __init__(self, is_timed: Callable[[], bool]) -> None:
+        self._is_timed = is_timed
         self._thread = threading.get_ident()
-        self._over = threading.Event()
-        self._loop: dict[int, CodeType] = {}
-        self._began_at: float | None = None
-        self._now = defaultdict[Spot, float](float)
-        self._after_steps: list[tuple[float, Mapping[Spot, float]]] = []
-        self._between_passes = defaultdict[Spot, float](float)
+        self._stop_event = threading.Event()
+        self._loop_codes: dict[int, CodeType] = {}
+        self._gap_start_s: float | None = None
+        self._gap_samples = defaultdict[SampledLine, float](float)
+        self._step_gaps: list[tuple[float, Mapping[SampledLine, float]]] = []
+        self._epoch_gaps = defaultdict[SampledLine, float](float)
 
     def start(self) -> None:
         """From now on; the loop that trains is what has been called here."""
         codes = (frame.f_code for frame, _ in traceback.walk_stack(sys._getframe(1)))
-        self._loop = {id(code): code for code in codes if is_the_users(code.co_filename)}
-        threading.Thread(target=self._watch, name=NAME, daemon=True).start()
+        self._loop_codes = {id(code): code for code in codes if is_user_code(code.co_filename)}
+        threading.Thread(target=self._sample, name=SAMPLER_THREAD_NAME, daemon=True).start()
 
     def stop(self) -> None:
         """Look no more; a pause that is open is nobody's."""
-        self._over.set()
-        self._began_at = None
+        self._stop_event.set()
+        self._gap_start_s = None
 
-    def open(self) -> None:
+    def begin_gap(self) -> None:
         """A pause begins, unless it has."""
-        if self._began_at is None and not self._over.is_set():
-            self._began_at = time.monotonic()
+        if self._gap_start_s is None and not self._stop_event.is_set():
+            self._gap_start_s = time.monotonic()
 
-    def close(self, *, between_passes: bool) -> None:
+    def end_gap(self, *, at_epoch_boundary: bool) -> None:
         """It is over, if there is one; else it was after a step."""
-        if self._began_at is None:
+        if self._gap_start_s is None:
             return
-        seconds, self._began_at = time.monotonic() - self._began_at, None
-        seen: Mapping[Spot, float] = {}
-        if self._now:
-            seen, self._now = self._now, defaultdict(float)
-        if between_passes:
-            _add(self._between_passes, seen)
+        seconds, self._gap_start_s = time.monotonic() - self._gap_start_s, None
+        seen: Mapping[SampledLine, float] = {}
+        if self._gap_samples:
+            seen, self._gap_samples = self._gap_samples, defaultdict(float)
+        if at_epoch_boundary:
+            _add_seconds(self._epoch_gaps, seen)
         else:
-            self._after_steps.append((seconds, seen))
+            self._step_gaps.append((seconds, seen))
 
     @property
-    def found(self) -> tuple[PausedAt, ...]:
+    def sampled_lines(self) -> tuple[HostGapLocation, ...]:
         """Where the pauses were spent that are over; of each kind the longest first."""
-        usual, longer = defaultdict[Spot, float](float), defaultdict[Spot, float](float)
-        usual_s = median(seconds for seconds, _ in self._after_steps) if self._after_steps else 0.0
-        for seconds, seen in self._after_steps:
-            _add(longer if seconds > LONGER * usual_s else usual, seen)
+        usual, longer = (
+            defaultdict[SampledLine, float](float),
+            defaultdict[SampledLine, float](float),
+        )
+        usual_s = median(seconds for seconds, _ in self._step_gaps) if self._step_gaps else 0.0
+        for seconds, seen in self._step_gaps:
+            _add_seconds(longer if seconds > LONG_GAP_FACTOR * usual_s else usual, seen)
         return (
-            *_longest("after a step", usual),
-            *_longest("after some steps", longer),
-            *_longest("between passes", self._between_passes),
+            *_most_sampled("after a step", usual),
+            *_most_sampled("after some steps", longer),
+            *_most_sampled("between passes", self._epoch_gaps),
         )
 
-    def _watch(self) -> None:
+    def _sample(self) -> None:
         before = time.monotonic()
-        while not self._over.wait(COARSE_S if self._timed() else FINE_S):
-            now, began_at = time.monotonic(), self._began_at
+        while not self._stop_event.wait(COARSE_INTERVAL_S if self._is_timed() else FINE_INTERVAL_S):
+            now, began_at = time.monotonic(), self._gap_start_s
             if began_at is not None:
-                spot = spot_of(sys._current_frames().get(self._thread), self._loop)
+                spot = sampled_line(sys._current_frames().get(self._thread), self._loop_codes)
                 if spot is not None:
-                    self._now[spot] += now - max(before, began_at)
+                    self._gap_samples[spot] += now - max(before, began_at)
             before = now
 
 
-def spot_of(frame: FrameType | None, loop: Mapping[int, CodeType]) -> Spot | None:
+def sampled_line(frame: FrameType | None, loop_codes: Mapping[int, CodeType]) -> SampledLine | None:
     """The line of the loop, or what a package has called there, and what it calls.
 
     None where that is a collective, or no code of the user's.
     """
     if frame is None:
         return None
-    own, calls = users_frame(frame)
-    if own is None or _meets(frame, own):
+    own, calls = find_user_frame(frame)
+    if own is None or _is_in_collective(frame, own):
         return None
     inner = ""
     for caller, _ in islice(traceback.walk_stack(own), 1, None):
-        if id(own.f_code) in loop:
+        if id(own.f_code) in loop_codes:
             break
-        if is_the_users(caller.f_code.co_filename):
+        if is_user_code(caller.f_code.co_filename):
             inner = own.f_code.co_name if own.f_code.co_name.isidentifier() else inner
             own, calls = caller, f"{inner}()" if inner else calls
-        elif installed(caller.f_code.co_filename):
+        elif path_in_package(caller.f_code.co_filename):
             break
-    return line_of(own), calls
+    return frame_line(own), calls
 
 
-def _meets(frame: FrameType, own: FrameType) -> bool:
+def _is_in_collective(frame: FrameType, own: FrameType) -> bool:
     """Whether a frame of the user's code has called a collective, from which that one comes."""
     within = takewhile(lambda pair: pair[0] is not own, traceback.walk_stack(frame))
-    return any(one.f_globals.get("__name__") == MEETING for one, _ in within)
+    return any(one.f_globals.get("__name__") == COLLECTIVE_MODULE for one, _ in within)
 
 
-def _add(to: dict[Spot, float], seen: Mapping[Spot, float]) -> None:
-    for spot, seconds in seen.items():
+def _add_seconds(to: dict[SampledLine, float], samples: Mapping[SampledLine, float]) -> None:
+    for spot, seconds in samples.items():
         to[spot] += seconds
 
 
-def _longest(when: When, spots: Mapping[Spot, float]) -> list[PausedAt]:
-    most = nlargest(MOST, spots.items(), key=itemgetter(1))
-    return [PausedAt(when=when, where=w, calls=c, seconds=round(s, 4)) for (w, c), s in most]
+def _most_sampled(when: HostGapKind, spots: Mapping[SampledLine, float]) -> list[HostGapLocation]:
+    most = nlargest(MAX_SAMPLED_LINES, spots.items(), key=itemgetter(1))
+    return [
+        HostGapLocation(kind=when, location=w, callee=c, seconds=round(s, 4)) for (w, c), s in most
+    ]

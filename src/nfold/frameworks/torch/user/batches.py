@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from nfold.frameworks.philox import permutation
-from nfold.frameworks.stream import SHUFFLE
-from nfold.frameworks.torch.share import Share
+from nfold.frameworks.stream import SHUFFLE_KEY
+from nfold.frameworks.torch.share import BatchShare
 
 
 @dataclass(frozen=True)
-class Slice:
+class SampleSlice:
     """Sample numbers ``first`` to ``last`` - 1 of an epoch's order, and what they count for.
 
     A rank without a sample in a training step gets one that counts nothing, because every rank
@@ -29,51 +29,51 @@ class Slice:
 
     first: int
     last: int
-    share: Share
-    padded: bool = False
+    share: BatchShare
+    is_padding: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Division:
+class BatchDivision:
     """How steps are divided: ``batch`` samples a step, over ``ranks``, in ``parts`` each."""
 
     batch: int
     rank: int
     ranks: int
-    parts: int = 1
+    micro_batches: int = 1
     drop_last: bool = False
 
-    def steps(self, samples: int) -> int:
+    def steps_per_epoch(self, samples: int) -> int:
         """Steps in an epoch of so many samples."""
         whole = samples / self.batch
         return math.floor(whole) if self.drop_last else math.ceil(whole)
 
-    def of(self, start: int, count: int) -> Iterator[Slice]:
+    def split(self, start: int, count: int) -> Iterator[SampleSlice]:
         """This rank's slices of the global batch of ``count`` samples from ``start`` on."""
-        pieces = self.parts * self.ranks
-        for part in range(self.parts):
+        pieces = self.micro_batches * self.ranks
+        for part in range(self.micro_batches):
             place = part * self.ranks + self.rank
             first, last = place * count // pieces, (place + 1) * count // pieces
-            share = Share(
+            share = BatchShare(
                 count=last - first,
                 global_count=count,
-                parts=self.parts,
-                last=part == self.parts - 1,
+                micro_batches=self.micro_batches,
+                is_last=part == self.micro_batches - 1,
             )
             empty = first == last
             if empty:
                 first, last = 0, 1
-            yield Slice(start + first, start + last, share, padded=empty)
+            yield SampleSlice(start + first, start + last, share, is_padding=empty)
 
-    def epoch(self, samples: int, skip: int = 0) -> Iterator[Slice]:
+    def epoch_slices(self, samples: int, skip: int = 0) -> Iterator[SampleSlice]:
         """This rank's slices of a whole epoch, from step ``skip`` on."""
-        for step in range(skip, self.steps(samples)):
+        for step in range(skip, self.steps_per_epoch(samples)):
             start = step * self.batch
-            yield from self.of(start, min(self.batch, samples - start))
+            yield from self.split(start, min(self.batch, samples - start))
 
 
-def order(samples: int, *, seed: int, epoch: int, shuffle: bool) -> Tensor:
+def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool) -> Tensor:
     """The order of an epoch: int64 [samples], the same on every rank."""
     if not shuffle:
         return torch.arange(samples)
-    return torch.from_numpy(permutation(seed, epoch, samples, SHUFFLE))
+    return torch.from_numpy(permutation(seed, epoch, samples, SHUFFLE_KEY))

@@ -13,53 +13,55 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nfold.data.arrays import Arrays
+from nfold.data.arrays import DataSetArrays
 from nfold.errors import UsageError
-from nfold.frameworks.torch.augment import augmentation
-from nfold.frameworks.torch.capture import Captured, CudaRecorder
+from nfold.frameworks.torch.augment import build_augmentation
+from nfold.frameworks.torch.capture import CapturedFunction, CudaGraphRecorder
 from nfold.frameworks.torch.images import Normalizer
-from nfold.frameworks.torch.step import Now
-from nfold.frameworks.torch.user.recipe import Augment
-from nfold.images import MOST_CHANNELS, Images
+from nfold.frameworks.torch.step import EpochTensor
+from nfold.frameworks.torch.user.recipe import AugmentBatch
+from nfold.images import MAX_CHANNELS, Images
 from nfold.plan import Plan
 
-LEVELS = 255.0
-Prepared = Callable[[Tensor, Tensor, Tensor], Tensor]
+MAX_LEVEL = 255.0
+PrepareImages = Callable[[Tensor, Tensor, Tensor], Tensor]
 """uint8 images, the ids of their samples [n] and their epoch, int64 [], to float [n, c, h, w]."""
 
 
-Given = Callable[[Any], Any] | Images
+AugmentOption = Callable[[Any], Any] | Images
 """What a user gives as ``augment``: a function of a batch, or ``nfold.Images``."""
 
 
-def augment_of(given: Given | None, plan: Plan, device: torch.device) -> Augment | None:
+def build_augment(
+    augment: AugmentOption | None, plan: Plan, device: torch.device
+) -> AugmentBatch | None:
     """What a loader applies to its batches."""
-    if isinstance(given, Images):
-        return Augmented(given, plan, device)
-    return None if given is None else lambda batch, *_: given(batch)
+    if isinstance(augment, Images):
+        return ImageAugmentation(augment, plan, device)
+    return None if augment is None else lambda batch, *_: augment(batch)
 
 
-class Augmented:
+class ImageAugmentation:
     """Applies ``Images`` to batches of any form; built when the first batch tells their size."""
 
     def __init__(self, images: Images, plan: Plan, device: torch.device) -> None:
         self._images, self._plan, self._device = images, plan, device
-        self._prepared: dict[tuple[int, ...], Prepared] = {}
-        self._now = Now(device)
+        self._prepared: dict[tuple[int, ...], PrepareImages] = {}
+        self._epoch_tensor = EpochTensor(device)
 
     def __call__(self, batch: Any, ids: Tensor, epoch: int) -> Any:
         """The batch with its first tensor prepared; ``ids`` [n] are its samples'."""
-        first, rest = _split(batch)
-        form = _form(first)
+        first, rest = _split_first_tensor(batch)
+        form = _image_format(first)
         if form not in self._prepared:
-            self._prepared[form] = self._made(form)
-        return rest(self._prepared[form](first, ids.to(self._device), self._now(epoch)))
+            self._prepared[form] = self._build(form)
+        return rest(self._prepared[form](first, ids.to(self._device), self._epoch_tensor(epoch)))
 
-    def _made(self, form: tuple[int, int, int, int]) -> Prepared:
+    def _build(self, form: tuple[int, int, int, int]) -> PrepareImages:
         """For images of one form: height, width, channels, and the axis of these."""
         height, width, channels, axis = form
         arrays = self._arrays((0, height, width, channels))
-        augment = augmentation(self._images.operations, arrays, self._plan.seed, self._device)
+        augment = build_augmentation(self._images.operations, arrays, self._plan.seed, self._device)
         layout = self._plan.layout or "channels_first"
         normalise = Normalizer(arrays, layout, self._device)
 
@@ -67,18 +69,18 @@ class Augmented:
             last = images if axis == 3 else images.permute(0, 2, 3, 1)
             return normalise(augment(last, ids, epoch))
 
-        return self._sped_up(prepare)
+        return self._accelerate(prepare)
 
-    def _sped_up(self, prepare: Prepared) -> Prepared:
+    def _accelerate(self, prepare: PrepareImages) -> PrepareImages:
         step = self._plan.step or ""
         if "compiled" in step:
             prepare = torch.compile(prepare, dynamic=False)
         if "captured" in step and self._device.type == "cuda":
-            captured = Captured(prepare, CudaRecorder(self._device))
+            captured = CapturedFunction(prepare, CudaGraphRecorder(self._device))
             return lambda *tensors: captured(tensors)
         return prepare
 
-    def _arrays(self, shape: tuple[int, int, int, int]) -> Arrays:
+    def _arrays(self, shape: tuple[int, int, int, int]) -> DataSetArrays:
         """A data set without samples: its form, and its channels' mean and deviation in levels."""
         channels = shape[3]
         mean, std = self._images.mean or (0.0,) * channels, self._images.std or (1.0,) * channels
@@ -88,19 +90,19 @@ class Augmented:
                 "allowed is one a channel"
             )
         none, labels = np.empty(shape, dtype=np.uint8), np.empty(0, dtype=np.int64)
-        return Arrays(
+        return DataSetArrays(
             name="images",
             classes=0,
             train_images=none,
             train_labels=labels,
             test_images=none,
             test_labels=labels,
-            mean=tuple(LEVELS * value for value in mean),
-            std=tuple(LEVELS * value for value in std),
+            mean=tuple(MAX_LEVEL * value for value in mean),
+            std=tuple(MAX_LEVEL * value for value in std),
         )
 
 
-def _split(batch: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
+def _split_first_tensor(batch: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """The first tensor of a batch, and the batch with another one in its place."""
     if isinstance(batch, Tensor):
         return batch, lambda images: images
@@ -116,15 +118,15 @@ def _split(batch: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     )
 
 
-def _form(images: Tensor) -> tuple[int, int, int, int]:
+def _image_format(images: Tensor) -> tuple[int, int, int, int]:
     """Height, width, channels, and which axis these are on: the last, or else the second."""
     shape = tuple(images.shape)
     if images.dtype == torch.uint8 and len(shape) == 4:
-        if shape[3] <= MOST_CHANNELS:
+        if shape[3] <= MAX_CHANNELS:
             return shape[1], shape[2], shape[3], 3
-        if shape[1] <= MOST_CHANNELS:
+        if shape[1] <= MAX_CHANNELS:
             return shape[2], shape[3], shape[1], 1
     raise UsageError(
         f"nfold.Images got {images.dtype} {list(shape)}: allowed are uint8 images [n, h, w, c] or "
-        f"[n, c, h, w] of 1 to {MOST_CHANNELS} channels; next: leave ToTensor and Normalize out"
+        f"[n, c, h, w] of 1 to {MAX_CHANNELS} channels; next: leave ToTensor and Normalize out"
     )

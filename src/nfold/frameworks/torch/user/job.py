@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nfold.errors import DevicesMissing
-from nfold.frameworks.torch.user.rest import let_threads_rest
+from nfold.frameworks.torch.user.rest import wait_for_idle_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Job:
         return self.rank == 0
 
 
-def join(kind: str | None) -> Job:
+def join_job(device_type: str | None) -> Job:
     """Join the job that ``RANK`` and ``WORLD_SIZE`` name; without them, be alone.
 
     ``kind`` is ``cuda``, ``cpu`` or None for GPUs where there are any. A process group that
@@ -39,7 +39,9 @@ def join(kind: str | None) -> Job:
     """
     rank, world_size = (int(os.environ.get(n, d)) for n, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    device = _device(kind or ("cuda" if torch.cuda.is_available() else "cpu"), local_rank)
+    device = _open_device(
+        device_type or ("cuda" if torch.cuda.is_available() else "cpu"), local_rank
+    )
     if world_size > 1 and not dist.is_initialized():
         cuda = device.type == "cuda"
         dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
@@ -47,7 +49,7 @@ def join(kind: str | None) -> Job:
     return Job(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
 
 
-def _device(kind: str, local_rank: int) -> torch.device:
+def _open_device(kind: str, local_rank: int) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count()
@@ -80,7 +82,7 @@ def _leave_at_exit() -> None:
         if failed or not dist.is_initialized():
             return
         if dist.get_backend() == "gloo":
-            let_threads_rest()
+            wait_for_idle_threads()
         else:
             dist.destroy_process_group()
 

@@ -19,27 +19,27 @@ from torch.utils.data import (
 )
 
 from nfold.errors import UsageError
-from nfold.frameworks.torch.share import Ledger
-from nfold.frameworks.torch.user.moving import landed
-from nfold.frameworks.torch.user.placing import Arrays, ShardedArrays, placed
-from nfold.frameworks.torch.user.recipe import Fetched, Recipe
+from nfold.frameworks.torch.share import CurrentShare
+from nfold.frameworks.torch.user.moving import prefetch_to_device
+from nfold.frameworks.torch.user.placing import ArrayReader, ShardedArrayReader, place_arrays
+from nfold.frameworks.torch.user.recipe import FetchedBatch, LoaderConfig
 from nfold.frameworks.torch.user.source import (
-    arrays_of,
+    as_arrays,
     is_map_style,
-    stream_of,
+    iterator_factory,
 )
-from nfold.lifeline import PARENT, die_with_parent
+from nfold.lifeline import PARENT_VARIABLE, die_with_parent
 
 
 @dataclass(kw_only=True)
-class Position:
+class LoaderPosition:
     """Where a loader is: the epoch that it is in or will begin, and the steps done in it."""
 
     epoch: int = 0
     step: int = 0
 
 
-class Loader:
+class RunLoader:
     """Iterate it once an epoch. Each batch is this rank's part of a global batch.
 
     ``position`` says where it is; ``go_to`` has the next epoch begin elsewhere. An epoch whose
@@ -50,41 +50,41 @@ class Loader:
     def __init__(
         self,
         data: Any,
-        recipe: Recipe,
-        ledger: Ledger,
-        before: Callable[[], None],
-        beat: Callable[[], None] = lambda: None,
+        config: LoaderConfig,
+        current_share: CurrentShare,
+        on_epoch_start: Callable[[], None],
+        on_batch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._recipe = recipe
-        self._ledger = ledger
-        self._before = before
-        self._beat = beat
-        self._source = _source(data, recipe)
-        self.position = Position()
-        self._entered = False
+        self._config = config
+        self._current_share = current_share
+        self._on_epoch_start = on_epoch_start
+        self._on_batch = on_batch
+        self._source = _build_reader(data, config)
+        self.position = LoaderPosition()
+        self._in_epoch = False
 
-    def go_to(self, position: Position) -> None:
+    def seek(self, position: LoaderPosition) -> None:
         """Begin the next iteration at ``position``, with the samples it would have had."""
-        self.position = Position(epoch=position.epoch, step=position.step)
-        self._entered = False
+        self.position = LoaderPosition(epoch=position.epoch, step=position.step)
+        self._in_epoch = False
 
     def __len__(self) -> int:
         """Batches that one epoch gives; TypeError where the data do not say how many they are."""
         samples = self._source.samples
         if samples is None:
             raise TypeError("an iterable data set has no length")
-        division = self._recipe.division
-        if self._recipe.train:
-            return division.steps(samples) * division.parts
-        return sum(not part.padded for part in division.epoch(samples))
+        division = self._config.division
+        if self._config.train:
+            return division.steps_per_epoch(samples) * division.micro_batches
+        return sum(not part.is_padding for part in division.epoch_slices(samples))
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches of the current epoch, which ends with its last batch."""
-        if self._entered:
-            self.position = Position(epoch=self.position.epoch + 1)
-        self._entered = True
-        held, self._ledger.pads = self._ledger.pads, False
-        self._before()
+        if self._in_epoch:
+            self.position = LoaderPosition(epoch=self.position.epoch + 1)
+        self._in_epoch = True
+        held, self._current_share.is_padding = self._current_share.is_padding, False
+        self._on_epoch_start()
         position = self.position
         try:
             yield from self._batches(position)
@@ -93,58 +93,58 @@ class Loader:
             raise
         self._finish(position, held)
 
-    def _batches(self, position: Position) -> Iterator[Any]:
+    def _batches(self, position: LoaderPosition) -> Iterator[Any]:
         """The batches from ``position`` on, which moves with them."""
-        epoch, skip, parts = position.epoch, position.step, self._recipe.division.parts
-        read = self._source.epoch(epoch, skip)
+        epoch, skip, parts = position.epoch, position.step, self._config.division.micro_batches
+        read = self._source.read_epoch(epoch, skip)
         if not self._source.on_device:
-            read = landed(read, self._recipe.device)
+            read = prefetch_to_device(read, self._config.device)
         for number, (part, ready, ids) in enumerate(read):
-            self._beat()
-            if part.padded and not self._recipe.train:
+            self._on_batch()
+            if part.is_padding and not self._config.train:
                 continue
-            if self._recipe.train:
-                self._ledger.begin(part.share)
+            if self._config.train:
+                self._current_share.set(part.share)
                 position.step = skip + number // parts + (number % parts == parts - 1)
-            self._ledger.pads = part.padded
-            augment = self._recipe.augment
+            self._current_share.is_padding = part.is_padding
+            augment = self._config.augment
             yield ready if augment is None else augment(ready, ids, epoch)
 
-    def _finish(self, position: Position, held: bool) -> None:
+    def _finish(self, position: LoaderPosition, held: bool) -> None:
         """The epoch that ``position`` is in is over, unless another iteration has begun since.
 
         ``held``: whether the batch pads that the script had in hand before, of another loader.
         """
         if position is self.position:
-            self._ledger.pads = held
-            self.position, self._entered = Position(epoch=position.epoch + 1), False
+            self._current_share.is_padding = held
+            self.position, self._in_epoch = LoaderPosition(epoch=position.epoch + 1), False
 
 
-class Samples:
+class MapStyleReader:
     """A map-style data set, read by DataLoader's workers."""
 
     on_device = False
 
-    def __init__(self, data: Dataset[Any], recipe: Recipe) -> None:
+    def __init__(self, data: Dataset[Any], config: LoaderConfig) -> None:
         self.samples: int | None = len(data)  # type: ignore[arg-type]  # checked: it has one
-        self._recipe = recipe
-        self._keys = _Keys()
-        options = _options(recipe)
+        self._config = config
+        self._sampler = _BatchListSampler()
+        options = _dataloader_options(config)
         self._loader = DataLoader(
-            data, batch_sampler=self._keys, collate_fn=recipe.collate, **options
+            data, batch_sampler=self._sampler, collate_fn=config.collate, **options
         )
 
-    def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
+    def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
         """The batches of an epoch from step ``skip`` on; skipped samples are not read."""
-        recipe, samples = self._recipe, self.samples or 0
-        ids = recipe.order(samples, epoch)
-        parts = list(recipe.division.epoch(samples, skip))
+        recipe, samples = self._config, self.samples or 0
+        ids = recipe.epoch_order(samples, epoch)
+        parts = list(recipe.division.epoch_slices(samples, skip))
         own = [ids[part.first : part.last] for part in parts]
-        self._keys.batches = [each.tolist() for each in own]
+        self._sampler.batches = [each.tolist() for each in own]
         yield from zip(parts, self._loader, own, strict=True)
 
 
-class _Keys(Sampler[list[int]]):
+class _BatchListSampler(Sampler[list[int]]):
     """The sample numbers of each batch of the epoch that is next."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class _Keys(Sampler[list[int]]):
         return len(self.batches)
 
 
-class Stream:
+class IterableReader:
     """Samples that can only be iterated: every rank reads all and collates its own.
 
     With workers, one of them does both: a stream has one order.
@@ -165,80 +165,84 @@ class Stream:
 
     on_device = False
 
-    def __init__(self, start: Callable[[], Iterator[Any]], recipe: Recipe) -> None:
+    def __init__(self, start: Callable[[], Iterator[Any]], config: LoaderConfig) -> None:
         self.samples: int | None = None
         self._start = start
-        self._recipe = recipe
+        self._config = config
 
-    def epoch(self, epoch: int, skip: int) -> Iterable[Fetched]:
+    def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
         """The batches of one pass from step ``skip`` on; the data decide what an epoch is."""
         del epoch
-        passed = _Pass(self._start, self._recipe, skip)
-        if not self._recipe.workers:
+        passed = _IterableEpoch(self._start, self._config, skip)
+        if not self._config.workers:
             yield from passed
             return
-        options = {**_options(self._recipe), "num_workers": 1}
-        yield from DataLoader(passed, batch_size=None, collate_fn=_as_it_is, **options)
+        options = {**_dataloader_options(self._config), "num_workers": 1}
+        yield from DataLoader(passed, batch_size=None, collate_fn=_identity, **options)
 
 
-class _Pass(IterableDataset[Fetched]):
+class _IterableEpoch(IterableDataset[FetchedBatch]):
     """One pass over a stream, cut into this rank's batches."""
 
-    def __init__(self, start: Callable[[], Iterator[Any]], recipe: Recipe, skip: int) -> None:
-        self._start, self._recipe, self._skip = start, recipe, skip
+    def __init__(self, start: Callable[[], Iterator[Any]], config: LoaderConfig, skip: int) -> None:
+        self._start, self._config, self._skip = start, config, skip
 
-    def __iter__(self) -> Iterator[Fetched]:
-        division = self._recipe.division
+    def __iter__(self) -> Iterator[FetchedBatch]:
+        division = self._config.division
         before = self._skip * division.batch
         samples = islice(self._start(), before, None)
         while whole := list(islice(samples, division.batch)):
             if len(whole) < division.batch and division.drop_last:
                 return
-            for part in division.of(0, len(whole)):
+            for part in division.split(0, len(whole)):
                 ids = torch.arange(before + part.first, before + part.last)
-                yield part, self._recipe.collate(whole[part.first : part.last]), ids
+                yield part, self._config.collate(whole[part.first : part.last]), ids
             before += len(whole)
 
 
-def _source(data: Any, recipe: Recipe) -> Arrays | ShardedArrays | Samples | Stream:
-    arrays = arrays_of(data)
-    collates = recipe.collate is not default_collate
+def _build_reader(
+    data: Any, config: LoaderConfig
+) -> ArrayReader | ShardedArrayReader | MapStyleReader | IterableReader:
+    arrays = as_arrays(data)
+    collates = config.collate is not default_collate
     if arrays is not None and not collates:
-        return placed(arrays, recipe)
+        return place_arrays(arrays, config)
     if collates and type(data) in (tuple, dict):
         raise UsageError(
             f"collate of a {type(data).__name__} of arrays, which have no samples to put together; "
             "next: a TensorDataset of them, or augment=, which gets each batch"
         )
-    if recipe.input == "resident":
+    if config.input == "resident":
         raise UsageError(
             f"input 'resident' needs arrays, a {type(data).__name__} gives samples one by one; "
             "next: run.loader((images, labels), ...), or input loader"
         )
     if is_map_style(data):
-        return Samples(data, recipe)
-    return Stream(stream_of(data), recipe)
+        return MapStyleReader(data, config)
+    return IterableReader(iterator_factory(data), config)
 
 
-def _options(recipe: Recipe) -> dict[str, Any]:
+def _dataloader_options(config: LoaderConfig) -> dict[str, Any]:
     """How DataLoader's workers and page-locked memory are used; what the user says wins."""
-    own = recipe.options.get("worker_init_fn")
+    own = config.options.get("worker_init_fn")
     usual = {
-        "num_workers": recipe.workers,
-        "persistent_workers": recipe.workers > 0,
-        "pin_memory": recipe.device.type == "cuda",
+        "num_workers": config.workers,
+        "persistent_workers": config.workers > 0,
+        "pin_memory": config.device.type == "cuda",
     }
-    return {**usual, **recipe.options, "worker_init_fn": partial(_start_worker, own)}
+    return {**usual, **config.options, "worker_init_fn": partial(_init_worker, own)}
 
 
-def _start_worker(own: Callable[[int], Any] | None, worker: int) -> None:
+def _init_worker(own: Callable[[int], Any] | None, worker: int) -> None:
     """A loader worker ends with its rank, and leaves the other cores alone."""
-    os.environ.pop(PARENT, None)  # names the rank's own parent where nfold did not start the rank
+    os.environ.pop(
+        PARENT_VARIABLE, None
+    )  # names the rank's own parent where nfold did not start the rank
     die_with_parent()
     torch.set_num_threads(1)
     if own is not None:
         own(worker)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

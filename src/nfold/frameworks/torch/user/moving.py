@@ -11,41 +11,43 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from nfold.frameworks.torch.nested import over_tensors
-from nfold.frameworks.torch.prefetch import brought
+from nfold.frameworks.torch.nested import map_tensors
+from nfold.frameworks.torch.prefetch import prefetch_items
 
-About = TypeVar("About")
+Description = TypeVar("Description")
 
 
-def moved(value: Any, device: torch.device, memory: torch.memory_format | None = None) -> Any:
+def to_device(
+    value: Any, device: torch.device, memory_format: torch.memory_format | None = None
+) -> Any:
     """``value`` with its tensors on ``device``, images [n, c, h, w] in the format ``memory``."""
 
     def move(tensor: Tensor) -> Tensor:
-        if memory is not None and tensor.dim() == 4:
-            return tensor.to(device, non_blocking=True, memory_format=memory)
+        if memory_format is not None and tensor.dim() == 4:
+            return tensor.to(device, non_blocking=True, memory_format=memory_format)
         return tensor.to(device, non_blocking=True)
 
-    return over_tensors(value, move)
+    return map_tensors(value, move)
 
 
-def landed(
-    batches: Iterable[tuple[About, Any, Tensor]], device: torch.device
-) -> Iterable[tuple[About, Any, Tensor]]:
+def prefetch_to_device(
+    batches: Iterable[tuple[Description, Any, Tensor]], device: torch.device
+) -> Iterable[tuple[Description, Any, Tensor]]:
     """What a loader reads, (about it, batch, ids), the batch on ``device``."""
 
-    def land(read: tuple[About, Any, Tensor]) -> tuple[About, Any, Tensor]:
+    def land(read: tuple[Description, Any, Tensor]) -> tuple[Description, Any, Tensor]:
         about, batch, ids = read
-        return about, moved(batch, device), ids
+        return about, to_device(batch, device), ids
 
-    return brought(batches, device, land, lambda read: _tensors(read[1]))
+    return prefetch_items(batches, device, land, lambda read: _collect_tensors(read[1]))
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _collect_tensors(value: Any) -> list[Tensor]:
     found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
         found.append(tensor)
         return tensor
 
-    over_tensors(value, note)
+    map_tensors(value, note)
     return found

@@ -8,9 +8,9 @@ from nfold.errors import UsageError
 from nfold.frameworks.torch.user.job import Job
 from nfold.plan import Plan
 
-Rule = tuple[Callable[[Plan, Job], bool], str]
+RunRule = tuple[Callable[[Plan, Job], bool], str]
 
-RULES: tuple[Rule, ...] = (
+RUN_PLAN_RULES: tuple[RunRule, ...] = (
     (lambda plan, _: plan.framework != "torch", "a script of PyTorch's needs framework 'torch'"),
     (
         lambda plan, job: plan.devices not in (None, job.world_size),
@@ -59,21 +59,21 @@ RULES: tuple[Rule, ...] = (
 """What a script's plan cannot be, each with the reason that a user reads."""
 
 
-def complete(asked: Plan, job: Job) -> Plan:
+def complete_run_plan(plan: Plan, job: Job) -> Plan:
     """``asked`` with every choice made that acts in a script; UsageError for what cannot be.
 
     Choices that change numbers (bf16, compression) are made only when asked for.
     """
-    for breaks, reason in RULES:
-        if breaks(asked, job):
+    for breaks, reason in RUN_PLAN_RULES:
+        if breaks(plan, job):
             raise UsageError(reason)
-    precision = asked.precision or "fp32"
+    precision = plan.precision or "fp32"
     tensor_cores = job.device.type == "cuda" and precision != "fp32"
-    return asked.edit(
+    return plan.edit(
         device=job.device.type,
         devices=job.world_size,
         precision=precision,
-        layout=asked.layout or ("channels_last" if tensor_cores else "channels_first"),
-        step=asked.step or "eager",
-        workers=asked.workers or 0,
+        layout=plan.layout or ("channels_last" if tensor_cores else "channels_first"),
+        step=plan.step or "eager",
+        workers=plan.workers or 0,
     )

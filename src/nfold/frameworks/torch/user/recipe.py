@@ -10,33 +10,33 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from nfold.frameworks.torch.user.batches import Division, Slice, order
+from nfold.frameworks.torch.user.batches import BatchDivision, SampleSlice, epoch_order
 
-Augment = Callable[[Any, Tensor, int], Any]
+AugmentBatch = Callable[[Any, Tensor, int], Any]
 """A batch on the device, its samples' numbers [n] and its epoch to the batch that is trained on."""
-Fetched = tuple[Slice, Any, Tensor]
+FetchedBatch = tuple[SampleSlice, Any, Tensor]
 """A part of a step, its batch, and the numbers of its samples [n]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class LoaderConfig:
     """How a loader treats its data; ``train`` loaders tell the exchange what batches weigh.
 
     ``input`` is ``resident`` (on the device), ``loader``, or None for arrays on GPUs where they
     fit and everything else by a loader. ``options`` are DataLoader's.
     """
 
-    division: Division
+    division: BatchDivision
     device: torch.device
     seed: int
     shuffle: bool
     train: bool
     workers: int = 0
     input: str | None = None
-    augment: Augment | None = None
+    augment: AugmentBatch | None = None
     collate: Callable[[list[Any]], Any] = default_collate
     options: dict[str, Any] = field(default_factory=dict)
 
-    def order(self, samples: int, epoch: int) -> Tensor:
+    def epoch_order(self, samples: int, epoch: int) -> Tensor:
         """The order of an epoch of so many samples: int64 [samples], the same on every rank."""
-        return order(samples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
+        return epoch_order(samples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)

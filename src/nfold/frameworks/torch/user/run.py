@@ -14,25 +14,25 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from nfold.errors import UsageError
 from nfold.frameworks.base import Observer, Phase
-from nfold.frameworks.checkpoints import newest
+from nfold.frameworks.checkpoints import newest_checkpoint
 from nfold.frameworks.torch import parallel
-from nfold.frameworks.torch.bucket_size import measured_bucket_bytes
+from nfold.frameworks.torch.bucket_size import measure_bucket_bytes
 from nfold.frameworks.torch.capturable import make_capturable
-from nfold.frameworks.torch.exchange import Exchange
-from nfold.frameworks.torch.parallel import WIRE, average_buffers
+from nfold.frameworks.torch.exchange import GradientExchange
+from nfold.frameworks.torch.parallel import GRADIENT_DTYPES, average_buffers
 from nfold.frameworks.torch.precision import Precision
-from nfold.frameworks.torch.share import Ledger
+from nfold.frameworks.torch.share import CurrentShare
 from nfold.frameworks.torch.user import registry
-from nfold.frameworks.torch.user.books import Books, Note
-from nfold.frameworks.torch.user.images import Given, augment_of
+from nfold.frameworks.torch.user.books import Change, RunBookkeeping
+from nfold.frameworks.torch.user.images import AugmentOption, build_augment
 from nfold.frameworks.torch.user.job import Job
-from nfold.frameworks.torch.user.loader import Loader
-from nfold.frameworks.torch.user.model import prepare, same_everywhere
+from nfold.frameworks.torch.user.loader import RunLoader
+from nfold.frameworks.torch.user.model import broadcast_from_main, prepare_module
 from nfold.frameworks.torch.user.scale import LossScale
-from nfold.frameworks.torch.user.schedule import through
-from nfold.frameworks.torch.user.settings import recipe_of, settings_of
-from nfold.frameworks.torch.user.step import captured, say_needs_gpu
-from nfold.frameworks.torch.user.totals import total, weighted_mean
+from nfold.frameworks.torch.user.schedule import intercept_steps
+from nfold.frameworks.torch.user.settings import build_loader_config, resolve_settings
+from nfold.frameworks.torch.user.step import captured_step, warn_needs_gpu
+from nfold.frameworks.torch.user.totals import sum_over_ranks, weighted_mean
 from nfold.plan import Plan
 
 P = ParamSpec("P")
@@ -49,12 +49,14 @@ class UserRun:
         self.plan = plan
         self._job = job
         self._observer = observer
-        self._ledger = Ledger(job.world_size)
-        self._prepared = registry.Prepared()
-        self._books = Books(self._prepared, self._ledger, observer, job.device)
+        self._current_share = CurrentShare(job.world_size)
+        self._prepared = registry.PreparedObjects()
+        self._bookkeeping = RunBookkeeping(
+            self._prepared, self._current_share, observer, job.device
+        )
         self._scale = LossScale() if plan.precision == "fp16" else None
         self._resumed: set[Path] = set()
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         Precision(plan.precision or "fp32", job.device)
 
     @property
@@ -106,17 +108,17 @@ class UserRun:
     def _prepare_model(self, module: nn.Module) -> None:
         if module in self._prepared.models:
             return
-        prepare(module, self.plan, self._job.device, self._ledger)
+        prepare_module(module, self.plan, self._job.device, self._current_share)
         if self._job.world_size > 1:
-            same_everywhere([*module.parameters(), *module.buffers()])
+            broadcast_from_main([*module.parameters(), *module.buffers()])
         if self._job.world_size > 1 or self.plan.accumulate > 1:
-            self._books.exchanges.append(
-                Exchange(
+            self._bookkeeping.exchanges.append(
+                GradientExchange(
                     [module.parameters()],
                     self._job.world_size,
-                    self._ledger,
-                    wire=WIRE[self.plan.exchange],
-                    bucket_bytes=measured_bucket_bytes(self.device, self.world_size),
+                    self._current_share,
+                    payload_dtype=GRADIENT_DTYPES[self.plan.exchange],
+                    bucket_bytes=measure_bucket_bytes(self.device, self.world_size),
                 )
             )
         self._prepared.models.append(module)
@@ -124,11 +126,11 @@ class UserRun:
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
         if optimizer in self._prepared.optimizers:
             return
-        optimizer.register_step_post_hook(lambda one, *_: self._books.stepped(one))
+        optimizer.register_step_post_hook(lambda one, *_: self._bookkeeping.on_optimizer_step(one))
         if self._captures:
             make_capturable(optimizer, self.device)
         if self._scale is not None:
-            self._scale.watch(optimizer)
+            self._scale.require_scaled_backward(optimizer)
         self._prepared.optimizers.append(optimizer)
 
     def _prepare_schedule(self, schedule: LRScheduler) -> None:
@@ -136,12 +138,12 @@ class UserRun:
         if schedule in self._prepared.schedulers:
             return
 
-        def once(step: Note) -> None:
-            if self._ledger.share.last:
-                self._books.note(step)
+        def once(step: Change) -> None:
+            if self._current_share.share.is_last:
+                self._bookkeeping.apply_or_defer(step)
 
         if self.plan.accumulate > 1 or self._captures:
-            through(schedule, once)
+            intercept_steps(schedule, once)
         self._prepared.schedulers.append(schedule)
 
     @property
@@ -157,10 +159,10 @@ class UserRun:
         shuffle: bool | None = None,
         drop_last: bool | None = None,
         workers: int | None = None,
-        augment: Given | None = None,
+        augment: AugmentOption | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         **options: Any,
-    ) -> Loader:
+    ) -> RunLoader:
         """Batches of ``data`` for this rank, on its device; iterate it once an epoch.
 
         ``data`` are arrays (tensors, NumPy arrays, tuples or dictionaries of them), a map-style
@@ -179,32 +181,36 @@ class UserRun:
             "workers": workers,
             "collate": collate,
         }
-        data, settings = settings_of(data, said, options)
-        settings["augment"] = augment_of(augment, self.plan, self.device)
-        recipe = recipe_of(settings, self.plan, self._job, train=train)
+        data, settings = resolve_settings(data, said, options)
+        settings["augment"] = build_augment(augment, self.plan, self.device)
+        recipe = build_loader_config(settings, self.plan, self._job, train=train)
         if not train:
-            return Loader(data, recipe, self._ledger, self._begin_evaluation, self._evaluating)
-        made = Loader(data, recipe, self._ledger, self._begin_training, self._training)
+            return RunLoader(
+                data, recipe, self._current_share, self._begin_evaluation, self._report_evaluation
+            )
+        made = RunLoader(
+            data, recipe, self._current_share, self._begin_training, self._report_training
+        )
         self._prepared.loaders.append(made)
         return made
 
     def _begin_training(self) -> None:
-        self._training()
-        self._books.begin()
-        found = self._prepared.missing()
-        if found is not None and self.is_main and found not in self._said:
-            self._said.add(found)
+        self._report_training()
+        self._bookkeeping.begin_epoch()
+        found = self._prepared.missing_reason()
+        if found is not None and self.is_main and found not in self._warned:
+            self._warned.add(found)
             warnings.warn(found, stacklevel=3)
 
-    def _training(self) -> None:
+    def _report_training(self) -> None:
         self._observer.beat(Phase.STEPPING if self.steps else Phase.FIRST_STEP, self.steps)
 
-    def _evaluating(self) -> None:
+    def _report_evaluation(self) -> None:
         self._observer.beat(Phase.EVALUATING, self.steps)
 
     def _begin_evaluation(self) -> None:
         """Batch-norm statistics are each device's own while training; from here on their mean."""
-        self._evaluating()
+        self._report_evaluation()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
 
@@ -216,9 +222,9 @@ class UserRun:
         runs as it is, and says so once.
         """
         if self._captures:
-            return captured(function, self._books)
+            return captured_step(function, self._bookkeeping)
         if "captured" in (self.plan.step or ""):
-            say_needs_gpu(function)
+            warn_needs_gpu(function)
         return function
 
     def backward(self, loss: Tensor) -> None:
@@ -231,7 +237,7 @@ class UserRun:
 
     def sum(self, value: Any) -> Any:
         """The sum over all ranks, on every rank: of a number, a number; of a tensor, a tensor."""
-        return total(value, self.device, self.world_size)
+        return sum_over_ranks(value, self.device, self.world_size)
 
     def mean(self, value: Any, count: int | None = None) -> float:
         """The mean over all ranks of a number or a tensor of one, each counting ``count`` times.
@@ -239,7 +245,7 @@ class UserRun:
         Where nothing is said every rank counts once. In a training loop, ``count=len(labels)``
         of a rank that has no sample of a batch, and computes one beside it, is 0.
         """
-        real = 1 if count is None else self._ledger.real(count)
+        real = 1 if count is None else self._current_share.real_count(count)
         return weighted_mean(value, real, self.device, self.world_size)
 
     def checkpoint(self, folder: str | Path, *, keep: int = 2, **values: Any) -> Path:
@@ -250,16 +256,16 @@ class UserRun:
         that this run did not go on from. Returns the checkpoint's own folder.
         """
         place = Path(folder).resolve()
-        if place not in self._resumed and newest(place) is not None:
+        if place not in self._resumed and newest_checkpoint(place) is not None:
             raise UsageError(
-                f"{folder} holds {newest(place)} of another run; next: run.resume({str(folder)!r}) "
+                f"{folder} holds {newest_checkpoint(place)} of another run; next: run.resume({str(folder)!r}) "
                 "before training, or another folder"
             )
         self._resumed.add(place)
-        self._training()
+        self._report_training()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
-        return registry.save(
+        return registry.save_checkpoint(
             self._prepared,
             place,
             self._job,
@@ -277,10 +283,10 @@ class UserRun:
         """
         place = Path(folder).resolve()
         self._resumed.add(place)
-        found = newest(place)
+        found = newest_checkpoint(place)
         if found is None:
             return None
-        kept = registry.load(self._prepared, found, self._job, self._scale)
+        kept = registry.load_checkpoint(self._prepared, found, self._job, self._scale)
         for optimizer in self._prepared.optimizers if self._captures else ():
             make_capturable(optimizer, self.device)
         return kept

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nfold.errors import UsageError
 
-FIRST = 2.0**16
+INITIAL_SCALE = 2.0**16
 GROWTH_INTERVAL = 2000
 """Steps without an overflow after which the scale is doubled."""
 
@@ -23,7 +23,7 @@ class LossScale:
     """
 
     def __init__(self) -> None:
-        self.scale = FIRST
+        self.scale = INITIAL_SCALE
         self.good_steps = 0
         self._backwards = 0
         self._stepped: dict[torch.optim.Optimizer, int] = {}
@@ -60,7 +60,7 @@ class LossScale:
         elif self.good_steps == GROWTH_INTERVAL:
             self.scale, self.good_steps = self.scale * 2, 0
 
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+    def require_scaled_backward(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse a step of ``optimizer`` without a scaled backward since its last one."""
         optimizer.register_step_pre_hook(self._check)
 

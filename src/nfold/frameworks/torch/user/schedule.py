@@ -34,7 +34,9 @@ def linear_scaling_rule(
     return LambdaLR(optimizer, factor)
 
 
-def through(schedule: LRScheduler, change: Callable[[Callable[[], None]], None]) -> None:
+def intercept_steps(
+    schedule: LRScheduler, handle_step: Callable[[Callable[[], None]], None]
+) -> None:
     """Have every ``step`` of a schedule hand to ``change`` what it would do.
 
     Its class is changed, not the object: what an object holds goes into its checkpoint.
@@ -43,7 +45,7 @@ def through(schedule: LRScheduler, change: Callable[[Callable[[], None]], None])
 
     @wraps(original.step)
     def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        change(lambda: original.step(self, *args, **kwargs))
+        handle_step(lambda: original.step(self, *args, **kwargs))
 
     body = {"step": step, "__module__": original.__module__, "__doc__": original.__doc__}
     schedule.__class__ = type(original.__name__, (original,), body)

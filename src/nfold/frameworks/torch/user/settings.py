@@ -14,21 +14,23 @@ from torch.utils.data import (
 )
 
 from nfold.errors import UnknownValue, UsageError
-from nfold.frameworks.torch.user.batches import Division
+from nfold.frameworks.torch.user.batches import BatchDivision
 from nfold.frameworks.torch.user.job import Job
-from nfold.frameworks.torch.user.recipe import Recipe
+from nfold.frameworks.torch.user.recipe import LoaderConfig
 from nfold.frameworks.torch.user.source import is_map_style
 from nfold.plan import Plan
 
-WORKERS = ("prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
+WORKER_OPTIONS = ("prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
 """What DataLoader is told about its workers: taken over where there are any."""
-OPTIONS = (*WORKERS, "pin_memory", "persistent_workers", "in_order")
+LOADER_OPTIONS = (*WORKER_OPTIONS, "pin_memory", "persistent_workers", "in_order")
 """What ``run.loader`` hands on to DataLoader."""
-INSTEAD = "next: run.loader(dataset, batch_size=..., shuffle=True), which divides the batch itself"
+BATCH_ADVICE = (
+    "next: run.loader(dataset, batch_size=..., shuffle=True), which divides the batch itself"
+)
 
 
-def settings_of(
-    data: Any, said: dict[str, Any], options: dict[str, Any] | None = None
+def resolve_settings(
+    data: Any, arguments: dict[str, Any], options: dict[str, Any] | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """The data and what is said about them; a DataLoader gives what nobody said.
 
@@ -37,33 +39,35 @@ def settings_of(
     """
     options = options or {}
     for name in options:
-        if name not in OPTIONS:
-            raise UnknownValue("option of run.loader", name, (*said, *OPTIONS))
+        if name not in LOADER_OPTIONS:
+            raise UnknownValue("option of run.loader", name, (*arguments, *LOADER_OPTIONS))
     if isinstance(data, DataLoader):
-        taken = _of_loader(data)
-        said = {name: taken[name] if value is None else value for name, value in said.items()}
-        options = {**(taken["options"] if said["workers"] else {}), **options}
+        taken = _dataloader_settings(data)
+        arguments = {
+            name: taken[name] if value is None else value for name, value in arguments.items()
+        }
+        options = {**(taken["options"] if arguments["workers"] else {}), **options}
         data = data.dataset
-    if said["shuffle"] and not is_map_style(data):
+    if arguments["shuffle"] and not is_map_style(data):
         raise UsageError(
             f"shuffle=True of a {type(data).__name__}: it can only be read in its own order; next: "
             "leave shuffle out, or give arrays or a data set with __getitem__ and __len__"
         )
-    batch = said["batch_size"]
+    batch = arguments["batch_size"]
     if not isinstance(batch, Integral) or isinstance(batch, bool) or batch < 1:
         raise UsageError(
             f"batch_size {batch}: allowed are whole numbers from 1, the samples of one step over "
-            f"all devices; {INSTEAD}"
+            f"all devices; {BATCH_ADVICE}"
         )
-    return data, {**said, "batch_size": int(batch), "options": options}
+    return data, {**arguments, "batch_size": int(batch), "options": options}
 
 
-def _of_loader(data: DataLoader[Any]) -> dict[str, Any]:
+def _dataloader_settings(data: DataLoader[Any]) -> dict[str, Any]:
     sampler = None if isinstance(data.dataset, IterableDataset) else data.sampler
-    if sampler is not None and not _usual(sampler, data.dataset):
+    if sampler is not None and not _is_default_sampler(sampler, data.dataset):
         raise UsageError(
             f"a DataLoader with a {type(sampler).__name__} of its own: allowed are shuffle=True "
-            f"and False, every sample once an epoch; {INSTEAD}"
+            f"and False, every sample once an epoch; {BATCH_ADVICE}"
         )
     return {
         "batch_size": data.batch_size,
@@ -71,28 +75,32 @@ def _of_loader(data: DataLoader[Any]) -> dict[str, Any]:
         "drop_last": data.drop_last,
         "workers": data.num_workers,
         "collate": data.collate_fn,
-        "options": {name: getattr(data, name) for name in WORKERS} if data.num_workers else {},
+        "options": {name: getattr(data, name) for name in WORKER_OPTIONS}
+        if data.num_workers
+        else {},
     }
 
 
-def _usual(sampler: Any, data: Any) -> bool:
+def _is_default_sampler(sampler: Any, data: Any) -> bool:
     """Whether a sampler is one that DataLoader makes by itself: every sample once an epoch."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(data)
     return type(sampler) is SequentialSampler
 
 
-def recipe_of(settings: dict[str, Any], plan: Plan, job: Job, *, train: bool) -> Recipe:
+def build_loader_config(
+    settings: dict[str, Any], plan: Plan, job: Job, *, train: bool
+) -> LoaderConfig:
     """How a loader of these settings works under the plan on this rank."""
     shuffle, workers = settings["shuffle"], settings["workers"]
-    division = Division(
+    division = BatchDivision(
         batch=settings["batch_size"],
         rank=job.rank,
         ranks=job.world_size,
-        parts=plan.accumulate if train else 1,
+        micro_batches=plan.accumulate if train else 1,
         drop_last=bool(settings["drop_last"]),
     )
-    return Recipe(
+    return LoaderConfig(
         division=division,
         device=job.device,
         seed=plan.seed,

@@ -17,30 +17,30 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from nfold.errors import UsageError
-from nfold.frameworks.torch.nested import over_tensors
+from nfold.frameworks.torch.nested import map_tensors
 
 Sample = Any
 
 
-def arrays_of(data: Any) -> Any | None:
+def as_arrays(data: Any) -> Any | None:
     """``data`` as tensors in its own structure where it is made of arrays, else None."""
     if isinstance(data, TensorDataset):
         if type(data).__getitem__ is not TensorDataset.__getitem__:
             return None  # it does something to each sample
         return tuple(data.tensors)
     if isinstance(data, np.ndarray):
-        return _tensor(data)
+        return _from_numpy(data)
     if isinstance(data, Tensor):
         return data
     if type(data) is tuple and data:
-        return _all(arrays_of(item) for item in data)
+        return _all_or_none(as_arrays(item) for item in data)
     if type(data) is dict and data:
-        values = _all(arrays_of(item) for item in data.values())
+        values = _all_or_none(as_arrays(item) for item in data.values())
         return None if values is None else dict(zip(data, values, strict=True))
     return None
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+def _from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
     """The array's own memory as a tensor, or a copy's where PyTorch cannot read it as it lies."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -57,29 +57,29 @@ def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
             ) from None
 
 
-def _all(found: Iterable[Any]) -> tuple[Any, ...] | None:
+def _all_or_none(found: Iterable[Any]) -> tuple[Any, ...] | None:
     values = tuple(found)
     return None if any(value is None for value in values) else values
 
 
-def length_of(arrays: Any) -> int:
+def sample_count(arrays: Any) -> int:
     """How many samples ``arrays`` hold; UsageError where its arrays disagree."""
     lengths: list[int] = []
-    over_tensors(arrays, lambda tensor: _note(tensor, lengths))
+    map_tensors(arrays, lambda tensor: _note_length(tensor, lengths))
     if len(set(lengths)) != 1:
         raise UsageError(f"arrays of {lengths} samples: allowed are arrays of one length")
     return lengths[0]
 
 
-def _note(tensor: Tensor, lengths: list[int]) -> Tensor:
+def _note_length(tensor: Tensor, lengths: list[int]) -> Tensor:
     lengths.append(len(tensor) if tensor.dim() else 0)
     return tensor
 
 
-def bytes_of(arrays: Any) -> int:
+def total_bytes(arrays: Any) -> int:
     """Bytes of all arrays together."""
     sizes: list[int] = []
-    over_tensors(arrays, lambda tensor: _note_bytes(tensor, sizes))
+    map_tensors(arrays, lambda tensor: _note_bytes(tensor, sizes))
     return sum(sizes)
 
 
@@ -95,7 +95,7 @@ def is_map_style(data: Any) -> bool:
     return isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
 
 
-def stream_of(data: Any) -> Callable[[], Iterator[Sample]]:
+def iterator_factory(data: Any) -> Callable[[], Iterator[Sample]]:
     """A function that starts reading ``data`` from its beginning.
 
     Raises UsageError for a generator: it ends once, and an epoch begins more than once.

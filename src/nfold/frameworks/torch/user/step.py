@@ -17,36 +17,42 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import torch
 
 from nfold.errors import UsageError
-from nfold.frameworks.torch.capture import Captured, CudaRecorder, Graph, NotCaptured, Recorder
-from nfold.frameworks.torch.nested import Form, taken_apart
-from nfold.frameworks.torch.user.moving import moved
+from nfold.frameworks.torch.capture import (
+    CapturedFunction,
+    CaptureFailed,
+    CudaGraphRecorder,
+    GraphRecorder,
+    RecordedGraph,
+)
+from nfold.frameworks.torch.nested import TensorTree, flatten_tensors
+from nfold.frameworks.torch.user.moving import to_device
 
 P = ParamSpec("P")
 R = TypeVar("R")
-INSIDE = ("/torch/", "/nfold/frameworks/", "/nfold/api.py")
+INTERNAL_PATHS = ("/torch/", "/nfold/frameworks/", "/nfold/api.py")
 """Parts of the paths of files whose lines are not the user's."""
 
 
-class Bookkeeping(Protocol):
+class StepBookkeeping(Protocol):
     """What a run keeps in Python about its steps, which a replay leaves out."""
 
     @property
     def device(self) -> torch.device:
         """Where tensors must be before a recording reads them."""
 
-    def frozen(self) -> Hashable:
+    def captured_state(self) -> Hashable:
         """Everything besides tensors that a step depends on now."""
 
-    def rates(self) -> list[int]:
+    def lr_versions(self) -> list[int]:
         """How often each learning rate that is a tensor was changed in place."""
 
-    def recording(self) -> None:
+    def begin_recording(self) -> None:
         """A call is recorded from here on: note what Python does in it."""
 
-    def gave_up(self) -> None:
+    def abandon_recording(self) -> None:
         """A recording ended with an error."""
 
-    def recorded(self) -> Callable[[], None]:
+    def end_recording(self) -> Callable[[], None]:
         """The recording is over; returns what repeats what was noted, after a replay."""
 
 
@@ -54,20 +60,22 @@ class CapturedStep:
     """The user's function. Called like it; every set of shapes and settings has its own graph."""
 
     def __init__(
-        self, function: Callable[..., Any], books: Bookkeeping, recorder: Recorder
+        self, function: Callable[..., Any], bookkeeping: StepBookkeeping, recorder: GraphRecorder
     ) -> None:
         self._function = function
-        self._books = books
-        self._captured: Captured | None = Captured(self._call, _Noting(recorder, books))
+        self._bookkeeping = bookkeeping
+        self._captured: CapturedFunction | None = CapturedFunction(
+            self._call, _BookkeepingRecorder(recorder, bookkeeping)
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step."""
         if self._captured is None:
             return self._function(*args, **kwargs)
-        tensors, form = taken_apart(moved((args, kwargs), self._books.device))
+        tensors, form = flatten_tensors(to_device((args, kwargs), self._bookkeeping.device))
         try:
-            return self._captured(tensors, form, self._books.frozen())
-        except NotCaptured as failed:
+            return self._captured(tensors, form, self._bookkeeping.captured_state())
+        except CaptureFailed as failed:
             self._give_up(failed.__cause__)
             return self._function(*args, **kwargs)
 
@@ -78,16 +86,16 @@ class CapturedStep:
 
     def _call(self, *given: Any) -> Any:
         *tensors, form, _ = given
-        assert isinstance(form, Form)
-        args, kwargs = form.filled(iter(tensors))
+        assert isinstance(form, TensorTree)
+        args, kwargs = form.fill(iter(tensors))
         return self._function(*args, **kwargs)
 
     def _give_up(self, cause: BaseException | None) -> None:
         self.close()
-        self._books.gave_up()
+        self._bookkeeping.abandon_recording()
         self._captured = None
-        name, line = _named(self._function)
-        where = _users_line(cause) or line
+        name, line = _describe(self._function)
+        where = _user_line(cause) or line
         reason = str(cause).strip().split("\n")[0] if cause else "it cannot be captured"
         warnings.warn(
             f"step {name} runs eagerly: {where} cannot be captured ({reason})",
@@ -95,23 +103,23 @@ class CapturedStep:
         )
 
 
-def captured(function: Callable[P, R], books: Bookkeeping) -> Callable[P, R]:
+def captured_step(function: Callable[P, R], bookkeeping: StepBookkeeping) -> Callable[P, R]:
     """The function as a captured step; its graphs are reset when the script ends."""
-    made = CapturedStep(function, books, CudaRecorder(books.device))
+    made = CapturedStep(function, bookkeeping, CudaGraphRecorder(bookkeeping.device))
     atexit.register(made.close)
     return wraps(function)(made)
 
 
-def say_needs_gpu(function: Callable[..., Any]) -> None:
+def warn_needs_gpu(function: Callable[..., Any]) -> None:
     """Warn that a function was to be captured where there is no GPU."""
-    name, line = _named(function)
+    name, line = _describe(function)
     warnings.warn(
         f"step 'captured' needs a GPU: {name} ({line}) runs as it is",
         stacklevel=3,
     )
 
 
-def _named(function: Callable[..., Any]) -> tuple[str, str]:
+def _describe(function: Callable[..., Any]) -> tuple[str, str]:
     """The name of the user's function and where it begins, also of a partial or an object."""
     while isinstance(function, partial):
         function = function.func
@@ -120,36 +128,36 @@ def _named(function: Callable[..., Any]) -> tuple[str, str]:
     return name, f"{code.co_filename}:{code.co_firstlineno}" if code else "built in"
 
 
-class _Noting:
+class _BookkeepingRecorder:
     """A recorder whose graphs repeat, after every replay, what Python noted while recording."""
 
-    def __init__(self, recorder: Recorder, books: Bookkeeping) -> None:
-        self.aside = recorder.aside
+    def __init__(self, recorder: GraphRecorder, bookkeeping: StepBookkeeping) -> None:
+        self.run_on_capture_stream = recorder.run_on_capture_stream
         self._recorder = recorder
-        self._books = books
+        self._bookkeeping = bookkeeping
 
-    def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
-        self._books.recording()
+    def record(self, call: Callable[[], Any]) -> tuple[RecordedGraph, Any]:
+        self._bookkeeping.begin_recording()
         try:
             graph, result = self._recorder.record(lambda: self._checked(call))
         finally:
-            repeat = self._books.recorded()
-        return _Noted(graph, repeat), result
+            repeat = self._bookkeeping.end_recording()
+        return _BookkeepingGraph(graph, repeat), result
 
     def _checked(self, call: Callable[[], Any]) -> Any:
-        before = self._books.rates()
+        before = self._bookkeeping.lr_versions()
         result = call()
-        if self._books.rates() != before:
+        if self._bookkeeping.lr_versions() != before:
             raise UsageError(
                 "it changes a learning rate; next: run.prepare(schedule), or step it outside"
             )
         return result
 
 
-class _Noted:
+class _BookkeepingGraph:
     """A graph, and what Python does after each of its replays."""
 
-    def __init__(self, graph: Graph, repeat: Callable[[], None]) -> None:
+    def __init__(self, graph: RecordedGraph, repeat: Callable[[], None]) -> None:
         self.reset = graph.reset
         self._graph = graph
         self._repeat = repeat
@@ -159,8 +167,8 @@ class _Noted:
         self._repeat()
 
 
-def _users_line(error: BaseException | None) -> str | None:
+def _user_line(error: BaseException | None) -> str | None:
     """``file:line`` of the innermost frame that is the user's."""
     frames = traceback.extract_tb(error.__traceback__ if error else None)
-    own = [f for f in frames if not any(part in f.filename for part in INSIDE)]
+    own = [f for f in frames if not any(part in f.filename for part in INTERNAL_PATHS)]
     return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else None

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nfold.frameworks.torch.parallel import summed
+from nfold.frameworks.torch.parallel import all_reduce_sum
 
 
-def total(value: Any, device: torch.device, world_size: int) -> Any:
+def sum_over_ranks(value: Any, device: torch.device, world_size: int) -> Any:
     """The sum over all ranks: of a number, a number of its kind; of a tensor, a tensor."""
     if isinstance(value, Tensor):
-        return summed(value.detach().clone().to(device), world_size)
+        return all_reduce_sum(value.detach().clone().to(device), world_size)
     given = np.asarray(value)
     exact = np.int64 if given.dtype.kind in "biu" else np.float64
-    return total(torch.from_numpy(given.astype(exact)), device, world_size).item()
+    return sum_over_ranks(torch.from_numpy(given.astype(exact)), device, world_size).item()
 
 
 def weighted_mean(value: Any, count: int, device: torch.device, world_size: int) -> float:
@@ -26,5 +26,5 @@ def weighted_mean(value: Any, count: int, device: torch.device, world_size: int)
     value = value.detach() if isinstance(value, Tensor) else value
     weighted = float(value) * count if count else 0.0  # not NaN of what counts nothing
     own = torch.tensor([weighted, count], dtype=torch.float64)
-    whole, counted = total(own, device, world_size).tolist()
+    whole, counted = sum_over_ranks(own, device, world_size).tolist()
     return float(whole / counted) if counted else math.nan

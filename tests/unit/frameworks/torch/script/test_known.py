@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nfold.frameworks.torch.script.known import Known
+from nfold.frameworks.torch.script.known import WeakIdentityDict
 
 
 class Thing:
@@ -10,7 +10,7 @@ class Thing:
 
 
 def test_a_value_is_of_the_object_it_was_put_for() -> None:
-    known: Known[str] = Known()
+    known: WeakIdentityDict[str] = WeakIdentityDict()
     one, other = Thing(), Thing()
     known.put(one, "one")
     assert (known.get(one), known.get(other)) == ("one", None)
@@ -22,7 +22,7 @@ def test_what_has_the_number_of_one_that_is_gone_is_another() -> None:
     """Something else may take the place in memory first: then once more."""
     same = None
     while same is None:
-        known: Known[str] = Known()
+        known: WeakIdentityDict[str] = WeakIdentityDict()
         gone = Thing()
         number = id(gone)
         known.put(gone, "gone")
@@ -35,7 +35,7 @@ def test_what_has_the_number_of_one_that_is_gone_is_another() -> None:
 
 
 def test_what_can_be_neither_hashed_nor_referred_to_is_known_too() -> None:
-    known: Known[str] = Known()
+    known: WeakIdentityDict[str] = WeakIdentityDict()
     samples = [1, 2]
     known.put(samples, "samples")
     assert known.get(samples) == "samples"

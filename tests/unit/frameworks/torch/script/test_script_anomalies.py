@@ -12,10 +12,10 @@ from torch import nn
 from torch.fx import traceback as stacks
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from watched import Noting, dataset, loop, model, script_task, usual, watched
 
-WITHOUT = Ablation(anomaly_detection=False)
+WITHOUT = Variant(anomaly_detection=False)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_it_is_seen_with_its_line(training: Callable[[nn.Module], None]) -> None
     seen = watched(lambda: training(module), script_task()).seen
     assert seen.detects_anomalies
     assert all(module.noted)
-    assert str(seen.first_place("anomaly")).startswith("tests/unit/frameworks/torch/script/")
+    assert str(seen.most_frequent_line("anomaly")).startswith("tests/unit/frameworks/torch/script/")
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -83,10 +83,10 @@ def test_it_is_left_out_of_a_whole_run(training: Callable[[nn.Module], None]) ->
 @BOTH
 def test_it_takes_turns(training: Callable[[nn.Module], None]) -> None:
     module = Looking()
-    task = dataclasses.replace(script_task(steps=8), turns=(Ablation(), WITHOUT))
+    task = dataclasses.replace(script_task(steps=8), interleaved_variants=(Variant(), WITHOUT))
     found: Noting = watched(lambda: training(module), task)
     assert found.samples is not None
-    assert sorted(set(found.samples.turns)) == [0, 1]
+    assert sorted(set(found.samples.slots)) == [0, 1]
     assert module.noted[: task.plan.warmup_steps] == [True] * task.plan.warmup_steps
     assert 8 <= module.noted.count(False) < len(module.noted) - 8
 

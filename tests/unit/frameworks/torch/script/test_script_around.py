@@ -59,4 +59,4 @@ def test_it_is_seen_in_the_generator(way: Callable[[Any], Any], again: bool) -> 
 
     seen = watched(training, script_task()).seen
     assert seen.loader is not None
-    assert seen.loader.around == again
+    assert seen.loader.cycled == again

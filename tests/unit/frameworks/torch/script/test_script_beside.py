@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
-from nfold.frameworks.torch.ablate import SOME
-from nfold.frameworks.torch.script.ends import shortened
-from nfold.frameworks.torch.script.overrides import batch_of
-from nfold.seen import Learnt, Loader, Seen
+from nfold.ablation import Variant
+from nfold.frameworks.torch.ablate import REPLAYED_BATCHES
+from nfold.frameworks.torch.script.ends import truncated_sampler
+from nfold.frameworks.torch.script.overrides import batch_size_of
+from nfold.seen import DataLoaderProfile, ReplayHints, ScriptProfile
 from watched import Reading, model, overrides, script_task, watched
 
 MANY, FEW = 320, 48
@@ -55,12 +55,12 @@ def test_both_are_seen_and_the_longer_one_has_epochs(order: int) -> None:
     found = watched(lambda: trained(lambda: first, lambda: second), _task())
     seen = found.seen
     assert seen.loader is not None
-    assert (seen.loader.batch, seen.loader.samples, seen.accumulation) == (16, MANY, 1)
-    assert [(one.batch, one.samples) for one in seen.beside] == [(8, FEW)]
+    assert (seen.loader.batch_size, seen.loader.dataset_size, seen.accumulation) == (16, MANY, 1)
+    assert [(one.batch_size, one.dataset_size) for one in seen.companion_loaders] == [(8, FEW)]
     assert found.samples is not None
     assert all(w.samples == 16 * w.steps for w in found.samples.windows)
     # Only the longer one's passes are epochs: three of them end in sixty steps.
-    assert seen.epochs_ended <= 3
+    assert seen.epochs_completed <= 3
 
 
 def _task(**more: Any) -> Any:
@@ -77,12 +77,12 @@ def test_both_are_given_again(*, anew: bool) -> None:
         return DataLoader(data, 8) if anew else kept
 
     many = DataLoader(others, 16)
-    task = _task(ablation=Ablation(input="replayed"))
+    task = _task(ablation=Variant(input="replayed"))
     found = watched(lambda: trained(few, lambda: many), task)
     assert found.samples is not None
-    assert len(found.seen.beside) == 1
-    assert data.read <= 8 * (8 + SOME)
-    assert others.read <= 16 * (8 + SOME)
+    assert len(found.seen.companion_loaders) == 1
+    assert data.read <= 8 * (8 + REPLAYED_BATCHES)
+    assert others.read <= 16 * (8 + REPLAYED_BATCHES)
 
 
 def test_an_evaluation_between_two_steps_is_none() -> None:
@@ -100,30 +100,30 @@ def test_an_evaluation_between_two_steps_is_none() -> None:
             nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-    assert watched(training, _task()).seen.beside == ()
+    assert watched(training, _task()).seen.companion_loaders == ()
 
 
-def learnt(workers: int = 0) -> Learnt:
-    own = Loader(batch=16, samples=MANY, workers=2)
-    beside = (Loader(batch=8, samples=FEW, workers=workers),)
-    return Seen(loader=own, beside=beside).learnt
+def learnt(workers: int = 0) -> ReplayHints:
+    own = DataLoaderProfile(batch_size=16, dataset_size=MANY, num_workers=2)
+    beside = (DataLoaderProfile(batch_size=8, dataset_size=FEW, num_workers=workers),)
+    return ScriptProfile(loader=own, companion_loaders=beside).replay_hints
 
 
 @pytest.mark.parametrize(("batch", "few", "many"), [(16, 8, 16), (8, 4, 8), (1, 1, 1)])
 def test_a_batch_is_imposed_in_proportion(batch: int, few: int, many: int) -> None:
-    impose = overrides(_task(plan=script_task(batch=batch).plan, learnt=learnt()))
+    impose = overrides(_task(plan=script_task(batch=batch).plan, replay_hints=learnt()))
     for samples, own, wanted in ((FEW, 8, few), (MANY, 16, many)):
         loader = DataLoader(Reading(samples), own)
         for _ in range(2):
             impose(loader)
-            assert batch_of(loader) == wanted
+            assert batch_size_of(loader) == wanted
 
 
 @pytest.mark.parametrize(("workers", "few", "many"), [(2, 1, 2), (4, 4, 4)])
 def test_workers_are_the_loader_s_own_until_others_are_asked_for(
     workers: int, few: int, many: int
 ) -> None:
-    impose = overrides(_task(plan=script_task(workers=workers).plan, learnt=learnt(1)))
+    impose = overrides(_task(plan=script_task(workers=workers).plan, replay_hints=learnt(1)))
     for samples, own, had, wanted in ((FEW, 8, 1, few), (MANY, 16, 2, many)):
         loader = DataLoader(Reading(samples), own, num_workers=had)
         impose(loader)
@@ -131,9 +131,9 @@ def test_workers_are_the_loader_s_own_until_others_are_asked_for(
 
 
 def test_only_the_passes_that_are_epochs_are_cut_short() -> None:
-    impose = overrides(_task(ablation=Ablation(pass_batches=5), learnt=learnt()))
+    impose = overrides(_task(ablation=Variant(batches_per_epoch=5), replay_hints=learnt()))
     few, many = DataLoader(Reading(FEW), 8), DataLoader(Reading(MANY), 16)
     impose(few)
     impose(many)
-    assert shortened(few) is None
-    assert shortened(many) is not None
+    assert truncated_sampler(few) is None
+    assert truncated_sampler(many) is not None

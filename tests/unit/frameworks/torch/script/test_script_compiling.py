@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nfold.errors import Unsupported
 from nfold.frameworks.torch.script import facts
-from nfold.frameworks.torch.script.compiling import Compiling
+from nfold.frameworks.torch.script.compiling import ModelCompiler
 from watched import forget_compiled
 
 Graphs = list[torch.fx.GraphModule]
@@ -39,8 +39,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
 
 
 @pytest.fixture
-def compiling() -> Iterator[Compiling]:
-    made = Compiling("default")
+def compiling() -> Iterator[ModelCompiler]:
+    made = ModelCompiler("default")
     made.start()
     yield made
     made.stop()
@@ -81,7 +81,7 @@ class LightningModule(nn.Module):
     [(model, 1), (lambda: DistributedDataParallel(model()), 1), (LightningModule, 2)],
 )
 def test_the_outermost_modules_are_compiled_from_their_second_call_on(
-    made: Callable[[], nn.Module], parts: int, graphs: Graphs, compiling: Compiling
+    made: Callable[[], nn.Module], parts: int, graphs: Graphs, compiling: ModelCompiler
 ) -> None:
     trained, samples = made(), torch.randn(5, 4)
     hooked: list[int] = []
@@ -92,28 +92,28 @@ def test_the_outermost_modules_are_compiled_from_their_second_call_on(
         assert torch.equal(trained(samples), expected)
     assert len(graphs) == parts
     assert len(hooked) == 4
-    assert facts.compiles()
-    compiling.check(compiled=True)
+    assert facts.has_compiled_code()
+    compiling.require_compiled(compiled=True)
     trained(samples).sum().backward()
     assert all(parameter.grad is not None for parameter in trained.parameters())
 
 
-def test_what_does_not_train_is_left_as_it_is(graphs: Graphs, compiling: Compiling) -> None:
+def test_what_does_not_train_is_left_as_it_is(graphs: Graphs, compiling: ModelCompiler) -> None:
     teacher, loss = model().eval(), nn.MSELoss()
     for _ in range(3):
         with torch.no_grad():
             teacher(torch.randn(5, 4))
         loss(torch.randn(5), torch.randn(5))
     assert not graphs
-    assert not facts.compiles()
+    assert not facts.has_compiled_code()
     with pytest.raises(Unsupported, match="no module"):
-        compiling.check(compiled=False)
+        compiling.require_compiled(compiled=False)
 
 
 def test_nothing_is_compiled_that_nobody_asked_for(graphs: Graphs) -> None:
-    usual = Compiling("")
+    usual = ModelCompiler("")
     usual.start()
-    usual.check(compiled=False)
+    usual.require_compiled(compiled=False)
     trained = model()
     for _ in range(3):
         trained(torch.randn(5, 4))
@@ -121,7 +121,7 @@ def test_nothing_is_compiled_that_nobody_asked_for(graphs: Graphs) -> None:
 
 
 def test_a_module_that_was_called_stays_compiled(graphs: Graphs) -> None:
-    one = Compiling("reduce-overhead")
+    one = ModelCompiler("reduce-overhead")
     one.start()
     trained, other = model(), model()
     trained(torch.randn(5, 4))

@@ -11,11 +11,11 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.errors import Unsupported
-from nfold.frameworks.torch.script.ends import shortened
+from nfold.frameworks.torch.script.ends import truncated_sampler
 from nfold.frameworks.torch.script.facts import loader_facts
-from nfold.frameworks.torch.script.overrides import batch_of
+from nfold.frameworks.torch.script.overrides import batch_size_of
 from watched import dataset, loop, model, overrides, script_task, watched
 
 OUTLASTED: Any = {"steps": 3, "warmup_steps": 10}
@@ -30,19 +30,19 @@ def _loader(batch: int | None = 8, **how: Any) -> Any:
 def test_a_pass_ends_early_and_the_next_one_too(workers: int) -> None:
     loader = _loader(num_workers=workers, persistent_workers=bool(workers))
     for _ in range(2):
-        overrides(script_task(Ablation(pass_batches=3)))(loader)
+        overrides(script_task(Variant(batches_per_epoch=3)))(loader)
         assert [len(labels) for _, labels in loader] == [8] * 3
     assert len(loader) == 3
-    cut = shortened(loader)
+    cut = truncated_sampler(loader)
     assert cut is not None
-    assert cut.times == pytest.approx(8 / 3)
+    assert cut.passes_per_epoch == pytest.approx(8 / 3)
     assert (cut.batch_size, cut.drop_last) == (8, False)
-    assert batch_of(loader) == 8
+    assert batch_size_of(loader) == 8
 
 
 def test_samples_without_a_batch_end_early_too() -> None:
     loader = _loader(None)
-    overrides(script_task(Ablation(pass_batches=5)))(loader)
+    overrides(script_task(Variant(batches_per_epoch=5)))(loader)
     assert len(list(loader)) == len(loader) == 5
 
 
@@ -81,7 +81,7 @@ def test_a_pass_without_a_step_ends(input_: Any, grad: bool) -> None:
         module.register_forward_hook(lambda *_: look(loader) if len(through) < 12 else None)
         loop(loader, module, optimizer)
 
-    found = watched(training, script_task(Ablation(input=input_), **OUTLASTED)).samples
+    found = watched(training, script_task(Variant(input=input_), **OUTLASTED)).samples
     assert found is not None
     assert through == [8] * 12
 
@@ -89,7 +89,7 @@ def test_a_pass_without_a_step_ends(input_: Any, grad: bool) -> None:
 def test_a_share_can_be_changed_of_what_does_not_end() -> None:
     sampler: Any = DistributedSampler(dataset(), num_replicas=2, rank=0, shuffle=False)
     loader = _loader(None, sampler=sampler)
-    override = overrides(script_task(Ablation(shares=(1, 0)), world_size=2, steps=3))
+    override = overrides(script_task(Variant(data_shares=(1, 0)), world_size=2, steps=3))
     for _ in range(2):
         override(loader)
     assert sampler.rank == 1
@@ -105,13 +105,16 @@ def test_what_follows_a_long_epoch_is_not_waited_for(input_: Any) -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(_loader(), module, optimizer, after_epoch=lambda: evaluated.append(True))
 
-    found = watched(training, script_task(Ablation(input=input_), **OUTLASTED))
+    found = watched(training, script_task(Variant(input=input_), **OUTLASTED))
     assert found.samples is not None
     assert sum(window.steps for window in found.samples.windows) == 7
     assert not evaluated
-    assert found.seen.epochs_ended == 0
+    assert found.seen.epochs_completed == 0
     assert found.seen.loader is not None
-    assert (found.seen.loader.batches, found.seen.loader.sampler) == (8, "SequentialSampler")
+    assert (found.seen.loader.batches_per_epoch, found.seen.loader.sampler) == (
+        8,
+        "SequentialSampler",
+    )
 
 
 def test_a_schedule_with_a_last_step_is_outlasted() -> None:
@@ -145,7 +148,10 @@ class Unending(IterableDataset[int]):
 
 
 def test_an_end_that_somebody_counted_on_is_left_where_it_is() -> None:
-    short, long = overrides(script_task(Ablation(pass_batches=3))), overrides(script_task(steps=3))
+    short, long = (
+        overrides(script_task(Variant(batches_per_epoch=3))),
+        overrides(script_task(steps=3)),
+    )
     unending: Any = DataLoader(Unending(), batch_size=8)
     drawing = unending.batch_sampler
     long(unending)
@@ -159,7 +165,7 @@ def test_an_end_that_somebody_counted_on_is_left_where_it_is() -> None:
     counted = _loader()
     in_lightning["run"](long, counted)
     assert len(list(counted)) == 8
-    assert in_lightning["run"](loader_facts, _loader(), None).counted
+    assert in_lightning["run"](loader_facts, _loader(), None).length_read_ahead
     found = loader_facts(_loader(), None)
     assert found is not None
-    assert not found.counted
+    assert not found.length_read_ahead

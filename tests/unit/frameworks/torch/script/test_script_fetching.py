@@ -13,14 +13,22 @@ import torch
 from torch.nn.modules import module as calls
 from torch.utils.data import DataLoader, Dataset
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.torch.script import fetching
-from nfold.frameworks.torch.script.fetching import NONE, Fetching, Watched, fetched, watch
+from nfold.frameworks.torch.script.fetching import (
+    NO_FETCHES,
+    FetchTimer,
+    ThreadUsage,
+    fetch_difference,
+    thread_usage,
+)
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.measurement import Fetches
+from nfold.measurement import FetchStats
 from watched import CLASSES, FEATURES, loop, model, script_task, watched
 
-pytestmark = pytest.mark.skipif(watch() is None, reason="the kernel tells nothing of its queues")
+pytestmark = pytest.mark.skipif(
+    thread_usage() is None, reason="the kernel tells nothing of its queues"
+)
 BATCH = 4
 
 
@@ -43,7 +51,7 @@ class Slow(Dataset[Any]):
         return torch.zeros(FEATURES), index % CLASSES
 
 
-def _fetches(data: Slow, **how: Any) -> tuple[Fetches, Fetches]:
+def _fetches(data: Slow, **how: Any) -> tuple[FetchStats, FetchStats]:
     """Of all windows, and what was seen after the warm-up."""
 
     def training() -> None:
@@ -57,7 +65,7 @@ def _fetches(data: Slow, **how: Any) -> tuple[Fetches, Fetches]:
     each = [one for one in windows if one is not None]
     assert len(each) == len(windows)
     assert found.seen.fetches is not None
-    total = Fetches(
+    total = FetchStats(
         batches=sum(one.batches for one in each),
         seconds=sum(one.seconds for one in each),
         waited_s=sum(one.waited_s for one in each),
@@ -89,10 +97,10 @@ def test_what_is_read_is_counted(tmp_path: Path) -> None:
 
 
 def test_only_a_thread_that_slept_has_waited() -> None:
-    begun = Watched(wall_s=1.0, core_s=1.0, delayed_s=0.0, sleeps=3, read_bytes=0, disk_bytes=0)
+    begun = ThreadUsage(wall_s=1.0, core_s=1.0, delayed_s=0.0, sleeps=3, read_bytes=0, disk_bytes=0)
 
-    def later(sleeps: int, delayed_s: float = 0.0) -> Watched:
-        return Watched(
+    def later(sleeps: int, delayed_s: float = 0.0) -> ThreadUsage:
+        return ThreadUsage(
             wall_s=2.0, core_s=1.25, delayed_s=delayed_s, sleeps=sleeps, read_bytes=7, disk_bytes=5
         )
 
@@ -103,10 +111,12 @@ def test_only_a_thread_that_slept_has_waited() -> None:
 
 def test_windows_that_follow_each_other_share_no_batch() -> None:
     totals = [(2.0, 1.0, 0.5, 70.0, 7.0), (3.0, 2.0, 0.5, 140.0, 7.0)]
-    first, second = (fetched(before, now) for before, now in pairwise([NONE, *totals]))
-    assert first == Fetches(batches=2, seconds=1.0, waited_s=0.5, read_bytes=70, disk_bytes=7)
-    assert second == Fetches(batches=1, seconds=1.0, waited_s=0.0, read_bytes=70, disk_bytes=0)
-    assert fetched(NONE, NONE) is None
+    first, second = (
+        fetch_difference(before, now) for before, now in pairwise([NO_FETCHES, *totals])
+    )
+    assert first == FetchStats(batches=2, seconds=1.0, waited_s=0.5, read_bytes=70, disk_bytes=7)
+    assert second == FetchStats(batches=1, seconds=1.0, waited_s=0.0, read_bytes=70, disk_bytes=0)
+    assert fetch_difference(NO_FETCHES, NO_FETCHES) is None
 
 
 def test_an_input_that_is_no_data_set_is_not_watched() -> None:
@@ -148,7 +158,7 @@ def test_what_another_data_set_gave_is_not_that_ones_which_has_its_number() -> N
         assert len(list(loader)) == 16
         return id(data), loader
 
-    patches, noting = Patches(), Fetching()
+    patches, noting = Patches(), FetchTimer()
     noting.install(patches)
     try:
         _, training = given(Slow())
@@ -190,7 +200,7 @@ def test_workers_that_were_forked_in_the_warm_up_are_not_watched(
     """Nor where the kernel tells nothing of what they wait for, or where nobody waits for reads."""
     given: list[float] = []
     if not told:
-        monkeypatch.setattr(fetching, "watch", lambda: None)
+        monkeypatch.setattr(fetching, "thread_usage", lambda: None)
 
     def training() -> None:
         module = model()
@@ -205,6 +215,6 @@ def test_workers_that_were_forked_in_the_warm_up_are_not_watched(
                 loss.backward()
                 optimizer.step()
 
-    watched(training, script_task(ablation=Ablation(host_syncs=host_syncs)))
+    watched(training, script_task(ablation=Variant(host_syncs=host_syncs)))
     assert given[0] == (0.0 if workers else 1.0)
     assert given[-1] == 0.0

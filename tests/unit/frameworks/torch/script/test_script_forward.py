@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from nfold.frameworks.torch.script.forward import Forward
+from nfold.frameworks.torch.script.forward import ForwardObserver
 
 
 @pytest.fixture
-def forward() -> Iterator[Forward]:
-    made = Forward()
+def forward() -> Iterator[ForwardObserver]:
+    made = ForwardObserver()
     made.start()
     yield made
     made.stop()
@@ -31,7 +31,7 @@ class Wrapper(nn.Module):
         return found
 
 
-def test_the_outermost_module_that_trains_is_the_model(forward: Forward) -> None:
+def test_the_outermost_module_that_trains_is_the_model(forward: ForwardObserver) -> None:
     wrapper = Wrapper(nn.Conv2d(3, 2, 1))
     wrapper.training = False
     nn.ReLU()(torch.ones(5))
@@ -40,28 +40,28 @@ def test_the_outermost_module_that_trains_is_the_model(forward: Forward) -> None
     assert forward.model is None
     wrapper(torch.ones(4, 3, 2, 2))
     assert forward.model is wrapper
-    assert (forward.taken(), forward.taken()) == (4, 0)
+    assert (forward.take_sample_count(), forward.take_sample_count()) == (4, 0)
     assert (forward.autocast, forward.channels_last) == (None, False)
 
 
-def test_what_one_module_hands_to_another_is_counted_once(forward: Forward) -> None:
+def test_what_one_module_hands_to_another_is_counted_once(forward: ForwardObserver) -> None:
     """An actor and a critic on one network; a discriminator, of real images and of made ones."""
     network, actor, critic = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 1)
     hidden = network(torch.ones(6, 3))
     actor(hidden), critic(hidden)
-    assert forward.taken() == 6
+    assert forward.take_sample_count() == 6
     generator, discriminator = nn.Linear(2, 3), nn.Linear(3, 1)
     made = generator(torch.ones(5, 2))
     discriminator(torch.ones(5, 3)), discriminator(made.detach()), discriminator(made)
-    assert forward.taken() == 10
+    assert forward.take_sample_count() == 10
     users, items = nn.Embedding(9, 2), nn.Embedding(7, 2)
     users(torch.zeros(8, dtype=torch.long)), items(torch.zeros(8, dtype=torch.long))
-    assert forward.taken() == 8
+    assert forward.take_sample_count() == 8
     network(torch.ones(3, 3, requires_grad=True))
-    assert forward.taken() == 3
+    assert forward.take_sample_count() == 3
 
 
-def test_a_call_that_fails_leaves_the_depth_as_it_was(forward: Forward) -> None:
+def test_a_call_that_fails_leaves_the_depth_as_it_was(forward: ForwardObserver) -> None:
     wrapper = Wrapper(nn.Conv2d(3, 2, 1))
     with pytest.raises(RuntimeError):
         wrapper(torch.ones(4, 2, 2, 2))
@@ -69,7 +69,7 @@ def test_a_call_that_fails_leaves_the_depth_as_it_was(forward: Forward) -> None:
     assert forward.model is wrapper
 
 
-def test_autocast_inside_a_model_and_its_layout_are_seen(forward: Forward) -> None:
+def test_autocast_inside_a_model_and_its_layout_are_seen(forward: ForwardObserver) -> None:
     class Automatic(Wrapper):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -84,15 +84,15 @@ def test_autocast_inside_a_model_and_its_layout_are_seen(forward: Forward) -> No
 def test_only_the_outermost_is_followed_and_only_while_it_trains() -> None:
     """A copy of it, to keep the best one, has nothing that cannot be copied or saved."""
     told: list[int] = []
-    followed = Forward(begins=lambda: told.append(len(told)))
+    followed = ForwardObserver(on_forward=lambda: told.append(len(told)))
     followed.start()
     wrapper = Wrapper(nn.Conv2d(3, 2, 1))
     images = torch.ones(4, 3, 2, 2)
     wrapper(images)
     assert told == [0]
-    assert not followed.follows
-    followed.follow()
-    assert followed.follows
+    assert not followed.keeps_hooks
+    followed.keep_outermost_hooks()
+    assert followed.keeps_hooks
     wrapper(images)
     wrapper.module(images)
     assert told == [0, 1]
@@ -113,7 +113,7 @@ def test_only_the_outermost_is_followed_and_only_while_it_trains() -> None:
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 def test_what_is_compiled_with_its_hooks_is_not_followed() -> None:
     told: list[int] = []
-    followed = Forward(begins=lambda: told.append(len(told)))
+    followed = ForwardObserver(on_forward=lambda: told.append(len(told)))
     followed.start()
     whole, wrapped = Wrapper(nn.Conv2d(3, 2, 1)), Wrapper(nn.Conv2d(3, 2, 1))
     images = torch.ones(4, 3, 2, 2)
@@ -121,8 +121,8 @@ def test_what_is_compiled_with_its_hooks_is_not_followed() -> None:
     for module in (whole, outside):
         module(images)
     whole.compile(backend="eager")
-    followed.follow()
-    assert followed.follows
+    followed.keep_outermost_hooks()
+    assert followed.keeps_hooks
     before = len(told)
     whole(images)
     assert len(told) == before

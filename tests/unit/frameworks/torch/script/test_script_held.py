@@ -12,8 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, IterableDataset
 
-from nfold.ablation import Ablation
-from nfold.frameworks.torch.script.batches import count_of, hash_of, tensors_of, with_tensors
+from nfold.ablation import Variant
+from nfold.frameworks.torch.script.batches import (
+    iter_tensors,
+    map_tensors,
+    sample_count,
+    sample_hash,
+)
 from watched import CLASSES, FEATURES, dataset, model, script_task, watched
 
 
@@ -44,23 +49,23 @@ SAMPLES = [(torch.randn(FEATURES), torch.tensor(k % CLASSES)) for k in range(6)]
 @pytest.mark.parametrize("collate", [Pair, _fields])
 def test_what_an_object_holds_is_its_batch(collate: Callable[[Any], Any]) -> None:
     batch = collate(SAMPLES)
-    assert count_of(batch) == 6
-    assert [tensor.shape for tensor in tensors_of(batch)] == [(6, FEATURES), (6,)]
-    changed = with_tensors(batch, torch.zeros_like)
+    assert sample_count(batch) == 6
+    assert [tensor.shape for tensor in iter_tensors(batch)] == [(6, FEATURES), (6,)]
+    changed = map_tensors(batch, torch.zeros_like)
     assert type(changed) is type(batch)
     assert not changed.inputs.any()
     assert not changed.targets[0].any()
     assert batch.inputs.any()
-    assert hash_of(batch, None) == hash_of(collate(SAMPLES), None)
-    assert hash_of(batch, None) != hash_of(collate(SAMPLES[1:]), None)
+    assert sample_hash(batch, None) == sample_hash(collate(SAMPLES), None)
+    assert sample_hash(batch, None) != sample_hash(collate(SAMPLES[1:]), None)
 
 
 def test_what_moves_itself_or_holds_no_batch_is_left_alone() -> None:
     module, text = model(), object()
-    assert not list(tensors_of(module))
-    assert not list(tensors_of(text))
-    assert with_tensors(module, torch.zeros_like) is module
-    assert with_tensors(text, torch.zeros_like) is text
+    assert not list(iter_tensors(module))
+    assert not list(iter_tensors(text))
+    assert map_tensors(module, torch.zeros_like) is module
+    assert map_tensors(text, torch.zeros_like) is text
 
 
 class Rows:
@@ -84,7 +89,7 @@ def test_a_training_on_objects_is_counted(collate: Any, input_: Any) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-    found = watched(training, script_task(Ablation(input=input_))).samples
+    found = watched(training, script_task(Variant(input=input_))).samples
     assert found is not None
     assert [window.samples / window.steps for window in found.windows] == [8.0] * len(found.windows)
 
@@ -115,7 +120,7 @@ def test_a_step_of_which_nobody_can_see_samples_counts_as_one() -> None:
 def test_samples_are_seen_inside_of_vmap_and_grad() -> None:
     seen: list[int] = []
     module = nn.Linear(3, 1)
-    module.register_forward_pre_hook(lambda _, args: seen.append(count_of(args)))
+    module.register_forward_pre_hook(lambda _, args: seen.append(sample_count(args)))
     parameters: dict[str, Tensor] = dict(module.named_parameters())
 
     def loss(weights: dict[str, Tensor], sample: Tensor) -> Tensor:
@@ -127,4 +132,4 @@ def test_samples_are_seen_inside_of_vmap_and_grad() -> None:
     vmap(grad(loss), in_dims=(None, 0))(parameters, batch)
     grad(loss)(parameters, batch[0])
     assert seen == [5, 5, 7]
-    assert next(tensors_of(batch)) is batch
+    assert next(iter_tensors(batch)) is batch

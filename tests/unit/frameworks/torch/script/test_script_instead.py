@@ -41,17 +41,19 @@ def test_a_file_of_a_package_is_told_its_module(
         (tmp_path / package.removeprefix("inner") / "__init__.py").touch()
     error = ImportError("attempted relative import with no known parent package")
     script = Workload(name="train.py", script=(str(file),))
-    assert f"next: nfold explain -m {name}, from" in str(instead.in_a_package(script, error))
-    assert instead.in_a_package(script, ImportError("No module named 'x'")) is None
+    assert f"next: nfold explain -m {name}, from" in str(
+        instead.relative_import_failure(script, error)
+    )
+    assert instead.relative_import_failure(script, ImportError("No module named 'x'")) is None
     module = Workload(name=name, script=("-m", name))
-    assert instead.in_a_package(module, error) is None
+    assert instead.relative_import_failure(module, error) is None
 
 
 def _exited(call: object) -> str:
     with pytest.raises(SystemExit) as ended:
         call()  # type: ignore[operator]
     workload = Workload(name="train.py", script=("train.py", "--x", "1"))
-    return str(instead.exited(workload, ended.value))
+    return str(instead.exit_failure(workload, ended.value))
 
 
 def test_arguments_that_are_missing_are_told_as_the_script_tells_them() -> None:
@@ -78,22 +80,22 @@ def test_a_code_or_a_sentence_is_told_as_it_is() -> None:
 
 
 def test_only_what_reads_lines_asks_for_an_answer() -> None:
-    told = instead.asks("train.py", EOFError("EOF when reading a line"))
+    told = instead.stdin_failure("train.py", EOFError("EOF when reading a line"))
     assert "standard input" in str(told)
-    assert instead.asks("train.py", EOFError("Ran out of input")) is None
-    assert instead.asks("train.py", ValueError("EOF when reading a line")) is None
+    assert instead.stdin_failure("train.py", EOFError("Ran out of input")) is None
+    assert instead.stdin_failure("train.py", ValueError("EOF when reading a line")) is None
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Others whose patience is over at the first look; what is in the list says who stepped."""
-    monkeypatch.setattr(instead, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(instead, "LOOK_S", 0.05)
+    monkeypatch.setattr(instead, "CHILD_TRAINING_LIMIT_S", 0.0)
+    monkeypatch.setattr(instead, "CHILD_CHECK_INTERVAL_S", 0.05)
     stepped = [False]
-    others = instead.Others("launch.py", lambda: stepped[0])
+    others = instead.ChildTrainingDetector("launch.py", lambda: stepped[0])
     others.install()
     yield stepped
-    others.remove()
+    others.uninstall()
 
 
 def _started(tmp_path: Path, begins: str, *arguments: str) -> subprocess.Popen[bytes]:

@@ -14,21 +14,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
-from nfold.frameworks.left_out import LeftOut
+from nfold.ablation import Variant
+from nfold.frameworks.left_out import ActiveVariant
 from nfold.frameworks.torch.script import late
-from nfold.frameworks.torch.script.environment import MEETING
-from nfold.turns import schedule
+from nfold.frameworks.torch.script.environment import RENDEZVOUS_VARIABLE
+from nfold.turns import schedule_slots
 from watched import dataset, loop, model, scaled, script_task, watched
 
-LATE = Ablation(independent=True, late_exchange=True)
+LATE = Variant(independent=True, exchange_after_backward=True)
 
 
 @pytest.fixture
 def _meeting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     own: Any = dist
     store = own.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setenv(MEETING, f"127.0.0.1:{store.port}")
+    monkeypatch.setenv(RENDEZVOUS_VARIABLE, f"127.0.0.1:{store.port}")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     yield
     gc.collect()
@@ -40,11 +40,11 @@ def _gradients(rank: int) -> list[torch.Tensor]:
     parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)),
                   nn.Parameter(torch.zeros(2, dtype=torch.float64))]  # fmt: skip
     optimizer = torch.optim.SGD(parameters, lr=0.1)
-    exchange = late.LateExchange(task, LeftOut(task))
+    exchange = late.PostBackwardAllReduce(task, ActiveVariant(task))
     for _ in range(2):
         for parameter in parameters[: 3 - rank]:
             parameter.grad = torch.full_like(parameter, rank + 1.0)
-        exchange.exchange(optimizer)
+        exchange.all_reduce(optimizer)
     return [p.grad for p in parameters if p.grad is not None]
 
 
@@ -61,7 +61,9 @@ def _sparse(rank: int) -> torch.Tensor:
     task = dataclasses.replace(script_task(LATE, world_size=2), rank=rank)
     words = nn.Embedding(4, 2, sparse=True)
     words(torch.tensor([rank])).sum().backward()
-    late.LateExchange(task, LeftOut(task)).exchange(torch.optim.SGD(words.parameters(), lr=0.1))
+    late.PostBackwardAllReduce(task, ActiveVariant(task)).all_reduce(
+        torch.optim.SGD(words.parameters(), lr=0.1)
+    )
     assert words.weight.grad is not None
     return words.weight.grad
 
@@ -90,7 +92,7 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     found = Counted()
-    monkeypatch.setattr(late.LateExchange, "_reduce", found)
+    monkeypatch.setattr(late.PostBackwardAllReduce, "_reduce", found)
     return found
 
 
@@ -100,14 +102,14 @@ def test_an_exchange_takes_turns_with_none(counted: Counted) -> None:
         module.register_forward_pre_hook(lambda *_: counted.stepped())
         loop(DataLoader(dataset(), batch_size=8), module, torch.optim.SGD(module.parameters(), 0.1))
 
-    task = script_task(Ablation(independent=True))
-    task = dataclasses.replace(task, turns=(Ablation(independent=True), LATE))
+    task = script_task(Variant(independent=True))
+    task = dataclasses.replace(task, interleaved_variants=(Variant(independent=True), LATE))
     assert watched(training, task).samples is not None
     at = task.plan.warmup_steps
-    for part in schedule(task.turns, task.plan):
+    for part in schedule_slots(task.turns, task.plan):
         made = {step for step in counted.exchanged if at < step <= at + part.steps}
-        if part.turn is not None:
-            assert len(made) == (part.steps if part.turn else 0)
+        if part.variant_index is not None:
+            assert len(made) == (part.steps if part.variant_index else 0)
         at += part.steps
     assert min(counted.exchanged) > task.plan.warmup_steps
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from watched import Noting, Reading, dataset, loop, model, script_task, watched
 
 
@@ -43,7 +43,7 @@ def test_an_epoch_ends_where_the_next_loader_begins() -> None:
     found = _trained(script_task(steps=None, epochs=3, warmup_steps=3), dataset())
     assert found.samples is not None
     assert [epoch.samples for epoch in found.samples.epochs] == [64, 64, 64]
-    assert found.seen.epochs_ended == 3
+    assert found.seen.epochs_completed == 3
 
 
 @pytest.mark.parametrize("subsets", [False, True])
@@ -56,7 +56,7 @@ def test_a_plan_changes_every_loader_of_a_training(subsets: bool) -> None:
 @pytest.mark.parametrize("subsets", [False, True])
 def test_first_batches_are_given_again_in_the_next_loader_s_place(subsets: bool) -> None:
     data = Reading()
-    task = script_task(Ablation(input="replayed"), steps=20)
+    task = script_task(Variant(input="replayed"), steps=20)
     found = _trained(task, data, subsets=subsets).samples
     assert found is not None
     assert {window.samples / window.steps for window in found.windows} == {8}

@@ -12,23 +12,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.errors import Unsupported
-from nfold.frameworks.torch.ablate import SOME
-from nfold.frameworks.torch.script.suspended import Generators, noted
-from nfold.place import is_the_users
-from nfold.seen import Maker
+from nfold.frameworks.torch.ablate import REPLAYED_BATCHES
+from nfold.frameworks.torch.script.suspended import GeneratorHooks, function_key
+from nfold.place import is_user_code
+from nfold.seen import BatchFunction
 from watched import CLASSES, FEATURES, Noting, model, script_task, watched
 
 CALLS: list[str] = []
-REPLAYED = Ablation(input="replayed")
+REPLAYED = Variant(input="replayed")
 Batch = tuple[Tensor, Tensor]
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     CALLS.clear()
-    assert is_the_users(__file__)
+    assert is_user_code(__file__)
 
 
 def get_batch(split: str = "train", *, size: int = 6) -> Batch:
@@ -62,7 +62,7 @@ def _training(step: Callable[[nn.Module, Any], None], steps: int = 150) -> Calla
     return training
 
 
-def _found(step: Callable[[nn.Module, Any], None], left_out: Ablation | None = None) -> Noting:
+def _found(step: Callable[[nn.Module, Any], None], left_out: Variant | None = None) -> Noting:
     """Of six steps of a warm-up the last is measured as those after it: a hundred."""
     found = watched(_training(step), script_task(left_out, warmup_steps=6, steps=100))
     assert found.samples is not None
@@ -75,11 +75,11 @@ def test_a_function_is_found_with_how_often_a_step_calls_it() -> None:
         _stepped(module, optimizer, get_batch(), get_batch(size=6))
 
     seen = _found(step).seen
-    assert seen.maker is not None
-    assert seen.maker.names == ("get_batch",)
+    assert seen.batch_function is not None
+    assert seen.batch_function.names == ("get_batch",)
     line = get_batch.__code__.co_firstlineno
-    assert seen.maker.place.endswith(f"test_script_making.py:{line}")
-    assert not seen.maker.on_device
+    assert seen.batch_function.defined_at.endswith(f"test_script_making.py:{line}")
+    assert not seen.batch_function.on_device
     assert (seen.accumulation, seen.samples_per_step) == (2, 12)
     assert len(CALLS) == 2 * 106
 
@@ -92,7 +92,7 @@ def test_its_batches_are_given_again_and_it_comes_back() -> None:
     found = _found(step, REPLAYED)
     assert found.samples is not None
     assert sum(window.steps for window in found.samples.windows) == 100
-    assert len(CALLS) <= 6 + SOME
+    assert len(CALLS) <= 6 + REPLAYED_BATCHES
     assert get_batch.__code__ is usual
     assert not [name for name in globals() if name.startswith("_nfold_made")]
 
@@ -111,7 +111,7 @@ def test_what_evaluates_and_other_splits_get_their_own() -> None:
     _found(step, REPLAYED)
     sums = {name: {float(one.sum()) for one in found[-60:]} for name, found in kept.items()}
     assert len(sums["evaluated"]) == 60
-    assert len(sums["train"]) == len(sums["hard"]) == SOME
+    assert len(sums["train"]) == len(sums["hard"]) == REPLAYED_BATCHES
     assert not sums["train"] & sums["hard"]
 
 
@@ -122,7 +122,7 @@ def test_a_method_whose_tensors_are_copied_and_sliced_is_found() -> None:
         samples, labels = lite.next_batch()
         _stepped(module, optimizer, (samples.to(torch.float64).float()[:6], labels))
 
-    maker = _found(step).seen.maker
+    maker = _found(step).seen.batch_function
     assert maker is not None
     assert maker.names == ("next_batch",)
 
@@ -137,10 +137,10 @@ def test_a_function_inside_another_is_stood_in_for() -> None:
     def step(module: nn.Module, optimizer: Any) -> None:
         _stepped(module, optimizer, (own(), torch.zeros(6, dtype=torch.long)))
 
-    maker = _found(step, REPLAYED).seen.maker
+    maker = _found(step, REPLAYED).seen.batch_function
     assert maker is not None
     assert maker.names == ("own",)
-    assert len(CALLS) <= 6 + SOME
+    assert len(CALLS) <= 6 + REPLAYED_BATCHES
     assert own().shape == (6, FEATURES)
 
 
@@ -173,7 +173,7 @@ def test_what_hands_on_a_models_own_state_makes_no_batch() -> None:
             nn.functional.cross_entropy(answers, labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-    maker = watched(training, script_task()).seen.maker
+    maker = watched(training, script_task()).seen.batch_function
     assert maker is not None
     assert maker.names == ("get_batch",)
 
@@ -189,12 +189,12 @@ def test_one_that_changes_what_another_made_is_stood_in_for_with_it() -> None:
         samples = augment(samples)
         _stepped(module, optimizer, (samples, labels))
 
-    maker = _found(step, REPLAYED).seen.maker
+    maker = _found(step, REPLAYED).seen.batch_function
     assert maker is not None
-    assert maker.called == "get_batch() and augment()"
-    assert maker.place.endswith(f":{get_batch.__code__.co_firstlineno}")
+    assert maker.call_text == "get_batch() and augment()"
+    assert maker.defined_at.endswith(f":{get_batch.__code__.co_firstlineno}")
     assert Counter(CALLS)["train"] == Counter(CALLS)["augment"]
-    assert len(CALLS) <= 2 * (6 + SOME)
+    assert len(CALLS) <= 2 * (6 + REPLAYED_BATCHES)
 
 
 class Scaled(nn.Module):
@@ -217,7 +217,7 @@ def test_what_computes_with_a_module_is_no_input() -> None:
         samples, labels = get_batch()
         _stepped(module, optimizer, (computed(other, scaled(samples)), labels))
 
-    assert _found(step).seen.maker is None
+    assert _found(step).seen.batch_function is None
     assert Counter(CALLS)["module"] == Counter(CALLS)["computed"] == 106
 
 
@@ -229,12 +229,12 @@ def test_experiments_with_it_take_turns() -> None:
         _stepped(module, optimizer, get_batch())
 
     task = script_task(warmup_steps=6, steps=40)
-    turns = (Ablation(), REPLAYED)
-    found = watched(_training(step), dataclasses.replace(task, turns=turns)).samples
+    turns = (Variant(), REPLAYED)
+    found = watched(_training(step), dataclasses.replace(task, interleaved_variants=turns)).samples
     assert found is not None
-    assert set(found.turns) == {0, 1}
+    assert set(found.slots) == {0, 1}
     # Once its batches are kept, it is called in the other turns only.
-    assert len(CALLS) - SOME <= len(steps) - len(found.step_ms) / 2
+    assert len(CALLS) - REPLAYED_BATCHES <= len(steps) - len(found.step_ms) / 2
 
 
 def generated(split: str = "train", count: int = 10**9) -> Iterator[Batch]:
@@ -250,28 +250,28 @@ def _asking(running: Iterator[Batch]) -> Callable[[nn.Module, Any], None]:
 
 def test_a_generator_is_found_with_what_it_is_to_be_defined_by() -> None:
     seen = _found(_asking(generated())).seen
-    assert seen.maker is not None
-    assert seen.maker.names == ("generated",)
-    (name,) = seen.maker.generators
+    assert seen.batch_function is not None
+    assert seen.batch_function.names == ("generated",)
+    (name,) = seen.batch_function.generator_functions
     line = generated.__code__.co_firstlineno
     assert name.endswith(f"test_script_making.py:{line} generated")
     assert (seen.accumulation, seen.samples_per_step) == (2, 12)
 
 
 def test_a_generator_that_was_defined_differently_gives_first_batches_again() -> None:
-    generators = Generators([noted(generated.__code__)])
+    generators = GeneratorHooks([function_key(generated.__code__)])
     generators.install()
     try:
         running = generators(generated)()
         found = _found(_asking(running), REPLAYED)
     finally:
-        generators.remove()
+        generators.uninstall()
     assert found.samples is not None
-    assert found.seen.maker is not None
+    assert found.seen.batch_function is not None
     # Of 6 steps of a warm-up the last has first batches already.
-    assert len(CALLS) == 2 * 5 + SOME
+    assert len(CALLS) == 2 * 5 + REPLAYED_BATCHES
     assert torch.is_tensor(next(running)[0])
-    assert len(CALLS) == 2 * 5 + SOME + 1
+    assert len(CALLS) == 2 * 5 + REPLAYED_BATCHES + 1
 
 
 def test_one_that_runs_as_it_is_cannot_be_left_out() -> None:
@@ -280,14 +280,14 @@ def test_one_that_runs_as_it_is_cannot_be_left_out() -> None:
 
 
 def test_one_that_has_ended_ends_where_nothing_can_be_given_again() -> None:
-    generators = Generators([noted(generated.__code__)])
+    generators = GeneratorHooks([function_key(generated.__code__)])
     generators.install()
     try:
         with pytest.raises(StopIteration):
             # Nothing is left after the steps in which it is not replayed.
             _found(_asking(generators(generated)("train", 10)), REPLAYED)
     finally:
-        generators.remove()
+        generators.uninstall()
 
 
 def test_what_nobody_can_call_again_is_none() -> None:
@@ -302,7 +302,7 @@ def test_what_nobody_can_call_again_is_none() -> None:
         _stepped(module, optimizer, get_batch(), (other, torch.zeros(6).long()))
 
     for step in (inline, both):
-        assert _found(step).seen.maker is None
+        assert _found(step).seen.batch_function is None
 
 
 def test_a_comprehension_is_a_part_of_what_it_stands_in() -> None:
@@ -313,7 +313,7 @@ def test_a_comprehension_is_a_part_of_what_it_stands_in() -> None:
         samples, labels = [one.clone() for one in drawn]
         _stepped(module, optimizer, (samples, labels))
 
-    assert _found(both).seen.maker is None
+    assert _found(both).seen.batch_function is None
 
 
 def test_an_expression_hands_on_what_a_function_made_for_it() -> None:
@@ -328,10 +328,13 @@ def test_an_expression_hands_on_what_a_function_made_for_it() -> None:
         _stepped(module, optimizer, *((torch.randn(6, FEATURES), labels) for _ in range(1)))
 
     for step, name in ((handed_on, "get_batch"), (makes, "<genexpr>")):
-        maker = _found(step).seen.maker
+        maker = _found(step).seen.batch_function
         assert maker is not None
         assert maker.names == (name,)
 
 
 def test_what_has_no_name_is_told_by_what_it_is() -> None:
-    assert Maker(names=("<genexpr>", "cut"), place="").called == "a generator expression and cut()"
+    assert (
+        BatchFunction(names=("<genexpr>", "cut"), defined_at="").call_text
+        == "a generator expression and cut()"
+    )

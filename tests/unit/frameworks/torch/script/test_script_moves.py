@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from nfold.frameworks.torch.script.moves import Moves, derive
+from nfold.frameworks.torch.script.moves import DeviceTransferTracker, record_source
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.replay import Replay
-from nfold.frameworks.torch.script.tally import Tally
-from nfold.frameworks.torch.script.tensors import install
-from nfold.seen import Loader, Seen
+from nfold.frameworks.torch.script.replay import BatchReplay
+from nfold.frameworks.torch.script.tally import EventCounter
+from nfold.frameworks.torch.script.tensors import install_tensor_hooks
+from nfold.seen import DataLoaderProfile, ScriptProfile
 
 META = torch.device("meta")
 
@@ -24,12 +24,12 @@ def batch() -> dict[str, Any]:
     }
 
 
-def moved(*names: str) -> Moves:
+def moved(*names: str) -> DeviceTransferTracker:
     """After a step in which these are moved, as a script does."""
-    moves, patches, tally, given = Moves(), Patches(), Tally(), batch()
-    install(patches, tally, moves.moved)
-    tally.on = True
-    moves.given(given)
+    moves, patches, tally, given = DeviceTransferTracker(), Patches(), EventCounter(), batch()
+    install_tensor_hooks(patches, tally, moves.record_transfer)
+    tally.enabled = True
+    moves.record_batch(given)
     try:
         for name in names:
             one = given[name]
@@ -41,33 +41,33 @@ def moved(*names: str) -> Moves:
 
 
 def test_what_is_moved_itself_or_as_a_part_or_a_copy_goes() -> None:
-    assert moved("sound", "text").stay == (1, 3)
-    assert moved("text").stay == (0, 1, 3)
+    assert moved("sound", "text").host_tensors == (1, 3)
+    assert moved("text").host_tensors == (0, 1, 3)
 
 
 def test_where_nothing_was_seen_to_move_nothing_stays() -> None:
-    assert moved().stay == ()
+    assert moved().host_tensors == ()
 
 
 def test_a_tensor_that_is_gone_is_no_other_one() -> None:
-    moves = Moves()
-    moves.given([torch.zeros(2)])
+    moves = DeviceTransferTracker()
+    moves.record_batch([torch.zeros(2)])
     for _ in range(20):
-        moves.moved(torch.zeros(2))
-    assert moves.stay == ()
+        moves.record_transfer(torch.zeros(2))
+    assert moves.host_tensors == ()
 
 
 def test_what_gradients_go_through_is_no_copy_of_a_batch() -> None:
     source, made = torch.zeros(2), torch.zeros(2, requires_grad=True)
-    derive(source, made)
-    moves = Moves()
-    moves.given([source])
-    moves.moved(made)
-    assert moves.stay == ()
+    record_source(source, made)
+    moves = DeviceTransferTracker()
+    moves.record_batch([source])
+    moves.record_transfer(made)
+    assert moves.host_tensors == ()
 
 
 def test_a_resident_batch_has_on_the_host_what_stays() -> None:
-    replay = Replay(META, (1, 3))
+    replay = BatchReplay(META, (1, 3))
     replay.collect(iter([batch()]), 1)
     given = replay.next()
     where = [one.device.type for one in (given["sound"], given["lengths"], *given["text"])]
@@ -75,16 +75,20 @@ def test_a_resident_batch_has_on_the_host_what_stays() -> None:
 
 
 def test_it_is_known_which_of_the_first_batches_is_there() -> None:
-    replay = Replay(None)
+    replay = BatchReplay(None)
     replay.collect(iter([batch(), batch()]), 2)
     places = []
     for _ in range(3):
         replay.next()
-        places.append(replay.place)
+        places.append(replay.index)
     assert places == [0, 1, 0]
 
 
 def test_later_runs_learn_what_a_first_look_showed() -> None:
-    learnt = Seen(loader=Loader(batch=None, stay=(1,))).learnt
-    assert (learnt.own_batches, learnt.stay) == (True, (1,))
-    assert not Seen(loader=Loader(batch=8)).learnt.own_batches
+    learnt = ScriptProfile(
+        loader=DataLoaderProfile(batch_size=None, host_tensors=(1,))
+    ).replay_hints
+    assert (learnt.script_sets_batch_size, learnt.host_tensors) == (True, (1,))
+    assert not ScriptProfile(
+        loader=DataLoaderProfile(batch_size=8)
+    ).replay_hints.script_sets_batch_size

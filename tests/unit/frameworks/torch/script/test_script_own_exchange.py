@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
-from nfold.frameworks.left_out import LeftOut
+from nfold.ablation import Variant
+from nfold.frameworks.left_out import ActiveVariant
 from nfold.frameworks.torch.script import divided, facts
-from nfold.frameworks.torch.script.collectives import Collectives
+from nfold.frameworks.torch.script.collectives import CollectiveHooks
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.stand_ins import STAND_INS
-from nfold.frameworks.torch.script.tally import Tally
+from nfold.frameworks.torch.script.stand_ins import LOCAL_COLLECTIVES
+from nfold.frameworks.torch.script.tally import EventCounter
 from watched import dataset, loop, model, script_task, watched
 
 
@@ -52,11 +52,11 @@ def test_what_is_averaged_now_and_then_need_not_be_equal(
     every: int, *, turns: bool, whole: bool, rarely: bool
 ) -> None:
     """Neither in a warm-up that is too short to see it, nor where experiments take turns."""
-    both = (Ablation(), Ablation(input="replayed")) if turns else ()
-    task = dataclasses.replace(script_task(warmup_steps=8, steps=60), turns=both)
+    both = (Variant(), Variant(input="replayed")) if turns else ()
+    task = dataclasses.replace(script_task(warmup_steps=8, steps=60), interleaved_variants=both)
     found = watched(_averaging(every, whole=whole), task).samples
     assert found is not None
-    assert ("exchanged_rarely" in dict(found.notes)) == rarely
+    assert ("exchanged_rarely" in dict(found.caveats)) == rarely
     assert (found.parameter_checksum is None) == rarely
 
 
@@ -91,14 +91,16 @@ class DTensor(nn.Parameter):
 
 
 def test_a_divided_model_is_told_from_one_that_is_kept_in_parts() -> None:
-    package = ModuleType(divided.DIVIDES)
+    package = ModuleType(divided.TENSOR_PARALLEL_MODULE)
     vars(package)["parallelize_module"] = lambda module, **_: module
-    divided.actions()[divided.DIVIDES](package)
+    divided.tensor_parallel_import_actions()[divided.TENSOR_PARALLEL_MODULE](package)
     whole, parts = model(), nn.Sequential(model())
     assert vars(package)["parallelize_module"](parts[0], mesh=None) is parts[0]
     held = [DTensor(torch.zeros(1))]
     wrappers: Any = SimpleNamespace(ddp=[], dp=[])
-    kinds = [facts.parallel_kind(wrappers, held, Tally(), (one,)) for one in (whole, parts)]
+    kinds = [
+        facts.detect_parallelism(wrappers, held, EventCounter(), (one,)) for one in (whole, parts)
+    ]
     assert kinds == ["fsdp", "tensor"]
 
 
@@ -107,26 +109,28 @@ def test_stages_that_send_to_each_other_are_a_pipeline(
     monkeypatch: pytest.MonkeyPatch, kind: str, *, imported: bool
 ) -> None:
     if imported:
-        monkeypatch.setitem(sys.modules, facts.PIPELINES, ModuleType(facts.PIPELINES))
+        monkeypatch.setitem(
+            sys.modules, facts.PIPELINING_MODULE, ModuleType(facts.PIPELINING_MODULE)
+        )
     else:
-        monkeypatch.delitem(sys.modules, facts.PIPELINES, raising=False)
-    tally = Tally()
-    tally.on = True
-    tally.note("collective", "isend", 8)
+        monkeypatch.delitem(sys.modules, facts.PIPELINING_MODULE, raising=False)
+    tally = EventCounter()
+    tally.enabled = True
+    tally.count("collective", "isend", 8)
     wrappers: Any = SimpleNamespace(ddp=[], dp=[])
-    assert facts.parallel_kind(wrappers, [nn.Parameter(torch.zeros(1))], tally) == kind
+    assert facts.detect_parallelism(wrappers, [nn.Parameter(torch.zeros(1))], tally) == kind
 
 
 @pytest.mark.parametrize("sent", ["all_to_all_single", "all_reduce"])
 @pytest.mark.parametrize(("kind", "most"), [("ddp", 1), ("other", 2), ("fsdp", 0), ("tensor", 0)])
 def test_tables_beside_a_wrapper_are_a_rank_s_own(kind: Any, most: int, sent: str) -> None:
     dense, table = nn.Linear(1, 1, bias=False), nn.Parameter(torch.zeros(1))
-    tally = Tally()
-    tally.on = True
-    tally.note("collective", sent, 8)
+    tally = EventCounter()
+    tally.enabled = True
+    tally.count("collective", sent, 8)
     wrappers: Any = SimpleNamespace(ddp=[dense], dp=[])
     held = [dense.weight, table]
-    found = facts.alike(kind, wrappers, held, tally)
+    found = facts.replicated_parameters(kind, wrappers, held, tally)
     expected = held[:most] if sent != "all_reduce" or not most else held
     assert [id(one) for one in found] == [id(one) for one in expected]
 
@@ -134,20 +138,20 @@ def test_tables_beside_a_wrapper_are_a_rank_s_own(kind: Any, most: int, sent: st
 def test_a_part_for_each_rank_may_be_put_anywhere() -> None:
     """PyTorch's own collective takes tensors that are not contiguous."""
     output, rows = torch.zeros(3, 4).t(), torch.arange(12.0).view(4, 3)
-    STAND_INS["all_to_all_single"](output, rows)
+    LOCAL_COLLECTIVES["all_to_all_single"](output, rows)
     assert torch.equal(output, rows)
     for size, expected in ((5, [0.0, 1.0, 2.0, 0.0, 1.0]), (2, [0.0, 1.0])):
         other = torch.zeros(size)
-        STAND_INS["all_gather_into_tensor"](other, torch.arange(3.0))
+        LOCAL_COLLECTIVES["all_gather_into_tensor"](other, torch.arange(3.0))
         assert other.tolist() == expected
 
 
-def _removed(tally: Tally) -> Patches:
+def _removed(tally: EventCounter) -> Patches:
     """Patches that count collectives and, since the first step is made, remove them."""
     patches = Patches()
-    collectives = Collectives(LeftOut(script_task(Ablation(exchange="none"))), tally)
+    collectives = CollectiveHooks(ActiveVariant(script_task(Variant(exchange="none"))), tally)
     collectives.install(patches, patches)
-    collectives.begin()
+    collectives.on_first_step()
     return patches
 
 
@@ -161,8 +165,8 @@ def test_both_names_of_a_renamed_collective_are_counted_once_and_removed(name: s
     """In a group of one rank the real one refuses tensors of unequal sizes."""
     if not hasattr(dist, name):
         pytest.skip(f"this version of PyTorch has no {name}")
-    tally = Tally()
-    tally.on = True
+    tally = EventCounter()
+    tally.enabled = True
     shard, whole = torch.arange(2.0), torch.zeros(4)
     output, given = (whole, shard) if name in GATHER else (shard, whole)
     names = ("output_tensor", "input_tensor") if name in GATHER else ("output", "input")
@@ -183,8 +187,8 @@ def test_a_module_that_imported_a_collective_before_the_patch_is_patched_too(
     early: Any = ModuleType("early")
     early.all_reduce = usual = dist.all_reduce
     monkeypatch.setitem(sys.modules, "early", early)
-    tally = Tally()
-    tally.on = True
+    tally = EventCounter()
+    tally.enabled = True
     patches = _removed(tally)
     try:
         early.all_reduce(torch.ones(2))

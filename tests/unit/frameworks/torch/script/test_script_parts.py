@@ -29,16 +29,22 @@ from torch.utils.data import (
 )
 
 from made import machine
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.errors import Unsupported
-from nfold.frameworks.imports import after_import
-from nfold.frameworks.left_out import LeftOut
+from nfold.frameworks.imports import call_after_import
+from nfold.frameworks.left_out import ActiveVariant
 from nfold.frameworks.torch.script import tensors
-from nfold.frameworks.torch.script.environment import PORTS, WORLD, entered, environment, expandable
+from nfold.frameworks.torch.script.environment import (
+    SINGLE_RANK_PORTS,
+    TORCHRUN_VARIABLES,
+    device_variables,
+    rank_environment,
+    with_expandable_segments,
+)
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.tally import Tally
-from nfold.frameworks.torch.script.unwaited import Unwaited, ours, reader
-from nfold.seen import Learnt
+from nfold.frameworks.torch.script.tally import EventCounter
+from nfold.frameworks.torch.script.unwaited import HostReads, is_nfold_frame, reading_frame
+from nfold.seen import ReplayHints
 from watched import dataset, loop, model, overrides, script_task, watched
 
 
@@ -48,7 +54,7 @@ def test_a_module_is_acted_on_right_after_its_import(
     (tmp_path / "nfold_made_up.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     seen: list[int] = []
-    finder = after_import(
+    finder = call_after_import(
         {
             "nfold_made_up": lambda m: seen.append(m.value),
             "json": lambda m: seen.append(len(m.dumps(2))),
@@ -69,8 +75,8 @@ def test_two_may_wait_for_the_same_module(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(tmp_path))
     seen: list[int] = []
     finders = [
-        after_import({"nfold_made_twice": lambda m: seen.append(m.value)}),
-        after_import({"nfold_made_twice": lambda m: seen.append(m.value + 1)}),
+        call_after_import({"nfold_made_twice": lambda m: seen.append(m.value)}),
+        call_after_import({"nfold_made_twice": lambda m: seen.append(m.value + 1)}),
     ]
     try:
         importlib.import_module("nfold_made_twice")
@@ -81,7 +87,7 @@ def test_two_may_wait_for_the_same_module(tmp_path: Path, monkeypatch: pytest.Mo
         sys.modules.pop("nfold_made_twice", None)
 
 
-def _on_gpus(ablation: Ablation | None, rank: int = 0, world: int = 2, **changes: Any) -> Any:
+def _on_gpus(ablation: Variant | None, rank: int = 0, world: int = 2, **changes: Any) -> Any:
     task = script_task(ablation, world, device="cuda", **changes)
     return dataclasses.replace(task, rank=rank, local_rank=rank, machine=machine(gpus=4))
 
@@ -91,14 +97,14 @@ def _on_gpus(ablation: Ablation | None, rank: int = 0, world: int = 2, **changes
     [
         (_on_gpus(None, rank=1), None, "0,1"),
         (_on_gpus(None, rank=1), "5,7,9", "5,7"),
-        (_on_gpus(Ablation(devices=(1, 0)), rank=1), "5,7", "7,5"),
-        (_on_gpus(Ablation(independent=True), rank=1), "5,7", "7"),
-        (_on_gpus(Ablation(device=3), world=1), None, "3"),
+        (_on_gpus(Variant(devices=(1, 0)), rank=1), "5,7", "7,5"),
+        (_on_gpus(Variant(independent=True), rank=1), "5,7", "7"),
+        (_on_gpus(Variant(device=3), world=1), None, "3"),
         (_on_gpus(None, world=1, strategy="dp", devices=4), None, "0,1,2,3"),
     ],
 )
 def test_a_script_sees_the_gpus_of_its_plan(task: Any, visible: str | None, said: str) -> None:
-    assert environment(task, visible) == {"CUDA_VISIBLE_DEVICES": said}
+    assert device_variables(task, visible) == {"CUDA_VISIBLE_DEVICES": said}
 
 
 @pytest.mark.parametrize(
@@ -115,35 +121,40 @@ def test_a_script_sees_the_gpus_of_its_plan(task: Any, visible: str | None, said
 def test_segments_grow_beside_what_the_allocator_was_told(
     said: dict[str, str], name: str, becomes: str
 ) -> None:
-    assert expandable({**said, "HOME": "x"}) == {name: becomes}
+    assert with_expandable_segments({**said, "HOME": "x"}) == {name: becomes}
 
 
 def test_only_the_experiment_has_segments_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    with entered(script_task()):
+    with rank_environment(script_task()):
         assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
-    task = script_task(Ablation(expandable_segments=True))
-    with entered(task):
+    task = script_task(Variant(expandable_segments=True))
+    with rank_environment(task):
         assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True"
 
 
 def test_one_rank_alone_is_a_world_and_one_process_for_all_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in (*WORLD, "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+    for name in (
+        *TORCHRUN_VARIABLES,
+        "OMP_NUM_THREADS",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+    ):
         monkeypatch.setenv(name, "7")
-    with entered(script_task(Ablation(threads=3))):
+    with rank_environment(script_task(Variant(threads=3))):
         assert [os.environ[n] for n in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["0", "0", "1"]
         assert "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
         port = int(os.environ["MASTER_PORT"])
-        assert port in PORTS
+        assert port in SINGLE_RANK_PORTS
         assert os.environ["OMP_NUM_THREADS"] == "3"
     with socket.socket() as another:
         another.bind(("", port))
-        with entered(script_task(Ablation(threads=3))):
-            assert int(os.environ["MASTER_PORT"]) in {*PORTS} - {port}
-    with entered(script_task(strategy="dp")):
-        assert not set(WORLD) & set(os.environ)
+        with rank_environment(script_task(Variant(threads=3))):
+            assert int(os.environ["MASTER_PORT"]) in {*SINGLE_RANK_PORTS} - {port}
+    with rank_environment(script_task(strategy="dp")):
+        assert not set(TORCHRUN_VARIABLES) & set(os.environ)
 
 
 def _loader(batch: int = 8, **how: Any) -> Any:
@@ -182,14 +193,14 @@ def test_a_batch_that_somebody_else_makes_is_not_changed() -> None:
 
 def test_a_batch_that_is_known_to_be_the_script_s_own_is_left_alone() -> None:
     loader: Any = DataLoader(dataset(), batch_sampler=[[1, 2, 3], [4]])
-    own = dataclasses.replace(script_task(batch=3), learnt=Learnt(own_batches=True))
+    own = dataclasses.replace(script_task(batch=3), learnt=ReplayHints(script_sets_batch_size=True))
     overrides(own)(loader)
     assert [len(labels) for _, labels in loader] == [3, 1]
 
 
 def test_a_rank_takes_another_one_s_samples() -> None:
     sampler: Any = DistributedSampler(dataset(), num_replicas=2, rank=0, shuffle=False)
-    task = script_task(Ablation(shares=(1, 0)), world_size=2)
+    task = script_task(Variant(data_shares=(1, 0)), world_size=2)
     overrides(task)(_loader(sampler=sampler))
     assert next(iter(sampler)) == 1
     with pytest.raises(Unsupported, match="SequentialSampler"):
@@ -205,29 +216,29 @@ def test_a_plan_s_batch_is_what_a_watched_training_gets() -> None:
     assert found.samples is not None
     assert {window.samples / window.steps for window in found.samples.windows} == {16}
     assert found.seen.loader is not None
-    assert (found.seen.loader.batch, found.seen.loader.batches) == (16, 4)
+    assert (found.seen.loader.batch_size, found.seen.loader.batches_per_epoch) == (16, 4)
 
 
-WITHOUT_WAITING = Ablation(host_syncs=False)
+WITHOUT_WAITING = Variant(host_syncs=False)
 
 
 def test_what_was_read_last_is_read_again_without_waiting() -> None:
-    unwaited, values = Unwaited(LeftOut(script_task(WITHOUT_WAITING))), iter([1.0, 2.0, 3.0])
+    unwaited, values = HostReads(ActiveVariant(script_task(WITHOUT_WAITING))), iter([1.0, 2.0, 3.0])
     tensor = torch.ones(1)
 
     def read() -> Any:
-        return unwaited.value(("a line",), lambda _: next(values), tensor)
+        return unwaited.last_value(("a line",), lambda _: next(values), tensor)
 
     assert [read(), read()] == [1.0, 2.0]
-    unwaited.begin()
+    unwaited.end_warm_up()
     assert [read(), read()] == [2.0, 2.0]
-    assert unwaited.value(("another",), lambda _: next(values), tensor) == 3.0
+    assert unwaited.last_value(("another",), lambda _: next(values), tensor) == 3.0
 
 
 def test_a_whole_number_is_the_one_of_its_batch() -> None:
     """A length of a sequence is a size of what is computed next; a loss is none."""
     batch: list[int | None] = [None]
-    unwaited = Unwaited(LeftOut(script_task(WITHOUT_WAITING)), lambda: batch[0])
+    unwaited = HostReads(ActiveVariant(script_task(WITHOUT_WAITING)), lambda: batch[0])
     patches, real = Patches(), torch.Tensor.item
     patches.put(torch.Tensor, "item", lambda _usual: lambda one: real(one._host))
     unwaited.install(patches)
@@ -245,7 +256,7 @@ def test_a_whole_number_is_the_one_of_its_batch() -> None:
         return found
 
     try:
-        unwaited.begin()
+        unwaited.end_warm_up()
         assert reads(5, 7, 6, 8) == [5, 7, 5, 7]
         assert reads(0.5, 0.25, 0.125) == [0.5, 0.5, 0.5]
     finally:
@@ -253,10 +264,10 @@ def test_a_whole_number_is_the_one_of_its_batch() -> None:
 
 
 def test_a_list_that_was_read_is_the_script_s_to_change() -> None:
-    unwaited, tensor = Unwaited(LeftOut(script_task(WITHOUT_WAITING))), torch.ones(2)
-    unwaited.begin()
+    unwaited, tensor = HostReads(ActiveVariant(script_task(WITHOUT_WAITING))), torch.ones(2)
+    unwaited.end_warm_up()
     for _ in range(2):
-        read = unwaited.value(("a line",), torch.Tensor.tolist, tensor)
+        read = unwaited.last_value(("a line",), torch.Tensor.tolist, tensor)
         assert read == [1.0, 1.0]
         read.append(2.0)
 
@@ -272,23 +283,23 @@ def _frame_in(module: str) -> FrameType:
 
 def test_who_reads_a_tensor_is_told_by_its_module() -> None:
     own, prints = _frame_in("__main__"), _frame_in("torch._tensor")
-    assert reader(own) is own
-    found = reader(prints)
+    assert reading_frame(own) is own
+    found = reading_frame(prints)
     assert found is not None
     assert found.f_globals["__name__"] == __name__
-    assert reader(_frame_in("torch.amp.grad_scaler")) is None
-    assert ours(_frame_in("nfold.frameworks.torch.devices"))
-    assert not ours(own)
+    assert reading_frame(_frame_in("torch.amp.grad_scaler")) is None
+    assert is_nfold_frame(_frame_in("nfold.frameworks.torch.devices"))
+    assert not is_nfold_frame(own)
 
 
 def test_what_only_waits_is_left_out_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waited.append(1))
-    patches, unwaited = Patches(), Unwaited(LeftOut(script_task(WITHOUT_WAITING)))
+    patches, unwaited = Patches(), HostReads(ActiveVariant(script_task(WITHOUT_WAITING)))
     unwaited.install(patches)
     try:
         torch.cuda.synchronize()
-        unwaited.begin()
+        unwaited.end_warm_up()
         torch.cuda.synchronize()
         assert torch.ones(1).item() == 1
     finally:
@@ -297,23 +308,23 @@ def test_what_only_waits_is_left_out_after_the_warm_up(monkeypatch: pytest.Monke
 
 
 def test_ways_between_host_and_device_are_noted_with_their_bytes() -> None:
-    tally, here = Tally(), torch.zeros(4)
+    tally, here = EventCounter(), torch.zeros(4)
     there = torch.zeros(4, device="meta")
-    tensors.note_copy(tally, here, there)
-    tally.on = True
-    tensors.note_copy(tally, here, there)
-    tensors.note_copy(tally, there, here)
-    tensors.note_copy(tally, here, here)
-    assert dict(tally.counts) == {tensors.COPY: 1, tensors.SYNC: 1}
+    tensors.record_copy(tally, here, there)
+    tally.enabled = True
+    tensors.record_copy(tally, here, there)
+    tensors.record_copy(tally, there, here)
+    tensors.record_copy(tally, here, here)
+    assert dict(tally.counts) == {tensors.COPY: 1, tensors.HOST_SYNC: 1}
     assert tally.bytes[tensors.COPY] == 16
-    assert {kind for kind, _ in tally.places(1)} == {"copy", "host_sync"}
+    assert {kind for kind, _ in tally.source_locations(1)} == {"copy", "host_sync"}
 
 
-def _seen_order(change: Callable[[torch.Tensor], torch.Tensor]) -> Tally:
-    tally, patches = Tally(), Patches()
+def _seen_order(change: Callable[[torch.Tensor], torch.Tensor]) -> EventCounter:
+    tally, patches = EventCounter(), Patches()
     images = torch.zeros(4, 8, 2, 2)
-    tensors.install(patches, tally, lambda _: None)
-    tally.on = True
+    tensors.install_tensor_hooks(patches, tally, lambda _: None)
+    tally.enabled = True
     try:
         change(images)
     finally:
@@ -332,16 +343,18 @@ def _seen_order(change: Callable[[torch.Tensor], torch.Tensor]) -> Tally:
     ],
 )
 def test_lines_that_write_dimensions_in_another_order_are_noted(change: Any) -> None:
-    ((kind, (place,)),) = _seen_order(change).places(1)
-    assert (kind, place.inside) == ("order on cpu", None)
-    assert place.where.partition(":")[0].endswith("test_script_parts.py")
+    ((kind, (place,)),) = _seen_order(change).source_locations(1)
+    assert (kind, place.package_line) == ("order on cpu", None)
+    assert place.line.partition(":")[0].endswith("test_script_parts.py")
 
 
 def test_what_pytorch_writes_in_another_order_has_the_line_that_called_it() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 8)
-    ((_, (place, *_)),) = _seen_order(lambda images: layer(images[0].permute(2, 1, 0))).places(1)
-    assert place.where.partition(":")[0].endswith("test_script_parts.py")
-    assert str(place.inside).startswith("torch/nn/")
+    ((_, (place, *_)),) = _seen_order(
+        lambda images: layer(images[0].permute(2, 1, 0))
+    ).source_locations(1)
+    assert place.line.partition(":")[0].endswith("test_script_parts.py")
+    assert str(place.package_line).startswith("torch/nn/")
 
 
 @pytest.mark.parametrize(
@@ -355,7 +368,7 @@ def test_what_pytorch_writes_in_another_order_has_the_line_that_called_it() -> N
     ],
 )
 def test_lines_that_keep_the_order_are_not(change: Any) -> None:
-    assert not dict(_seen_order(change).places(1))
+    assert not dict(_seen_order(change).source_locations(1))
 
 
 def _distributed(collected: list[Any], **how: Any) -> None:
@@ -384,8 +397,8 @@ def test_ddp_and_a_script_s_own_collectives_are_seen() -> None:
         "all_gather": (1.0, 8.0),
     }
     assert sum(seen.bucket_bytes) == seen.parameter_bytes
-    assert str(seen.first_place("wrapper")).startswith("tests/unit/frameworks/torch/script/")
-    assert len(seen.places["collective"]) == 2
+    assert str(seen.most_frequent_line("wrapper")).startswith("tests/unit/frameworks/torch/script/")
+    assert len(seen.source_locations["collective"]) == 2
 
 
 def _convolved(made: list[nn.Conv2d], *, wrapped: bool = False) -> None:
@@ -404,7 +417,7 @@ def test_weights_of_convolutions_are_in_the_order_of_the_experiment(
 ) -> None:
     made: list[nn.Conv2d] = []
     usual = torch.optim.Optimizer.add_param_group
-    left_out = script_task(Ablation(channels_last=last))
+    left_out = script_task(Variant(channels_last=last))
     found = watched(lambda: _convolved(made, wrapped=wrapped), left_out)
     assert found.samples is not None
     assert found.seen.convolutions == 1
@@ -440,7 +453,7 @@ def test_parameters_without_a_gradient_are_counted() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_nobody_looks_for_them_where_that_is_left_out() -> None:
-    left_out = script_task(Ablation(unused_parameters=False))
+    left_out = script_task(Variant(find_unused_parameters=False))
     found = watched(lambda: _distributed([], find_unused_parameters=True), left_out)
     assert found.samples is not None
     assert not found.seen.find_unused_parameters
@@ -462,7 +475,7 @@ def test_without_an_exchange_every_rank_has_its_own_part(
     gathered: list[Any] = []
     found = watched(
         lambda: _distributed(gathered, find_unused_parameters=True),
-        script_task(Ablation(exchange=exchange, buffers=False)),
+        script_task(Variant(exchange=exchange, broadcast_buffers=False)),
     )
     assert found.samples is not None
     assert gathered[-1] == [1.0, 1.0]
@@ -482,7 +495,7 @@ def test_shards_are_seen_and_are_not_left_unexchanged() -> None:
     assert found.samples is not None
     assert found.samples.parameter_checksum is None
     with pytest.raises(Unsupported, match="sharded"):
-        watched(training, script_task(Ablation(exchange="barrier")))
+        watched(training, script_task(Variant(exchange="barrier")))
 
 
 def test_data_parallel_on_a_cpu_drives_no_device_and_says_so() -> None:
@@ -500,7 +513,7 @@ def test_synchronised_batch_norm_can_be_plain() -> None:
         module[1] = nn.SyncBatchNorm(16)
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task(Ablation(synchronised_batch_norm=False)))
+    found = watched(training, script_task(Variant(synchronised_batch_norm=False)))
     assert found.seen.synchronised_batch_norms == 1
     assert found.samples is not None
 
@@ -512,4 +525,4 @@ def test_processes_of_a_script_s_own_are_counted_and_workers_are_not() -> None:
         child.join()
         loop(_loader(num_workers=1), model(), epochs=1)
 
-    assert watched(training, script_task()).seen.children == 1
+    assert watched(training, script_task()).seen.child_processes == 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.measurement import RankSamples
 from watched import Noting, Seconds, dataset, model, passing, script_task, watched
 
@@ -96,7 +96,7 @@ def _made_by_a_function(
             evaluate()
 
 
-def _watched(training: Training, seconds: Seconds, ablation: Ablation | None = None) -> RankSamples:
+def _watched(training: Training, seconds: Seconds, ablation: Variant | None = None) -> RankSamples:
     """A forward takes a second."""
 
     def run() -> None:
@@ -107,15 +107,15 @@ def _watched(training: Training, seconds: Seconds, ablation: Ablation | None = N
 
     found: Noting = watched(run, script_task(ablation, steps=STEPS, warmup_steps=WARMUP))
     assert found.samples is not None
-    assert len(found.samples.pauses_ms) == WARMUP + STEPS
-    assert found.samples.windows[0].first == WARMUP
+    assert len(found.samples.host_gaps_ms) == WARMUP + STEPS
+    assert found.samples.windows[0].first_step == WARMUP
     return found.samples
 
 
-def _pauses(training: Training, seconds: Seconds, ablation: Ablation | None = None) -> list[float]:
+def _pauses(training: Training, seconds: Seconds, ablation: Variant | None = None) -> list[float]:
     """Of the steps after the warm-up, in seconds."""
     found = _watched(training, seconds, ablation)
-    return [ms / 1e3 for ms in found.pauses_ms[WARMUP:]]
+    return [ms / 1e3 for ms in found.host_gaps_ms[WARMUP:]]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_function_that_makes_batches_is_asked_as_a_loader_is(
     input_: str, usual: float, seconds: Seconds
 ) -> None:
     """From the end of the warm-up on, where its batches are left out at some time."""
-    found = _pauses(_made_by_a_function, seconds, Ablation(input=input_))  # type: ignore[arg-type]
+    found = _pauses(_made_by_a_function, seconds, Variant(input=input_))  # type: ignore[arg-type]
     pauses = {step: found[step - WARMUP] for step in range(WARMUP + 1, WARMUP + STEPS)}
     assert pauses == {step: usual + (0 if step % EVERY else 57) for step in pauses}
 
@@ -176,10 +176,10 @@ def test_what_lies_between_passes_is_no_pause(seconds: Seconds) -> None:
                 _step(images, module, optimizer)
             evaluate()
 
-    found = _watched(training, seconds, Ablation())
-    assert set(found.pauses_ms[WARMUP:]) == {0}
+    found = _watched(training, seconds, Variant())
+    assert set(found.host_gaps_ms[WARMUP:]) == {0}
     # What lies between takes 50 s: none ends any more.
-    assert found.pass_starts == (3, 6)
+    assert found.epoch_starts == (3, 6)
 
 
 def test_an_evaluation_before_the_first_step_feeds_no_training(seconds: Seconds) -> None:
@@ -189,5 +189,5 @@ def test_an_evaluation_before_the_first_step_feeds_no_training(seconds: Seconds)
     training = lambda: _before_a_step(seconds, module, optimizer, lambda: None)  # noqa: E731
     found = watched(training, script_task(steps=STEPS, warmup_steps=WARMUP))
     assert found.samples is not None
-    assert found.seen.batch == 8
+    assert found.seen.global_batch_size == 8
     assert sum(window.samples for window in found.samples.windows) == 8 * STEPS

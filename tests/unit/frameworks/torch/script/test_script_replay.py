@@ -9,13 +9,18 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.errors import Unsupported
-from nfold.frameworks.torch.script.batches import count_of, hash_of, tensors_of, with_tensors
-from nfold.frameworks.torch.script.replay import Replay
+from nfold.frameworks.torch.script.batches import (
+    iter_tensors,
+    map_tensors,
+    sample_count,
+    sample_hash,
+)
+from nfold.frameworks.torch.script.replay import BatchReplay
 from watched import Reading, dataset, loop, model, script_task, watched
 
-REPLAYED = Ablation(input="replayed")
+REPLAYED = Variant(input="replayed")
 
 
 @pytest.mark.parametrize(("samples", "read"), [(64, 64), (80 * 8, 16 * 8)])
@@ -78,8 +83,8 @@ def test_a_loader_of_unknown_length_goes_on_for_ever() -> None:
     assert len(found.samples.step_ms) == 200
 
 
-def _kept(*batches: Any) -> Replay:
-    replay = Replay(None)
+def _kept(*batches: Any) -> BatchReplay:
+    replay = BatchReplay(None)
     replay.collect(iter(batches), len(batches))
     return replay
 
@@ -109,13 +114,13 @@ def test_a_script_that_changes_its_batches_gets_copies() -> None:
     ],
 )
 def test_samples_are_the_first_tensor_s_leading_dimension(batch: Any, count: int) -> None:
-    assert count_of(batch) == count
+    assert sample_count(batch) == count
 
 
 def test_a_changed_batch_has_the_same_form() -> None:
     batch = {"a": [torch.ones(2), "text"], "b": (torch.ones(1),)}
-    changed = with_tensors(batch, lambda tensor: tensor * 2)
-    assert [tensor.tolist() for tensor in tensors_of(changed)] == [[2.0, 2.0], [2.0]]
+    changed = map_tensors(batch, lambda tensor: tensor * 2)
+    assert [tensor.tolist() for tensor in iter_tensors(changed)] == [[2.0, 2.0], [2.0]]
     assert changed["a"][1] == "text"
     assert isinstance(changed["b"], tuple)
 
@@ -123,7 +128,7 @@ def test_a_changed_batch_has_the_same_form() -> None:
 def _hash(change: Callable[[Any, Any], Any], indices: Any) -> int:
     images = torch.arange(24.0).reshape(4, 6)
     labels = torch.tensor([1, 2, 3, 1])
-    return hash_of(change(images, labels), indices)
+    return sample_hash(change(images, labels), indices)
 
 
 def test_a_hash_knows_samples_by_index_and_label_not_by_augmentation_or_order() -> None:
@@ -170,9 +175,9 @@ def test_a_batch_that_holds_its_tensors_out_of_sight_moves_itself() -> None:
         def to(self, device: torch.device) -> str:
             return f"on {device}"
 
-    replay = Replay(torch.device("cpu"))
+    replay = BatchReplay(torch.device("cpu"))
     replay.collect(iter([Graphs()]), 1)
     assert replay.next() == "on cpu"
-    assert count_of(Graphs()) == 3
+    assert sample_count(Graphs()) == 3
     with pytest.raises(Unsupported, match="of type object"):
-        Replay(torch.device("cpu")).collect(iter([object()]), 1)
+        BatchReplay(torch.device("cpu")).collect(iter([object()]), 1)

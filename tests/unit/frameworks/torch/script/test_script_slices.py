@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
-from nfold.frameworks.torch.script.overrides import batch_of
-from nfold.seen import Learnt
+from nfold.ablation import Variant
+from nfold.frameworks.torch.script.overrides import batch_size_of
+from nfold.seen import ReplayHints
 from watched import dataset, model, overrides, script_task, watched
 
 RANKS = 2
@@ -20,7 +20,7 @@ RANKS = 2
 
 def task(*, slices: bool, **more: Any) -> Any:
     asked = script_task(world_size=RANKS, **more)
-    return dataclasses.replace(asked, learnt=Learnt(slices=slices))
+    return dataclasses.replace(asked, learnt=ReplayHints(slices_batches=slices))
 
 
 def _training() -> None:
@@ -36,14 +36,14 @@ def _training() -> None:
 @pytest.mark.parametrize(("slices", "each"), [(True, 4), (False, 8)])
 def test_what_a_rank_computes_is_counted(*, slices: bool, each: int) -> None:
     found = watched(_training, task(slices=slices))
-    assert (found.seen.samples_per_step, found.seen.through_model) == (8, 4)
+    assert (found.seen.samples_per_step, found.seen.model_samples_per_step) == (8, 4)
     assert found.samples is not None
     assert all(w.samples == each * w.steps for w in found.samples.windows)
     assert bool(found.samples.sample_hashes) != slices
 
 
 def test_a_copy_by_itself_computes_all_of_it() -> None:
-    alone = dataclasses.replace(task(slices=True), ablation=Ablation(independent=True))
+    alone = dataclasses.replace(task(slices=True), requested_variant=Variant(independent=True))
     found = watched(_training, alone).samples
     assert found is not None
     assert all(w.samples == 8 * w.steps for w in found.windows)
@@ -55,7 +55,7 @@ def test_a_copy_by_itself_computes_all_of_it() -> None:
 def test_a_global_batch_is_every_rank_s(*, slices: bool, independent: bool, batch: int) -> None:
     asked = task(slices=slices, batch=32)
     if independent:
-        asked = dataclasses.replace(asked, ablation=Ablation(independent=True))
+        asked = dataclasses.replace(asked, requested_variant=Variant(independent=True))
     loader = DataLoader(dataset(), batch_size=8)
     overrides(asked)(loader)
-    assert batch_of(loader) == batch
+    assert batch_size_of(loader) == batch

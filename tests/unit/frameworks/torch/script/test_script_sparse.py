@@ -13,11 +13,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.torch.script import tensors
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.sparse import is_sparse, size_of
-from nfold.frameworks.torch.script.tally import Tally
+from nfold.frameworks.torch.script.sparse import is_sparse, tensor_bytes
+from nfold.frameworks.torch.script.tally import EventCounter
 from watched import CLASSES, dataset, loop, model, script_task, watched
 
 
@@ -47,7 +47,7 @@ def test_sparse_gradients_and_a_hook_are_seen(exchange: Any) -> None:
             torch.optim.SGD(module.parameters(), lr=0.1),
         )
 
-    task = script_task(Ablation(exchange=exchange))
+    task = script_task(Variant(exchange=exchange))
     seen = watched(functools.partial(training, hooked=False), task).seen
     assert seen.sparse_gradient_bytes == 5 * 4 * 4
     if exchange == "real":
@@ -71,7 +71,7 @@ def test_half_of_the_bytes_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         module = DistributedDataParallel(model())
         loop(DataLoader(dataset(), 8), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    seen = watched(training, script_task(Ablation(exchange="half"))).seen
+    seen = watched(training, script_task(Variant(exchange="half"))).seen
     assert sent == {torch.float16}
     assert seen.parallel == "ddp"
 
@@ -79,8 +79,8 @@ def test_half_of_the_bytes_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_bytes_of_sparse_tensors_are_those_that_are_sent() -> None:
     dense = torch.eye(4)
-    assert size_of(dense) == 64
-    assert size_of(dense.to_sparse()) == 4 * 4 + 2 * 4 * 8
+    assert tensor_bytes(dense) == 64
+    assert tensor_bytes(dense.to_sparse()) == 4 * 4 + 2 * 4 * 8
     assert [is_sparse(one) for one in (None, dense, dense.to_sparse(), dense.to_sparse_csr())] == [
         False,
         False,
@@ -91,12 +91,12 @@ def test_bytes_of_sparse_tensors_are_those_that_are_sent() -> None:
 
 def test_a_sparse_tensor_is_moved_as_it_is() -> None:
     """One of a graph's edges, in every step."""
-    tally, patches = Tally(), Patches()
-    tensors.install(patches, tally, lambda _: None)
-    tally.on = True
+    tally, patches = EventCounter(), Patches()
+    tensors.install_tensor_hooks(patches, tally, lambda _: None)
+    tally.enabled = True
     try:
         assert torch.eye(3).to_sparse().to(torch.float64).dtype is torch.float64
     finally:
         patches.undo()
     assert not tally.counts
-    assert not list(tally.places(1))
+    assert not list(tally.source_locations(1))

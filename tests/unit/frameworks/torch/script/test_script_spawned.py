@@ -15,11 +15,11 @@ from torch.distributed import distributed_c10d
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from made import task
-from nfold.frameworks.torch.script.environment import own_world
+from nfold.frameworks.torch.script.environment import single_rank_variables
 from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.spawned import follow
+from nfold.frameworks.torch.script.spawned import install_spawn_hooks
 
-WORLD = own_world(23456) | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+WORLD = single_rank_variables(23456) | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 HOUR = timedelta(hours=1)
 DATA = TensorDataset(torch.arange(20))
 
@@ -49,7 +49,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     for owner in (dist, distributed_c10d):
         monkeypatch.setattr(owner, "init_process_group", init)
     patches = Patches()
-    follow(RANK, patches)
+    install_spawn_hooks(RANK, patches)
     yield found
     patches.undo()
 
@@ -99,9 +99,9 @@ def test_until_it_starts_ranks_nothing_is_changed(joined: list[Any]) -> None:
 def test_one_process_with_all_devices_starts_what_it_likes() -> None:
     before = multiprocessing.spawn
     patches = Patches()
-    follow(dataclasses.replace(RANK, plan=RANK.plan.edit(strategy="dp")), patches)
+    install_spawn_hooks(dataclasses.replace(RANK, plan=RANK.plan.edit(strategy="dp")), patches)
     assert multiprocessing.spawn is before
-    follow(RANK, patches)
+    install_spawn_hooks(RANK, patches)
     assert multiprocessing.spawn is not before
     patches.undo()
     assert multiprocessing.spawn is before

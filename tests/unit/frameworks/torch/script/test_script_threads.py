@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
-from nfold.explain.doubts import CROWDED
-from nfold.frameworks.torch.script.environment import crowded
+from nfold.ablation import Variant
+from nfold.explain.doubts import MANY_THREADS
+from nfold.frameworks.torch.script.environment import oversubscription_note
 from watched import dataset, model, script_task, watched
 
 
@@ -30,23 +30,23 @@ def test_more_threads_than_cores_are_noted(threads: int, *, told: bool) -> None:
     finally:
         torch.set_num_threads(before)
     assert found is not None
-    assert [kind for kind, _ in found.notes] == [CROWDED] * told
+    assert [kind for kind, _ in found.caveats] == [MANY_THREADS] * told
 
 
 @pytest.mark.parametrize(
     ("ablation", "changes", "told"),
     [
         (None, {}, "each of 2 processes computes with 4 threads on 1 core;"),
-        (Ablation(independent=True), {}, "a process by itself computes with 4 threads on 1 core;"),
+        (Variant(independent=True), {}, "a process by itself computes with 4 threads on 1 core;"),
         (None, {"cores_per_device": 3}, "on 3 cores;"),
         (None, {"cores_per_device": 4}, None),
-        (Ablation(threads=4), {}, None),
+        (Variant(threads=4), {}, None),
         (None, {"device": "cuda"}, None),
     ],
 )
 def test_it_is_said_of_whom(
-    ablation: Ablation | None, changes: dict[str, Any], told: str | None
+    ablation: Variant | None, changes: dict[str, Any], told: str | None
 ) -> None:
-    notes = crowded(script_task(ablation, world_size=2, **changes), threads=4)
+    notes = oversubscription_note(script_task(ablation, world_size=2, **changes), threads=4)
     assert len(notes) == (told is not None)
     assert told is None or told in notes[0][1]

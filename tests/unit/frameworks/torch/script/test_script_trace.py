@@ -9,18 +9,18 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.script import trace
-from nfold.frameworks.torch.script.trace import STEP_ENDS, STEPS, read
-from nfold.seen import Traced
+from nfold.frameworks.torch.script.trace import STEP_END_MARK, TRACED_STEPS, summarize
+from nfold.seen import TraceSummary
 from watched import dataset, loop, model, script_task, usual, watched
 
 IMAGES, LAST, FIRST = [4, 8, 2, 2], [32, 1, 16, 8], [32, 4, 2, 1]
 
 
 def _mark(at: float) -> dict[str, Any]:
-    return {"name": STEP_ENDS, "cat": "user_annotation", "ts": at, "dur": 1}
+    return {"name": STEP_END_MARK, "cat": "user_annotation", "ts": at, "dur": 1}
 
 
 def _copy(number: int, at: float, strides: list[list[int]]) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def test_copies_into_another_order_count_in_the_step_that_launched_them() -> Non
     ]
     events += [{"name": "cudaLaunchKernel", "cat": "cuda_runtime", "ts": 220, "dur": 3}]
     events[10]["args"]["External id"] = 3
-    found = read(events, cuda=True)
+    found = summarize(events, cuda=True)
     assert found is not None
     assert found.steps == 2
-    assert found.reordering_ms == (3.0, 0.0)
-    assert found.transposing_ms == 2.0 / 2
-    assert found.launches == 4 / 2
-    assert found.busy_ms == pytest.approx((3000 + 500 + 2000 + 100) / 1e3 / 2)
+    assert found.layout_copy_ms == (3.0, 0.0)
+    assert found.cudnn_transpose_ms == 2.0 / 2
+    assert found.launches_per_step == 4 / 2
+    assert found.device_busy_ms == pytest.approx((3000 + 500 + 2000 + 100) / 1e3 / 2)
 
 
 def test_with_a_kernel_goes_what_lies_between_it_and_the_one_before() -> None:
@@ -68,19 +68,19 @@ def test_with_a_kernel_goes_what_lies_between_it_and_the_one_before() -> None:
         _copy(1, 110, [LAST, FIRST]),
         _kernel(1, 1000, 40),
     ]
-    found = read(events, cuda=True)
+    found = summarize(events, cuda=True)
     assert found is not None
-    assert sum(found.reordering_ms) == pytest.approx(0.0415)
+    assert sum(found.layout_copy_ms) == pytest.approx(0.0415)
 
 
 def test_on_cpus_the_copies_themselves_count_and_no_device_is_busy() -> None:
     copies = _copy(1, 110, [FIRST, LAST]), _copy(2, 20, [FIRST, LAST])
-    found = read([*map(_mark, (0, 100, 200)), *copies], cuda=False)
+    found = summarize([*map(_mark, (0, 100, 200)), *copies], cuda=False)
     assert found is not None
-    assert found.reordering_ms == (0.005,)
-    assert (found.launches, found.busy_ms) == (0, None)
-    assert read([_mark(0), _mark(1)], cuda=False) is None
-    assert read([*map(_mark, (0, 100, 200)), *copies], cuda=True) is None
+    assert found.layout_copy_ms == (0.005,)
+    assert (found.launches_per_step, found.device_busy_ms) == (0, None)
+    assert summarize([_mark(0), _mark(1)], cuda=False) is None
+    assert summarize([*map(_mark, (0, 100, 200)), *copies], cuda=True) is None
 
 
 def test_copies_that_convolutions_make_themselves_are_told_apart() -> None:
@@ -88,10 +88,10 @@ def test_copies_that_convolutions_make_themselves_are_told_apart() -> None:
     inner = {"name": "aten::mkldnn_convolution", "cat": "cpu_op", "ts": 106, "dur": 2}
     copies = [_copy(n, at, [FIRST, LAST]) for n, at in enumerate((110, 140, 146, 190), start=1)]
     more = [{**one, "args": {"External id": n}} for n, one in enumerate((inside, inner), start=8)]
-    found = read([*map(_mark, (0, 100, 200)), *copies, *more], cuda=False)
+    found = summarize([*map(_mark, (0, 100, 200)), *copies, *more], cuda=False)
     assert found is not None
-    assert found.reordering_ms == (0.02,)
-    assert found.in_operators_ms == (0.01,)
+    assert found.layout_copy_ms == (0.02,)
+    assert found.operator_layout_copy_ms == (0.01,)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,11 @@ def test_copies_that_convolutions_make_themselves_are_told_apart() -> None:
 )
 def test_other_operators_on_images_make_some_as_well(name: str, inside: float) -> None:
     operator = {"name": name, "cat": "cpu_op", "ts": 105, "dur": 40, "args": {"External id": 9}}
-    found = read([*map(_mark, (0, 100, 200)), _copy(1, 110, [FIRST, LAST]), operator], cuda=False)
+    found = summarize(
+        [*map(_mark, (0, 100, 200)), _copy(1, 110, [FIRST, LAST]), operator], cuda=False
+    )
     assert found is not None
-    assert (found.reordering_ms, found.in_operators_ms) == ((0.005,), (inside,))
+    assert (found.layout_copy_ms, found.operator_layout_copy_ms) == ((0.005,), (inside,))
 
 
 class Permuting(nn.Module):
@@ -127,30 +129,30 @@ class Permuting(nn.Module):
 
 def test_traced_steps_follow_on_those_that_are_timed() -> None:
     none, some = _traced(0), _traced(4)
-    assert none.steps == some.steps == STEPS
-    assert none.reordering_ms == (0.0,) * STEPS
-    assert min(some.reordering_ms) > 0
+    assert none.steps == some.steps == TRACED_STEPS
+    assert none.layout_copy_ms == (0.0,) * TRACED_STEPS
+    assert min(some.layout_copy_ms) > 0
 
 
-def _traced(times: int) -> Traced:
+def _traced(times: int) -> TraceSummary:
     def training() -> None:
         module = Permuting(times)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(DataLoader(dataset(), batch_size=8), module, optimizer)
 
-    found = watched(training, script_task(Ablation(traced=True), steps=12))
+    found = watched(training, script_task(Variant(profiler_steps=True), steps=12))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 12
     assert found.samples.parameter_checksum
-    assert found.seen.traced is not None
-    return found.seen.traced
+    assert found.seen.trace is not None
+    return found.seen.trace
 
 
 def test_a_trace_of_too_many_operations_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "LARGEST_READ", 1000)
-    found = watched(usual, script_task(Ablation(traced=True), steps=12))
+    monkeypatch.setattr(trace, "MAX_TRACE_BYTES", 1000)
+    found = watched(usual, script_task(Variant(profiler_steps=True), steps=12))
     assert found.samples is not None
-    assert found.seen.traced is None
+    assert found.seen.trace is None
     assert found.phases[-1] == Phase.FIRST_STEP
 
 
@@ -160,8 +162,8 @@ def test_a_script_that_ends_before_is_not_traced() -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(DataLoader(dataset(64), batch_size=8), module, optimizer, epochs=2)
 
-    found = watched(training, script_task(Ablation(traced=True), steps=100))
-    assert found.seen.traced is None
+    found = watched(training, script_task(Variant(profiler_steps=True), steps=100))
+    assert found.seen.trace is None
 
 
 def test_a_script_with_a_profiler_of_its_own_is_not_traced() -> None:
@@ -171,7 +173,7 @@ def test_a_script_with_a_profiler_of_its_own_is_not_traced() -> None:
         with torch.profiler.profile():
             loop(DataLoader(dataset(64), batch_size=8), module, optimizer)
 
-    found = watched(training, script_task(Ablation(traced=True), steps=12))
+    found = watched(training, script_task(Variant(profiler_steps=True), steps=12))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 12
-    assert found.seen.traced is None
+    assert found.seen.trace is None

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nfold.frameworks.torch.script.trainers import MADE, Trainers
-from nfold.place import shown_path
+from nfold.frameworks.torch.script.trainers import TRAINER_CLASSES, TrainerDetector
+from nfold.place import display_path
 
 SOURCE = """
 class Made:
@@ -23,37 +23,37 @@ class Made:
 """Nobody's file, as an installed package's is not the user's."""
 
 
-def defined(trainers: Trainers, name: str) -> Any:
+def defined(trainers: TrainerDetector, name: str) -> Any:
     """The class of a module that was just imported."""
     module = ModuleType(name)
     exec(compile(SOURCE, "<made>", "exec"), vars(module))
     owner: Any = vars(module)["Made"]
-    setattr(module, MADE[name][0], owner)
-    trainers.actions()[name](module)
+    setattr(module, TRAINER_CLASSES[name][0], owner)
+    trainers.import_actions()[name](module)
     return owner
 
 
 def test_a_trainer_is_noted_with_its_line() -> None:
-    trainers = Trainers(2)
-    assert (trainers.used, trainers.place) == ("", None)
+    trainers = TrainerDetector(2)
+    assert (trainers.used, trainers.creation_line) == ("", None)
     owner = defined(trainers, "transformers.training_args")
     assert owner(dataloader_num_workers=3).told == {"dataloader_num_workers": 3}
     owner()
     assert trainers.used == "transformers"
-    where, _, line = str(trainers.place).partition(":")
-    assert where == shown_path(__file__)
+    where, _, line = str(trainers.creation_line).partition(":")
+    assert where == display_path(__file__)
     assert "owner(dataloader" in Path(__file__).read_text().splitlines()[int(line) - 1]
 
 
-@pytest.mark.parametrize("name", [name for name in MADE if "lightning" in name])
+@pytest.mark.parametrize("name", [name for name in TRAINER_CLASSES if "lightning" in name])
 def test_lightnings_get_as_many_devices_as_there_are_ranks(name: str) -> None:
-    owner = defined(Trainers(1), name)
+    owner = defined(TrainerDetector(1), name)
     assert owner(devices=2, num_nodes=3, lr=1).told == {"devices": 1, "num_nodes": 1, "lr": 1}
 
 
 def test_the_outermost_trainer_counts() -> None:
     """Hugging Face's makes an Accelerator of its own."""
-    found, trainers = [], Trainers(1)
+    found, trainers = [], TrainerDetector(1)
     for name in ("accelerate.accelerator", "transformers.training_args"):
         defined(trainers, name)()
         found.append(trainers.used)

@@ -16,12 +16,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.frameworks.base import Observer
-from nfold.turns import CYCLES, SETTLE, schedule
+from nfold.turns import MAX_CYCLES, SETTLE_STEPS, schedule_slots
 from watched import dataset, loop, model, script_task, watched
 
-REAL, REPLAYED = Ablation(), Ablation(input="replayed")
+REAL, REPLAYED = Variant(), Variant(input="replayed")
 WAIT_S = 0.05
 
 
@@ -38,8 +38,8 @@ class Noted:
         return default_hooks.allreduce_hook(state, bucket)
 
 
-def _task(*turns: Ablation, steps: int = 8, **changes: Any) -> Any:
-    return dataclasses.replace(script_task(steps=steps, **changes), turns=turns)
+def _task(*turns: Variant, steps: int = 8, **changes: Any) -> Any:
+    return dataclasses.replace(script_task(steps=steps, **changes), interleaved_variants=turns)
 
 
 def test_every_turn_has_its_steps_and_its_own_windows() -> None:
@@ -57,15 +57,15 @@ def test_every_turn_has_its_steps_and_its_own_windows() -> None:
     task = _task(REPLAYED, REAL)
     found = watched(training, task).samples
     assert found is not None
-    assert len(found.turns) == len(found.windows)
-    steps = [sum(w.steps for w, t in zip(found.windows, found.turns, strict=True) if t == turn)
+    assert len(found.slots) == len(found.windows)
+    steps = [sum(w.steps for w, t in zip(found.windows, found.slots, strict=True) if t == turn)
              for turn in (0, 1)]  # fmt: skip
     assert steps == [8, 8]
     assert len(found.step_ms) == 16
     first = task.plan.warmup_steps
     by_turn: dict[int | None, list[bytes]] = {}
-    for part in schedule(task.turns, task.plan):
-        by_turn.setdefault(part.turn, []).extend(given[first : first + part.steps])
+    for part in schedule_slots(task.turns, task.plan):
+        by_turn.setdefault(part.variant_index, []).extend(given[first : first + part.steps])
         first += part.steps
     assert first == len(given)
     assert len(set(by_turn[0])) <= 16
@@ -112,10 +112,10 @@ def test_passes_of_every_real_turn_begin_with_a_wait_that_is_in_no_window() -> N
     gc.collect()
     assert found is not None
     waits: dict[int, list[float]] = {0: [], 1: []}
-    for window, turn in zip(found.windows, found.turns, strict=True):
-        if window.between is not None:
-            assert window.between.steps == 4
-            waits[turn].append(window.between.seconds)
+    for window, turn in zip(found.windows, found.slots, strict=True):
+        if window.epoch_gap is not None:
+            assert window.epoch_gap.steps == 4
+            waits[turn].append(window.epoch_gap.seconds)
     assert len(waits[0]) > 4
     assert len(waits[1]) > 4
     assert min(waits[0]) >= WAIT_S
@@ -139,15 +139,17 @@ def test_an_exchange_is_left_out_and_made_again() -> None:
                 noted.steps += 1
                 optimizer.step()
 
-    task = _task(REAL, Ablation(exchange="none"), Ablation(exchange="barrier", buffers=False))
+    task = _task(
+        REAL, Variant(exchange="none"), Variant(exchange="barrier", broadcast_buffers=False)
+    )
     found = watched(training, task).samples
     assert found is not None
     at, real = task.plan.warmup_steps, set(range(task.plan.warmup_steps))
     left_out: set[int] = set()
-    for part in schedule(task.turns, task.plan):
+    for part in schedule_slots(task.turns, task.plan):
         here = set(range(at, at + part.steps))
-        real |= here if part.turn == 0 else set()
-        left_out |= here if part.turn not in (None, 0) else set()
+        real |= here if part.variant_index == 0 else set()
+        left_out |= here if part.variant_index not in (None, 0) else set()
         at += part.steps
     assert real <= set(noted.called)
     assert not left_out & set(noted.called)
@@ -167,9 +169,9 @@ def test_a_script_that_gives_up_its_group_has_trained() -> None:
         dist.destroy_process_group()
         after.append("tidied up")
 
-    found = watched(training, _task(REAL, Ablation(exchange="none"), steps=100)).samples
+    found = watched(training, _task(REAL, Variant(exchange="none"), steps=100)).samples
     assert found is not None
-    assert set(found.turns) == {0}
+    assert set(found.slots) == {0}
     assert len(found.step_ms) == 24 - 4
     assert not after
     assert watched(training, _task(REAL, steps=100, warmup_steps=22)).samples is not None
@@ -191,13 +193,13 @@ def test_gradients_of_a_step_s_batches_are_exchanged_once_or_each_time() -> None
                     noted.steps += 1
                     optimizer.step()
 
-    task = _task(REAL, Ablation(repeated_exchange=False), accumulate=2)
+    task = _task(REAL, Variant(exchange_each_micro_batch=False), accumulate=2)
     found = watched(training, task)
-    assert (found.seen.accumulation, found.seen.exchanges) == (2, 2)
+    assert (found.seen.accumulation, found.seen.gradient_exchanges) == (2, 2)
     times, at = Counter(noted.called), task.plan.warmup_steps
-    for part in schedule(task.turns, task.plan):
-        if part.turn is not None:
-            expected = 2 - part.turn
+    for part in schedule_slots(task.turns, task.plan):
+        if part.variant_index is not None:
+            expected = 2 - part.variant_index
             assert [times[step] for step in range(at, at + part.steps)] == [expected] * part.steps
         at += part.steps
 
@@ -213,13 +215,13 @@ def test_threads_and_what_the_script_has_by_itself_take_turns() -> None:
         loop(_Noted(seen), module, optimizer)
 
     try:
-        task = _task(REAL, Ablation(threads=1))
+        task = _task(REAL, Variant(threads=1))
         assert watched(training, task).samples is not None
     finally:
         torch.set_num_threads(own)
     assert set(seen) == {1, 3}
     assert seen[: task.plan.warmup_steps + 2] == [3] * (task.plan.warmup_steps + 2)
-    assert seen[task.plan.warmup_steps + 2 + SETTLE] == 1
+    assert seen[task.plan.warmup_steps + 2 + SETTLE_STEPS] == 1
 
 
 class _Noted:
@@ -239,19 +241,19 @@ def test_a_replay_that_takes_turns_begins_when_workers_are_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waited: list[int] = []
-    monkeypatch.setattr(Observer, "await_calm", lambda _: waited.append(1))
+    monkeypatch.setattr(Observer, "wait_for_idle_children", lambda _: waited.append(1))
 
     def training() -> None:
         module = model()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(DataLoader(dataset(640), batch_size=8), module, optimizer)
 
-    turns = (Ablation(), Ablation(input="replayed"), Ablation(input="resident"))
-    watched(training, dataclasses.replace(script_task(steps=20), turns=turns))
+    turns = (Variant(), Variant(input="replayed"), Variant(input="resident"))
+    watched(training, dataclasses.replace(script_task(steps=20), interleaved_variants=turns))
     # Once where each kind of replay is collected, and whenever the real input goes.
-    assert len(waited) == 1 + CYCLES // 2
+    assert len(waited) == 1 + MAX_CYCLES // 2
     waited.clear()
-    alone = dataclasses.replace(script_task(steps=8), ablation=Ablation(input="replayed"))
+    alone = dataclasses.replace(script_task(steps=8), requested_variant=Variant(input="replayed"))
     watched(training, alone)
     assert waited == []
 
@@ -271,4 +273,4 @@ def test_of_two_wrapped_models_no_exchange_is_one_too_many() -> None:
 
     seen = watched(training, script_task()).seen
     assert seen.accumulation == 2
-    assert seen.exchanges == 1
+    assert seen.gradient_exchanges == 1

@@ -11,7 +11,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.errors import Unsupported
 from watched import dataset, model, script_task, watched
 
@@ -40,8 +40,8 @@ def _training(batches: Callable[[], Iterable[Any]]) -> Callable[[], None]:
 def test_no_pass_ends_under_join(exchange: Any) -> None:
     """In the end of one, a rank would wait for those that nfold has stopped."""
     loader = DataLoader(dataset(48), batch_size=8)
-    found = watched(_training(lambda: loader), script_task(Ablation(exchange=exchange)))
-    assert found.seen.uneven
+    found = watched(_training(lambda: loader), script_task(Variant(exchange=exchange)))
+    assert found.seen.uses_join
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
     assert PASSES == [0]

@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
-from nfold.ablation import Ablation
+from nfold.ablation import Variant
 from nfold.errors import Unsupported
-from nfold.explain.rung import PASSES, Rung, short_passes
+from nfold.explain.rung import SHORT_EPOCHS, Trial, over_short_epochs
 from nfold.frameworks.base import Phase
 from nfold.frameworks.torch.devices import Devices
 from nfold.frameworks.torch.script import agreeing, looking, patience, watch
-from nfold.frameworks.torch.script.trainers import Trainers
-from nfold.measurement import Between
+from nfold.frameworks.torch.script.trainers import TrainerDetector
+from nfold.measurement import EpochGap
 from watched import (
     Noting,
     Seconds,
@@ -47,7 +47,11 @@ def test_a_training_ends_after_its_steps_and_its_samples_are_counted() -> None:
     assert found.samples.losses == ()
     assert found.samples.first_step_ms is not None
     assert found.samples.parameter_checksum is not None
-    assert (found.seen.steps, found.seen.samples_per_step, found.seen.batch) == (10, 8, 8)
+    assert (found.seen.steps, found.seen.samples_per_step, found.seen.global_batch_size) == (
+        10,
+        8,
+        8,
+    )
 
 
 def test_pytorch_is_as_it_was_when_the_rank_has_ended() -> None:
@@ -80,19 +84,21 @@ def test_after_the_warm_up_a_script_does_not_wait_for_what_it_reads(
                 optimizer.step()
 
     monkeypatch.setattr(torch.Tensor, "item", item)
-    watched(reading, script_task(Ablation(host_syncs=host_syncs)))
+    watched(reading, script_task(Variant(host_syncs=host_syncs)))
     assert len(made) == reads
 
 
 def test_what_the_end_of_the_warm_up_takes_out_takes_nothing_else_out() -> None:
-    asked = script_task(Ablation(host_syncs=False, threads=1, buffers=False, exchange="none"))
+    asked = script_task(
+        Variant(host_syncs=False, threads=1, broadcast_buffers=False, exchange="none")
+    )
     own = [(torch.Tensor, "item"), (torch.cuda, "synchronize"), (torch, "set_num_threads")]
     before = [getattr(*place) for place in own]
-    found = watch.Watch(asked, Noting(), Trainers(1))
+    found = watch.InstrumentedRun(asked, Noting(), TrainerDetector(1))
     found.install()
-    found._warm_up.undo()
+    found._warm_up_patches.undo()
     during = [getattr(*place) for place in own]
-    found.remove()
+    found.uninstall()
     assert not any(now is usual for now, usual in zip(during, before, strict=True))
     assert [getattr(*place) for place in own] == before
 
@@ -109,7 +115,7 @@ def test_under_accumulation_a_step_has_the_samples_of_all_its_parts() -> None:
     found = watched(lambda: usual(accumulate=2), script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 10 * 16
-    assert (found.seen.accumulation, found.seen.batch) == (2, 16)
+    assert (found.seen.accumulation, found.seen.global_batch_size) == (2, 16)
 
 
 def test_two_optimizers_make_one_step_together() -> None:
@@ -122,7 +128,7 @@ def test_two_optimizers_make_one_step_together() -> None:
     found = watched(adversarial, script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 80
-    assert (found.seen.optimizers, found.seen.boundary) == (("SGD", "SGD"), 1)
+    assert (found.seen.optimizers, found.seen.step_optimizer) == (("SGD", "SGD"), 1)
     trained = [*nn.Linear(8, 4).parameters(), *model().parameters()]
     assert found.seen.parameter_count == sum(parameter.numel() for parameter in trained)
 
@@ -147,7 +153,7 @@ def test_without_an_optimizer_a_step_is_a_backward(checkpointed: bool) -> None:
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
     assert sum(window.samples for window in found.samples.windows) == 80
-    assert found.seen.by_hand
+    assert found.seen.has_no_optimizer
     assert found.seen.parameter_count == 8 * 8 + 8 + 8 * 4 + 4
     assert found.seen.accumulation == 1
 
@@ -162,9 +168,9 @@ def test_optimizers_that_step_inside_a_backward_end_a_step_after_it(
 ) -> None:
     """One for each parameter, as soon as its gradient is there; a profiler ends with the step."""
     graphs: list[int] = []
-    stepped = watch.Watch.stepped
+    stepped = watch.InstrumentedRun.on_optimizer_step
 
-    def noting(one: watch.Watch, optimizer: Any) -> None:
+    def noting(one: watch.InstrumentedRun, optimizer: Any) -> None:
         graphs.append(torch._C._current_graph_task_id())
         stepped(one, optimizer)
 
@@ -176,15 +182,15 @@ def test_optimizers_that_step_inside_a_backward_end_a_step_after_it(
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         loop(DataLoader(dataset(), 8), module)
 
-    monkeypatch.setattr(watch.Watch, "stepped", noting)
-    found = watched(training, script_task(Ablation(traced=True)))
+    monkeypatch.setattr(watch.InstrumentedRun, "stepped", noting)
+    found = watched(training, script_task(Variant(profiler_steps=True)))
     assert found.samples is not None
     assert set(graphs) == {-1}
     assert len(found.samples.step_ms) == 10
     assert sum(window.samples for window in found.samples.windows) == 80
     assert found.seen.parameter_count == sum(p.numel() for p in model().parameters())
-    assert found.seen.traced is not None
-    assert found.seen.in_backward
+    assert found.seen.trace is not None
+    assert found.seen.steps_in_backward
 
 
 def test_with_an_optimizer_a_backward_is_no_step() -> None:
@@ -195,8 +201,8 @@ def test_with_an_optimizer_a_backward_is_no_step() -> None:
 
     found = watched(training, script_task())
     assert found.samples is not None
-    assert (found.seen.by_hand, found.seen.accumulation) == (False, 4)
-    assert not found.seen.in_backward
+    assert (found.seen.has_no_optimizer, found.seen.accumulation) == (False, 4)
+    assert not found.seen.steps_in_backward
 
 
 def test_a_step_that_a_scaler_skips_is_a_step() -> None:
@@ -228,9 +234,9 @@ def nothing_compiled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-@pytest.mark.parametrize(("wanted", "firsts"), [(None, 1), (Ablation(compiled="default"), 2)])
+@pytest.mark.parametrize(("wanted", "firsts"), [(None, 1), (Variant(compiled="default"), 2)])
 def test_a_step_that_compiles_is_waited_for_as_the_first_one(
-    wanted: Ablation | None, firsts: int, monkeypatch: pytest.MonkeyPatch
+    wanted: Variant | None, firsts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script's model is compiled in its second call, here by what needs no compiler."""
     compiled, real = [], torch.compile
@@ -293,8 +299,8 @@ def test_what_lies_between_passes_is_in_no_window(
         assert [epoch.train_loss for epoch in found.epochs] == [None] * 3
         assert [epoch.seconds for epoch in found.epochs] == [108, 108, 108]
     else:
-        between = [window.between for window in found.windows if window.between]
-        assert between == [Between(seconds=100, steps=8)] * 2
+        between = [window.epoch_gap for window in found.windows if window.epoch_gap]
+        assert between == [EpochGap(seconds=100, steps=8)] * 2
 
 
 @pytest.mark.parametrize(("between_s", "passes"), [(3, 3), (100, 1)])
@@ -308,11 +314,11 @@ def test_what_lies_between_short_passes_stands_for_whole_ones(
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(_loader(), module, optimizer, after_epoch=lambda: seconds.pass_by(between_s))
 
-    task = script_task(Ablation(pass_batches=2), warmup_steps=2, steps=6)
+    task = script_task(Variant(batches_per_epoch=2), warmup_steps=2, steps=6)
     found = watched(training, task).samples
     assert found is not None
-    between = [window.between for window in found.windows if window.between]
-    assert between == [Between(seconds=between_s, steps=8)] * passes
+    between = [window.epoch_gap for window in found.windows if window.epoch_gap]
+    assert between == [EpochGap(seconds=between_s, steps=8)] * passes
     assert found.step_ms == (1000,) * (2 * passes)
 
 
@@ -321,7 +327,7 @@ def test_what_comes_after_some_steps_comes_where_no_short_pass_ends(
     every: int, seconds: Seconds
 ) -> None:
     """It is told as what recurs; counted with the end of a pass, it would be told twice."""
-    short = short_passes(Rung(plan=script_task(steps=1).plan))
+    short = over_short_epochs(Trial(plan=script_task(steps=1).plan))
 
     def training() -> None:
         module, made = _taking_a_second(seconds), itertools.count(1)
@@ -335,10 +341,10 @@ def test_what_comes_after_some_steps_comes_where_no_short_pass_ends(
             seconds.pass_by(1)
 
     changes: dict[str, Any] = {"warmup_steps": short.plan.warmup_steps, "steps": short.plan.steps}
-    found = watched(training, script_task(short.ablation, **changes)).samples
+    found = watched(training, script_task(short.variant, **changes)).samples
     assert found is not None
-    between = [window.between for window in found.windows if window.between]
-    assert between == [Between(seconds=1, steps=100)] * PASSES
+    between = [window.epoch_gap for window in found.windows if window.epoch_gap]
+    assert between == [EpochGap(seconds=1, steps=100)] * SHORT_EPOCHS
 
 
 @pytest.mark.parametrize("input_", ["real", "replayed"])
@@ -358,11 +364,11 @@ def test_no_pass_ends_any_more_once_what_lies_between_took_long(
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(_loader(), module, optimizer, after_epoch=evaluate)
 
-    found = watched(training, script_task(Ablation(input=input_), steps=100)).samples
+    found = watched(training, script_task(Variant(input=input_), steps=100)).samples
     assert found is not None
     assert len(ended) == ends
     assert found.step_ms == (1000,) * 100
-    between = [window.between for window in found.windows if window.between]
+    between = [window.epoch_gap for window in found.windows if window.epoch_gap]
     assert [one.seconds for one in between] == pytest.approx([between_s] * ends)
 
 
@@ -388,22 +394,22 @@ def test_another_rank_lives_while_it_waits_for_rank_0_s_word(
     monkeypatch.setattr(agreeing, "joined", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     store = Store(word, after=3)
-    monkeypatch.setattr(agreeing, "_store", lambda: store)
-    task = script_task(Ablation(pass_batches=5), warmup_steps=5, steps=15)
-    one = patience.Patience(task, lambda: None, lambda: waited.append(True))
-    assert [one.over(step) for step in range(1, 11)] == [False] * 9 + [word == "True"]
+    monkeypatch.setattr(agreeing, "_decision_store", lambda: store)
+    task = script_task(Variant(batches_per_epoch=5), warmup_steps=5, steps=15)
+    one = patience.EpochGapLimit(task, lambda: None, lambda: waited.append(True))
+    assert [one.ends_run(step) for step in range(1, 11)] == [False] * 9 + [word == "True"]
     assert len(waited) == 3
 
 
-LOOK = Ablation(traced=True)
+LOOK = Variant(profiler_steps=True)
 
 
 @pytest.mark.parametrize(
     ("taking_s", "left_out", "warmup", "timed", "traced"),
-    [(1, LOOK, 7, 3, 2), (0, LOOK, 10, 12, 6), (1, Ablation(), 10, 12, None)],
+    [(1, LOOK, 7, 3, 2), (0, LOOK, 10, 12, 6), (1, Variant(), 10, 12, None)],
 )
 def test_a_first_look_is_short_where_steps_are_long(
-    taking_s: int, left_out: Ablation, warmup: int, timed: int, traced: int | None, seconds: Seconds
+    taking_s: int, left_out: Variant, warmup: int, timed: int, traced: int | None, seconds: Seconds
 ) -> None:
     steps = itertools.count()
 
@@ -420,7 +426,7 @@ def test_a_first_look_is_short_where_steps_are_long(
     assert found.samples is not None
     assert found.samples.warmup_steps == warmup
     assert found.samples.step_ms == (taking_s * 1000,) * timed
-    assert (found.seen.traced.steps if found.seen.traced else None) == traced
+    assert (found.seen.trace.steps if found.seen.trace else None) == traced
     assert found.seen.samples_per_step == 8
 
 
@@ -428,7 +434,7 @@ def test_ranks_that_train_alone_show_nothing_else(seconds: Seconds) -> None:
     task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)
     found = watched(usual, task)
     assert found.samples is not None
-    assert (len(found.samples.step_ms), found.seen.traced) == (1, None)
+    assert (len(found.samples.step_ms), found.seen.trace) == (1, None)
     assert not found.seen.process_group
 
 
@@ -439,10 +445,10 @@ def test_a_rank_looks_for_as_long_as_rank_0_does(
     for module in (agreeing, looking):
         monkeypatch.setattr(module, "joined", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    monkeypatch.setattr(agreeing, "_store", lambda: Store(str(slow), after=3))
+    monkeypatch.setattr(agreeing, "_decision_store", lambda: Store(str(slow), after=3))
     task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)
-    look = looking.Look(task, lambda: None)
-    found = [look.shortened(step, Devices((torch.device("cpu"),))) for step in range(1, 9)]
+    look = looking.ProbeRun(task, lambda: None)
+    found = [look.shortened_length(step, Devices((torch.device("cpu"),))) for step in range(1, 9)]
     assert [one is not None for one in found] == [slow and step == 6 for step in range(1, 9)]
 
 
@@ -463,9 +469,9 @@ def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
     found = watched(training, script_task(steps=3, warmup_steps=2)).samples
     assert found is not None
     assert found.step_ms == (step_ms,) * 3
-    between = [window.between for window in found.windows if window.between]
+    between = [window.epoch_gap for window in found.windows if window.epoch_gap]
     waited_s = 1.0 if workers else 0.0
-    assert between == [Between(seconds=waited_s, steps=1, waited_s=waited_s)] * len(between)
+    assert between == [EpochGap(seconds=waited_s, steps=1, waited_s=waited_s)] * len(between)
     assert between
 
 
@@ -482,7 +488,7 @@ def test_a_pass_that_is_not_asked_for_its_end_has_ended_when_the_next_begins() -
     found = watched(training, script_task(steps=None, epochs=3, warmup_steps=3))
     assert found.samples is not None
     assert [epoch.samples for epoch in found.samples.epochs] == [64, 64, 64]
-    assert found.seen.epochs_ended == 3
+    assert found.seen.epochs_completed == 3
 
 
 def test_the_last_epoch_of_a_script_ends_with_it() -> None:
@@ -508,7 +514,7 @@ def test_without_a_loader_the_model_s_calls_tell_the_samples() -> None:
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 60
     assert found.seen.loader is None
-    assert found.seen.batch is None
+    assert found.seen.global_batch_size is None
     assert found.samples.sample_hashes == ()
 
 
@@ -535,7 +541,7 @@ def test_a_model_may_get_its_samples_by_name() -> None:
 
 def test_without_a_loader_there_is_nothing_to_give_again() -> None:
     with pytest.raises(Unsupported, match="neither a DataLoader nor"):
-        watched(_no_loader, script_task(Ablation(input="replayed")))
+        watched(_no_loader, script_task(Variant(input="replayed")))
 
 
 def test_what_had_no_turn_before_the_end_is_no_reason_to_refuse_the_rest() -> None:
@@ -546,12 +552,14 @@ def test_what_had_no_turn_before_the_end_is_no_reason_to_refuse_the_rest() -> No
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(DataLoader(dataset(56), batch_size=8), module, optimizer, epochs=1)
 
-    turns = (Ablation(), Ablation(input="replayed"))
-    found = watched(training, dataclasses.replace(script_task(), turns=turns)).samples
+    turns = (Variant(), Variant(input="replayed"))
+    found = watched(
+        training, dataclasses.replace(script_task(), interleaved_variants=turns)
+    ).samples
     assert found is not None
-    assert set(found.turns) == {0}
+    assert set(found.slots) == {0}
     with pytest.raises(Unsupported, match="neither a DataLoader nor"):
-        watched(_no_loader, dataclasses.replace(script_task(), turns=turns))
+        watched(_no_loader, dataclasses.replace(script_task(), interleaved_variants=turns))
 
 
 def test_the_same_samples_have_the_same_hash_and_others_have_not() -> None:

@@ -14,8 +14,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from nfold.frameworks.torch.script.whereabouts import MEETING, NAME, Whereabouts, spot_of
-from nfold.measurement import PausedAt, When
+from nfold.frameworks.torch.script.whereabouts import (
+    COLLECTIVE_MODULE,
+    SAMPLER_THREAD_NAME,
+    StackSampler,
+    sampled_line,
+)
+from nfold.measurement import HostGapKind, HostGapLocation
 from watched import dataset, model, script_task, watched
 
 HERE = Path(__file__).name
@@ -29,10 +34,10 @@ def line_of(function: Callable[..., Any], text: str) -> str:
     return f"{HERE}:{first + place}"
 
 
-def longest(found: tuple[PausedAt, ...], when: When) -> tuple[str, str | None]:
+def longest(found: tuple[HostGapLocation, ...], when: HostGapKind) -> tuple[str, str | None]:
     """File, line and what is called there."""
-    spot = next(spot for spot in found if spot.when == when)
-    return spot.where.rpartition("/")[2], spot.calls
+    spot = next(spot for spot in found if spot.kind == when)
+    return spot.location.rpartition("/")[2], spot.callee
 
 
 def evaluate() -> None:
@@ -60,9 +65,12 @@ def test_pauses_have_the_lines_at_which_they_are_spent() -> None:
     found = watched(train_with_pauses, script_task(steps=36)).samples
     assert found is not None
     of = train_with_pauses
-    assert longest(found.paused_at, "after a step") == (line_of(of, "# A log"), None)
-    assert longest(found.paused_at, "after some steps") == (line_of(of, "# A checkpoint"), None)
-    between = longest(found.paused_at, "between passes")
+    assert longest(found.host_gap_locations, "after a step") == (line_of(of, "# A log"), None)
+    assert longest(found.host_gap_locations, "after some steps") == (
+        line_of(of, "# A checkpoint"),
+        None,
+    )
+    between = longest(found.host_gap_locations, "between passes")
     assert between == (line_of(of, "# Between passes"), "evaluate()")
 
 
@@ -86,7 +94,9 @@ def test_an_evaluation_between_two_steps_is_a_pause_by_its_own_line() -> None:
     found = watched(training, script_task()).samples
     assert found is not None
     place = line_of(training, "# Before a step"), "looked_through()"
-    assert place in {longest(found.paused_at, spot.when) for spot in found.paused_at}
+    assert place in {
+        longest(found.host_gap_locations, spot.kind) for spot in found.host_gap_locations
+    }
 
 
 def test_a_training_without_pauses_is_at_none_for_long() -> None:
@@ -100,35 +110,35 @@ def test_a_training_without_pauses_is_at_none_for_long() -> None:
 
     found = watched(training, script_task(steps=40)).samples
     assert found is not None
-    assert sum(spot.seconds for spot in found.paused_at) < 0.1 * 44 * 0.01
+    assert sum(spot.seconds for spot in found.host_gap_locations) < 0.1 * 44 * 0.01
 
 
 def test_nobody_looks_once_it_is_over() -> None:
-    looking = Whereabouts(lambda: False)
+    looking = StackSampler(lambda: False)
     looking.start()
     for _ in range(TRIES):
-        looking.open()
+        looking.begin_gap()
         evaluate()
-        looking.close(between_passes=True)
-        if looking.found:
+        looking.end_gap(at_epoch_boundary=True)
+        if looking.sampled_lines:
             break
-    (spot,) = looking.found
-    assert spot.calls == "evaluate()"
-    looking.open()
+    (spot,) = looking.sampled_lines
+    assert spot.callee == "evaluate()"
+    looking.begin_gap()
     looking.stop()
-    looking.close(between_passes=True)
-    looking.open()
-    looking.close(between_passes=False)
-    assert looking.found == (spot,)
+    looking.end_gap(at_epoch_boundary=True)
+    looking.begin_gap()
+    looking.end_gap(at_epoch_boundary=False)
+    assert looking.sampled_lines == (spot,)
     for thread in threading.enumerate():
-        if thread.name == NAME:
+        if thread.name == SAMPLER_THREAD_NAME:
             thread.join(timeout=60)
             assert not thread.is_alive()
 
 
 def look(frame: FrameType, *loop: Callable[..., Any]) -> tuple[str, str | None] | None:
     """The line without its folder, and what it calls."""
-    found = spot_of(frame, {id(of.__code__): of.__code__ for of in loop})
+    found = sampled_line(frame, {id(of.__code__): of.__code__ for of in loop})
     return found and (found[0].rpartition("/")[2], found[1])
 
 
@@ -182,5 +192,5 @@ def test_what_a_trainer_calls_back_has_a_line_of_its_own(tmp_path: Path) -> None
 
 
 def test_who_waits_in_a_collective_does_nothing_of_its_own() -> None:
-    assert called(SAVE, "<torch>", "save", __name__=MEETING)() is None
-    assert spot_of(None, {}) is None
+    assert called(SAVE, "<torch>", "save", __name__=COLLECTIVE_MODULE)() is None
+    assert sampled_line(None, {}) is None

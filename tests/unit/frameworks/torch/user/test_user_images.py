@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from nfold.errors import UnknownValue, UsageError
-from nfold.frameworks.torch.share import Ledger
-from nfold.frameworks.torch.user.batches import Division
-from nfold.frameworks.torch.user.images import Augmented
-from nfold.frameworks.torch.user.loader import Loader, Position
-from nfold.frameworks.torch.user.recipe import Recipe
+from nfold.frameworks.torch.share import CurrentShare
+from nfold.frameworks.torch.user.batches import BatchDivision
+from nfold.frameworks.torch.user.images import ImageAugmentation
+from nfold.frameworks.torch.user.loader import LoaderPosition, RunLoader
+from nfold.frameworks.torch.user.recipe import LoaderConfig
 from nfold.images import Images
 from nfold.plan import Plan
 
@@ -30,22 +30,24 @@ def images(*, first: bool = False) -> Tensor:
     return made.permute(0, 3, 1, 2).contiguous() if first else made
 
 
-def recipe(rank: int = 0, ranks: int = 1, augment: Images | None = None) -> Recipe:
+def recipe(rank: int = 0, ranks: int = 1, augment: Images | None = None) -> LoaderConfig:
     plan = Plan(seed=5, step="eager")
-    return Recipe(
-        division=Division(batch=8, rank=rank, ranks=ranks),
+    return LoaderConfig(
+        division=BatchDivision(batch=8, rank=rank, ranks=ranks),
         device=CPU,
         seed=5,
         shuffle=True,
         train=True,
-        augment=Augmented(augment or Images(*ALL), plan, CPU),
+        augment=ImageAugmentation(augment or Images(*ALL), plan, CPU),
     )
 
 
-def seen(data: Any, made: Recipe, epochs: int = 2, begin: Position | None = None) -> dict[Any, Any]:
+def seen(
+    data: Any, made: LoaderConfig, epochs: int = 2, begin: LoaderPosition | None = None
+) -> dict[Any, Any]:
     """What every sample looked like, by epoch and label."""
-    loader = Loader(data, made, Ledger(made.division.ranks), lambda: None)
-    loader.go_to(begin or Position())
+    loader = RunLoader(data, made, CurrentShare(made.division.ranks), lambda: None)
+    loader.seek(begin or LoaderPosition())
     found: dict[Any, Any] = {}
     for epoch in range(loader.position.epoch, epochs):
         for pixels, labels in loader:
@@ -87,7 +89,7 @@ def test_a_sample_looks_different_in_every_epoch_and_alike_after_going_on() -> N
     data = (images(), torch.arange(COUNT))
     whole = seen(data, recipe())
     assert sum(torch.equal(whole[0, n], whole[1, n]) for n in range(COUNT)) < COUNT / 2
-    later = seen(data, recipe(), begin=Position(epoch=1, step=1))
+    later = seen(data, recipe(), begin=LoaderPosition(epoch=1, step=1))
     assert len(later) == COUNT - 8
     assert all(torch.equal(later[key], whole[key]) for key in later)
 
@@ -107,7 +109,7 @@ def test_without_operations_images_are_only_normalised() -> None:
 
 @pytest.mark.parametrize("batch", [images(), [images(), 1], {"x": images(), "y": 1}])
 def test_the_rest_of_a_batch_is_left_alone(batch: Any) -> None:
-    prepared = Augmented(Images(), Plan(), CPU)(batch, torch.arange(COUNT), 0)
+    prepared = ImageAugmentation(Images(), Plan(), CPU)(batch, torch.arange(COUNT), 0)
     assert type(prepared) is type(batch)
     whole = prepared if isinstance(batch, Tensor) else prepared["x" if "x" in prepared else 0]
     assert whole.shape == (COUNT, 3, 8, 8)
@@ -120,7 +122,7 @@ def test_the_rest_of_a_batch_is_left_alone(batch: Any) -> None:
 )
 def test_what_is_no_image_is_refused(batch: Any) -> None:
     with pytest.raises(UsageError, match="next"):
-        Augmented(Images(), Plan(), CPU)(batch, torch.arange(2), 0)
+        ImageAugmentation(Images(), Plan(), CPU)(batch, torch.arange(2), 0)
 
 
 def test_bad_operations_are_refused() -> None:
@@ -131,4 +133,6 @@ def test_bad_operations_are_refused() -> None:
     with pytest.raises(UsageError, match="mean"):
         Images(mean=(0.5,))
     with pytest.raises(UsageError, match="one a channel"):
-        Augmented(Images(mean=(0.5,), std=(1.0,)), Plan(), CPU)(images(), torch.arange(COUNT), 0)
+        ImageAugmentation(Images(mean=(0.5,), std=(1.0,)), Plan(), CPU)(
+            images(), torch.arange(COUNT), 0
+        )

@@ -19,14 +19,14 @@ from torch.utils.data import (
 )
 
 from nfold.errors import OutOfMemory, UnknownValue, UsageError
-from nfold.frameworks.torch.share import Ledger
-from nfold.frameworks.torch.user.batches import Division
-from nfold.frameworks.torch.user.loader import Loader, Position
-from nfold.frameworks.torch.user.recipe import Recipe
-from nfold.frameworks.torch.user.settings import settings_of
+from nfold.frameworks.torch.share import CurrentShare
+from nfold.frameworks.torch.user.batches import BatchDivision
+from nfold.frameworks.torch.user.loader import LoaderPosition, RunLoader
+from nfold.frameworks.torch.user.recipe import LoaderConfig
+from nfold.frameworks.torch.user.settings import resolve_settings
 
-ALONE = Recipe(
-    division=Division(batch=4, rank=0, ranks=1),
+ALONE = LoaderConfig(
+    division=BatchDivision(batch=4, rank=0, ranks=1),
     device=torch.device("cpu"),
     seed=0,
     shuffle=True,
@@ -35,11 +35,13 @@ ALONE = Recipe(
 UNSAID = {"batch_size": None, "shuffle": None, "workers": None, "drop_last": None, "collate": None}
 
 
-def loader(data: Any, recipe: Recipe = ALONE, ledger: Ledger | None = None) -> Loader:
-    return Loader(data, recipe, ledger or Ledger(1), lambda: None)
+def loader(
+    data: Any, recipe: LoaderConfig = ALONE, ledger: CurrentShare | None = None
+) -> RunLoader:
+    return RunLoader(data, recipe, ledger or CurrentShare(1), lambda: None)
 
 
-def read(made: Loader) -> list[list[int]]:
+def read(made: RunLoader) -> list[list[int]]:
     return [batch.tolist() for batch in made]
 
 
@@ -59,7 +61,7 @@ def test_an_epoch_that_was_broken_off_is_followed_by_the_next() -> None:
     for batch in broken:
         assert batch.tolist() == first[0]
         break
-    assert broken.position == Position(epoch=1, step=0)
+    assert broken.position == LoaderPosition(epoch=1, step=0)
     assert read(broken) == second
 
 
@@ -68,14 +70,16 @@ def test_an_iteration_that_ends_late_leaves_the_next_one_alone() -> None:
     first, second = iter(made), iter(made)
     next(first), next(second)
     del first
-    assert made.position == Position(epoch=1, step=1)
+    assert made.position == LoaderPosition(epoch=1, step=1)
     del second
-    assert made.position == Position(epoch=2, step=0)
+    assert made.position == LoaderPosition(epoch=2, step=0)
 
 
 def test_every_batch_beats() -> None:
     beats: list[int] = []
-    made = Loader(torch.arange(10), ALONE, Ledger(1), lambda: None, lambda: beats.append(1))
+    made = RunLoader(
+        torch.arange(10), ALONE, CurrentShare(1), lambda: None, lambda: beats.append(1)
+    )
     assert len(read(made)) == len(beats) == 3
 
 
@@ -85,19 +89,21 @@ def test_a_loader_goes_on_from_a_position() -> None:
     expected = read(whole)
     for data in (torch.arange(10), list(range(10))):
         later = loader(data)
-        later.go_to(Position(epoch=1, step=2))
+        later.seek(LoaderPosition(epoch=1, step=2))
         assert read(later) == expected[2:]
-        assert later.position == Position(epoch=2, step=0)
+        assert later.position == LoaderPosition(epoch=2, step=0)
 
 
 def test_the_position_counts_the_batch_that_is_handed_out() -> None:
-    made = loader(torch.arange(10), replace(ALONE, division=replace(ALONE.division, parts=2)))
+    made = loader(
+        torch.arange(10), replace(ALONE, division=replace(ALONE.division, micro_batches=2))
+    )
     steps = [made.position.step for _ in made]
     assert steps == [0, 1, 1, 2, 2, 3]
 
 
 def test_the_ledger_is_told_what_each_batch_weighs() -> None:
-    ledger = Ledger(1)
+    ledger = CurrentShare(1)
     made = loader(torch.arange(10), ledger=ledger)
     assert [(ledger.share.count, ledger.share.global_count) for _ in made] == [
         (4, 4),
@@ -108,30 +114,32 @@ def test_the_ledger_is_told_what_each_batch_weighs() -> None:
 
 def test_a_padded_batch_in_hand_counts_nothing() -> None:
     """Six samples in batches of four: the third rank has one of the first, none of the second."""
-    ledger = Ledger(3)
-    three = Division(batch=4, rank=0, ranks=3)
+    ledger = CurrentShare(3)
+    three = BatchDivision(batch=4, rank=0, ranks=3)
     made = loader(torch.arange(6), replace(ALONE, division=three), ledger)
     checks = loader(
         torch.arange(6), replace(ALONE, division=three, train=False, shuffle=False), ledger
     )
     counts, inside, beside = [], [], []
     for batch in made:
-        counts.append(ledger.real(len(batch)))
-        inside += [ledger.real(len(one)) for one in checks]
-        beside.append((ledger.real(len(batch)), ledger.real(7)))
+        counts.append(ledger.real_count(len(batch)))
+        inside += [ledger.real_count(len(one)) for one in checks]
+        beside.append((ledger.real_count(len(batch)), ledger.real_count(7)))
     assert (counts, inside) == ([1, 0], [1, 1])
     assert beside == [(1, 7), (0, 7)]
-    assert ledger.real(1) == 1
+    assert ledger.real_count(1) == 1
     for _ in made:
-        if ledger.pads:
+        if ledger.is_padding:
             break
-    assert not ledger.pads
+    assert not ledger.is_padding
 
 
 def test_an_evaluation_tells_the_ledger_nothing_and_skips_padding() -> None:
-    ledger = Ledger(3)
+    ledger = CurrentShare(3)
     before = ledger.share
-    recipe = replace(ALONE, train=False, shuffle=False, division=Division(batch=4, rank=0, ranks=3))
+    recipe = replace(
+        ALONE, train=False, shuffle=False, division=BatchDivision(batch=4, rank=0, ranks=3)
+    )
     made = loader(torch.arange(6), recipe, ledger)
     assert read(made) == [[0]]
     assert len(made) == 1
@@ -159,7 +167,7 @@ def test_a_worker_of_a_stream_reads_the_same_batches() -> None:
     alone = loader(lambda: iter(range(10)))
     helped = loader(lambda: iter(range(10)), replace(ALONE, workers=2))
     assert read(helped) == read(alone) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    helped.go_to(Position(epoch=1, step=2))
+    helped.seek(LoaderPosition(epoch=1, step=2))
     assert read(helped) == [[8, 9]]
 
 
@@ -182,23 +190,23 @@ def tell(_: int) -> None:
 def test_workers_are_started_as_the_dataloader_says() -> None:
     numbers: Any = Told()
     data = DataLoader(numbers, batch_size=4, num_workers=1, worker_init_fn=tell, prefetch_factor=3)
-    samples, settings = settings_of(data, UNSAID)
+    samples, settings = resolve_settings(data, UNSAID)
     assert settings["options"]["prefetch_factor"] == 3
     recipe = replace(ALONE, workers=1, options=settings["options"])
     assert read(loader(samples, recipe)) == [[1, 1, 1, 1]]
-    assert settings_of(data, {**UNSAID, "workers": 0})[1]["options"] == {}
+    assert resolve_settings(data, {**UNSAID, "workers": 0})[1]["options"] == {}
 
 
 def test_options_that_dataloader_has_not_are_refused() -> None:
     said = {**UNSAID, "batch_size": 1}
-    assert settings_of([1], said, {"timeout": 9})[1]["options"] == {"timeout": 9}
+    assert resolve_settings([1], said, {"timeout": 9})[1]["options"] == {"timeout": 9}
     with pytest.raises(UnknownValue, match=r"'num_workers': allowed are .*workers"):
-        settings_of([1], said, {"num_workers": 2})
+        resolve_settings([1], said, {"num_workers": 2})
 
 
 def test_a_stream_that_is_to_be_shuffled_is_refused() -> None:
     with pytest.raises(UsageError, match=r"shuffle=True of a function.*own order"):
-        settings_of(lambda: iter([1]), {**UNSAID, "batch_size": 1, "shuffle": True})
+        resolve_settings(lambda: iter([1]), {**UNSAID, "batch_size": 1, "shuffle": True})
 
 
 def test_augmentation_gets_the_batch_its_samples_and_the_epoch() -> None:
@@ -238,7 +246,7 @@ def test_resident_data_that_are_no_arrays_or_do_not_fit_are_refused(
 def test_a_dataloaders_settings_are_taken_over_unless_said_otherwise() -> None:
     numbers: Any = list(range(9))
     data = DataLoader(numbers, batch_size=3, shuffle=True, drop_last=True)
-    samples, settings = settings_of(data, UNSAID)
+    samples, settings = resolve_settings(data, UNSAID)
     assert samples is numbers
     assert settings == {
         "batch_size": 3,
@@ -248,7 +256,7 @@ def test_a_dataloaders_settings_are_taken_over_unless_said_otherwise() -> None:
         "collate": default_collate,
         "options": {},
     }
-    _, settings = settings_of(data, {**UNSAID, "batch_size": 6, "shuffle": False})
+    _, settings = resolve_settings(data, {**UNSAID, "batch_size": 6, "shuffle": False})
     assert (settings["batch_size"], settings["shuffle"]) == (6, False)
 
 
@@ -264,14 +272,16 @@ def test_a_sampler_of_the_users_own_is_refused(sampler: Any) -> None:
     numbers: Any = [1, 2]
     data = DataLoader(numbers, sampler=sampler)
     with pytest.raises(UsageError, match=r"a \w*RandomSampler of its own.*run\.loader\(dataset"):
-        settings_of(data, UNSAID)
+        resolve_settings(data, UNSAID)
 
 
 def test_a_number_of_numpy_s_is_a_batch() -> None:
-    assert type(settings_of([1], {**UNSAID, "batch_size": np.int64(3)})[1]["batch_size"]) is int
+    assert (
+        type(resolve_settings([1], {**UNSAID, "batch_size": np.int64(3)})[1]["batch_size"]) is int
+    )
 
 
 @pytest.mark.parametrize("batch", [None, 0, -1, 2.5, True])
 def test_a_batch_that_is_none_is_refused(batch: object) -> None:
     with pytest.raises(UsageError, match=r"batch_size.*whole numbers from 1"):
-        settings_of([1], {**UNSAID, "batch_size": batch})
+        resolve_settings([1], {**UNSAID, "batch_size": batch})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nfold.frameworks.torch.user.model import Prepared, prepare
+from nfold.frameworks.torch.user.model import PreparedMarker, prepare_module
 from nfold.plan import Plan
 
 CPU = torch.device("cpu")
@@ -34,23 +34,23 @@ def plan(**fields: object) -> Plan:
 def test_it_is_the_same_object_of_the_users_class() -> None:
     module = Net()
     weight = module.convolution.weight
-    assert prepare(module, plan(), CPU) is module
+    assert prepare_module(module, plan(), CPU) is module
     assert isinstance(module, Net)
-    assert isinstance(module, Prepared)
+    assert isinstance(module, PreparedMarker)
     assert module.convolution.weight is weight
-    assert type(prepare(module, plan(), CPU)).__mro__.count(Prepared) == 1
+    assert type(prepare_module(module, plan(), CPU)).__mro__.count(PreparedMarker) == 1
 
 
 def test_bf16_computes_in_bf16_and_answers_in_fp32() -> None:
     module = Net()
-    prepare(module, plan(precision="bf16"), CPU)
+    prepare_module(module, plan(precision="bf16"), CPU)
     assert module(torch.zeros(1, 3, 8, 8))["y"].dtype == torch.float32
     assert module.seen == [torch.bfloat16]
 
 
 def test_channels_last_reaches_weights_and_inputs() -> None:
     module = Net()
-    prepare(module, plan(layout="channels_last"), CPU)
+    prepare_module(module, plan(layout="channels_last"), CPU)
     assert module.convolution.weight.is_contiguous(memory_format=torch.channels_last)
     channel_stride = module(torch.zeros(1, 3, 8, 8))["strides"][1]
     assert channel_stride == 1
@@ -58,7 +58,7 @@ def test_channels_last_reaches_weights_and_inputs() -> None:
 
 def test_a_copy_and_a_pickle_are_of_the_users_class_again() -> None:
     module = Net()
-    prepare(module, plan(), CPU)
+    prepare_module(module, plan(), CPU)
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert type(other) is Net
         assert torch.equal(other.convolution.weight, module.convolution.weight)
@@ -69,12 +69,12 @@ def test_a_copy_and_a_pickle_are_of_the_users_class_again() -> None:
 def test_it_computes_what_it_computed(layout: str) -> None:
     module, x = Net(), torch.randn(2, 3, 8, 8)
     expected = module(x)["y"]
-    prepare(module, plan(layout=layout), CPU)
+    prepare_module(module, plan(layout=layout), CPU)
     assert torch.allclose(module(x)["y"], expected, atol=1e-5)
 
 
 def test_a_compiled_step_computes_the_same() -> None:
     module, x = Net(), torch.randn(2, 3, 8, 8)
     expected = module(x)["y"]
-    prepare(module, plan(step="compiled"), CPU)
+    prepare_module(module, plan(step="compiled"), CPU)
     assert torch.allclose(module(x)["y"], expected, atol=1e-5)

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from nfold.errors import OutOfMemory
 from nfold.frameworks.torch import resident
-from nfold.frameworks.torch.sharded import exchanged
-from nfold.frameworks.torch.share import Ledger, Share
+from nfold.frameworks.torch.sharded import all_to_all_samples
+from nfold.frameworks.torch.share import BatchShare, CurrentShare
 from nfold.frameworks.torch.user import placing
-from nfold.frameworks.torch.user.batches import Division
-from nfold.frameworks.torch.user.loader import Loader, Position
-from nfold.frameworks.torch.user.placing import Arrays, ShardedArrays, placed
-from nfold.frameworks.torch.user.recipe import Recipe
-from nfold.frameworks.torch.user.source import bytes_of
+from nfold.frameworks.torch.user.batches import BatchDivision
+from nfold.frameworks.torch.user.loader import LoaderPosition, RunLoader
+from nfold.frameworks.torch.user.placing import ArrayReader, ShardedArrayReader, place_arrays
+from nfold.frameworks.torch.user.recipe import LoaderConfig
+from nfold.frameworks.torch.user.source import total_bytes
 from rank_threads import on_threads
 
 SAMPLES = 103
-Read = list[tuple[Tensor, Tensor, Share]]
+Read = list[tuple[Tensor, Tensor, BatchShare]]
 pytestmark = pytest.mark.filterwarnings("ignore:the data set does not fit whole")
 
 
@@ -38,19 +38,23 @@ def data(samples: int = SAMPLES) -> dict[str, Any]:
     return {"x": x.t().contiguous().t(), "y": (numbers, -numbers.double())}
 
 
-def recipe(rank: int, ranks: int, batch: int, **changed: Any) -> Recipe:
-    division = Division(batch=batch, rank=rank, ranks=ranks, parts=changed.pop("parts", 1))
-    plain = Recipe(division=division, device=torch.device("cpu"), seed=3, shuffle=True, train=True)
+def recipe(rank: int, ranks: int, batch: int, **changed: Any) -> LoaderConfig:
+    division = BatchDivision(
+        batch=batch, rank=rank, ranks=ranks, micro_batches=changed.pop("parts", 1)
+    )
+    plain = LoaderConfig(
+        division=division, device=torch.device("cpu"), seed=3, shuffle=True, train=True
+    )
     return replace(plain, **changed)
 
 
 def pretend(patch: pytest.MonkeyPatch, free: float) -> None:
     """Free memory in bytes, for every rank."""
     patch.setattr(placing, "free_bytes", lambda _: int(free))
-    patch.setattr(resident, "smallest", lambda value, *_: value)
+    patch.setattr(resident, "all_reduce_min", lambda value, *_: value)
 
 
-def read(made: Loader, ledger: Ledger, epochs: int = 2) -> Read:
+def read(made: RunLoader, ledger: CurrentShare, epochs: int = 2) -> Read:
     return [
         (batch["x"], torch.stack([one.double() for one in batch["y"]]), ledger.share)
         for _ in range(epochs)
@@ -58,19 +62,19 @@ def read(made: Loader, ledger: Ledger, epochs: int = 2) -> Read:
     ]
 
 
-def loader(given: Any, how: Recipe) -> tuple[Loader, Ledger]:
-    ledger = Ledger(how.division.ranks)
-    return Loader(given, how, ledger, lambda: None), ledger
+def loader(given: Any, how: LoaderConfig) -> tuple[RunLoader, CurrentShare]:
+    ledger = CurrentShare(how.division.ranks)
+    return RunLoader(given, how, ledger, lambda: None), ledger
 
 
 def compare(patch: pytest.MonkeyPatch, ranks: int, batch: int, skip: int = 0, **said: Any) -> None:
     """Sharded batches against those that stay on the host."""
-    pretend(patch, 1.25 * bytes_of(data()))
+    pretend(patch, 1.25 * total_bytes(data()))
 
     def work(rank: int, where: str) -> Read:
         made, ledger = loader(data(), recipe(rank, ranks, batch, input=where, **said))
-        assert isinstance(made._source, ShardedArrays) == (where == "resident")
-        made.go_to(Position(epoch=1, step=skip))
+        assert isinstance(made._source, ShardedArrayReader) == (where == "resident")
+        made.seek(LoaderPosition(epoch=1, step=skip))
         return read(made, ledger)
 
     found = on_threads(patch, ranks, lambda rank: work(rank, "resident"))
@@ -102,7 +106,7 @@ def test_they_are_in_parts_of_a_step_and_from_its_middle_on(
 
 
 def test_an_evaluation_gives_each_sample_to_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, 1.25 * bytes_of(data()))
+    pretend(monkeypatch, 1.25 * total_bytes(data()))
 
     def work(rank: int) -> list[int]:
         how = recipe(rank, 4, 34, input="resident", train=False, shuffle=False)
@@ -117,25 +121,25 @@ def test_arrays_are_whole_sharded_or_refused_by_what_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a host two ranks need two copies whole, or one in shards, of at most 80 % of it."""
-    needed, how = bytes_of(data(40)), recipe(0, 2, 10, input="resident")
+    needed, how = total_bytes(data(40)), recipe(0, 2, 10, input="resident")
     pretend(monkeypatch, 2.5 * needed)
-    assert isinstance(placed(data(40), how), Arrays)
+    assert isinstance(place_arrays(data(40), how), ArrayReader)
     pretend(monkeypatch, 2.5 * needed - 1)
-    assert isinstance(placed(data(40), how), ShardedArrays)
+    assert isinstance(place_arrays(data(40), how), ShardedArrayReader)
     pretend(monkeypatch, 1.25 * needed - 1)
     sizes = r"needs 2.09e-06 GiB, sharded 1.04e-06 GiB, on the host \(2 ranks\), of whose free"
     with pytest.raises(OutOfMemory, match=sizes + r".*next: nfold\.Run\(input"):
-        placed(data(40), how)
-    assert isinstance(placed(data(40), replace(how, input=None)), Arrays)
+        place_arrays(data(40), how)
+    assert isinstance(place_arrays(data(40), replace(how, input=None)), ArrayReader)
 
 
 def test_a_rank_holds_a_copy_of_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = data(40)
-    pretend(monkeypatch, 1.25 * bytes_of(whole))
+    pretend(monkeypatch, 1.25 * total_bytes(whole))
     held = []
     for rank in range(3):
-        source = placed(whole, recipe(rank, 3, 10, input="resident"))
-        assert isinstance(source, ShardedArrays)
+        source = place_arrays(whole, recipe(rank, 3, 10, input="resident"))
+        assert isinstance(source, ShardedArrayReader)
         held.append(source._arrays["x"])
     assert [len(part) for part in held] == [13, 13, 14]
     assert torch.equal(torch.cat(held), whole["x"])
@@ -144,16 +148,16 @@ def test_a_rank_holds_a_copy_of_its_part(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_one_warning_says_that_steps_exchange_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, 1.25 * bytes_of(data()))
+    pretend(monkeypatch, 1.25 * total_bytes(data()))
     with pytest.warns(UserWarning, match="data set does not fit whole: it is sharded over 2"):
-        placed(data(), recipe(0, 2, 10, input="resident"))
+        place_arrays(data(), recipe(0, 2, 10, input="resident"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        placed(data(), recipe(1, 2, 10, input="resident"))
+        place_arrays(data(), recipe(1, 2, 10, input="resident"))
 
 
 def test_no_step_exchanges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, 1.25 * bytes_of(data(3)))
+    pretend(monkeypatch, 1.25 * total_bytes(data(3)))
     how = recipe(0, 2, 10, input="resident")
     how = replace(how, division=replace(how.division, drop_last=True))
     assert list(loader(data(3), how)[0]) == []
@@ -165,7 +169,7 @@ def test_samples_of_any_type_are_sent(kind: torch.dtype, tmp_path: Path) -> None
     try:
         for shape in ((4,), (4, 3, 2), (4, 0), (0, 2)):
             own = torch.arange(4 * 6)[: torch.Size(shape).numel()].view(shape).to(kind)
-            got = exchanged(own, [shape[0]], [shape[0]])
+            got = all_to_all_samples(own, [shape[0]], [shape[0]])
             assert got.dtype == kind
             assert torch.equal(got, own)
     finally:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nfold.errors import UsageError
-from nfold.frameworks.torch.user.scale import FIRST, GROWTH_INTERVAL, LossScale
+from nfold.frameworks.torch.user.scale import GROWTH_INTERVAL, INITIAL_SCALE, LossScale
 
 
 def test_gradients_are_those_of_the_loss() -> None:
@@ -21,7 +21,7 @@ def test_an_overflow_keeps_no_gradient_and_halves_the_scale() -> None:
     scale, weight = LossScale(), nn.Parameter(torch.tensor([2.0]))
     scale.backward(weight.sum() * float("inf"), [weight])
     assert weight.grad is None
-    assert scale.scale == FIRST / 2
+    assert scale.scale == INITIAL_SCALE / 2
 
 
 def test_the_scale_grows_after_enough_good_steps() -> None:
@@ -34,7 +34,7 @@ def test_the_scale_grows_after_enough_good_steps() -> None:
 def test_a_step_after_a_plain_backward_is_refused() -> None:
     scale, weight = LossScale(), nn.Parameter(torch.tensor([2.0]))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    scale.watch(optimizer)
+    scale.require_scaled_backward(optimizer)
     weight.sum().backward()  # type: ignore[no-untyped-call]
     with pytest.raises(UsageError, match=r"run\.backward\(loss\)"):
         optimizer.step()
@@ -46,7 +46,7 @@ def test_every_optimizer_may_step_after_a_backward() -> None:
     scale, weights = LossScale(), [nn.Parameter(torch.tensor([2.0])) for _ in range(2)]
     both = [torch.optim.SGD([weight], lr=0.5) for weight in weights]
     for optimizer in both:
-        scale.watch(optimizer)
+        scale.require_scaled_backward(optimizer)
     scale.backward(torch.stack([*weights]).sum(), weights)
     for optimizer in both:
         optimizer.step()

@@ -13,25 +13,30 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from nfold.errors import UsageError
-from nfold.frameworks.torch.user.source import arrays_of, is_map_style, length_of, stream_of
+from nfold.frameworks.torch.user.source import (
+    as_arrays,
+    is_map_style,
+    iterator_factory,
+    sample_count,
+)
 
 
 def test_arrays_keep_their_structure() -> None:
     x, y = torch.zeros(4, 2), np.arange(4)
-    pair = arrays_of((x, y))
+    pair = as_arrays((x, y))
     assert isinstance(pair, tuple)
     assert pair[0] is x
     assert pair[1].tolist() == [0, 1, 2, 3]
-    named = arrays_of({"image": x, "label": y})
+    named = as_arrays({"image": x, "label": y})
     assert named is not None
     assert list(named) == ["image", "label"]
-    assert length_of(named) == 4
-    assert arrays_of(TensorDataset(x, x)) == (x, x)
+    assert sample_count(named) == 4
+    assert as_arrays(TensorDataset(x, x)) == (x, x)
 
 
 @pytest.mark.parametrize("data", [[(torch.zeros(2), 1)], (torch.zeros(2), "a"), {}, (), "text", 3])
 def test_other_things_are_no_arrays(data: object) -> None:
-    assert arrays_of(data) is None
+    assert as_arrays(data) is None
 
 
 def test_tensors_that_are_changed_when_they_are_read_are_no_arrays() -> None:
@@ -39,7 +44,7 @@ def test_tensors_that_are_changed_when_they_are_read_are_no_arrays() -> None:
         def __getitem__(self, index: Any) -> Any:
             return [tensor[index] / 2 for tensor in self.tensors]
 
-    assert arrays_of(Halved(torch.ones(4))) is None
+    assert as_arrays(Halved(torch.ones(4))) is None
 
 
 def test_arrays_that_torch_cannot_read_as_they_lie_are_copied(tmp_path: Path) -> None:
@@ -49,10 +54,10 @@ def test_arrays_that_torch_cannot_read_as_they_lie_are_copied(tmp_path: Path) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for array in (numbers[::-1][::-1], numbers.astype(">f4"), mapped):
-            found = arrays_of(array)
+            found = as_arrays(array)
             assert found is not None
             assert found.tolist() == numbers.tolist()
-        turned = arrays_of(numbers[::-1])
+        turned = as_arrays(numbers[::-1])
         assert turned is not None
         assert turned.tolist() == numbers[::-1].tolist()
 
@@ -60,14 +65,14 @@ def test_arrays_that_torch_cannot_read_as_they_lie_are_copied(tmp_path: Path) ->
 @pytest.mark.parametrize("array", [np.array(["a"]), np.array([None])])
 def test_arrays_of_no_numbers_are_refused(array: np.ndarray[Any, Any]) -> None:
     with pytest.raises(UsageError, match=r"an array of .*: allowed are numbers"):
-        arrays_of((np.zeros(1), array))
+        as_arrays((np.zeros(1), array))
 
 
 def test_arrays_of_different_lengths_are_refused() -> None:
     with pytest.raises(UsageError, match=r"\[4, 3\] samples"):
-        length_of((torch.zeros(4), torch.zeros(3)))
+        sample_count((torch.zeros(4), torch.zeros(3)))
     with pytest.raises(UsageError, match=r"\[4, 0\] samples"):
-        length_of((torch.zeros(4), torch.tensor(3)))
+        sample_count((torch.zeros(4), torch.tensor(3)))
 
 
 class Endless(IterableDataset[int]):
@@ -83,12 +88,12 @@ def test_a_list_of_samples_is_map_style_and_an_iterable_is_not() -> None:
 
 def test_a_stream_begins_anew_each_time() -> None:
     for data in (Endless(), lambda: iter(range(3)), {0, 1, 2}):
-        start = stream_of(data)
+        start = iterator_factory(data)
         assert [list(start()), list(start())] == [[0, 1, 2], [0, 1, 2]]
 
 
 def test_a_generator_is_refused_with_what_to_pass() -> None:
     with pytest.raises(UsageError, match=r"generator can be read once only.*run\.loader"):
-        stream_of(n for n in range(3))
+        iterator_factory(n for n in range(3))
     with pytest.raises(UsageError, match="a int is no data set"):
-        stream_of(3)
+        iterator_factory(3)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from nfold.frameworks.base import Observer
-from nfold.frameworks.torch.capture import WARM_UP, NotCaptured
-from nfold.frameworks.torch.share import Ledger, Share
-from nfold.frameworks.torch.user.books import Books
-from nfold.frameworks.torch.user.registry import Prepared
+from nfold.frameworks.torch.capture import WARM_UP_CALLS, CaptureFailed
+from nfold.frameworks.torch.share import BatchShare, CurrentShare
+from nfold.frameworks.torch.user.books import RunBookkeeping
+from nfold.frameworks.torch.user.registry import PreparedObjects
 from nfold.frameworks.torch.user.step import CapturedStep
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ class Notes:
     def __init__(self, kept: list[Tensor], *, refuses: Exception | None = None) -> None:
         self._kept, self._refuses = kept, refuses
 
-    def aside(self, call: Callable[[], Any]) -> Any:
+    def run_on_capture_stream(self, call: Callable[[], Any]) -> Any:
         return call()
 
     def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
@@ -53,7 +53,7 @@ class Notes:
             if self._refuses is not None:
                 raise self._refuses
         except Exception as error:
-            raise NotCaptured from error
+            raise CaptureFailed from error
         finally:
             for tensor, value in zip(self._kept, before, strict=True):
                 tensor.data.copy_(value)
@@ -67,9 +67,9 @@ class Training:
         self.weight = nn.Parameter(torch.ones(2))
         self.rate = torch.tensor(0.5)
         self.optimizer = torch.optim.SGD([self.weight], lr=self.rate)
-        self.prepared = Prepared(optimizers=[self.optimizer])
-        self.ledger = Ledger(1)
-        self.books = Books(self.prepared, self.ledger, Observer(), CPU)
+        self.prepared = PreparedObjects(optimizers=[self.optimizer])
+        self.ledger = CurrentShare(1)
+        self.books = RunBookkeeping(self.prepared, self.ledger, Observer(), CPU)
         self.calls = 0
         self.scheduled = 0
         recorder = Notes([self.weight, self.rate], refuses=refuses)
@@ -81,8 +81,8 @@ class Training:
             self.weight.sub_(self.rate * scale * values)
         if not Notes.replaying:
             self.calls += 1
-            self.books.stepped(self.optimizer)
-            self.books.note(self._schedule)
+            self.books.on_optimizer_step(self.optimizer)
+            self.books.apply_or_defer(self._schedule)
         return loss.detach()
 
     def _schedule(self) -> None:
@@ -100,39 +100,39 @@ def test_every_call_steps_once_and_counts_once() -> None:
         expected = float(training.weight.detach().sum())
         assert float(training.step(torch.ones(2))) == expected
         assert training.prepared.steps == training.scheduled == call + 1
-    assert training.calls == WARM_UP + 1
+    assert training.calls == WARM_UP_CALLS + 1
     assert torch.equal(training.weight.detach(), torch.full((2,), 1 - 8 * 0.5))
 
 
 def test_arguments_of_other_values_and_shares_have_graphs_of_their_own() -> None:
     training = Training()
     for scale in (1.0, 2.0):
-        for _ in range(WARM_UP + 2):
+        for _ in range(WARM_UP_CALLS + 2):
             training.step(torch.ones(2), scale=scale)
-    assert training.calls == 2 * (WARM_UP + 1)
-    training.ledger.begin(Share(count=1, global_count=3))
+    assert training.calls == 2 * (WARM_UP_CALLS + 1)
+    training.ledger.set(BatchShare(count=1, global_count=3))
     training.step(torch.ones(2))
-    assert training.calls == 2 * (WARM_UP + 1) + 1
+    assert training.calls == 2 * (WARM_UP_CALLS + 1) + 1
 
 
 def test_a_setting_that_a_graph_holds_fast_is_recorded_again() -> None:
     training = Training()
-    for _ in range(WARM_UP + 2):
+    for _ in range(WARM_UP_CALLS + 2):
         training.step(torch.ones(2))
     training.optimizer.param_groups[0]["momentum"] = 0.5
     training.step(torch.ones(2))
-    assert training.calls == WARM_UP + 2
+    assert training.calls == WARM_UP_CALLS + 2
 
 
 def test_what_cannot_be_captured_runs_and_says_once_which_line() -> None:
     training = Training(refuses=RuntimeError("operation not permitted\nmore"))
     with pytest.warns(UserWarning, match=r"one runs eagerly: .*:\d+ .*operation not permitted\)"):
-        _times(WARM_UP + 1, training.step)
+        _times(WARM_UP_CALLS + 1, training.step)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         training.step(torch.ones(2))
-    assert training.prepared.steps == WARM_UP + 2
-    assert torch.equal(training.weight.detach(), torch.full((2,), 1 - (WARM_UP + 2) * 0.5))
+    assert training.prepared.steps == WARM_UP_CALLS + 2
+    assert torch.equal(training.weight.detach(), torch.full((2,), 1 - (WARM_UP_CALLS + 2) * 0.5))
 
 
 def test_a_rate_that_changes_inside_is_not_frozen_into_a_graph() -> None:
@@ -145,5 +145,5 @@ def test_a_rate_that_changes_inside_is_not_frozen_into_a_graph() -> None:
 
     step = CapturedStep(decaying, training.books, Notes([training.weight, training.rate]))
     with pytest.warns(UserWarning, match=r"changes a learning rate; next: run.prepare\(schedule\)"):
-        _times(WARM_UP + 2, step)
-    assert float(training.rate) == pytest.approx(0.5 * 0.5 ** (WARM_UP + 2))
+        _times(WARM_UP_CALLS + 2, step)
+    assert float(training.rate) == pytest.approx(0.5 * 0.5 ** (WARM_UP_CALLS + 2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nfold.frameworks.torch.user.totals import total, weighted_mean
+from nfold.frameworks.torch.user.totals import sum_over_ranks, weighted_mean
 
 CPU = torch.device("cpu")
 
@@ -19,13 +19,13 @@ CPU = torch.device("cpu")
     [(3, 3), (True, 1), (np.int32(3), 3), (np.bool_(True), 1), (2**60 + 1, 2**60 + 1)],
 )
 def test_a_count_stays_whole(value: Any, expected: int) -> None:
-    found = total(value, CPU, 1)
+    found = sum_over_ranks(value, CPU, 1)
     assert (found, type(found)) == (expected, int)
 
 
 @pytest.mark.parametrize("value", [0.5, np.float16(0.5), np.float32(0.5), np.float64(0.5)])
 def test_a_number_with_a_fraction_keeps_it(value: Any) -> None:
-    assert total(value, CPU, 1) == 0.5
+    assert sum_over_ranks(value, CPU, 1) == 0.5
 
 
 def test_nobody_counts_is_no_number() -> None:
