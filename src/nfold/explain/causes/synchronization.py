@@ -206,4 +206,4 @@ def _searches_unused_in_vain(profile: ScriptProfile) -> bool:
 
 
 def _without_unused_search(design: ExperimentDesign) -> Trial:
-    return design.actual("real", unused_parameters=False)
+    return design.actual("real", find_unused_parameters=False)
