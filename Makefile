@@ -30,7 +30,7 @@ check: $(INSTALLED)
 
 docs: $(INSTALLED) $(DOCS_INSTALLED)
 	$(BIN)/python tools/commands.py docs/commands.md
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m pytest tests/test_docs.py -m "not integration"
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -1,7 +1,7 @@
-"""MkDocs hook: links to files of the repository outside docs/ become the path as text.
+"""MkDocs hooks: links out of docs/ become text, and pages that load from another host are reported.
 
-The site holds docs/ only. On the site such a link would lead nowhere; a missing file is a warning,
-which ``mkdocs build --strict`` makes an error.
+The site holds docs/ only, so a link to another file of the repository would be broken there. Warnings
+are errors under ``mkdocs build --strict``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-LOG = logging.getLogger("mkdocs.hooks.site_links")
+LOG = logging.getLogger("mkdocs.hooks.site_hooks")
 OUTSIDE = re.compile(r"\[([^\]]*)\]\((\.\./[^)#]+)(?:#[^)]*)?\)")
+LOADED = re.compile(r"<(?:script|img|link rel=\"stylesheet\")[^>]*(?:src|href)=\"(https?://[^\"]*)")
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
@@ -29,3 +30,10 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         return path if link[1].strip("`") == path.strip("`") else f"{link[1]} ({path})"
 
     return OUTSIDE.sub(as_text, markdown)
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Report scripts, styles and images of other hosts in the HTML of one page."""
+    for address in LOADED.findall(output):
+        LOG.warning("%s loads %s: the site must work without network", page.file.src_uri, address)
+    return output
