@@ -1,19 +1,22 @@
-# make demo    install into .venv, measure digits on 1 against 2 CPU devices, print the table
-# make test    every check and every test; of the slow ones a quarter, NFOLD_TESTS=all for all
-# make check   form, lint and types only
-# make docs    write docs/commands.md from the commands themselves, check every link
+# make demo    measure digits on 1 and on 2 CPU devices, in a small environment of its own
+# make test    run every check and every test, with a rotating quarter of the slow tests (NFOLD_TESTS=all: all)
+# make check   run ruff and mypy only
+# make docs    generate the reference of commands, build the site without network, check every link
 #
-# Needs Python 3.11 or newer and nothing else; PYTHON=python3.12 chooses another one.
+# Needs Python 3.11 or newer; PYTHON=python3.12 chooses another one.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.docs-installed
+DEMO := .venv-demo
+DEMO_INSTALLED := $(DEMO)/.installed
 
 .PHONY: demo test check docs clean
 
-demo: $(INSTALLED)
-	$(BIN)/nfold bench digits --devices cpu:1,cpu:2 --batch 480 --epochs 15 --repeat 3
+demo: $(DEMO_INSTALLED)
+	$(DEMO)/bin/nfold bench digits --devices cpu:1,cpu:2 --batch 480 --epochs 15 --repeat 3
 
 # Two test files at a time: most of their time is the start of processes that use one core. In the
 # order of their names, so that the many short ones are last and no worker waits long for the other.
@@ -25,8 +28,9 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-docs: $(INSTALLED)
+docs: $(INSTALLED) $(DOCS_INSTALLED)
 	$(BIN)/python tools/commands.py docs/commands.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m pytest tests/test_docs.py -m "not integration"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -34,5 +38,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# Only `make docs` needs MkDocs, so that `make test` does not install it.
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+# Without tests, TensorFlow and JAX: nfold, PyTorch and what the HTML report needs.
+$(DEMO_INSTALLED): pyproject.toml constraints.txt
+	test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[report]'
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(DEMO) site
