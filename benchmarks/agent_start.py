@@ -17,13 +17,18 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from nfold.plain import serialize
-from nfold.run.handoff import HandoffFolder
-from nfold.run.options import RunOptions
-from nfold.run.processes import LOOPBACK_ENVIRONMENT, ProcessSpec, RankGroup, agent_command
-from nfold.run.spare import WarmAgent
-from nfold.run.supervise import Supervisor
-from nfold.stats import bootstrap, paired_ratio
+from nfold.core.serialization import serialize
+from nfold.core.stats import bootstrap, paired_ratio
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import (
+    LOOPBACK_ENVIRONMENT,
+    ProcessSpec,
+    RankGroup,
+    RunOptions,
+    WarmAgent,
+    agent_command,
+)
+from nfold.launch.supervisor import Supervisor
 
 RANK = """
 import os, torch

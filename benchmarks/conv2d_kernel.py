@@ -21,10 +21,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nfold.workloads.conv2d import kernel
-from nfold.workloads.conv2d.check import TOLERANCES
-from nfold.workloads.conv2d.cuda import ConvMethod, candidates, capture_graph
-from nfold.workloads.conv2d.search import ConvCandidate
+from nfold.workloads.conv2d import triton_kernel
+from nfold.workloads.conv2d.problem import TOLERANCES
+from nfold.workloads.conv2d.torch_devices import (
+    ConvCandidate,
+    ConvMethod,
+    candidates,
+    capture_graph,
+)
 
 CALLS = 20
 REPLAYS = 5
@@ -53,7 +57,7 @@ SHAPES = (
     Shape(images=84, size=100, channels=10, filter=3),
 )
 WIDE = tuple(
-    kernel.KernelConfig(rows=rows, outs=1, warps=warps)
+    triton_kernel.KernelConfig(rows=rows, outs=1, warps=warps)
     for rows, warps in itertools.product((4, 5, 10, 20, 25, 50), (1, 2, 4, 8, 16))
 )
 
@@ -72,7 +76,7 @@ def main() -> None:
     print(f"\n{time.monotonic() - began:.0f} s")
 
 
-def measure(shape: Shape, more: tuple[kernel.KernelConfig, ...]) -> None:
+def measure(shape: Shape, more: tuple[triton_kernel.KernelConfig, ...]) -> None:
     """Print a table: the copy, cuDNN, and every variant each compared with cuDNN."""
     sets = list(rotation(shape))
     filters = torch.randn(shape.channels, shape.channels, shape.filter, shape.filter).cuda()
@@ -81,7 +85,7 @@ def measure(shape: Shape, more: tuple[kernel.KernelConfig, ...]) -> None:
     print(f"\n{shape}: {moved / 1e6:.1f} MB, {len(sets)} sets\n{'':44}    cold    warm   chain")
     floor = show("copy", copy, filters, sets, moved, None)
     ways = candidates(sets[0][0], filters)
-    ways += [ConvCandidate(name=each.name, method=kernel.launcher(each)) for each in more]
+    ways += [ConvCandidate(name=each.name, method=triton_kernel.launcher(each)) for each in more]
     images, out = sets[0]
     expected = ways[0].method(images, filters, out).clone()
     for way in ways:

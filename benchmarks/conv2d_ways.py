@@ -19,10 +19,9 @@ from multiprocessing.synchronize import Barrier
 
 import torch
 
-from nfold.plan import Plan
-from nfold.workloads.conv2d.cpu import TensorFormat, TorchHostBuffers
-from nfold.workloads.conv2d.cuda import TorchCudaDevice
+from nfold.core.plan import Plan
 from nfold.workloads.conv2d.problem import ConvProblem
+from nfold.workloads.conv2d.torch_devices import TensorFormat, TorchCudaDevice, TorchHostBuffers
 
 IMAGES = 840
 PARAMETERS = {"size": 100, "channels": 1, "filter": 3, "copy_only": 0}

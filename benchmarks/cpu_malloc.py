@@ -16,9 +16,9 @@ import os
 import subprocess
 import sys
 
-from nfold.plain import serialize
-from nfold.run.processes import CPU_MALLOC_ENVIRONMENT
-from nfold.stats import bootstrap, paired_ratio
+from nfold.core.serialization import serialize
+from nfold.core.stats import bootstrap, paired_ratio
+from nfold.launch.launch_spec import CPU_MALLOC_ENVIRONMENT
 
 STEP = """
 import os, sys, time

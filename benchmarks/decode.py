@@ -16,10 +16,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from nfold.core.stats import bootstrap
 from nfold.data import photographs
-from nfold.data.decode import decode_jpeg, decode_with_pillow
-from nfold.data.part import PackedJpegs
-from nfold.stats import bootstrap
+from nfold.data.packed_jpegs import PackedJpegs, decode_jpeg, decode_with_pillow
 
 Arm = Callable[[int], object]
 
@@ -60,12 +59,12 @@ def placements(part: PackedJpegs, size: int) -> dict[str, Arm]:
     """A loader's worker with everything on the CPU, and with the distortion left to the device."""
     import torch
 
-    from nfold.frameworks.base import Task
-    from nfold.frameworks.torch.input import BatchKey
-    from nfold.frameworks.torch.photographs import ImageBatches
-    from nfold.plan import Plan, WorkloadDefaults
-    from nfold.telemetry.inspection import inspect_machine
-    from nfold.workload import Workload
+    from nfold.core.plan import Plan, WorkloadDefaults
+    from nfold.core.workload import Workload
+    from nfold.engines.base import Task
+    from nfold.engines.torch.input.dataloader import BatchKey
+    from nfold.engines.torch.input.image_files import ImageBatches
+    from nfold.telemetry.machine_inspection import inspect_machine
 
     torch.set_num_threads(1)
     machine = inspect_machine()

@@ -20,12 +20,12 @@ from kernels import made, planned, steps_of
 from own_cost import alternating
 from torch import nn
 
-from nfold.frameworks.cores import pin_to_cores
-from nfold.frameworks.torch.devices import open_devices
-from nfold.frameworks.torch.few_channels import IM2COL_CLASS, is_eligible
-from nfold.frameworks.torch.loop import Trainer
-from nfold.plain import serialize
-from nfold.stats import bootstrap, paired_ratio
+from nfold.core.serialization import serialize
+from nfold.core.stats import bootstrap, paired_ratio
+from nfold.engines.rank_process import pin_to_cores
+from nfold.engines.torch.devices import open_devices
+from nfold.engines.torch.layout import IM2COL_CLASS, is_eligible
+from nfold.engines.torch.trainer import Trainer
 
 BLOCK = 50
 WARM_UP = 60

@@ -26,15 +26,15 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from nfold.frameworks.base import Task
-from nfold.frameworks.cores import pin_to_cores
-from nfold.frameworks.torch.capture import WARM_UP_CALLS
-from nfold.frameworks.torch.chain import group_batches
-from nfold.frameworks.torch.devices import open_devices
-from nfold.frameworks.torch.loop import Trainer
-from nfold.plan import Plan
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.core.plan import Plan
+from nfold.core.workload import Workload
+from nfold.engines.base import Task
+from nfold.engines.rank_process import pin_to_cores
+from nfold.engines.torch.devices import open_devices
+from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS
+from nfold.engines.torch.step.training_step import group_batches
+from nfold.engines.torch.trainer import Trainer
+from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.workloads import info
 
 FLOPS = 790e12

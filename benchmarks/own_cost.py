@@ -19,15 +19,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.cores import pin_to_cores
-from nfold.plain import serialize
-from nfold.plan import Plan
-from nfold.run.handoff import HandoffFolder
-from nfold.run.worker import FolderObserver
-from nfold.stats import bootstrap, paired_ratio
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.core.plan import Plan
+from nfold.core.serialization import serialize
+from nfold.core.stats import bootstrap, paired_ratio
+from nfold.core.workload import Workload
+from nfold.engines.base import Observer, Task
+from nfold.engines.rank_process import pin_to_cores
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.workload_process import FolderObserver
+from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.workloads import info
 
 BLOCK_STEPS = 100
@@ -60,12 +60,9 @@ def main() -> None:
 
 def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
     """Alternate observed and bare blocks; the first of each warms up and is thrown away."""
-    from nfold.frameworks.length import RunLength
-    from nfold.frameworks.recording import Recorder
-    from nfold.frameworks.torch.clock import build_clock
-    from nfold.frameworks.torch.devices import open_devices
-    from nfold.frameworks.torch.loop import Trainer
-    from nfold.frameworks.torch.observe import read_losses
+    from nfold.engines.recorder import Recorder, RunLength
+    from nfold.engines.torch.devices import build_clock, open_devices
+    from nfold.engines.torch.trainer import Trainer, read_losses
 
     devices = open_devices(task)
     trainer = Trainer(task, devices)

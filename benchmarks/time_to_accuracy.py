@@ -24,8 +24,8 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from nfold.plain import serialize
-from nfold.telemetry.inspection import inspect_machine
+from nfold.core.serialization import serialize
+from nfold.telemetry.machine_inspection import inspect_machine
 
 Gpus = tuple[int, ...]
 

@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from made import machine, plan
-from nfold.ablation import Variant
-from nfold.budget import Budget
-from nfold.explain.budget import build_budget
+from nfold.core.machine import Machine
+from nfold.core.measurement import FailureCause, Measurement
+from nfold.core.plan import Plan
+from nfold.core.variant import Variant
+from nfold.core.workload import Workload
+from nfold.engines.base import Observer, Task
+from nfold.engines.simulated import Scenario, Simulated
+from nfold.explain.attribution import build_budget
+from nfold.explain.design import ExperimentDesign, Scaling, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
-from nfold.explain.ladder import ExperimentDesign, Scaling
-from nfold.explain.rung import Trial
-from nfold.explain.target import WorkloadRunner
-from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.simulated import Scenario, Simulated
-from nfold.machine import Machine
-from nfold.measurement import FailureCause, Measurement
-from nfold.plan import Plan
-from nfold.run.checks import rank_caveats
-from nfold.run.options import RunOptions
-from nfold.workload import Workload
+from nfold.explain.result.budget import Budget
+from nfold.explain.trials import WorkloadRunner
+from nfold.launch.launch_spec import RunOptions
+from nfold.launch.verdict import rank_caveats
 
 HOST = machine(gpus=4, cores=64)
 WORKLOAD = Workload(name="digits")

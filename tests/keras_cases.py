@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from made import arrays, machine
+from nfold.core.plan import Plan, WorkloadDefaults
+from nfold.core.workload import Workload
 from nfold.data.arrays import DataSetArrays
-from nfold.frameworks.base import Task
-from nfold.plan import Plan, WorkloadDefaults
-from nfold.workload import Workload
+from nfold.engines.base import Task
 from nfold.workloads import network, parameters
 from photos import picture
 

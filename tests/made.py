@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from nfold.core.machine import GpuInfo, Machine
+from nfold.core.plan import Plan, WorkloadDefaults
+from nfold.core.workload import Workload
 from nfold.data.arrays import DataSetArrays
-from nfold.frameworks.base import Task
-from nfold.machine import GpuInfo, Machine
-from nfold.plan import Plan, WorkloadDefaults
-from nfold.workload import Workload
+from nfold.engines.base import Task
 
 
 def machine(*, gpus: int = 0, cores: int = 2) -> Machine:

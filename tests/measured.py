@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from nfold.machine import GpuInfo, GpuLink, Machine
-from nfold.measurement import (
+from nfold.core.machine import GpuInfo, GpuLink, Machine
+from nfold.core.measurement import (
     Caveat,
     Epoch,
     FailureCause,
@@ -16,8 +16,8 @@ from nfold.measurement import (
     Status,
     Window,
 )
-from nfold.plan import Plan, WorkloadDefaults
-from nfold.workload import Workload
+from nfold.core.plan import Plan, WorkloadDefaults
+from nfold.core.workload import Workload
 
 SAMPLES_PER_EPOCH = 50_000
 WINDOWS = 12

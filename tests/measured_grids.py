@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import measured
-from nfold.measurement import Caveat, FailureCause, Measurement, OperationPart, RankSamples
+from nfold.core.measurement import Caveat, FailureCause, Measurement, OperationPart, RankSamples
 from nfold.store.store import Store
 
 

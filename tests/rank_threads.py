@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nfold.frameworks.torch import sharded
+from nfold.engines.torch.input import device_dataset
 
 Result = TypeVar("Result")
 
@@ -41,7 +41,7 @@ def on_threads(
 ) -> list[Result]:
     """What ``work`` returns for each rank, all at once."""
     threads = Threads(ranks)
-    patch.setattr(sharded, "all_to_all_samples", threads.exchanged)
+    patch.setattr(device_dataset, "all_to_all_samples", threads.exchanged)
 
     def one(rank: int) -> Result:
         threads.here.rank = rank

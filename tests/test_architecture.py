@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,60 +18,59 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "nfold"
 ROOTS = {"__init__": "root", "__main__": "cli", "api": "api"}
-NOUNS = frozenset({"nouns", "root"})
-BELOW_RUN = NOUNS | {"workloads", "data", "frameworks", "telemetry", "store"}
-VERBS = NOUNS | {"workloads", "data", "store", "run"}
+VALUES = frozenset({"root", "core"})
+MEASURING = VALUES | {"data", "workloads", "telemetry", "store", "sandbox", "engines", "instrument"}
+VERBS = VALUES | {"data", "workloads", "store", "launch", "analysis"}
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "root": frozenset({"nouns", "api"}),
-    "nouns": NOUNS,
-    "workloads": NOUNS,
-    "data": NOUNS,
-    "frameworks": NOUNS | {"workloads", "data"},
-    "telemetry": NOUNS,
-    "store": NOUNS,
-    "run": BELOW_RUN,
-    "report": NOUNS | {"store"},
+    "root": frozenset({"core", "api"}),
+    "core": VALUES,
+    "data": VALUES,
+    "workloads": VALUES | {"data"},
+    "telemetry": VALUES,
+    "store": VALUES,
+    "sandbox": VALUES,
+    "engines": VALUES | {"data", "workloads", "instrument"},
+    "instrument": VALUES | {"engines", "sandbox"},
+    "launch": MEASURING,
+    "analysis": VALUES | {"store"},
+    "explain.result": VALUES,
+    "explain": VERBS | {"explain.result"},
     "bench": VERBS,
-    "explain": VERBS,
-    "tune": VERBS,
-    "compare": VERBS,
-    "api": NOUNS | {"frameworks", "run/handoff.py"},
-    "cli": BELOW_RUN | {"run", "report", "bench", "explain", "tune", "compare", "api"},
+    "fieldreports": VALUES | {"store", "analysis", "bench"},
+    "report": VALUES | {"store", "analysis", "fieldreports", "explain.result"},
+    "api": VALUES | {"engines", "launch/handoff.py"},
+    "cli": MEASURING
+    | VERBS
+    | {"report", "fieldreports", "bench", "explain", "explain.result", "api"},
 }
-"""Which layers each layer may import besides itself. A top-level module is a noun."""
+"""Which layers each layer may import besides itself."""
+SUBLAYERS = ("explain/result",)
+"""Folders that are a layer of their own."""
 
 HOMES: dict[str, tuple[str, ...]] = {
     "torch": (
-        "frameworks/torch/*",
-        "frameworks/keras/on_torch.py",
-        "workloads/torch.py",
+        "engines/torch/*",
+        "engines/keras/trainer.py",
+        "instrument/*",
+        "workloads/torch_networks.py",
         "workloads/*/torch.py",
-        "workloads/conv2d/cpu.py",
-        "workloads/conv2d/cuda.py",
-        "workloads/conv2d/kernel.py",
-        "run/agent.py",
+        "workloads/conv2d/torch_devices.py",
+        "workloads/conv2d/triton_kernel.py",
+        "launch/agent.py",
     ),
-    "triton": ("workloads/conv2d/kernel.py",),
-    "keras": ("frameworks/keras/*", "workloads/keras.py", "workloads/*/keras.py"),
-    "tensorflow": (
-        "frameworks/keras/on_tensorflow.py",
-        "frameworks/keras/replicas.py",
-        "workloads/*/tensorflow.py",
-    ),
-    "jax": (
-        "frameworks/keras/on_jax.py",
-        "frameworks/keras/jax_devices.py",
-        "workloads/*/jax.py",
-    ),
-    "numpy": ("data/*", "workloads/*", "frameworks/*"),
+    "triton": ("workloads/conv2d/triton_kernel.py",),
+    "keras": ("engines/keras/*", "workloads/keras_networks.py", "workloads/*/keras.py"),
+    "tensorflow": ("engines/keras/tensorflow_*.py", "workloads/*/tensorflow.py"),
+    "jax": ("engines/keras/jax_*.py", "workloads/*/jax.py"),
+    "numpy": ("data/*", "workloads/*", "engines/*", "instrument/*"),
     "pyarrow": ("data/*",),
     "PIL": ("data/*",),
-    "simplejpeg": ("data/decode.py",),
+    "simplejpeg": ("data/packed_jpegs.py",),
     "cv2": ("data/distortion.py",),
-    "torchvision": ("frameworks/torch/nvjpeg.py",),
+    "torchvision": ("engines/torch/input/image_files.py",),
     "scipy": ("workloads/conv2d/*",),
-    "safetensors": ("frameworks/torch/checkpoint.py",),
-    "psutil": ("telemetry/*", "run/*"),
+    "safetensors": ("engines/torch/checkpoint.py",),
+    "psutil": ("telemetry/*", "launch/*", "cli/plan_completion.py"),
     "pynvml": ("telemetry/nvml.py",),
     "sqlite3": ("store/*",),
     "altair": ("report/*",),
@@ -84,21 +82,19 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 """Where a library may be imported; one that is not listed has no home at all."""
 
-FILE_LINES = 300
-FUNCTION_LINES = 40
-MEDIAN_LINES = 10
-LONGER: dict[str, str] = {
-    "run/agent.py:_register_loopback": (
-        "a class whose base only torch has; torch is imported after the agent's lifeline is tied"
-    ),
-    "cli/bench.py:command": "its signature is the list of options; its body is one call",
-    "cli/train.py:command": "its signature is the list of options; its body is one call",
-    "cli/explain.py:command": "its signature is the list of options; its body is one call",
+SAME_MEANING = {
+    "torch": "a workload in PyTorch",
+    "keras": "a workload in Keras",
+    "framework": "an engine's side of the interface",
+    "trainer": "an engine's training loop",
+    "preprocessing": "an engine's image augmentation",
+    "distortion": "Inception's image distortion, on the CPU and on the device",
 }
-"""``file`` or ``file:function`` that may be longer than the rule, with the reason."""
+"""Module names that stand in several folders because they mean the same in each."""
 
 IN_STRING = re.compile(r"nfold(\.[a-z_0-9]+)+")
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+PATH_IN_TEXT = re.compile(r"(?<![\w.\-/])nfold(?:\.[a-z_0-9]+)+(?![\w-])")
+NOT_MODULES = frozenset({"nfold.db", "nfold.toml", "nfold.patch"})
 
 
 @dataclass(frozen=True)
@@ -112,8 +108,11 @@ class Module:
 
     @property
     def layer(self) -> str:
+        for folder in SUBLAYERS:
+            if self.place.startswith(f"{folder}/"):
+                return folder.replace("/", ".")
         top, _, rest = self.place.partition("/")
-        return top if rest else ROOTS.get(top.removesuffix(".py"), "nouns")
+        return top if rest else ROOTS.get(top.removesuffix(".py"), "root")
 
     def at(self, line: int, rule: str) -> str:
         return f"{self.file}:{line}: {rule}"
@@ -134,6 +133,16 @@ class Package:
         place = file.relative_to(self.root).as_posix()
         return Module(file, place, len(text.splitlines()), ast.parse(text))
 
+    def names_something(self, dotted: str) -> bool:
+        """Whether ``nfold.a.b`` is a module, a folder or a name in a module."""
+        if dotted in NOT_MODULES or self.root.joinpath(*dotted.split(".")[1:]).is_dir():
+            return True
+        place = self.place(dotted)
+        if place is None or place == "__init__.py":
+            return dotted.split(".")[1] in (self.root / "__init__.py").read_text()
+        name = dotted.split(".")[-1]
+        return place.endswith(f"{name}.py") or name in (self.root / place).read_text()
+
     def place(self, dotted: str) -> str | None:
         """The file behind ``nfold.a.b``; of ``nfold.a.name``, that of ``nfold.a``."""
         parts = dotted.split(".")[1:]
@@ -147,7 +156,7 @@ class Package:
         return None
 
 
-def imports(module: Module) -> Iterator[tuple[int, str]]:
+def imports(module: Module, *, in_strings: bool = True) -> Iterator[tuple[int, str]]:
     """Every (line, dotted name) that a module imports or names in a string."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
@@ -155,7 +164,7 @@ def imports(module: Module) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(module, node)
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        elif in_strings and isinstance(node, ast.Constant) and isinstance(node.value, str):
             named = IN_STRING.fullmatch(node.value.partition(":")[0])
             if named:
                 yield node.lineno, named[0]
@@ -194,33 +203,6 @@ def home_violations(package: Package) -> Iterator[str]:
                 yield module.at(line, f"imports {library}, whose home is {', '.join(homes)}")
 
 
-def size_violations(package: Package, longer: dict[str, str]) -> Iterator[str]:
-    needed = set()
-    for module in package.modules:
-        if module.lines > FILE_LINES:
-            needed.add(module.place)
-            if module.place not in longer:
-                yield module.at(1, f"{module.lines} lines; a file has at most {FILE_LINES}")
-        for function in functions(module):
-            if lines_of(function) > FUNCTION_LINES:
-                name = f"{module.place}:{function.name}"
-                needed.add(name)
-                if name not in longer:
-                    rule = f"{function.name} has {lines_of(function)} lines"
-                    yield module.at(function.lineno, f"{rule}; at most {FUNCTION_LINES}")
-    for name in sorted(set(longer) - needed):
-        yield f"{name}: is named as an exception but is no longer too long"
-
-
-def functions(module: Module) -> list[Function]:
-    return [node for node in ast.walk(module.tree) if isinstance(node, Function)]
-
-
-def lines_of(function: Function) -> int:
-    assert function.end_lineno is not None
-    return function.end_lineno - function.lineno + 1
-
-
 def show(violations: Iterator[str]) -> str:
     return "\n".join(violations)
 
@@ -233,23 +215,103 @@ def test_libraries_stay_in_their_homes() -> None:
     assert show(home_violations(Package(SOURCE))) == ""
 
 
-def test_files_and_functions_are_short() -> None:
-    assert show(size_violations(Package(SOURCE), LONGER)) == ""
+def missing_paths(package: Package) -> Iterator[str]:
+    """Yield dotted module paths in strings, whole or in a command, that name nothing."""
+    for module in package.modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for found in PATH_IN_TEXT.finditer(node.value):
+                    if not package.names_something(found[0]):
+                        yield module.at(node.lineno, f"{found[0]} does not exist")
 
 
-def test_the_median_function_is_under_ten_lines() -> None:
-    found = [lines_of(f) for module in Package(SOURCE).modules for f in functions(module)]
-    assert statistics.median(found) < MEDIAN_LINES
+def repeated_classes(package: Package) -> Iterator[str]:
+    """Yield classes whose name another class of the package has."""
+    seen: dict[str, str] = {}
+    for module in package.modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                if node.name in seen:
+                    yield module.at(node.lineno, f"class {node.name} is in {seen[node.name]} too")
+                seen[node.name] = module.place
 
 
-def test_every_exception_has_a_reason() -> None:
-    assert all(len(reason) > 20 for reason in LONGER.values())
+def repeated_modules(package: Package) -> Iterator[str]:
+    """Yield module names that mean different things in different folders."""
+    places: dict[str, list[str]] = {}
+    for module in package.modules:
+        places.setdefault(module.file.stem, []).append(module.place)
+    for name, found in places.items():
+        if len(found) > 1 and name != "__init__" and name not in SAME_MEANING:
+            yield f"{name}: {', '.join(found)}"
+
+
+def import_cycle(package: Package) -> list[str]:
+    """Return the files of one import cycle, empty if there is none; lazy imports count."""
+    graph = {
+        module.place: {
+            place
+            for _, name in imports(module, in_strings=False)
+            if name.split(".")[0] == "nfold" and (place := package.place(name))
+        }
+        - {module.place}
+        for module in package.modules
+        if module.file.name != "__init__.py"
+    }
+    done: set[str] = set()
+
+    def visit(place: str, path: list[str]) -> list[str]:
+        if place in path:
+            return path[path.index(place) :]
+        if place in done or place not in graph:
+            return []
+        for other in sorted(graph[place]):
+            if found := visit(other, [*path, place]):
+                return found
+        done.add(place)
+        return []
+
+    return next((found for place in sorted(graph) if (found := visit(place, []))), [])
+
+
+def test_every_module_path_in_a_string_exists() -> None:
+    assert show(missing_paths(Package(SOURCE))) == ""
+
+
+def test_class_names_are_unique() -> None:
+    assert show(repeated_classes(Package(SOURCE))) == ""
+
+
+def test_module_names_are_unique() -> None:
+    assert show(repeated_modules(Package(SOURCE))) == ""
+
+
+def test_there_is_no_import_cycle() -> None:
+    assert import_cycle(Package(SOURCE)) == []
+
+
+def test_every_layer_and_home_exists() -> None:
+    for layer in MAY_IMPORT:
+        place = {"root": "__init__.py", "api": "api.py"}.get(layer, layer.replace(".", "/"))
+        assert (SOURCE / place).exists(), layer
+    places = [module.place for module in Package(SOURCE).modules]
+    for homes in HOMES.values():
+        for home in homes:
+            assert any(fnmatch(place, home) for place in places), home
+
+
+def test_folders_are_small() -> None:
+    folders = [SOURCE, *(path for path in SOURCE.rglob("*") if path.is_dir())]
+    for folder in folders:
+        entries = [e for e in folder.iterdir() if e.name != "__pycache__"]
+        assert len(entries) <= 20, folder
 
 
 @pytest.fixture
 def planted(tmp_path: Path) -> Path:
     """A small package that keeps every rule; tests break one at a time."""
-    for place in ("plan.py", "run/handoff.py", "run/run.py", "frameworks/torch/loop.py"):
+    places = ("core/plan.py", "launch/handoff.py", "launch/run.py", "engines/torch/loop.py")
+    for place in (*places, "launch/__init__.py", "engines/torch/__init__.py", "api.py"):
         file = tmp_path / "nfold" / place
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("import json\n")
@@ -260,13 +322,13 @@ def planted(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("place", "text", "line"),
     [
-        ("plan.py", "import nfold.run.run\n", 1),
-        ("plan.py", "def f():\n    from nfold.frameworks.torch import loop\n", 2),
-        ("plan.py", "if TYPE_CHECKING:\n    from nfold import run\n", 2),
-        ("plan.py", "from . import run\n", 1),
-        ("plan.py", "HOME = 'nfold.run.run:main'\n", 1),
-        ("frameworks/torch/loop.py", "from ...run import handoff\n", 1),
-        ("api.py", "import json\nfrom nfold.run.run import run\n", 2),
+        ("core/plan.py", "import nfold.launch.run\n", 1),
+        ("core/plan.py", "def f():\n    from nfold.engines.torch import loop\n", 2),
+        ("core/plan.py", "if TYPE_CHECKING:\n    from nfold import launch\n", 2),
+        ("core/plan.py", "from ..launch import run\n", 1),
+        ("core/plan.py", "HOME = 'nfold.launch.run:main'\n", 1),
+        ("engines/torch/loop.py", "from ...launch import handoff\n", 1),
+        ("api.py", "import json\nfrom nfold.launch.run import run\n", 2),
         ("utils/text.py", "import json\n", 1),
     ],
 )
@@ -277,27 +339,28 @@ def test_an_upward_import_is_found(planted: Path, place: str, text: str, line: i
     assert violation.startswith(f"{planted / place}:{line}: ")
 
 
-def test_the_api_may_use_the_hand_over(planted: Path) -> None:
-    (planted / "api.py").write_text("from nfold.run.handoff import Folder\n")
+def test_the_api_may_import_the_handoff(planted: Path) -> None:
+    (planted / "api.py").write_text("from nfold.launch.handoff import Folder\n")
     assert show(layer_violations(Package(planted))) == ""
 
 
 @pytest.mark.parametrize("text", ["import torch\n", "def f():\n    import requests\n"])
 def test_a_library_outside_its_home_is_found(planted: Path, text: str) -> None:
-    (planted / "plan.py").write_text(text)
-    (planted / "frameworks/torch/loop.py").write_text("import torch\n")
+    (planted / "core/plan.py").write_text(text)
+    (planted / "engines/torch/loop.py").write_text("import torch\n")
     (violation,) = home_violations(Package(planted))
-    assert violation.startswith(f"{planted / 'plan.py'}:{len(text.splitlines())}: imports ")
+    assert violation.startswith(f"{planted / 'core/plan.py'}:{len(text.splitlines())}: imports ")
 
 
-def test_what_is_too_long_is_found(planted: Path) -> None:
-    (planted / "plan.py").write_text("def long():\n" + "    pass\n" * 40)
-    (planted / "run" / "run.py").write_text("x = 1\n" * 301)
+def test_a_path_that_does_not_exist_is_found(planted: Path) -> None:
+    (planted / "core/plan.py").write_text("A = 'python -m nfold.launch.gone'\nB = 'nfold.launch'\n")
+    (violation,) = missing_paths(Package(planted))
+    assert "nfold.launch.gone" in violation
+
+
+def test_a_cycle_and_a_repeated_class_are_found(planted: Path) -> None:
+    (planted / "core/plan.py").write_text("from nfold.core import other\nclass Plan: ...\n")
+    (planted / "core/other.py").write_text("from nfold.core import plan\nclass Plan: ...\n")
     package = Package(planted)
-    assert [v.split(": ")[0] for v in size_violations(package, {})] == [
-        f"{planted / 'plan.py'}:1",
-        f"{planted / 'run/run.py'}:1",
-    ]
-    named = {"plan.py:long": "a table", "run/run.py": "a table"}
-    assert show(size_violations(package, named)) == ""
-    assert "no longer" in show(size_violations(package, {**named, "api.py": "gone"}))
+    assert set(import_cycle(package)) == {"core/plan.py", "core/other.py"}
+    assert len(list(repeated_classes(package))) == 1

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import nfold
-from nfold.bench.reports import FIELD_REPORTS
+from nfold.fieldreports.catalog import FIELD_REPORTS
 
 ROOT = Path(__file__).resolve().parents[1]
 TREES = ("docs", "benchmarks", "examples", "tests", "src")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from made import machine, plan
-from nfold.measurement import Measurement, RankSamples, Window
-from nfold.workload import Workload
+from nfold.core.measurement import Measurement, RankSamples, Window
+from nfold.core.workload import Workload
 
 
 def windows(seconds: list[float], samples: int = 100, steps: int = 10) -> tuple[Window, ...]:

@@ -13,17 +13,17 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import made
-from nfold.ablation import Variant
-from nfold.frameworks import clock
-from nfold.frameworks.base import Observer, Phase
-from nfold.frameworks.torch.script import between, looking, patience, pauses
-from nfold.frameworks.torch.script.overrides import LoaderOverrides
-from nfold.frameworks.torch.script.trainers import TrainerDetector
-from nfold.frameworks.torch.script.watch import InstrumentedRun
-from nfold.measurement import RankSamples
-from nfold.plan import Plan
-from nfold.seen import ScriptProfile
-from nfold.workload import Workload
+from nfold.core.measurement import RankSamples
+from nfold.core.plan import Plan
+from nfold.core.script_profile import ScriptProfile
+from nfold.core.variant import Variant
+from nfold.core.workload import Workload
+from nfold.engines import step_clock
+from nfold.engines.base import Observer, Phase
+from nfold.instrument import epoch_boundaries, run_length
+from nfold.instrument.hooks.patches import TrainerDetector
+from nfold.instrument.input.dataloader_hook import LoaderOverrides
+from nfold.instrument.session import InstrumentedRun
 
 FEATURES, CLASSES = 8, 4
 
@@ -47,7 +47,7 @@ class Seconds:
 def passing(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     """Such time for all that times a script."""
     found = Seconds()
-    for module in (clock, between, pauses, patience, looking):
+    for module in (step_clock, epoch_boundaries, epoch_boundaries, epoch_boundaries, run_length):
         monkeypatch.setattr(module, "time", found)
     return found
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nfold.telemetry.inspection import inspect_machine
+from nfold.telemetry.machine_inspection import inspect_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIR = 2

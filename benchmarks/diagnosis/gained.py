@@ -21,7 +21,7 @@ from pathlib import Path
 
 from asking_nfold import hidden_gpus
 
-from nfold.stats import bootstrap
+from nfold.core.stats import bootstrap
 
 HERE = Path(__file__).resolve().parent
 ENDLESS = ["--epochs", "100000"]

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 import nfold
 from nfold import data
-from nfold.workloads.cnn10 import torch as cnn10_torch
-from nfold.workloads.digits import torch as digits_torch
+from nfold.workloads import torch_networks as cnn10_torch
+from nfold.workloads import torch_networks as digits_torch
 
 SLOW_RANK = 1
 
@@ -115,7 +115,7 @@ def _plant(model: nn.Module, turns: list[dict[str, float]], share: int, *, timed
 
 def _slow_input(clock: Clock, share: int) -> None:
     """The dose for a whole share, in proportion to its samples."""
-    from nfold.frameworks.torch.input import ArrayBatches
+    from nfold.engines.torch.input.dataloader import ArrayBatches
 
     load = ArrayBatches.__getitem__
 
@@ -128,9 +128,9 @@ def _slow_input(clock: Clock, share: int) -> None:
 
 def _slow_exchange(clock: Clock) -> None:
     """With every bucket: of ``link`` in the real exchange alone, else with a barrier too."""
-    from nfold.frameworks.torch import ablate_exchange
+    from nfold.engines.torch.communication import exchange_variants
 
-    usual = ablate_exchange.select_all_reduce
+    usual = exchange_variants.select_all_reduce
     costs = {"real": ("link", "synchronization"), "barrier": ("synchronization",)}
 
     def chosen(active_variant: Any) -> Any:
@@ -147,7 +147,7 @@ def _slow_exchange(clock: Clock) -> None:
 
         return slow
 
-    ablate_exchange.select_all_reduce = chosen
+    exchange_variants.select_all_reduce = chosen
 
 
 def _behind(tensor: Tensor, dose_ms: float, send: Any) -> Any:

@@ -27,7 +27,7 @@ import traced
 from asking_nfold import explained, hidden_gpus
 from gained import Clocked, Script
 
-from nfold.stats import midmean
+from nfold.core.stats import midmean
 
 LISTS = ("named", "gains")
 """What of a verdict JSON makes lists of."""

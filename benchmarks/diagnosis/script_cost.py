@@ -19,8 +19,8 @@ from typing import Any
 
 from asking_nfold import explained
 
-from nfold.amounts import format_parenthesized_range
-from nfold.stats import bootstrap
+from nfold.core.format import format_parenthesized_range
+from nfold.core.stats import bootstrap
 
 EPOCHS, TIMED = 200, 40
 """Of the script alone, and how many of them are one number."""

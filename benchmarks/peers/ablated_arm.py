@@ -15,7 +15,7 @@ from typing import Any
 import nfold_arm
 from job import Job, run
 
-from nfold.ablation import Variant
+from nfold.core.variant import Variant
 
 PARTS = ("exchange", "sending", "bytes")
 INPUTS = {"loading": Variant(input="replayed"), "input": Variant(input="resident")}
@@ -34,19 +34,19 @@ def main(job: Job) -> None:
 
 def take_away(part: str) -> None:
     """Replace what the exchange calls, before a step is built."""
-    from nfold.frameworks.torch import exchange, parallel
+    from nfold.engines.torch.communication import data_parallel, gradient_exchange
 
     if part == "exchange":
-        parallel._add_gradient_exchange = lambda *_: None
+        data_parallel._add_gradient_exchange = lambda *_: None
         return
-    distributed = exchange.dist
+    distributed = gradient_exchange.dist
 
     def all_reduce(values: Any, **how: Any) -> Any:
         if part == "sending":
             return SimpleNamespace(wait=lambda: None)
         return distributed.all_reduce(values[:1], **how)
 
-    exchange.dist = SimpleNamespace(ReduceOp=distributed.ReduceOp, all_reduce=all_reduce)
+    gradient_exchange.dist = SimpleNamespace(ReduceOp=distributed.ReduceOp, all_reduce=all_reduce)
 
 
 if __name__ == "__main__":

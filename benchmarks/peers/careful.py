@@ -12,7 +12,7 @@ from common import bf16, built, in_parallel, joined, opened, turns_of
 from job import Job, run
 from loaders import PREFETCH, careful_loader, queued, workers_of
 
-from nfold.frameworks.torch.devices import Devices
+from nfold.engines.torch.devices import Devices
 
 
 def main(job: Job) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from turns import Stop, Turns
 
-from nfold.frameworks.torch import parallel
-from nfold.frameworks.torch.devices import Devices
+from nfold.engines.torch.communication import data_parallel
+from nfold.engines.torch.devices import Devices
 from nfold.workloads import network
 
 
@@ -83,7 +83,7 @@ def in_parallel(module: nn.Module, job: Job, device: torch.device, **options: bo
 
 def in_parallel_options() -> dict[str, Any]:
     """DDP's options that every careful arm sets."""
-    return {"gradient_as_bucket_view": True, **parallel.NO_BUFFER_SYNC}
+    return {"gradient_as_bucket_view": True, **data_parallel.NO_BUFFER_SYNC}
 
 
 def bf16(device: torch.device) -> AbstractContextManager[None]:
@@ -97,7 +97,7 @@ def turns_of(job: Job, devices: Devices, *, queued_steps: int = 0, warmup: int =
         job.channel,
         job.batch,
         fence=devices.synchronize,
-        barrier=lambda: parallel.barrier(job.world_size),
+        barrier=lambda: data_parallel.barrier(job.world_size),
         peak_memory_bytes=devices.peak_memory_bytes,
         warmup=max(job.warmup, warmup),
         queued_steps=queued_steps,

@@ -10,7 +10,7 @@ from job import Job
 from torch import Tensor
 from torch.nn import functional
 
-from nfold.frameworks.torch.placed import copy_in_chunks
+from nfold.engines.torch.input.device_dataset import copy_in_chunks
 
 
 class DeviceData:

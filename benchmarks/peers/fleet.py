@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nfold.lifeline import child_environment
+from nfold.core.parent_death import child_environment
 
 HERE = Path(__file__).resolve().parent
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Missing|OutOfMemory)\b")

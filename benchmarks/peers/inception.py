@@ -25,11 +25,11 @@ from fleet import Arm, ArmFailed, Place, Spec, Work, stop_all
 from inception_found import PLACEMENTS, best_of, binding, ratios, table
 from inception_rates import Measured, rates_alone
 
-from nfold.cli.preparing import prepare_data
-from nfold.plain import serialize
-from nfold.plan import Plan
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.cli.plan_completion import prepare_data
+from nfold.core.plan import Plan
+from nfold.core.serialization import serialize
+from nfold.core.workload import Workload
+from nfold.telemetry.machine_inspection import inspect_machine
 
 SPECS = {
     "cpu": "nfold:decode=cpu,augment=cpu",

@@ -7,8 +7,8 @@ from statistics import median
 
 from results import aligned, shown
 
-from nfold.rates import ImageRate
-from nfold.stats import Interval, bootstrap, ratio_of_grouped
+from nfold.core.input_rates import ImageRate
+from nfold.core.stats import Interval, bootstrap, ratio_of_grouped
 
 PLACEMENTS = ("augment", "decode", "cache")
 """The arms among which the best placement is looked for."""

@@ -11,14 +11,14 @@ import sys
 from dataclasses import dataclass
 
 from nfold import workloads
+from nfold.core.input_rates import ImageRate
+from nfold.core.parent_death import child_environment, die_with_parent
+from nfold.core.plan import Plan
+from nfold.core.serialization import deserialize, serialize
+from nfold.core.workload import Workload
 from nfold.data import photographs
-from nfold.frameworks.base import Task
-from nfold.lifeline import child_environment, die_with_parent
-from nfold.plain import deserialize, serialize
-from nfold.plan import Plan
-from nfold.rates import ImageRate
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.engines.base import Task
+from nfold.telemetry.machine_inspection import inspect_machine
 
 AT_ONCE = 128
 
@@ -46,8 +46,8 @@ def rates_alone(workload: str, devices: int, device: str) -> Measured | None:
 
 
 def main(workload: str, devices: int, device: str) -> Measured:
-    from nfold.frameworks.torch.photographs import ImageBatches
-    from nfold.frameworks.torch.rates import measure_decoder, measure_worker
+    from nfold.engines.torch.input.image_files import ImageBatches
+    from nfold.engines.torch.input_benchmark import measure_decoder, measure_worker
 
     asked, machine = Workload.parse(workload), inspect_machine()
     size = workloads.parameters(asked)["size"]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nfold.workloads import cnn10, wide_resnet
+from nfold.workloads import networks
 
 Array = Any
 Forward = Callable[["Layers", Array], Array]
@@ -107,7 +107,7 @@ def forward_of(name: str, parameters: Mapping[str, int], classes: int, seed: Arr
 
 
 def _cnn10(layers: Layers, x: Array, classes: int) -> Array:
-    for stage, channels in enumerate(cnn10.CNN10_STAGES):
+    for stage, channels in enumerate(networks.CNN10_STAGES):
         if stage:
             x = _squares(x).mean((2, 4))
         for _ in range(3):
@@ -116,9 +116,9 @@ def _cnn10(layers: Layers, x: Array, classes: int) -> Array:
 
 
 def _wide_resnet(layers: Layers, x: Array, classes: int, parameters: Mapping[str, int]) -> Array:
-    x = layers.convolution(x, wide_resnet.WIDE_RESNET_STAGES[0], 3)
-    for stage, base in enumerate(wide_resnet.WIDE_RESNET_STAGES):
-        for block in range(wide_resnet.blocks_per_stage(parameters["depth"])):
+    x = layers.convolution(x, networks.WIDE_RESNET_STAGES[0], 3)
+    for stage, base in enumerate(networks.WIDE_RESNET_STAGES):
+        for block in range(networks.blocks_per_stage(parameters["depth"])):
             stride = 2 if stage and not block else 1
             x = _block(layers, x, base * parameters["width"], stride)
     return layers.dense(_averaged(jax.nn.relu(layers.norm(x))), classes)

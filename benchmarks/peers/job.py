@@ -14,12 +14,12 @@ from typing import NoReturn, cast
 from turns import Channel, Stop
 
 from nfold import data, workloads
+from nfold.core.parent_death import die_with_parent
+from nfold.core.workload import Workload
 from nfold.data import photographs
 from nfold.data.arrays import DataSetArrays
-from nfold.data.part import PackedJpegs
-from nfold.lifeline import die_with_parent
-from nfold.workload import Workload
-from nfold.workloads.base import WorkloadInfo
+from nfold.data.packed_jpegs import PackedJpegs
+from nfold.workloads.workload_info import WorkloadInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Job:
     def _whole(self) -> DataSetArrays:
         if not self.info.defaults.encoded:
             return data.load(cast(str, self.info.dataset))
-        from nfold.data.centres import photograph_arrays
+        from nfold.data.distortion import photograph_arrays
 
         return photograph_arrays(photographs.load(), self.parameters)
 

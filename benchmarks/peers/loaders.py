@@ -18,9 +18,9 @@ from photographs import Photographs
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from nfold.core.parent_death import die_with_parent
 from nfold.data.arrays import DataSetArrays
-from nfold.lifeline import die_with_parent
-from nfold.telemetry.inspection import usable_cores
+from nfold.telemetry.machine_inspection import usable_cores
 
 try:
     from PIL import Image

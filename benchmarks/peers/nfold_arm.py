@@ -11,11 +11,11 @@ from typing import Any
 
 from job import Job, run
 
-from nfold.ablation import Variant
-from nfold.frameworks.base import Task
-from nfold.frameworks.cores import pin_to_cores
-from nfold.plan import MINIMUM_VALUES, Plan
-from nfold.telemetry.inspection import inspect_machine
+from nfold.core.plan import MINIMUM_VALUES, Plan
+from nfold.core.variant import Variant
+from nfold.engines.base import Task
+from nfold.engines.rank_process import pin_to_cores
+from nfold.telemetry.machine_inspection import inspect_machine
 
 
 def main(job: Job, ablation: Variant | None = None) -> None:
@@ -28,10 +28,10 @@ def drive(job: Job, task: Task) -> None:
     """Train without end; torch is imported only here, inside the claimed cores."""
     from common import joined, turns_of
 
-    from nfold.frameworks.torch.capture import WARM_UP_CALLS
-    from nfold.frameworks.torch.chain import group_batches
-    from nfold.frameworks.torch.devices import open_devices
-    from nfold.frameworks.torch.loop import Trainer
+    from nfold.engines.torch.devices import open_devices
+    from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS
+    from nfold.engines.torch.step.training_step import group_batches
+    from nfold.engines.torch.trainer import Trainer
 
     devices = open_devices(task)
     with joined(job, devices, leave=False):

@@ -26,11 +26,11 @@ from fleet import Arm, Spec, Work, stop_all
 from results import efficiencies, summary, table
 from rounds import Pace, Window, measure, started
 
-from nfold.cli.preparing import prepare_data
-from nfold.plain import serialize
-from nfold.plan import Plan
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.cli.plan_completion import prepare_data
+from nfold.core.plan import Plan
+from nfold.core.serialization import serialize
+from nfold.core.workload import Workload
+from nfold.telemetry.machine_inspection import inspect_machine
 
 PLACES = ("out", "logs")
 """Arguments that say where results go, which are not part of them."""

@@ -18,7 +18,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from nfold.data.part import PackedJpegs
+from nfold.data.packed_jpegs import PackedJpegs
 
 try:
     from torchvision.transforms import v2

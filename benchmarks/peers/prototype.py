@@ -15,7 +15,7 @@ from resident import Step
 from torch import Tensor
 from turns import Turns
 
-from nfold.frameworks.torch.devices import Devices
+from nfold.engines.torch.devices import Devices
 
 EAGER_STEPS = 12
 

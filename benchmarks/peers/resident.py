@@ -15,7 +15,7 @@ from device_data import DeviceData
 from job import Job, run
 from torch import Tensor
 
-from nfold.frameworks.torch.devices import Devices
+from nfold.engines.torch.devices import Devices
 
 FIELDS = {"compile": 1, "compile_input": 1, "max_autotune": 0}
 

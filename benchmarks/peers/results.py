@@ -9,8 +9,8 @@ from typing import Any
 from fleet import Arm
 from rounds import Window
 
-from nfold.plain import serialize
-from nfold.stats import Interval, bootstrap, paired_ratio, ratio_of_grouped
+from nfold.core.serialization import serialize
+from nfold.core.stats import Interval, bootstrap, paired_ratio, ratio_of_grouped
 
 Rates = dict[int, float]
 """Samples per second of one arm, by round."""

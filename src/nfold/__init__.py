@@ -9,14 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nfold.ablation import Variant
     from nfold.api import Run, linear_scaling_rule
-    from nfold.images import Images
-    from nfold.machine import Machine
-    from nfold.measurement import Measurement
-    from nfold.plan import Plan
-    from nfold.training import Training
-    from nfold.workload import Workload
+    from nfold.core.image_augmentation import Images
+    from nfold.core.machine import Machine
+    from nfold.core.measurement import Measurement
+    from nfold.core.plan import Plan
+    from nfold.core.variant import Variant
+    from nfold.core.workload import Training, Workload
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,14 +32,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Images": "nfold.images",
-    "Machine": "nfold.machine",
-    "Measurement": "nfold.measurement",
-    "Plan": "nfold.plan",
+    "Images": "nfold.core.image_augmentation",
+    "Machine": "nfold.core.machine",
+    "Measurement": "nfold.core.measurement",
+    "Plan": "nfold.core.plan",
     "Run": "nfold.api",
-    "Training": "nfold.training",
-    "Variant": "nfold.ablation",
-    "Workload": "nfold.workload",
+    "Training": "nfold.core.workload",
+    "Variant": "nfold.core.variant",
+    "Workload": "nfold.core.workload",
     "linear_scaling_rule": "nfold.api",
 }
 

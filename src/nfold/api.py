@@ -10,14 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nfold.errors import UsageError
-from nfold.frameworks.base import Observer, Phase
-from nfold.frameworks.torch.user.job import join_job
-from nfold.frameworks.torch.user.plan import complete_run_plan
-from nfold.frameworks.torch.user.run import UserRun
-from nfold.frameworks.torch.user.schedule import linear_scaling_rule
-from nfold.plan import Plan
-from nfold.run.handoff import HandoffFolder, HeartbeatWriter
+from nfold.core.errors import UsageError
+from nfold.core.plan import Plan
+from nfold.engines.base import Observer, Phase
+from nfold.engines.torch.lr_schedule import linear_scaling_rule
+from nfold.engines.torch.run.job import complete_run_plan, join_job
+from nfold.engines.torch.run.user_run import UserRun
+from nfold.launch.handoff import HandoffFolder, HeartbeatWriter
 
 __all__ = ["Run", "linear_scaling_rule"]
 
@@ -84,12 +83,10 @@ class HeartbeatObserver(Observer):
         self._heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
 
     def beat(self, phase: Phase, step: int, total: int = 0) -> None:
-        """Beat at once: a store to a memory map."""
         self._heart.beat(phase, step, total, time.monotonic_ns())
 
 
 def _merge_plan_sources(plan: Plan | None, fields: dict[str, Any]) -> Plan:
-    """The plan from all its sources, later ones winning."""
     file = Path(PLAN_FILE)
     asked = Plan.from_toml(file.read_text()) if file.exists() else Plan()
     told = _from_environment()
@@ -111,7 +108,6 @@ def _from_environment() -> dict[str, Any]:
 
 
 def _non_default_fields(plan: Plan) -> dict[str, Any]:
-    """The fields that differ from a plan that says nothing."""
     return {
         field.name: getattr(plan, field.name)
         for field in dataclasses.fields(plan)
@@ -120,7 +116,6 @@ def _non_default_fields(plan: Plan) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """A tensor's or a NumPy number's value; anything else as it is."""
     return value.item() if hasattr(value, "item") else value
 
 

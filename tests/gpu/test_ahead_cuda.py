@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from nfold.frameworks.torch.clock import DeviceClock
-from nfold.frameworks.torch.devices import Devices
+from nfold.engines.torch.devices import DeviceClock, Devices
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from made import arrays, task
-from nfold.frameworks.torch.augment import build_augmentation
-from nfold.frameworks.torch.input import BatchKeySampler
-from nfold.frameworks.torch.resident import ResidentSource
+from nfold.engines.torch.input.dataloader import BatchKeySampler
+from nfold.engines.torch.input.device_dataset import ResidentSource
+from nfold.engines.torch.input.preprocessing import build_augmentation
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from made import plan
-from nfold.machine import Machine
-from nfold.measurement import Measurement
-from nfold.run.options import RunOptions
-from nfold.run.run import run
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.core.machine import Machine
+from nfold.core.measurement import Measurement
+from nfold.core.workload import Workload
+from nfold.launch.launch_spec import RunOptions
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(400)]
 HOST = inspect_machine()

@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nfold.plan import Plan
-from nfold.workloads.conv2d import cuda
-from nfold.workloads.conv2d.check import check_result, scipy_reference
-from nfold.workloads.conv2d.cpu import DTYPES, MEMORY_FORMATS, TensorFormat, TorchHostBuffers
-from nfold.workloads.conv2d.cuda import FASTEST, TorchCudaDevice, candidates
-from nfold.workloads.conv2d.problem import ConvProblem
-from nfold.workloads.conv2d.rank import ConvResult, ConvTask
+from nfold.core.plan import Plan
+from nfold.workloads.conv2d import torch_devices
+from nfold.workloads.conv2d.problem import ConvProblem, check_result, scipy_reference
+from nfold.workloads.conv2d.process import ConvResult, ConvTask
 from nfold.workloads.conv2d.torch import run_parts
+from nfold.workloads.conv2d.torch_devices import (
+    DTYPES,
+    FASTEST,
+    MEMORY_FORMATS,
+    TensorFormat,
+    TorchCudaDevice,
+    TorchHostBuffers,
+    candidates,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -190,4 +196,4 @@ def choose(monkeypatch: pytest.MonkeyPatch, lane: TorchCudaDevice, ours: bool) -
     if ours:
         pytest.importorskip("triton")
     method = candidates(lane.input, lane.filters)[int(ours)]
-    monkeypatch.setattr(cuda, "fastest_method", lambda images, filters, out: method)
+    monkeypatch.setattr(torch_devices, "fastest_method", lambda images, filters, out: method)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nfold.frameworks.torch.few_channels import Im2colMarker, use_im2col
-from nfold.plan import Plan
+from nfold.core.plan import Plan
+from nfold.engines.torch.layout import Im2colMarker, use_im2col
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from made import plan
-from nfold.ablation import Variant
-from nfold.machine import Machine
-from nfold.measurement import Measurement
-from nfold.run.handoff import HandoffFolder
-from nfold.run.options import RunOptions, RunProgress
-from nfold.run.run import run
-from nfold.telemetry.inspection import inspect_machine
+from nfold.core.machine import Machine
+from nfold.core.measurement import Measurement
+from nfold.core.variant import Variant
+from nfold.core.workload import Workload
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import RunOptions, RunProgress
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.telemetry.nvml import Nvml
-from nfold.telemetry.read import read_rows
-from nfold.workload import Workload
+from nfold.telemetry.telemetry_csv import read_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(300)]
 HOST = inspect_machine()

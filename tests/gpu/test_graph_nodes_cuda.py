@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from nfold.frameworks.torch.graph_nodes import MAX_FILL_BYTES, replace_small_memsets
+from nfold.engines.torch.step.cuda_graph import MAX_FILL_BYTES, replace_small_memsets
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,24 +11,30 @@ import pytest
 import torch
 from torch import nn
 
+from nfold.cli.plan_completion import measure_rates
+from nfold.core.errors import Unsupported
+from nfold.core.plan import Plan
+from nfold.core.workload import Workload
 from nfold.data import photographs
 from nfold.data.distortion import Distorter
-from nfold.errors import Unsupported
-from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.photographs import draw_distortions as each_look
-from nfold.frameworks.torch.batch import CanvasTensors
-from nfold.frameworks.torch.cutting import PackedImages, crop_to_canvases
-from nfold.frameworks.torch.definition import TorchWorkload, load_workload
-from nfold.frameworks.torch.distortion import DeviceDistortion
-from nfold.frameworks.torch.input import BatchKeySampler
-from nfold.frameworks.torch.landing import CanvasTransfer, fill_canvases
-from nfold.frameworks.torch.loop import train
-from nfold.frameworks.torch.nvjpeg import JpegBatches, NvjpegTransfer, torchvision_decoder
-from nfold.frameworks.torch.photographs import ImageBatches
-from nfold.plan import Plan
-from nfold.run.rated import measure_rates
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.engines.base import Observer, Task
+from nfold.engines.builtin_workloads import draw_distortions as each_look
+from nfold.engines.torch.batch import CanvasTensors
+from nfold.engines.torch.input.dataloader import BatchKeySampler
+from nfold.engines.torch.input.distortion import DeviceDistortion
+from nfold.engines.torch.input.image_files import (
+    CanvasTransfer,
+    ImageBatches,
+    JpegBatches,
+    NvjpegTransfer,
+    PackedImages,
+    crop_to_canvases,
+    fill_canvases,
+    torchvision_decoder,
+)
+from nfold.engines.torch.torch_workload import TorchWorkload, load_workload
+from nfold.engines.torch.trainer import train
+from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.workloads import info
 from photos import folders, jpeg, picture
 

@@ -7,13 +7,13 @@ from statistics import median
 
 import pytest
 
-from nfold.ablation import Variant
-from nfold.plan import Plan
-from nfold.run.handoff import HandoffFolder
-from nfold.run.options import RunOptions
-from nfold.run.run import run
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.core.plan import Plan
+from nfold.core.variant import Variant
+from nfold.core.workload import Workload
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import RunOptions
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
 
 HOST = inspect_machine()
 pytestmark = [

@@ -8,12 +8,12 @@ import pytest
 
 from made import plan
 from nfold import workloads
-from nfold.measurement import Measurement
-from nfold.run.options import RunOptions
-from nfold.run.run import run
-from nfold.summary import epochs
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.analysis.cells import epochs
+from nfold.core.measurement import Measurement
+from nfold.core.workload import Workload
+from nfold.launch.launch_spec import RunOptions
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
 
 HOST = inspect_machine()
 pytestmark = [

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nfold.frameworks.torch.batch import Batch
-from nfold.frameworks.torch.prefetch import prefetch_batches
-from nfold.frameworks.torch.user.moving import prefetch_to_device
+from nfold.engines.torch.batch import Batch
+from nfold.engines.torch.input.dataloader import prefetch_batches, prefetch_to_device
 
 pytestmark = [
     pytest.mark.gpu,

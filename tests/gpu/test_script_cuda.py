@@ -10,16 +10,16 @@ import pytest
 import torch.distributed as dist
 
 from integration.scripts.sync_batch_norm import CHANNELS, LAYERS, WAIT_S
-from nfold.ablation import Variant
-from nfold.explain import lines
-from nfold.measurement import Measurement
-from nfold.plan import Plan
-from nfold.run.handoff import HandoffFolder
-from nfold.run.options import RunOptions
-from nfold.run.run import run
-from nfold.seen import ScriptProfile
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.core.measurement import Measurement
+from nfold.core.plan import Plan
+from nfold.core.script_profile import ScriptProfile
+from nfold.core.variant import Variant
+from nfold.core.workload import Workload
+from nfold.explain.advice import pytorch
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import RunOptions
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(300)]
 HOST = inspect_machine()
@@ -50,8 +50,8 @@ def _measured(
 
 def _place(line: str) -> str:
     """``file:line`` of a line of the script."""
-    lines = Path(SCRIPT).read_text().splitlines()
-    return f"{Path(SCRIPT).name}:{[text.strip() for text in lines].index(line) + 1}"
+    pytorch = Path(SCRIPT).read_text().splitlines()
+    return f"{Path(SCRIPT).name}:{[text.strip() for text in pytorch].index(line) + 1}"
 
 
 @one_gpu
@@ -141,8 +141,8 @@ def test_what_a_trainer_does_by_itself_is_told_in_its_own_words(tmp_path: Path) 
     assert read is not None
     assert str(read.package_line).startswith("transformers/trainer.py:")
     made = next(n for n, t in enumerate(WITH_TRAINER.read_text().splitlines(), 1) if "told = " in t)
-    assert "logging_nan_inf_filter=False" in lines.reduce_host_reads(seen)
-    assert lines.num_workers_setting(seen, 8).endswith(
+    assert "logging_nan_inf_filter=False" in pytorch.reduce_host_reads(seen)
+    assert pytorch.num_workers_setting(seen, 8).endswith(
         f"with_trainer.py:{made}: TrainingArguments(..., dataloader_num_workers=8)"
     )
 

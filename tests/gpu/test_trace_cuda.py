@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nfold.frameworks.torch.script.trace import TRACED_STEPS, ProfilerTrace
-from nfold.seen import TraceSummary
+from nfold.core.script_profile import TraceSummary
+from nfold.instrument.profilers import TRACED_STEPS, ProfilerTrace
 
 pytestmark = [
     pytest.mark.gpu,

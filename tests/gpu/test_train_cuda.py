@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from made import plan
-from nfold.frameworks.checkpoints import newest_checkpoint
-from nfold.measurement import Measurement
-from nfold.run.options import RunOptions, RunProgress, StopRequest
-from nfold.run.run import run
-from nfold.summary import epochs
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.analysis.cells import epochs
+from nfold.core.measurement import Measurement
+from nfold.core.workload import Workload
+from nfold.engines.checkpoint_folder import newest_checkpoint
+from nfold.launch.launch_spec import RunOptions, RunProgress, StopRequest
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(300)]
 HOST = inspect_machine()

@@ -9,13 +9,12 @@ import pytest
 
 from made import plan
 from nfold import workloads
-from nfold.ablation import Variant
-from nfold.measurement import Measurement
-from nfold.run.options import RunOptions
-from nfold.run.run import run
-from nfold.run.turned import split_by_variant
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.core.measurement import Measurement
+from nfold.core.variant import Variant
+from nfold.core.workload import Workload
+from nfold.launch.launch_spec import RunOptions
+from nfold.launch.workload_run import run, split_by_variant
+from nfold.telemetry.machine_inspection import inspect_machine
 
 HOST = inspect_machine()
 pytestmark = [

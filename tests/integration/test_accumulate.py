@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from made import plan
-from nfold.frameworks.checkpoints import newest_checkpoint
-from nfold.frameworks.torch.checkpoint import read_part
-from nfold.measurement import Measurement
-from nfold.run.options import RunOptions
-from nfold.run.run import run
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.core.measurement import Measurement
+from nfold.core.workload import Workload
+from nfold.engines.checkpoint_folder import newest_checkpoint
+from nfold.engines.torch.checkpoint import read_part
+from nfold.launch.launch_spec import RunOptions
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 SAID: dict[str, Any] = {"batch": 61, "epochs": 2, "cores_per_device": 1}

@@ -54,7 +54,7 @@ def _wait_for_ranks(nfold: psutil.Process, results: Path, finished: int) -> list
         assert nfold.is_running()
         assert nfold.status() != psutil.STATUS_ZOMBIE, "nfold ended before it could be struck"
         tree = nfold.children(recursive=True)
-        ranks = [p for p in tree if "nfold.run.worker" in " ".join(_command_line(p))]
+        ranks = [p for p in tree if "nfold.launch.workload_process" in " ".join(_command_line(p))]
         if ranks and _stored(results) >= finished:
             return tree
         time.sleep(0.05)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from nfold.ablation import Variant
-from nfold.measurement import Measurement
+from nfold.core.interleave import process_wide
+from nfold.core.measurement import Measurement
+from nfold.core.variant import Variant
 from nfold.store.store import Store
-from nfold.turns import process_wide
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from made import plan
-from nfold.machine import Machine
-from nfold.measurement import Measurement
-from nfold.run.handoff import HandoffFolder
-from nfold.run.options import RunOptions, RunProgress, StopRequest
-from nfold.run.run import run
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.core.machine import Machine
+from nfold.core.measurement import Measurement
+from nfold.core.workload import Workload
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import RunOptions, RunProgress, StopRequest
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 PLANTED = Path(__file__).parent / "planted"

@@ -12,12 +12,12 @@ import pytest
 
 from launched import launch
 from made import plan
-from nfold.measurement import Measurement, RankSamples
-from nfold.plain import deserialize
-from nfold.run.options import RunOptions
-from nfold.run.run import run
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.core.measurement import Measurement, RankSamples
+from nfold.core.serialization import deserialize
+from nfold.core.workload import Workload
+from nfold.launch.launch_spec import RunOptions
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LOADER: dict[str, Any] = {"input": "loader", "augment": "cpu"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nfold.measurement import Measurement
+from nfold.core.measurement import Measurement
 from nfold.store.store import Store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]

@@ -30,13 +30,13 @@ from keras_cases import (
     boxed,
 )
 from nfold.data import prepare
-from nfold.frameworks import augment
-from nfold.frameworks.base import Observer
-from nfold.frameworks.rate import one_cycle
-from nfold.frameworks.torch.batch import CanvasTensors
-from nfold.frameworks.torch.devices import open_devices
-from nfold.frameworks.torch.distortion import DeviceDistortion
-from nfold.frameworks.torch.loop import Trainer
+from nfold.engines import builtin_workloads
+from nfold.engines.base import Observer
+from nfold.engines.builtin_workloads import one_cycle
+from nfold.engines.torch.batch import CanvasTensors
+from nfold.engines.torch.devices import open_devices
+from nfold.engines.torch.input.distortion import DeviceDistortion
+from nfold.engines.torch.trainer import Trainer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 CHILD = Path(__file__).parent / "scripts" / "keras_child.py"
@@ -142,7 +142,7 @@ def losses(points: tuple[tuple[int, float], ...]) -> list[float]:
 
 def test_the_device_augments_to_the_same_pixels(answers: Answers) -> None:
     arrays, ids = augmented_arrays()
-    augmented = augment.build_augmentation(OPERATIONS, arrays, 2**33 + 5)
+    augmented = builtin_workloads.build_augmentation(OPERATIONS, arrays, 2**33 + 5)
     expected = augmented(arrays.train_images, ids.astype(np.int64), 3)
     assert np.array_equal(answers[AUGMENTED], expected)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from nfold.measurement import Measurement
+from nfold.analysis.cells import epochs
+from nfold.core.measurement import Measurement
 from nfold.store.store import Store
-from nfold.summary import epochs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 MODULE = """

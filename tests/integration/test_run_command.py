@@ -48,8 +48,8 @@ sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
 HANG = """
 import os, time
 from pathlib import Path
-from nfold.frameworks.base import Phase
-from nfold.run.handoff import Folder, Heart
+from nfold.engines.base import Phase
+from nfold.launch.handoff import Folder, Heart
 rank = int(os.environ["RANK"])
 heart = Heart(Folder(Path(os.environ["NFOLD_FOLDER"])).heartbeat(rank), os.getpid())
 def step_forever():
@@ -138,12 +138,12 @@ def _gone(processes: list[psutil.Process]) -> bool:
 
 
 def _ranks(tree: list[psutil.Process]) -> list[psutil.Process]:
-    found = [p for p in tree if "nfold.run.script" in p.cmdline()]
+    found = [p for p in tree if "nfold.launch.script_process" in p.cmdline()]
     return sorted(found, key=lambda process: int(process.environ()["RANK"]))
 
 
 def _agent(tree: list[psutil.Process]) -> psutil.Process:
-    (found,) = (p for p in tree if "nfold.run.agent" in p.cmdline())
+    (found,) = (p for p in tree if "nfold.launch.agent" in p.cmdline())
     return found
 
 

@@ -13,20 +13,19 @@ import launched
 from integration.scripts.fsdp2 import LAYERS, WIDTH
 from integration.scripts.own_batches import SLOW_S
 from integration.scripts.somebodys_ddp import LONG_S, OFTEN, SHORT_S
-from nfold.ablation import Variant
-from nfold.explain.passes import equalize_epoch_gaps
-from nfold.explain.pausing import busiest_gap, gap_locations
-from nfold.explain.recurring import find_periodic_work, without_affected_steps
-from nfold.explain.rung import Trial
-from nfold.measurement import Measurement
-from nfold.plan import Plan
-from nfold.run.handoff import HandoffFolder
-from nfold.run.options import RunOptions
-from nfold.run.run import run
-from nfold.run.turned import split_by_variant
-from nfold.seen import ReplayHints
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.core.measurement import Measurement
+from nfold.core.plan import Plan
+from nfold.core.script_profile import ReplayHints
+from nfold.core.variant import Variant
+from nfold.core.workload import Workload
+from nfold.explain.advice.pytorch import busiest_gap, gap_locations
+from nfold.explain.design import Trial
+from nfold.explain.metrics import equalize_epoch_gaps
+from nfold.explain.periodic import find_periodic_work, without_affected_steps
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import RunOptions
+from nfold.launch.workload_run import run, split_by_variant
+from nfold.telemetry.machine_inspection import inspect_machine
 
 pytestmark = pytest.mark.integration
 SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_ddp.py")

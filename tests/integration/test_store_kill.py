@@ -25,7 +25,7 @@ WRITER = textwrap.dedent(
     """
     import dataclasses, itertools, json, os, sys
     from pathlib import Path
-    from nfold.measurement import Measurement
+    from nfold.core.measurement import Measurement
     from nfold.store.store import Store
 
     results, made, life = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

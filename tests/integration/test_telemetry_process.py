@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nfold.telemetry import columns, derive, sampler
-from nfold.telemetry.read import TelemetryRow, read_latest_row, read_rows
+from nfold.telemetry import evaluation, sampler, telemetry_csv
+from nfold.telemetry.telemetry_csv import TelemetryRow, read_latest_row, read_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 INTERVAL_S = 0.2
@@ -91,7 +91,7 @@ def test_a_busy_rank_is_seen_and_the_last_row_is_whole(run: Run) -> None:
     assert len(found) > before, "a last row is written at the end"
     with run.csv.open(newline="") as file:
         header = next(csv_format.reader(file))
-    assert header == columns.column_names((), [0])
+    assert header == telemetry_csv.column_names((), [0])
     assert run.csv.read_text().endswith("\n")
     times = [row["monotonic_s"] or 0.0 for row in found]
     assert times == sorted(times)
@@ -99,7 +99,7 @@ def test_a_busy_rank_is_seen_and_the_last_row_is_whole(run: Run) -> None:
     assert max(row["rank0_rss_bytes"] or 0 for row in found) > 2**20
     assert all(0 <= (row["host_cpu_percent"] or 0) <= 100 for row in found)
     assert all(abs((row["utc"] or 0) - time.time()) < 3600 for row in found)
-    assert derive.energy_joules(run.csv, times[0], times[-1]) is None
+    assert evaluation.energy_joules(run.csv, times[0], times[-1]) is None
 
 
 def test_a_rank_s_children_count_and_so_do_those_that_are_gone(run: Run) -> None:
@@ -120,7 +120,7 @@ def test_another_process_is_other_load_and_a_rank_is_not(run: Run) -> None:
     assert start_s is not None
     assert end_s is not None
     assert "busy_host" in [
-        d.kind for d in derive.telemetry_caveats(run.csv, start_s, end_s, cores=2)
+        d.kind for d in evaluation.telemetry_caveats(run.csv, start_s, end_s, cores=2)
     ]
     run.set_ranks(stranger)
     run.wait_until(_several("rank0_cpu_percent", least=20.0, count=10))
@@ -178,7 +178,9 @@ def test_two_gpus_one_of_which_refuses_and_both_are_lost_in_mid_run(
     assert start_s is not None
     assert end_s is not None
     texts = [
-        d.text for d in derive.telemetry_caveats(run.csv, start_s, end_s) if d.kind != "busy_host"
+        d.text
+        for d in evaluation.telemetry_caveats(run.csv, start_s, end_s)
+        if d.kind != "busy_host"
     ]
     assert [text.split(" in ")[0] for text in texts] == [
         "GPU 0 did not answer",

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from made import plan
-from nfold.machine import Machine
-from nfold.measurement import Measurement
-from nfold.run.options import RunOptions
-from nfold.run.run import run
-from nfold.telemetry.inspection import inspect_machine
-from nfold.telemetry.read import read_rows
-from nfold.workload import Workload
+from nfold.core.machine import Machine
+from nfold.core.measurement import Measurement
+from nfold.core.workload import Workload
+from nfold.launch.launch_spec import RunOptions
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
+from nfold.telemetry.telemetry_csv import read_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -144,10 +144,10 @@ def test_a_single_rank_also_runs_in_the_parent_s_process(tmp_path: Path) -> None
     script = f"""
 from pathlib import Path
 from made import plan
-from nfold.run.options import Options
-from nfold.run.run import run
-from nfold.telemetry.inspection import inspect_machine
-from nfold.workload import Workload
+from nfold.launch.launch_spec import Options
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
+from nfold.core.workload import Workload
 host = inspect_machine()
 options = Options(results=Path({str(tmp_path)!r}), in_process=True)
 digits = Workload.parse("digits")

@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from nfold.frameworks.checkpoints import newest_checkpoint, read_metadata
-from nfold.measurement import Measurement
-from nfold.run.handoff import HandoffFolder
+from nfold.analysis.cells import epochs
+from nfold.core.measurement import Measurement
+from nfold.engines.checkpoint_folder import newest_checkpoint, read_metadata
+from nfold.launch.handoff import HandoffFolder
 from nfold.store.store import Store
-from nfold.summary import epochs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 SAMPLES, BATCH, EPOCHS = 400, 8, 6

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from integration.scripts.own_model import EPOCHS, Net, made
 from launched import launch
-from nfold.frameworks.torch.user.batches import epoch_order
+from nfold.engines.torch.run.datasets import epoch_order
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

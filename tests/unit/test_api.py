@@ -15,10 +15,10 @@ from torch import nn
 
 import nfold
 from nfold.api import FOLDER_VARIABLE, PLAN_VARIABLE
-from nfold.errors import UnknownValue, UsageError
-from nfold.frameworks.base import Phase
-from nfold.plan import Plan
-from nfold.run.handoff import HandoffFolder
+from nfold.core.errors import UnknownValue, UsageError
+from nfold.core.plan import Plan
+from nfold.engines.base import Phase
+from nfold.launch.handoff import HandoffFolder
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The grid: the product of the axes as complete plans on one machine, each cell once."""
+"""The axes of a grid: comma lists as a user writes them, read into values or refused."""
 
 from __future__ import annotations
 
@@ -6,17 +6,146 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
 from nfold import workloads
-from nfold.bench.axes import LIST_AXES, GridAxes
-from nfold.errors import ExtraMissing, NfoldError, UsageError
-from nfold.machine import Machine
-from nfold.measurement import cell_id
-from nfold.plan import Plan
-from nfold.workload import Workload
+from nfold.core.errors import ExtraMissing, NfoldError, UnknownValue, UsageError
+from nfold.core.machine import Machine
+from nfold.core.measurement import cell_id
+from nfold.core.plan import ALLOWED_VALUES, MINIMUM_VALUES, Plan
+from nfold.core.workload import Workload
+
+Scaling = Literal["strong", "weak"]
+SCALINGS: tuple[str, ...] = get_args(Scaling)
+
+CHOICE_AXES = (
+    "framework",
+    "layout",
+    "precision",
+    "strategy",
+    "exchange",
+    "batch_norm",
+    "input",
+    "decode",
+    "cache",
+    "augment",
+    "step",
+    "kernels",
+    "allocation",
+)
+INTEGER_AXES = ("batch", "accumulate", "steps_per_execution", "workers", "seed")
+LIST_AXES = ("devices", *CHOICE_AXES, *INTEGER_AXES)
+"""Every plan field that takes a comma list."""
+
+PlanChange = Mapping[str, Any]
+"""Plan fields with the values that one entry of a list gives them."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridAxes:
+    """What a grid is the product of: ``changes`` of the ``common`` plan, workload parameters.
+
+    ``changes`` maps an axis to its entries, ``parameters`` a workload's parameter to its
+    values. Under ``weak`` scaling the batch is one device's.
+    """
+
+    workload: Workload
+    common: Plan = field(default_factory=Plan)
+    changes: Mapping[str, tuple[PlanChange, ...]] = field(default_factory=dict)
+    parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    scaling: Scaling = "strong"
+
+
+def parse_axes(
+    workload: str,
+    lists: Mapping[str, str | None],
+    *,
+    common: Plan,
+    parameters: tuple[str, ...] = (),
+    scaling: str = "strong",
+) -> GridAxes:
+    """The axes that a user wrote; UsageError or UnknownValue (closest first) for a wrong value.
+
+    ``lists`` maps the names of ``LISTS`` to comma lists, None where nothing was said.
+    ``parameters`` are ``name=1,2,3``.
+    """
+    if scaling not in SCALINGS:
+        raise UnknownValue("scaling", scaling, SCALINGS)
+    said = {name: text for name, text in lists.items() if text is not None}
+    return GridAxes(
+        workload=Workload.parse(workload),
+        common=common,
+        changes={name: _read_list(name, text, common.device) for name, text in said.items()},
+        parameters=_read_parameters(parameters),
+        scaling="weak" if scaling == "weak" else "strong",
+    )
+
+
+def _read_list(name: str, text: str, device: str | None) -> tuple[PlanChange, ...]:
+    if name == "devices":
+        return _entries(name, text, lambda entry: _place(entry, device))
+    if name in CHOICE_AXES:
+        return _entries(name, text, lambda entry: {name: _parse_choice(name, entry)})
+    if name in INTEGER_AXES:
+        return _entries(
+            name, text, lambda entry: {name: _number(name, entry, MINIMUM_VALUES[name])}
+        )
+    raise UnknownValue("axis", name, LIST_AXES)
+
+
+def _entries(name: str, text: str, read: Callable[[str], T]) -> tuple[T, ...]:
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entries):
+        raise UsageError(
+            f"{name} {text!r} has an empty entry; next: --{name.replace('_', '-')} a,b,c"
+        )
+    return tuple(read(entry) for entry in dict.fromkeys(entries))
+
+
+def _parse_choice(name: str, entry: str) -> str:
+    if entry not in ALLOWED_VALUES[name]:
+        raise UnknownValue(name, entry, ALLOWED_VALUES[name])
+    return entry
+
+
+def _number(name: str, entry: str, minimum: int) -> int:
+    if not entry.isascii() or not entry.isdigit() or int(entry) < minimum:
+        raise UsageError(f"{name} {entry!r}: allowed are whole numbers from {minimum}")
+    return int(entry)
+
+
+def _place(entry: str, device: str | None) -> PlanChange:
+    kind, separator, count = entry.rpartition(":")
+    if not separator:
+        return {"devices": _number("devices", entry, 1)}
+    if kind not in ALLOWED_VALUES["device"]:
+        raise UnknownValue("device", kind, ALLOWED_VALUES["device"])
+    if device not in (None, kind):
+        raise UsageError(
+            f"devices {entry!r} against --device {device}: next: leave out --device, or {count}"
+        )
+    return {"device": kind, "devices": _number("devices", count, 1)}
+
+
+def _read_parameters(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for name, values in map(_read_parameter, texts):
+        if name in found:
+            raise UsageError(f"parameter {name!r} is given twice; next: {name}=1,2")
+        found[name] = values
+    return found
+
+
+def _read_parameter(text: str) -> tuple[str, tuple[int, ...]]:
+    name, separator, values = text.partition("=")
+    if not separator or not name:
+        raise UsageError(f"parameter {text!r} is not NAME=INTEGER,...; next: filter=3,5,10")
+    return name, _entries(name, values, lambda entry: _number(name, entry, 0))
+
 
 UnsupportedCheck = Callable[[Workload, Plan, Machine], str | None]
 """Why a complete plan cannot run, or None: what the plan's framework says."""
@@ -105,7 +234,6 @@ def _add_step_to_labels(cells: Sequence[GridCell]) -> tuple[GridCell, ...]:
 def _label_across_grids(
     cells: Sequence[GridCell], several: Sequence[GridAxes]
 ) -> tuple[GridCell, ...]:
-    """The cells of several grids, each called by whatever differs between any of them."""
     asked = {name for axes in several for name in axes.changes} | {"batch"}
     said = [name for name in LIST_AXES if name in asked]
     varying = [n for n in said if len({getattr(cell.plan, n) for cell in cells}) > 1]
@@ -123,7 +251,6 @@ def _label_across_grids(
 
 
 def _cores_per_device(several: Sequence[GridAxes], machine: Machine) -> int:
-    """The same share of the cores for every CPU device of all grids, so that cells compare."""
     asked = [
         axes.common.edit(**_merge(changes))
         for axes in several
@@ -169,7 +296,6 @@ class _Builder:
                 yield self._cell(workload, _merge(changes), reason)
 
     def _workloads(self) -> list[tuple[Workload, str | None]]:
-        """Every combination of parameters, with the reason why it cannot be."""
         found: list[tuple[Workload, UsageError | None]] = []
         names = tuple(self._axes.parameters)
         for values in _products(self._axes.parameters):
@@ -180,7 +306,6 @@ class _Builder:
         return [(workload, None if error is None else str(error)) for workload, error in found]
 
     def _refuse_parameters(self, found: list[tuple[Workload, UsageError | None]]) -> None:
-        """Raise where a value of a parameter is refused in every combination."""
         if all(error is not None for _, error in found):
             raise next(error for _, error in found if error is not None)
         for name, values in self._axes.parameters.items():
@@ -201,7 +326,6 @@ class _Builder:
         )
 
     def _refused_by_framework(self, workload: Workload, plan: Plan) -> str | None:
-        """Why the plan's framework cannot run it, which may be that it is not installed."""
         try:
             return self._unsupported(workload, plan, self._machine)
         except ExtraMissing as missing:
@@ -209,7 +333,6 @@ class _Builder:
             return str(missing)
 
     def _plan(self, workload: Workload, asked: Plan) -> tuple[Plan, str | None]:
-        """The complete plan, and why it cannot be where its strategy and devices disagree."""
         if _device(asked, self._machine) == "cpu":
             asked = asked.edit(cores_per_device=self._cores)
         try:
@@ -225,7 +348,6 @@ class _Builder:
         return plan.edit(batch=(plan.batch or 1) * (plan.devices or 1))
 
     def _label(self, workload: Workload, plan: Plan) -> str:
-        """What tells the cell from the others of its grid: ``2 devices · ddp · batch 128``."""
         chosen = dict(workload.parameters)
         swept = [name for name, values in self._axes.parameters.items() if len(values) > 1]
         own = [f"{name} {chosen[name]}" for name in swept]
@@ -234,7 +356,6 @@ class _Builder:
 
 
 def _axis_label(axis: str, plan: Plan, kinds: bool) -> str:
-    """A varying axis of a plan; one device has no strategy worth a word."""
     value = getattr(plan, axis)
     if axis == "devices":
         kind = f"{plan.device} " if kinds else ""

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nfold.bench.grid import Grid, GridCell
-from nfold.machine import Machine
-from nfold.measurement import FailureCause, Measurement
-from nfold.plan import Plan
-from nfold.records import MeasurementStore
-from nfold.run.options import RunOptions, RunProgress
-from nfold.workload import Workload
+from nfold.core.machine import Machine
+from nfold.core.measurement import FailureCause, Measurement, MeasurementStore
+from nfold.core.plan import Plan
+from nfold.core.workload import Workload
+from nfold.launch.launch_spec import RunOptions, RunProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class SweepSchedule:
 
 
 class RunCell(Protocol):
-    """The one verb, ``nfold.run.run.run``."""
+    """The one verb, ``nfold.launch.workload_run.run``."""
 
     def __call__(
         self,
@@ -91,7 +90,6 @@ def schedule_sweep(
 
 
 def _finished(cell_run: CellRun, store: MeasurementStore) -> Measurement | None:
-    """The stored result, unless it must be run again: cut short, or possible by now."""
     found = store.find(cell_run.cell.id, cell_run.repeat)
     if found is None or not found.is_final:
         return None
@@ -135,7 +133,6 @@ def _measure(cell_run: CellRun, machine: Machine, options: RunOptions, run: RunC
 
 
 def _unsupported(cell_run: CellRun, machine: Machine, reason: str) -> Measurement:
-    """A row for a combination that cannot run: said, never left out."""
     return Measurement(
         id=f"{cell_run.cell.id}-{cell_run.repeat}-{secrets.token_hex(3)}",
         workload=cell_run.cell.workload,

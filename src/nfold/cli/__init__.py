@@ -10,14 +10,14 @@ import os
 import signal
 import sys
 
-from nfold.errors import NfoldError
-from nfold.inert import terminal_safe
+from nfold.core.errors import NfoldError
+from nfold.core.format import terminal_safe
 
 
 def main() -> None:
     """Entry of the ``nfold`` command."""
     debug, arguments = without_debug(sys.argv[1:])
-    from nfold.cli.app import app
+    from nfold.cli.commands import app
 
     try:
         app(args=arguments, prog_name="nfold")

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from nfold.analysis.cells import Cell, samples_per_s
 from nfold.bench.sweep import CellRun, SweepEvents
-from nfold.cli.screen import PlainScreen
-from nfold.inert import terminal_safe
-from nfold.measurement import Measurement
-from nfold.run.options import RunProgress
-from nfold.summary import Cell, samples_per_s
+from nfold.cli.terminal import PlainScreen
+from nfold.core.format import terminal_safe
+from nfold.core.measurement import Epoch, Measurement, RankSamples
+from nfold.core.plan import Plan
+from nfold.explain.design import Trial
+from nfold.explain.experiment import ExperimentEvents
+from nfold.explain.metrics import compute_metrics, equalize_epoch_gaps
+from nfold.explain.periodic import find_periodic_work, without_affected_steps
+from nfold.explain.result.budget import MIN_STEP_FRACTION
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import RunProgress
 
 
 def format_short_duration(seconds: float) -> str:
@@ -82,20 +92,17 @@ class SweepProgress(SweepEvents):
         self._cell_run: CellRun | None = None
 
     def cell_started(self, turn: CellRun) -> None:
-        """Show the new cell."""
         self._cell_run = turn
         self._number += 1
         self.progress(RunProgress(phase="starting", step=0, total=0))
 
     def progress(self, progress: RunProgress) -> None:
-        """Draw the live lines anew."""
         assert self._cell_run is not None
         left = format_short_duration(self._left.estimate_s())
         head = f"{self._number}/{self._total} cells · {left} left · {describe_cell(self._cell_run)}"
         self._screen.show_live(head, f"  {describe_progress(progress)}")
 
     def cell_finished(self, turn: CellRun, measurement: Measurement) -> None:
-        """Print the line."""
         self._left.record_finished()
         self._screen.print_line(self._line(turn, measurement))
 
@@ -118,3 +125,256 @@ def describe_progress(progress: RunProgress) -> str:
     if progress.device_load is not None:
         words.append(f"device load {progress.device_load:.0f} %")
     return " · ".join(words)
+
+
+def format_epoch(number: int, total: int, epoch: Epoch) -> str:
+    """``epoch 3/10: loss 0.512, accuracy 0.8421, 3.2 s``."""
+    accuracy = "" if epoch.accuracy is None else f", accuracy {epoch.accuracy:.4f}"
+    loss = "" if epoch.train_loss is None else f" loss {epoch.train_loss:.3f}"
+    return f"epoch {number}/{total}:{loss}{accuracy}, {epoch.seconds:.1f} s"
+
+
+class StepTimer:
+    """How long the steps that are left will take, as long as those that were seen."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+
+    def remaining_s(self, progress: RunProgress) -> float | None:
+        """Seconds until the last step, None before two different steps were seen."""
+        if not progress.step:
+            return None
+        self._first = self._first or (self._clock(), progress.step)
+        began, step = self._first
+        if progress.step == step:
+            return None
+        each = (self._clock() - began) / (progress.step - step)
+        return each * max(0, progress.total - progress.step)
+
+
+class EpochProgress:
+    """A line for every epoch that ends, and a live one: epoch, step, rate, load, time left.
+
+    ``total`` counts all epochs, ``before`` those of an earlier run.
+    """
+
+    def __init__(self, screen: PlainScreen, total: int, before: int = 0) -> None:
+        self._screen = screen
+        self._total = total
+        self._seen = before
+        self._pace = StepTimer()
+        self._folder: HandoffFolder | None = None
+        self._changed_ns = 0
+
+    def started(self, folder: Path) -> None:
+        """The run's folder, where its first rank tells what epochs it has finished."""
+        self._folder = HandoffFolder(folder)
+
+    def progress(self, progress: RunProgress) -> None:
+        """Print what has ended since the last call, and draw the live line anew."""
+        self.finished(self._read())
+        words = [
+            f"epoch {min(self._seen + 1, self._total)}/{self._total}",
+            describe_progress(progress),
+        ]
+        left_s = self._pace.remaining_s(progress)
+        if left_s is not None:
+            words.append(f"{format_short_duration(left_s)} left")
+        self._screen.show_live(" · ".join(words))
+
+    def finished(self, epochs: Sequence[Epoch]) -> None:
+        """Print those of all finished ``epochs`` that are new."""
+        for number, epoch in enumerate(epochs[self._seen :], start=self._seen + 1):
+            self._screen.print_line(format_epoch(number, self._total, epoch))
+        self._seen = max(self._seen, len(epochs))
+
+    def _read(self) -> Sequence[Epoch]:
+        if self._folder is None:
+            return ()
+        changed_ns = self._folder.samples_mtime_ns()
+        if changed_ns == self._changed_ns:
+            return ()
+        self._changed_ns = changed_ns
+        return self._folder.read_epochs()
+
+
+# Lines over the steps of a training: step, loss, images/s and seconds a batch, window by window.
+#
+# Nothing here asks a rank for anything: a window that has closed is in its file, and so a line is of
+# whole windows, never of a step inside one.
+
+
+@dataclass(frozen=True)
+class CompletedWindow:
+    """A timed window of all ranks: its last step, its steps, samples, seconds and mean loss."""
+
+    step: int
+    steps: int
+    samples: int
+    seconds: float
+    loss: float
+
+
+def completed_windows(ranks: Sequence[RankSamples]) -> list[CompletedWindow]:
+    """The windows that every rank has closed; the slowest rank's time, rank 0's mean loss.
+
+    Losses are also kept of the warm-up, which has no windows: the last ones belong together.
+    """
+    if not ranks or not all(rank.windows for rank in ranks):
+        return []
+    losses = ranks[0].losses[-len(ranks[0].windows) :]
+    windows = zip(*(rank.windows for rank in ranks), strict=False)
+    return [
+        CompletedWindow(
+            step=step,
+            steps=of_ranks[0].steps,
+            samples=sum(window.samples for window in of_ranks),
+            seconds=max(window.seconds for window in of_ranks),
+            loss=loss,
+        )
+        for (step, loss), of_ranks in zip(losses, windows, strict=False)
+    ]
+
+
+def format_steps(windows: Sequence[CompletedWindow]) -> str:
+    """Several windows as one: ``step 200, loss 0.512, 4,120 images/s, 0.0311 s/batch``."""
+    steps = sum(window.steps for window in windows)
+    seconds = sum(window.seconds for window in windows)
+    loss = sum(window.loss * window.steps for window in windows) / steps
+    rate = sum(window.samples for window in windows) / seconds
+    return (
+        f"step {windows[-1].step}, loss {loss:.4g}, {rate:,.1f} images/s, "
+        f"{seconds / steps:.3g} s/batch"
+    )
+
+
+class StepProgress:
+    """A line whenever windows of at least ``every`` steps have closed; 0: none."""
+
+    def __init__(self, screen: PlainScreen, every: int) -> None:
+        self._screen = screen
+        self._every = every
+        self._printed = 0
+        self._folder: HandoffFolder | None = None
+        self._changed_ns = 0
+
+    def started(self, folder: Path) -> None:
+        """The run's folder, where its ranks leave the windows that they have closed."""
+        self._folder = HandoffFolder(folder) if self._every else None
+
+    def progress(self, progress: RunProgress) -> None:
+        """Print what has closed since the last call, where there is enough of it."""
+        del progress
+        changed_ns = 0 if self._folder is None else self._folder.samples_mtime_ns()
+        if self._folder is None or changed_ns == self._changed_ns:
+            return
+        self._changed_ns = changed_ns
+        self.print_completed(self._folder.read_samples())
+
+    def print_completed(self, ranks: Sequence[RankSamples]) -> None:
+        """Print the lines that are new in what the ranks have measured so far."""
+        windows = completed_windows(ranks)
+        end = self._printed
+        for number in range(self._printed + 1, len(windows) + 1):
+            if sum(window.steps for window in windows[end:number]) >= self._every:
+                self._screen.print_line(format_steps(windows[end:number]))
+                end = number
+        self._printed = end
+
+    def finished(self, ranks: Sequence[RankSamples]) -> None:
+        """Print what is left, fewer steps than ``every`` as well."""
+        if self._every:
+            self.print_completed(ranks)
+            left = completed_windows(ranks)[self._printed :]
+            if left:
+                self._screen.print_line(format_steps(left))
+
+
+DESCRIBED_FIELDS = ("devices", "batch", "strategy", "steps", "epochs", "warmup_steps")
+"""Fields of a plan that a rung's words tell, or that say nothing about what is compared."""
+STORED_RESULTS_NOTE = (
+    "nfold: what was measured before is not measured again; next: --again, to do so"
+)
+
+
+class ExplainProgress(ExperimentEvents):
+    """One line a finished run, and a live one with the time that is left."""
+
+    def __init__(self, shown: PlainScreen) -> None:
+        self._shown = shown
+        self._runs = 0
+        self._running = self._printed_stored_note = False
+        self._usual: Plan | None = None
+
+    def started(self, rungs: Sequence[Trial], number: int, remaining_s: float) -> None:
+        self._running = True
+        more = f" and {len(rungs) - 1} more in turns" if len(rungs) > 1 else ""
+        self._shown.show_live(
+            terminal_safe(
+                f"{format_short_duration(remaining_s)} left · {self._words(rungs[0])}{more} · round {number + 1}"
+            )
+        )
+
+    def finished(
+        self, rungs: Sequence[Trial], number: int, found: Sequence[Measurement], remaining_s: float
+    ) -> None:
+        self._runs += 1
+        took = format_short_duration(found[0].wall_seconds) if self._running else _when(found[0])
+        took = f"({took}, {format_short_duration(remaining_s)} left)"
+        if not (self._running or self._printed_stored_note):
+            self._printed_stored_note = True
+            self._shown.print_line(STORED_RESULTS_NOTE)
+        self._running = False
+        lines = [
+            f"{self._words(rung)} · round {number + 1}: {_outcome(rung, one)}"
+            for rung, one in zip(rungs, found, strict=True)
+        ]
+        for place, line in enumerate(_measured_or_first_failure(lines, found)):
+            mark = " " * len(f"[{self._runs}]") if place else f"[{self._runs}]"
+            self._shown.print_line(terminal_safe(f"{mark} {line}{'' if place else f' {took}'}"))
+
+    def _words(self, trial: Trial) -> str:
+        if trial.plan.batch is None:
+            return str(trial)
+        self._usual = self._usual or trial.plan
+        own, usual = trial.plan.to_dict(), self._usual.to_dict()
+        changed = {name: value for name, value in own.items() if value != usual.get(name)}
+        return ", ".join(
+            [str(trial), *(f"{k} {v}" for k, v in changed.items() if k not in DESCRIBED_FIELDS)]
+        )
+
+
+def _when(measurement: Measurement) -> str:
+    if not measurement.started_at:
+        return "measured before"
+    then = datetime.datetime.fromisoformat(measurement.started_at).astimezone()
+    return f"measured {then:%Y-%m-%d %H:%M}"
+
+
+def _measured_or_first_failure(lines: Sequence[str], found: Sequence[Measurement]) -> list[str]:
+    pairs = list(zip(lines, found, strict=True))
+    ended = [line for line, one in pairs if one.status != "ok"]
+    return [line for line, one in pairs if one.status == "ok"] + ended[:1]
+
+
+def _outcome(trial: Trial, measurement: Measurement) -> str:
+    alike = equalize_epoch_gaps(measurement)
+    recurs = find_periodic_work({trial: alike}).get(trial)
+    found = compute_metrics(
+        without_affected_steps(alike, recurs), ranks_synchronize=trial.ranks_synchronize
+    )
+    if measurement.status != "ok":
+        return f"{measurement.status}: {measurement.cause.text if measurement.cause else ''}"
+    if "step" not in found:
+        return "had no turn before the script ended"
+    more = {
+        "between epochs": found.get("gap", 0.0),
+        "after some only": recurs.ms_per_step if recurs else 0,
+    }
+    told = [
+        f" and {ms:.2f} {when}"
+        for when, ms in more.items()
+        if ms > MIN_STEP_FRACTION * found["step"]
+    ]
+    return f"{found['step']:.2f} ms a step" + "".join(told)

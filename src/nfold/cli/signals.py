@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from nfold.run.options import StopRequest
+from nfold.launch.launch_spec import StopRequest
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOW_CURSOR = "\x1b[?25h"

@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nfold.errors import DataMissing, UnknownValue
+from nfold.core.errors import DataMissing, UnknownValue
 
 if TYPE_CHECKING:
     from nfold.data.arrays import DataSetArrays
-    from nfold.data.forms import DataSetSpec
+    from nfold.data.files import DataSetSpec
     from nfold.data.photographs import PhotographSet
 
 DATA_SET_MODULES = {
@@ -36,7 +36,7 @@ def prepare(name: str, folder: Path | None = None) -> None:
     is nowhere is downloaded, if NFOLD_DOWNLOAD=1 allows it. Raises DataMissing, DataCorrupt,
     ExtraMissing, or MachineUnfit where a folder cannot be read or written.
     """
-    from nfold.data import cache, fetch
+    from nfold.data import cache, files
 
     if folder is not None:
         os.environ["NFOLD_DATA"] = str(folder.resolve())
@@ -44,9 +44,9 @@ def prepare(name: str, folder: Path | None = None) -> None:
     try:
         cache.load(data_set, verify=True)
     except DataMissing:
-        if not (data_set.downloads and fetch.downloads_allowed()):
+        if not (data_set.downloads and files.downloads_allowed()):
             raise
-        fetch.download_data_set(data_set)
+        files.download_data_set(data_set)
         cache.load(data_set, verify=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nfold.errors import DataCorrupt
+from nfold.core.errors import DataCorrupt
 
 Array = npt.NDArray[Any]
 Images = npt.NDArray[np.uint8]

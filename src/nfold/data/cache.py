@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nfold.core.errors import MachineUnfit
 from nfold.data.arrays import DataSetArrays
-from nfold.data.find import cache_root, find_files
-from nfold.data.forms import DataSetSpec
-from nfold.data.place import write_folder
-from nfold.data.verify import file_sha256, verify_files
+from nfold.data.files import DataSetSpec, cache_root, file_sha256, find_files, verify_files
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 MANIFEST = "manifest.json"
@@ -66,8 +68,6 @@ def read_manifest(folder: Path, *, checksums: bool) -> dict[str, Any] | None:
 
 
 def _write(arrays: DataSetArrays, sources: Mapping[str, str], folder: Path) -> None:
-    """Put the arrays and what they were made of into the cache."""
-
     def fill(aside: Path) -> None:
         for name in ARRAYS:
             np.save(aside / f"{name}.npy", getattr(arrays, name), allow_pickle=False)
@@ -106,3 +106,47 @@ def _map_arrays(folder: Path, manifest: Mapping[str, Any]) -> DataSetArrays:
         std=tuple(manifest["std"]),
         **mapped,
     )
+
+
+CompletenessCheck = Callable[[Path, bool], bool]
+"""Whether a folder is there and whole; checksums are tested too where the second says so."""
+
+
+def write_folder(
+    folder: Path, fill: Callable[[Path], None], is_complete: CompletenessCheck
+) -> None:
+    """Let ``fill`` write a folder's files; where another process was first, its folder stands.
+
+    Raises MachineUnfit where the cache cannot be written.
+    """
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        aside.mkdir(parents=True)
+        fill(aside)
+        _rename_into_place(aside, folder, is_complete)
+    except OSError as error:
+        raise MachineUnfit(
+            f"the cache {folder} cannot be written: {error}; next: make room there, or "
+            "NFOLD_CACHE=FOLDER"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _rename_into_place(temporary: Path, folder: Path, is_complete: CompletenessCheck) -> None:
+    """Rename ``aside`` to ``folder``; a damaged one that is in the way is moved off first.
+
+    Moved, not emptied in place: a process that has it mapped keeps its files.
+    """
+    if is_complete(folder, True):
+        return
+    old = temporary.with_name(f"{temporary.name}.old")
+    with suppress(FileNotFoundError):
+        os.rename(folder, old)
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        if not is_complete(folder, False):
+            raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (UCI, 1998), its test
 part. 1,437 images train and 360 test, split by a fixed permutation. The licence is in
-``files/LICENSE-digits.md``.
+``LICENSE-digits.md``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from nfold.core.errors import DataCorrupt
 from nfold.data.arrays import DataSetArrays, assemble
-from nfold.data.forms import DataSetFormat, DataSetSpec, Paths
-from nfold.errors import DataCorrupt
+from nfold.data.files import DataSetFormat, DataSetSpec, Paths
 
-FILE = Path(__file__).parent / "files" / "digits.npz"
+FILE = Path(__file__).with_name("digits.npz")
 """``images`` uint8 [1797, 8, 8] with values 0 to 16, ``labels`` uint8 [1797]."""
 TRAIN_COUNT = 1437
 CLASSES = 10

@@ -10,14 +10,19 @@ bicubic has a = -0.75, as OpenCV's. Bytes lie between resizing and colour, and a
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from nfold.data.arrays import Images
-from nfold.errors import ExtraMissing
+from nfold.core.errors import ExtraMissing
+from nfold.data.arrays import Array, DataSetArrays, Images
+from nfold.data.packed_jpegs import PackedJpegs
+from nfold.data.photographs import NAME, PhotographSet
 
 cv2: Any
 try:
@@ -67,7 +72,6 @@ class Distorter:
         self._buffer_1, self._buffer_2 = np.empty((2, size, size, 3), np.float32)
 
     def __call__(self, region: Images, look: DistortionParameters, into: Images) -> None:
-        """A box's pixels [h, w, 3] as a distorted image into [size, size, 3]."""
         image = resize(region, self._size, look.method)
         self.adjust_colors(cv2.flip(image, 1) if look.mirrored else image, look, into)
 
@@ -142,7 +146,48 @@ def _resize_cv2(region: Images, width_height: tuple[int, int], method: int) -> I
 
 
 def _brightness_table(image: Images, by: float, contrast: float) -> npt.NDArray[np.float32]:
-    """What each byte of each colour becomes, [256, 1, 3]: brighter, and in contrast to the mean."""
     means = np.array(cv2.mean(image)[:3]) / 255 + by
     levels = np.arange(256)[:, None, None] / 255 + by
     return np.maximum((levels - means) * contrast + means, 0).astype(np.float32)
+
+
+HALF_LEVEL = 127.5
+"""Half of the levels: what is taken off and divided by, so that a model sees -1 to 1."""
+
+
+def photograph_arrays(photographs: PhotographSet, parameters: Mapping[str, int]) -> DataSetArrays:
+    """Labels and what is evaluated on, by the workload's parameters; no training image is in it.
+
+    Training has every photograph ``repeat`` times: sample i is photograph i modulo their number.
+    """
+    size, test = parameters["size"], photographs.test
+    none = np.empty((0, size, size, 3), np.uint8)
+    labels = photographs.train.first(parameters["samples"]).labels
+    return DataSetArrays(
+        name=NAME,
+        classes=parameters["classes"],
+        train_images=none,
+        train_labels=np.tile(labels, parameters["repeat"]),
+        test_images=none if test is None else cast(Array, CenterCrops(test, size)),
+        test_labels=np.empty(0, np.int64) if test is None else test.labels,
+        mean=(HALF_LEVEL,) * 3,
+        std=(HALF_LEVEL,) * 3,
+    )
+
+
+class CenterCrops:
+    """The middles of photographs, decoded when they are asked for: a slice is [n, size, size, 3].
+
+    Decoded by as many threads as this process has cores; both libraries let others run meanwhile.
+    """
+
+    def __init__(self, part: PackedJpegs, size: int) -> None:
+        self._part, self._size = part, size
+
+    def __getitem__(self, chosen: slice) -> Images:
+        rows = range(*chosen.indices(len(self._part)))
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            return np.stack(list(threads.map(self._one, rows)))
+
+    def _one(self, row: int) -> Images:
+        return center_crop(self._part.decode(row), self._size)

@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from nfold.core.errors import DataCorrupt
 from nfold.data.arrays import DataSetArrays, Split, assemble, check_labels
-from nfold.data.forms import DataSetFormat, DataSetSpec, DownloadFile, Paths
-from nfold.data.verify import read_content
-from nfold.errors import DataCorrupt
+from nfold.data.files import DataSetFormat, DataSetSpec, DownloadFile, Paths, read_content
 
 TEST_FILES = {
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
@@ -70,7 +69,6 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 
 def _part(paths: Paths, files: dict[str, str], count: int) -> Split:
-    """The image file and the label file of one part: [count, 28, 28, 1] and [count]."""
     (images_path,), (labels_path,) = (paths[name] for name in files)
     labels = read_idx(labels_path, (count,))
     check_labels(labels_path, labels, CLASSES)

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from nfold.data.find import cache_root
-from nfold.data.packing import PhotographPack, pack_photographs
-from nfold.data.part import PackedJpegs
-from nfold.data.sources import PhotographSource, find_folders, find_shards
-from nfold.data.whole import decode_all
-from nfold.errors import DataCorrupt, DataMissing
+from nfold.core.errors import DataCorrupt, DataMissing, MachineUnfit
+from nfold.core.machine import free_memory_bytes
+from nfold.data.arrays import Images
+from nfold.data.files import cache_root
+from nfold.data.packed_jpegs import (
+    PackedJpegs,
+    PhotographPack,
+    PhotographSource,
+    find_folders,
+    find_shards,
+    pack_photographs,
+)
 
 NAME = "photographs"
 FOLDERS = (NAME, "imagenet", "imagenet-sample", "")
@@ -98,7 +106,6 @@ def _load_jpegs(pack: PhotographPack, name: str) -> PackedJpegs:
 
 
 def _find_sources() -> tuple[Path, PhotographSource, PhotographSource | None]:
-    """A place, its images for training and, if it has some, for evaluation."""
     for place in search_folders():
         for kind in (find_shards, find_folders):
             train = kind(place, ("train",))
@@ -122,3 +129,65 @@ def search_folders() -> list[Path]:
     roots = [Path(chosen)] if chosen else []
     roots.append(cache_root() / "data")
     return [root / name for root in roots for name in FOLDERS]
+
+
+# Photographs kept decoded, so that no epoch decodes them again: one file that all workers map.
+#
+# It lies beside the packed JPEGs in the cache, and the host's memory keeps what it can of it: a file
+# that does not fit there would be read from the disk in every epoch, which is slower than decoding.
+
+MAX_FREE_MEMORY_FRACTION = 0.8
+"""The part of the host's free memory that decoded images may take."""
+
+
+def decode_all(part: PackedJpegs) -> PackedJpegs:
+    """The part with all its images decoded; MachineUnfit where they would not fit in memory."""
+    file, needed = decoded_path(part), int(part.pixel_offsets[-1])
+    if not (file.exists() and file.stat().st_size == needed):
+        check_fits(needed, free_memory_bytes())
+        _decode_to_file(part, file, needed)
+    return map_decoded(part)
+
+
+def map_decoded(part: PackedJpegs) -> PackedJpegs:
+    """The part with the decoded images that ``kept_whole`` has left for it."""
+    return dataclasses.replace(part, decoded_pixels=np.memmap(decoded_path(part), np.uint8, "r"))
+
+
+def decoded_path(part: PackedJpegs) -> Path:
+    """Where a part's decoded images are kept; another one for another number of samples."""
+    folder = part.names.parent
+    return folder.with_name(f"{folder.name}-decoded") / f"{part.names.stem}-{len(part)}.raw"
+
+
+def check_fits(needed_bytes: int, free: int) -> None:
+    """Raise MachineUnfit, with the sizes, where decoded images would not stay in memory."""
+    if needed_bytes > MAX_FREE_MEMORY_FRACTION * free:
+        raise MachineUnfit(
+            f"photographs kept decoded: needs {needed_bytes / 2**30:.3g} GiB of the host's memory, "
+            f"of whose free {free / 2**30:.3g} GiB they may take {MAX_FREE_MEMORY_FRACTION:.0%}; next: "
+            "--cache off, --input loader"
+        )
+
+
+def _decode_to_file(part: PackedJpegs, file: Path, needed_bytes: int) -> None:
+    aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        whole: Images = np.memmap(aside, np.uint8, "w+", shape=(needed_bytes,))
+
+        def one(index: int) -> None:
+            whole[part.pixel_offsets[index] : part.pixel_offsets[index + 1]] = part.decode(
+                index
+            ).ravel()
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            for _ in threads.map(one, range(len(part))):
+                pass
+        os.rename(aside, file)
+    except OSError as error:
+        raise MachineUnfit(
+            f"{file} cannot be written: {error}; next: make room there, or --cache off"
+        ) from error
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Explaining: one plan under ablations, and where the rest of N-fold went."""
+"""Attribution of the missing speedup to causes, by experiment."""

@@ -17,21 +17,34 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nfold.errors import RunFailure
-from nfold.explain import asking
-from nfold.explain.clocks import gpu_clock_rates
-from nfold.explain.ends import epoch_boundary_trials
-from nfold.explain.ladder import ExperimentDesign
-from nfold.explain.lengths import interleaved_seconds, with_run_length
-from nfold.explain.measured import TrialResults, failure_reason
-from nfold.explain.own_batches import batch_size_trials, with_original_batch
-from nfold.explain.pausing import with_gap_locations
-from nfold.explain.readings import compute_metrics
-from nfold.explain.rung import Trial
-from nfold.explain.target import TrialRunner
-from nfold.measurement import Measurement
-from nfold.plan import LONG_STEP_S
-from nfold.run.options import StopRequest
+from nfold.core.errors import RunFailure, UsageError
+from nfold.core.machine import Machine
+from nfold.core.measurement import Measurement
+from nfold.core.plan import LONG_STEP_S, WARMUP_STEPS, Plan
+from nfold.core.script_profile import DataLoaderProfile, ScriptProfile
+from nfold.core.stats import median
+from nfold.core.variant import Variant
+from nfold.explain import planner
+from nfold.explain.advice.pytorch import gap_locations, with_gap_locations
+from nfold.explain.design import ExperimentDesign, Scaling, Trial, prefetched_batches
+from nfold.explain.metrics import compute_metrics, gpu_clock_rates, loading_ms_per_step
+from nfold.explain.planner import (
+    batch_size_trials,
+    epoch_boundary_trials,
+    interleaved_seconds,
+    with_original_batch,
+    with_run_length,
+)
+from nfold.explain.trials import (
+    LARGER_BUDGET_HINT,
+    TrialResults,
+    TrialRunner,
+    failure_reason,
+    failure_text,
+    hit_time_limit,
+)
+from nfold.launch.launch_spec import StopRequest
+from nfold.launch.verdict import check_same_samples
 
 PILOT_STEPS = 30
 MAX_ROUNDS = 6
@@ -97,10 +110,10 @@ class Experiment:
         self._finds_unused_parameters = (
             design.profile is not None and design.profile.find_unused_parameters
         )
-        wanted, evident = list(asking.required(design)), list(asking.observed_in_probe(design))
+        wanted, evident = list(planner.required(design)), list(planner.observed_in_probe(design))
         # What a first look has seen happen does not wait for the turns of all the others.
         self._run_required(design, (design.actual(), design.baseline), evident or wanted)
-        fixes = asking.dominant_fixes(design, self.results)
+        fixes = planner.dominant_fixes(design, self.results)
         self._run_round(self._affordable(fixes), 0, fixes)
         epochs = epoch_boundary_trials(
             design, self.results, self.runner.epoch_steps, self.time_budget.budget_s
@@ -117,7 +130,7 @@ class Experiment:
             return self.run(own)
         self._run_round(first, 0)
         for number in range(1, MAX_ROUNDS):
-            follow_ups = asking.follow_ups(design, self.results)
+            follow_ups = planner.follow_ups(design, self.results)
             rungs = self._next_trials(design, [*first, *follow_ups], number)
             asked = dict.fromkeys([*follow_ups, *rungs])
             new = [rung for rung in asked if not self.results.was_tried(rung)]
@@ -141,7 +154,6 @@ class Experiment:
         return found
 
     def _with_run_length(self, design: ExperimentDesign) -> ExperimentDesign:
-        """Steps for all rungs, by a short run where nobody knows how long one takes."""
         step_s = self._step_s = (design.step_ms or self._pilot_step_ms(design)) / 1e3
         by_itself = Trial(plan=design.plan.edit(steps=1, epochs=None))
         return with_run_length(
@@ -190,7 +202,6 @@ class Experiment:
         return list(found.values())
 
     def _affordable(self, trials: Iterable[Trial]) -> list[Trial]:
-        """The first of these, in the order in which they are wanted, that there is time for."""
         left_s, fitting = self.time_budget.remaining_s, []
         for group in self._interleaved_groups(r for r in trials if not self.results.is_done(r, 0)):
             known = all(self.runner.stored(rung, 0) for rung in group)
@@ -223,7 +234,6 @@ class Experiment:
                     self._record(asked, 0, self._run(asked, 0))
 
     def _is_affordable(self, design: ExperimentDesign, asked: Sequence[Trial]) -> bool:
-        """Whether steps are short, or there is time for those of all these, which take turns."""
         short = self._step_s <= LONG_STEP_S
         return (
             short
@@ -249,7 +259,6 @@ class Experiment:
         return any(number in self.results.runs.get(rung, {}) for rung in group)
 
     def _needs_run(self, trial: Trial, number: int) -> bool:
-        """Whether the rung is to be run: it can be, and was not; what was is kept."""
         if self.results.is_done(trial, number):
             return False
         reason = self.runner.refusal_reason(trial)
@@ -297,6 +306,192 @@ class Experiment:
         """
         if number < 3:
             return trials
-        asked = asking.widest_interval(design, self.results)
+        asked = planner.widest_interval(design, self.results)
         shared = {self.runner.shared_trial(rung) for rung in asked} - {None}
         return [*asked, *(rung for rung in trials if self.runner.shared_trial(rung) in shared)]
+
+
+PROBE_STEPS = 40
+"""Steps of a first look: by its end, what a few workers made ahead is used up."""
+MODEL_PARALLEL_NAMES: dict[str, str] = {"tensor": "tensor parallel", "pipeline": "a pipeline"}
+ProfileReader = Callable[[Measurement], tuple[ScriptProfile, ...]]
+"""What every rank saw in a measurement; empty where that is no longer there."""
+
+
+def probe_script(
+    experiment: Experiment,
+    devices_plan: Plan,
+    scaling: Scaling | None,
+    machine: Machine,
+    read_profiles: ProfileReader,
+) -> ExperimentDesign:
+    """The ladder of a script on the devices of ``place``, as it uses them by itself.
+
+    It is started as torchrun starts it, a process a device. Where it does not make a process
+    group, or fails, it is run again as one process that sees all devices, if there are several.
+    Raises RunFailure with the script's own error where neither trains.
+    """
+    several = devices_plan.devices != 1
+    strategy = "ddp" if several else "single"
+    looked = devices_plan.edit(strategy=strategy, steps=PROBE_STEPS, warmup_steps=WARMUP_STEPS)
+    ranks = Trial(plan=looked, variant=Variant(profiler_steps=True))
+    single = Trial(plan=looked.edit(strategy="dp"), variant=ranks.variant)
+    first, seen = _run_probe(experiment, ranks, read_profiles, *((single,) if several else ()))
+    if not several:
+        if first.status != "ok":
+            raise RunFailure(_failure_message(experiment.runner.target_name, first))
+        return _design_from_probe(first, scaling or "weak", seen[0], machine)
+    if first.status == "ok" and any(one.process_group for one in seen):
+        if seen[0].parallel in MODEL_PARALLEL_NAMES:
+            raise RunFailure(
+                _model_parallel_message(
+                    experiment.runner.target_name, seen[0], devices_plan.devices or 1
+                )
+            )
+        own = dataclasses.replace(seen[0], slices_batches=_slices_batches(first, seen[0]))
+        return _design_from_probe(first, scaling or "weak", own, machine)
+    second, seen = _run_probe(experiment, single, read_profiles)
+    failed = next((m for m in (first, second) if m.status != "ok"), None)
+    if second.status != "ok" and failed is not None:
+        raise RunFailure(_failure_message(experiment.runner.target_name, failed))
+    made = _design_from_probe(second, scaling or _natural_scaling(seen[0]), seen[0], machine)
+    why = "" if first.status == "ok" else failure_text(first)
+    return dataclasses.replace(
+        made, multi_process_failure=why, scaling_requested=scaling is not None
+    )
+
+
+def _slices_batches(found: Measurement, profile: ScriptProfile) -> bool:
+    part = profile.samples_per_step / max(1, profile.world_size)
+    return (
+        check_same_samples(found.ranks) is not None and 0 < profile.model_samples_per_step == part
+    )
+
+
+def _model_parallel_message(name: str, profile: ScriptProfile, devices: int) -> str:
+    return (
+        f"{name} divides its model over {devices} devices ({MODEL_PARALLEL_NAMES[profile.parallel]}): they compute "
+        "the same samples together, on purpose, and nfold explains work that is divided by samples"
+        "; next: --devices 1, for what one device loses"
+    )
+
+
+def _run_probe(
+    experiment: Experiment, trial: Trial, read: ProfileReader, *others: Trial
+) -> tuple[Measurement, tuple[ScriptProfile, ...]]:
+    """The run, and what was seen in it; one whose folder is gone is run anew.
+
+    So is one that failed, unless another way to start the script is known to work: what it lacked
+    may be there now.
+    """
+    stored = [experiment.runner.stored(one, 0) for one in (trial, *others)]
+    works = any(one is not None and one.status == "ok" for one in stored)
+    found = experiment.run_probe(trial, force=not works)
+    seen = read(found)
+    if found.status == "ok" and not seen:
+        found = experiment.run_probe(trial, force=True)
+        seen = read(found)
+    return found, seen
+
+
+def _failure_message(name: str, failed: Measurement) -> str:
+    rank = (failed.cause.rank if failed.cause else None) or 0
+    log = f" (what it printed: {failed.folder}/rank-{rank}.log in the results folder)"
+    printed = log if failed.folder else ""
+    cause = f"{failure_text(failed)}{_probe_hint(failed)}"
+    return f"{name} {failed.status}: {cause}{printed}; nothing can be explained"
+
+
+def _probe_hint(failed: Measurement) -> str:
+    timed_out = failed.status in ("hung", "interrupted")
+    if timed_out and failed.cause is not None and failed.cause.step == 0:
+        return (
+            ": it took no step of a torch optimizer; next: a script that trains, or, where it "
+            "takes so long to begin, a larger --budget"
+        )
+    return LARGER_BUDGET_HINT if hit_time_limit(failed) else ""
+
+
+def _design_from_probe(
+    found: Measurement, scaling: Scaling, profile: ScriptProfile, machine: Machine
+) -> ExperimentDesign:
+    plan = found.plan
+    each = max(profile.world_size, plan.devices or 1)
+    batch = profile.global_batch_size or round((profile.samples_per_step or 1.0) * each)
+    scaling, own = (
+        ("weak", True) if plan.devices == 1 else (scaling, scaling == _natural_scaling(profile))
+    )
+    if not own:
+        batch = _rescaled_batch(batch, scaling, profile, plan.devices or 1)
+    workers = profile.loader.num_workers if profile.loader else None
+    ahead = _queued_batches(profile.loader, profile.world_size)
+    made = plan.edit(
+        batch=max(1, batch),
+        accumulate=profile.accumulation,
+        workers=workers,
+        input="loader",
+        precision=profile.precision,
+        layout="channels_last" if profile.channels_last else "channels_first",
+        step="compiled" if profile.compiled else "eager",
+        batch_norm="synchronised" if profile.synchronised_batch_norms else "device",
+        warmup_steps=WARMUP_STEPS + -(-ahead // profile.accumulation),
+    )
+    memory = machine.gpus[0].memory_bytes if plan.device == "cuda" and machine.gpus else None
+    return ExperimentDesign(
+        plan=made,
+        scaling=scaling,
+        profile=profile,
+        step_ms=_probe_step_ms(found, made, profile, ahead) if own else None,
+        host_gaps_ms=_host_gaps_ms(found),
+        gap_locations=gap_locations(found),
+        memory_bytes=memory,
+    )
+
+
+def _queued_batches(loader: DataLoaderProfile | None, world_size: int) -> int:
+    if loader is None:
+        return 0
+    ahead = prefetched_batches(loader.num_workers, loader.prefetch_factor)
+    return min(ahead, world_size * (loader.batches_per_epoch or ahead))
+
+
+def _natural_scaling(profile: ScriptProfile) -> Scaling:
+    """The scaling under which what makes the script's batches stays as it is.
+
+    One process without a DataLoader makes the same on one device as on N, and so does each copy.
+    """
+    return "weak" if profile.world_size > 1 or not profile.accepts_batch_size else "strong"
+
+
+def _probe_step_ms(
+    found: Measurement, plan: Plan, profile: ScriptProfile, ahead: int
+) -> float | None:
+    """Of the last quarter of the steps, on the slowest rank.
+
+    Where these were fed from queues, at least what the loader takes to make a step's
+    batches; None where nobody could watch it.
+    """
+    last = PROBE_STEPS // 4
+    ranks = [rank for rank in found.ranks if rank.step_ms]
+    step_ms = max((median(rank.step_ms[-last:]) for rank in ranks), default=None)
+    before = (rank.warmup_steps + len(rank.step_ms[:-last]) for rank in ranks)
+    if step_ms is None or ahead <= min(before):
+        return step_ms
+    if profile.fetches is None or not profile.fetches.batches:
+        return None
+    return max(step_ms, loading_ms_per_step(plan, profile.fetches.batches, profile.fetches.seconds))
+
+
+def _host_gaps_ms(found: Measurement) -> tuple[float, ...]:
+    each = [rank.host_gaps_ms[rank.warmup_steps :] for rank in found.ranks]
+    return tuple(median(pauses) for pauses in each) if all(each) else ()
+
+
+def _rescaled_batch(batch: int, scaling: Scaling, profile: ScriptProfile, devices: int) -> int:
+    if not profile.accepts_batch_size:
+        other = "weak" if scaling == "strong" else "strong"
+        raise UsageError(
+            f"--scaling {scaling}: no DataLoader was seen whose batch could be changed; next: "
+            f"--scaling {other}"
+        )
+    return batch // devices if scaling == "strong" else batch * devices

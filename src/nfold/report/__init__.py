@@ -1,1 +1,1 @@
-"""What was measured, for people: tables, figures, one HTML file. Reads the store only."""
+"""Tables, figures and pages from the store."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nfold.amounts import format_parenthesized_range
-from nfold.budget import Budget
-from nfold.finding import MIN_STEP_FRACTION, Finding, Interaction, Speed, exceeds_noise
-from nfold.measurement import Caveat
-from nfold.report.words import pluralize
-from nfold.stats import Interval
+from nfold.core.format import format_parenthesized_range, pluralize
+from nfold.core.measurement import Caveat
+from nfold.core.stats import Interval
+from nfold.explain.result.budget import (
+    MIN_STEP_FRACTION,
+    Budget,
+    Finding,
+    Interaction,
+    Speed,
+    exceeds_noise,
+)
+from nfold.explain.result.conclusion import write_conclusion
+from nfold.report.export import escape_markdown, pipe_table
 
 WRITES_KIND = "would_have_written"
 """A doubt that is none: what a script did not get to keep."""
@@ -103,7 +110,6 @@ def finding_rows(rows: Iterable[Finding], budget: Budget) -> list[tuple[str, ...
 
 
 def _gain(gained: Interval | None) -> str:
-    """What one device alone would win, on its own rate: a part of it, or many times that."""
     if gained is None:
         return ""
     return f"+{100 * (gained.value - 1):.0f} %" if gained.value < 10 else f"{gained.value:,.0f} ×"
@@ -128,7 +134,6 @@ def closing_rows(budget: Budget) -> list[tuple[str, ...]]:
 
 
 def _interaction(one: Interaction) -> tuple[str, ...]:
-    """Above 0, each hides the other."""
     hides = one.lost_ms.value > 0
     what = "each hides the other: only without both is it won" if hides else "counted by both"
     return (" × ".join(one.causes), what, format_range_in_words(one.lost_ms), "", "")
@@ -163,7 +168,6 @@ def _note(caveat: Caveat) -> str:
 
 
 def _by_reason(budget: Budget) -> list[tuple[str, str]]:
-    """Causes with the same reason together; of one that has a row, a part of it."""
     rows = {row.cause for row in (*budget.rows, *budget.one_device_rows)}
     groups: dict[str, list[str]] = {}
     for cause, reason in budget.unmeasured:
@@ -174,3 +178,27 @@ def _by_reason(budget: Budget) -> list[tuple[str, str]]:
 def format_range_in_words(value: Interval) -> str:
     """``1.25 (1.10 to 1.40)``."""
     return f"{value.value:z.2f}{format_parenthesized_range(value, '{:z.2f}')}"
+
+
+def explanation_markdown(budget: Budget) -> str:
+    """What the terminal shows, and the runs that prove each row."""
+    tables = [
+        text
+        for head, rows in cost_tables(budget)
+        for text in (
+            f"### {escape_markdown(head)}",
+            pipe_table(COST_HEADS, rows, NUMERIC_HEADS),
+        )
+    ]
+    blocks = [
+        f"## {escape_markdown(explanation_title(budget))}",
+        escape_markdown(budget.headline),
+        *(f"**Wrong training: {escape_markdown(text)}**" for text in budget.training_errors),
+        f"**{escape_markdown(' '.join(write_conclusion(budget)))}**",
+        pipe_table(SPEED_HEADS, speed_rows(budget)),
+        *tables,
+        "\n".join(f"- {escape_markdown(note)}" for note in explanation_notes(budget)),
+        "### Runs",
+        "\n".join(f"- {cause}: {escape_markdown(ids)}" for cause, ids in run_ids(budget)),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"

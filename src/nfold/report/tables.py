@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from nfold.inert import terminal_safe
-from nfold.measurement import Measurement
-from nfold.report import axes
-from nfold.report.columns import MAIN_COLUMN, RESULT_COLUMNS, FormattedValue, ResultColumn
-from nfold.report.results import CellResult, compute_results
-from nfold.report.words import NO_NUMBER, STATUS_LABELS, join_words, pluralize, superscript
-from nfold.summary import Cell
+from nfold.analysis import cell_labels
+from nfold.analysis.cell_labels import Footnotes, failure_location
+from nfold.analysis.cells import Cell
+from nfold.analysis.comparison import CellResult, compute_results
+from nfold.core.format import (
+    NO_NUMBER,
+    STATUS_LABELS,
+    format_bytes,
+    format_duration,
+    format_half_width,
+    format_number,
+    format_percent,
+    format_range,
+    format_ratio,
+    join_words,
+    pluralize,
+    scale_interval,
+    superscript,
+    terminal_safe,
+)
+from nfold.core.stats import Interval
 
 MAX_COMPACT_WIDTH = 100
 """A terminal's width in characters that a compact table keeps to where it can."""
@@ -71,27 +85,13 @@ class CellTable:
     notes: tuple[str, ...]
 
 
-@dataclass
-class Footnotes:
-    """Footnotes while a table is made: the same text has the same number."""
-
-    texts: list[str] = field(default_factory=list)
-
-    def mark(self, text: str) -> int:
-        """The number of a note, counted from 1."""
-        text = terminal_safe(text)
-        if text not in self.texts:
-            self.texts.append(text)
-        return self.texts.index(text) + 1
-
-
 def build_table(found: Sequence[CellResult], *, causes_in_lines: bool = False) -> CellTable:
     """The table of cells whose numbers are ``found``; at least one.
 
     The cause of a failed cell is a note; ``causes_in_lines`` where its line has room for it.
     """
     cells = [result.cell for result in found]
-    differing = axes.varying_axes(cells)
+    differing = cell_labels.varying_axes(cells)
     columns = tuple(
         c for c in RESULT_COLUMNS if c.key == MAIN_COLUMN or any(c.format(r) for r in found)
     )
@@ -104,20 +104,18 @@ def build_table(found: Sequence[CellResult], *, causes_in_lines: bool = False) -
         lines=_grouped(lines),
         shared=tuple(
             (name, terminal_safe(text))
-            for name, text in [*axes.shared_values(cells), *_repeats(cells)]
+            for name, text in [*cell_labels.shared_values(cells), *_repeats(cells)]
         ),
         notes=tuple(notes.texts),
     )
 
 
 def _order(result: CellResult, differing: Sequence[str]) -> tuple[tuple[bool, Any], ...]:
-    """By the columns from left to right."""
-    values = [axes.axis_value(result.cell.first, axis) for axis in differing]
+    values = [cell_labels.axis_value(result.cell.first, axis) for axis in differing]
     return tuple((value is not None, value) for value in values)
 
 
 def _grouped(lines: list[TableRow]) -> tuple[TableRow, ...]:
-    """Mark where a new group of lines begins: one that differs in more than the devices."""
     keys = [_group(line.result) for line in lines]
     new = [False, *(now != before for before, now in pairwise(keys))]
     return tuple(replace(line, group=begins) for line, begins in zip(lines, new, strict=True))
@@ -126,10 +124,10 @@ def _grouped(lines: list[TableRow]) -> tuple[TableRow, ...]:
 def _group(result: CellResult) -> tuple[Any, ...]:
     kept = [
         axis
-        for axis in axes.CELL_AXES
-        if axis != "devices" and axis not in axes.DEVICE_DEPENDENT_AXES
+        for axis in cell_labels.CELL_AXES
+        if axis != "devices" and axis not in cell_labels.DEVICE_DEPENDENT_AXES
     ]
-    return tuple(axes.axis_value(result.cell.first, axis) for axis in kept)
+    return tuple(cell_labels.axis_value(result.cell.first, axis) for axis in kept)
 
 
 def _repeats(cells: Sequence[Cell]) -> list[tuple[str, str]]:
@@ -144,7 +142,7 @@ def _line(
     notes: Footnotes,
     cause_in_line: bool,
 ) -> TableRow:
-    values = [axes.axis_value(result.cell.first, axis) for axis in differing]
+    values = [cell_labels.axis_value(result.cell.first, axis) for axis in differing]
     told = result.succeeded or not cause_in_line
     touching = _touching(result, columns, notes, _failures(result) if told else [])
     worst = result.cell.first_failed_or_first
@@ -167,7 +165,6 @@ def _entry(result: CellResult, column: ResultColumn, touching: dict[str, set[int
 def _touching(
     result: CellResult, columns: Sequence[ResultColumn], notes: Footnotes, failures: Sequence[str]
 ) -> dict[str, set[int]]:
-    """The notes of a cell by the column that they touch."""
     marks: dict[str, set[int]] = {}
     for measurement in result.cell.measurements:
         for doubt in measurement.warnings:
@@ -186,7 +183,6 @@ def _touched(kind: str, columns: Sequence[ResultColumn]) -> list[str]:
 
 
 def _failures(result: CellResult) -> list[str]:
-    """Why repeats failed: of some, how many; of all, the cause."""
     failed = result.failed_repeats
     if not failed or (not result.succeeded and failed[0].cause is None):
         return []
@@ -197,18 +193,6 @@ def _failures(result: CellResult) -> list[str]:
     causes = dict.fromkeys(failure_location(m) for m in failed if m.cause)
     runs = pluralize(len(result.cell.measurements), "run")
     return [f"of {runs} {kinds}" + "".join(f"; {cause}" for cause in causes)]
-
-
-def failure_location(measurement: Measurement) -> str:
-    """The cause of a failure with its rank and step: ``rank 1, step 12: no memory``."""
-    cause = measurement.cause
-    if cause is None:
-        return STATUS_LABELS[measurement.status]
-    places = [("rank", cause.rank), ("step", cause.step)]
-    named = [f"{name} {value}" for name, value in places if value is not None]
-    told = all(place in cause.text for place in named)
-    prefix = "" if told or not named else f"{', '.join(named)}: "
-    return terminal_safe(f"{prefix}{cause.text}")
 
 
 def table_rows(
@@ -250,7 +234,7 @@ def flatten_table(made: CellTable, *, compact: bool = False) -> tuple[list[str],
         [*line.places, *(_flat_entry(line, entry, compact) for entry in line.entries)]
         for line in made.lines
     ]
-    return [*map(axes.axis_name, made.axes), *heads], lines
+    return [*map(cell_labels.axis_name, made.axes), *heads], lines
 
 
 def _flat_entry(line: TableRow, entry: TableEntry, compact: bool) -> str:
@@ -278,3 +262,131 @@ def fit_table(made: CellTable) -> tuple[list[str], list[list[str]]]:
 def _width(heads: list[str], lines: list[list[str]], kept: list[int]) -> int:
     widths = [max(len(line[k]) for line in [heads, *lines]) for k in kept]
     return sum(widths) + GAP * (len(kept) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormattedValue:
+    """A number as text, and its interval: ``about`` in full, ``spread`` in short."""
+
+    value: str
+    about: str = ""
+    spread: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultColumn:
+    """One column. ``weight`` orders what a narrow table gives up first: the lightest.
+
+    ``spans`` tells whether the reason of a failed cell may be written across this column.
+    ``doubts`` are the kinds of warning that touch this number rather than the throughput.
+    """
+
+    key: str
+    head: str
+    short: str
+    format: Callable[[CellResult], FormattedValue | None]
+    weight: int
+    spans: bool = True
+    caveat_kinds: tuple[str, ...] = ()
+
+
+def _seconds(seconds: float | None) -> FormattedValue | None:
+    return None if seconds is None else FormattedValue(value=format_number(seconds))
+
+
+def _with_bounds(interval: Interval | None, places: int | None = None) -> FormattedValue | None:
+    if interval is None:
+        return None
+    return FormattedValue(
+        value=format_number(interval.value, places),
+        about=format_range(interval, places),
+        spread=format_half_width(interval, places),
+    )
+
+
+def _training(result: CellResult) -> FormattedValue | None:
+    seconds = result.training_s
+    return None if seconds is None else FormattedValue(value=format_duration(seconds))
+
+
+def _speedup(result: CellResult) -> FormattedValue | None:
+    if result.comparison is None:
+        return FormattedValue(value="1") if result.is_baseline else None
+    speedup = result.comparison.speedup
+    return FormattedValue(
+        value=format_ratio(speedup.value),
+        about=format_range(speedup, 2),
+        spread=format_half_width(speedup, 2),
+    )
+
+
+def _efficiency(result: CellResult) -> FormattedValue | None:
+    if result.comparison is None:
+        return None
+    efficiency = result.comparison.efficiency
+    in_percent = scale_interval(efficiency, 100)
+    return FormattedValue(value=format_percent(efficiency.value), about=format_range(in_percent, 0))
+
+
+def _memory(result: CellResult) -> FormattedValue | None:
+    held = result.peak_memory_bytes
+    return None if held is None else FormattedValue(value=format_bytes(held))
+
+
+RESULT_COLUMNS = (
+    ResultColumn(
+        key="first_epoch_s",
+        head="epoch 1 [s]",
+        short="epoch 1 [s]",
+        format=lambda r: _seconds(r.first_epoch_s),
+        weight=3,
+    ),
+    ResultColumn(
+        key="later_epochs_s",
+        head="median of epochs 2+ [s]",
+        short="epochs 2+ [s]",
+        format=lambda r: _seconds(r.later_epochs_s),
+        weight=5,
+    ),
+    ResultColumn(
+        key="training_s", head="training time", short="training", format=_training, weight=4
+    ),
+    ResultColumn(
+        key="accuracy",
+        head="accuracy",
+        short="accuracy",
+        format=lambda r: _with_bounds(r.accuracy, 4),
+        weight=6,
+        caveat_kinds=("parameters_differ",),
+    ),
+    ResultColumn(
+        key="samples_per_s",
+        head="images/s",
+        short="images/s",
+        format=lambda r: _with_bounds(r.samples_per_s),
+        weight=10,
+    ),
+    ResultColumn(key="speedup", head="speedup", short="speedup", format=_speedup, weight=9),
+    ResultColumn(
+        key="efficiency", head="efficiency", short="efficiency", format=_efficiency, weight=8
+    ),
+    ResultColumn(
+        key="peak_memory_bytes",
+        head="peak memory",
+        short="memory",
+        format=_memory,
+        weight=2,
+        spans=False,
+    ),
+    ResultColumn(
+        key="joules_per_1000",
+        head="J per 1,000 samples",
+        short="J/1,000",
+        format=lambda r: _seconds(r.joules_per_1000),
+        weight=1,
+        spans=False,
+    ),
+)
+
+MAIN_COLUMN = "samples_per_s"
+"""The column that is always there: warnings and failures without a column of their own go there."""

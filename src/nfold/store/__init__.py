@@ -1,1 +1,1 @@
-"""Where measurements are kept: one SQLite file per results folder."""
+"""The store of measurements."""

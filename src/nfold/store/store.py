@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nfold.errors import StoreUnusable, UsageError
-from nfold.measurement import Measurement
-from nfold.store.file import open_readonly, open_writable, transaction, translate_errors
+from nfold.core.errors import StoreUnusable, UsageError
+from nfold.core.measurement import Measurement
+from nfold.store.database import open_readonly, open_writable, transaction, translate_errors
 
 DATABASE_FILE = "nfold.db"
 
@@ -116,7 +116,6 @@ class Store:
 
 
 def _row(measurement: Measurement) -> dict[str, str | int]:
-    """The columns. The machine is in a table of its own: a grid has one, and it is long."""
     values = measurement.to_dict()
     machine = json.dumps(values.pop("machine"))
     return {

@@ -1,1 +1,1 @@
-"""What the machine is, and what it does while a run lasts."""
+"""Device and host telemetry."""

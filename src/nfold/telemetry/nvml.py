@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from nfold.telemetry import columns
+from nfold.telemetry import telemetry_csv
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -191,17 +191,16 @@ class NvmlDevice:
     def read_counters(self) -> dict[str, float | None]:
         """The quick counters, by column: everything but PCIe traffic and processes."""
         return {
-            columns.UTILISATION: self._field("nvmlDeviceGetUtilizationRates", "gpu"),
-            columns.MEMORY_USED: self.memory_used_bytes(),
-            columns.POWER: self._scaled("nvmlDeviceGetPowerUsage", scale=1e-3),
-            columns.TEMPERATURE: self._ask("nvmlDeviceGetTemperature", _ON_GPU),
-            columns.SM_CLOCK: self._ask("nvmlDeviceGetClockInfo", _SM),
-            columns.THROTTLE_REASONS: self._throttle_reasons(),
-            columns.ENERGY: self._scaled("nvmlDeviceGetTotalEnergyConsumption", scale=1e-3),
+            telemetry_csv.UTILISATION: self._field("nvmlDeviceGetUtilizationRates", "gpu"),
+            telemetry_csv.MEMORY_USED: self.memory_used_bytes(),
+            telemetry_csv.POWER: self._scaled("nvmlDeviceGetPowerUsage", scale=1e-3),
+            telemetry_csv.TEMPERATURE: self._ask("nvmlDeviceGetTemperature", _ON_GPU),
+            telemetry_csv.SM_CLOCK: self._ask("nvmlDeviceGetClockInfo", _SM),
+            telemetry_csv.THROTTLE_REASONS: self._throttle_reasons(),
+            telemetry_csv.ENERGY: self._scaled("nvmlDeviceGetTotalEnergyConsumption", scale=1e-3),
         }
 
     def _throttle_reasons(self) -> int | None:
-        """Bits of ``nvmlClocksEventReasons``; drivers before 535 know the older name only."""
         reasons: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:
             reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -214,8 +213,8 @@ class NvmlDevice:
         """
         call = "nvmlDeviceGetPcieThroughput"
         return {
-            columns.PCIE_RX: self._scaled(call, _RECEIVED, scale=1e3),
-            columns.PCIE_TX: self._scaled(call, _TRANSMITTED, scale=1e3),
+            telemetry_csv.PCIE_RX: self._scaled(call, _RECEIVED, scale=1e3),
+            telemetry_csv.PCIE_TX: self._scaled(call, _TRANSMITTED, scale=1e3),
         }
 
     def compute_pids(self) -> tuple[int, ...] | None:

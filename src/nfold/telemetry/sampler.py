@@ -1,16 +1,10 @@
-"""The telemetry sampler: a process beside the run that writes telemetry.csv until it is stopped.
-
-    python -m nfold.telemetry.sampler --csv F --ranks F --gpus 0,1 --interval 1.0
-
-It ends on SIGTERM with a last row, and is killed by the kernel when its parent ends. A row
-costs 1.7 ms of CPU time where 86 processes are to be seen (AMD EPYC, no GPU), about 20 µs for
-each more.
-"""
+"""The GPUs' cells of one row."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import math
 import os
@@ -19,17 +13,99 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from nfold.errors import UsageError
-from nfold.lifeline import child_environment, die_with_parent
-from nfold.telemetry import columns
-from nfold.telemetry.gpus import GpuSampler
-from nfold.telemetry.host import HostSnapshot, take_snapshot
-from nfold.telemetry.nvml import VISIBLE_VARIABLE, Nvml
-from nfold.telemetry.rates import SnapshotInterval
-from nfold.telemetry.table import CellValue, TelemetryTable
+from nfold.core.errors import UsageError
+from nfold.core.parent_death import child_environment, die_with_parent
+from nfold.telemetry import telemetry_csv
+from nfold.telemetry.host import HostSnapshot, SnapshotInterval, take_snapshot
+from nfold.telemetry.nvml import VISIBLE_VARIABLE, Nvml, NvmlDevice
+from nfold.telemetry.telemetry_csv import CellValue, TelemetryTable
+
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of the kernel: the namespace in which NVML's process ids are true."""
+
+
+class GpuSampler:
+    """Some of the visible cards, by their places in CUDA's order; one may not be there at all.
+
+    Reading PCIe traffic takes 40 ms a card. So as many cards take their turn in one row as fit
+    into ``pcie_budget_s``, one at least, and the others' cells are empty in that row.
+    """
+
+    def __init__(
+        self,
+        indices: Sequence[int],
+        visible: Sequence[NvmlDevice],
+        pcie_budget_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.indices = tuple(indices)
+        self._cards = {index: visible[index] for index in indices if index < len(visible)}
+        self._pcie_queue = list(self._cards)
+        self._budget_s = pcie_budget_s
+        self._clock = clock
+
+    def cells(self, seen: HostSnapshot, ranks: Sequence[int]) -> dict[str, float | None]:
+        """The cells of all cards now. ``ranks`` are process ids, empty while not known."""
+        cells: dict[str, float | None] = {}
+        own = set().union(*map(seen.tree, ranks))
+        for index, card in self._cards.items():
+            reading = card.read_counters()
+            others = count_other_processes(card.compute_pids(), own, in_host_pid_namespace())
+            cells.update(
+                {telemetry_csv.gpu_column(index, what): value for what, value in reading.items()}
+            )
+            cells[telemetry_csv.gpu_column(index, telemetry_csv.OTHER_PROCESSES)] = others
+        return cells | self._pcie_cells()
+
+    def _pcie_cells(self) -> dict[str, float | None]:
+        cells: dict[str, float | None] = {}
+        end_s = self._clock() + self._budget_s
+        for _ in range(len(self._pcie_queue)):
+            index = self._pcie_queue.pop(0)
+            self._pcie_queue.append(index)
+            traffic = self._cards[index].pcie_traffic()
+            cells.update(
+                {telemetry_csv.gpu_column(index, what): value for what, value in traffic.items()}
+            )
+            if self._clock() >= end_s:
+                break
+        return cells
+
+
+@functools.cache
+def in_host_pid_namespace() -> bool:
+    """Whether this process sees process ids as the driver does: outside of any container."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def count_other_processes(
+    pids: Collection[int] | None, own: Collection[int], pids_true: bool
+) -> int | None:
+    """How many of the processes on a card are not the ranks or their descendants.
+
+    In a container, ids may be the host's: they are believed only where one of them is ours.
+    None where nothing can be said, as before the ranks are known.
+    """
+    if pids is None or not own:
+        return None
+    if not pids_true and not set(pids) & set(own):
+        return None
+    return len(set(pids) - set(own))
+
+
+# The telemetry sampler: a process beside the run that writes telemetry.csv until it is stopped.
+#
+# python -m nfold.telemetry.sampler --csv F --ranks F --gpus 0,1 --interval 1.0
+#
+# It ends on SIGTERM with a last row, and is killed by the kernel when its parent ends. A row
+# costs 1.7 ms of CPU time where 86 processes are to be seen (AMD EPYC, no GPU), about 20 µs for
+# each more.
 
 
 def start_sampler(
@@ -70,7 +146,7 @@ class TelemetrySampler:
         self._parent = parent
         self._before: HostSnapshot | None = None
         self._rank_columns: set[int] = set()
-        self._table = TelemetryTable(csv, columns.column_names(gpus.indices, ()))
+        self._table = TelemetryTable(csv, telemetry_csv.column_names(gpus.indices, ()))
 
     def sample(self) -> None:
         """Take one row; rates in it cover the time since the one before."""
@@ -78,7 +154,10 @@ class TelemetrySampler:
         self._make_room_for(pids)
         utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         seen = take_snapshot()
-        row: dict[str, CellValue] = {columns.MONOTONIC: f"{seen.at_s:.6f}", columns.UTC: utc}
+        row: dict[str, CellValue] = {
+            telemetry_csv.MONOTONIC: f"{seen.at_s:.6f}",
+            telemetry_csv.UTC: utc,
+        }
         row.update(self._gpus.cells(seen, list(pids.values())))
         row.update(host_cells(self._before, seen, list(pids.values()), self._parent))
         row.update(rank_cells(self._before, seen, pids))
@@ -92,7 +171,7 @@ class TelemetrySampler:
     def _make_room_for(self, pids: Mapping[int, int]) -> None:
         if not self._rank_columns.issuperset(pids):
             self._rank_columns.update(pids)
-            self._table.widen(columns.column_names(self._gpus.indices, self._rank_columns))
+            self._table.widen(telemetry_csv.column_names(self._gpus.indices, self._rank_columns))
 
 
 def read_rank_pids(file: Path) -> dict[int, int]:
@@ -112,9 +191,9 @@ def host_cells(
         return {}
     interval = SnapshotInterval(before, after)
     return {
-        columns.HOST_CPU: interval.cpu_percent(),
-        columns.HOST_DISK_READ: interval.disk_read_bytes_per_s(),
-        columns.HOST_OTHER_LOAD: interval.other_load_percent(ranks, parent),
+        telemetry_csv.HOST_CPU: interval.cpu_percent(),
+        telemetry_csv.HOST_DISK_READ: interval.disk_read_bytes_per_s(),
+        telemetry_csv.HOST_OTHER_LOAD: interval.other_load_percent(ranks, parent),
     }
 
 
@@ -126,8 +205,8 @@ def rank_cells(
     for rank, pid in ranks.items():
         if before is not None:
             cpu = SnapshotInterval(before, after).tree_cpu_percent(pid)
-            cells[columns.rank_column(rank, columns.RANK_CPU)] = cpu
-        cells[columns.rank_column(rank, columns.RANK_RSS)] = after.tree_rss_bytes(pid)
+            cells[telemetry_csv.rank_column(rank, telemetry_csv.RANK_CPU)] = cpu
+        cells[telemetry_csv.rank_column(rank, telemetry_csv.RANK_RSS)] = after.tree_rss_bytes(pid)
     return cells
 
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
-from nfold import sources
-from nfold.errors import UnknownValue, UsageError
-from nfold.workload import Workload
-from nfold.workloads.base import WorkloadInfo
-from nfold.workloads.described import inspect_user_workload
+from nfold.core import fingerprint
+from nfold.core.errors import UnknownValue, UsageError
+from nfold.core.workload import Workload
+from nfold.workloads.workload_info import WorkloadInfo, inspect_user_workload
 
 _PACKAGES = ("inception_v3", "conv2d")
 NAMES = ("digits", "mnist", "cnn10", "wide_resnet", "inception_v3", "conv2d")
@@ -31,7 +30,7 @@ def info(name: str) -> WorkloadInfo:
     if name in _PACKAGES:
         found = importlib.import_module(f"nfold.workloads.{name}").INFO
     else:
-        found = getattr(importlib.import_module(f"nfold.workloads.{name}"), name.upper())
+        found = getattr(importlib.import_module("nfold.workloads.networks"), name.upper())
     assert isinstance(found, WorkloadInfo)
     return found
 
@@ -47,8 +46,11 @@ class Network:
 
 def network(name: str, library: str) -> Network:
     """Return the functions of workload ``name`` for ``library``, ``torch`` or ``keras``."""
-    module = importlib.import_module(f"nfold.workloads.{name}.{library}")
-    prefix = "" if name in _PACKAGES else f"{name}_"
+    if name in _PACKAGES:
+        path, prefix = f"nfold.workloads.{name}.{library}", ""
+    else:
+        path, prefix = f"nfold.workloads.{library}_networks", f"{name}_"
+    module = importlib.import_module(path)
     return Network(*(getattr(module, f"{prefix}{part}") for part in ("model", "optimizer", "loss")))
 
 
@@ -59,7 +61,7 @@ def is_operation(workload: Workload) -> bool:
 
 def with_fingerprint(workload: Workload) -> Workload:
     """The workload with all that makes it what it is here and now, its written form apart."""
-    variables = sources.library_variables(os.environ)
+    variables = fingerprint.library_variables(os.environ)
     if workload.function_reference is None:
         return dataclasses.replace(workload, variables=variables)
     return dataclasses.replace(
@@ -71,12 +73,11 @@ def with_fingerprint(workload: Workload) -> Workload:
 
 
 def _imports_digest(module: str, excluded: Set[str]) -> str:
-    """What a module of the user's imports, and variables that it names but for those ``apart``."""
-    file = sources.imported_file(module, os.getcwd())
+    file = fingerprint.imported_file(module, os.getcwd())
     if file is None:
         return ""
     environment = {name: value for name, value in os.environ.items() if name not in excluded}
-    return sources.compute_fingerprint(file, (), environment, module=module)
+    return fingerprint.compute_fingerprint(file, (), environment, module=module)
 
 
 def parameters(workload: Workload) -> dict[str, int]:

@@ -14,12 +14,12 @@ import os
 import sys
 from typing import Any
 
-from nfold.errors import UsageError
-from nfold.lifeline import die_with_parent
-from nfold.plain import serialize
-from nfold.workload import Workload
-from nfold.workloads import own
-from nfold.workloads.described import UserWorkloadInfo
+from nfold.core.errors import UsageError
+from nfold.core.parent_death import die_with_parent
+from nfold.core.serialization import serialize
+from nfold.core.workload import Workload
+from nfold.workloads import user_workload
+from nfold.workloads.workload_info import UserWorkloadInfo
 
 
 def main() -> None:
@@ -40,14 +40,14 @@ def _answer(name: str) -> Any:
 
 def describe(workload: Workload) -> UserWorkloadInfo:
     """Call the workload's function with its defaults, make the optimizer, say what there is."""
-    function = own.load_function(workload)
-    parameters = own.integer_parameters(workload, function)
-    found = own.call_user_workload(workload)
+    function = user_workload.load_function(workload)
+    parameters = user_workload.integer_parameters(workload, function)
+    found = user_workload.call_user_workload(workload)
     training = found.training
-    with own.translate_user_errors(workload):
+    with user_workload.translate_user_errors(workload):
         training.optimizer(training.model)
     return UserWorkloadInfo(
-        code=own.code_digest(workload),
+        code=user_workload.code_digest(workload),
         summary=(inspect.getdoc(function) or "").split("\n")[0],
         parameters=parameters,
         samples=len(found.train[0]),

@@ -11,7 +11,7 @@ import os
 def _plant(action: str, at_step: int) -> None:
     import torch
 
-    from nfold.frameworks.torch.loop import Trainer
+    from nfold.engines.torch.trainer import Trainer
 
     honest = Trainer.step
     made = 0

@@ -10,17 +10,16 @@ import sys
 from typing import Any
 
 from made import machine
-from nfold.errors import Mismatch
-from nfold.frameworks.base import Observer, Task
-from nfold.frameworks.keras.operation import run_operation
-from nfold.frameworks.registry import get_framework
-from nfold.plan import Plan
-from nfold.workload import Workload
+from nfold.core.errors import Mismatch
+from nfold.core.plan import Plan
+from nfold.core.workload import Workload
+from nfold.engines.base import Observer, Task, get_framework
+from nfold.engines.keras.trainer import run_operation
 from nfold.workloads import info
-from nfold.workloads.conv2d import values
+from nfold.workloads.conv2d import array_device
 from nfold.workloads.conv2d.problem import Array
 
-values.ArrayDevice.eviction_bytes = 1024
+array_device.ArrayDevice.eviction_bytes = 1024
 
 
 def run(name: str, workload: str, changes: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def main() -> None:
     """``NAME`` and cases as JSON: [workload, changes of the plan] each; then a planted mistake."""
     name, cases = sys.argv[1], json.loads(sys.argv[2])
     found = [run(name, workload, changes) for workload, changes in cases]
-    vars(values)["to_correlation"] = unturned
+    vars(array_device)["to_correlation"] = unturned
     try:
         found.append(run(name, "conv2d:size=9", {}))
     except Mismatch as error:

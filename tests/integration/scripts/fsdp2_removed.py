@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from integration.scripts.fsdp2 import WIDTH, sharded_model
-from nfold.ablation import Variant
-from nfold.frameworks.left_out import ActiveVariant
-from nfold.frameworks.torch.script.collectives import CollectiveHooks
-from nfold.frameworks.torch.script.patches import Patches
-from nfold.frameworks.torch.script.tally import EventCounter
-from nfold.run.rank import exit_after_handlers
+from nfold.core.variant import Variant
+from nfold.engines.interleaver import ActiveVariant
+from nfold.instrument.hooks.distributed_hooks import CollectiveHooks
+from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.hooks.runtime_hooks import EventCounter
+from nfold.launch.rank_lifecycle import exit_after_handlers
 from watched import script_task
 
 

@@ -29,10 +29,10 @@ from keras_cases import (
     boxed,
 )
 from keras_weights import give, layers, names_of, to_torch
-from nfold.frameworks.base import Task
-from nfold.frameworks.keras import opened
-from nfold.frameworks.keras.engine import KerasDefinition, load_definition
-from nfold.frameworks.keras.feed import open_input
+from nfold.engines.base import Task
+from nfold.engines.keras import trainer
+from nfold.engines.keras.backend import KerasDefinition, load_definition
+from nfold.engines.keras.input import open_input
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
@@ -48,7 +48,7 @@ class Given(KerasDefinition):
 
 
 def main(framework: str, folder: Path) -> None:
-    os.environ.update(opened.backend_environment(CASES[0].task(framework).plan, dict(os.environ)))
+    os.environ.update(trainer.backend_environment(CASES[0].task(framework).plan, dict(os.environ)))
     asked = dict(np.load(folder / "asked.npz"))
     for name, value in asked.items():
         workload, _, weight = name.partition("|")
@@ -115,7 +115,7 @@ def on_tensorflow(
 ) -> list[Array]:
     import tensorflow as tf
 
-    from nfold.workloads.keras import head_logits
+    from nfold.workloads.keras_networks import head_logits
 
     def run() -> Any:
         with tf.GradientTape() as tape:
@@ -130,7 +130,7 @@ def on_tensorflow(
 def on_jax(model: Any, loss: Any, inputs: Array, labels: Array, training: bool) -> list[Array]:
     import jax
 
-    from nfold.workloads.keras import head_logits
+    from nfold.workloads.keras_networks import head_logits
 
     trained = [v.value for v in model.trainable_variables]
     others = [v.value for v in model.non_trainable_variables]
@@ -146,7 +146,7 @@ def on_jax(model: Any, loss: Any, inputs: Array, labels: Array, training: bool) 
 def losses(task: Task) -> Array:
     """Of the first steps, from PyTorch's first weights, by the product's own engine."""
     made = given(task)
-    engine = opened.open_backend(task, made)
+    engine = trainer.open_backend(task, made)
     source = open_input(made, task, engine)
     kept = [call.run() for call, _ in zip(source, range(STEPS), strict=False)]
     return np.array(engine.read_losses(kept)[:STEPS])
@@ -156,7 +156,7 @@ def augmented() -> Arrays:
     """Images augmented by a jitted function on the device."""
     from keras import ops
 
-    from nfold.frameworks.keras.augment import build_augmentation
+    from nfold.engines.keras.preprocessing import build_augmentation
 
     arrays, ids = augmented_arrays()
     augment = build_augmentation(OPERATIONS, arrays, seed=2**33 + 5)
@@ -168,7 +168,7 @@ def distorted() -> Arrays:
     """Canvases distorted on the device."""
     from keras import ops
 
-    from nfold.frameworks.keras.distortion import KerasDistortion
+    from nfold.engines.keras.preprocessing import KerasDistortion
 
     canvases, marks = boxed()
     distort = KerasDistortion(DISTORTED_SIZE, seed=9)
@@ -178,7 +178,7 @@ def distorted() -> Arrays:
 
 def rates() -> Arrays:
     """One cycle of the learning rate."""
-    from nfold.frameworks.keras.rate import KerasOneCycle
+    from nfold.engines.keras.model import KerasOneCycle
 
     schedule = KerasOneCycle(PEAK, 10)
     return {RATED: np.array([float(np.asarray(schedule(step))) for step in range(10)])}

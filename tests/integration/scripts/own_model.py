@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import nfold
-from nfold.frameworks.torch.user import placing
+from nfold.engines.torch.run import datasets
 
 SAMPLES, FEATURES, CLASSES = 37, 6, 3
 EPOCHS = 2
@@ -73,7 +73,7 @@ def main(case: dict[str, Any], out: str) -> None:
     x, y = made()
     data = data_of(case.get("data", "arrays"), x, y)
     batch, shuffle = case.get("batch", 10), case.get("shuffle", True)
-    with mock.patch.object(placing, "free_bytes", return_value=case.get("free_bytes", 2**30)):
+    with mock.patch.object(datasets, "free_bytes", return_value=case.get("free_bytes", 2**30)):
         loader = run.loader(data, batch_size=batch, shuffle=shuffle, workers=0)
     folder = Path(out).with_name(case.get("folder", "none"))
     resumed = run.resume(folder) if "folder" in case else None

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from made import task
-from nfold.frameworks.base import Observer
-from nfold.frameworks.torch.loop import train
-from nfold.plain import serialize
-from nfold.run.rank import exit_after_handlers
+from nfold.core.serialization import serialize
+from nfold.engines.base import Observer
+from nfold.engines.torch.trainer import train
+from nfold.launch.rank_lifecycle import exit_after_handlers
 
 BATCH = 359
 """The last batch of 1,437 samples is a single one: all ranks but one pad."""

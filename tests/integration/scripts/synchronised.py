@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 import made
 from nfold import data
+from nfold.core.plan import Plan
 from nfold.data.arrays import DataSetArrays
-from nfold.frameworks.torch import loop, parallel
-from nfold.frameworks.torch.batch import InputSamples
-from nfold.frameworks.torch.batch_norm import synchronize_batch_norm
-from nfold.frameworks.torch.devices import open_devices
-from nfold.frameworks.torch.share import BatchShare, CurrentShare, loss_weighted_share
-from nfold.frameworks.torch.source import PrepareInput, build_preparation
-from nfold.plan import Plan
-from nfold.run.rank import exit_after_handlers
-from nfold.workloads.wide_resnet import torch as definition
+from nfold.engines.torch import trainer as trainer_module
+from nfold.engines.torch.batch import BatchShare, CurrentShare, InputSamples, loss_weighted_share
+from nfold.engines.torch.batch_norm import synchronize_batch_norm
+from nfold.engines.torch.communication import data_parallel
+from nfold.engines.torch.devices import open_devices
+from nfold.engines.torch.input.batch_source import PrepareInput, build_preparation
+from nfold.launch.rank_lifecycle import exit_after_handlers
+from nfold.workloads import torch_networks as definition
 
 COUNTS = {2: (2, 5), 3: (4, 0, 3), 4: (2, 2, 2, 1)}
 """Samples of each rank, of seven; one that has none pads with the first, which counts nothing."""
@@ -171,13 +171,13 @@ def training(rank: int, world_size: int, **changes: Any) -> list[float]:
     length = {"steps": 50, "warmup_steps": 0, "batch": 18, "cores_per_device": 1}
     asked = {**length, "input": "resident", **changes}
     task = made.task(rank=rank, world_size=world_size, workload=WORKLOAD, **asked)
-    loop.build_preparation = in_double  # type: ignore[attr-defined,assignment]
+    trainer_module.build_preparation = in_double  # type: ignore[attr-defined,assignment]
     definition.wide_resnet_loss = nn.functional.cross_entropy  # type: ignore[assignment]
-    trainer = loop.Trainer(task, open_devices(task))
+    trainer = trainer_module.Trainer(task, open_devices(task))
     found = []
     for batch in trainer.source:
         loss = trainer.step(batch) * batch.count
-        found.append(float(parallel.all_reduce_sum(loss, world_size)) / batch.global_count)
+        found.append(float(data_parallel.all_reduce_sum(loss, world_size)) / batch.global_count)
     return found
 
 

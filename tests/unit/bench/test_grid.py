@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from made import machine
-from nfold.bench.axes import parse_axes
-from nfold.bench.grid import Grid, build_grid
-from nfold.errors import DevicesMissing, ExtraMissing, UnknownValue, UsageError
-from nfold.machine import Machine
-from nfold.plan import Plan
-from nfold.workload import Workload
+from nfold.bench.grid import Grid, build_grid, parse_axes
+from nfold.core.errors import DevicesMissing, ExtraMissing, UnknownValue, UsageError
+from nfold.core.machine import Machine
+from nfold.core.plan import Plan
+from nfold.core.workload import Workload
 
 
 def _not_captured(workload: Workload, plan: Plan, host: Machine) -> str | None:

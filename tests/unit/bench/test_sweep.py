@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from made import machine
-from nfold.bench.axes import parse_axes
-from nfold.bench.grid import Grid, build_grid
+from nfold.bench.grid import Grid, build_grid, parse_axes
 from nfold.bench.sweep import (
     CellRun,
     SweepEvents,
@@ -19,14 +18,14 @@ from nfold.bench.sweep import (
     schedule_sweep,
     sort_by_grid,
 )
-from nfold.errors import StoreUnusable
-from nfold.machine import Machine
-from nfold.measurement import FailureCause, Measurement, Status
-from nfold.plan import Plan
-from nfold.run.options import RunOptions, RunProgress
-from nfold.run.run import run as real_run
+from nfold.core.errors import StoreUnusable
+from nfold.core.machine import Machine
+from nfold.core.measurement import FailureCause, Measurement, Status
+from nfold.core.plan import Plan
+from nfold.core.workload import Workload
+from nfold.launch.launch_spec import RunOptions, RunProgress
+from nfold.launch.workload_run import run as real_run
 from nfold.store.store import Store
-from nfold.workload import Workload
 
 HOST = machine(gpus=4, cores=16)
 

@@ -9,7 +9,7 @@ from fleet import Place
 from inception import ASKED, SPECS, Question, phases, places, spec_of
 from inception_found import best_of, binding, ratios, table
 
-from nfold.rates import ImageRate
+from nfold.core.input_rates import ImageRate
 
 RATES = {
     ("cpu", 1): [2000.0, 2000.0, 2000.0],

@@ -9,9 +9,9 @@ from typer.testing import CliRunner, Result
 
 import measured
 import measured_grids
-from nfold.cli.report import report_command
-from nfold.errors import NfoldError
-from nfold.measurement import FailureCause
+from nfold.cli.report_command import report_command
+from nfold.core.errors import NfoldError
+from nfold.core.measurement import FailureCause
 from nfold.store.store import Store
 
 app = typer.Typer()

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from nfold import data
+from nfold.core.errors import DataCorrupt, DataMissing, UnknownValue
 from nfold.data import mnist
-from nfold.data.forms import DataSetSpec, DownloadFile
-from nfold.errors import DataCorrupt, DataMissing, UnknownValue
+from nfold.data.files import DataSetSpec, DownloadFile
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

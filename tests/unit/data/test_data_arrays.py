@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from made import arrays
+from nfold.core.errors import DataCorrupt
 from nfold.data.arrays import assemble, channel_statistics, check_labels, limit_test
-from nfold.errors import DataCorrupt
 
 
 def test_channel_statistics_are_those_of_every_channel() -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from made import arrays
+from nfold.core.errors import MachineUnfit
 from nfold.data import cache
 from nfold.data.arrays import DataSetArrays
-from nfold.data.forms import DataSetFormat, DataSetSpec, Paths
-from nfold.errors import MachineUnfit
+from nfold.data.files import DataSetFormat, DataSetSpec, Paths
 
 
 @dataclass

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from nfold import data
+from nfold.core.errors import DataCorrupt, DataMissing
 from nfold.data import cifar10
 from nfold.data.arrays import DataSetArrays
-from nfold.errors import DataCorrupt, DataMissing
 
 SMALL = 20
 

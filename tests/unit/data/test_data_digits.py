@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nfold.core.errors import DataCorrupt
 from nfold.data import digits
 from nfold.data.arrays import DataSetArrays
-from nfold.errors import DataCorrupt
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from nfold import data
+from nfold.core.errors import DataCorrupt, DataMissing
 from nfold.data import mnist
 from nfold.data.mnist import read_idx
-from nfold.errors import DataCorrupt, DataMissing
 
 FIRST_TEN = [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
 """The labels that the test set is known to begin with."""

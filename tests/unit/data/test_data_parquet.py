@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nfold.core.errors import DataCorrupt, ExtraMissing
 from nfold.data.arrays import Split
-from nfold.data.parquet import decode_image, read_parquet
-from nfold.errors import DataCorrupt, ExtraMissing
+from nfold.data.cifar10 import decode_image, read_parquet
 
 pyarrow = pytest.importorskip("pyarrow")
 image_module = pytest.importorskip("PIL.Image")

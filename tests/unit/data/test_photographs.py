@@ -12,9 +12,9 @@ from PIL import Image
 from pyarrow import parquet
 
 from nfold import data
+from nfold.core.errors import DataCorrupt, DataMissing, MachineUnfit
 from nfold.data import photographs
-from nfold.data.whole import check_fits
-from nfold.errors import DataCorrupt, DataMissing, MachineUnfit
+from nfold.data.photographs import check_fits
 from photos import SIZES, folders, jpeg
 
 

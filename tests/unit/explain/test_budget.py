@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 
 from explaining import SECONDS, explained, ladder, target
-from nfold.budget import Budget
-from nfold.explain.budget import build_budget
+from nfold.core.measurement import NO_GRADIENT_EXCHANGE
+from nfold.core.stats import Interval
+from nfold.engines.simulated import Scenario
+from nfold.explain.attribution import build_budget
 from nfold.explain.causes.synchronization import BATCH_NORM, LATENCY
+from nfold.explain.design import Scaling
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
-from nfold.explain.ladder import Scaling
-from nfold.finding import NOT_ENOUGH_TIME, Finding
-from nfold.frameworks.simulated import Scenario
-from nfold.measurement import NO_GRADIENT_EXCHANGE
+from nfold.explain.result.budget import NOT_ENOUGH_TIME, Budget, Finding
+from nfold.explain.result.conclusion import write_conclusion
 from nfold.report.explanation import explanation_notes
-from nfold.sentences import write_conclusion
-from nfold.stats import Interval
 
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
 

@@ -10,25 +10,22 @@ from typing import Any
 import pytest
 
 from explaining import Memory, failed, ladder, runner, target
-from nfold import turns
-from nfold.ablation import Variant
-from nfold.errors import RunFailure
-from nfold.explain import asking
-from nfold.explain.account import Attribution
-from nfold.explain.budget import build_budget
+from nfold.core import interleave
+from nfold.core.errors import RunFailure
+from nfold.core.measurement import Measurement
+from nfold.core.script_profile import DataLoaderProfile, ScriptProfile
+from nfold.core.stats import Interval
+from nfold.core.variant import Variant
+from nfold.engines.simulated import Scenario
+from nfold.explain import planner
+from nfold.explain.attribution import Attribution, FindingBuilder, build_budget
 from nfold.explain.causes import CAUSES_BY_ID
+from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
-from nfold.explain.ladder import ExperimentDesign
-from nfold.explain.measured import TrialResults
-from nfold.explain.rows import FindingBuilder
-from nfold.explain.rung import Trial
-from nfold.finding import NOT_ENOUGH_TIME, BreakEvenBatch, Finding
-from nfold.frameworks.simulated import Scenario
-from nfold.measurement import Measurement
-from nfold.run.options import StopRequest
-from nfold.seen import DataLoaderProfile, ScriptProfile
-from nfold.sentences import write_conclusion
-from nfold.stats import Interval
+from nfold.explain.result.budget import NOT_ENOUGH_TIME, BreakEvenBatch, Finding
+from nfold.explain.result.conclusion import write_conclusion
+from nfold.explain.trials import TrialResults
+from nfold.launch.launch_spec import StopRequest
 
 SCRIPT = Scenario(compute_ms_per_sample=0.1, exchange_ms=2.0, samples_per_epoch=2000)
 
@@ -265,14 +262,14 @@ def test_what_seems_to_cost_much_is_worth_its_fixes_before_it_is_named() -> None
     script = dataclasses.replace(SCRIPT, noise=0.6, noise_seed=5)
     experiment = Experiment(target(script), TimeBudget(1000.0), ExperimentEvents())
     asked = experiment._with_run_length(ladder())
-    experiment._run_round([asked.actual(), asked.baseline, *asking.required(asked)], 0)
+    experiment._run_round([asked.actual(), asked.baseline, *planner.required(asked)], 0)
     rows = FindingBuilder(Attribution(asked, experiment.results, 100)).multi_device_findings()
     assert not any(row.significant for row in rows)
     largest = max(rows, key=lambda row: row.lost_ms.value)
     assert largest.lost_ms.value > 2
     fixes = CAUSES_BY_ID[largest.cause].fixes(asked).values()
     assert fixes
-    assert set(fixes) <= set(asking.follow_ups(asked, experiment.results))
+    assert set(fixes) <= set(planner.follow_ups(asked, experiment.results))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +285,7 @@ def test_a_fix_of_what_costs_much_is_tried_unless_one_of_what_is_named_can_be(
 ) -> None:
     rows = [_costing(cause, ms) for cause, ms in (("epoch-boundary", 8), ("input", 5), ("link", 1))]
     known = [row for row in rows if row.cause in named]
-    suspected = asking._suspected_findings(ladder(workers=4), rows, known, 20.0)
+    suspected = planner._suspected_findings(ladder(workers=4), rows, known, 20.0)
     assert [row.cause for row in suspected] == tried
 
 
@@ -316,7 +313,7 @@ def test_fixes_of_what_costs_most_are_tried_first(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(FindingBuilder, "one_device_findings", lambda _: rows[1:])
     experiment, _, _ = _experiment(1000.0)
     asked = experiment.run(ladder(workers=4))
-    found = asking.follow_ups(asked, experiment.results)
+    found = planner.follow_ups(asked, experiment.results)
     link, loading = (CAUSES_BY_ID[cause].fixes(asked).values() for cause in ("link", "input"))
     assert max(map(found.index, loading)) < min(map(found.index, link))
 
@@ -326,7 +323,7 @@ def test_a_short_time_is_for_what_is_wanted_first() -> None:
     experiment.run(ladder())
     assert ticking.now <= 6.0
     asked = [rung for rung, number in noting.runs if number == 0][3:]
-    wanted = list(dict.fromkeys(asking.required(experiment_ladder(asked))))
+    wanted = list(dict.fromkeys(planner.required(experiment_ladder(asked))))
     measured = [rung for rung in wanted if rung in asked]
     assert measured
     left = [rung for rung in wanted if rung not in {rung for rung, _ in noting.runs}]
@@ -353,7 +350,7 @@ class Sharing:
         return Sharing(self._of.knowing(seen), self._fails)
 
     def together(self, rung: Trial) -> Trial | None:
-        return Trial(plan=rung.plan, variant=turns.process_wide(rung.variant))
+        return Trial(plan=rung.plan, variant=interleave.process_wide(rung.variant))
 
     def measure_together(
         self, rungs: Sequence[Trial], number: int, limit_s: float | None = None
@@ -372,7 +369,9 @@ def test_rungs_of_one_process_tree_are_measured_together_or_each_by_itself(fails
     real = next(tree for tree in shared if made.actual() in tree)
     assert made.barrier_only(made.cheapest_input) in real
     assert made.baseline not in real
-    assert all(len({turns.process_wide(rung.variant) for rung in tree}) == 1 for tree in shared)
+    assert all(
+        len({interleave.process_wide(rung.variant) for rung in tree}) == 1 for tree in shared
+    )
     if fails:
         by_itself = [tree for tree in noting.trees if tree == (made.actual(),)]
         assert by_itself

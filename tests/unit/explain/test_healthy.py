@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from explaining import ladder, runner, target
-from nfold.explain.account import Attribution
-from nfold.explain.asking import required
-from nfold.explain.measured import TrialResults
-from nfold.explain.rows import FindingBuilder
-from nfold.frameworks.simulated import Scenario
+from nfold.engines.simulated import Scenario
+from nfold.explain.attribution import Attribution, FindingBuilder
+from nfold.explain.planner import required
+from nfold.explain.trials import TrialResults
 
 RUNS = 200
 ROUNDS = 3

@@ -8,26 +8,23 @@ from typing import Any
 import pytest
 
 from explaining import HOST, explained, failed, ladder, runner, script_runner, target
-from nfold.budget import Budget
-from nfold.explain import lines
-from nfold.explain.account import Attribution
-from nfold.explain.asking import required
-from nfold.explain.budget import build_budget
-from nfold.explain.causes.input import InputCause
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
-from nfold.explain.ladder import ExperimentDesign
-from nfold.explain.measured import TrialResults
-from nfold.explain.rows import FindingBuilder
-from nfold.explain.rung import Trial
-from nfold.explain.script import probe_script
-from nfold.explain.view import MetricView
-from nfold.frameworks.simulated import Scenario
-from nfold.measurement import FetchStats, Measurement
-from nfold.plan import Plan
-from nfold.report import explained as explained_page
-from nfold.report import explained_text, explanation, waterfall
-from nfold.seen import DataLoaderProfile, ScriptProfile, SourceLocation, TraceSummary
-from nfold.sentences import write_conclusion
+from nfold.core.measurement import FetchStats, Measurement
+from nfold.core.plan import Plan
+from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation, TraceSummary
+from nfold.engines.simulated import Scenario
+from nfold.explain.advice import pytorch
+from nfold.explain.attribution import Attribution, FindingBuilder, build_budget
+from nfold.explain.causes.input_pipeline import InputCause
+from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
+from nfold.explain.planner import required
+from nfold.explain.result.budget import Budget
+from nfold.explain.result.conclusion import write_conclusion
+from nfold.explain.trials import TrialResults
+from nfold.report import explanation, html_page
+from nfold.report import explanation as explanation_module
+from nfold.report import html_page as explained_page
 
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 1000}
 LOADER = DataLoaderProfile(
@@ -98,15 +95,19 @@ def test_it_is_told_in_words_of_one_device() -> None:
     assert said[0].endswith("5.00 ms, 33 % of a step.")
     assert said[2] == ("Expect 1.50 × of its speed, 10,000 samples/s, as measured with the change.")
     text = " ".join(
-        (explained_text.explanation_markdown(found), *explanation.explanation_notes(found), *said)
+        (
+            explanation_module.explanation_markdown(found),
+            *explanation.explanation_notes(found),
+            *said,
+        )
     )
     assert "1 cuda device ·" in text
     assert "its compute alone" in text
     for other in ("1-fold", "1 devices", "link", "unexplained", "imbalance"):
         assert other not in text
-    names = [bar.name for bar in waterfall.waterfall_bars(found)]
+    names = [bar.name for bar in html_page.waterfall_bars(found)]
     assert names == ["compute alone", "input", "other rows", "achieved"]
-    assert waterfall.waterfall_bars(found)[-1].end == pytest.approx(15)
+    assert html_page.waterfall_bars(found)[-1].end == pytest.approx(15)
     assert "+5.00" in explained_page.explanation_page(found)
 
 
@@ -317,7 +318,7 @@ def test_the_mode_that_replays_nothing_may_be_the_faster_one() -> None:
     assert found.significant[0].fix == "train.py:4: torch.compile(model)"
     places = {"trainer": (SourceLocation(line="train.py:9"),), **LAUNCHING.source_locations}
     trained = dataclasses.replace(LAUNCHING, trainer="transformers", source_locations=places)
-    told = lines.compile_model(trained, "default")
+    told = pytorch.compile_model(trained, "default")
     assert told == "train.py:9: TrainingArguments(..., torch_compile=True)"
 
 

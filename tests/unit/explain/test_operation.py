@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from explaining import SECONDS, ladder, target
-from nfold.ablation import Variant
-from nfold.budget import Budget
-from nfold.explain.budget import build_budget
+from nfold.core.measurement import OperationPart
+from nfold.core.variant import Variant
+from nfold.engines.simulated import Scenario
+from nfold.explain.attribution import build_budget
+from nfold.explain.causes.cause import NOT_APPLICABLE_TO_OPERATIONS
+from nfold.explain.design import ExperimentDesign
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
-from nfold.explain.ladder import ExperimentDesign
-from nfold.explain.operation import NOT_APPLICABLE_TO_OPERATIONS
-from nfold.frameworks.simulated import Scenario
-from nfold.measurement import OperationPart
+from nfold.explain.result.budget import Budget
 
 COSTS: dict[str, Any] = {
     "compute_ms_per_sample": 0.1,

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from nfold.report.canvas import apply_size_and_style, base_chart, spread_values
-from nfold.report.svg import render_svg
+from nfold.report.chart_elements import apply_size_and_style, base_chart, render_svg, spread_values
 
 HOSTILE = "</text></svg><script>alert(1)</script>\"'&"
 

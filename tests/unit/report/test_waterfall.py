@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from explaining import explained
-from nfold.frameworks.simulated import Scenario
-from nfold.report import explained as explained_page
-from nfold.report import explained_text, explanation, waterfall
-from nfold.sentences import write_conclusion
-from nfold.stats import Interval
+from nfold.core.stats import Interval
+from nfold.engines.simulated import Scenario
+from nfold.explain.result.conclusion import write_conclusion
+from nfold.report import explanation, html_page
+from nfold.report import explanation as explanation_module
+from nfold.report import html_page as explained_page
 
 SICK = Scenario(
     compute_ms_per_sample=0.1, exchange_ms=3.0, straggler_ms=2.0, straggler_rank=1, latency_ms=1.0
@@ -22,7 +23,7 @@ BUDGET = explained(SICK)
 
 
 def test_every_bar_begins_where_the_one_before_ends() -> None:
-    found = waterfall.waterfall_bars(BUDGET)
+    found = html_page.waterfall_bars(BUDGET)
     rests = ["other rows", "unexplained"]
     names = ["2-fold", "link", "imbalance", "synchronization", *rests, "achieved"]
     assert [bar.name for bar in found] == names
@@ -36,7 +37,7 @@ def test_what_one_device_loses_stands_before_n_fold() -> None:
     """Ranks with a batch each: a step of one device is one at N-fold speed."""
     starved = Scenario(compute_ms_per_sample=0.1, input_ms_per_sample=0.05, exchange_ms=3.0)
     found = explained(starved, "weak", input="loader")
-    drawn = waterfall.waterfall_bars(found)
+    drawn = html_page.waterfall_bars(found)
     names = [bar.name for bar in drawn]
     assert names[:3] == ["compute alone", "input on 1 device", "2-fold"]
     assert names[3:] == ["link", "other rows", "unexplained", "achieved"]
@@ -45,7 +46,7 @@ def test_what_one_device_loses_stands_before_n_fold() -> None:
     page = explained_page.explanation_page(found)
     assert "From the compute of one device" in page
     assert '<td class="change">' in page
-    assert not waterfall.starts_from_one_device(BUDGET)
+    assert not html_page.starts_from_one_device(BUDGET)
 
 
 def test_the_picture_has_the_numbers_and_no_script() -> None:
@@ -61,7 +62,9 @@ def test_hostile_names_are_inert() -> None:
     page = explained_page.explanation_page(hostile)
     assert "<script" not in page
     assert "\x1b" not in page
-    assert "<script" not in explained_text.explanation_markdown(hostile).replace("\\<script", "")
+    assert "<script" not in explanation_module.explanation_markdown(hostile).replace(
+        "\\<script", ""
+    )
 
 
 def test_the_three_sentences_stand_in_the_page_and_in_markdown() -> None:
@@ -70,7 +73,7 @@ def test_the_three_sentences_stand_in_the_page_and_in_markdown() -> None:
     assert said[0].startswith("Most is lost to link")
     assert "1.54 ×" in said[2]
     assert said[0] in explained_page.explanation_page(BUDGET)
-    assert "link" in explained_text.explanation_markdown(BUDGET)
+    assert "link" in explanation_module.explanation_markdown(BUDGET)
 
 
 @pytest.mark.parametrize(("high", "told"), [(0.15, False), (0.3, True)])

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import measured
-from nfold.errors import StoreUnusable
-from nfold.measurement import FailureCause
+from nfold.core.errors import StoreUnusable
+from nfold.core.measurement import FailureCause
 from nfold.store.store import DATABASE_FILE, Store
 
 

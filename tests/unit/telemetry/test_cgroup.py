@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nfold.telemetry.cgroup import cpu_quota_cores, memory_limit_bytes
+from nfold.telemetry.machine_inspection import cpu_quota_cores, memory_limit_bytes
 
 
 def _host(root: Path, groups: str, files: dict[str, str]) -> Path:

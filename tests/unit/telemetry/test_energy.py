@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from nfold.telemetry.energy import (
+from nfold.telemetry.evaluation import (
     column_points,
     energy_from_counter,
     energy_from_power,
     gpu_energy_joules,
     interpolate,
 )
-from nfold.telemetry.read import TelemetryRow
+from nfold.telemetry.telemetry_csv import TelemetryRow
 
 
 def _rows(**of_columns: list[float | None]) -> list[TelemetryRow]:

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from made import machine
-from nfold.machine import GpuInfo, GpuLink, Machine
-from nfold.telemetry.cgroup import CgroupLimit
-from nfold.telemetry.facts import GpuFacts, MachineFacts
+from nfold.core.machine import GpuInfo, GpuLink, Machine
+from nfold.telemetry.machine_inspection import CgroupLimit
 from nfold.telemetry.nvml import PcieLink
-from nfold.telemetry.obstacles import Obstacle, find_obstacles
+from nfold.telemetry.obstacles import GpuFacts, MachineFacts, Obstacle, find_obstacles
 
 FULL = PcieLink(generation=1, width=16, system_generation=5, card_generation=5, max_width=16)
 

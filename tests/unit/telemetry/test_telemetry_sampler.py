@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from nfold.errors import UsageError
-from nfold.telemetry import columns
-from nfold.telemetry.gpus import GpuSampler
+from nfold.core.errors import UsageError
+from nfold.telemetry import telemetry_csv
 from nfold.telemetry.nvml import Nvml
-from nfold.telemetry.read import read_rows
 from nfold.telemetry.sampler import (
+    GpuSampler,
     SignalWaiter,
     TelemetrySampler,
     next_deadline,
     read_rank_pids,
     start_sampler,
 )
+from nfold.telemetry.telemetry_csv import read_rows
 from nvml_fake import FakeCard, FakeNvml
 
 
@@ -38,7 +38,7 @@ def test_columns_of_two_gpus_and_a_rank_that_appears_late(tmp_path: Path) -> Non
     sampler.sample()
     sampler.close()
     text = (tmp_path / "t.csv").read_text()
-    assert text.splitlines()[0].split(",") == columns.column_names([0, 1], [0])
+    assert text.splitlines()[0].split(",") == telemetry_csv.column_names([0, 1], [0])
     first, second = read_rows(tmp_path / "t.csv")
     assert first["rank0_rss_bytes"] is None
     assert first["host_cpu_percent"] is None, "the first row has nothing to compare with"
@@ -75,7 +75,7 @@ def test_no_nvml_leaves_the_columns_there_and_empty(tmp_path: Path) -> None:
     sampler.sample()
     sampler.close()
     (row,) = read_rows(tmp_path / "t.csv")
-    assert {row[columns.gpu_column(0, what)] for what in columns.GPU_COLUMNS} == {None}
+    assert {row[telemetry_csv.gpu_column(0, what)] for what in telemetry_csv.GPU_COLUMNS} == {None}
 
 
 def test_ranks_that_are_gone_leave_empty_cells(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from nfold import data, sources, workloads
-from nfold.errors import UnknownValue, UsageError
-from nfold.workload import Workload
+from nfold import data, workloads
+from nfold.core import fingerprint
+from nfold.core.errors import UnknownValue, UsageError
+from nfold.core.workload import Workload
 
 TRAINING = [name for name in workloads.NAMES if workloads.info(name).kind == "training"]
 
@@ -48,7 +49,7 @@ def test_a_name_alone_is_told_that_a_function_is_missing() -> None:
 def test_a_built_in_workload_has_no_code_but_an_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, _ in sources.library_variables(os.environ):
+    for name, _ in fingerprint.library_variables(os.environ):
         monkeypatch.delenv(name)
     assert workloads.with_fingerprint(Workload.parse("digits")) == Workload(name="digits")
     monkeypatch.setenv("NCCL_ALGO", "Ring")

@@ -6,9 +6,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from nfold import workloads
-from nfold.workload import Workload
-from nfold.workloads.cnn10 import CNN10
-from nfold.workloads.cnn10 import torch as definition
+from nfold.core.workload import Workload
+from nfold.workloads import torch_networks as definition
+from nfold.workloads.networks import CNN10
 
 VALUES = workloads.parameters(Workload.parse("cnn10"))
 

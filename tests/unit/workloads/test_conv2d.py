@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nfold.errors import ExtraMissing, UsageError
-from nfold.machine import Machine
-from nfold.plan import Plan
-from nfold.workload import Workload
+from nfold.core.errors import ExtraMissing, UsageError
+from nfold.core.machine import Machine
+from nfold.core.plan import Plan
+from nfold.core.workload import Workload
 from nfold.workloads import conv2d, info, parameters
 from nfold.workloads.conv2d import INFO, unsupported
 

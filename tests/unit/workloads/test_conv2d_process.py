@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from nfold.errors import Mismatch
-from nfold.workloads.conv2d.check import scipy_reference
-from nfold.workloads.conv2d.lane import ConvDevice, DeviceAction, HostBuffers, ReadSeconds
-from nfold.workloads.conv2d.problem import Array, ConvProblem
-from nfold.workloads.conv2d.process import ConvProcess
+from nfold.core.errors import Mismatch
+from nfold.core.plan import Plan
+from nfold.workloads.conv2d.device import ConvDevice, DeviceAction, HostBuffers, ReadSeconds
+from nfold.workloads.conv2d.problem import AnyFloat, Array, ConvProblem, scipy_reference
+from nfold.workloads.conv2d.process import (
+    SCIPY_LIBRARIES,
+    ConvProcess,
+    ConvTask,
+    LibraryConvolution,
+    first_call,
+    images_within_limit,
+    measure_library,
+)
+from nfold.workloads.conv2d.torch import torch_on_cpu
 
 PROBLEM = ConvProblem(images=5, channels=1, size=6, filter=3, copy_only=False, seed=0)
 
@@ -204,3 +216,100 @@ def test_an_experiment_times_one_way_and_without_copies_what_is_on_the_devices(
     assert probe.is_throughput
     probe.call()
     assert log == [action for action in told for _ in range(2)]
+
+
+@pytest.mark.parametrize("baseline", [*SCIPY_LIBRARIES, torch_on_cpu(1)], ids=lambda b: b.name)
+@pytest.mark.parametrize("width", [3, 5, 10])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_baselines_agree_with_the_reference(
+    baseline: LibraryConvolution, width: int, channels: int
+) -> None:
+    problem = ConvProblem(
+        images=2, channels=channels, size=12, filter=width, copy_only=False, seed=0
+    )
+    images, filters = problem.make_images(range(2)), problem.random_filter()
+    found, expected = baseline.convolve(images, filters), scipy_reference(images, filters)
+    assert found.dtype == np.float32
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_the_torch_baseline_says_its_threads_and_gives_them_back() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    baseline = torch_on_cpu(before + 1)
+    baseline.convolve(np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 3, 3), np.float32))
+    assert f"{before + 1} threads" in baseline.name
+    assert torch.get_num_threads() == before
+
+
+def test_a_part_of_a_baseline_is_marked_and_counts_what_it_did() -> None:
+    problem = ConvProblem(images=6, channels=1, size=8, filter=3, copy_only=False, seed=0)
+    ticks = itertools.count()
+    part = measure_library(SCIPY_LIBRARIES[0], problem, lambda: next(ticks) / 1000)
+    assert part.baseline
+    assert (part.images, part.bytes, part.note) == (6, 2 * 6 * 64 * 4, "")
+    assert part.seconds == pytest.approx([0.001] * 3)
+
+
+def test_a_slow_baseline_gets_fewer_images_and_says_so() -> None:
+    problem = ConvProblem(images=100, channels=1, size=4, filter=3, copy_only=False, seed=0)
+    now = [0.0]
+    seen: list[int] = []
+
+    def slow(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
+        seen.append(len(images))
+        now[0] += 0.1 * len(images)
+        return images
+
+    part = measure_library(LibraryConvolution(name="slow", convolve=slow), problem, lambda: now[0])
+    assert part.images == seen[-1] == images_within_limit(0.1, 100)
+    assert 1 <= part.images < 100
+    assert part.note == f"on {part.images} of 100 images"
+    assert images_within_limit(60.0, 100) == 1
+
+
+def task(rank: int = 1, cores_per_device: int = 1) -> ConvTask[str]:
+    return ConvTask(
+        parameters={"size": 4, "channels": 1, "filter": 3, "copy_only": 0},
+        plan=Plan(batch=7, devices=3, cores_per_device=cores_per_device),
+        rank=rank,
+        world_size=3,
+        devices=["one"],
+        barrier=lambda: None,
+        beat=lambda done, total: None,
+    )
+
+
+def test_a_rank_knows_its_images() -> None:
+    assert [task(rank).device_images for rank in range(3)] == [
+        [range(2)],
+        [range(2, 4)],
+        [range(4, 7)],
+    ]
+
+
+def test_the_cores_are_the_plans_but_never_more_than_the_process_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    assert task(cores_per_device=1).cores == 3
+    assert task(cores_per_device=2).cores == 4
+
+
+def test_the_first_call_has_the_beginning_in_it() -> None:
+    now = [0.0]
+
+    def spend(seconds: float) -> float:
+        now[0] += seconds
+        return seconds
+
+    def begin() -> SimpleNamespace:
+        spend(2.0)
+        problem = SimpleNamespace(images=7)
+        return SimpleNamespace(
+            problem=problem, one_way_bytes=10, end_to_end=lambda host: spend(host)
+        )
+
+    _, part = first_call(begin, 0.5, "why", lambda: now[0])  # type: ignore[arg-type, type-var]
+    assert (part.name, part.seconds, part.images, part.bytes) == ("first call", (2.5,), 7, 20)

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from nfold.errors import Mismatch, Unsupported
-from nfold.plan import Plan
-from nfold.workloads.conv2d import cpu
-from nfold.workloads.conv2d.check import scipy_reference
-from nfold.workloads.conv2d.cpu import TensorFormat, TorchCpuDevice, convolve
-from nfold.workloads.conv2d.lane import ConvDevice
-from nfold.workloads.conv2d.problem import Array, to_correlation
-from nfold.workloads.conv2d.rank import ConvResult, ConvTask
+from nfold.core.errors import Mismatch, Unsupported
+from nfold.core.plan import Plan
+from nfold.workloads.conv2d import torch_devices
+from nfold.workloads.conv2d.device import ConvDevice
+from nfold.workloads.conv2d.problem import Array, scipy_reference, to_correlation
+from nfold.workloads.conv2d.process import ConvResult, ConvTask
 from nfold.workloads.conv2d.torch import run_parts
+from nfold.workloads.conv2d.torch_devices import TensorFormat, TorchCpuDevice, convolve
 
 CPU = torch.device("cpu")
 PLAN = Plan(
@@ -146,13 +145,13 @@ def test_a_filter_that_is_not_turned_fails_the_run(monkeypatch: pytest.MonkeyPat
     def unturned(filters: Array) -> Array:
         return filters
 
-    monkeypatch.setattr(cpu, "to_correlation", unturned)
+    monkeypatch.setattr(torch_devices, "to_correlation", unturned)
     with pytest.raises(Mismatch, match="differs from scipy's"):
         run_parts(task())
 
 
 def test_results_of_another_place_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def misplaced(lane: TorchCpuDevice, host: cpu.TorchHostBuffers) -> None:
+    def misplaced(lane: TorchCpuDevice, host: torch_devices.TorchHostBuffers) -> None:
         host.results[:] = lane.result[:1]
 
     monkeypatch.setattr(TorchCpuDevice, "download", misplaced)
@@ -164,7 +163,7 @@ def test_results_that_the_timed_calls_spoil_fail_the_run(monkeypatch: pytest.Mon
     """The way end to end is compared again after it was timed."""
     real, calls = TorchCpuDevice.download, [0]
 
-    def forgetful(lane: TorchCpuDevice, host: cpu.TorchHostBuffers) -> None:
+    def forgetful(lane: TorchCpuDevice, host: torch_devices.TorchHostBuffers) -> None:
         calls[0] += 1
         real(lane, host)
         if calls[0] > 6:

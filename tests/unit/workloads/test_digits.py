@@ -8,9 +8,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nfold import data, workloads
-from nfold.workload import Workload
-from nfold.workloads.digits import DIGITS
-from nfold.workloads.digits import torch as definition
+from nfold.core.workload import Workload
+from nfold.workloads import torch_networks as definition
+from nfold.workloads.networks import DIGITS
 
 VALUES = workloads.parameters(Workload.parse("digits"))
 

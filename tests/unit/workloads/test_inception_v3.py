@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nfold.workload import Workload
+from nfold.core.workload import Workload
 from nfold.workloads import info, parameters
 from nfold.workloads.inception_v3.architecture import BODY, TOP, output_shape
 from nfold.workloads.inception_v3.torch import loss, model, optimizer

@@ -5,9 +5,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from nfold import workloads
-from nfold.workload import Workload
-from nfold.workloads.mnist import MNIST
-from nfold.workloads.mnist import torch as definition
+from nfold.core.workload import Workload
+from nfold.workloads import torch_networks as definition
+from nfold.workloads.networks import MNIST
 
 VALUES = workloads.parameters(Workload.parse("mnist"))
 

@@ -6,10 +6,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from nfold import workloads
-from nfold.errors import UsageError
-from nfold.workload import Workload
-from nfold.workloads.wide_resnet import WIDE_RESNET
-from nfold.workloads.wide_resnet import torch as definition
+from nfold.core.errors import UsageError
+from nfold.core.workload import Workload
+from nfold.workloads import torch_networks as definition
+from nfold.workloads.networks import WIDE_RESNET
 
 
 def values(text: str) -> dict[str, int]:

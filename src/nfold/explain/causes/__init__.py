@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from nfold.explain.causes.base import Cause
-from nfold.explain.causes.copies import CopiesCause
+from nfold.explain.causes.bandwidth import LinkCause, NetworkCause
+from nfold.explain.causes.cause import Cause
+from nfold.explain.causes.device_memory import MemoryCause
 from nfold.explain.causes.epoch_boundary import EpochBoundaryCause
-from nfold.explain.causes.imbalance import ImbalanceCause
-from nfold.explain.causes.input import InputCause
+from nfold.explain.causes.host_processes import SingleProcessCause, ThreadsCause
+from nfold.explain.causes.input_pipeline import CopiesCause, InputCause, StorageCause
 from nfold.explain.causes.launch_bound import LaunchBoundCause
-from nfold.explain.causes.layout import LayoutCause
-from nfold.explain.causes.link import LinkCause
-from nfold.explain.causes.memory import MemoryCause
-from nfold.explain.causes.network import NetworkCause
-from nfold.explain.causes.single_process import SingleProcessCause
-from nfold.explain.causes.storage import StorageCause
+from nfold.explain.causes.memory_layout import LayoutCause
 from nfold.explain.causes.synchronization import SynchronizationCause
-from nfold.explain.causes.threads import ThreadsCause
-from nfold.explain.causes.undivided_work import UndividedWorkCause
-from nfold.explain.ladder import ExperimentDesign
+from nfold.explain.causes.work_division import ImbalanceCause, UndividedWorkCause
+from nfold.explain.design import ExperimentDesign
 
 CAUSES: tuple[Cause, ...] = (
     UndividedWorkCause(),

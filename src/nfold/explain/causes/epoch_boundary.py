@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from nfold.explain import lines, pausing
-from nfold.explain.causes.base import Cause, cached_per_view
-from nfold.explain.causes.idle import idle_trial, shared_host_gap_ms
-from nfold.explain.ladder import ExperimentDesign
-from nfold.explain.rung import Trial, over_short_epochs, over_whole_epochs
-from nfold.explain.view import MetricView
+from nfold.explain.advice import pytorch
+from nfold.explain.causes.cause import Cause, cached_per_view
+from nfold.explain.causes.launch_bound import idle_trial, shared_host_gap_ms
+from nfold.explain.design import ExperimentDesign, Trial, over_short_epochs, over_whole_epochs
+from nfold.explain.estimate.bootstrap import MetricView
 
 TrialPredicate = Callable[[Trial], bool]
 TrialValue = Callable[[Trial], float]
@@ -34,11 +33,12 @@ class EpochBoundaryCause(Cause):
 
     def endless_reason(self, design: ExperimentDesign) -> str | None:
         """That a data set is sampled without an end in sight."""
-        batches = (design.profile and lines.training_loader(design.profile).batches_per_epoch) or 0
+        batches = (
+            design.profile and pytorch.training_loader(design.profile).batches_per_epoch
+        ) or 0
         return f"an epoch is {batches:,} batches: none ends" if batches > ENDLESS_BATCHES else None
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """Both ends of the ladder."""
         return (design.actual(), design.baseline)
 
     def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
@@ -56,7 +56,7 @@ class EpochBoundaryCause(Cause):
         """Over passes that are cut short: of a script whose epochs have a length."""
         if (
             design.profile is None
-            or not lines.training_loader(design.profile).batches_per_epoch
+            or not pytorch.training_loader(design.profile).batches_per_epoch
             or self.length_is_fixed(design)
         ):
             return ()
@@ -67,11 +67,10 @@ class EpochBoundaryCause(Cause):
     def length_is_fixed(self, design: ExperimentDesign) -> bool:
         """Whether the script's trainer knows an epoch's batches before it: none is cut short."""
         return (
-            design.profile is not None and lines.training_loader(design.profile).length_read_ahead
+            design.profile is not None and pytorch.training_loader(design.profile).length_read_ahead
         )
 
     def is_determined(self, design: ExperimentDesign, view: MetricView) -> bool:
-        """Whether anything of it is known at both ends, or of one device, what every step has."""
         return (
             self.has_epoch_gaps(design, view)
             or self.has_periodic_work(design, view)
@@ -79,7 +78,6 @@ class EpochBoundaryCause(Cause):
         )
 
     def unknown_part(self, design: ExperimentDesign, view: MetricView) -> str | None:
-        """Of what recurs one end of the ladder, or where that is known, the ends of epochs."""
         full, every = design.actual(), view.period(design.actual())
         if every is not None and not self.has_periodic_work(design, view):
             what = f"{view.periodic_ms(full):.2f} ms of a step come after one step in {every:.0f}"
@@ -101,7 +99,6 @@ class EpochBoundaryCause(Cause):
     def _measured_values(
         self, design: ExperimentDesign, view: MetricView
     ) -> Iterator[tuple[TrialPredicate, TrialValue]]:
-        """Which rungs have a part of it, and how much."""
         if self.has_epoch_gaps(design, view):
             yield view.has_epoch_gap, view.epoch_gap
         if self.has_periodic_work(design, view):
@@ -121,11 +118,9 @@ class EpochBoundaryCause(Cause):
         return sum(number(full) - number(trial) for number in told)
 
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """What N devices lose more than one does at N-fold speed."""
         return self.ms_per_step(design, view, design.actual()) - self._one_device_ms(design, view)
 
     def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
-        """The wait for the first batch of a script's workers, and what it does without a step."""
         found: dict[str, float] = {}
         full, one = self.trials(design)
         ends = self.lost_ms(design, view)
@@ -136,7 +131,7 @@ class EpochBoundaryCause(Cause):
         if (
             self.has_epoch_gaps(design, view)
             and design.profile
-            and lines.training_loader(design.profile).num_workers
+            and pytorch.training_loader(design.profile).num_workers
         ):
             first = view.first_batch_wait(full) - view.first_batch_wait(one) / design.work_divisor
             found = {
@@ -149,37 +144,32 @@ class EpochBoundaryCause(Cause):
         return found
 
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """One device."""
         return (design.baseline,)
 
     def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """What one device loses in a step over its share; what comes after every step, too."""
         return self._one_device_ms(design, view) + shared_host_gap_ms(design, view)
 
     def _one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         return self.ms_per_step(design, view, design.baseline) / design.work_divisor
 
     def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        """Words, for the larger part."""
         usual = shared_host_gap_ms(design, view)
         if design.profile is None or 2 * usual < self.one_device_ms(design, view):
             return self._advice(design, view, design.baseline)
-        return pausing.reduce_host_gap(design, usual)
+        return pytorch.reduce_host_gap(design, usual)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        """Words, for the larger part."""
         return self._advice(design, view, design.actual())
 
     def _advice(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> str:
-        """By what is known of a rung."""
         gap = view.epoch_gap(trial) if view.has_epoch_gap(trial) else 0.0
         within = view.periodic_ms(trial) if self.has_periodic_work(design, view) else 0.0
         if design.profile is not None and within > gap:
             every = view.period(trial) or view.period(design.baseline) or 1.0
-            return pausing.reduce_periodic_work(design, every, within * every)
+            return pytorch.reduce_periodic_work(design, every, within * every)
         if design.profile is not None:
             waits = 2 * view.first_batch_wait(trial) > gap
-            return pausing.shorten_epoch_boundary(
+            return pytorch.shorten_epoch_boundary(
                 design.profile, waits=waits, ranks=design.gap_locations
             )
         return (

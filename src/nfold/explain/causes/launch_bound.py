@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from typing import ClassVar, Literal
 
-from nfold.ablation import Variant
-from nfold.explain import lines
-from nfold.explain.causes.base import Cause
-from nfold.explain.causes.idle import device_busy_ms, device_idle_ms, host_gap_ms, idle_trial
-from nfold.explain.ladder import ExperimentDesign
-from nfold.explain.rung import Trial
-from nfold.explain.view import MetricView
-from nfold.seen import ScriptProfile
+from nfold.core.script_profile import ScriptProfile
+from nfold.core.variant import Variant
+from nfold.explain.advice import pytorch
+from nfold.explain.causes.cause import Cause
+from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.result.budget import MIN_STEP_FRACTION
 
 COMPILE_MODES: tuple[Literal["default", "reduce-overhead"], ...] = ("reduce-overhead", "default")
 """In which a script's model is compiled to try whether that helps: as CUDA graphs, or without."""
@@ -24,7 +23,6 @@ class LaunchBoundCause(Cause):
     id: ClassVar[str] = "launch-bound"
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
-        """Weak scaling leaves every device its batch; what launches cost shows on a GPU only."""
         if design.scaling == "strong" or _can_capture(design):
             return None
         if design.profile is None or design.profile.device == "cpu":
@@ -36,11 +34,9 @@ class LaunchBoundCause(Cause):
         return None
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """One device at the whole batch and at its share."""
         return () if design.scaling == "weak" else (design.one_device("real"), design.baseline)
 
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """The share's step over its part of the whole batch's."""
         share = view.step(design.one_device("real"))
         return share - view.step(design.baseline) / design.devices
 
@@ -74,26 +70,22 @@ class LaunchBoundCause(Cause):
         return (n * share - whole) / (n - 1)
 
     def floor_ms(self, design: ExperimentDesign) -> float:
-        """Of a script that was traced, the time in which its GPU is busy."""
         return (device_busy_ms(design) or 0.0) if _uses_trace(design) else 0.0
 
     def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """What N devices lose more is a part of what one does."""
         return max(0.0, *self.loss_components_ms(design, view))
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        """Words."""
         if design.profile is not None:
             return _larger_batch_advice(design.profile, _compiled_trials(design), view)
         captured = " or --step captured" if _can_capture(design) else ""
         return f"more work a step: a larger --batch{captured}"
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
-        """The step as one graph; a script's model compiled."""
         seen = design.profile
         if seen is not None:
             return {
-                lines.compile_model(seen, mode): rung
+                pytorch.compile_model(seen, mode): rung
                 for mode, rung in _compiled_trials(design).items()
             }
         if not _can_capture(design):
@@ -106,7 +98,6 @@ class LaunchBoundCause(Cause):
 
 
 def _compiled_trials(design: ExperimentDesign) -> dict[str, Trial]:
-    """By mode; none where a script compiles something already, or its module is copied or cut."""
     seen = design.profile
     if seen is None or seen.compiled or design.plan.device != "cuda" or design.single_device_script:
         return {}
@@ -121,14 +112,14 @@ def _larger_batch_advice(profile: ScriptProfile, modes: dict[str, Trial], view: 
     Where GradScaler reads a value in every step, its host is never ahead of the device.
     """
     tried = [mode for mode, rung in modes.items() if view.has(rung)]
-    also = f", or {lines.compile_model(profile, COMPILE_MODES[0])}" if modes else ""
+    also = f", or {pytorch.compile_model(profile, COMPILE_MODES[0])}" if modes else ""
     if tried:
         also = f" (torch.compile, {' and '.join(tried)}: no gain beyond the noise)"
     elif any(rung in view.failed_trials for rung in modes.values()):
         also = " (torch.compile was tried, and failed)"
     if profile.host_syncs >= 1 and profile.autocast == "fp16":
         also += ", or bf16, which needs no GradScaler: that waits for the device in every step"
-    return lines.increase_batch(profile, also)
+    return pytorch.increase_batch(profile, also)
 
 
 def _can_capture(design: ExperimentDesign) -> bool:
@@ -139,7 +130,6 @@ def _can_capture(design: ExperimentDesign) -> bool:
 
 
 def _uses_trace(design: ExperimentDesign) -> bool:
-    """Whether a script's busy time stands for what a graph would take."""
     return design.scaling == "weak" and device_busy_ms(design) is not None
 
 
@@ -150,3 +140,61 @@ def _captured_trial(design: ExperimentDesign) -> Trial:
 @functools.cache
 def _with_capture(trial: Trial) -> Trial:
     return Trial(plan=trial.plan, variant=trial.variant.merge(Variant(captured=True)))
+
+
+# The part of a script's step in which its device has nothing to do, and what its host does then.
+#
+# Of one device alone with the input that costs least, whose host waits for no value: there the host's
+# pause between two steps holds no waiting for the device.
+
+HOST_AHEAD_FRACTION = 0.5
+"""Of a step: a host that is further ahead when a window of several ends is not waited for."""
+
+
+def idle_trial(design: ExperimentDesign) -> Trial:
+    """That run."""
+    return design.with_expandable_segments(design.no_host_sync)
+
+
+def device_busy_ms(design: ExperimentDesign) -> float | None:
+    """Of a step, as a trace has seen it on a GPU."""
+    traced = design.profile.trace if design.profile is not None else None
+    return None if traced is None else traced.device_busy_ms
+
+
+def device_idle_ms(design: ExperimentDesign, view: MetricView) -> float:
+    """In which a GPU waits for its host."""
+    alone = idle_trial(design)
+    step_ms, ahead_ms = view.step(alone), view.host_ahead(alone)
+    if ahead_ms is None or ahead_ms > HOST_AHEAD_FRACTION * step_ms:
+        return 0.0
+    return max(0.0, step_ms - (device_busy_ms(design) or 0.0))
+
+
+def host_gap_ms(design: ExperimentDesign, view: MetricView) -> float:
+    """Of these, in which the host has neither asked for the next batch yet nor begun its step.
+
+    Where nobody is seen to ask, until the model is called: that may be the making of a batch. A CPU
+    device is its own host. What hardly counts is nothing.
+    """
+    alone, seen = idle_trial(design), design.profile
+    if (
+        seen is None
+        or design.scaling == "strong"
+        or not (design.can_replay_input or seen.model_calls_hooked)
+    ):
+        return 0.0
+    if not view.has(alone) or (design.plan.device == "cuda" and device_busy_ms(design) is None):
+        return 0.0
+    step_ms, pause_ms = view.step(alone), view.host_gap(alone) or 0.0
+    lost = min(pause_ms, step_ms if design.plan.device == "cpu" else device_idle_ms(design, view))
+    return lost if lost > MIN_STEP_FRACTION * step_ms else 0.0
+
+
+def shared_host_gap_ms(design: ExperimentDesign, view: MetricView) -> float:
+    """The same as far as every rank has it: what one does beyond that delays the others."""
+    lost = host_gap_ms(design, view)
+    every = (
+        view.host_gap(design.no_allreduce(design.cheapest_input)) if design.devices > 1 else None
+    )
+    return lost if every is None else min(lost, every)

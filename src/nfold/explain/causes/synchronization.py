@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import ClassVar
 
-from nfold.ablation import Variant
-from nfold.explain import lines
-from nfold.explain.causes.base import Cause, cached_per_view, exposed_ms
-from nfold.explain.ladder import ExperimentDesign, Input
-from nfold.explain.rung import Trial
-from nfold.explain.view import MetricView
-from nfold.seen import ScriptProfile
+from nfold.core.script_profile import ScriptProfile
+from nfold.core.variant import Variant
+from nfold.explain.advice import pytorch
+from nfold.explain.causes.cause import Cause, cached_per_view, exposed_ms
+from nfold.explain.design import ExperimentDesign, Input, Trial
+from nfold.explain.estimate.bootstrap import MetricView
 
 WRAPPER, LATENCY = "the wrapper", "latency of one element a bucket"
 BATCH_NORM, BUFFERS = "synchronised batch norm", "buffers sent in every forward"
@@ -31,7 +30,6 @@ class SynchronizationCause(Cause):
     removal: ClassVar[Variant] = Variant(synchronised_batch_norm=False)
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
-        """nn.DataParallel has no waiting points that could be taken away one by one, nor FSDP."""
         if design.has_host_reads or design.detects_anomalies:
             return None
         if design.sharded:
@@ -39,11 +37,9 @@ class SynchronizationCause(Cause):
         return "one process drives all devices" if design.uses_one_process else None
 
     def observed_in_probe(self, design: ExperimentDesign) -> bool:
-        """Backwards that are searched for NaN are seen at once."""
         return design.detects_anomalies
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """Copies, no exchange, a barrier; the real run with one exchange of gradients only."""
         if design.uses_one_process or design.sharded:
             return ()
         return (
@@ -52,7 +48,6 @@ class SynchronizationCause(Cause):
         )
 
     def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
-        """The runs of the parts that are known: what each costs is lost, whatever the others do."""
         if not self.multi_device_trials(design):
             return ()
         pairs = (
@@ -63,12 +58,10 @@ class SynchronizationCause(Cause):
         return tuple(dict.fromkeys(rung for pair in known for rung in pair))
 
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """All of its parts that are known."""
         return sum(self.components(design, view).values())
 
     @cached_per_view
     def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
-        """Wrapper, latency, batch norm; those whose runs were made."""
         if design.sharded:
             return {}
         bare, real = (
@@ -101,22 +94,18 @@ class SynchronizationCause(Cause):
         return found
 
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """A script that reads values back or looks for NaN, and one that does not wait for them."""
         own, without = design.one_device(design.cheapest_input), design.no_host_sync
         return (own, without) if own != without else ()
 
     def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """What waiting for values costs one device."""
         own, without = self.one_device_trials(design)
         return view.step(own) - view.step(without)
 
     def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        """One device has nobody to wait for but itself."""
         assert design.profile is not None
         return "; ".join(_host_read_fixes(design, design.profile))
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        """Words for the largest part."""
         found = self.components(design, view)
         largest = max(found, key=lambda name: found[name])
         if design.profile is not None:
@@ -124,7 +113,7 @@ class SynchronizationCause(Cause):
                 _without_unused_search(design)
             )
             if untried and largest in (WRAPPER, LATENCY):
-                return lines.disable_unused_search(design.profile)
+                return pytorch.disable_unused_search(design.profile)
             return _advice_for(design.profile, largest)
         if largest == BATCH_NORM:
             return "--batch-norm device, if the training allows it"
@@ -133,7 +122,6 @@ class SynchronizationCause(Cause):
         return "exchange less often (--accumulate 2 at twice the batch), or a larger --batch"
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
-        """Statistics of each device's own; a captured step."""
         found: dict[str, Trial] = {}
         if design.profile is not None:
             return _collective_fixes(design, design.profile)
@@ -149,18 +137,15 @@ class SynchronizationCause(Cause):
 
 
 def _replicas_to_barrier(design: ExperimentDesign, input_: Input) -> tuple[Trial, Trial, Trial]:
-    """Copies, no exchange, a barrier."""
     return design.replicas(input_), design.no_allreduce(input_), design.barrier_only(input_)
 
 
 def _present_collectives(design: ExperimentDesign) -> dict[str, str]:
-    """What of ``BESIDE`` there is."""
     without = design.gradients_only
     return {name: words for name, words in EXTRA_COLLECTIVES.items() if not getattr(without, name)}
 
 
 def _actual_to_one_allreduce(design: ExperimentDesign) -> tuple[Trial, ...]:
-    """The real run, and without each of them, one after the other; the last is lean."""
     names = tuple(_present_collectives(design))
     gone = [dict.fromkeys(names[:count], False) for count in range(len(names) + 1)]
     return tuple(design.actual("real", **left_out) for left_out in gone) if names else ()
@@ -168,40 +153,37 @@ def _actual_to_one_allreduce(design: ExperimentDesign) -> tuple[Trial, ...]:
 
 def _advice_for(profile: ScriptProfile, part: str) -> str:
     if part == BATCH_NORM:
-        return lines.use_local_batch_norm(profile)
+        return pytorch.use_local_batch_norm(profile)
     if part == REPEATED_ALL_REDUCE:
-        return lines.all_reduce_once(profile)
+        return pytorch.all_reduce_once(profile)
     return (
-        lines.disable_buffer_broadcast(profile)
+        pytorch.disable_buffer_broadcast(profile)
         if part == BUFFERS
-        else lines.reduce_collectives(profile)
+        else pytorch.reduce_collectives(profile)
     )
 
 
 def _collective_fixes(design: ExperimentDesign, profile: ScriptProfile) -> dict[str, Trial]:
-    """The script without each of them, which is what the change of its line would do."""
     names = _present_collectives(design)
     found = {
         _advice_for(profile, words): design.actual("real", **{name: False})
         for name, words in names.items()
     }
     if _searches_unused_in_vain(profile):
-        found[lines.disable_unused_search(profile)] = _without_unused_search(design)
+        found[pytorch.disable_unused_search(profile)] = _without_unused_search(design)
     return found | _host_read_fixes(design, profile)
 
 
 def _host_read_fixes(design: ExperimentDesign, profile: ScriptProfile) -> dict[str, Trial]:
-    """The script whose host waits for less, by what its line is to be."""
     found = {}
     if design.detects_anomalies:
-        found[lines.disable_anomaly_detection(profile)] = design.actual(anomaly_detection=False)
+        found[pytorch.disable_anomaly_detection(profile)] = design.actual(anomaly_detection=False)
     if design.has_host_reads:
-        found[lines.reduce_host_reads(profile)] = design.actual(host_syncs=False)
+        found[pytorch.reduce_host_reads(profile)] = design.actual(host_syncs=False)
     return found
 
 
 def _searches_unused_in_vain(profile: ScriptProfile) -> bool:
-    """Whether DDP searches every step's graph for parameters without a gradient and finds none."""
     return profile.find_unused_parameters and not profile.unused_parameter_bytes
 
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from nfold.choices import KERAS_FRAMEWORKS
-from nfold.errors import ExtraMissing
-from nfold.plan import Plan, WorkloadDefaults
-from nfold.workloads.base import WorkloadInfo, WorkloadParameter
+from nfold.core.errors import ExtraMissing
+from nfold.core.plan import KERAS_FRAMEWORKS, Plan, WorkloadDefaults
+from nfold.workloads.workload_info import WorkloadInfo, WorkloadParameter
 
 
 def flop_per_image(parameters: Mapping[str, int]) -> float:

@@ -15,17 +15,17 @@ import jax
 import numpy as np
 from jax import lax
 
-from nfold.workloads.conv2d.lane import DeviceAction
-from nfold.workloads.conv2d.problem import Array
-from nfold.workloads.conv2d.rank import ConvResult, ConvTask
-from nfold.workloads.conv2d.sampling import Clock
-from nfold.workloads.conv2d.values import (
+from nfold.workloads.conv2d.array_device import (
     ArrayDevice,
     DeviceSetup,
     NumpyHostBuffers,
     run_devices,
     same_padding,
 )
+from nfold.workloads.conv2d.device import DeviceAction
+from nfold.workloads.conv2d.problem import Array
+from nfold.workloads.conv2d.process import ConvResult, ConvTask
+from nfold.workloads.conv2d.timing import Clock
 
 Task = ConvTask[Any]
 """Its devices are JAX's."""
@@ -50,19 +50,15 @@ class JaxConvDevice(ArrayDevice):
 
     @property
     def method(self) -> str:
-        """The function, and how it runs."""
         return "lax.conv_general_dilated, compiled, by the host's clock"
 
     def to_device(self, values: Array) -> jax.Array:
-        """A copy on CPU devices too: otherwise it depends on an array's address whether it is."""
         return jax.device_put(values, self.device, may_alias=False)
 
     def to_host(self, value: jax.Array) -> Array:
-        """On a CPU device a view, else a copy."""
         return np.asarray(_without_host_cache(value))
 
     def round_trip(self, host: NumpyHostBuffers, copy_only: bool) -> Sequence[DeviceAction]:
-        """Every device begins to copy back before the host waits for the first."""
         there, between, _ = super().round_trip(host, copy_only)
         return [there, between, self._start_download, partial(self._finish_download, host)]
 
@@ -74,7 +70,6 @@ class JaxConvDevice(ArrayDevice):
         host.results[self.setup.images] = np.asarray(self._arriving)
 
     def convolve(self, images: jax.Array, filters: jax.Array) -> jax.Array:
-        """``lax.conv_general_dilated``."""
         pads = same_padding(filters.shape[0])
         return lax.conv_general_dilated(
             images,
@@ -87,15 +82,12 @@ class JaxConvDevice(ArrayDevice):
         )
 
     def compile(self, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        """Compiled by XLA when it is first called."""
         made: Callable[..., jax.Array] = jax.jit(function)
         return made
 
     def wait(self, values: Sequence[jax.Array]) -> None:
-        """Wait for these."""
         jax.block_until_ready(list(values))
 
 
 def _without_host_cache(value: jax.Array) -> jax.Array:
-    """The same memory as a new array: an array keeps its first copy on the host for ever."""
     return value.addressable_data(0)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import partial, reduce
 from itertools import zip_longest
-from typing import Generic
+from typing import Generic, TypeVar
 
-from nfold.workloads.conv2d.check import AnyFloat, check_result, scipy_reference, spot_check_indices
-from nfold.workloads.conv2d.lane import ConvDevice, DeviceAction, H, ReadSeconds
-from nfold.workloads.conv2d.problem import Array, ConvProblem
-from nfold.workloads.conv2d.sampling import Clock, TimedCall
+import numpy as np
+from scipy import ndimage
+
+from nfold.core.measurement import OperationPart, Window
+from nfold.core.plan import Plan
+from nfold.core.variant import Variant
+from nfold.workloads.conv2d.device import ConvDevice, DeviceAction, H, ReadSeconds
+from nfold.workloads.conv2d.problem import (
+    AnyFloat,
+    Array,
+    ConvProblem,
+    check_result,
+    convolve_image,
+    scipy_reference,
+    spot_check_indices,
+)
+from nfold.workloads.conv2d.timing import CallTimer, Clock, TimedCall
 
 NO_COPY_NOTE = "the device computes where the images lie: nothing is copied to it or from it"
 HOST_COPY_NOTE = "a plain copy in host memory: the device needs none"
@@ -50,7 +64,6 @@ class ConvProcess(Generic[H]):
         return self._host_time(lambda lane: lane.round_trip(host, copy_only))
 
     def _host_time(self, steps: Callable[[ConvDevice[H]], Sequence[DeviceAction]]) -> float:
-        """Each step is queued on every lane before the next one, so that lanes overlap."""
         start = self.clock()
         for turn in zip_longest(*map(steps, self.devices)):
             for lane, step in zip(self.devices, turn, strict=True):
@@ -61,7 +74,6 @@ class ConvProcess(Generic[H]):
         return self.clock() - start
 
     def _device_time(self, action: Callable[[ConvDevice[H]], ReadSeconds]) -> float:
-        """Seconds by the devices' own clocks."""
         readings = []
         for lane in self.devices:
             with lane.work():
@@ -197,3 +209,201 @@ class ConvProcess(Generic[H]):
 
 def _with_kind(name: str, kind: str) -> str:
     return f"{name}, {kind}" if kind else name
+
+
+REPEATS = 3
+CALL_LIMIT_S = 2.0
+"""Longer than this no call should take: then it gets fewer images, and the part says so."""
+TRIAL_IMAGES = 4
+
+Convolve = Callable[[AnyFloat, AnyFloat], AnyFloat]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryConvolution:
+    """A way to convolve images [n, c, h, w] with filters [c, c, k, k] without the devices."""
+
+    name: str
+    convolve: Convolve
+
+
+def convolve_scipy_signal(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
+    """``scipy.signal.convolve2d(mode="same")``, image by image in a Python loop."""
+    return np.stack([convolve_image(image, filters) for image in images])
+
+
+def convolve_scipy_ndimage(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
+    """``scipy.ndimage.convolve(mode="constant")``, image by image in a Python loop."""
+    return np.stack([_ndimage_image(image, filters) for image in images])
+
+
+def _ndimage_image(image: AnyFloat, filters: AnyFloat) -> AnyFloat:
+    origin = -1 if filters.shape[-1] % 2 == 0 else 0
+
+    def one(x: AnyFloat, f: AnyFloat) -> AnyFloat:
+        made: AnyFloat = ndimage.convolve(x, f, mode="constant", origin=origin)
+        return made
+
+    sums = [reduce(np.add, map(one, image, per_channel)) for per_channel in filters]
+    return np.stack(sums)
+
+
+SCIPY_LIBRARIES = (
+    LibraryConvolution(name="scipy.signal.convolve2d, 1 core", convolve=convolve_scipy_signal),
+    LibraryConvolution(name="scipy.ndimage.convolve, 1 core", convolve=convolve_scipy_ndimage),
+)
+
+
+def measure_library(
+    baseline: LibraryConvolution, problem: ConvProblem, clock: Clock
+) -> OperationPart:
+    """Time a baseline on the whole batch, or on as many images as the time budget allows."""
+    filters = problem.ones_filter()
+    images = problem.make_images(range(min(TRIAL_IMAGES, problem.images)))
+    baseline.convolve(images, filters)
+    trial = _time_call(baseline, images, filters, clock)
+    count = images_within_limit(trial / len(images), problem.images)
+    images = problem.make_images(range(count))
+    return OperationPart(
+        name=baseline.name,
+        seconds=tuple(_time_call(baseline, images, filters, clock) for _ in range(REPEATS)),
+        images=count,
+        bytes=2 * images.nbytes,
+        baseline=True,
+        note="" if count == problem.images else f"on {count} of {problem.images} images",
+    )
+
+
+def images_within_limit(seconds_per_image: float, images: int) -> int:
+    """How many of the images fit into one call's time budget: at least one."""
+    if seconds_per_image * images <= CALL_LIMIT_S:
+        return images
+    return max(1, int(CALL_LIMIT_S / seconds_per_image))
+
+
+def _time_call(
+    baseline: LibraryConvolution, images: AnyFloat, filters: AnyFloat, clock: Clock
+) -> float:
+    start = clock()
+    baseline.convolve(images, filters)
+    return clock() - start
+
+
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvTask(Generic[D]):
+    """One rank's part. ``plan`` is complete, ``parameters`` are all of the workload's.
+
+    ``devices`` are those that this process drives, the same number on every rank. ``barrier``
+    waits for all ranks; ``beat`` takes (calls done, calls planned). Under an experiment, which
+    has something ``left_out``, nothing but the measurement's throughput is timed.
+    """
+
+    parameters: Mapping[str, int]
+    plan: Plan
+    rank: int
+    world_size: int
+    devices: Sequence[D]
+    barrier: Callable[[], None]
+    beat: Callable[[int, int], None]
+    variant: Variant = field(default_factory=Variant)
+
+    @property
+    def problem(self) -> ConvProblem:
+        """The whole problem, of all ranks."""
+        return ConvProblem.of(self.parameters, self.plan)
+
+    @property
+    def device_images(self) -> list[range]:
+        """The images of each of this rank's devices."""
+        return self.problem.images_of_rank(self.rank, self.world_size, len(self.devices))
+
+    @property
+    def cores(self) -> int:
+        """The cores this process may use, at most the plan's: a mask does not show a quota."""
+        planned = (self.plan.cores_per_device or 1) * (self.plan.devices or 1)
+        return min(len(os.sched_getaffinity(0)), planned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvResult:
+    """What one rank measured, under the names of ``RankSamples``.
+
+    ``peak_memory_bytes`` is that of the way end to end, before the cache probes took buffers
+    of their own: what the library's allocator held on the fullest device, or on the CPU what
+    the process held.
+    """
+
+    parts: tuple[OperationPart, ...]
+    windows: tuple[Window, ...]
+    first_step_ms: float
+    peak_memory_bytes: int
+
+
+def first_call(
+    begin: Callable[[], ConvProcess[H]], host: H, note: str, clock: Clock
+) -> tuple[ConvProcess[H], OperationPart]:
+    """Begin a process; the part is the seconds until its first results are on the host."""
+    start = clock()
+    process = begin()
+    process.end_to_end(host)
+    seconds = clock() - start
+    images, moved = process.problem.images, 2 * process.one_way_bytes
+    part = OperationPart(
+        name="first call", seconds=(seconds,), images=images, bytes=moved, note=note
+    )
+    return process, part
+
+
+def measure_rank(
+    task: ConvTask[D],
+    process: ConvProcess[H],
+    hosts: Mapping[str, H],
+    libraries: Sequence[LibraryConvolution],
+    first_part: OperationPart,
+    clock: Clock,
+) -> ConvResult:
+    """Verify, time every part, verify what the timed calls left, then time the baselines."""
+    expected = process.verify(hosts)
+    peak = process.peak_memory_bytes()
+    if task.variant:
+        probes = [process.throughput_call(hosts, resident=task.variant.input == "resident")]
+    else:
+        probes = process.timed_calls(hosts)
+    sampler = _call_timer(task, clock)
+    parts, windows = sampler.run(probes)
+    for host in hosts.values():
+        process.compare(host, expected)
+    others = []
+    for baseline in () if process.problem.copy_only or task.variant else libraries:
+        others += _measure_on_rank_0(task, baseline, clock)
+        sampler.beat_finished(len(probes))
+    return ConvResult(
+        parts=(first_part, *parts, *others),
+        windows=windows,
+        first_step_ms=1e3 * first_part.seconds[0],
+        peak_memory_bytes=peak,
+    )
+
+
+def _call_timer(task: ConvTask[D], clock: Clock) -> CallTimer:
+    assert task.plan.steps is not None
+    return CallTimer(
+        images=task.problem.images,
+        rank_images=sum(map(len, task.device_images)),
+        warmup=task.plan.warmup_steps or 0,
+        steps=task.plan.steps,
+        clock=clock,
+        barrier=task.barrier,
+        beat=task.beat,
+    )
+
+
+def _measure_on_rank_0(
+    task: ConvTask[D], baseline: LibraryConvolution, clock: Clock
+) -> list[OperationPart]:
+    parts = [measure_library(baseline, task.problem, clock)] if task.rank == 0 else []
+    task.barrier()
+    return parts

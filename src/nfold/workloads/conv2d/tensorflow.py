@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nfold.workloads.conv2d.problem import Array
-from nfold.workloads.conv2d.rank import ConvResult, ConvTask
-from nfold.workloads.conv2d.sampling import Clock
-from nfold.workloads.conv2d.values import (
+from nfold.workloads.conv2d.array_device import (
     ArrayDevice,
     DeviceSetup,
     NumpyHostBuffers,
     run_devices,
     same_padding,
 )
+from nfold.workloads.conv2d.problem import Array
+from nfold.workloads.conv2d.process import ConvResult, ConvTask
+from nfold.workloads.conv2d.timing import Clock
 
 Tensor = Any
 Task = ConvTask[str]
@@ -48,24 +48,19 @@ class TensorFlowConvDevice(ArrayDevice):
 
     @property
     def method(self) -> str:
-        """The function, and how it runs."""
         return f"tf.nn.conv2d, {self.setup.step}, by the host's clock"
 
     def work(self) -> AbstractContextManager[object]:
-        """Everything is made on this device."""
         device: AbstractContextManager[object] = tf.device(self.device)
         return device
 
     def to_device(self, values: Array) -> Tensor:
-        """A copy, on CPU devices too."""
         return tf.constant(values)
 
     def to_host(self, value: Tensor) -> Array:
-        """On a CPU device a view, else a copy."""
         return np.asarray(value)
 
     def convolve(self, images: Tensor, filters: Tensor) -> Tensor:
-        """``tf.nn.conv2d``."""
         pads, none = same_padding(filters.shape[0]), (0, 0)
         last = self.setup.layout == "channels_last"
         return tf.nn.conv2d(
@@ -77,7 +72,6 @@ class TensorFlowConvDevice(ArrayDevice):
         )
 
     def compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """As it is, as a graph, or compiled by XLA."""
         if self.setup.step == "eager":
             return function
         compiled = self.setup.step == "compiled"
@@ -85,6 +79,5 @@ class TensorFlowConvDevice(ArrayDevice):
         return made
 
     def wait(self, values: Sequence[Tensor]) -> None:
-        """For all devices: TensorFlow waits for no single tensor without copying it."""
         del values
         tf.test.experimental.sync_devices()

@@ -13,23 +13,28 @@ from functools import partial
 
 import torch
 
-from nfold.errors import Unsupported
-from nfold.plan import Plan
+from nfold.core.errors import Unsupported
+from nfold.core.plan import Plan
 from nfold.workloads.conv2d import unsupported
-from nfold.workloads.conv2d.baselines import SCIPY_LIBRARIES, LibraryConvolution
-from nfold.workloads.conv2d.check import AnyFloat
-from nfold.workloads.conv2d.cpu import (
+from nfold.workloads.conv2d.problem import AnyFloat, to_correlation
+from nfold.workloads.conv2d.process import (
+    SCIPY_LIBRARIES,
+    ConvProcess,
+    ConvResult,
+    ConvTask,
+    LibraryConvolution,
+    first_call,
+    measure_rank,
+)
+from nfold.workloads.conv2d.timing import Clock
+from nfold.workloads.conv2d.torch_devices import (
     TensorFormat,
     TorchCpuDevice,
+    TorchCudaDevice,
     TorchHostBuffers,
     convolve,
     to_float32,
 )
-from nfold.workloads.conv2d.cuda import TorchCudaDevice
-from nfold.workloads.conv2d.problem import to_correlation
-from nfold.workloads.conv2d.process import ConvProcess
-from nfold.workloads.conv2d.rank import ConvResult, ConvTask, first_call, measure_rank
-from nfold.workloads.conv2d.sampling import Clock
 
 TorchTask = ConvTask[torch.device]
 
@@ -54,7 +59,6 @@ def run_parts(task: TorchTask, clock: Clock = time.monotonic) -> ConvResult:
 
 
 def _set_arithmetic(plan: Plan) -> None:
-    """cuDNN searches, and uses tf32 only where the plan says so (torch's default is always)."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"

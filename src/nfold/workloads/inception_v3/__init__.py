@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nfold.plan import WorkloadDefaults
-from nfold.workloads.base import PEAK_RATE, TRAIN_SAMPLES, WorkloadInfo, WorkloadParameter
+from nfold.core.plan import WorkloadDefaults
 from nfold.workloads.inception_v3.architecture import (
     AUXILIARY,
     AUXILIARY_GRID_SIDE,
@@ -14,6 +13,7 @@ from nfold.workloads.inception_v3.architecture import (
     multiplications,
     output_shape,
 )
+from nfold.workloads.workload_info import PEAK_RATE, TRAIN_SAMPLES, WorkloadInfo, WorkloadParameter
 
 CLASSES = 1000
 AUXILIARY_WEIGHT = 0.4

@@ -82,7 +82,6 @@ def _block_35(pooled: int) -> InceptionBranches:
 
 
 def _block_17(inner: int) -> InceptionBranches:
-    """7 × 7 convolutions as rows and columns of 7."""
     twice = (
         conv1x1(inner),
         conv_column(inner, 7),
@@ -101,7 +100,6 @@ def _block_17(inner: int) -> InceptionBranches:
 
 
 def _block_8() -> InceptionBranches:
-    """The widest: rows and columns of 3 side by side."""
     both = InceptionBranches(((conv_row(384, 3),), (conv_column(384, 3),)))
     return InceptionBranches(
         (

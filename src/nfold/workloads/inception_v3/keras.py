@@ -29,7 +29,7 @@ from nfold.workloads.inception_v3.architecture import (
     Layer,
     Pooling3x3,
 )
-from nfold.workloads.keras import SGD, KerasTensor, LayerBuilder, LearningRate, head_logits
+from nfold.workloads.keras_networks import SGD, KerasTensor, LayerBuilder, LearningRate, head_logits
 
 INIT_STD = 0.1
 SMALLER_INIT_STD = {"auxiliary.convolutions.3": 0.01, "auxiliary.dense": 0.001}
@@ -78,7 +78,6 @@ class InceptionBuilder(LayerBuilder):
         return self.relu(norm(convolution(x)))
 
     def _pooling(self, x: KerasTensor, layer: Pooling3x3) -> KerasTensor:
-        """A mean counts the zeros of the padding, as PyTorch's."""
         if layer.is_max:
             return layers.MaxPooling2D(3, strides=2, data_format=self.layout)(x)
         x = layers.ZeroPadding2D(1, data_format=self.layout)(x)

@@ -26,7 +26,7 @@ from nfold.workloads.inception_v3.architecture import (
     Shape,
     output_shape,
 )
-from nfold.workloads.torch import sgd
+from nfold.workloads.torch_networks import sgd
 
 Outputs = Tensor | tuple[Tensor, Tensor]
 """Logits [n, classes]; while training with the auxiliary head its logits as well."""
@@ -105,7 +105,6 @@ def _layer_modules(layer: Layer, inputs: int) -> list[nn.Module]:
 
 
 def _convolution(layer: ConvolutionSpec, inputs: int) -> list[nn.Module]:
-    """Without a bias, which the batch norm after it has."""
     kernel = layer.height, layer.width
     padding = (layer.height // 2, layer.width // 2) if layer.padded else 0
     convolution = nn.Conv2d(

@@ -1,0 +1,1 @@
+"""Cells, speedups and comparisons computed from stored measurements."""

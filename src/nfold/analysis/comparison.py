@@ -1,0 +1,196 @@
+"""Speedup: which cell is compared with which, and the ratio with its interval. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nfold.analysis import cells as cells_module
+from nfold.analysis.cells import Cell, rate_groups, window_rates
+from nfold.core.measurement import Measurement
+from nfold.core.plan import Plan
+from nfold.core.serialization import serialize
+from nfold.core.stats import MIN_PAIRS, Interval, ratio_of_grouped
+
+BASELINE_DIFFERENCES = ("devices", "strategy", "cores_per_device", "workers")
+"""Fields that differ between a plan and the same plan on one device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A cell against its one-device baseline: throughput ratio, and that over N.
+
+    ``scaling`` is ``strong`` where the global batch is the same, ``weak`` where the batch per
+    device is.
+    """
+
+    baseline: Cell
+    cell: Cell
+    scaling: Literal["strong", "weak"]
+    speedup: Interval
+
+    @property
+    def efficiency(self) -> Interval:
+        """Speedup over the number of devices; 1.0 is N-fold."""
+        n = self.cell.first.plan.devices or 1
+        low, high = self.speedup.low, self.speedup.high
+        return Interval(
+            self.speedup.value / n,
+            None if low is None else low / n,
+            None if high is None else high / n,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of ``comparisons`` in the versioned JSON."""
+        return {
+            "baseline": self.baseline.first.id,
+            "id": self.cell.first.id,
+            "scaling": self.scaling,
+            "speedup": serialize(self.speedup),
+            "efficiency": serialize(self.efficiency),
+        }
+
+
+def compare_all(cells: Sequence[Cell]) -> list[Comparison]:
+    """Every cell on several devices against the same plan on one, where both were timed."""
+    found = [
+        compare_with_baseline(cell, cells) for cell in cells if (cell.first.plan.devices or 1) > 1
+    ]
+    return [comparison for comparison in found if comparison is not None]
+
+
+def compare_with_baseline(cell: Cell, among: Sequence[Cell]) -> Comparison | None:
+    """Compare ``cell`` with its baseline in ``among``: the same global batch first, else weak."""
+    rates = rate_groups(cell)
+    plan = cell.first.plan
+    for scaling, batch in _baseline_batches(plan):
+        for other in among:
+            if _is_baseline(other, cell, batch) and rates and rate_groups(other):
+                speedup = ratio_of_grouped(*_paired(cell, other))
+                return Comparison(baseline=other, cell=cell, scaling=scaling, speedup=speedup)
+    return None
+
+
+def throughput_ratio(cell: Cell, other: Cell) -> Interval | None:
+    """The throughput of ``cell`` over that of ``other``, by repeat where three are in both."""
+    if not rate_groups(cell) or not rate_groups(other):
+        return None
+    return ratio_of_grouped(*_paired(cell, other))
+
+
+def _paired(cell: Cell, other: Cell) -> tuple[list[list[float]], list[list[float]]]:
+    """The window rates of both, by repeat: only the repeats that both have, where three do.
+
+    Repeat i of both ran one after the other; a repeat that failed or was run again later must
+    not be paired with another one's neighbour.
+    """
+    mine, theirs = _rates_by_repeat(cell), _rates_by_repeat(other)
+    common = sorted(mine.keys() & theirs.keys())
+    if len(common) < MIN_PAIRS:
+        return rate_groups(cell), rate_groups(other)
+    return [mine[repeat] for repeat in common], [theirs[repeat] for repeat in common]
+
+
+def _rates_by_repeat(cell: Cell) -> dict[int, list[float]]:
+    found = {m.repeat: window_rates(m) for m in cell.successful}
+    return {repeat: rates for repeat, rates in found.items() if rates}
+
+
+def _baseline_batches(plan: Plan) -> list[tuple[Literal["strong", "weak"], int]]:
+    batch, devices = plan.batch or 0, plan.devices or 1
+    weak: list[tuple[Literal["strong", "weak"], int]] = [("weak", batch // devices)]
+    return [("strong", batch), *(weak if batch % devices == 0 else [])]
+
+
+def _is_baseline(other: Cell, cell: Cell, batch: int) -> bool:
+    mine, theirs = cell.first, other.first
+    return (
+        theirs.plan.devices == 1
+        and theirs.plan.batch == batch
+        and theirs.workload == mine.workload
+        and theirs.machine.id == mine.machine.id
+        and theirs.variant == mine.variant
+        and set(mine.plan.diff(theirs.plan)) <= {*BASELINE_DIFFERENCES, "batch"}
+        and _same_share(mine.plan, theirs.plan)
+    )
+
+
+def _same_share(plan: Plan, other: Plan) -> bool:
+    return plan.device != "cpu" or plan.cores_per_device == other.cores_per_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellResult:
+    """A cell with its numbers; None where the cell does not have one.
+
+    Units: seconds, bytes, joules per 1,000 samples; ``accuracy`` is a fraction. ``comparison``
+    is with one device. ``baseline`` tells whether another cell is compared with this one.
+    """
+
+    cell: Cell
+    samples_per_s: Interval | None
+    first_epoch_s: float | None
+    later_epochs_s: float | None
+    training_s: float | None
+    accuracy: Interval | None
+    peak_memory_bytes: int | None
+    joules_per_1000: float | None
+    comparison: Comparison | None
+    is_baseline: bool
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of all its repeats."""
+        return self.cell.first.plan
+
+    @property
+    def devices(self) -> int:
+        """How many devices."""
+        return self.plan.devices or 1
+
+    @property
+    def batch(self) -> int:
+        """The global batch in samples."""
+        return self.plan.batch or 0
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether any repeat ran to its end."""
+        return bool(self.cell.successful)
+
+    @property
+    def failed_repeats(self) -> tuple[Measurement, ...]:
+        """The repeats that did not."""
+        return tuple(m for m in self.cell.measurements if m.status != "ok")
+
+
+def compute_results(cells: Sequence[Cell]) -> list[CellResult]:
+    """The numbers of every cell, in the order of the cells."""
+    compared = {one.cell.first.cell: one for one in compare_all(cells)}
+    baselines = {one.baseline.first.cell for one in compared.values()}
+    return [
+        CellResult(
+            cell=cell,
+            samples_per_s=cells_module.samples_per_s(cell),
+            first_epoch_s=cells_module.first_epoch_s(cell),
+            later_epochs_s=cells_module.later_epochs_s(cell),
+            training_s=cells_module.total_epoch_s(cell),
+            accuracy=cells_module.accuracy(cell),
+            peak_memory_bytes=cells_module.peak_memory_bytes(cell),
+            joules_per_1000=cells_module.joules_per_1000(cell),
+            comparison=compared.get(cell.first.cell),
+            is_baseline=cell.first.cell in baselines,
+        )
+        for cell in cells
+    ]
+
+
+def strong_or_weak_comparisons(found: Sequence[CellResult]) -> list[CellResult]:
+    """Those compared with one device at the same batch; only without any, by share of it.
+
+    The two are different questions: they share neither a sentence nor a figure.
+    """
+    compared = [(r.comparison.scaling, r) for r in found if r.comparison is not None]
+    kind = min((scaling for scaling, _ in compared), default=None)
+    return [result for scaling, result in compared if scaling == kind]

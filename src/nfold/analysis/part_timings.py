@@ -1,0 +1,123 @@
+"""Timings of the parts of an operation, per cell and per rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nfold.analysis import cell_labels
+from nfold.analysis.comparison import CellResult
+from nfold.core.format import (
+    format_number,
+    format_range,
+    terminal_safe,
+)
+from nfold.core.measurement import OperationPart
+from nfold.core.stats import Interval, bootstrap
+
+
+class PartKey(NamedTuple):
+    """What a timing is of."""
+
+    part: str
+    column: str
+    baseline: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTiming:
+    """One part in one column: milliseconds per call of the whole batch, bytes per second."""
+
+    part: str
+    column: str
+    baseline: bool
+    ms: Interval
+    bytes_per_s: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def about(self) -> str:
+        """The interval as text."""
+        return format_range(self.ms)
+
+    @property
+    def rate(self) -> str:
+        """``53.5 GB/s``; empty where the part moves nothing."""
+        return "" if self.bytes_per_s is None else f"{format_number(self.bytes_per_s / 1e9)} GB/s"
+
+
+def part_timings(found: Sequence[CellResult]) -> list[PartTiming]:
+    """Every part of every cell that is ok; baselines once for each batch, over all cells."""
+    labels = _labels(found)
+    several = len({result.batch for result in found}) > 1
+    grouped: dict[tuple[str, str, bool, int], list[OperationPart]] = defaultdict(list)
+    for result in sorted(found, key=lambda r: (r.batch, r.devices)):
+        for measurement in result.cell.successful:
+            for part in _slowest_ranks([list(rank.parts) for rank in measurement.ranks]):
+                column = BASELINE_COLUMN if part.baseline else labels[result.cell.first.cell]
+                suffix = f" · batch {result.batch}" if part.baseline and several else ""
+                key = (part.name + suffix, column, part.baseline, result.batch)
+                grouped[key].append(part)
+    return [
+        _timing(PartKey(name, column, baseline), parts, batch)
+        for (name, column, baseline, batch), parts in grouped.items()
+    ]
+
+
+def _labels(found: Sequence[CellResult]) -> dict[str, str]:
+    cells = [result.cell for result in found]
+    shown = ("devices",) if len(cells) == 1 else cell_labels.varying_axes(cells)
+    return {cell.first.cell: cell_labels.cell_label(cell.first, shown) for cell in cells}
+
+
+def _slowest_ranks(per_rank: Sequence[list[OperationPart]]) -> list[OperationPart]:
+    named: dict[str, list[OperationPart]] = defaultdict(list)
+    for parts in per_rank:
+        for part in parts:
+            named[part.name].append(part)
+    return [_slowest(parts) for parts in named.values()]
+
+
+def _slowest(parts: list[OperationPart]) -> OperationPart:
+    first = parts[0]
+    calls = zip(*(part.seconds for part in parts), strict=False)
+    return OperationPart(
+        name=first.name,
+        seconds=tuple(max(call) for call in calls),
+        images=first.images,
+        bytes=first.bytes,
+        baseline=first.baseline,
+        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
+    )
+
+
+def _timing(key: PartKey, parts: list[OperationPart], batch: int) -> PartTiming:
+    """A baseline on fewer images than the batch is scaled up to it, and its note says so.
+
+    What is done once, a first call, has no rate: it is not the bytes that take the time.
+    """
+    name, column, baseline = key
+    scales = [batch / part.images if baseline and part.images else 1.0 for part in parts]
+    pairs = list(zip(parts, scales, strict=True))
+    ms = bootstrap([1e3 * s * scale for part, scale in pairs for s in part.seconds])
+    moved = max(part.bytes * scale for part, scale in pairs)
+    repeated = all(len(part.seconds) > 1 for part in parts)
+    notes = [
+        part.note + (", scaled up to the batch" if scale > 1 else "")
+        for part, scale in pairs
+        if part.note
+    ]
+    return PartTiming(
+        part=terminal_safe(name),
+        column=terminal_safe(column),
+        baseline=baseline,
+        ms=ms,
+        bytes_per_s=1e3 * moved / ms.value if repeated and moved and not baseline else None,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+BASELINE_COLUMN = "without the devices"
+"""The column of parts that run on the CPU, another library's."""

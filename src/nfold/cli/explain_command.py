@@ -1,0 +1,398 @@
+"""What ``nfold explain`` does once its options are read."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import dropwhile
+from typing import Any, Protocol
+
+from nfold import workloads
+from nfold.bench.grid import parse_axes
+from nfold.cli import render
+from nfold.cli.options import PlanOptions
+from nfold.cli.plan_completion import build_plan_completer, epoch_samples, prepare_data
+from nfold.cli.progress import ExplainProgress
+from nfold.cli.signals import stop_on_signals
+from nfold.cli.terminal import open_screen
+from nfold.core.errors import RunFailure, UnknownValue, UsageError
+from nfold.core.fingerprint import module_file
+from nfold.core.format import terminal_safe
+from nfold.core.machine import Machine
+from nfold.core.measurement import Measurement
+from nfold.core.plan import PREFETCH_BATCHES, WARMUP_STEPS, Plan, WorkloadDefaults
+from nfold.core.script_profile import ScriptProfile
+from nfold.core.source_location import display_path
+from nfold.core.variant import Variant
+from nfold.core.workload import MODULE_FLAG, Workload
+from nfold.engines.base import get_framework
+from nfold.explain.attribution import build_budget
+from nfold.explain.design import ExperimentDesign, Scaling, prefetched_batches
+from nfold.explain.experiment import Experiment, TimeBudget, probe_script
+from nfold.explain.result.budget import Budget
+from nfold.explain.trials import WorkloadRunner
+from nfold.launch import workload_run
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import RunOptions, WarmAgent
+from nfold.launch.workload_run import MEASUREMENTS_FOLDER, run
+from nfold.sandbox import clean_up_stale
+from nfold.store.store import Store
+from nfold.telemetry.machine_inspection import inspect_machine
+
+TIME_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
+SECONDS_PER_UNIT = {"s": 1, "": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(PlanOptions):
+    """The options of ``nfold explain`` as they were given, by the names of its parameters."""
+
+    target: str
+    arguments: tuple[str, ...]
+    module: bool
+    scaling: str | None
+    budget: str
+    no_report: bool
+
+
+STOPPED_MESSAGE = (
+    "nfold: stopped before all devices and one of them were measured: nothing can be told yet; "
+    "next: the same command, which goes on from here"
+)
+
+
+def run_explain(request: ExplainOptions) -> int:
+    """Measure, print, report; the exit code. Raises RunFailure where nothing can be said."""
+    if workload_run.in_external_job():
+        raise UsageError("nfold explain starts its own ranks; next: unset RANK and WORLD_SIZE")
+    budget_s = parse_seconds(request.budget)
+    machine = inspect_machine()
+    subject = _subject(request, machine)
+    with (
+        stop_on_signals() as stop,
+        Store.open(request.results) as store,
+        closing(WarmAgent()) as spare,
+    ):
+        options = request.run_options(stop=stop, warm_agent=spare)
+        target = _target(request, subject.workload, machine, store, options)
+        with open_screen(sys.stderr, plain=request.plain) as shown:
+            for line in undo_interrupted_runs(request):
+                shown.print_line(terminal_safe(line))
+            experiment = Experiment(target, TimeBudget(budget_s), ExplainProgress(shown), stop)
+            measured = _run(experiment, subject)
+        if measured is not None:
+            _show(request, build_budget(target.target_name, measured, experiment.results))
+        else:
+            sys.stderr.write(terminal_safe(f"{STOPPED_MESSAGE}\n"))
+    return 128 + stop.signum if stop.signum is not None else 0
+
+
+class ExplainSubject(Protocol):
+    """What is explained: it knows its ladder, if need be after a first look."""
+
+    @property
+    def workload(self) -> Workload:
+        """As runs know it."""
+
+    def design(self, experiment: Experiment) -> ExperimentDesign:
+        """The complete plan on N devices; raises RunFailure and UsageError."""
+
+
+@dataclass(frozen=True)
+class WorkloadSubject:
+    """A workload, whose plan needs no look at it."""
+
+    workload: Workload
+    planned_design: ExperimentDesign
+
+    def design(self, experiment: Experiment) -> ExperimentDesign:
+        """As it was asked for."""
+        del experiment
+        return self.planned_design
+
+
+def _subject(request: ExplainOptions, machine: Machine) -> ExplainSubject:
+    target, arguments = request.target, request.arguments
+    check_script_target(target, arguments, module=request.module)
+    if request.module or is_script(target):
+        module = request.module
+        return build_script_subject(
+            target, arguments, request.scaling, request, machine, module=module
+        )
+    if arguments:
+        raise UsageError(
+            f"{' '.join(arguments)}: no option of nfold explain, and {target} has no arguments as "
+            "a script has; next: nfold explain --help"
+        )
+    workload = _workload(target)
+    ladder = design_of(request, workload, machine)
+    if not get_framework(ladder.plan.framework).runs_in_parent:
+        prepare_data(workload, ladder.plan, request.data)
+    return WorkloadSubject(workload, ladder)
+
+
+def _run(experiment: Experiment, subject: ExplainSubject) -> ExperimentDesign | None:
+    try:
+        return experiment.run(subject.design(experiment))
+    except RunFailure:
+        if experiment.stop:
+            return None
+        raise
+
+
+def parse_seconds(text: str) -> float:
+    """``90s``, ``3m`` or ``90`` as seconds; UsageError for anything else."""
+    found = TIME_PATTERN.fullmatch(text.strip())
+    if found is None or float(found[1]) == 0:
+        raise UsageError(f"--budget {text!r}: allowed are times above 0 such as 90s, 3m, 1h")
+    return float(found[1]) * SECONDS_PER_UNIT[found[2]]
+
+
+def _workload(text: str) -> Workload:
+    workload = workloads.with_fingerprint(Workload.parse(text))
+    workloads.parameters(workload)
+    return workload
+
+
+def design_of(request: ExplainOptions, workload: Workload, machine: Machine) -> ExperimentDesign:
+    """The complete plan on N devices, and how it scales; UsageError where it cannot be."""
+    axes = parse_axes(
+        str(workload),
+        request.axis_fields,
+        common=Plan(device=request.device),
+        scaling=request.scaling or "strong",
+    )
+    changes = request.plan_changes(axes, "explain")
+    # The length is set by the experiment; any will do until then.
+    asked = Plan().edit(**changes).edit(steps=1)
+    plan = build_plan_completer(machine, request.data)(workload, asked)
+    check_devices(request, plan)
+    operation = workloads.is_operation(workload)
+    if operation and plan.framework != "torch":
+        raise UsageError(
+            f"{workload.name} on {plan.framework}: its copies cannot be left out there; next: "
+            f"--framework torch, or nfold bench {workload.name}, which shows what each part takes"
+        )
+    ahead = prefetched_batches(plan.workers or 0, PREFETCH_BATCHES)
+    batch = (plan.batch or 1) * ((plan.devices or 1) if axes.scaling == "weak" else 1)
+    ladder = ExperimentDesign(
+        plan=plan.edit(warmup_steps=WARMUP_STEPS + ahead, batch=batch),
+        scaling=axes.scaling if plan.devices != 1 else "weak",
+        is_operation=operation,
+    )
+    reason = get_framework(plan.framework).unsupported_reason(workload, ladder.plan, machine)
+    if reason is not None:
+        raise UsageError(reason)
+    return ladder
+
+
+def _target(
+    request: ExplainOptions, workload: Workload, machine: Machine, store: Store, options: RunOptions
+) -> WorkloadRunner:
+    def refusal(asked: Workload, plan: Plan, ablation: Variant) -> str | None:
+        chosen = get_framework(plan.framework)
+        return chosen.unsupported_reason(asked, plan, machine) or chosen.refusal_reason(
+            ablation, asked, plan
+        )
+
+    def switches(asked: Workload, plan: Plan) -> tuple[str, ...]:
+        return get_framework(plan.framework).switchable_fields(asked, plan)
+
+    return WorkloadRunner(
+        workload=workload,
+        machine=machine,
+        options=options,
+        store=store,
+        run=run,
+        refusal_rule=refusal,
+        switchable_fields=switches,
+        training_samples=epoch_samples(workload),
+        ignore_stored=request.again,
+    )
+
+
+def _show(request: ExplainOptions, found: Budget) -> None:
+    if request.as_json:
+        render.print_json(found.to_json())
+    else:
+        render.print_explanation(found, plain=request.plain)
+    if not request.no_report:
+        render.save_explanation(found, request.results, quiet=request.as_json)
+
+
+SCRIPT_OPTIONS = (
+    "--devices, --device, --scaling, --budget, --again, --results, --telemetry-interval, "
+    "--hang-timeout, --json, --plain, --no-report"
+)
+"""The options that a script leaves to nfold."""
+LAUNCHER_COMMAND = re.compile(
+    r"python[\d.]*|torchrun|accelerate|deepspeed|lightning|fabric|mpirun|mpiexec|srun|uv|poetry"
+)
+"""Commands that people start their scripts with."""
+SHELL_SCRIPT_HINT = (
+    "a shell script; allowed is the Python script that it starts; next: nfold explain train.py "
+    "--devices N, what is the script's own behind --"
+)
+NOTEBOOK_HINT = (
+    "a notebook; allowed is a Python script; next: jupyter nbconvert --to script, and explain that"
+)
+UNSUPPORTED_SUFFIXES = dict.fromkeys((".sh", ".bash", ".sbatch", ".slurm"), SHELL_SCRIPT_HINT) | {
+    ".ipynb": NOTEBOOK_HINT
+}
+"""What else people train with, by how its name ends."""
+DOTTED_NAME = re.compile(r"\w+(?:\.\w+)+")
+SCRIPT_SCALINGS: tuple[Scaling, ...] = ("weak", "strong")
+
+
+def is_script(target: str) -> bool:
+    """Whether a target is the path of a script, there or not, and no workload's name."""
+    return target.endswith(".py") or os.sep in target or os.path.isfile(target)
+
+
+def check_script_target(target: str, arguments: Sequence[str], *, module: bool) -> None:
+    """UsageError for a command that starts a script, and for a module without its ``-m``."""
+    if LAUNCHER_COMMAND.fullmatch(os.path.basename(target)):
+        given = dropwhile(lambda one: not (module or is_script(one)), arguments)
+        script, *own = [*given] or ["train.py"]
+        named = [MODULE_FLAG, script] if module else [script]
+        command = [*named, "--devices", "N", *(["--"] if own else ())]
+        raise UsageError(
+            f"{target} starts a script, which nfold explain does itself, a process a device; "
+            f"allowed is the script; next: nfold explain {shlex.join([*command, *own])}"
+        )
+    dotted = not module and DOTTED_NAME.fullmatch(target)
+    if dotted and module_file(target, os.getcwd()) is not None:
+        raise UsageError(
+            f"{target} is a module; allowed is {MODULE_FLAG} before its name; next: nfold explain "
+            f"{shlex.join([MODULE_FLAG, target, *arguments])}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptSubject:
+    """A script with its arguments, on the devices of ``place``."""
+
+    workload: Workload
+    placement: Plan
+    scaling: Scaling | None
+    machine: Machine
+    flags: PlanOptions
+
+    def design(self, experiment: Experiment) -> ExperimentDesign:
+        """Run it once, for a first look."""
+        return probe_script(experiment, self.placement, self.scaling, self.machine, self._profiles)
+
+    def _profiles(self, measurement: Measurement) -> tuple[ScriptProfile, ...]:
+        folder = self.flags.results / (measurement.folder or MEASUREMENTS_FOLDER)
+        return HandoffFolder(folder).read_profiles()
+
+
+def build_script_subject(
+    target: str,
+    arguments: Sequence[str],
+    scaling: str | None,
+    flags: PlanOptions,
+    machine: Machine,
+    *,
+    module: bool = False,
+) -> ScriptSubject:
+    """What was asked for, a path or a module's name; UsageError where it cannot be."""
+    workload = _module(target, arguments) if module else _script(target, arguments)
+    _check_flags(flags, f"{MODULE_FLAG} {target}" if module else target)
+    known = next((one for one in SCRIPT_SCALINGS if one == scaling), None)
+    if scaling is not None and known is None:
+        raise UnknownValue("scaling", scaling, SCRIPT_SCALINGS)
+    return ScriptSubject(
+        workload=workload,
+        placement=_place(flags, machine),
+        scaling=known,
+        machine=machine,
+        flags=flags,
+    )
+
+
+def undo_interrupted_runs(flags: PlanOptions) -> list[str]:
+    """What runs that were killed with their nfold had written, undone; a line for each."""
+    found = [
+        touched for touched in clean_up_stale(flags.results / MEASUREMENTS_FOLDER) if touched.files
+    ]
+    lines = [f"an earlier run that was killed {touched}" for touched in found]
+    return lines + [text for touched in found for text in touched.restore_errors]
+
+
+def _script(target: str, arguments: Sequence[str]) -> Workload:
+    if os.path.isdir(target):
+        inside = os.path.join(target, "*.py")
+        raise UsageError(f"{target} is a folder; allowed is a Python script; next: {inside}")
+    workload = Workload.from_script(target, *arguments)
+    _check_python(target, target)
+    return workload
+
+
+def _module(target: str, arguments: Sequence[str]) -> Workload:
+    if is_script(target):
+        raise UsageError(
+            f"{MODULE_FLAG} {target}: that is a file; allowed is a module's name, as python -m has it; "
+            f"next: nfold explain {target}; what is the script's own goes behind --"
+        )
+    workload = Workload.from_module(target, *arguments)
+    file = module_file(target, os.getcwd())
+    assert file is not None
+    _check_python(file, f"{MODULE_FLAG} {target}")
+    return workload
+
+
+def _check_python(file: str, target: str) -> None:
+    other = UNSUPPORTED_SUFFIXES.get(os.path.splitext(file)[1])
+    if other is not None:
+        raise UsageError(f"{target} is {other}")
+    with open(file, "rb") as source:
+        content = source.read()
+    try:
+        compile(content, file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise UsageError(
+            f"{display_path(file)}{line} is not Python ({error.args[0]}); allowed is a Python "
+            f"script; next: python {target}"
+        ) from None
+
+
+def _check_flags(flags: PlanOptions, target: str) -> None:
+    fields = {name: f" {value}" for name, value in flags.axis_fields.items() if value is not None}
+    said = {**fields, **({"skip_bad": ""} if flags.skip_bad else {})}
+    said.pop("devices", None)
+    if not said:
+        return
+    options = {f"--{name.replace('_', '-')}": value for name, value in said.items()}
+    names = ", ".join(options)
+    own = " ".join(f"{name}{value}" for name, value in options.items())
+    raise UsageError(
+        f"{names} with a script: {target} decides that itself; allowed are {SCRIPT_OPTIONS}; next: what is "
+        f"the script's own goes behind --, as in nfold explain {target} -- {own}"
+    )
+
+
+def _place(flags: PlanOptions, machine: Machine) -> Plan:
+    axes = parse_axes("script", flags.axis_fields, common=Plan(device=flags.device))
+    changes: dict[str, Any] = flags.plan_changes(axes, "explain")
+    asked = Plan().edit(**changes).edit(steps=1)
+    plan = asked.resolve(machine, WorkloadDefaults(batch=1, epochs=None))
+    check_devices(flags, plan)
+    return Plan(
+        device=plan.device, devices=plan.devices, cores_per_device=plan.cores_per_device, steps=1
+    )
+
+
+def check_devices(flags: PlanOptions, plan: Plan) -> None:
+    """UsageError where nobody said how many and the machine does not either: CPUs are no GPUs."""
+    if plan.device != "cuda" and flags.axis_fields.get("devices") is None:
+        raise UsageError(
+            "no --devices, and no GPU here whose number it would be: allowed are cpu:1, cpu:2, "
+            "...; next: --devices cpu:2"
+        )

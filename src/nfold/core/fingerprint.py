@@ -1,0 +1,255 @@
+"""What makes a training what it is: its file, what it imports of the user's, what steers it.
+
+Nothing is imported or run: files are read, as Python would find them, and the names in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
+
+from nfold.core.source_location import is_user_code
+
+MAX_HASHED_BYTES = 2**20
+"""Bytes of a file that is read whole; of a larger one, data most often, size and date count."""
+SETTINGS_FILE = re.compile(rb"""["']([\w./-]+\.(?:cfg|conf|ini|json|py|toml|yaml|yml))["']""")
+"""The name of a file that may steer a script, in quotes."""
+LIBRARY_VARIABLE_PREFIXES = (
+    "ACCELERATE_", "CUBLAS", "CUDA_", "CUDNN", "GLOO_", "GOMP_", "JAX_", "KERAS_", "KMP_",
+    "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "OPENBLAS_",
+    "PYTORCH_", "TF_CUDNN_", "TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS", "TF_FORCE_GPU_",
+    "TF_GPU_", "TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_XLA_FLAGS",
+    "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRITON_", "XLA_",
+)  # fmt: skip
+"""Beginnings of the names of variables that libraries read which are in every training. Their
+values are kept: ``TF_`` alone is Terraform's, too, where some are secret."""
+IGNORED_VARIABLE = re.compile(
+    r"NCCL_DEBUG(?:_FILE|_SUBSYS)?|\w+_(?:DIR|HOME|LOGS|LOG_LEVEL|PATH|ROOT)"
+)
+"""Of those, what says where a library is, or what it is to write while it runs."""
+TERMINAL_VARIABLES = frozenset(
+    ("COLUMNS", "HOSTNAME", "LINES", "OLDPWD", "PWD", "SHLVL", "TERM", "TMPDIR")
+)
+"""Variables that differ from one terminal to the next and say nothing about a training."""
+IMPORT_STATEMENT = re.compile(
+    rb"""(?:^|[:;])[ \t]*import[ \t]+([A-Za-z_][\w., \t]*)"""
+    rb"""|(?:^|[:;])[ \t]*from[ \t]+([A-Za-z_][\w.]*)[ \t]+import"""
+    rb"""|import_module\(\s*["']([A-Za-z_][\w.]*)""",
+    re.MULTILINE,
+)
+"""What an import statement imports, or the first of ``importlib.import_module``'s arguments."""
+SYS_PATH = b"sys.path"
+"""In code that has others searched for modules, of which it names some."""
+QUOTED_FOLDER = re.compile(rb"""["']([\w./-]+)["']""")
+"""What may be the name of one, in quotes."""
+MAX_PARENT_FOLDERS = 3
+"""Folders above code that it may search, or those inside them that it names."""
+MAIN_MODULE = "__main__"
+QUOTED_VARIABLE = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
+"""A name as variables of the environment have them, in quotes."""
+
+
+def module_file(name: str, folder: str) -> str | None:
+    """The file that ``python -m name`` runs in a folder: a module's, or a package's main one."""
+    spec = _find_module(name, folder)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _find_submodule(spec, MAIN_MODULE)
+    return _source(spec)
+
+
+def imported_file(name: str, folder: str) -> str | None:
+    """The file that ``import name`` runs in a folder: a module's, or a package's first one."""
+    return _source(_find_module(name, folder))
+
+
+def library_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Those of an environment that steer libraries, with their values, ordered by name."""
+    return tuple(
+        sorted((name, value) for name, value in environment.items() if _is_library_variable(name))
+    )
+
+
+def compute_fingerprint(
+    script: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    module: str | None = None,
+) -> str:
+    """16 hex digits of the SHA-256 of all that makes a script what it is.
+
+    That is its file and what it imports, of the user's: whole packages, through whichever module;
+    files that its arguments name, or its code as settings; variables of the ``environment`` whose
+    names are in its code, or are those of libraries. Raises OSError where the script itself cannot
+    be read. Not seen: modules and files whose names are only made while it runs, and folders of
+    modules (``sys.path``) that are not named, or are far from the code that adds them.
+
+    As a ``module``, it is in a package that is the user's, and finds others from this folder.
+    """
+    folder = os.path.dirname(os.path.realpath(script)) if module is None else os.getcwd()
+    code = _code(script, folder, set() if module is None else {module.partition(".")[0]})
+    named = {*_argument_files(arguments), *_settings_files(code.values(), folder)}
+    said = {
+        "code": {os.path.relpath(file, folder): _hash(text) for file, text in code.items()},
+        "files": {file: state for file in named if (state := _file_state(file)) is not None},
+        "environment": _variables(code.values(), environment),
+    }
+    ordered = [(kind, sorted(found.items())) for kind, found in said.items()]
+    return _hash(repr(ordered).encode())[:16]
+
+
+def _code(script: str, folder: str, imported: set[str]) -> dict[str, bytes]:
+    """The content of the script's file and of all that is imported, of the user's.
+
+    What is nowhere else is looked for in folders that the code adds to Python's.
+    """
+    path = os.path.realpath(script)
+    with open(script, "rb") as file:
+        found = {path: file.read()}
+    folders = _search_folders(path, found[path])
+    todo, seen, missing = imported | _imports(found[path]), set[str](), set[str]()
+    while todo:
+        name = min(todo)
+        todo.remove(name)
+        seen.add(name)
+        spec = _find_spec(name, folder, folders)
+        if spec is None:
+            missing.add(name)
+            continue
+        for path in _files(spec):
+            text = None if path in found else _content(path)
+            if text is not None:
+                found[path] = text
+                todo |= _imports(text) - seen
+                more = [one for one in _search_folders(path, text) if one not in folders]
+                folders += more
+                todo |= missing if more else set()
+    return found
+
+
+def _search_folders(path: str, text: bytes) -> list[str]:
+    if SYS_PATH not in text:
+        return []
+    bases = [os.getcwd(), os.path.dirname(path)]
+    for _ in range(MAX_PARENT_FOLDERS):
+        bases.append(os.path.dirname(bases[-1]))
+    names = [os.fsdecode(name) for name in dict.fromkeys(QUOTED_FOLDER.findall(text))]
+    inside = [os.path.join(base, name) for base in bases for name in names]
+    return [
+        one for one in dict.fromkeys(map(os.path.realpath, bases + inside)) if os.path.isdir(one)
+    ]
+
+
+def _imports(text: bytes) -> set[str]:
+    """The first parts of the names of what a module imports, itself not among them.
+
+    Prose that reads like an import names what is not there, or one file more.
+    """
+    lists = (b"".join(found).decode() for found in IMPORT_STATEMENT.findall(text))
+    parts = (part.split() for names in lists for part in names.split(","))
+    return {part[0].partition(".")[0] for part in parts if part}
+
+
+def _files(spec: ModuleSpec) -> Iterator[str]:
+    for location in spec.submodule_search_locations or ():
+        yield from _package_files(location)
+    if spec.has_location and spec.origin and is_user_code(spec.origin):
+        yield os.path.realpath(spec.origin)
+
+
+def _find_module(name: str, folder: str) -> ModuleSpec | None:
+    first, *parts = name.split(".")
+    spec = _find_spec(first, folder)
+    for part in parts:
+        spec = spec and _find_submodule(spec, part)
+    return spec
+
+
+def _source(spec: ModuleSpec | None) -> str | None:
+    file = spec.origin if spec is not None and spec.has_location else None
+    return file if file is not None and file.endswith(".py") else None
+
+
+def _find_spec(name: str, folder: str, searched: Sequence[str] = ()) -> ModuleSpec | None:
+    """Where Python would find it from the script, whose folder comes first; or else in folders that
+    it may have searched.
+    """
+    beside = PathFinder.find_spec(name, [folder])
+    if beside is not None and beside.has_location:
+        return beside
+    if name in sys.stdlib_module_names:
+        return None
+    with suppress(AttributeError, ImportError, ValueError):
+        beside = importlib.util.find_spec(name) or beside
+    if beside is not None:
+        return beside
+    found = PathFinder.find_spec(name, [*searched])
+    return found if found is not None and found.has_location else None
+
+
+def _find_submodule(package: ModuleSpec, part: str) -> ModuleSpec | None:
+    within = package.submodule_search_locations
+    return None if within is None else PathFinder.find_spec(part, [*within])
+
+
+def _package_files(folder: str) -> Iterator[str]:
+    for where, inside, names in os.walk(os.path.realpath(folder)):
+        if not is_user_code(os.path.join(where, "__init__.py")):
+            return
+        inside[:] = [name for name in inside if name.isidentifier() and name != "__pycache__"]
+        yield from (os.path.join(where, name) for name in names if name.endswith(".py"))
+
+
+def _argument_files(arguments: Sequence[str]) -> Iterator[str]:
+    for argument in arguments:
+        yield from (argument, argument.partition("=")[2])
+
+
+def _settings_files(code: Iterable[bytes], folder: str) -> Iterator[str]:
+    for text in code:
+        for name in SETTINGS_FILE.findall(text):
+            yield os.fsdecode(name)
+            yield os.path.join(folder, os.fsdecode(name))
+
+
+def _variables(code: Iterable[bytes], environment: Mapping[str, str]) -> dict[str, str]:
+    named = {
+        name.decode() for text in code for name in QUOTED_VARIABLE.findall(text)
+    } - TERMINAL_VARIABLES
+    return dict(library_variables(environment)) | {
+        name: value
+        for name, value in environment.items()
+        if name in named and not name.startswith("NFOLD_")
+    }
+
+
+def _is_library_variable(name: str) -> bool:
+    return name.startswith(LIBRARY_VARIABLE_PREFIXES) and IGNORED_VARIABLE.fullmatch(name) is None
+
+
+def _file_state(path: str) -> str | None:
+    if not os.path.isfile(path):
+        return None
+    about = os.stat(path)
+    if about.st_size > MAX_HASHED_BYTES:
+        return f"{about.st_size} {about.st_mtime_ns}"
+    text = _content(path)
+    return None if text is None else _hash(text)
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()

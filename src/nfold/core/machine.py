@@ -1,0 +1,100 @@
+"""What a measurement ran on: a frozen description, with no names of users or folders in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nfold.core.serialization import deserialize, serialize
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuInfo:
+    """One GPU as its driver describes it; None where the driver does not say."""
+
+    index: int
+    name: str
+    memory_bytes: int | None = None
+    uuid: str | None = None
+    pcie: str | None = None
+    """Current link, for example ``gen5 x16``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuLink:
+    """How two GPUs reach each other: ``nvlink`` with its count, ``pcie``, or ``none``."""
+
+    first: int
+    second: int
+    kind: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One host: its cores, memory, GPUs, the links between them, and versions of software."""
+
+    cpu: str
+    cores: int
+    """Cores that this process may use (its affinity mask and CPU quota), not all that exist."""
+    memory_bytes: int
+    shm_bytes: int | None = None
+    os: str = ""
+    python: str = ""
+    driver: str | None = None
+    gpus: tuple[GpuInfo, ...] = ()
+    links: tuple[GpuLink, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of the frameworks and libraries that decide speed, by package name."""
+    limits: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Ten hex digits: the same hardware and software versions give the same id."""
+        facts = serialize(self)
+        for volatile in ("shm_bytes", "limits"):
+            del facts[volatile]
+        for gpu in facts["gpus"]:
+            del gpu["pcie"]  # an idle GPU lowers its link to save power
+        text = json.dumps(facts, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    @property
+    def summary(self) -> str:
+        """One line for a table's head: ``4 × NVIDIA H200, 64 cores``."""
+        names = sorted({gpu.name for gpu in self.gpus})
+        gpus = f"{len(self.gpus)} × {' / '.join(names)}, " if self.gpus else ""
+        return f"{gpus}{self.cores} cores ({self.cpu}), {self.memory_bytes / 2**30:.0f} GiB"
+
+    def device_count(self, device: str) -> int:
+        """How many devices of a kind (``cuda`` or ``cpu``) there are; a CPU device is a core."""
+        return len(self.gpus) if device == "cuda" else self.cores
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, with the id."""
+        return {"id": self.id, **serialize(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Machine:
+        """The machine that ``to_dict`` wrote."""
+        return deserialize(cls, {k: v for k, v in values.items() if k != "id"})
+
+
+def free_memory_bytes() -> int:
+    """What a new process may take without swapping."""
+    return parse_available_bytes(Path("/proc/meminfo").read_text())
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def parse_available_bytes(meminfo: str) -> int:
+    """What ``meminfo`` estimates to be available (proc(5))."""
+    fields = dict(line.split(":", 1) for line in meminfo.splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,236 @@
+"""Keras 3 behind the seam. Imports no back end: what it cannot do is known without one."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import ClassVar
+
+from nfold.core.errors import ExtraMissing
+from nfold.core.machine import Machine
+from nfold.core.measurement import RankSamples
+from nfold.core.plan import FRAMEWORK_STRATEGY, Plan
+from nfold.core.workload import Workload
+from nfold.engines.base import Framework, Observer, Task
+from nfold.engines.plan_rules import (
+    MIN_BATCH_RULE,
+    PRECISION_RULES,
+    Rule,
+    first_broken_rule,
+    image_file_refusal,
+)
+from nfold.engines.rank_process import pin_to_cores
+from nfold.workloads import info, is_operation
+
+
+class Keras(Framework):
+    """One process drives all devices, because Keras chooses its back end once, at import."""
+
+    supports_checkpoints: ClassVar[bool] = False
+    supports_operations: ClassVar[bool] = True
+    """Whether operations are written for it."""
+
+    def unsupported_reason(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
+        if workload.function_reference is not None or workload.script:
+            return f"{workload.name} is written in PyTorch; next: --framework torch"
+        check_installed(self.name)
+        known = info(workload.name)
+        operation = is_operation(workload)
+        if operation and not self.supports_operations:
+            return f"{workload.name} is not written for {self.name}; next: --framework torch"
+        blind = missing_cuda_reason(self.name) if plan.device == "cuda" else None
+        refused = image_file_refusal(known, plan) or violated_rule(plan, operation=operation)
+        return blind or refused or known.unsupported(plan)
+
+    def process_count(self, plan: Plan) -> int:
+        return 1
+
+    def run_rank(self, task: Task, observer: Observer) -> RankSamples:
+        with pin_to_cores(task.plan, 0, task.plan.devices or 1):
+            if is_operation(task.workload):
+                from nfold.engines.keras.trainer import run_operation
+
+                return run_operation(task, observer)
+            from nfold.engines.keras.trainer import train
+
+            return train(task, observer)
+
+
+class TensorFlow(Keras):
+    """Keras on TensorFlow."""
+
+    name: ClassVar[str] = "tensorflow"
+
+
+class Jax(Keras):
+    """Keras on JAX."""
+
+    name: ClassVar[str] = "jax"
+
+
+class KerasTorch(Keras):
+    """Keras on PyTorch."""
+
+    name: ClassVar[str] = "keras-torch"
+    supports_operations: ClassVar[bool] = False
+
+    def run_rank(self, task: Task, observer: Observer) -> RankSamples:
+        with pin_to_cores(task.plan, 0):
+            from nfold.engines.keras.trainer import train_on_torch
+
+            return train_on_torch(task, observer)
+
+
+REQUIREMENTS: dict[str, tuple[str, str]] = {
+    "tensorflow": ("tensorflow", "tensorflow"),
+    "jax": ("jax", "jax"),
+    "keras-torch": ("keras", "keras"),
+}
+"""The library that a framework needs besides Keras, and the extra that brings both."""
+
+JAX_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+TENSORFLOW_WITHOUT_CUDA = ("tensorflow-cpu", "tensorflow-cpu-aws", "tensorflow-intel")
+
+
+def check_installed(framework: str) -> None:
+    """Raise ExtraMissing for what a framework needs and is not there."""
+    library, extra = REQUIREMENTS[framework]
+    for name in (library, "keras"):
+        if find_spec(name) is None:
+            raise ExtraMissing(name, extra)
+
+
+def missing_cuda_reason(framework: str) -> str | None:
+    """Why a framework's installed build cannot see a GPU, or None where it may."""
+    if framework == "tensorflow":
+        built = next((name for name in TENSORFLOW_WITHOUT_CUDA if installed_version(name)), None)
+        if built and not installed_version("tensorflow"):
+            return (
+                f"{built} {installed_version(built)} was built without CUDA; next: --framework jax or torch, "
+                "or --device cpu"
+            )
+    if framework == "jax" and not any(map(installed_version, JAX_PLUGINS)):
+        return (
+            f"jax {installed_version('jax')} is here without its CUDA plugin "
+            f"({' or '.join(JAX_PLUGINS)}); next: pip install 'jax[cuda13]', or --device cpu"
+        )
+    return None
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, None where it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+STEP_KINDS: dict[str, tuple[str, ...]] = {
+    "tensorflow": ("eager", "graph", "compiled"),
+    "jax": ("compiled",),
+    "keras-torch": ("eager", "compiled"),
+}
+NHWC_ONLY = (
+    "TensorFlow on a CPU: 'The Conv2D op currently only supports the NHWC tensor format on the "
+    "CPU'; next: --layout channels_last, or --step compiled (XLA can)"
+)
+
+COMMON_RULES: tuple[Rule, ...] = (
+    (lambda plan: plan.accumulate > 1, "accumulate above 1 is torch's; next: --framework torch"),
+    (
+        lambda plan: plan.exchange != "fp32",
+        "Keras exchanges gradients as they are, in float32; next: --framework torch",
+    ),
+    (
+        lambda plan: plan.kernels == "tuned",
+        "kernels 'tuned' is a mode of torch.compile; next: --framework torch",
+    ),
+    (
+        lambda plan: bool(plan.workers) and plan.decode is None,
+        "Keras's input is made by one thread of its process, not by workers; next: --workers 0",
+    ),
+    (
+        lambda plan: plan.decode == "device",
+        "decoding on the device is nvJPEG's work, through PyTorch; next: --decode cpu",
+    ),
+    *PRECISION_RULES,
+    (
+        lambda plan: plan.input == "resident" and plan.augment == "cpu",
+        "input 'resident' passes nothing through the host, which could augment it; next: "
+        "--augment device",
+    ),
+    MIN_BATCH_RULE,
+)
+
+TENSORFLOW_RULES: tuple[Rule, ...] = (
+    (
+        lambda plan: (
+            (plan.device, plan.layout) == ("cpu", "channels_first") and plan.step != "compiled"
+        ),
+        NHWC_ONLY,
+    ),
+    (
+        lambda plan: plan.batch_norm == "synchronised",
+        "batch norm under MirroredStrategy is each replica's own here; next: --framework torch",
+    ),
+    (
+        lambda plan: plan.steps_per_execution > 1 and plan.step == "eager",
+        "an eager step is one execution; next: --step graph or compiled",
+    ),
+)
+
+EVEN_BATCH: Rule = (
+    lambda plan: (plan.batch or 0) % (plan.devices or 1) != 0,
+    "JAX cuts a batch into equal parts: it must divide by the number of devices",
+)
+"""Of a program over all devices; an operation's devices have a program each."""
+
+JAX_RULES: tuple[Rule, ...] = (
+    EVEN_BATCH,
+    (
+        lambda plan: plan.input == "tf.data",
+        "input 'tf.data' is TensorFlow's; next: --input loader or generator",
+    ),
+)
+
+KERAS_TORCH_RULES: tuple[Rule, ...] = (
+    (
+        lambda plan: (plan.devices or 1) > 1,
+        "Keras's torch back end drives one device; next: --framework torch",
+    ),
+    (
+        lambda plan: plan.input not in ("loader", "resident"),
+        "input 'generator' and 'tf.data' are for --framework tensorflow or jax; next: "
+        "--input loader",
+    ),
+    (
+        lambda plan: plan.steps_per_execution > 1,
+        "steps_per_execution above 1 needs a loop in a graph; next: --framework tensorflow or jax",
+    ),
+)
+
+RULES_BY_FRAMEWORK: dict[str, tuple[Rule, ...]] = {
+    "tensorflow": TENSORFLOW_RULES,
+    "jax": JAX_RULES,
+    "keras-torch": KERAS_TORCH_RULES,
+}
+
+
+def violated_rule(plan: Plan, *, operation: bool = False) -> str | None:
+    """The first rule that the plan of a training breaks, or of an operation; None: it runs."""
+    own = (
+        rule
+        for rule in RULES_BY_FRAMEWORK[plan.framework]
+        if not operation or rule is not EVEN_BATCH
+    )
+    return _unknown_step_or_strategy(plan) or first_broken_rule((*own, *COMMON_RULES), plan)
+
+
+def _unknown_step_or_strategy(plan: Plan) -> str | None:
+    steps = STEP_KINDS[plan.framework]
+    if plan.step not in steps:
+        return f"{plan.framework} has no step {plan.step!r}; allowed are {', '.join(steps)}"
+    own = FRAMEWORK_STRATEGY.get(plan.framework)
+    if (plan.devices or 1) > 1 and own and plan.strategy != own:
+        return f"{plan.framework} has no strategy {plan.strategy!r}; allowed is {own}"
+    return None

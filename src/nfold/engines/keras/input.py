@@ -1,0 +1,254 @@
+"""Where the samples of every call come from: the plan's ``input``, in one of four ways.
+
+``resident``: the training set is on the devices and a call selects from it. ``loader``: NumPy
+batches, gathered and copied one call ahead by a thread. ``generator``: NumPy batches from a
+Python generator, made when they are asked for. ``tf.data``: a ``tf.data.Dataset``, prefetched by
+TensorFlow. All give the same samples in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from nfold.data.arrays import Images
+from nfold.engines.base import Task
+from nfold.engines.builtin_workloads import (
+    CanvasDecoder,
+    ImageDistorter,
+    build_augmentation,
+    canvas_side,
+)
+from nfold.engines.keras.backend import (
+    CallGroup,
+    DeviceValue,
+    HostBatch,
+    KerasBackend,
+    KerasDefinition,
+    Loss,
+    group_calls,
+)
+from nfold.engines.sampling import EpochSampler, RankSlice, SampleIds, step_limit
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class BackendCall:
+    """The next call: ``run`` makes its steps, of ``count`` samples each."""
+
+    run: Callable[[], Loss]
+    steps: int
+    batch_size: int
+    sample_hash: int
+
+
+class InputPipeline(ABC):
+    """The calls of one epoch, or of a run in steps all of them; set ``epoch``, then iterate."""
+
+    def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
+        self.backend = backend
+        self.stream = EpochSampler(
+            len(definition.arrays.train_labels),
+            task.plan,
+            rank=0,
+            ranks=1,
+            limit=step_limit(task.plan),
+        )
+        self._steps_per_call = task.plan.steps_per_execution
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the training set that stay on a device."""
+        return 0
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __iter__(self) -> Iterator[BackendCall]:
+        for epoch, cuts in self.stream.epochs():
+            yield from self.calls(epoch, cuts)
+
+    def groups(self, epoch: int, cuts: list[RankSlice]) -> list[CallGroup]:
+        """The calls of an epoch, or of its first ``cuts``."""
+        return list(group_calls(self.stream.epoch_order(epoch), cuts, self._steps_per_call))
+
+    @abstractmethod
+    def calls(self, epoch: int, cuts: list[RankSlice]) -> Iterator[BackendCall]:
+        """The calls that compute ``cuts`` of an epoch."""
+
+
+class ResidentInput(InputPipeline):
+    """Ids are on the devices from an epoch's start; the next epoch's are made meanwhile."""
+
+    def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
+        super().__init__(definition, task, backend)
+        self._bytes = definition.arrays.train_images.nbytes + 4 * len(
+            definition.arrays.train_labels
+        )
+        backend.store_training_set(definition.arrays.train_images, definition.arrays.train_labels)
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: dict[
+            tuple[int, int], Future[list[tuple[CallGroup, DeviceValue, list[int]]]]
+        ] = {}
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._bytes
+
+    def calls(self, epoch: int, cuts: list[RankSlice]) -> Iterator[BackendCall]:
+        self._submit(epoch, cuts)
+        routes = self._pending.pop((epoch, len(cuts))).result()
+        self._submit(epoch + 1, self.stream.slices)
+        for _, route, _ in routes:
+            self.backend.compile_resident_step(route)
+        for group, route, hashes in routes:
+            for number, hashed in enumerate(hashes):
+                run = partial(self.backend.step_resident, route, number, epoch)
+                yield BackendCall(run, group.steps_per_call, group.batch_size, hashed)
+
+    def _submit(self, epoch: int, cuts: list[RankSlice]) -> None:
+        if (epoch, len(cuts)) not in self._pending:
+            made = self._thread.submit(self._put_groups, epoch, cuts)
+            self._pending = {(epoch, len(cuts)): made}
+
+    def _put_groups(
+        self, epoch: int, cuts: list[RankSlice]
+    ) -> list[tuple[CallGroup, DeviceValue, list[int]]]:
+        found = self.groups(epoch, cuts)
+        return [(group, self.backend.put_ids(group), group.sample_hashes()) for group in found]
+
+
+@dataclass(frozen=True)
+class HostPreprocessing:
+    """Makes images [n, h, w, c] of an epoch and ids [n], and ids [n] or marks [n, 3] beside them.
+
+    ``image`` and ``mark`` are the shapes of one sample's.
+    """
+
+    process: Callable[[int, SampleIds], tuple[Images, npt.NDArray[Any]]]
+    image_shape: tuple[int, ...]
+    key_shape: tuple[int, ...] = ()
+
+
+class HostInput(InputPipeline):
+    """NumPy batches, augmented on the host where the plan places it there."""
+
+    def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
+        super().__init__(definition, task, backend)
+        self._arrays = definition.arrays
+        self._preprocessing = host_preprocessing(definition, task)
+        self._compiled_shapes: set[tuple[int, ...]] = set()
+
+    def host_batch(self, epoch: int, ids: SampleIds) -> HostBatch:
+        """The samples ``ids`` [steps, n]."""
+        images, marks = self._preprocessing.process(epoch, ids.reshape(-1))
+        return HostBatch(
+            images=images.reshape(*ids.shape, *images.shape[1:]),
+            labels=self._arrays.train_labels[ids].astype(np.int32),
+            ids=marks.astype(np.uint32).reshape(*ids.shape, *marks.shape[1:]),
+        )
+
+    def calls(self, epoch: int, cuts: list[RankSlice]) -> Iterator[BackendCall]:
+        found = self.groups(epoch, cuts)
+        hashed_calls = [(group, hashed) for group in found for hashed in group.sample_hashes()]
+        self._compile_new_shapes(found)
+        placed = self.device_batches(epoch, found)
+        for (group, hashed), batch in zip(hashed_calls, placed, strict=True):
+            run = partial(self.backend.step, batch, epoch)
+            yield BackendCall(run, group.steps_per_call, group.batch_size, hashed)
+
+    def _compile_new_shapes(self, groups: list[CallGroup]) -> None:
+        for shape in {group.ids.shape[1:] for group in groups} - self._compiled_shapes:
+            self._compiled_shapes.add(shape)
+            images = np.zeros((*shape, *self._preprocessing.image_shape), np.uint8)
+            labels, ids = (
+                np.zeros(shape, np.int32),
+                np.zeros((*shape, *self._preprocessing.key_shape), "u4"),
+            )
+            place = self.backend.put_batch(HostBatch(images=images, labels=labels, ids=ids))
+            self.backend.compile_step(place)
+
+    @abstractmethod
+    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterable[DeviceValue]:
+        """The batches of every call, on the devices."""
+
+
+class GeneratorInput(HostInput):
+    """A Python generator of NumPy batches."""
+
+    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[DeviceValue]:
+        return map(self.backend.put_batch, self.batches(epoch, groups))
+
+    def batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[HostBatch]:
+        """The generator."""
+        return (self.host_batch(epoch, ids) for group in groups for ids in group.ids)
+
+
+class LoaderInput(HostInput):
+    """NumPy batches gathered and copied by a thread, one call ahead, also into the next epoch."""
+
+    def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
+        super().__init__(definition, task, backend)
+        self._thread = ThreadPoolExecutor(1)
+
+    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[DeviceValue]:
+        jobs = (partial(self._put_batch, epoch, ids) for group in groups for ids in group.ids)
+        return prefetch_one(jobs, self._thread)
+
+    def _put_batch(self, epoch: int, ids: SampleIds) -> DeviceValue:
+        return self.backend.put_batch(self.host_batch(epoch, ids))
+
+
+class TfDataInput(HostInput):
+    """A ``tf.data.Dataset`` whose elements are the calls' batches."""
+
+    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterable[DeviceValue]:
+        return self.backend.tf_dataset(groups, partial(self.host_batch, epoch))
+
+
+def host_preprocessing(definition: KerasDefinition, task: Task) -> HostPreprocessing:
+    """What the plan has the host do."""
+    arrays, plan = definition.arrays, task.plan
+    shape, on_host = arrays.train_images.shape[1:], plan.augment == "cpu"
+    if definition.photographs is not None:
+        photos = (definition.photographs.train, plan.seed, shape[0], plan.workers or 0)
+        if not on_host:
+            side = canvas_side(shape[0])
+            return HostPreprocessing(CanvasDecoder(*photos), (side, side, 3), (3,))
+        darkroom = ImageDistorter(*photos)
+        return HostPreprocessing(lambda epoch, ids: (darkroom(epoch, ids), ids), shape)
+    augment = build_augmentation(definition.augmentations if on_host else (), arrays, plan.seed)
+    images = arrays.train_images
+    return HostPreprocessing(lambda epoch, ids: (augment(images[ids], ids, epoch), ids), shape)
+
+
+def prefetch_one(jobs: Iterable[Callable[[], Item]], thread: ThreadPoolExecutor) -> Iterator[Item]:
+    """The results of ``jobs``; a job begins before the result of the one before is given out."""
+    begun: list[Future[Item]] = []
+    for job in jobs:
+        begun.append(thread.submit(job))
+        if len(begun) > 1:
+            yield begun.pop(0).result()
+    for last in begun:
+        yield last.result()
+
+
+PIPELINES: dict[str, type[InputPipeline]] = {
+    "resident": ResidentInput,
+    "loader": LoaderInput,
+    "generator": GeneratorInput,
+    "tf.data": TfDataInput,
+}
+
+
+def open_input(definition: KerasDefinition, task: Task, backend: KerasBackend) -> InputPipeline:
+    """The feed that the plan's ``input`` names."""
+    return PIPELINES[str(task.plan.input)](definition, task, backend)

@@ -1,0 +1,224 @@
+"""Keras on JAX: the whole call is one jitted program over all devices, with donated state.
+
+Selection from resident data, augmentation, forward, backward and update are inside it. Under
+``keras.distribution.DataParallel`` weights are on every device and a batch is split over them; XLA
+adds the exchange of gradients, and computes batch norm over the whole batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from nfold.core.errors import Unsupported
+from nfold.core.measurement import RankSamples
+from nfold.data.arrays import Images, Labels
+from nfold.engines.base import Task
+from nfold.engines.keras.backend import (
+    CallGroup,
+    DeviceValue,
+    HostBatch,
+    KerasBackend,
+    KerasDefinition,
+    Loss,
+)
+from nfold.engines.keras.jax_devices import JaxDevices, open_jax_devices
+from nfold.engines.keras.model import KerasModel, build_model
+from nfold.engines.keras.preprocessing import build_preparation
+from nfold.engines.sampling import SampleIds
+from nfold.workloads.keras_networks import head_logits
+
+Array = Any
+State = tuple[list[Array], list[Array], list[Array]]
+"""Trainable variables, others (statistics, seeds), the optimizer's."""
+Samples = tuple[Array, Array, Array]
+"""Images, labels and ids of one step."""
+
+
+def create_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
+    """JAX on the plan's devices; raises Unsupported where JAX does not see them."""
+    opened = open_jax_devices(task.plan)
+    names = [f"{device.platform}:{device.id}" for device in opened.devices]
+    distribution = keras.distribution.DataParallel(devices=names)
+    keras.distribution.set_distribution(distribution)
+    return JaxBackend(task, definition, opened, distribution.device_mesh.backend_mesh)
+
+
+class JaxBackend(KerasBackend):
+    """The jitted programs of one model, and the state that they hand on."""
+
+    def __init__(
+        self, task: Task, definition: KerasDefinition, opened: JaxDevices, mesh: Any
+    ) -> None:
+        self._opened = opened
+        self._mesh = mesh
+        self._replicated = NamedSharding(mesh, P())
+        self._built = build_model(task, definition)
+        self._one = JaxStep(
+            self._built, build_preparation(definition.arrays, task, definition.augmentations)
+        )
+        self._state: State = jax.device_put(self._built.initial_state(), self._replicated)
+        self._data: tuple[Array, ...] = ()
+        self._programs: dict[tuple[int, ...], Any] = {}
+        self._count_correct = jax.jit(self._one.count_correct)
+        self._plan = task.plan
+
+    def describe(self) -> str:
+        return self._opened.describe()
+
+    def _split(self, samples: int, axis: int) -> NamedSharding:
+        if samples % self._mesh.devices.size:
+            return self._replicated
+        return NamedSharding(self._mesh, P(*[None] * axis, *self._mesh.axis_names))
+
+    def store_training_set(self, images: Images, labels: Labels) -> None:
+        whole = (np.asarray(images), labels.astype(np.int32))
+        self._data = jax.device_put(whole, self._replicated)
+
+    def put_ids(self, group: CallGroup) -> DeviceValue:
+        return jax.device_put(group.ids.astype(np.uint32), self._split(group.batch_size, 2))
+
+    def put_batch(self, host: HostBatch) -> DeviceValue:
+        values = (host.images, host.labels, host.ids)
+        return jax.device_put(values, self._split(host.ids.shape[1], 1))
+
+    def compile_resident_step(self, route: DeviceValue) -> None:
+        if route.shape not in self._programs:
+            inputs = (self._data, route, np.int32(0), np.uint32(0))
+            self._programs[route.shape] = self._compiled(self._one.resident_steps, *inputs)
+
+    def compile_step(self, batch: DeviceValue) -> None:
+        if batch[0].shape not in self._programs:
+            inputs = (batch, np.uint32(0))
+            self._programs[batch[0].shape] = self._compiled(self._one.steps, *inputs)
+
+    def _compiled(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        jitted = jax.jit(function, donate_argnums=0, out_shardings=self._replicated)
+        return jitted.lower(self._state, *inputs).compile()
+
+    def step_resident(self, route: DeviceValue, call: int, epoch: int) -> Loss:
+        program = self._programs[route.shape]
+        place = (np.int32(call), np.uint32(epoch))
+        self._state, losses = program(self._state, self._data, route, *place)
+        return losses
+
+    def step(self, batch: DeviceValue, epoch: int) -> Loss:
+        program = self._programs[batch[0].shape]
+        self._state, losses = program(self._state, batch, np.uint32(epoch))
+        return losses
+
+    def synchronize(self) -> None:
+        jax.block_until_ready(self._state)
+
+    def wait_for(self, loss: Loss) -> None:
+        loss.block_until_ready()
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return True
+
+    def read_losses(self, losses: Sequence[Loss]) -> list[float]:
+        found: list[float] = np.concatenate(jax.device_get(list(losses))).tolist()
+        return found
+
+    def count_correct(
+        self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]
+    ) -> int:
+        counts = []
+        for images, labels in chunks:
+            place = self._split(len(labels), 0)
+            inputs = jax.device_put((np.asarray(images), labels.astype(np.int32)), place)
+            counts.append(self._count_correct(self._state, *inputs))
+            beat()
+        return sum(int(count) for count in jax.device_get(counts))
+
+    def weights(self) -> list[npt.NDArray[Any]]:
+        return [np.asarray(value) for value in jax.device_get(self._state[0])]
+
+    def memory(self) -> dict[str, int | None]:
+        return self._opened.memory()
+
+    def add_notes(self, samples: RankSamples) -> RankSamples:
+        norms = [type(one).__name__ == "BatchNormalization" for one in self._built.model.layers]
+        if not any(norms) or self._mesh.devices.size == 1 or self._plan.batch_norm != "device":
+            return samples
+        text = "batch norm on JAX is over the samples of all devices, as --batch-norm synchronised"
+        return dataclasses.replace(samples, caveats=(*samples.caveats, ("batch_norm", text)))
+
+    def tf_dataset(
+        self, groups: Sequence[CallGroup], make: Callable[[SampleIds], HostBatch]
+    ) -> Iterable[DeviceValue]:
+        raise Unsupported("input 'tf.data' is TensorFlow's; next: --input loader")
+
+
+class JaxStep:
+    """The functions that are jitted, of one model."""
+
+    def __init__(self, model: KerasModel, prepare: Callable[[Array, Array, Array], Array]) -> None:
+        self._model = model
+        self._prepare = prepare
+
+    def resident_steps(
+        self, state: State, data: tuple[Array, Array], route: Array, call: Array, epoch: Array
+    ) -> tuple[State, Array]:
+        """The steps of call number ``call`` of a route [calls, steps, n]."""
+        images, labels = data
+        all_ids = lax.dynamic_index_in_dim(route, call, keepdims=False)
+
+        def one(state: State, ids: Array) -> tuple[State, Array]:
+            return self._step(state, (images[ids], labels[ids], ids), epoch)
+
+        return scan_steps(one, state, all_ids)
+
+    def steps(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
+        """The steps on images, labels and ids [steps, n, ...]."""
+        return scan_steps(lambda state, one: self._step(state, one, epoch), state, samples)
+
+    def _step(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
+        trained, others, optimizer = state
+        images, labels, ids = samples
+        inputs = self._prepare(images, ids, epoch)
+
+        def loss_of(trained: list[Array]) -> tuple[Array, tuple[Array, list[Array]]]:
+            model = self._model.model
+            outputs, changed = model.stateless_call(trained, others, inputs, training=True)
+            loss = self._model.loss(outputs, labels)
+            return self._model.scale_loss(loss, optimizer), (loss, changed)
+
+        gradients, (loss, changed) = jax.grad(loss_of, has_aux=True)(trained)
+        update = self._model.optimizer.stateless_apply
+        trained, optimizer = update(optimizer, gradients, trained)
+        return (trained, changed, optimizer), loss
+
+    def count_correct(self, state: State, images: Array, labels: Array) -> Array:
+        """How many of the samples are classified right: int32 []."""
+        inputs = self._model.normalize(images)
+        outputs, _ = self._model.model.stateless_call(state[0], state[1], inputs, training=False)
+        return (jnp.argmax(head_logits(outputs)[0], axis=1) == labels).sum()
+
+
+def scan_steps(
+    one: Callable[[State, Any], tuple[State, Array]], state: State, inputs: Any
+) -> tuple[State, Array]:
+    """Scan over the steps of a call; a single one needs no loop. Losses are float32 [steps].
+
+    On CPUs the loop is unrolled: XLA runs a convolution inside of one on a slow path
+    (docs/decisions/keras.md).
+    """
+    steps = len(jax.tree.leaves(inputs)[0])
+    if steps > 1:
+        unroll = steps if jax.default_backend() == "cpu" else 1
+        state, losses = lax.scan(one, state, inputs, unroll=unroll)
+        return state, losses
+    state, loss = one(state, jax.tree.map(lambda values: values[0], inputs))
+    return state, loss[None]

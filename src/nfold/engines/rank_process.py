@@ -1,0 +1,112 @@
+"""CPU devices: equal, disjoint shares of the host's cores. Imports no framework."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import sys
+import types
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+
+from nfold.core.plan import Plan
+
+
+@contextmanager
+def pin_to_cores(plan: Plan, local_rank: int, devices: int = 1) -> Iterator[None]:
+    """Pin this process to the cores of its CPU device, or ``devices`` of them; on GPUs, do not.
+
+    The share is the same in every cell of a grid, so one CPU device next to two is one share
+    next to two shares, not all cores next to all cores. Enter before importing the framework,
+    whose thread pools take their size from OMP_NUM_THREADS and from the cores they may use.
+    """
+    if plan.device != "cpu" or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    share = devices * (plan.cores_per_device or 1)
+    os.environ["OMP_NUM_THREADS"] = str(share)
+    os.sched_setaffinity(0, core_share(sorted(before), share, local_rank))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def core_share(cores: list[int], share: int, index: int) -> list[int]:
+    """The ``index``-th group of ``share`` cores."""
+    found = cores[index * share : (index + 1) * share]
+    if len(found) < share:
+        raise ValueError(f"CPU device {index} of {share} cores does not fit into {cores}")
+    return found
+
+
+CompileSource = Callable[[bytes, str], CodeType]
+"""The code of a source and the path of its file."""
+
+
+def compile_source(source: bytes, path: str) -> CodeType:
+    """As it stands there."""
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def run_script(script: str, arguments: list[str], compiler: CompileSource = compile_source) -> None:
+    """Run a file, or a folder or archive with a ``__main__.py``, as ``python script`` does.
+
+    Not with runpy for a plain file: it would take the module away from ``__main__`` at its end,
+    where exit handlers and other threads still need it, and give it a relative ``__file__``.
+    """
+    sys.argv = [script, *arguments]
+    path = os.path.join(os.getcwd(), script)
+    if os.path.isdir(path) or zipfile.is_zipfile(path) or path.endswith(".pyc"):
+        runpy.run_path(path, run_name="__main__")
+        return
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    _run_as_main(types.ModuleType("__main__"), SourceFileLoader("__main__", path), compiler)
+
+
+def run_module(module: str, arguments: list[str], compiler: CompileSource = compile_source) -> None:
+    """Run a module, or a package's main one, as ``python -m module`` does.
+
+    Not with runpy for one that is there as source, for the reasons that ``run_script`` has.
+    """
+    sys.argv = [module, *arguments]
+    sys.path.insert(0, os.getcwd())
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
+    sys.argv[0] = spec.loader.path
+    main_module = types.ModuleType("__main__")
+    main_module.__spec__, main_module.__package__ = spec, spec.parent
+    _run_as_main(main_module, spec.loader, compiler)
+
+
+def _run_as_main(
+    main_module: types.ModuleType, loader: SourceFileLoader, compiles: CompileSource
+) -> None:
+    path = loader.path
+    code = compiles(Path(path).read_bytes(), path)
+    main_module.__file__, main_module.__loader__ = path, loader
+    main_module.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main_module
+    exec(code, main_module.__dict__)  # noqa: S102  # the user's own script is what is to run
+
+
+def run_program(program: str, arguments: list[str]) -> None:
+    """Become another program; its lifeline stays tied."""
+    os.execvp(program, [program, *arguments])  # noqa: S606  # no shell is wanted
+
+
+RUNNERS: dict[str, Callable[[str, list[str]], None]] = {
+    "script": run_script,
+    "module": run_module,
+    "program": run_program,
+}

@@ -1,0 +1,310 @@
+"""One rank on the virtual clock: the steps of its plan, what they cost, where they end."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from math import ceil
+from statistics import fmean
+
+from nfold.core.errors import Diverged, Hung, Killed, OutOfMemory, RunFailure
+from nfold.core.measurement import Epoch, EpochGap, FetchStats, RankSamples, Window
+from nfold.engines.base import Observer, Phase, Task
+from nfold.engines.simulated.scenario import PlantedFailure, Scenario
+from nfold.engines.simulated.step_costs import costs_of_rank
+
+WINDOW_COUNT = 10
+START_LOSS = 2.302585
+"""ln 10: guessing among ten classes."""
+
+
+class Simulation:
+    """One rank of one task: its steps, what they cost, where it ends.
+
+    Runs of one ``tree`` have the noise of one process tree; without a name, every run its own.
+    """
+
+    def __init__(self, scenario: Scenario, task: Task, tree: str | None = None) -> None:
+        self._tree_name = tree
+        self.scenario = scenario
+        self.task = task
+        self.plan = task.plan
+        self.devices = task.plan.devices or 1
+        self.devices_per_process = self.devices if task.plan.strategy == "dp" else 1
+        self.epochs = _batches_by_epoch(task, scenario)
+        self.total_steps = sum(map(len, self.epochs))
+        self.warmup_steps = min(max(1, task.plan.warmup_steps or 0), self.total_steps // 2)
+        self.failure = self._first_failure()
+
+    def run(self, observer: Observer) -> RankSamples:
+        """Everything up to the end, or to the step in which any rank fails."""
+        fails = self.failure
+        end = self.total_steps if fails is None else fails.step - 1
+        for step in range(end):
+            phase = Phase.STEPPING if step else Phase.FIRST_STEP
+            observer.beat(phase, step + 1, self.total_steps)
+        samples = self.samples(end)
+        observer.save(samples)
+        if fails is not None and fails.rank == self.task.rank:
+            raise self._error(fails)
+        return samples
+
+    def samples(self, end: int) -> RankSamples:
+        """What this rank measured in its first ``end`` steps."""
+        windows, losses = self._windows(end)
+        return RankSamples(
+            rank=self.task.rank,
+            device=f"{self.plan.device}:{self.task.local_rank}",
+            first_step_ms=self.wall_ms[0] if end else None,
+            warmup_steps=self.warmup_steps,
+            windows=windows,
+            step_ms=tuple(self._reported_step_ms[self.warmup_steps : end]),
+            host_gaps_ms=self._host_gaps_ms(end),
+            epochs=self._finished_epochs(end) if self.plan.epochs is not None else (),
+            losses=losses,
+            peak_memory_bytes=self.peak_memory_bytes,
+            sample_hashes=self._hashes(end),
+            parameter_checksum=self._checksum(),
+        )
+
+    @functools.cached_property
+    def rank_ms(self) -> list[list[float]]:
+        """Every rank's own milliseconds of every step, before it waits for the others."""
+        return [self._noisy_step_ms(rank) for rank in range(self.task.world_size)]
+
+    @functools.cached_property
+    def lockstep_ms(self) -> list[float]:
+        """Milliseconds of every step as all ranks live it: the slowest decides."""
+        return [max(step) for step in zip(*self.rank_ms, strict=True)]
+
+    @property
+    def wall_ms(self) -> list[float]:
+        """Milliseconds of every step on this rank's own clock; it may wait for nobody."""
+        return (
+            self.lockstep_ms
+            if self.task.variant.ranks_synchronize
+            else self.rank_ms[self.task.rank]
+        )
+
+    def _noisy_step_ms(self, rank: int) -> list[float]:
+        costs = costs_of_rank(self.scenario, self.task, rank)
+        cost = functools.cache(lambda samples, late: costs.step_ms(samples, straggles=late))
+        batches = enumerate(itertools.chain.from_iterable(self.epochs))
+        exact = [
+            cost(self._samples_on_device(b, rank), costs.is_straggler(step)) for step, b in batches
+        ]
+        exact[0] += self.scenario.first_step_ms
+        exact = [ms + self._host_gap_ms(step, rank) for step, ms in enumerate(exact)]
+        draw = random.Random(f"{self._noise_name()}-{rank}")
+        tree = self._tree_name or self._noise_name()
+        whole = random.Random(tree).lognormvariate(0, self.scenario.process_noise)
+        return [ms * whole * draw.lognormvariate(0, self.scenario.noise) for ms in exact]
+
+    def _host_gaps_ms(self, end: int) -> tuple[float, ...]:
+        steps = range(end if self.scenario.host_gap_ms else 0)
+        return tuple(self._host_gap_ms(step, self.task.rank) for step in steps)
+
+    def _host_gap_ms(self, step: int, rank: int) -> float:
+        after = step > 0 and step % self.scenario.host_gap_every == 0
+        return (
+            self.scenario.host_gap_ms
+            if after and self.scenario.host_gap_rank in (None, rank)
+            else 0.0
+        )
+
+    @property
+    def _reported_step_ms(self) -> list[float]:
+        """Milliseconds of every step as they are told: before this rank waits for the others, or
+        where ranks pause, with that.
+        """
+        return self.wall_ms if self.scenario.host_gap_ms else self.rank_ms[self.task.rank]
+
+    def _noise_name(self) -> str:
+        task = self.task
+        name = f"{self.scenario.noise_seed}-{self.plan.id}"
+        return f"{name}-{task.variant}-{task.repeat}" if task.variant or task.repeat else name
+
+    def _samples_on_device(self, batch: int, rank: int) -> int:
+        return (
+            ceil(batch / self.devices)
+            if self.devices_per_process > 1
+            else self._samples_of_rank(batch, rank)
+        )
+
+    def _samples_of_rank(self, batch: int, rank: int) -> int:
+        return (batch + self.task.world_size - 1 - rank) // self.task.world_size
+
+    def _windows(self, end: int) -> tuple[tuple[Window, ...], tuple[tuple[int, float], ...]]:
+        size = max(1, ceil((self.total_steps - self.warmup_steps) / WINDOW_COUNT))
+        windows, losses = [], []
+        for first, last, start_s in self._window_spans(size, end):
+            steps = range(first, last)
+            samples = sum(
+                self._samples_of_rank(self._batch(step), self.task.rank) for step in steps
+            )
+            window = Window(
+                start_s=start_s,
+                seconds=sum(self.wall_ms[first:last]) / 1e3,
+                steps=len(steps),
+                samples=samples,
+                first_step=first,
+                fetches=self._fetches(len(steps), samples),
+                epoch_gap=self._epoch_boundary(first),
+                queue_drain_s=self._queue_lead_s(first, last),
+            )
+            windows.append(window)
+            losses.append((last, fmean(map(self._loss, steps))))
+        return tuple(windows), tuple(losses)
+
+    def _epoch_boundary(self, step: int) -> EpochGap | None:
+        of_epoch = len(self.epochs[0])
+        if step % of_epoch or not step:
+            return None
+        waited_s = self._first_wait_ms / 1e3
+        if self.task.variant.batches_per_epoch is not None:
+            of_epoch = ceil(self.scenario.samples_per_epoch / (self.plan.batch or 1))
+        return EpochGap(seconds=self._epoch_gap_ms / 1e3, steps=of_epoch, waited_s=waited_s)
+
+    @functools.cached_property
+    def _first_wait_ms(self) -> float:
+        fed = costs_of_rank(self.scenario, self.task, self.task.rank).loads_on_host
+        return self.scenario.epoch_wait_ms if fed else 0.0
+
+    @property
+    def _epoch_gap_ms(self) -> float:
+        return self.scenario.epoch_gap_ms + self._first_wait_ms
+
+    def _queue_lead_s(self, first: int, last: int) -> float | None:
+        if self.plan.device != "cuda":
+            return None
+        compute_ms = self.scenario.compute_ms_per_sample * self._samples_of_rank(
+            self._batch(first), 0
+        )
+        early_ms = max(0.0, compute_ms - self.scenario.launch_ms)
+        return early_ms * (last - first) / 1e3
+
+    def _fetches(self, batches: int, samples: int) -> FetchStats | None:
+        costs = costs_of_rank(self.scenario, self.task, self.task.rank)
+        computing_ms, waiting_ms = costs.loader_ms(samples) if costs.loads_on_host else (0.0, 0.0)
+        if not computing_ms + waiting_ms:
+            return None
+        seconds = (computing_ms + waiting_ms) / 1e3
+        return FetchStats(batches=batches, seconds=seconds, waited_s=waiting_ms / 1e3)
+
+    def _window_spans(self, size: int, end: int) -> Iterator[tuple[int, int, float]]:
+        clock_ms, first = 0.0, 0
+        for number, epoch in enumerate(self.epochs):
+            clock_ms += self._epoch_gap_ms if number else 0.0
+            stop = min(first + len(epoch), end)
+            timed = min(max(first, self.warmup_steps), stop)
+            clock_ms += sum(self.wall_ms[first:timed])
+            for start in range(timed, stop, size):
+                last = min(start + size, stop)
+                yield start, last, clock_ms / 1e3
+                clock_ms += sum(self.wall_ms[start:last])
+            first += len(epoch)
+
+    def _finished_epochs(self, end: int) -> tuple[Epoch, ...]:
+        made: list[Epoch] = []
+        first = 0
+        for number, epoch in enumerate(self.epochs):
+            last = first + len(epoch)
+            if last > end:
+                break
+            gap_ms = self._epoch_gap_ms if number else 0.0
+            finished = Epoch(
+                seconds=(sum(self.wall_ms[first:last]) + gap_ms) / 1e3,
+                samples=sum(epoch),
+                train_loss=fmean(map(self._loss, range(first, last))),
+                accuracy=self.scenario.final_accuracy * (1 - 0.5 ** (number + 1)),
+            )
+            made.append(finished)
+            first = last
+        return tuple(made)
+
+    def _batch(self, step: int) -> int:
+        epoch = self.epochs[0]
+        return epoch[step % len(epoch)]
+
+    def _loss(self, step: int) -> float:
+        return START_LOSS / (1 + 0.02 * step)
+
+    def _hashes(self, end: int) -> tuple[tuple[int, str], ...]:
+        shard = 0 if self.scenario.same_samples else self.task.rank
+        length = len(self.epochs[0])
+        return tuple(
+            (
+                sum(self._samples_of_rank(batch, shard) for batch in epoch),
+                _hash(f"{self.plan.seed}-{number}-{shard}"),
+            )
+            for number, epoch in enumerate(self.epochs[: end // length])
+        )
+
+    def _checksum(self) -> str:
+        own = self.task.rank if self.scenario.no_exchange else 0
+        return _hash(
+            f"{self.task.workload}-{self.plan.seed}-{self.plan.batch}-{self.total_steps}-{own}"
+        )
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The planted memory at this plan's batch per device."""
+        held = self._samples_on_device(self.plan.batch or 1, self.task.rank)
+        return self.scenario.memory_bytes + held * self.scenario.memory_bytes_per_sample
+
+    def _first_failure(self) -> PlantedFailure | None:
+        met = [planted for planted in self.scenario.failures if self._occurs(planted)]
+        return min(met, key=lambda planted: planted.step, default=None)
+
+    def _occurs(self, planted: PlantedFailure) -> bool:
+        return (
+            planted.rank < self.task.world_size
+            and planted.step <= self.total_steps
+            and planted.devices in (None, self.devices)
+            and ceil((self.plan.batch or 1) / self.devices) >= planted.batch_per_device
+        )
+
+    def _error(self, planted: PlantedFailure) -> RunFailure:
+        text = f"planted {planted.kind} in step {planted.step}"
+        if planted.kind == "oom":
+            held = self.peak_memory_bytes
+            return OutOfMemory(text, step=planted.step, peak_memory_bytes=held)
+        kinds = {"crash": RunFailure, "hang": Hung, "kill": Killed, "diverged": Diverged}
+        return kinds[planted.kind](text, step=planted.step)
+
+
+def _batches_by_epoch(task: Task, scenario: Scenario) -> list[Sequence[int]]:
+    plan, batches = task.plan, task.variant.batches_per_epoch
+    batch = plan.batch or 1
+    if plan.steps is not None:
+        steps = plan.steps + (plan.warmup_steps or 0)
+        each = steps if batches is None else batches // plan.accumulate
+        return [[batch] * each] * (steps // each)
+    full, rest = divmod(scenario.samples_per_epoch, batch)
+    return [[batch] * full + [rest] * (rest > 0)] * (plan.epochs or 1)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def simulate_interleaved(scenario: Scenario, task: Task) -> RankSamples:
+    """What a rank measures of each, one after the other; they share the noise of their tree."""
+    tree = f"{scenario.noise_seed}-{task.plan.id}-{task.variant}-{task.interleaved_variants}-{task.repeat}"
+    found = []
+    for left_out in task.interleaved_variants:
+        alone = dataclasses.replace(task, requested_variant=left_out, interleaved_variants=())
+        simulation = Simulation(scenario, alone, tree)
+        found.append(simulation.samples(simulation.total_steps))
+    numbers = (repeat(turn, len(one.windows)) for turn, one in enumerate(found))
+    return dataclasses.replace(
+        found[0],
+        windows=tuple(chain.from_iterable(one.windows for one in found)),
+        slots=tuple(chain.from_iterable(numbers)),
+        step_ms=tuple(chain.from_iterable(one.step_ms for one in found)),
+    )

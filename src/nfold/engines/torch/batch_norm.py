@@ -1,0 +1,283 @@
+"""Batch norm over the global batch: what the plan's ``batch_norm`` ``synchronised`` does.
+
+Mean and variance are those of all ranks' samples together, each counting once, so that a
+training does not depend on the number of devices (S. Ioffe and C. Szegedy, Batch Normalization,
+ICML 2015). Under gradient accumulation they are those of one part of a step. PyTorch's
+SyncBatchNorm works on GPUs alone and lets the host wait for the device; this one works on CPUs
+too and never waits, so that a step may be captured as a CUDA graph.
+
+Forward gathers every rank's mean, variance and count, and merges them (T. Chan and others,
+Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979), which no large
+mean spoils as a difference of sums of squares does. Backward adds two sums per channel up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nfold.core.errors import UsageError
+from nfold.core.plan import Plan
+from nfold.engines.torch.batch import BatchShare, CurrentShare
+from nfold.engines.torch.layout import subclass_with_forward
+
+ALL_GATHER: Callable[[Tensor, Tensor], Any] = (
+    dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+)
+"""The function's name from torch 2.13 on, and before."""
+
+
+@dataclass(frozen=True)
+class BatchStatistics:
+    """Of all ranks together: biased ``variance`` and ``mean`` [channels], ``count`` [1]."""
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+
+class SynchronizedMarker:
+    """Marks the subclasses that ``synchronise`` makes; ``original`` is the layer's own class."""
+
+    original: type[nn.Module]
+
+
+def synchronize_batch_norm(module: nn.Module, plan: Plan, current_share: CurrentShare) -> None:
+    """Let the batch norms of ``module`` use the global batch, where the plan says so.
+
+    Elsewhere a device's share may be one sample, which they take then too. Each stays the same
+    object with its names and its state. ``ledger`` says in every step what this rank's samples
+    count. UsageError for a layer whose forward is its own.
+    """
+    if plan.batch_norm != "synchronised" or (plan.devices or 1) == 1:
+        _allow_single_value(module)
+        return
+    for name, layer in module.named_modules():
+        if isinstance(layer, SynchronizedMarker | nn.SyncBatchNorm) or not isinstance(
+            layer, _BatchNorm
+        ):
+            continue
+        if type(layer).forward is not _BatchNorm.forward:
+            raise UsageError(
+                f"batch_norm 'synchronised' cannot replace the forward of {name} "
+                f"({type(layer).__name__}); allowed are nn.BatchNorm1d, 2d and 3d; "
+                "next: batch_norm 'device'"
+            )
+        layer.__class__ = _synchronized_class(type(layer), plan, current_share)  # type: ignore[assignment]
+
+
+class SingleValueMarker:
+    """Marks the subclasses that take one value a channel; ``original`` is the layer's class."""
+
+    original: type[nn.Module]
+
+
+def _allow_single_value(module: nn.Module) -> None:
+    """Let the batch norms of ``module`` train on one value a channel, which PyTorch's refuse.
+
+    It is its own mean: what is normalised is 0, with no gradient, as in Keras. Two equal values
+    are as much, and no running variance is divided by none.
+    """
+    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    plain = [layer for layer in norms if type(layer).forward is _BatchNorm.forward]
+    kinds = {kind: _single_value_class(kind) for kind in set(map(type, plain))}
+    for layer in plain:
+        layer.__class__ = kinds[type(layer)]  # type: ignore[assignment]
+
+
+def _single_value_class(original: type[_BatchNorm]) -> type[nn.Module]:
+    def forward(self: _BatchNorm, x: Tensor) -> Tensor:
+        if self.training and x.numel() == x.shape[1]:
+            return original.forward(self, torch.cat([x, x]))[:1]
+        return original.forward(self, x)
+
+    return subclass_with_forward(original, SingleValueMarker, forward)
+
+
+class BatchNormSwitch:
+    """Gives every layer that ``synchronise`` changed its own class, or the changed one, again."""
+
+    def __init__(self, module: nn.Module) -> None:
+        layers = module.modules()
+        self._layers = [
+            (layer, type(layer)) for layer in layers if isinstance(layer, SynchronizedMarker)
+        ]
+
+    def __call__(self, *, synchronized: bool) -> None:
+        for layer, changed in self._layers:
+            layer.__class__ = changed if synchronized else changed.original  # type: ignore[assignment]
+
+
+def _synchronized_class(
+    original: type[_BatchNorm], plan: Plan, current_share: CurrentShare
+) -> type[nn.Module]:
+    normalised: Callable[..., Tensor] = _normalize
+    if "compiled" in (plan.step or ""):
+        normalised = torch.compiler.disable(normalised)  # type: ignore[no-untyped-call]
+
+    def forward(self: _BatchNorm, x: Tensor) -> Tensor:
+        return (
+            normalised(self, x, current_share.share) if self.training else original.forward(self, x)
+        )
+
+    return subclass_with_forward(original, SynchronizedMarker, forward)
+
+
+def _normalize(layer: _BatchNorm, x: Tensor, share: BatchShare) -> Tensor:
+    layer._check_input_dim(x)  # type: ignore[no-untyped-call]
+    found = gather_statistics(x.detach(), has_samples=share.count > 0)
+    _update_running_statistics(layer, found)
+    relative = share.weight * dist.get_world_size()
+    apply = cast(Callable[..., Tensor], GlobalBatchNorm.apply)
+    return apply(x, layer.weight, layer.bias, found, layer.eps, relative)
+
+
+def gather_statistics(x: Tensor, *, has_samples: bool) -> BatchStatistics:
+    """The statistics of ``x`` [n, channels, ...] over all ranks, those not ``counted`` left out.
+
+    Zeros where no rank counts, in a part of a batch that has fewer samples than parts.
+    Computed in fp32, or in fp64 for fp64.
+    """
+    channels = x.shape[1]
+    count = x.numel() // channels if has_samples else 0
+    own = x.new_zeros(2 * channels + 1, dtype=_compute_dtype(x))
+    if count:
+        own = torch.cat([*_moments(x), own.new_full((1,), count)])
+    every = own.new_empty(dist.get_world_size() * len(own))
+    ALL_GATHER(every, own)
+    means, variances, counts = torch.split(every.view(-1, len(own)), [channels, channels, 1], dim=1)
+    total = counts.sum(0)
+    weights = counts / total.clamp(min=1)
+    mean = (weights * means).sum(0)
+    variance = (weights * (variances + (means - mean).square())).sum(0)
+    return BatchStatistics(mean, variance, total)
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    whole = x if x.is_cuda else x.to(_compute_dtype(x))
+    mean, variance = torch.batch_norm_update_stats(whole, None, None, 0.0)
+    return mean, variance
+
+
+@torch.no_grad()
+def _update_running_statistics(layer: _BatchNorm, statistics: BatchStatistics) -> None:
+    """Move the running statistics as nn.BatchNorm does, reading nothing back from the device.
+
+    A part without any sample moves nothing.
+    """
+    if layer.running_mean is None or layer.running_var is None:
+        return
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(statistics.count[0] > 0)
+    unbiased = statistics.variance * (statistics.count / (statistics.count - 1).clamp(min=1))
+    for running, new in ((layer.running_mean, statistics.mean), (layer.running_var, unbiased)):
+        moved = _momentum(layer, running.dtype) * (statistics.count > 0).to(running.dtype)
+        running.lerp_(new.to(running.dtype), moved)
+
+
+def _momentum(layer: _BatchNorm, dtype: torch.dtype) -> Any:
+    if layer.momentum is not None:
+        return layer.momentum
+    return cast(Tensor, layer.num_batches_tracked).clamp(min=1).to(dtype).reciprocal()
+
+
+class GlobalBatchNorm(torch.autograd.Function):
+    """``x`` normalised by the global statistics, with the gradient that runs through them.
+
+    ``relative`` is what this rank's gradient counts in the global one, against an even share:
+    others' gradients must reach it on the scale of its own, because it is weighted later.
+    A rank whose samples are not counted gets none.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        found: BatchStatistics,
+        eps: float,
+        relative: float,
+    ) -> Tensor:
+        """The normalised ``x``, of its type and layout."""
+        mean, variance = found.mean, found.variance
+        inverse = (variance + eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean, inverse, found.count)
+        ctx.relative = relative
+        slope, offset = (None if p is None else p.to(mean.dtype) for p in (weight, bias))
+        return nn.functional.batch_norm(x, mean, variance, slope, offset, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        """Gradients of ``x``, ``weight`` and ``bias``; the latter two are this rank's own."""
+        x, weight, mean, inverse, count = ctx.saved_tensors
+        dy = dy.contiguous(memory_format=_memory_format(x))
+        sums = _gradient_sums(dy, x, mean, inverse)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            summed = _all_reduce_sums(torch.cat(sums), ctx.relative)
+            of_x = _input_gradient(dy, x, (weight, mean, inverse), summed / count)
+        of_weight = (sums[1] * inverse).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        of_bias = sums[0].to(dy.dtype if weight is None else weight.dtype)
+        return of_x, of_weight, of_bias if ctx.needs_input_grad[2] else None, None, None, None
+
+
+def _all_reduce_sums(sums: Tensor, relative: float) -> Tensor:
+    if relative != 1:
+        sums = sums * relative
+    dist.all_reduce(sums)
+    if relative != 1:
+        sums = sums * (1 / relative if relative else 0.0)
+    return sums
+
+
+def _gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    if x.is_cuda:
+        return torch.batch_norm_backward_reduce(  # one pass over both
+            dy, x, mean, inverse, None, True, False, False
+        )[:2]
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    wide = dy.to(mean.dtype)
+    return wide.sum(dims), (wide * (x - _broadcast_channels(mean, x))).sum(dims)
+
+
+def _input_gradient(
+    dy: Tensor, x: Tensor, layer: tuple[Tensor | None, Tensor, Tensor], means: Tensor
+) -> Tensor:
+    """``dy`` less its mean and less what it shares with ``x``, scaled; ``layer`` is what scales.
+
+    ``means`` [2 · channels] are the two sums over all ranks, divided by the global count.
+    """
+    weight, mean, inverse = layer
+    of_dy, of_product = means.chunk(2)
+    if x.is_cuda:
+        wide = None if weight is None else weight.to(mean.dtype)
+        one = torch.ones(1, dtype=torch.int32, device=x.device)
+        return torch.batch_norm_backward_elemt(dy, x, mean, inverse, wide, of_dy, of_product, one)
+    slope = _broadcast_channels(inverse.square() * of_product, x)
+    shared = _broadcast_channels(of_dy, x) + (x - _broadcast_channels(mean, x)) * slope
+    scale = inverse if weight is None else inverse * weight
+    return ((dy - shared) * _broadcast_channels(scale, x)).to(x.dtype)
+
+
+def _broadcast_channels(values: Tensor, x: Tensor) -> Tensor:
+    return values.view(1, -1, *(1,) * (x.dim() - 2))
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _memory_format(x: Tensor) -> torch.memory_format:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(x.dim())
+    dense = last is not None and x.is_contiguous(memory_format=last)
+    return last if last is not None and dense else torch.contiguous_format

@@ -1,0 +1,252 @@
+"""Checkpoints: everything that training depends on, written aside and renamed.
+
+A checkpoint is a folder ``step-N``: tensors as safetensors, everything else as JSON; nothing in
+it is a pickle. It is written under another name, flushed to the disk and then renamed, so that
+a folder with the right name is whole, and the one before it stays until then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from nfold.core.errors import DataCorrupt, UsageError
+from nfold.core.measurement import RankSamples, cell_id
+from nfold.core.serialization import deserialize, serialize
+from nfold.engines.base import Task
+from nfold.engines.checkpoint_folder import (
+    REPLACED_SUFFIX,
+    CheckpointMetadata,
+    newest_checkpoint,
+    sorted_checkpoints,
+    write_metadata,
+)
+from nfold.engines.torch.communication.data_parallel import barrier
+
+FORMAT = 1
+SEPARATOR = "/"
+
+
+def begin_checkpoint(staging: Path) -> None:
+    """Make the empty folder that a checkpoint is written to; what a killed run left goes."""
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+
+
+def write_part(staging: Path, name: str, values: Mapping[str, Any]) -> None:
+    """Write nested ``values``: their tensors to NAME.safetensors, the rest to NAME.json."""
+    tensors: dict[str, Tensor] = {}
+    rest = _without_tensors(values, "", tensors)
+    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+    save_file(copies, staging / f"{name}.safetensors")
+    try:
+        text = json.dumps(rest)
+    except TypeError as error:
+        raise UsageError(
+            f"the state of {name} cannot be kept in a checkpoint ({error}); allowed are tensors, "
+            "numbers, texts, lists and dictionaries"
+        ) from None
+    (staging / f"{name}.json").write_text(text)
+
+
+def read_part(folder: Path, name: str) -> Any:
+    """What ``write_part`` wrote, tensors on the CPU; DataCorrupt names an unreadable file."""
+    try:
+        tensors = load_file(folder / f"{name}.safetensors")
+        rest = json.loads((folder / f"{name}.json").read_text())
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise DataCorrupt(f"{folder / name}: the checkpoint cannot be read ({error})") from None
+    return _with_tensors(rest, tensors)
+
+
+def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        while path in tensors:  # two keys of which one has the separator in it, or is a number
+            path += SEPARATOR
+        tensors[path] = value
+        return {"tensor": path}
+    if isinstance(value, Mapping):
+        keys = [
+            [_check_key(key), _without_tensors(value[key], f"{path}{SEPARATOR}{key}", tensors)]
+            for key in value
+        ]
+        return {"mapping": keys}
+    if isinstance(value, list | tuple):
+        return [
+            _without_tensors(item, f"{path}{SEPARATOR}{number}", tensors)
+            for number, item in enumerate(value)
+        ]
+    return value
+
+
+def _check_key(key: Any) -> Any:
+    if not isinstance(key, str | int):
+        raise UsageError(f"a state's key {key!r}: allowed are texts and whole numbers")
+    return key
+
+
+def _with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        return {key: _with_tensors(item, tensors) for key, item in value["mapping"]}
+    if isinstance(value, list):
+        return [_with_tensors(item, tensors) for item in value]
+    return value
+
+
+def commit_checkpoint(staging: Path, final: Path, keep: int) -> None:
+    """Flush ``aside`` to the disk, give it its name, and remove all but the ``keep`` newest."""
+    for file in staging.iterdir():
+        _fsync(file)
+    _fsync(staging)
+    before = final.with_name(f"{final.name}{REPLACED_SUFFIX}")
+    if final.exists():
+        final.rename(before)
+    staging.rename(final)
+    _fsync(final.parent)
+    shutil.rmtree(before, ignore_errors=True)
+    for path in sorted_checkpoints(final.parent)[:-keep]:
+        shutil.rmtree(path)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def get_random_state() -> dict[str, Any]:
+    """The states of PyTorch's generators on this rank, which dropout draws from."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Draw on from ``state``."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+# Keeping a training at the end of its epochs, and going on from what was kept, exactly.
+#
+# What is kept is all that the next epoch depends on: parameters and buffers, the optimizer, the
+# scale of fp16's losses, every rank's random state, and what every rank noted of its epochs.
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The parts of a trainer that change while it trains."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+
+class Checkpointer:
+    """Keeps nothing and goes on from nothing: training that is only measured."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def resume(self) -> RankSamples:
+        """Put back what was kept; returns what this rank had noted of the epochs until then."""
+        return RankSamples(rank=self.task.rank, device="")
+
+    def save(self, samples: RankSamples, step: int) -> None:
+        """Keep the state after the last epoch of ``samples``, after ``step``; all ranks call it."""
+
+
+class FolderCheckpointer(Checkpointer):
+    """Keeps a training in a folder that all its ranks see."""
+
+    def __init__(self, task: Task, folder: Path, state: TrainingState) -> None:
+        super().__init__(task)
+        self._folder = folder
+        self._state = state
+
+    def resume(self) -> RankSamples:
+        found = newest_checkpoint(self._folder)
+        if found is None:
+            return super().resume()
+        state = self._state
+        state.module.load_state_dict(read_part(found, "model"))
+        state.optimizer.load_state_dict(read_part(found, "optimizer"))
+        _match_parameter_strides(state.optimizer)
+        state.scaler.load_state_dict(read_part(found, "scaler"))
+        own = read_part(found, f"rank-{self.task.rank}")
+        set_random_state(own["random"])
+        return deserialize(RankSamples, own["samples"])
+
+    def save(self, samples: RankSamples, step: int) -> None:
+        epoch = len(samples.epochs)
+        if epoch % self.task.checkpoint_every == 0 or epoch == self.task.plan.epochs:
+            self._write(samples, f"step-{step}")
+
+    def _write(self, samples: RankSamples, name: str) -> None:
+        aside, main = self._folder / f".{name}.new", self.task.rank == 0
+        if main:
+            begin_checkpoint(aside)
+        barrier(self.task.world_size)
+        own = {"random": get_random_state(), "samples": serialize(_without_times(samples))}
+        write_part(aside, f"rank-{self.task.rank}", own)
+        if main:
+            self._write_shared(aside, samples)
+        barrier(self.task.world_size)
+        if main:
+            commit_checkpoint(aside, self._folder / name, keep=1)
+        barrier(self.task.world_size)
+
+    def _write_shared(self, aside: Path, samples: RankSamples) -> None:
+        task, state = self.task, self._state
+        write_part(aside, "model", state.module.state_dict())
+        write_part(aside, "optimizer", state.optimizer.state_dict())
+        write_part(aside, "scaler", state.scaler.state_dict())
+        trained = CheckpointMetadata(
+            cell=cell_id(
+                task.workload.for_checkpoints, task.plan, task.requested_variant, task.machine
+            ),
+            workload=str(task.workload),
+            plan=task.plan.to_dict(),
+            epochs=samples.epochs,
+        )
+        write_metadata(aside, trained)
+
+
+def build_checkpointer(task: Task, state: TrainingState) -> Checkpointer:
+    """What keeps the task's training."""
+    if task.checkpoint is None:
+        return Checkpointer(task)
+    return FolderCheckpointer(task, Path(task.checkpoint), state)
+
+
+def _without_times(samples: RankSamples) -> RankSamples:
+    return dataclasses.replace(samples, first_step_ms=None, windows=(), step_ms=())
+
+
+def _match_parameter_strides(optimizer: torch.optim.Optimizer) -> None:
+    """Give the optimizer's tensors their parameters' strides: kernels over lists want them alike.
+
+    A file holds them contiguous, whatever the layout of the plan.
+    """
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -1,0 +1,1 @@
+"""Batches on the device: loaders, resident data sets, preprocessing."""

@@ -1,0 +1,212 @@
+"""Philox 4×32-10: a counter-based generator, so that draws depend on keys and on nothing else.
+
+J. Salmon and others, Parallel random numbers: as easy as 1, 2, 3 (SC 2011). A draw is a pure
+function of (seed, epoch, sample id, operation), the same on every device and for any number
+of devices. The arithmetic is on int64 tensors holding values of 32 bits, since PyTorch has
+few operations on unsigned ones; it runs on any device and without a Python loop over samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nfold.data.arrays import DataSetArrays
+from nfold.engines.builtin_workloads import OPERATION_KEYS, mean_levels
+from nfold.engines.sampling import MASK, MULTIPLIERS, ROUNDS, WEYL
+from nfold.engines.torch.layout import to_layout
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> list[Tensor]:
+    """Four int64 tensors of 32-bit values for counters of four int64 tensors and a key of two.
+
+    The counters may have different shapes that broadcast together; the results have the common
+    one.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        high0, low0 = _multiply(c0, MULTIPLIERS[0])
+        high1, low1 = _multiply(c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+    return [c0, c1, c2, c3]
+
+
+def _multiply(value: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    product = value * factor
+    return (product >> 32) & MASK, product & MASK
+
+
+def draws(seed: int, epoch: int | Tensor, ids: Tensor, operation: int | Tensor) -> list[Tensor]:
+    """Four independent 32-bit draws per sample id: int64 tensors of the shape of ``ids``.
+
+    ``operation`` tells apart what the draws are for; the key holds the 64 bits of the seed.
+    Operations [k, 1] give draws [k, n] for ids [n] in one call. An epoch that is an int64 tensor
+    of no dimensions on the device of ``ids`` is read when the arithmetic runs, so that a CUDA
+    graph that was captured in one epoch draws the next one's numbers in the next.
+    """
+    low, high = ids & MASK, (ids >> 32) & MASK
+    counter = (low, high, _word(epoch, ids.device), _word(operation, ids.device))
+    return philox(counter, (seed & MASK, (seed >> 32) & MASK))
+
+
+def _word(value: int | Tensor, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        return value & MASK
+    return torch.full((), value & MASK, dtype=torch.int64, device=device)
+
+
+def uniform_int(draw: Tensor, limit: int | Tensor) -> Tensor:
+    """Map 32-bit draws to whole numbers 0 to ``limit`` - 1 (Lemire's multiplication, 2019)."""
+    return (draw * limit) >> 32
+
+
+# Random crop, flip and cutout of a batch of images, each sample with its own draws.
+#
+# The same arithmetic runs in a loader's worker and on the device, on uint8 images and without a
+# loop over them, so that where it runs changes no pixel. On a device it can be captured in a CUDA
+# graph: nothing waits for the host, no shape depends on a draw, and constants are made once.
+
+Draws = list[Tensor]
+"""Four int64 tensors [n] of 32-bit draws, one operation's."""
+Operation = Callable[[Tensor, Draws], Tensor]
+"""Images [n, h, w, c] and their draws to images of the same shape."""
+Augment = Callable[[Tensor, Tensor, "int | Tensor"], Tensor]
+"""Images [n, h, w, c], the ids [n] of their samples and the epoch to augmented images."""
+
+
+def build_augmentation(
+    operations: tuple[tuple[str, int], ...], arrays: DataSetArrays, seed: int, device: torch.device
+) -> Augment:
+    """Applies ``operations``, pairs of a name and an argument, in order; none changes nothing."""
+    return Augmentation(operations, arrays, seed, device) if operations else keep_images
+
+
+def keep_images(images: Tensor, _ids: Tensor, _epoch: int | Tensor) -> Tensor:
+    """The images as they are."""
+    return images
+
+
+class Augmentation:
+    """A workload's operations on one device, for the images of one data set.
+
+    All operations draw in one call of the generator: on a GPU its 120 small kernels are then
+    launched once a step, not once per operation.
+    """
+
+    def __init__(
+        self,
+        operations: tuple[tuple[str, int], ...],
+        arrays: DataSetArrays,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        keys = [OPERATION_KEYS[name] for name, _ in operations]
+        self._keys = torch.tensor(keys, device=device)[:, None]
+        self._operations = [
+            AUGMENTATIONS[name](argument, arrays, device) for name, argument in operations
+        ]
+        self._seed = seed
+
+    def __call__(self, images: Tensor, ids: Tensor, epoch: int | Tensor) -> Tensor:
+        words = draws(self._seed, epoch, ids, self._keys)
+        for row, operation in enumerate(self._operations):
+            images = operation(images, [word[row] for word in words])
+        return images
+
+
+class Crop:
+    """Pads every side with zeros and cuts the original size out at a random place."""
+
+    def __init__(self, padding: int, arrays: DataSetArrays, device: torch.device) -> None:
+        height, width = arrays.train_images.shape[1:3]
+        self._padding = padding
+        self._rows = torch.arange(height, device=device)
+        self._columns = torch.arange(width, device=device)
+
+    def __call__(self, images: Tensor, drawn: Draws) -> Tensor:
+        by, places = self._padding, 2 * self._padding + 1
+        rows = uniform_int(drawn[0], places)[:, None] + self._rows
+        columns = uniform_int(drawn[1], places)[:, None] + self._columns
+        padded = torch.nn.functional.pad(images, (0, 0, by, by, by, by))
+        each = torch.arange(len(images), device=images.device)[:, None, None]
+        return padded[each, rows[:, :, None], columns[:, None, :]]
+
+
+class Flip:
+    """Mirrors each image left to right with probability one half."""
+
+    def __init__(self, _argument: int, _arrays: DataSetArrays, _device: torch.device) -> None:
+        pass
+
+    def __call__(self, images: Tensor, drawn: Draws) -> Tensor:
+        mirrored = (drawn[0] >> 31).bool()
+        return torch.where(mirrored[:, None, None, None], images.flip(2), images)
+
+
+class Cutout:
+    """Covers a square of ``size`` pixels, its centre anywhere in the image, with the mean.
+
+    T. DeVries and G. Taylor, Improved Regularization of Convolutional Neural Networks with
+    Cutout (arXiv:1708.04552, 2017): every image gets one, and where it lies over a border only
+    the part inside counts. They fill normalised images with zeros, which is the training
+    images' mean per channel; on uint8 images it is the nearest of 256 levels.
+    """
+
+    def __init__(self, size: int, arrays: DataSetArrays, device: torch.device) -> None:
+        height, width = arrays.train_images.shape[1:3]
+        self._size = size
+        self._rows = torch.arange(height, device=device)
+        self._columns = torch.arange(width, device=device)
+        self._fill = torch.from_numpy(mean_levels(arrays)).to(device)
+
+    def __call__(self, images: Tensor, drawn: Draws) -> Tensor:
+        rows = self._covered_positions(drawn[0], self._rows)
+        columns = self._covered_positions(drawn[1], self._columns)
+        square = rows[:, :, None] & columns[:, None, :]
+        return torch.where(square[..., None], self._fill, images)
+
+    def _covered_positions(self, drawn: Tensor, places: Tensor) -> Tensor:
+        first = uniform_int(drawn, len(places)) - self._size // 2
+        distance = places - first[:, None]
+        return (distance >= 0) & (distance < self._size)
+
+
+AUGMENTATIONS: dict[str, Callable[[int, DataSetArrays, torch.device], Operation]] = {
+    "crop": Crop,
+    "flip": Flip,
+    "cutout": Cutout,
+}
+
+
+Normalize = Callable[[Tensor], Tensor]
+"""Stored samples, on the host or the device, to the model's input on the device."""
+
+
+def build_normalizer(arrays: DataSetArrays, layout: str, device: torch.device) -> Normalize:
+    """What makes the model's input of the samples: those that are no images stay as they are."""
+    if arrays.mean:
+        return Normalizer(arrays, layout, device)
+    return lambda samples: samples.to(device, non_blocking=True)
+
+
+class Normalizer:
+    """Copies uint8 images [n, h, w, c] to the device and returns float [n, c, h, w] there.
+
+    Bytes are copied rather than floats: a quarter of the traffic. Each channel is shifted and
+    scaled by the training images' mean and standard deviation.
+    """
+
+    def __init__(self, arrays: DataSetArrays, layout: str, device: torch.device) -> None:
+        self._layout = layout
+        self._device = device
+        self._mean = torch.tensor(arrays.mean, device=device)
+        self._inverse_std = 1 / torch.tensor(arrays.std, device=device)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        on_device = images.to(self._device, non_blocking=True)
+        normal = (on_device.float() - self._mean) * self._inverse_std
+        return to_layout(normal.permute(0, 3, 1, 2), self._layout)

@@ -1,0 +1,119 @@
+"""Arithmetic: fp32, tf32 inside fp32 products, bf16 or fp16 under autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nfold.core.errors import UsageError
+
+AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """Casts the forward pass and steps the optimizer as one precision needs it."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        allow_tf32 = name == "tf32"
+        torch.backends.cudnn.allow_tf32 = allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+        self._device = device.type
+        self._dtype = AUTOCAST.get(name)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+
+    def forward(self) -> AbstractContextManager[None]:
+        """The context of a forward pass; fp32 and tf32 need none and get a disabled one."""
+        return torch.autocast(self._device, dtype=self._dtype, enabled=self._dtype is not None)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the loss's gradients to those that are there; under fp16 they are scaled."""
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step and clear the gradients; under fp16 a step whose gradients overflowed is skipped.
+
+        With a fused optimizer the host does not wait: the device reads whether they did, and
+        moves the scale, so that a graph can hold all of it.
+        """
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+
+INITIAL_SCALE = 2.0**16
+GROWTH_INTERVAL = 2000
+"""Steps without an overflow after which the scale is doubled."""
+
+
+class LossScale:
+    """Scales a loss before backward, and gradients back after it.
+
+    A step whose gradients overflowed keeps none, so that an optimizer leaves every parameter as
+    it is. Every rank sees the exchanged gradients and decides the same.
+    """
+
+    def __init__(self) -> None:
+        self.scale = INITIAL_SCALE
+        self.good_steps = 0
+        self._backwards = 0
+        self._stepped: dict[torch.optim.Optimizer, int] = {}
+
+    def backward(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
+        """``loss.backward()``; afterwards gradients are those of the loss itself, or None.
+
+        Gradients of an earlier backward are scaled first, so that those of both add up.
+        """
+        parameters = list(parameters)
+        earlier = _gradients(parameters)
+        if earlier:
+            torch._foreach_mul_(earlier, self.scale)
+        (loss * self.scale).backward()  # type: ignore[no-untyped-call]
+        self._backwards += 1
+        self._unscale(parameters)
+
+    def _unscale(self, parameters: list[nn.Parameter]) -> None:
+        gradients = _gradients(parameters)
+        if not gradients:
+            return
+        finite = bool(torch.nn.utils.get_total_norm(gradients).isfinite())
+        if finite:
+            torch._foreach_mul_(gradients, 1 / self.scale)
+        else:
+            for parameter in parameters:
+                parameter.grad = None
+        self._adapt(finite)
+
+    def _adapt(self, finite: bool) -> None:
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.scale /= 2
+        elif self.good_steps == GROWTH_INTERVAL:
+            self.scale, self.good_steps = self.scale * 2, 0
+
+    def require_scaled_backward(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a step of ``optimizer`` without a scaled backward since its last one."""
+        optimizer.register_step_pre_hook(self._check)
+
+    def _check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        before, self._stepped[optimizer] = self._stepped.get(optimizer, 0), self._backwards
+        if before == self._backwards:
+            raise UsageError(
+                "precision fp16 needs a scaled loss; next: run.backward(loss) in place of "
+                "loss.backward(), or precision bf16, which needs none"
+            )
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"scale": self.scale, "good_steps": self.good_steps}
+
+    def load(self, state: dict[str, float]) -> None:
+        """Go on from ``state``."""
+        self.scale, self.good_steps = state["scale"], int(state["good_steps"])
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -1,0 +1,209 @@
+"""Waiting, at the end of a script, until the other threads of its process have come to rest."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nfold.core.errors import DevicesMissing, UsageError
+from nfold.core.plan import Plan
+
+THREADS_FOLDER = Path("/proc/self/task")
+POLL_S = 0.002
+MAX_WAIT_S = 1.0
+QUIET_POLLS = 2
+
+
+def wait_for_idle_threads(max_wait_s: float = MAX_WAIT_S) -> bool:
+    """Sleep until no other thread of this process has had anything to do in two looks in a row.
+
+    A thread of gloo's that lets go of a tensor which Python made needs Python's lock. One that
+    asks for it while Python ends aborts the process (PyTorch 2.13; docs/decisions/process-launch.md). Returns
+    False where threads were still busy after ``longest_s`` seconds, or cannot be seen (not Linux).
+    """
+    until = time.monotonic() + max_wait_s
+    before, quiet = _thread_activity(), 0
+    while quiet < QUIET_POLLS and time.monotonic() < until:
+        time.sleep(POLL_S)
+        now = _thread_activity()
+        quiet = quiet + 1 if now is not None and now == before else 0
+        before = now
+    return quiet == QUIET_POLLS
+
+
+def _thread_activity() -> dict[str, str] | None:
+    own = str(threading.get_native_id())
+    doings = {}
+    if not THREADS_FOLDER.exists():
+        return None
+    for task in THREADS_FOLDER.iterdir():
+        if task.name == own:
+            continue
+        state, ran = _read_text(task / "stat"), _read_text(task / "schedstat")
+        if state.rpartition(")")[2].split()[:1] in (["R"], ["D"]):
+            return None
+        doings[task.name] = ran
+    return doings
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One rank of a job, and the device that it drives."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the one that prints and writes."""
+        return self.rank == 0
+
+
+def join_job(device_type: str | None) -> Job:
+    """Join the job that ``RANK`` and ``WORLD_SIZE`` name; without them, be alone.
+
+    ``kind`` is ``cuda``, ``cpu`` or None for GPUs where there are any. A process group that
+    exists already is used as it is. Raises DevicesMissing where this rank has no GPU.
+    """
+    rank, world_size = (int(os.environ.get(n, d)) for n, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    device = _open_device(
+        device_type or ("cuda" if torch.cuda.is_available() else "cpu"), local_rank
+    )
+    if world_size > 1 and not dist.is_initialized():
+        cuda = device.type == "cuda"
+        dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+        _leave_at_exit()
+    return Job(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
+
+
+def _open_device(kind: str, local_rank: int) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise DevicesMissing(
+            f"rank {local_rank} of this node needs a GPU of its own, {count} exist here; "
+            f"next: --nproc-per-node {max(1, count)}"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _leave_at_exit() -> None:
+    """When the script ends well, leave the process group of GPUs; let gloo's threads rest.
+
+    A group of gloo's ends with its process: leaving it joins its threads only where nothing else,
+    such as a DistributedDataParallel, refers to it (docs/decisions/process-launch.md). Not after an error: the others
+    may be waiting in a collective, and leaving would wait for them. Ending the process lets them
+    fail at once.
+    """
+    failed: list[bool] = []
+    before = sys.excepthook
+
+    def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+        failed.append(True)
+        return before(kind, error, trace)
+
+    def leave() -> None:
+        if failed or not dist.is_initialized():
+            return
+        if dist.get_backend() == "gloo":
+            wait_for_idle_threads()
+        else:
+            dist.destroy_process_group()
+
+    sys.excepthook = note
+    atexit.register(leave)
+
+
+RunRule = tuple[Callable[[Plan, Job], bool], str]
+
+RUN_PLAN_RULES: tuple[RunRule, ...] = (
+    (lambda plan, _: plan.framework != "torch", "a script of PyTorch's needs framework 'torch'"),
+    (
+        lambda plan, job: plan.devices not in (None, job.world_size),
+        "devices differ from the ranks of this job; next: nfold run --devices N SCRIPT",
+    ),
+    (
+        lambda plan, _: plan.strategy == "dp",
+        "strategy 'dp' drives all devices from one process; next: leave strategy out",
+    ),
+    (
+        lambda plan, _: plan.strategy in ("mirrored", "data_parallel"),
+        "strategy 'mirrored' is TensorFlow's, 'data_parallel' JAX's; next: leave strategy out",
+    ),
+    (
+        lambda plan, _: plan.step == "graph",
+        "step 'graph' is TensorFlow's; allowed are eager, compiled, captured, compiled+captured",
+    ),
+    (
+        lambda plan, _: plan.input in ("generator", "tf.data"),
+        "input 'generator' and 'tf.data' are Keras's; allowed are loader and resident",
+    ),
+    (
+        lambda plan, _: plan.decode is not None or plan.cache != "off",
+        "decode and cache are of nfold's own image files: a script's data set reads its own; next: "
+        "leave them out",
+    ),
+    (
+        lambda plan, _: plan.kernels != "default" or plan.steps_per_execution > 1,
+        "kernels and steps_per_execution act in nfold train and bench, whose step is nfold's own; "
+        "next: leave them out",
+    ),
+    (
+        lambda plan, _: plan.allocation != "default",
+        "allocation is TensorFlow's and JAX's: torch takes memory as it needs it; next: leave it "
+        "out",
+    ),
+    (
+        lambda plan, _: plan.augment == "cpu",
+        "run.loader(augment=...) works on the device; on the CPU, the data set itself augments",
+    ),
+    (
+        lambda plan, job: plan.precision in ("tf32", "fp16") and job.device.type == "cpu",
+        "precisions tf32 and fp16 need a GPU; next: fp32 or bf16",
+    ),
+)
+"""What a script's plan cannot be, each with the reason that a user reads."""
+
+
+def complete_run_plan(plan: Plan, job: Job) -> Plan:
+    """``asked`` with every choice made that acts in a script; UsageError for what cannot be.
+
+    Choices that change numbers (bf16, compression) are made only when asked for.
+    """
+    for breaks, reason in RUN_PLAN_RULES:
+        if breaks(plan, job):
+            raise UsageError(reason)
+    precision = plan.precision or "fp32"
+    tensor_cores = job.device.type == "cuda" and precision != "fp32"
+    return plan.edit(
+        device=job.device.type,
+        devices=job.world_size,
+        precision=precision,
+        layout=plan.layout or ("channels_last" if tensor_cores else "channels_first"),
+        step=plan.step or "eager",
+        workers=plan.workers or 0,
+    )

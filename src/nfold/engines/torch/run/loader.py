@@ -1,0 +1,344 @@
+"""What a user says about a loader, and what a DataLoader says where the user does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from nfold.core.errors import UnknownValue, UsageError
+from nfold.core.parent_death import PARENT_VARIABLE, die_with_parent
+from nfold.core.plan import Plan
+from nfold.engines.torch.batch import CurrentShare
+from nfold.engines.torch.input.dataloader import prefetch_to_device
+from nfold.engines.torch.run.datasets import (
+    ArrayReader,
+    BatchDivision,
+    FetchedBatch,
+    LoaderConfig,
+    ShardedArrayReader,
+    as_arrays,
+    is_map_style,
+    iterator_factory,
+    place_arrays,
+)
+from nfold.engines.torch.run.job import Job
+
+WORKER_OPTIONS = ("prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
+"""What DataLoader is told about its workers: taken over where there are any."""
+LOADER_OPTIONS = (*WORKER_OPTIONS, "pin_memory", "persistent_workers", "in_order")
+"""What ``run.loader`` hands on to DataLoader."""
+BATCH_ADVICE = (
+    "next: run.loader(dataset, batch_size=..., shuffle=True), which divides the batch itself"
+)
+
+
+def resolve_settings(
+    data: Any, arguments: dict[str, Any], options: dict[str, Any] | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The data and what is said about them; a DataLoader gives what nobody said.
+
+    Raises UsageError for a sampler of the user's own, whose draws may differ between ranks, for
+    a batch that is not a whole number from 1, and for options that DataLoader has not.
+    """
+    options = options or {}
+    for name in options:
+        if name not in LOADER_OPTIONS:
+            raise UnknownValue("option of run.loader", name, (*arguments, *LOADER_OPTIONS))
+    if isinstance(data, DataLoader):
+        taken = _dataloader_settings(data)
+        arguments = {
+            name: taken[name] if value is None else value for name, value in arguments.items()
+        }
+        options = {**(taken["options"] if arguments["workers"] else {}), **options}
+        data = data.dataset
+    if arguments["shuffle"] and not is_map_style(data):
+        raise UsageError(
+            f"shuffle=True of a {type(data).__name__}: it can only be read in its own order; next: "
+            "leave shuffle out, or give arrays or a data set with __getitem__ and __len__"
+        )
+    batch = arguments["batch_size"]
+    if not isinstance(batch, Integral) or isinstance(batch, bool) or batch < 1:
+        raise UsageError(
+            f"batch_size {batch}: allowed are whole numbers from 1, the samples of one step over "
+            f"all devices; {BATCH_ADVICE}"
+        )
+    return data, {**arguments, "batch_size": int(batch), "options": options}
+
+
+def _dataloader_settings(data: DataLoader[Any]) -> dict[str, Any]:
+    sampler = None if isinstance(data.dataset, IterableDataset) else data.sampler
+    if sampler is not None and not _is_default_sampler(sampler, data.dataset):
+        raise UsageError(
+            f"a DataLoader with a {type(sampler).__name__} of its own: allowed are shuffle=True "
+            f"and False, every sample once an epoch; {BATCH_ADVICE}"
+        )
+    return {
+        "batch_size": data.batch_size,
+        "shuffle": isinstance(sampler, RandomSampler),
+        "drop_last": data.drop_last,
+        "workers": data.num_workers,
+        "collate": data.collate_fn,
+        "options": {name: getattr(data, name) for name in WORKER_OPTIONS}
+        if data.num_workers
+        else {},
+    }
+
+
+def _is_default_sampler(sampler: Any, data: Any) -> bool:
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(data)
+    return type(sampler) is SequentialSampler
+
+
+def build_loader_config(
+    settings: dict[str, Any], plan: Plan, job: Job, *, train: bool
+) -> LoaderConfig:
+    """How a loader of these settings works under the plan on this rank."""
+    shuffle, workers = settings["shuffle"], settings["workers"]
+    division = BatchDivision(
+        batch=settings["batch_size"],
+        rank=job.rank,
+        ranks=job.world_size,
+        micro_batches=plan.accumulate if train else 1,
+        drop_last=bool(settings["drop_last"]),
+    )
+    return LoaderConfig(
+        division=division,
+        device=job.device,
+        seed=plan.seed,
+        shuffle=train if shuffle is None else shuffle,
+        train=train,
+        input=plan.input,
+        workers=(plan.workers or 0) if workers is None else workers,
+        augment=settings["augment"],
+        collate=settings["collate"] or default_collate,
+        options=settings["options"],
+    )
+
+
+@dataclass(kw_only=True)
+class LoaderPosition:
+    """Where a loader is: the epoch that it is in or will begin, and the steps done in it."""
+
+    epoch: int = 0
+    step: int = 0
+
+
+class RunLoader:
+    """Iterate it once an epoch. Each batch is this rank's part of a global batch.
+
+    ``position`` says where it is; ``go_to`` has the next epoch begin elsewhere. An epoch whose
+    loop was left is not gone on with: the next one begins, after a resume as well. ``before`` is
+    called when an epoch begins, ``beat`` with every batch.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        config: LoaderConfig,
+        current_share: CurrentShare,
+        on_epoch_start: Callable[[], None],
+        on_batch: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._current_share = current_share
+        self._on_epoch_start = on_epoch_start
+        self._on_batch = on_batch
+        self._source = _build_reader(data, config)
+        self.position = LoaderPosition()
+        self._in_epoch = False
+
+    def seek(self, position: LoaderPosition) -> None:
+        """Begin the next iteration at ``position``, with the samples it would have had."""
+        self.position = LoaderPosition(epoch=position.epoch, step=position.step)
+        self._in_epoch = False
+
+    def __len__(self) -> int:
+        samples = self._source.samples
+        if samples is None:
+            raise TypeError("an iterable data set has no length")
+        division = self._config.division
+        if self._config.train:
+            return division.steps_per_epoch(samples) * division.micro_batches
+        return sum(not part.is_padding for part in division.epoch_slices(samples))
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._in_epoch:
+            self.position = LoaderPosition(epoch=self.position.epoch + 1)
+        self._in_epoch = True
+        held, self._current_share.is_padding = self._current_share.is_padding, False
+        self._on_epoch_start()
+        position = self.position
+        try:
+            yield from self._batches(position)
+        except GeneratorExit:
+            self._finish(position, held)
+            raise
+        self._finish(position, held)
+
+    def _batches(self, position: LoaderPosition) -> Iterator[Any]:
+        epoch, skip, parts = position.epoch, position.step, self._config.division.micro_batches
+        read = self._source.read_epoch(epoch, skip)
+        if not self._source.on_device:
+            read = prefetch_to_device(read, self._config.device)
+        for number, (part, ready, ids) in enumerate(read):
+            self._on_batch()
+            if part.is_padding and not self._config.train:
+                continue
+            if self._config.train:
+                self._current_share.set(part.share)
+                position.step = skip + number // parts + (number % parts == parts - 1)
+            self._current_share.is_padding = part.is_padding
+            augment = self._config.augment
+            yield ready if augment is None else augment(ready, ids, epoch)
+
+    def _finish(self, position: LoaderPosition, held: bool) -> None:
+        """The epoch that ``position`` is in is over, unless another iteration has begun since.
+
+        ``held``: whether the batch pads that the script had in hand before, of another loader.
+        """
+        if position is self.position:
+            self._current_share.is_padding = held
+            self.position, self._in_epoch = LoaderPosition(epoch=position.epoch + 1), False
+
+
+class MapStyleReader:
+    """A map-style data set, read by DataLoader's workers."""
+
+    on_device = False
+
+    def __init__(self, data: Dataset[Any], config: LoaderConfig) -> None:
+        self.samples: int | None = len(data)  # type: ignore[arg-type]  # checked: it has one
+        self._config = config
+        self._sampler = _BatchListSampler()
+        options = _dataloader_options(config)
+        self._loader = DataLoader(
+            data, batch_sampler=self._sampler, collate_fn=config.collate, **options
+        )
+
+    def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
+        """The batches of an epoch from step ``skip`` on; skipped samples are not read."""
+        recipe, samples = self._config, self.samples or 0
+        ids = recipe.epoch_order(samples, epoch)
+        parts = list(recipe.division.epoch_slices(samples, skip))
+        own = [ids[part.first : part.last] for part in parts]
+        self._sampler.batches = [each.tolist() for each in own]
+        yield from zip(parts, self._loader, own, strict=True)
+
+
+class _BatchListSampler(Sampler[list[int]]):
+    """The sample numbers of each batch of the epoch that is next."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class IterableReader:
+    """Samples that can only be iterated: every rank reads all and collates its own.
+
+    With workers, one of them does both: a stream has one order.
+    """
+
+    on_device = False
+
+    def __init__(self, start: Callable[[], Iterator[Any]], config: LoaderConfig) -> None:
+        self.samples: int | None = None
+        self._start = start
+        self._config = config
+
+    def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
+        """The batches of one pass from step ``skip`` on; the data decide what an epoch is."""
+        del epoch
+        passed = _IterableEpoch(self._start, self._config, skip)
+        if not self._config.workers:
+            yield from passed
+            return
+        options = {**_dataloader_options(self._config), "num_workers": 1}
+        yield from DataLoader(passed, batch_size=None, collate_fn=_identity, **options)
+
+
+class _IterableEpoch(IterableDataset[FetchedBatch]):
+    """One pass over a stream, cut into this rank's batches."""
+
+    def __init__(self, start: Callable[[], Iterator[Any]], config: LoaderConfig, skip: int) -> None:
+        self._start, self._config, self._skip = start, config, skip
+
+    def __iter__(self) -> Iterator[FetchedBatch]:
+        division = self._config.division
+        before = self._skip * division.batch
+        samples = islice(self._start(), before, None)
+        while whole := list(islice(samples, division.batch)):
+            if len(whole) < division.batch and division.drop_last:
+                return
+            for part in division.split(0, len(whole)):
+                ids = torch.arange(before + part.first, before + part.last)
+                yield part, self._config.collate(whole[part.first : part.last]), ids
+            before += len(whole)
+
+
+def _build_reader(
+    data: Any, config: LoaderConfig
+) -> ArrayReader | ShardedArrayReader | MapStyleReader | IterableReader:
+    arrays = as_arrays(data)
+    collates = config.collate is not default_collate
+    if arrays is not None and not collates:
+        return place_arrays(arrays, config)
+    if collates and type(data) in (tuple, dict):
+        raise UsageError(
+            f"collate of a {type(data).__name__} of arrays, which have no samples to put together; "
+            "next: a TensorDataset of them, or augment=, which gets each batch"
+        )
+    if config.input == "resident":
+        raise UsageError(
+            f"input 'resident' needs arrays, a {type(data).__name__} gives samples one by one; "
+            "next: run.loader((images, labels), ...), or input loader"
+        )
+    if is_map_style(data):
+        return MapStyleReader(data, config)
+    return IterableReader(iterator_factory(data), config)
+
+
+def _dataloader_options(config: LoaderConfig) -> dict[str, Any]:
+    own = config.options.get("worker_init_fn")
+    usual = {
+        "num_workers": config.workers,
+        "persistent_workers": config.workers > 0,
+        "pin_memory": config.device.type == "cuda",
+    }
+    return {**usual, **config.options, "worker_init_fn": partial(_init_worker, own)}
+
+
+def _init_worker(own: Callable[[int], Any] | None, worker: int) -> None:
+    os.environ.pop(
+        PARENT_VARIABLE, None
+    )  # names the rank's own parent where nfold did not start the rank
+    die_with_parent()
+    torch.set_num_threads(1)
+    if own is not None:
+        own(worker)
+
+
+def _identity(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,247 @@
+"""What one Run has prepared, and its state as a checkpoint keeps it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from nfold.core.errors import UsageError
+from nfold.engines.base import Observer, Phase
+from nfold.engines.torch import checkpoint as files
+from nfold.engines.torch.batch import CurrentShare
+from nfold.engines.torch.communication.gradient_exchange import GradientExchange
+from nfold.engines.torch.precision import LossScale
+from nfold.engines.torch.run.job import Job
+from nfold.engines.torch.run.loader import LoaderPosition, RunLoader
+from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions
+
+PREPARE_ADVICE = "next: model, optimizer = run.prepare(model, optimizer)"
+
+
+@dataclass
+class PreparedObjects:
+    """Everything that training goes on from, in the order in which it was prepared."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[LRScheduler] = field(default_factory=list)
+    loaders: list[RunLoader] = field(default_factory=list)
+    steps: int = 0
+
+    def missing_reason(self) -> str | None:
+        """What was not prepared although training depends on it; None where everything was."""
+        if not self.models:
+            return "no model is prepared: nfold exchanges no gradients; " + PREPARE_ADVICE
+        if not self.optimizers:
+            return (
+                "no optimizer is prepared: steps are not counted, checkpoints lack it; "
+                + PREPARE_ADVICE
+            )
+        known = {parameter for model in self.models for parameter in model.parameters()}
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        strange = sum(p not in known for group in groups for p in group["params"])
+        if not strange:
+            return None
+        return (
+            f"an optimizer updates {strange} parameters of no prepared model: their gradients are "
+            "not exchanged, devices drift apart; next: run.prepare() of the module that holds them"
+        )
+
+    def checkpoint_parts(self) -> dict[str, Any]:
+        """Objects with ``state_dict`` and ``load_state_dict``, by the names of their files."""
+        kinds: dict[str, list[Any]] = {
+            "model": self.models,
+            "optimizer": self.optimizers,
+            "scheduler": self.schedulers,
+        }
+        return {
+            f"{kind}-{number}": one
+            for kind, several in kinds.items()
+            for number, one in enumerate(several)
+        }
+
+    def progress(self, scale: LossScale | None, job: Job) -> dict[str, Any]:
+        """Where training stands, apart from the parts."""
+        return {
+            "format": files.FORMAT,
+            "steps": self.steps,
+            "ranks": job.world_size,
+            "parts": list(self.checkpoint_parts()),
+            "loaders": [[at.position.epoch, at.position.step] for at in self.loaders],
+            "scale": None if scale is None else scale.state(),
+        }
+
+
+def save_checkpoint(
+    prepared: PreparedObjects,
+    folder: Path,
+    job: Job,
+    *,
+    scale: LossScale | None,
+    extra: dict[str, Any],
+    keep: int,
+    wait: Callable[[], None],
+) -> Path:
+    """Write a checkpoint of all ranks into ``folder``; every rank must call it."""
+    final = folder / f"step-{prepared.steps}"
+    aside = folder / f".{final.name}.new"
+    if job.is_main:
+        files.begin_checkpoint(aside)
+    wait()
+    files.write_part(aside, f"random-{job.rank}", files.get_random_state())
+    if job.is_main:
+        for name, part in prepared.checkpoint_parts().items():
+            files.write_part(aside, name, part.state_dict())
+        files.write_part(aside, "progress", {**prepared.progress(scale, job), "extra": extra})
+    wait()
+    if job.is_main:
+        files.commit_checkpoint(aside, final, keep)
+    wait()
+    return final
+
+
+def load_checkpoint(
+    prepared: PreparedObjects, found: Path, job: Job, scale: LossScale | None
+) -> dict[str, Any]:
+    """Go on from the checkpoint ``found``; returns the user's own values in it.
+
+    Raises UsageError where it holds other parts than were prepared. With another number of
+    ranks, samples and their order stay the same, but dropout draws differ.
+    """
+    progress = files.read_part(found, "progress")
+    if progress["parts"] != list(prepared.checkpoint_parts()):
+        raise UsageError(
+            f"{found} holds {', '.join(progress['parts'])}, prepared are "
+            f"{', '.join(prepared.checkpoint_parts())}; next: run.resume() after all run.prepare()"
+        )
+    if len(progress["loaders"]) != len(prepared.loaders):
+        raise UsageError(
+            f"{found} knows {len(progress['loaders'])} loaders, made are "
+            f"{len(prepared.loaders)}; next: run.resume() after all run.loader()"
+        )
+    for name, part in prepared.checkpoint_parts().items():
+        part.load_state_dict(files.read_part(found, name))
+    for loader, (epoch, step) in zip(prepared.loaders, progress["loaders"], strict=True):
+        loader.seek(LoaderPosition(epoch=epoch, step=step))
+    if scale is not None and progress["scale"] is not None:
+        scale.load(progress["scale"])
+    if progress["ranks"] == job.world_size:
+        files.set_random_state(files.read_part(found, f"random-{job.rank}"))
+    prepared.steps = progress["steps"]
+    extra: dict[str, Any] = progress["extra"]
+    return extra
+
+
+Change = Callable[[], None]
+
+
+class RunBookkeeping:
+    """Steps, schedules and parts of steps. Notes made while a graph is recorded are kept for it.
+
+    ``frozen`` and ``rates`` are what a recording depends on besides tensors.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedObjects,
+        current_share: CurrentShare,
+        observer: Observer,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self.exchanges: list[GradientExchange] = []
+        self._prepared = prepared
+        self._current_share = current_share
+        self._observer = observer
+        self._deferred: list[Change] | None = None
+        self._backwards_at_step: dict[Optimizer, int] = {}
+        self._warned = False
+        self._trained: tuple[bool, ...] = ()
+
+    def begin_epoch(self) -> None:
+        """An epoch of training begins; what is trained in it is what is not frozen now."""
+        for exchange in self.exchanges:
+            exchange.begin_epoch()
+        parameters = (p for model in self._prepared.models for p in model.parameters())
+        self._trained = tuple(parameter.requires_grad for parameter in parameters)
+
+    def apply_or_defer(self, change: Change) -> None:
+        """Make a change now, or where a graph is recorded after each of its replays."""
+        if self._deferred is None:
+            change()
+        else:
+            self._deferred.append(change)
+
+    def on_optimizer_step(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped; the first one that was prepared counts the steps."""
+        if self.exchanges:
+            self._check_exchanged(optimizer)
+        if optimizer is self._prepared.optimizers[0]:
+            self.apply_or_defer(self._count_step)
+
+    def _check_exchanged(self, optimizer: Optimizer) -> None:
+        before = self._backwards_at_step.get(optimizer, 0)
+        now = self._backwards_at_step[optimizer] = sum(
+            one.completed_backwards for one in self.exchanges
+        )
+        if now > before or self._warned:
+            return
+        groups = optimizer.param_groups
+        if any(p.grad is not None for group in groups for p in group["params"]):
+            self._warned = True
+            warnings.warn(
+                "an optimizer stepped on gradients that were not exchanged, devices drift apart; "
+                "next: one loss.backward() before each step, not torch.autograd.grad",
+                stacklevel=5,  # the line that called step()
+            )
+
+    def _count_step(self) -> None:
+        if self._current_share.share.is_last:
+            self._prepared.steps += 1
+            self._observer.beat(Phase.STEPPING, self._prepared.steps)
+
+    def captured_state(self) -> Hashable:
+        """Share of the batch, settings of the optimizers, modes of the models, what is trained."""
+        prepared = self._prepared
+        return (
+            self._current_share.share,
+            tuple(exchange.is_accumulating for exchange in self.exchanges),
+            tuple(captured_settings(optimizer) for optimizer in prepared.optimizers),
+            tuple(model.training for model in prepared.models),
+            self._trained,
+        )
+
+    def lr_versions(self) -> list[int]:
+        """How often each learning rate was changed in place."""
+        return [
+            count for optimizer in self._prepared.optimizers for count in lr_versions(optimizer)
+        ]
+
+    def begin_recording(self) -> None:
+        """Keep notes from here on instead of following them."""
+        self._deferred = []
+
+    def abandon_recording(self) -> None:
+        """Forget the backward that a broken recording left in the middle."""
+        for exchange in self.exchanges:
+            exchange.reset()
+
+    def end_recording(self) -> Change:
+        """Follow notes again; returns what repeats those that were kept, after a replay."""
+        kept, self._deferred = self._deferred or [], None
+
+        def repeat() -> None:
+            for change in kept:
+                change()
+            for exchange in self.exchanges:
+                exchange.after_replay()
+
+        return repeat

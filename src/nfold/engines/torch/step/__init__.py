@@ -1,0 +1,1 @@
+"""One training step: forward, backward, update, CUDA graph capture."""

@@ -1,0 +1,1 @@
+"""What to change: advice for the user's code."""

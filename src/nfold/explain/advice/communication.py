@@ -1,0 +1,59 @@
+"""How a script can send less between its devices, with the line of its own code."""
+
+from __future__ import annotations
+
+from nfold.core.script_profile import ScriptProfile
+from nfold.explain.advice import trainers
+from nfold.explain.advice.pytorch import at_location
+
+
+def reduce_gradient_bytes(profile: ScriptProfile, *, half_tried: bool = False) -> str:
+    """Fewer gradient bytes; ``tried_half``: half of them were sent, and it is no faster."""
+    if profile.parallel == "fsdp":
+        return (
+            "shard less (reshard_after_forward=False), or not at all: DistributedDataParallel, if "
+            "the model fits a device"
+        )
+    if profile.parallel != "ddp":
+        own = profile.most_frequent("collective")
+        by_hand = profile.parallel == "other" and own is not None and own.package_line is None
+        text = f"{_use_ddp(profile)}; or " * by_hand
+        return at_location(
+            profile.most_frequent_line("collective"), f"{text}send less: bf16, or less often"
+        )
+    words = trainers.trainer_advice(profile)
+    if profile.sparse_gradient_bytes:
+        return at_location(words.location(profile, "wrapper"), _use_dense_gradients(profile))
+    said = halve_gradient_bytes(profile)
+    if said and not half_tried:
+        return said
+    why = " (half of the bytes: no gain beyond the noise)" if half_tried else ""
+    return at_location(words.location(profile, "wrapper"), f"{words.send_less_often}{why}")
+
+
+def halve_gradient_bytes(profile: ScriptProfile) -> str:
+    """Half of the gradient bytes, "" where there is no setting that sends them.
+
+    DistributedDataParallel has a hook that sends bf16 for NCCL alone.
+    """
+    words = trainers.trainer_advice(profile)
+    if not (words.half_gradients and profile.sends_fp32_gradients):
+        return ""
+    kind = "bf16" if profile.backend == "nccl" else "fp16"
+    return at_location(
+        words.location(profile, "wrapper"), words.half_gradients.format(kind, kind.upper())
+    )
+
+
+def _use_ddp(profile: ScriptProfile) -> str:
+    each = max((one.per_step for one in profile.collectives), default=0.0)
+    many = f" ({each:.0f} collectives a step here)" * (each > 1)
+    return f"DistributedDataParallel, which sends buckets while backward goes on{many}"
+
+
+def _use_dense_gradients(profile: ScriptProfile) -> str:
+    size = f"{profile.sparse_gradient_bytes / 1e6:,.2f} MB"
+    return (
+        f"every rank gathers the sparse gradients of all: sparse=False sends {size} a step, which "
+        "rings add up on their way"
+    )

@@ -1,0 +1,1 @@
+"""The five field reports: grids, tables and published figures."""

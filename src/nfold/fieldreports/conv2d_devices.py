@@ -1,0 +1,293 @@
+"""Field report 1: one convolution over the devices, and what its one number hid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nfold.analysis.comparison import CellResult
+from nfold.analysis.part_timings import PartTiming, part_timings
+from nfold.core.format import format_number, format_percent, format_ratio, join_words, pluralize
+from nfold.fieldreports import sheets as sheets_module
+from nfold.fieldreports.sheets import (
+    BLANK_ENTRY,
+    NO_NUMBER_ENTRY,
+    FieldReport,
+    Sheet,
+    SheetBuilder,
+    SheetEntry,
+    device_counts,
+    interval_entry,
+    number_entry,
+    select_workloads,
+    text_entry,
+    workload_parameters,
+)
+
+END_TO_END, COPY_ONLY, FIRST_CALL = "end to end", "copy only", "first call"
+CONVOLVE2D = "scipy.signal.convolve2d, 1 core"
+DEFAULTS = {"filter": 3, "channels": 1, "copy_only": 0}
+TORCH, OTHER_FRAMEWORKS = "torch", ("tensorflow", "jax")
+COMPARED_PARTS = (FIRST_CALL, COPY_ONLY, END_TO_END, "convolution, warm cache", "resident loop")
+"""The parts, or how their names begin, in which frameworks are compared."""
+FIRST_CALL_RATIO = 2.0
+"""From here on the first call is said to hide what the devices do."""
+
+
+def conv2d_report(found: Sequence[CellResult]) -> FieldReport:
+    """The table of the field report, each part apart, the CPU's, and the larger filters."""
+    everyone = select_workloads(found, "conv2d")
+    mine = _of(everyone, TORCH)
+    plain = _published_problem(mine)
+    others = {
+        name: _published_problem(_same_problem(_of(everyone, name), plain))
+        for name in OTHER_FRAMEWORKS
+    }
+    timed = {devices: _timed(result) for devices, result in plain.items()}
+    sentences = [
+        _first_call_sentence(timed),
+        _scaling(timed),
+        _copy_sentence(timed),
+        _peer(timed),
+        _larger_problem_sentence(mine),
+    ]
+    compared = {name: cells for name, cells in {TORCH: plain, **others}.items() if cells}
+    sheets = [_parts(plain, timed), _cpu(timed), _problems(mine)]
+    if compared.keys() - {TORCH}:
+        sentences.append(_libraries(compared))
+        sheets.append(_frameworks(compared))
+    return FieldReport(
+        name="conv2d-devices",
+        title="One convolution over 1 to N devices, every part timed apart",
+        published_setup=sheets_module.CONV2D_SETUP,
+        sentences=tuple(sentence for sentence in sentences if sentence),
+        sheets=tuple(sheets),
+    )
+
+
+def _of(found: Sequence[CellResult], framework: str) -> list[CellResult]:
+    def known(result: CellResult) -> str:
+        return result.plan.framework if result.plan.framework in OTHER_FRAMEWORKS else TORCH
+
+    return [result for result in found if known(result) == framework]
+
+
+def _published_problem(found: Sequence[CellResult]) -> dict[int, CellResult]:
+    alike = [r for r in found if _problem(r) == tuple(DEFAULTS.values())]
+    return _by_devices([r for r in alike if r.batch == max(one.batch for one in alike)])
+
+
+def _problem(result: CellResult) -> tuple[int, ...]:
+    chosen = workload_parameters(result)
+    return tuple(chosen.get(name, default) for name, default in DEFAULTS.items())
+
+
+def _problem_and_images(result: CellResult) -> tuple[int, ...]:
+    return (*_problem(result), result.batch)
+
+
+def _by_devices(found: Sequence[CellResult]) -> dict[int, CellResult]:
+    def rate(result: CellResult) -> float:
+        return result.samples_per_s.value if result.samples_per_s else 0.0
+
+    ordered = sorted(found, key=lambda r: (r.devices, rate(r)))
+    return {result.devices: result for result in ordered}
+
+
+def _timed(result: CellResult) -> dict[str, PartTiming]:
+    return {timing.part: timing for timing in part_timings([result])}
+
+
+def _fastest_end_to_end(timed: dict[str, PartTiming]) -> PartTiming | None:
+    for begin in (END_TO_END, COPY_ONLY):
+        ways = [timing for name, timing in timed.items() if name.startswith(begin)]
+        if ways:
+            return min(ways, key=lambda timing: timing.ms.value)
+    return None
+
+
+def _parts(plain: dict[int, CellResult], timed: dict[int, dict[str, PartTiming]]) -> Sheet:
+    reported = range(1, 1 + len(sheets_module.CONV2D_MS["V100"]))
+    counts = sorted({*reported, *plain})
+    rows = SheetBuilder("The whole batch by number of devices [ms]", ["devices", *map(str, counts)])
+    for card, values in sheets_module.CONV2D_MS.items():
+        known = dict(zip(reported, values, strict=True))
+        rows.add(
+            text_entry(f"then: {card}, one call"), *(number_entry(known.get(n)) for n in counts)
+        )
+    failed = {n: result for n, result in plain.items() if not result.succeeded}
+    names = dict.fromkeys(n for one in timed.values() for n, t in one.items() if not t.baseline)
+    for name in names:
+        found = {n: one[name] for n, one in timed.items() if name in one}
+        entries = [interval_entry(found[n].ms) if n in found else NO_NUMBER_ENTRY for n in counts]
+        rows.add(text_entry(f"now: {name}"), *entries)
+    if failed:
+        entries = [rows.failure_entry(failed[n]) if n in failed else BLANK_ENTRY for n in counts]
+        rows.add(text_entry("now: no result"), *entries)
+    return rows.build()
+
+
+def _cpu(timed: dict[int, dict[str, PartTiming]]) -> Sheet:
+    rows = SheetBuilder("The batch on the CPU, without the devices [ms]", ["", "then", "now"])
+    now = _baselines(timed)
+    for name in dict.fromkeys([CONVOLVE2D, *now]):
+        before = (
+            number_entry(sheets_module.CONVOLVE2D_MS) if name == CONVOLVE2D else NO_NUMBER_ENTRY
+        )
+        rows.add(
+            text_entry(name),
+            before,
+            interval_entry(now[name].ms) if name in now else NO_NUMBER_ENTRY,
+        )
+    return rows.build()
+
+
+def _baselines(timed: dict[int, dict[str, PartTiming]]) -> dict[str, PartTiming]:
+    found: dict[str, PartTiming] = {}
+    for _, one in sorted(timed.items()):
+        for name, timing in one.items():
+            if timing.baseline:
+                found.setdefault(name, timing)
+    return found
+
+
+def _problems(mine: Sequence[CellResult]) -> Sheet:
+    counts = device_counts(mine)
+    heads = [
+        "filter",
+        "channels",
+        "images",
+        "what",
+        *(f"{pluralize(n, 'device')} [ms]" for n in counts),
+    ]
+    rows = SheetBuilder(
+        "Larger filters, more channels, and the copy alone", [*heads, "most / 1 device"]
+    )
+    for width, channels, copied, images in dict.fromkeys(map(_problem_and_images, mine)):
+        at = _by_devices(
+            [r for r in mine if _problem_and_images(r) == (width, channels, copied, images)]
+        )
+        whole = {n: _fastest_end_to_end(_timed(result)) for n, result in at.items()}
+        what = "copy there and back" if copied else "end to end"
+        entries = [_time(rows, at.get(n), whole.get(n)) for n in counts]
+        rows.add(*map(text_entry, (width, channels, images, what)), *entries, _gain(whole))
+    return rows.build()
+
+
+def _same_problem(found: Sequence[CellResult], plain: dict[int, CellResult]) -> list[CellResult]:
+    known = {(result.cell.first.workload, result.batch) for result in plain.values()}
+    return [r for r in found if not known or (r.cell.first.workload, r.batch) in known]
+
+
+def _frameworks(compared: dict[str, dict[int, CellResult]]) -> Sheet:
+    counts = device_counts([result for cells in compared.values() for result in cells.values()])
+    heads = ["framework", "part", *(f"{pluralize(n, 'device')} [ms]" for n in counts)]
+    rows = SheetBuilder("The same batch in other frameworks", heads)
+    for name, cells in compared.items():
+        timed = {n: _timed(result) for n, result in cells.items()}
+        parts = dict.fromkeys(part for one in timed.values() for part in one)
+        for part in (part for part in parts if part.startswith(COMPARED_PARTS)):
+            found = {n: one.get(part) for n, one in timed.items()}
+            entries = [_time(rows, cells.get(n), found.get(n)) for n in counts]
+            rows.add(text_entry(name), text_entry(part), *entries)
+        if not parts:
+            rows.add(
+                text_entry(name), BLANK_ENTRY, *(_time(rows, cells.get(n), None) for n in counts)
+            )
+    return rows.build()
+
+
+def _libraries(compared: dict[str, dict[int, CellResult]]) -> str:
+    common = set[int].intersection(*map(set, compared.values()))
+    if not common:
+        return ""
+    whole = {
+        name: _fastest_end_to_end(_timed(cells[min(common)])) for name, cells in compared.items()
+    }
+    said = [f"{format_number(way.ms.value)} ms in {name}" for name, way in whole.items() if way]
+    fewest = pluralize(min(common), "device")
+    return f"End to end on {fewest} takes {join_words(said)}." if len(said) > 1 else ""
+
+
+def _time(rows: SheetBuilder, result: CellResult | None, whole: PartTiming | None) -> SheetEntry:
+    if result is not None and not result.succeeded:
+        return rows.failure_entry(result)
+    return interval_entry(whole.ms) if whole else NO_NUMBER_ENTRY
+
+
+def _gain(whole: dict[int, PartTiming | None]) -> SheetEntry:
+    ratio = _ratio(whole)
+    return (
+        NO_NUMBER_ENTRY
+        if ratio is None
+        else SheetEntry(text=format_ratio(ratio[1]), value=ratio[1])
+    )
+
+
+def _ratio(whole: dict[int, PartTiming | None]) -> tuple[int, float] | None:
+    known = {n: timing.ms.value for n, timing in whole.items() if timing is not None}
+    if 1 not in known or len(known) < 2:
+        return None
+    return max(known), known[1] / known[max(known)]
+
+
+def _first_call_sentence(timed: dict[int, dict[str, PartTiming]]) -> str:
+    pairs = [(n, one.get(FIRST_CALL), _fastest_end_to_end(one)) for n, one in sorted(timed.items())]
+    known = [(n, first.ms.value, later.ms.value) for n, first, later in pairs if first and later]
+    if not known:
+        return ""
+    n, first, later = known[0]
+    ratio = first / later
+    verdict = ": one timed call measures the start" if ratio >= FIRST_CALL_RATIO else ""
+    return (
+        f"On {pluralize(n, 'device')} the first call takes {format_number(first)} ms, {format_number(ratio)}× a "
+        f"later one ({format_number(later)} ms){verdict}."
+    )
+
+
+def _scaling(timed: dict[int, dict[str, PartTiming]]) -> str:
+    whole = _ratio({n: _fastest_end_to_end(one) for n, one in timed.items()})
+    if whole is None:
+        return ""
+    alone = _ratio({n: one.get("convolution, warm cache") for n, one in timed.items()})
+    more = f", the convolution without its copies {format_ratio(alone[1])}" if alone else ""
+    return f"{pluralize(whole[0], 'device')} are {format_ratio(whole[1])} as fast as one end to end{more}."
+
+
+def _copy_sentence(timed: dict[int, dict[str, PartTiming]]) -> str:
+    shares = []
+    for n, one in sorted(timed.items()):
+        way = _fastest_end_to_end(one)
+        copy = way and one.get(way.part.replace(END_TO_END, COPY_ONLY))
+        if way and copy:
+            share = format_percent(copy.ms.value / way.ms.value)
+            shares.append(f"{share} on {pluralize(n, 'device')}")
+    if not shares:
+        return ""
+    return f"A copy there and back alone takes {join_words(shares)} of the time end to end."
+
+
+def _peer(timed: dict[int, dict[str, PartTiming]]) -> str:
+    peers, whole = _baselines(timed), timed.get(1) and _fastest_end_to_end(timed[1])
+    if not whole or not peers:
+        return ""
+    best = min(peers.values(), key=lambda timing: timing.ms.value)
+    ratio = best.ms.value / whole.ms.value
+    verdict = (
+        f"{format_number(ratio)}× as long as"
+        if ratio >= 1
+        else f"{format_number(1 / ratio)}× less than"
+    )
+    return f"{best.part} takes {format_number(best.ms.value)} ms, {verdict} one device end to end."
+
+
+def _larger_problem_sentence(mine: Sequence[CellResult]) -> str:
+    gains = []
+    for posed in dict.fromkeys(map(_problem_and_images, mine)):
+        width, channels, copied, _ = posed
+        at = _by_devices([r for r in mine if _problem_and_images(r) == posed])
+        ratio = _ratio({n: _fastest_end_to_end(_timed(result)) for n, result in at.items()})
+        if ratio and not copied and (width, channels) != (3, 1):
+            gains.append(
+                f"{format_ratio(ratio[1])} at filter {width} and {pluralize(channels, 'channel')}"
+            )
+    return f"With more work per image the same ratio is {join_words(gains)}." if gains else ""

@@ -1,0 +1,133 @@
+"""Field report 5: channels_first against channels_last, as ratios with intervals."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from nfold.analysis import cell_labels
+from nfold.analysis.comparison import CellResult, throughput_ratio
+from nfold.core.format import format_range, format_ratio, pluralize
+from nfold.core.stats import Interval
+from nfold.fieldreports import sheets
+from nfold.fieldreports.sheets import (
+    BLANK_ENTRY,
+    NO_NUMBER_ENTRY,
+    FieldReport,
+    Sheet,
+    SheetBuilder,
+    SheetEntry,
+    interval_entry,
+    select_workloads,
+    text_entry,
+)
+
+CHANNELS_FIRST, CHANNELS_LAST = "channels_first", "channels_last"
+MODEL_ORDER = ("cnn10", "wide_resnet", "inception_v3", "mnist", "digits")
+HEADS = (
+    "model",
+    "",
+    "precision",
+    "devices",
+    "batch",
+    f"{CHANNELS_FIRST} [images/s]",
+    f"{CHANNELS_LAST} [images/s]",
+    "first / last",
+)
+
+LayoutPair = dict[str, CellResult]
+"""Two cells that differ in their layout alone, by layout."""
+LayoutComparison = tuple[LayoutPair, Interval | None]
+"""Both, and their ratio where both were timed."""
+
+
+def layout_report(found: Sequence[CellResult]) -> FieldReport:
+    """Images/s of both layouts and their ratio, by model, framework, precision and devices."""
+    pairs = [(pair, _ratio(pair)) for pair in _pairs(select_workloads(found, *MODEL_ORDER))]
+    return FieldReport(
+        name="layout",
+        title="channels_first against channels_last",
+        published_setup=sheets.LAYOUT_SETUP,
+        sentences=tuple(_sentences(pairs)),
+        sheets=(_table(pairs),),
+    )
+
+
+def _pairs(mine: Sequence[CellResult]) -> list[LayoutPair]:
+    kept = [axis for axis in cell_labels.CELL_AXES if axis != "layout"]
+    grouped: dict[tuple[Any, ...], LayoutPair] = defaultdict(dict)
+    for result in mine:
+        key = tuple(cell_labels.axis_value(result.cell.first, axis) for axis in kept)
+        grouped[key][str(result.plan.layout)] = result
+    both = [pair for pair in grouped.values() if len(pair) == 2]
+    return sorted(both, key=_order)
+
+
+def _order(pair: LayoutPair) -> tuple[str, str, str, int, int]:
+    first = pair[CHANNELS_FIRST]
+    return (*_name(first), first.devices, first.batch)
+
+
+def _name(result: CellResult) -> tuple[str, str, str]:
+    plan = result.plan
+    strategy = "" if plan.strategy == "single" else f", {plan.strategy}"
+    named = f"{plan.framework}{strategy}"
+    return (str(result.cell.first.workload), named, plan.precision or "")
+
+
+def _table(pairs: Sequence[LayoutComparison]) -> Sheet:
+    rows = SheetBuilder("images/s of the two layouts and their ratio", HEADS)
+    for model, gain in sheets.LAYOUT_GAINS.items():
+        places = map(text_entry, (model, "then: TensorFlow/Keras", "fp32", 1))
+        rows.add(*places, BLANK_ENTRY, BLANK_ENTRY, BLANK_ENTRY, text_entry(gain))
+    for pair, ratio in pairs:
+        first = pair[CHANNELS_FIRST]
+        model, framework, precision = _name(first)
+        places = map(
+            text_entry, (model, f"now: {framework}", precision, first.devices, first.batch)
+        )
+        rates = [_rate(rows, pair[layout]) for layout in (CHANNELS_FIRST, CHANNELS_LAST)]
+        rows.add(*places, *rates, interval_entry(ratio, 2, "×") if ratio else NO_NUMBER_ENTRY)
+    return rows.build()
+
+
+def _rate(rows: SheetBuilder, result: CellResult) -> SheetEntry:
+    return interval_entry(result.samples_per_s) if result.succeeded else rows.failure_entry(result)
+
+
+def _ratio(pair: LayoutPair) -> Interval | None:
+    return throughput_ratio(pair[CHANNELS_FIRST].cell, pair[CHANNELS_LAST].cell)
+
+
+def _sentences(pairs: Sequence[LayoutComparison]) -> list[str]:
+    known = [(pair, ratio) for pair, ratio in pairs if ratio is not None]
+    if not known:
+        return ["No pair of cells was measured in both layouts."]
+    known.sort(key=lambda one: one[1].value)
+    sides = [_side(ratio) for _, ratio in known]
+    won = f"{CHANNELS_LAST} is faster in {sides.count(-1)}, {CHANNELS_FIRST} in {sides.count(1)}"
+    open_ = sides.count(0)
+    said = [f"Of {pluralize(len(known), 'pair')} {won}; in {open_} they are not told apart."]
+    ends = [known[0], known[-1]] if len(known) > 1 else [known[0]]
+    said += [
+        f"{_place(pair)}: {CHANNELS_FIRST} is {_format_layout_ratio(ratio)} {CHANNELS_LAST}."
+        for pair, ratio in ends
+    ]
+    return said
+
+
+def _side(ratio: Interval) -> int:
+    low = ratio.value if ratio.low is None else ratio.low
+    high = ratio.value if ratio.high is None else ratio.high
+    return (low > 1) - (high < 1)
+
+
+def _format_layout_ratio(ratio: Interval) -> str:
+    interval = format_range(ratio, 2)
+    return f"{format_ratio(ratio.value)}{f' ({interval})' if interval else ''}"
+
+
+def _place(pair: LayoutPair) -> str:
+    model, framework, precision = _name(pair[CHANNELS_FIRST])
+    return f"{model}, {framework}, {precision}, {pluralize(pair[CHANNELS_FIRST].devices, 'device')}"

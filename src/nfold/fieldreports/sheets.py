@@ -1,0 +1,327 @@
+"""What a field report's page is made of: tables of entries, sentences, and the same as JSON."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nfold.analysis import cell_labels
+from nfold.analysis.cell_labels import Footnotes, failure_location
+from nfold.analysis.comparison import CellResult
+from nfold.core.format import (
+    NO_NUMBER,
+    STATUS_LABELS,
+    format_half_width,
+    format_number,
+    superscript,
+    terminal_safe,
+)
+from nfold.core.serialization import serialize
+from nfold.core.stats import Interval
+
+Parameters = dict[str, int]
+_NUMBER = (int, float, Interval)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SheetEntry:
+    """What stands in one place of a table; ``value`` is its number, where the text rounds one."""
+
+    text: str
+    value: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """One table of a field report; every row has an entry for each of ``heads``."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[SheetEntry, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The rows as text."""
+        return [[entry.text for entry in row] for row in self.rows]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold one number an entry: they stand on the right."""
+        columns = zip(*self.rows, strict=True)
+        return [any(isinstance(e.value, _NUMBER) for e in column) for column in columns]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldReport:
+    """A field report's tables with today's numbers, and what these say in computed sentences.
+
+    ``then`` says what the numbers of then were measured with.
+    """
+
+    name: str
+    title: str
+    published_setup: str
+    sentences: tuple[str, ...]
+    sheets: tuple[Sheet, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """``report`` of the versioned JSON: rows by the heads of their columns, unrounded."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "then": self.published_setup,
+            "sentences": list(self.sentences),
+            "tables": [_sheet_json(sheet) for sheet in self.sheets],
+        }
+
+
+def _sheet_json(sheet: Sheet) -> dict[str, Any]:
+    rows = [
+        {head: _plain(entry) for head, entry in zip(sheet.heads, row, strict=True)}
+        for row in sheet.rows
+    ]
+    return {"title": sheet.title, "rows": rows, "notes": list(sheet.notes)}
+
+
+def _plain(entry: SheetEntry) -> Any:
+    if entry.value is not None:
+        return serialize(entry.value)
+    return None if entry.text in ("", NO_NUMBER) else entry.text
+
+
+NO_NUMBER_ENTRY = SheetEntry(text=NO_NUMBER)
+BLANK_ENTRY = SheetEntry(text="")
+
+
+def text_entry(text: object) -> SheetEntry:
+    """A text, or a whole number as it is."""
+    whole = isinstance(text, int)
+    return SheetEntry(
+        text=f"{text:,}" if whole else terminal_safe(str(text)), value=text if whole else None
+    )
+
+
+def number_entry(value: float | None, places: int | None = None) -> SheetEntry:
+    """A number, rounded for the eye; nothing where there is none."""
+    return (
+        NO_NUMBER_ENTRY
+        if value is None
+        else SheetEntry(text=format_number(value, places), value=value)
+    )
+
+
+def interval_entry(
+    interval: Interval | None, places: int | None = None, unit: str = ""
+) -> SheetEntry:
+    """A number with the half width of its interval."""
+    if interval is None:
+        return NO_NUMBER_ENTRY
+    spread = format_half_width(interval, places)
+    text = f"{format_number(interval.value, places)}{unit}{f' {spread}' if spread else ''}"
+    return SheetEntry(text=text, value=interval)
+
+
+@dataclass
+class SheetBuilder:
+    """A sheet while it is made; the reason of a failed cell becomes a note."""
+
+    title: str
+    heads: Sequence[str]
+    _rows: list[tuple[SheetEntry, ...]] = field(default_factory=list)
+    _notes: Footnotes = field(default_factory=Footnotes)
+
+    def add(self, *entries: SheetEntry) -> None:
+        """One row; the places that are left out at its end are blank."""
+        missing = len(self.heads) - len(entries)
+        self._rows.append((*entries, *[BLANK_ENTRY] * missing))
+
+    def failure_entry(self, result: CellResult) -> SheetEntry:
+        """Stands where a cell has no number: its status, and a note with the reason."""
+        worst = result.cell.first_failed_or_first
+        cause = failure_location(worst)
+        mark = superscript((self._notes.mark(cause),)) if worst.cause else ""
+        return SheetEntry(
+            text=f"{STATUS_LABELS[worst.status]}{mark}",
+            value={"status": worst.status, "cause": cause},
+        )
+
+    def build(self) -> Sheet:
+        """The finished table."""
+        marked = [f"{superscript((k,))} {t}" for k, t in enumerate(self._notes.texts, start=1)]
+        return Sheet(
+            title=self.title, heads=tuple(self.heads), rows=tuple(self._rows), notes=tuple(marked)
+        )
+
+
+def select_workloads(found: Iterable[CellResult], *names: str) -> list[CellResult]:
+    """The cells of some workloads, whatever their parameters."""
+    return [result for result in found if result.cell.first.workload.name in names]
+
+
+def workload_parameters(result: CellResult) -> Parameters:
+    """The workload's parameters that are not at their defaults."""
+    return dict(result.cell.first.workload.parameters)
+
+
+def device_counts(found: Iterable[CellResult]) -> list[int]:
+    """How many devices there are cells of."""
+    return sorted({result.devices for result in found})
+
+
+def differing_axes(found: Sequence[CellResult]) -> list[str]:
+    """The axes that differ between cells of the same framework.
+
+    What a framework alone decides (its own layout, its own way to run a step) needs no word.
+    """
+    frameworks = dict.fromkeys(result.plan.framework for result in found)
+    groups = [[r.cell for r in found if r.plan.framework == name] for name in frameworks]
+    named = {axis for group in groups if len(group) > 1 for axis in cell_labels.varying_axes(group)}
+    return [axis for axis in cell_labels.CELL_AXES if axis in named]
+
+
+def differing_self_explanatory_axes(found: Sequence[CellResult]) -> list[str]:
+    """Those of them whose values say what they are."""
+    return [
+        a
+        for a in differing_axes(found)
+        if a in cell_labels.SELF_EXPLANATORY_AXES and a not in ("framework", "device")
+    ]
+
+
+GROUP_DIFFERENCES = ("devices", "batch", *cell_labels.DEVICE_DEPENDENT_AXES)
+"""Axes that may differ within a group; of the batch, only as the groups are made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceGroup:
+    """Cells by their number of devices. ``batch`` is the global one, or said to be a device's."""
+
+    cells: dict[int, CellResult]
+    batch: str
+
+    @property
+    def smallest(self) -> CellResult:
+        """The cell on the fewest devices."""
+        return self.cells[min(self.cells)]
+
+    @property
+    def largest(self) -> CellResult:
+        """The cell on the most devices."""
+        return self.cells[max(self.cells)]
+
+
+def group_by_batch(found: Sequence[CellResult]) -> list[DeviceGroup]:
+    """Groups of one global batch; where each of those has one cell, of one batch a device."""
+    alike: dict[tuple[Any, ...], list[CellResult]] = defaultdict(list)
+    for result in sorted(found, key=lambda r: r.devices):
+        alike[_kind(result)].append(result)
+    return [group for results in alike.values() for group in _split(results)]
+
+
+def _kind(result: CellResult) -> tuple[Any, ...]:
+    kept = [axis for axis in cell_labels.CELL_AXES if axis not in GROUP_DIFFERENCES]
+    return tuple(cell_labels.axis_value(result.cell.first, axis) for axis in kept)
+
+
+def _split(results: Sequence[CellResult]) -> list[DeviceGroup]:
+    strong = _by([(r.batch, r) for r in results])
+    weak = _by([(r.batch // r.devices, r) for r in results])
+    if len(strong) == len(results) > len(weak):
+        return [
+            DeviceGroup(cells=cells, batch=f"{batch:,} a device") for batch, cells in weak.items()
+        ]
+    return [DeviceGroup(cells=cells, batch=f"{batch:,}") for batch, cells in strong.items()]
+
+
+def _by(keyed: Sequence[tuple[int, CellResult]]) -> dict[int, dict[int, CellResult]]:
+    groups: dict[int, dict[int, CellResult]] = defaultdict(dict)
+    for key, result in keyed:
+        groups[key].setdefault(result.devices, result)
+    return dict(sorted(groups.items()))
+
+
+# What the five field reports of 2016 to 2019 measured: facts, nothing else.
+#
+# Milliseconds, seconds, images per second and fractions as they were published.
+
+CONV2D_SETUP = (
+    "TensorFlow 1 on K80 and V100 cards, 12 virtual cores; 840 images of 100 × 100, filter 3 × 3, "
+    "one timed call without warm-up"
+)
+CONV2D_MS = {
+    "V100": (14897.8, 4328.1, 5645.4, 684.2, 744.7, 731.5, 726.5, 721.6),
+    "K80": (3248.4, 3380.7, 3837.3, 690.7, 691.7, 588.1, 581.1, 647.2),
+}
+"""By card: the one timed call on 1 to 8 GPUs."""
+CONVOLVE2D_MS = 222.0
+"""scipy.signal.convolve2d in a loop on one core, ± 4."""
+
+MNIST_SETUP = "TensorFlow 1 Estimator with MirroredStrategy on GTX 1080 cards, 10,000 steps"
+MNIST_STEPS = 10_000
+
+
+@dataclass(frozen=True)
+class MirroredRun:
+    """One row of the MirroredStrategy report."""
+
+    devices: int
+    batch_per_device: int
+    accuracy: float
+    seconds: float
+
+
+MNIST_ROWS = (MirroredRun(1, 100, 0.9511, 68.0), MirroredRun(2, 50, 0.9515, 90.6))
+
+INCEPTION_SETUP = "TensorFlow 1 on two Titan X cards, December 2016, batch 32"
+INCEPTION_RATES = {
+    ("cpu", 1): ((44.6, 45.2), (0.71, 0.71)),
+    ("cpu", 2): ((38.8, 42.3), (0.77, 0.82)),
+    ("device", 1): ((69.2, 69.6), (0.46, 0.46)),
+    ("device", 2): ((88.7, 108.9), (0.29, 0.36)),
+}
+"""By place of the distortion and GPUs: examples/s and s/batch, each from and to."""
+
+CIFAR_SETUP = "PyTorch 1.1, nn.DataParallel on two RTX 2080 Ti cards, 2019, float32, 100 epochs"
+CIFAR_EPOCHS = 100
+
+
+@dataclass(frozen=True)
+class EpochTimes:
+    """Seconds of epoch 1, median seconds of the later ones, seconds in all, test accuracy."""
+
+    first_s: float
+    later_s: float
+    total_s: float
+    accuracy: float
+
+
+def _at(hours: int, minutes: int, seconds: int) -> float:
+    return 3600.0 * hours + 60 * minutes + seconds
+
+
+CIFAR_CELLS: dict[tuple[str, int, int], EpochTimes | None] = {
+    ("cnn10", 128, 1): EpochTimes(15.86, 13.90, _at(0, 23, 15), 0.8915),
+    ("cnn10", 128, 2): EpochTimes(16.07, 11.92, _at(0, 20, 4), 0.8896),
+    ("cnn10", 256, 1): EpochTimes(12.72, 12.29, _at(0, 20, 28), 0.8900),
+    ("cnn10", 256, 2): EpochTimes(8.96, 9.00, _at(0, 15, 0), 0.8912),
+    ("cnn10", 512, 1): EpochTimes(13.60, 11.33, _at(0, 18, 53), 0.8837),
+    ("cnn10", 512, 2): EpochTimes(8.74, 7.80, _at(0, 13, 1), 0.8816),
+    ("cnn10", 1024, 1): EpochTimes(16.52, 10.93, _at(0, 18, 17), 0.8860),
+    ("cnn10", 1024, 2): EpochTimes(9.52, 7.24, _at(0, 12, 5), 0.8814),
+    ("cnn10", 2048, 1): EpochTimes(15.50, 10.80, _at(0, 18, 3), 0.8639),
+    ("cnn10", 2048, 2): EpochTimes(8.34, 7.05, _at(0, 11, 45), 0.8688),
+    ("wide_resnet", 128, 1): EpochTimes(111.89, 110.42, _at(3, 3, 57), 0.8743),
+    ("wide_resnet", 128, 2): EpochTimes(72.75, 70.58, _at(1, 57, 38), 0.8559),
+    ("wide_resnet", 256, 1): EpochTimes(105.71, 105.47, _at(2, 55, 48), 0.8011),
+    ("wide_resnet", 256, 2): EpochTimes(58.43, 60.83, _at(1, 41, 22), 0.8109),
+    ("wide_resnet", 512, 1): None,
+    ("wide_resnet", 512, 2): EpochTimes(59.01, 56.49, _at(1, 34, 14), 0.7695),
+}
+"""By model, global batch and GPUs; None ran out of memory. WRN is 28-10."""
+
+LAYOUT_SETUP = "TensorFlow/Keras 1.13.1 on two RTX 2080 Ti cards, 2019, float32"
+LAYOUT_GAINS = {"cnn10": "a little under 1.10", "wide_resnet": "a little under 1.05"}
+"""By model on one GPU: channels_first over channels_last."""

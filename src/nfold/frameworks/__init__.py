@@ -1,1 +1,0 @@
-"""The frameworks: one seam, one folder or file each."""

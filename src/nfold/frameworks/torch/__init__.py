@@ -1,1 +1,0 @@
-"""PyTorch. Importing this package imports no torch; ``loop`` and the axes do."""

@@ -1,1 +1,0 @@
-"""A script that nobody changed, as one rank: run, watched from outside, ended after its steps."""

@@ -1,1 +1,0 @@
-"""The fast step for a user's own PyTorch script: what stands behind ``nfold.Run``."""

@@ -1,0 +1,1 @@
+"""Instrumentation of an unmodified PyTorch script."""

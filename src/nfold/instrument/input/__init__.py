@@ -1,0 +1,1 @@
+"""DataLoaders and batch functions of a script."""

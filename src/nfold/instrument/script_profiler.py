@@ -1,0 +1,524 @@
+"""All that looks at a script's warm-up or changes its parts, behind one seam; then the facts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DistributedSampler
+
+from nfold.core.errors import Unsupported
+from nfold.core.script_profile import (
+    SHARDED,
+    CollectiveUse,
+    DataLoaderProfile,
+    HostToDeviceCopies,
+    Parallelism,
+    ScriptProfile,
+)
+from nfold.engines.base import Task
+from nfold.engines.interleaver import ActiveVariant
+from nfold.engines.torch.devices import Devices
+from nfold.instrument.hooks import model_hooks, runtime_hooks
+from nfold.instrument.hooks.distributed_hooks import (
+    LOCAL_COLLECTIVES,
+    CollectiveHooks,
+    DataParallelHooks,
+    broadcasts_buffers,
+    bucket_bytes,
+    buffers_of,
+    comm_hook,
+    dp_devices,
+    unused_parameter_bytes,
+)
+from nfold.instrument.hooks.model_hooks import HALF_PRECISIONS, ForwardObserver, ModelCompiler
+from nfold.instrument.hooks.patches import Patches, TrainerDetector, is_tensor_parallel
+from nfold.instrument.hooks.runtime_hooks import (
+    AnomalyDetectionHook,
+    EventCounter,
+    HostReads,
+    ThreadCountHook,
+    is_sparse,
+    tensor_bytes,
+)
+from nfold.instrument.input.batch_functions import BatchFunctionHooks
+from nfold.instrument.input.dataloader_hook import (
+    DataLoaderHook,
+    StepInput,
+    batch_size_of,
+    samplers_of,
+)
+from nfold.instrument.input.epoch_passes import (
+    epoch_length_is_read_ahead,
+    is_cycled,
+    length_or_none,
+    script_sampler,
+)
+from nfold.instrument.input.fetch_times import NO_FETCHES, FetchTimer, FetchTotal, fetch_difference
+from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
+from nfold.instrument.rank_environment import computes_slice
+
+
+class ScriptProfiler:
+    """What is seen of one rank: ``install``, ``begin`` after its first step, ``settle``."""
+
+    def __init__(
+        self,
+        task: Task,
+        variant: ActiveVariant,
+        dataloaders: DataLoaderHook,
+        step_optimizer: StepOptimizer,
+        step_hooks: OptimizerStepHooks,
+        trainers: TrainerDetector,
+    ) -> None:
+        self._task = task
+        self._variant = variant
+        self._dataloaders = dataloaders
+        self._step_optimizer = step_optimizer
+        self._step_hooks = step_hooks
+        self._trainers = trainers
+        self._events = EventCounter()
+        self.batch_functions = BatchFunctionHooks(
+            variant, dataloaders.new_replay, dataloaders.on_batch_request
+        )
+        self._forwards = ForwardObserver(self.batch_functions.on_model_input, step_hooks.on_compute)
+        self._wrappers = DataParallelHooks(variant, lambda: self._events.record_location("wrapper"))
+        self.collectives = CollectiveHooks(variant, self._events)
+        self._anomalies = AnomalyDetectionHook(variant, self._events)
+        self._threads = ThreadCountHook(variant, self._events)
+        self._host_reads, self._host_read_patches = (
+            HostReads(variant, lambda: dataloaders.replayed_index),
+            Patches(),
+        )
+        self._compiler = ModelCompiler(variant.current.compiled)
+        self.fetch_timer = FetchTimer()
+        self._warm_up_fetches = NO_FETCHES
+        self._warm_up_retries = 0
+        self._batches: list[int] = []
+        self._counts: list[int] = []
+        self._model_counts: list[int] = []
+        self._slices = task.world_size if computes_slice(task) else 1
+        self._wait_s = 0.0
+        self._profile = ScriptProfile(rank=task.rank)
+        self.uses_join = False
+        self.child_processes = 0
+
+    def install(self, patches: Patches, warm_up: Patches) -> None:
+        """Put everything in its place."""
+        self._wrappers.install(patches, warm_up)
+        if self._variant.current.channels_last:
+            model_hooks.install_channels_last(patches)
+        self.collectives.install(patches, warm_up)
+        self._anomalies.install(patches, warm_up)
+        self.fetch_timer.install(patches, on_worker_start=lambda: self.uninstall(warm_up))
+        for name in ("to", "cuda"):
+            warm_up.put(nn.Module, name, self._wrap_module_move)
+        # What stays goes in before what the end of the warm-up takes out again.
+        if not self._variant.is_baseline("host_syncs"):
+            self._host_reads.install(self._host_read_patches)
+        runtime_hooks.install_tensor_hooks(
+            warm_up, self._events, self._dataloaders.transfers.record_transfer
+        )
+        self._threads.install(patches, warm_up)
+        patches.put(BaseProcess, "start", self._wrap_process_start)
+        self._forwards.start()
+        self._compiler.start()
+
+    def switch_variant(self) -> None:
+        """What is left out has changed."""
+        self._wrappers.switch_variant()
+        self._anomalies.switch_variant()
+        self._threads.switch_variant(self._profile.threads)
+
+    def _wrap_process_start(self, usual: Any) -> Any:
+        @functools.wraps(usual)
+        def start(process: Any) -> None:
+            module = getattr(getattr(process, "_target", None), "__module__", "")
+            self.child_processes += not str(module).startswith("torch.utils.data")
+            usual(process)
+
+        return start
+
+    def _wrap_module_move(self, usual: Any) -> Any:
+        @functools.wraps(usual)
+        def move(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._events.record_location("model")
+            return usual(module, *args, **kwargs)
+
+        return move
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """What the optimizers train, in the order of their first steps."""
+        return self._step_optimizer.parameters
+
+    @property
+    def parameter_count(self) -> int:
+        """Numbers that are trained on this rank."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    def devices(self) -> Devices:
+        """Those that the parameters are used on."""
+        several = [wrapped.device_ids or () for wrapped in self._wrappers.dp]
+        indices = next((ids for ids in several if len(ids)), ())
+        if indices:
+            return Devices(tuple(torch.device("cuda", index) for index in indices))
+        first = next((parameter.device for parameter in self.parameters), torch.device("cpu"))
+        return Devices((first,))
+
+    @property
+    def may_compile(self) -> bool:
+        """Whether the second step may take a compiler's time: a batch of another shape does."""
+        return bool(self._variant.current.compiled) or has_compiled_code()
+
+    def on_first_step(self) -> None:
+        """The first step is made."""
+        if self._parallelism() in SHARDED and not self._variant.is_baseline("exchange"):
+            raise Unsupported(
+                "exchange: the parameters are sharded (FSDP), without an exchange no rank has "
+                "them; allowed are real and replayed input, and one device alone"
+            )
+        self._events.enabled = True
+        self.collectives.on_first_step()
+        if self._dataloaders.loader is None:
+            self.batch_functions.start()
+
+    def _parallelism(self) -> Parallelism:
+        called = self._forwards.outermost
+        return detect_parallelism(self._wrappers, self.parameters, self._events, called)
+
+    @property
+    def replicated_parameters(self) -> Sequence[Tensor]:
+        """The parameters that all ranks must have."""
+        return replicated_parameters(
+            self._parallelism(), self._wrappers, self.parameters, self._events
+        )
+
+    def on_step(self, step_input: StepInput) -> int:
+        """Note a step: what it was fed, and in the warm-up, its line. Returns its samples.
+
+        Where nobody could see any, a step counts as one, so that there is a rate.
+        """
+        self._wait_s += step_input.wait_s
+        self._wrappers.on_step()
+        self.collectives.on_step(lambda: self.parameters)
+        fed = step_input.batches or self._dataloaders.loader is not None
+        if not self._dataloaders.in_warm_up:
+            counted = step_input.samples if fed else self._samples_per_step
+            return counted // self._slices if any(self._counts) else 1
+        self._model_counts.append(self._forwards.take_sample_count())
+        self._batches.append(step_input.batches)
+        self._counts.append(step_input.samples if fed else self._model_counts[-1])
+        self.batch_functions.on_step()
+        if self._events.enabled:
+            self._events.record_location("step")
+        return self._counts[-1]
+
+    @property
+    def _samples_per_step(self) -> int:
+        return round(median(self._counts)) if self._counts else 0
+
+    def end_warm_up(self, steps: int, devices: Devices) -> None:
+        """The warm-up is over but for one step: nothing looks any more, the facts are known."""
+        counted = steps - 1
+        if self.uses_join and self._dataloaders.loader is None:
+            raise Unsupported(
+                "Join: ranks may make unequal numbers of steps, and only the passes of a "
+                "DataLoader can be kept from ending; next: give each rank its batches through one"
+            )
+        self.stop()
+        self._forwards.keep_outermost_hooks()
+        self._host_reads.end_warm_up()
+        self._wait_s = 0.0
+        self._profile = self._build_profile(counted)
+        self.batch_functions.install_replacements()
+        self._compiler.require_compiled(compiled=self._profile.compiled)
+        self._warm_up_fetches = self.fetch_total
+        self._warm_up_retries = devices.allocator_retries()
+
+    def uninstall(self, warm_up: Patches) -> None:
+        """Look at nothing any more and let everything be read: here at the end, in a worker at
+        once. What was put in place last is undone first.
+        """
+        self.stop()
+        warm_up.undo()
+        self._host_read_patches.undo()
+
+    def stop(self) -> None:
+        """Look at nothing any more."""
+        self._events.enabled = False
+        self.batch_functions.stop()
+        self._forwards.stop()
+        self._compiler.stop()
+
+    def final_profile(self, timed_steps: int, devices: Devices) -> ScriptProfile:
+        """The facts, with what only the timed steps tell."""
+        retries = devices.allocator_retries() - self._warm_up_retries
+        first = self._dataloaders.first_waits_s
+        later = first[1:] or first
+        return dataclasses.replace(
+            self._profile,
+            steps=timed_steps,
+            input_wait_ms=1e3 * self._wait_s / max(1, timed_steps),
+            epoch_wait_ms=1e3 * median(later) if later else 0.0,
+            fetches=fetch_difference(self._warm_up_fetches, self.fetch_total),
+            skipped_steps=self._step_hooks.skipped_steps,
+            peak_memory_bytes=devices.peak_memory_bytes(),
+            alloc_retries=retries / max(1, timed_steps),
+            epochs_completed=self._dataloaders.epochs_completed,
+            child_processes=self.child_processes,
+        )
+
+    @property
+    def fetch_total(self) -> FetchTotal:
+        """What its data sets gave so far."""
+        return self.fetch_timer.total(self._dataloaders.loader, self._dataloaders.companion_loaders)
+
+    def _build_profile(self, steps: int) -> ScriptProfile:
+        wrappers, forward = self._wrappers, self._forwards
+        device = next((str(p.device) for p in self.parameters), "cpu")
+        self._events.record_line("trainer", self._trainers.creation_line)
+        found = {
+            **group_facts(device.partition(":")[0]),
+            **wrapper_facts(wrappers),
+            **model_facts(forward.model, self.parameters),
+            **count_facts(self._events, steps),
+        }
+        feed, own, stay = (
+            self._dataloaders,
+            self._dataloaders.loader,
+            self._dataloaders.transfers.host_tensors,
+        )
+        loader = None if own is None else loader_facts(own, feed.creation_line(own), stay)
+        batches = round(median(self._batches)) if self._batches else 0
+        accumulation = max(1, batches or self.batch_functions.batches_per_step)
+        wrappers.accumulation = accumulation
+        return ScriptProfile(
+            rank=self._task.rank,
+            gradient_exchanges=wrappers.exchanges_per_step(len(self._counts)),
+            parallel=self._parallelism(),
+            trainer=self._trainers.used,
+            device=device,
+            loader=loader,
+            companion_loaders=tuple(
+                loader_facts(one, feed.creation_line(one)) for one in feed.companion_loaders
+            ),
+            batch_function=self.batch_functions.batch_function if loader is None else None,
+            samples_per_step=float(self._samples_per_step),
+            model_samples_per_step=float(median(self._model_counts or [0])),
+            accumulation=accumulation,
+            optimizers=tuple(type(one).__name__ for one in self._step_optimizer.optimizers),
+            step_optimizer=self._step_optimizer.index,
+            steps_in_backward=self._step_hooks.steps_in_backward,
+            precision=precision_of(self.parameters, forward.autocast),
+            autocast=forward.autocast,
+            channels_last=forward.channels_last,
+            model_calls_hooked=forward.keeps_hooks,
+            compiled=has_compiled_code(),
+            detects_anomalies=self._anomalies.enabled,
+            threads=torch.get_num_threads(),
+            uses_join=self.uses_join,
+            **found,
+        )
+
+
+SHARDED_TYPES = ("DTensor", "FlatParameter")
+PIPELINING_MODULE = "torch.distributed.pipelining"
+ALL_TO_ALL = ("all_to_all", "all_to_all_single")
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+
+
+def detect_parallelism(
+    wrappers: DataParallelHooks,
+    parameters: Sequence[Tensor],
+    events: EventCounter,
+    models: Sequence[nn.Module] = (),
+) -> Parallelism:
+    """How the script uses several devices; ``models`` are what it calls."""
+    if any(type(p).__name__ in SHARDED_TYPES or hasattr(p, "_is_flat_param") for p in parameters):
+        return "tensor" if is_tensor_parallel(models) else "fsdp"
+    if PIPELINING_MODULE in sys.modules and any(events.counts[name] for name in POINT_TO_POINT):
+        return "pipeline"
+    if wrappers.ddp:
+        return "ddp"
+    if wrappers.dp:
+        return "dp"
+    return "other" if any(events.counts[name] for name in LOCAL_COLLECTIVES) else "none"
+
+
+def replicated_parameters(
+    parallelism: Parallelism,
+    wrappers: DataParallelHooks,
+    parameters: Sequence[Tensor],
+    events: EventCounter,
+) -> Sequence[Tensor]:
+    """Those that all ranks must have: of what is divided none.
+
+    Who sends a part to each rank, of what it computes, has parts of a model beside a wrapper, such
+    as tables or experts.
+    """
+    if parallelism in SHARDED:
+        return ()
+    if parallelism != "ddp" or not any(events.counts[name] for name in ALL_TO_ALL):
+        return parameters
+    wrapped = {id(one) for module in wrappers.ddp for one in module.parameters()}
+    return [one for one in parameters if id(one) in wrapped]
+
+
+def backend_of(device: str) -> str:
+    """What exchanges tensors of a kind of device: a group may have one backend for each."""
+    configured = [pair.partition(":") for pair in dist.get_backend_config().split(",")]
+    return next((backend for kind, _, backend in configured if kind == device), dist.get_backend())
+
+
+def has_process_group() -> bool:
+    """Whether the script has joined a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def world_size() -> int:
+    """The ranks of that group, 1 without one."""
+    return dist.get_world_size() if has_process_group() else 1
+
+
+def group_facts(device: str) -> dict[str, Any]:
+    """The process group that the script has joined, for tensors of a kind of device."""
+    return {
+        "process_group": has_process_group(),
+        "backend": backend_of(device) if has_process_group() else None,
+        "world_size": world_size(),
+    }
+
+
+def wrapper_facts(wrappers: DataParallelHooks) -> dict[str, Any]:
+    """Of the first DDP, and the devices of the first DataParallel."""
+    found: dict[str, Any] = {"dp_devices": dp_devices(wrappers.dp[0]) if wrappers.dp else 0}
+    for wrapped in wrappers.ddp[:1]:
+        buffers = buffers_of(wrapped)
+        found |= {
+            "find_unused_parameters": bool(wrapped.find_unused_parameters),
+            "unused_parameter_bytes": unused_parameter_bytes(wrapped),
+            "broadcast_buffers": broadcasts_buffers(wrapped) and bool(buffers),
+            "buffers": len(buffers),
+            "buffer_bytes": sum(map(tensor_bytes, buffers)),
+            "bucket_bytes": bucket_bytes(wrapped),
+            "comm_hook": comm_hook(wrapped),
+        }
+    return found
+
+
+def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
+    """Of the parameters that are trained, and of the model's convolutions and normalisations."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    return {
+        "parameter_count": sum(parameter.numel() for parameter in parameters),
+        "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
+        "sparse_gradient_bytes": sum(one.nbytes for one in parameters if is_sparse(one.grad)),
+        "convolutions": sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in modules),
+        "batch_norms": sum(isinstance(module, _BatchNorm) for module in modules),
+        "synchronised_batch_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
+    }
+
+
+def count_facts(events: EventCounter, steps: int) -> dict[str, Any]:
+    """What happened in a step, over the steps that were counted."""
+    steps = max(1, steps)
+    counts, sizes = events.counts, events.bytes
+    copies = counts[runtime_hooks.COPY] + counts[runtime_hooks.PINNED]
+    names = sorted(
+        set(counts) - {runtime_hooks.COPY, runtime_hooks.PINNED, runtime_hooks.HOST_SYNC}
+    )
+    return {
+        "copies": HostToDeviceCopies(
+            per_step=copies / steps,
+            bytes_per_step=(sizes[runtime_hooks.COPY] + sizes[runtime_hooks.PINNED]) / steps,
+            pinned_per_step=counts[runtime_hooks.PINNED] / steps,
+        ),
+        "host_syncs": counts[runtime_hooks.HOST_SYNC] / steps,
+        "collectives": tuple(
+            CollectiveUse(name=n, per_step=counts[n] / steps, bytes_per_step=sizes[n] / steps)
+            for n in names
+        ),
+        "source_locations": dict(events.source_locations(steps)),
+    }
+
+
+def loader_facts(
+    loader: Any, created_at: str | None, host_tensors: tuple[int, ...] = ()
+) -> DataLoaderProfile:
+    """Of a DataLoader that feeds the training."""
+    batch, batches = batch_size_of(loader), length_or_none(loader)
+    return DataLoaderProfile(
+        batch_size=batch,
+        batches_per_epoch=batches,
+        dataset_size=length_or_none(loader.dataset),
+        sampler=_sampler_name(loader),
+        shards_dataset=_shards_dataset(loader, batch, batches),
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
+        pin_memory=bool(loader.pin_memory),
+        persistent_workers=bool(loader.persistent_workers),
+        length_read_ahead=epoch_length_is_read_ahead(),
+        host_tensors=host_tensors,
+        cycled=is_cycled(loader),
+        created_at=created_at,
+    )
+
+
+def has_compiled_code() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"]["unique_graphs"])
+
+
+def precision_of(parameters: Sequence[Tensor], autocast: str | None) -> str:
+    """What the forward computes in, by a plan's names."""
+    if autocast is not None:
+        return autocast
+    half = next((HALF_PRECISIONS[p.dtype] for p in parameters if p.dtype in HALF_PRECISIONS), None)
+    on_gpu = any(parameter.is_cuda for parameter in parameters)
+    return half or ("tf32" if on_gpu and _tf32() else "fp32")
+
+
+def _tf32() -> bool:
+    # PyTorch refuses to answer where a script mixes its two ways to ask for TF32.
+    with suppress(RuntimeError):
+        return torch.get_float32_matmul_precision() != "highest"
+    return True
+
+
+def _sampler_name(loader: Any) -> str:
+    outer = script_sampler(loader.batch_sampler)
+    if outer is None or type(outer).__name__ != "BatchSampler":
+        return type(script_sampler(loader.sampler) if outer is None else outer).__name__
+    return type(outer.sampler).__name__
+
+
+def _shards_dataset(loader: Any, batch: int | None, batches: int | None) -> bool | None:
+    world = world_size()
+    if world == 1:
+        return None
+    for sampler in (script_sampler(loader.sampler), *samplers_of(loader)):
+        replicas = getattr(sampler, "num_replicas", None) or getattr(sampler, "num_processes", 0)
+        if replicas or isinstance(sampler, DistributedSampler):
+            return bool(replicas and replicas > 1)
+    whole = _underlying_dataset(loader.dataset)
+    if batch is None or batches is None or not hasattr(whole, "__len__"):
+        return None
+    return bool(batches * batch <= len(whole) / world + batch)
+
+
+def _underlying_dataset(dataset: Any) -> Any:
+    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    return dataset

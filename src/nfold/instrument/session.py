@@ -1,0 +1,326 @@
+"""One rank of a script, watched from outside: its steps, what feeds them, and their end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.join import Join
+
+from nfold.core.errors import NfoldError, Unsupported
+from nfold.core.measurement import FetchStats, RankSamples
+from nfold.core.plan import MIN_TIMED_STEPS
+from nfold.core.script_profile import ScriptProfile
+from nfold.engines.base import Observer, Phase, Task
+from nfold.engines.interleaver import ActiveVariant
+from nfold.engines.recorder import Recorder
+from nfold.engines.torch.communication.data_parallel import parameter_checksum, sample_parameters
+from nfold.engines.torch.devices import Devices
+from nfold.instrument.epoch_boundaries import (
+    FENCE_INTERVAL_S,
+    DeferredDeviceClock,
+    EpochBoundaryTracker,
+    HostGaps,
+)
+from nfold.instrument.hooks.distributed_hooks import install_spawn_hooks
+from nfold.instrument.hooks.patches import Patches, TrainerDetector
+from nfold.instrument.input.batch_tensors import BatchReplay
+from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides, StepCount
+from nfold.instrument.input.fetch_times import NO_FETCHES, fetch_difference
+from nfold.instrument.optimizer_steps import (
+    OptimizerStepHooks,
+    PostBackwardAllReduce,
+    StepOptimizer,
+)
+from nfold.instrument.profilers import StackSampler
+from nfold.instrument.rank_environment import oversubscription_note
+from nfold.instrument.run_length import ProbeRun, ScriptInterleaver, planned_length
+from nfold.instrument.script_profiler import ScriptProfiler
+
+
+class InstrumentedRun:
+    """Counts the steps of one rank's script, times them, and ends the process after the last."""
+
+    def __init__(self, task: Task, observer: Observer, trainer_detector: TrainerDetector) -> None:
+        self._task = task
+        self._observer = observer
+        self._patches, self._warm_up_patches = Patches(), Patches()
+        self._step_optimizer = StepOptimizer()
+        self._clock = DeferredDeviceClock()
+        length = planned_length(task)
+        self._warm_up_end = max(1, length.warmup - 1)
+        self.warmup_steps = length.warmup
+        self._recorder: Recorder[None] = Recorder(
+            task.rank,
+            "",
+            self._clock,
+            observer,
+            length,
+            lambda _: (),  # A script's losses are its own.
+            read_fetches=self._take_fetches,
+            fence_interval_s=FENCE_INTERVAL_S,
+        )
+        self._overrides = LoaderOverrides(task, lambda: self._dataloaders.steps)
+        self._variant = ActiveVariant(task)
+        self._post_backward = PostBackwardAllReduce(task, self._variant)
+        self._stack_sampler = StackSampler(
+            lambda: not task.variant.profiler_steps and self.timed_steps > 0
+        )
+        self._host_gaps = HostGaps(self._stack_sampler)
+        self._epoch_boundaries = self._make_epoch_boundaries()
+        self._step_hooks = OptimizerStepHooks(
+            self._post_backward, self._host_gaps.on_compute, self.on_optimizer_step
+        )
+        calm = observer.wait_for_idle_children
+        self._dataloaders = DataLoaderHook(
+            self._prepare,
+            self._new_replay,
+            self._variant,
+            self._epoch_boundaries,
+            wait_for_idle_workers=calm,
+        )
+        self._profiler = ScriptProfiler(
+            task,
+            self._variant,
+            self._dataloaders,
+            self._step_optimizer,
+            self._step_hooks,
+            trainer_detector,
+        )
+        self._interleaver = ScriptInterleaver(
+            task, self._variant, self._recorder, observer, self._profiler
+        )
+        self._probe = ProbeRun(task, self._epoch_boundaries.on_other_batch)
+        self._fetch_total = NO_FETCHES
+        self._warm_up_weights: dict[str, Any] = {}
+        self.devices = Devices((torch.device("cpu"),))
+        self.is_leaving = False
+        self.refusal: NfoldError | None = None
+
+    def _make_epoch_boundaries(self) -> EpochBoundaryTracker:
+        return EpochBoundaryTracker(
+            self._task,
+            self._observer,
+            self._recorder,
+            self._clock,
+            repeat_passes=self._overrides.repeat_passes,
+            training_loader=lambda: self._dataloaders.loader,
+            on_last_epoch=self._leave,
+            host_gaps=self._host_gaps,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Steps so far, those of the warm-up too."""
+        return self._recorder.steps
+
+    @property
+    def timed_steps(self) -> int:
+        """Steps after the warm-up."""
+        return self.steps - self.warmup_steps
+
+    @property
+    def child_processes(self) -> int:
+        """Processes that the script has started, apart from loaders' workers."""
+        return self._profiler.child_processes
+
+    def install(self) -> None:
+        """Put everything in its place; the script has just imported torch."""
+        self._dataloaders.install(self._patches, self._warm_up_patches)
+        self._profiler.install(self._patches, self._warm_up_patches)
+        self._post_backward.install()
+        install_spawn_hooks(self._task, self._patches)
+        for owner in (dist, distributed_c10d):
+            self._patches.put(owner, "destroy_process_group", self._wrap_destroy_process_group)
+        self._patches.put(Join, "__enter__", self._wrap_join_enter)
+        self._step_hooks.install(self._patches)
+        self._recorder.begin_epoch()
+
+    def uninstall(self) -> None:
+        """Put PyTorch back as it was."""
+        self._stack_sampler.stop()
+        self._step_hooks.uninstall()
+        self._post_backward.uninstall()
+        self._profiler.batch_functions.restore_functions()
+        self._profiler.uninstall(self._warm_up_patches)
+        self._patches.undo()
+
+    def on_optimizer_step(self, optimizer: Any) -> None:
+        """An optimizer has stepped, or what stands for one."""
+        with self._record_refusal():
+            if self._step_optimizer.ends_step(optimizer):
+                self._count_step()
+
+    def _count_step(self) -> None:
+        taken = self._dataloaders.take_step_input()
+        if self._probe.is_active:
+            # Under a profiler, and to read what it found, takes as long as a first step may.
+            self._observer.beat(Phase.FIRST_STEP, self.steps)
+            if self._probe.on_step():
+                self._leave()
+            return
+        self._host_gaps.end_step()
+        if not self.steps:
+            self._detect_devices()
+        self._recorder.record_step(
+            StepCount(self._profiler.on_step(taken), taken.sample_hash), None
+        )
+        if self.steps == 1:
+            self._profiler.on_first_step()
+            self._stack_sampler.start()
+            if self._profiler.may_compile:
+                self._observer.beat(Phase.FIRST_STEP, self.steps)
+        shorter = self._probe.shortened_length(self.steps, self.devices)
+        if shorter is not None:
+            self._recorder.length = shorter
+            self.warmup_steps, self._warm_up_end = shorter.warmup, shorter.warmup - 1
+        if self.steps == self._warm_up_end:
+            self._end_warm_up()
+        if not self._recorder.done and not self._epoch_boundaries.gap_limit.ends_run(self.steps):
+            self._interleaver.on_step(self.steps)
+        elif not self._probe.begin(cuda=self.devices.is_cuda):
+            self._leave()
+        else:
+            self._stack_sampler.stop()
+        self._host_gaps.begin_gap()
+
+    @contextmanager
+    def _record_refusal(self) -> Iterator[None]:
+        if self.refusal is not None:
+            raise self.refusal
+        try:
+            yield
+        except NfoldError as error:
+            self.refusal = error
+            raise
+
+    def _take_fetches(self) -> FetchStats | None:
+        before, self._fetch_total = self._fetch_total, self._profiler.fetch_total
+        return fetch_difference(before, self._fetch_total)
+
+    def _prepare(self, loader: Any) -> None:
+        with self._record_refusal():
+            self._overrides(loader)
+
+    def samples(self) -> RankSamples:
+        """Everything measured; says what was seen, too. The script makes no more steps."""
+        if self.refusal is not None:
+            raise self.refusal
+        self._epoch_boundaries.on_script_end(self._dataloaders.epochs_completed)
+        replays = (*self._dataloaders.replays, *self._profiler.batch_functions.replays)
+        # In turns, what had none before the script ended is run by itself.
+        made = (
+            self._dataloaders.loader is not None
+            or self._profiler.batch_functions.batch_function is not None
+        )
+        if not (
+            self._variant.is_baseline("input") or replays or (self._variant.interleaved and made)
+        ):
+            raise Unsupported(
+                f"input {self._variant.all_variants[-1].input}: neither a DataLoader nor a function made "
+                f"the batches of {self._task.workload.name}, so none can be given again"
+            )
+        peak = self.devices.peak_memory_bytes()
+        seen = self._profiler.final_profile(self.timed_steps, self.devices)
+        rarely = self._rare_exchange_notes(seen)
+        self._observer.save_profile(dataclasses.replace(seen, trace=self._probe.take_summary()))
+        found = self._recorder.samples(
+            host_gaps_ms=self._host_gaps.ms,
+            host_gap_locations=self._stack_sampler.sampled_lines,
+            epoch_starts=self._host_gaps.pass_starts,
+            peak_memory_bytes=peak,
+            reserved_memory_bytes=self.devices.reserved_memory_bytes(),
+            data_bytes=sum(replay.data_bytes for replay in replays),
+            parameter_count=self._profiler.parameter_count,
+            **(
+                {}
+                if rarely
+                else self._warm_up_weights
+                if self._task.interleaved_variants
+                else self._weight_evidence(seen)
+            ),
+            caveats=(*oversubscription_note(self._task, seen.threads), *rarely),
+        )
+        # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
+        own = () if self._task.replay_hints.slices_batches else found.sample_hashes
+        hashes = tuple(entry for entry in own if int(entry[1], 16))
+        return dataclasses.replace(found, rank=self._task.rank, sample_hashes=hashes)
+
+    def _rare_exchange_notes(self, profile: ScriptProfile) -> tuple[tuple[str, str], ...]:
+        counts = self._profiler.collectives.rare_exchanges
+        if counts is None or not _trains_independently(profile):
+            return ()
+        text = (
+            "ranks exchange what they train in {} of {} steps: between them each trains by itself, "
+            "and its parameters are its own"
+        )
+        return (("exchanged_rarely", text.format(*counts)),)
+
+    def _weight_evidence(self, profile: ScriptProfile) -> dict[str, Any]:
+        """What all ranks must have alike: no shards, nor anything where something is left out.
+
+        Some as numbers where all gradients are exchanged: ranks may still differ by rounding.
+        """
+        alike = (
+            self._profiler.replicated_parameters if self._task.variant.preserves_training else ()
+        )
+        some = sample_parameters(alike) if profile.exchanges_all_gradients else ()
+        return (
+            {"parameter_checksum": parameter_checksum(alike), "parameter_sample": some}
+            if alike
+            else {}
+        )
+
+    def _wrap_destroy_process_group(self, usual: Any) -> Any:
+        def destroy(group: Any = None) -> None:
+            if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:
+                self._leave()
+            usual(group)
+
+        return destroy
+
+    def _wrap_join_enter(self, usual: Any) -> Any:
+        def enter(join: Any) -> Any:
+            self._profiler.uses_join = True
+            self._overrides.repeat_passes()
+            return usual(join)
+
+        return enter
+
+    def _detect_devices(self) -> None:
+        self.devices = self._profiler.devices()
+        self._clock.set_devices(self.devices)
+        self._recorder.device = self.devices.describe()
+
+    def _new_replay(self) -> BatchReplay:
+        resident = self._variant.current.input == "resident"
+        return BatchReplay(
+            self.devices.primary if resident else None, self._task.replay_hints.host_tensors
+        )
+
+    def _end_warm_up(self) -> None:
+        self._step_optimizer.end_warm_up()
+        self._dataloaders.end_warm_up()
+        self._profiler.end_warm_up(self.steps, self.devices)
+        self._warm_up_patches.undo()
+        seen = self._profiler.final_profile(0, self.devices)
+        self._observer.save_profile(seen)
+        if _trains_independently(seen):
+            self._profiler.collectives.count_after_warm_up(self._patches)
+        if self._task.interleaved_variants:
+            self._warm_up_weights = self._weight_evidence(seen)
+        self._observer.wait_for_other_ranks(self.steps)
+
+    def _leave(self) -> None:
+        self.is_leaving = True
+        self._observer.exit_process(self.samples())
+
+
+def _trains_independently(profile: ScriptProfile) -> bool:
+    by_itself = profile.process_group and profile.parallel in ("none", "other")
+    return by_itself or profile.comm_hook.startswith("post_localSGD")

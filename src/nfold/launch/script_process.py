@@ -1,0 +1,115 @@
+"""One rank of a user's own script: tied to nfold, logged, and run as ``python script`` would.
+
+    python -P -m nfold.launch.script_process FOLDER KIND CORES TARGET [ARGS...]
+
+KIND is ``script``, ``module`` or ``program``; CORES are those of one CPU device, 0 to leave the
+process free. Runs with RANK, LOCAL_RANK and WORLD_SIZE set, as torchrun sets them. Imports only
+Python's own library and nfold's values: the script decides what else is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+import traceback
+import types
+from pathlib import Path
+
+from nfold.core.parent_death import die_with_parent
+from nfold.core.source_location import error_location
+from nfold.engines import rank_process
+from nfold.engines.base import Phase
+from nfold.engines.rank_process import core_share
+from nfold.launch.handoff import HandoffFolder, HeartbeatWriter, RankFailure
+from nfold.launch.rank_lifecycle import (
+    build_failure,
+    exit_after_handlers,
+    redirect_output,
+    stacks_on_signal,
+)
+
+
+def main() -> None:
+    """Entry of a rank's own process."""
+    die_with_parent()
+    folder, rank = HandoffFolder(Path(sys.argv[1])), int(os.environ["RANK"])
+    kind, cores, target, *arguments = sys.argv[2:]
+    _start_rank(folder, rank, int(os.environ["LOCAL_RANK"]), int(cores))
+    with stacks_on_signal(folder.stack_file(rank)):
+        run_target(folder, rank, kind, target, arguments)
+    exit_after_handlers()
+
+
+def run_target(
+    folder: HandoffFolder, rank: int, kind: str, target: str, arguments: list[str]
+) -> None:
+    """Run the target to its end; leaves a Failure and ends with 1 or the script's own code.
+
+    An uncaught exception goes through ``sys.excepthook``, as in plain Python, without nfold's
+    frames in its traceback.
+    """
+    try:
+        rank_process.RUNNERS[kind](target, arguments)
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            folder.write_failure(script_failure(ended, rank, _step(folder, rank)))
+            raise
+    except Exception as error:
+        folder.write_failure(script_failure(error, rank, _step(folder, rank)))
+        own = error.with_traceback(_own_frames(error.__traceback__))
+        sys.excepthook(type(own), own, own.__traceback__)
+        sys.exit(1)
+    _say_finished(folder, rank)
+
+
+def script_failure(error: BaseException, rank: int, step: int | None) -> RankFailure:
+    """Why a script failed: its exception, and the last line of the user's own code in it."""
+    said = build_failure(_translate_error(error), rank, step, error_location(error))
+    return dataclasses.replace(said, traceback="".join(traceback.format_exception(error)))
+
+
+def _translate_error(error: BaseException) -> BaseException:
+    """What the error, or the one that it was raised from, means to nfold; else the error itself.
+
+    A script may wrap what PyTorch raised; a lost rank stays a lost rank.
+    """
+    if "torch" not in sys.modules:
+        return error
+    from nfold.engines.torch.devices import current_devices
+    from nfold.engines.torch.error_translation import translate_chained_error
+
+    return translate_chained_error(error, current_devices().peak_memory_bytes) or error
+
+
+def _own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    ours = (__file__, rank_process.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
+
+
+def _start_rank(folder: HandoffFolder, rank: int, local_rank: int, cores: int) -> None:
+    redirect_output(folder.rank_log(rank))
+    folder.reset_rank(rank, local_rank)
+    if cores and hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, core_share(allowed, cores, local_rank))
+
+
+def _step(folder: HandoffFolder, rank: int) -> int | None:
+    beat = folder.read_heartbeat(rank)
+    return beat.step if beat else None
+
+
+def _say_finished(folder: HandoffFolder, rank: int) -> None:
+    beat = folder.read_heartbeat(rank)
+    if beat is not None:
+        heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
+        heart.beat(Phase.FINISHED, beat.step, beat.total, time.monotonic_ns())
+        heart.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,326 @@
+"""The parent's side of ``nfold run``: start a script's ranks, follow them, say what became of them.
+
+results/runs/<time-name-random>/
+run.json        what was asked for and, later, how it ended
+rank-K.log      what rank K printed
+error-K.json    why rank K failed
+agent.log       what torchelastic printed
+telemetry.csv   devices and host over time
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import secrets
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from nfold.core.errors import StoreUnusable
+from nfold.core.machine import Machine
+from nfold.core.measurement import FailureCause, Status
+from nfold.core.serialization import serialize
+from nfold.core.source_location import display_path
+from nfold.launch.handoff import HandoffFolder, RankFailure
+from nfold.launch.launch_spec import (
+    LOOPBACK_ENVIRONMENT,
+    ProcessSpec,
+    RankGroup,
+    RunOptions,
+    StopRequest,
+    agent_command,
+    module_command,
+    rank_environment,
+)
+from nfold.launch.supervisor import Supervisor, TelemetrySession, TreeExit
+from nfold.launch.torchrun_args import (
+    Rendezvous,
+    TorchrunArgs,
+    count_processes,
+    parse_devices,
+    parse_plan_fields,
+    parse_shown_ranks,
+)
+from nfold.launch.verdict import AGENT_EXIT_CODES, HANG_TIMEOUT_HINT, determine_status
+
+RUNS_FOLDER = "runs"
+SHUTDOWN_TIMEOUT_S = 4
+"""How long ranks may go on after one failed or a request to stop came: time for a checkpoint."""
+STOP_GRACE_S = SHUTDOWN_TIMEOUT_S + 2.0
+"""How long a request to stop waits for the agent, which ends its ranks first."""
+PROCESSES_UNDER_AGENT = 2
+"""For the verdict: there is an agent, even over one rank; the root's exit code is not a rank's."""
+FOLDER_VARIABLE, PLAN_VARIABLE = "NFOLD_FOLDER", "NFOLD_PLAN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptOutcome:
+    """What became of a script: its status, the root cause, and what else is to be told."""
+
+    status: Status
+    cause: FailureCause | None
+    failures: tuple[RankFailure, ...]
+    exit_codes: Mapping[int, int]
+    leftover_pids: tuple[int, ...]
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRanks:
+    """The ranks of this node: how many, on which kind of device, under which plan fields."""
+
+    processes: int
+    device: str
+    cores_per_rank: int
+    """Of one CPU device; 0 on GPUs, and where there are more ranks than cores."""
+    shown_ranks: tuple[int, ...]
+    plan: dict[str, Any]
+
+    @classmethod
+    def from_args(cls, args: TorchrunArgs, machine: Machine) -> LocalRanks:
+        """What ``asked`` means on ``machine``; raises UsageError and DevicesMissing."""
+        fields = parse_plan_fields(args.plan)
+        kind, count = parse_devices(args.nproc_per_node, fields)
+        device = kind or ("cuda" if machine.gpus else "cpu")
+        processes = count_processes(count, device, machine)
+        return cls(
+            processes=processes,
+            device=device,
+            cores_per_rank=machine.cores // processes if device == "cpu" else 0,
+            shown_ranks=parse_shown_ranks(args.local_ranks_filter, processes),
+            plan={"device": kind, **fields} if kind else fields,
+        )
+
+
+def launch_script(
+    args: TorchrunArgs,
+    ranks: LocalRanks,
+    meeting: Rendezvous,
+    *,
+    stop: StopRequest,
+    output: BinaryIO,
+) -> ScriptOutcome:
+    """Run the script on all ranks to its end, their output to ``output``; nothing is left after.
+
+    Raises StoreUnusable where the results folder cannot be written.
+    """
+    folder = HandoffFolder(_new_folder(args))
+    facts = {
+        "schema": 1,
+        "argv": sys.argv,
+        "asked": _serialize_args(args),
+        "started_at": _utc_now(),
+    }
+    _write(folder, facts)
+    follower = LogFollower(folder, ranks.shown_ranks, output)
+    options = RunOptions(
+        results=args.results,
+        hang_timeout_s=args.hang_timeout,
+        stop=stop,
+        on_progress=lambda _: follower.copy(),
+    )
+    started = _launch(folder, args, ranks, meeting)
+    gpus = tuple(range(ranks.processes)) if ranks.device == "cuda" else ()
+    with TelemetrySession(folder, gpus, options) as watched:
+        ending = Supervisor(folder, started, watched.options).run()
+    follower.finish()
+    outcome = _outcome(folder, ending)
+    ended = {"ended_at": _utc_now(), "status": outcome.status, "cause": serialize(outcome.cause)}
+    _write(folder, {**facts, **ended, "exit_code": exit_code(outcome)})
+    return outcome
+
+
+def exit_code(outcome: ScriptOutcome) -> int:
+    """0 ok, 1 failed, 128 + signal where nfold was asked to stop."""
+    if outcome.status == "interrupted" and outcome.cause and outcome.cause.signal:
+        return 128 + outcome.cause.signal
+    return 0 if outcome.status == "ok" else 1
+
+
+def exec_script(args: TorchrunArgs) -> NoReturn:
+    """Become the script, as the rank that the environment names; launch nothing."""
+    plan = parse_plan_fields(args.plan)
+    if plan:
+        os.environ[PLAN_VARIABLE] = json.dumps(plan)
+    start = {"script": [sys.executable], "module": [sys.executable, "-m"], "program": []}
+    command = [*start[args.kind], args.script, *args.arguments]
+    os.execvp(command[0], command)  # noqa: S606  # no shell is wanted
+
+
+def _launch(
+    folder: HandoffFolder, asked: TorchrunArgs, ranks: LocalRanks, meeting: Rendezvous
+) -> ProcessSpec:
+    run = module_command(
+        "nfold.launch.script_process", str(folder.path), asked.kind, str(ranks.cores_per_rank)
+    )
+    group = RankGroup(
+        processes=ranks.processes,
+        command=(*run, asked.script, *asked.arguments),
+        nodes=meeting.nodes,
+        backend=meeting.backend,
+        endpoint=meeting.endpoint,
+        run_id=meeting.run_id,
+        conf=meeting.conf,
+        node_rank=meeting.node_rank,
+        max_restarts=asked.max_restarts,
+        monitor_interval_s=asked.monitor_interval,
+        shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,
+    )
+    return ProcessSpec(
+        command=agent_command(folder, group),
+        environment=_environment(folder, ranks, alone=meeting.nodes[1] == 1),
+        processes=ranks.processes,
+        restarts=asked.max_restarts > 0 or meeting.nodes[1] > meeting.nodes[0],
+        is_user_script=True,
+        stop_grace_s=STOP_GRACE_S,
+        marker_variable=FOLDER_VARIABLE,
+    )
+
+
+def _environment(folder: HandoffFolder, ranks: LocalRanks, *, alone: bool) -> dict[str, str]:
+    found = rank_environment(ranks.device, max(1, ranks.cores_per_rank))
+    if "OMP_NUM_THREADS" in os.environ:
+        del found["OMP_NUM_THREADS"]
+    found[FOLDER_VARIABLE] = str(folder.path)
+    if ranks.plan:
+        found[PLAN_VARIABLE] = json.dumps(ranks.plan)
+    return {**found, **(LOOPBACK_ENVIRONMENT if alone else {})}
+
+
+def _outcome(folder: HandoffFolder, ending: TreeExit) -> ScriptOutcome:
+    failures, exits = folder.read_failures(), folder.read_exit_codes()
+    status, cause = determine_status(
+        ending, failures, exits, measured=0, processes=PROCESSES_UNDER_AGENT
+    )
+    if ending.exit_code == 0:
+        # What failed before a restart is no failure of the run.
+        status, cause, failures, exits = "ok", None, [], {}
+    return ScriptOutcome(
+        status=status,
+        cause=cause,
+        failures=tuple(failures),
+        exit_codes=exits,
+        leftover_pids=ending.leftover_pids,
+        folder=folder.path,
+    )
+
+
+def describe_outcome(outcome: ScriptOutcome) -> str:
+    """What a person reads of a failed run: the root cause, the other ranks, where to look."""
+    cause = outcome.cause or FailureCause(text="it ended without a word")
+    own = next((f for f in outcome.failures if f.rank == cause.rank), None)
+    lines = [_root_cause(outcome, cause, own)]
+    lines += _others(outcome, cause.rank)
+    if outcome.leftover_pids:
+        lines.append(
+            f"  processes {', '.join(map(str, outcome.leftover_pids))} outlived SIGKILL by 5 s"
+        )
+    log = f"rank-{cause.rank}.log" if cause.rank is not None else "agent.log"
+    stacks = ", Python stacks in stack-K.txt" if outcome.status == "hung" else ""
+    lines.append(f"  logs: {display_path(outcome.folder)} ({log} first{stacks})")
+    if outcome.status == "hung":
+        lines.append(f"  {HANG_TIMEOUT_HINT}")
+    return "\n".join(lines)
+
+
+def _root_cause(outcome: ScriptOutcome, cause: FailureCause, own: RankFailure | None) -> str:
+    if outcome.status == "hung":
+        return f"hung: {cause.text}"
+    if own is not None and own.text == cause.text:
+        return f"rank {cause.rank} {'failed' if own.collateral else 'failed first'}: {cause.text}"
+    if cause.rank is None:
+        last = _last_line(outcome.folder / "agent.log")
+        return f"{cause.text}: {last}" if last else cause.text
+    return cause.text
+
+
+def _others(outcome: ScriptOutcome, root: int | None) -> list[str]:
+    lines = {f.rank: f"{f.text}{' (collateral)' if f.collateral else ''}" for f in outcome.failures}
+    for rank, code in outcome.exit_codes.items():
+        if code < 0 and code not in AGENT_EXIT_CODES:
+            lines.setdefault(rank, f"ended by {signal.Signals(-code).name}")
+        elif code > 0:
+            lines.setdefault(rank, f"exited with {code}")
+    return [f"  rank {rank}: {text}" for rank, text in sorted(lines.items()) if rank != root]
+
+
+def _last_line(file: Path) -> str:
+    lines = file.read_text(errors="replace").strip().splitlines() if file.exists() else []
+    return lines[-1].strip() if lines else ""
+
+
+def _new_folder(asked: TorchrunArgs) -> Path:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(asked.script).stem)[:40]
+    moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return (asked.results / RUNS_FOLDER / f"{moment}-{name}-{secrets.token_hex(3)}").absolute()
+
+
+def _write(folder: HandoffFolder, facts: dict[str, Any]) -> None:
+    try:
+        folder.write_run_facts(facts)
+    except OSError as error:
+        raise StoreUnusable(
+            f"{folder.path} cannot be written: {error.strerror}; next: --results DIR"
+        ) from None
+
+
+def _serialize_args(asked: TorchrunArgs) -> dict[str, Any]:
+    return {**serialize(asked), "results": str(asked.results)}
+
+
+def _utc_now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+CHUNK_BYTES = 2**20
+
+
+class LogFollower:
+    """Copies new text of the shown ranks' logs to ``output`` whenever it is asked to.
+
+    ``shown`` are local ranks. One alone is copied as it is; of several, whole lines are copied
+    with ``[rank K]`` before each.
+    """
+
+    def __init__(self, folder: HandoffFolder, shown: Sequence[int], output: BinaryIO) -> None:
+        self._folder = folder
+        self._output = output
+        self._several = len(shown) > 1
+        self._read_bytes = dict.fromkeys(shown, 0)
+        self._begun = dict.fromkeys(shown, b"")
+
+    def copy(self) -> None:
+        """Copy what was printed since the last call."""
+        for local_rank in self._read_bytes:
+            while text := self._next(local_rank):
+                self._output.write(self._lines(local_rank, text) if self._several else text)
+        self._output.flush()
+
+    def finish(self) -> None:
+        """Copy the rest, also of lines that were never ended."""
+        self.copy()
+        for local_rank, begun in self._begun.items():
+            if begun:
+                self._output.write(self._lines(local_rank, b"\n"))
+        self._output.flush()
+
+    def _next(self, local_rank: int) -> bytes:
+        try:
+            with self._folder.local_rank_log(local_rank).open("rb") as log:
+                log.seek(self._read_bytes[local_rank])
+                text = log.read(CHUNK_BYTES)
+        except FileNotFoundError:
+            return b""
+        self._read_bytes[local_rank] += len(text)
+        return text
+
+    def _lines(self, local_rank: int, text: bytes) -> bytes:
+        rank = self._folder.local_rank_log(local_rank).stem.partition("-")[2]
+        *whole, self._begun[local_rank] = (self._begun[local_rank] + text).split(b"\n")
+        return b"".join(b"[rank %s] %s\n" % (rank.encode(), line) for line in whole)

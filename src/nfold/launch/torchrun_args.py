@@ -1,0 +1,223 @@
+"""What ``nfold run`` was asked for, in torchrun's words, and the group of ranks that it means."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from nfold.core.errors import DevicesMissing, UnknownValue, UsageError
+from nfold.core.machine import Machine
+from nfold.core.plan import ALLOWED_VALUES, PLAN_FIELDS, Plan
+from nfold.launch.launch_spec import check_positive_seconds
+
+STATIC_PORT = 29500
+"""torchrun's own default of --master-port."""
+RENDEZVOUS_BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunArgs:
+    """The options of ``nfold run``; None where nothing was said. Times are in seconds."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    no_python: bool = False
+    nproc_per_node: str | None = None
+    nnodes: str = "1"
+    node_rank: int | None = None
+    rdzv_backend: str | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    rdzv_conf: str | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    standalone: bool = False
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    local_ranks_filter: str | None = None
+    plan: tuple[str, ...] = ()
+    results: Path = Path("nfold-results")
+    hang_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_positive_seconds(
+            hang_timeout=self.hang_timeout, monitor_interval=self.monitor_interval
+        )
+
+    @property
+    def kind(self) -> str:
+        """``script``, ``module`` or ``program``."""
+        if self.module and self.no_python:
+            raise UsageError("--module and --no-python: give one of them")
+        return "module" if self.module else "program" if self.no_python else "script"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """How the nodes of a run meet, in torchelastic's words; on one node, on the loopback."""
+
+    nodes: tuple[int, int] = (1, 1)
+    backend: str = "loopback"
+    endpoint: str = ""
+    run_id: str = "nfold"
+    conf: dict[str, str]
+    node_rank: int | None = None
+
+    @property
+    def warning(self) -> str | None:
+        """Why this rendezvous is in danger, None where nothing is known against it."""
+        host = self.endpoint.rpartition(":")[0].strip("[]")
+        try:
+            public = ipaddress.ip_address(host).is_global
+        except ValueError:
+            return None
+        if not public:
+            return None
+        return f"the rendezvous {host} is a public address and takes commands from anyone"
+
+
+def check_target(args: TorchrunArgs) -> None:
+    """Raise UsageError, with what was looked for, where the script is not there."""
+    name = args.script
+    if args.kind == "module":
+        top = name.partition(".")[0]
+        path = [os.getcwd(), *sys.path]
+        there = bool(PathFinder.find_spec(top, path) or importlib.util.find_spec(top))
+        looked_for, places = f"module {name!r}", f"{os.getcwd()} and Python's path"
+    elif args.kind == "program":
+        there = shutil.which(name) is not None
+        looked_for, places = f"program {name!r}", "the folders of PATH"
+    else:
+        there = os.path.exists(name)
+        looked_for, places = f"script {name!r}", os.path.abspath(name)
+    if not there:
+        raise UsageError(
+            f"{looked_for} is not there, looked for in {places}; allowed are the path of a Python "
+            "script, -m MODULE, --no-python PROGRAM; next: check the name and the folder"
+        )
+
+
+def parse_plan_fields(pairs: Sequence[str]) -> dict[str, Any]:
+    """The plan fields that ``NAME=VALUE`` pairs set, checked."""
+    fields: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--plan {pair}: allowed is NAME=VALUE; next: --plan precision=bf16")
+        if name not in PLAN_FIELDS:
+            raise UnknownValue("plan field", name, PLAN_FIELDS)
+        fields[name] = int(value) if value.isdecimal() else value
+    Plan(**fields)
+    return fields
+
+
+def parse_devices(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The kind of device that was named, or None, and how many: ``cpu:2`` is two CPU devices."""
+    kind, colon, count = (nproc or "").rpartition(":")
+    named: str | None = fields.get("device")
+    if nproc == "cpu":
+        kind = "cpu"
+    if colon and kind not in ALLOWED_VALUES["device"]:
+        raise UnknownValue("device", kind, ALLOWED_VALUES["device"])
+    if kind and named not in (None, kind):
+        raise UsageError(
+            f"--nproc-per-node {nproc} against --plan device={named}: allowed is one kind; next: "
+            "leave out --plan device"
+        )
+    return kind or named, count if colon else nproc
+
+
+def count_processes(nproc: str | None, device: str, machine: Machine) -> int:
+    """How many ranks this node has: all GPUs, or 1 CPU device, where nothing was said."""
+    gpus = len(machine.gpus)
+    if nproc in ("auto", "cpu"):
+        return gpus if device == "cuda" else machine.cores
+    if nproc is None and device == "cpu":
+        return 1
+    wanted = gpus if nproc in (None, "gpu") else _count(str(nproc))
+    if (device == "cuda" and wanted > gpus) or wanted < 1 or (nproc == "gpu" and device == "cpu"):
+        raise DevicesMissing(
+            f"{wanted or 'all'} GPUs were asked for, {gpus} exist here; next: "
+            + (f"--nproc-per-node {gpus}, or " if gpus else "")
+            + "--nproc-per-node cpu, or --plan device=cpu"
+        )
+    return wanted
+
+
+def _count(nproc: str) -> int:
+    if not nproc.isdecimal() or int(nproc) < 1:
+        raise UsageError(
+            f"--nproc-per-node {nproc}: allowed are whole numbers from 1, cpu:2, gpu, cpu, auto"
+        )
+    return int(nproc)
+
+
+def parse_shown_ranks(text: str | None, processes: int) -> tuple[int, ...]:
+    """The local ranks whose output is shown; the first where nothing was said."""
+    if not text:
+        return (0,)
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.isdecimal() or int(part) >= processes]
+    if wrong:
+        raise UsageError(
+            f"--local-ranks-filter {wrong[0]}: allowed are the local ranks 0 to {processes - 1}"
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def build_rendezvous(args: TorchrunArgs) -> Rendezvous:
+    """The loopback on one node; else torchelastic's own, static where a master was named."""
+    nodes, conf = _nodes(args.nnodes), _conf(args.rdzv_conf)
+    if args.standalone and nodes[1] > 1:
+        raise UsageError(f"--standalone is one node, --nnodes {args.nnodes} are several")
+    if args.standalone or (nodes[1] == 1 and not args.rdzv_endpoint):
+        return Rendezvous(conf={})
+    named = args.master_addr is not None or args.node_rank is not None
+    static = named and not args.rdzv_endpoint
+    backend = args.rdzv_backend or ("static" if static else "c10d")
+    if backend not in RENDEZVOUS_BACKENDS:
+        raise UnknownValue("--rdzv-backend", backend, RENDEZVOUS_BACKENDS)
+    return Rendezvous(
+        nodes=nodes,
+        backend=backend,
+        endpoint=_endpoint(args, backend),
+        run_id=args.rdzv_id or "none",
+        conf=conf,
+        node_rank=(args.node_rank or 0) if backend == "static" else None,
+    )
+
+
+def _endpoint(args: TorchrunArgs, backend: str) -> str:
+    if args.rdzv_endpoint:
+        return args.rdzv_endpoint
+    if backend == "static" and args.master_addr:
+        return f"{args.master_addr}:{args.master_port or STATIC_PORT}"
+    raise UsageError(
+        f"--nnodes {args.nnodes} without a place to meet; next: --rdzv-endpoint HOST:PORT on "
+        "every node, or --master-addr HOST --node-rank K"
+    )
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    fewest, _, most = text.partition(":")
+    most = most or fewest
+    if not (fewest.isdecimal() and most.isdecimal() and 0 < int(fewest) <= int(most)):
+        raise UsageError(f"--nnodes {text}: allowed are N or MIN:MAX, whole numbers from 1")
+    return int(fewest), int(most)
+
+
+def _conf(text: str | None) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
+    for name, _, value in pairs:
+        if not name.strip() or not value.strip():
+            raise UsageError(f"--rdzv-conf {text}: allowed is NAME=VALUE,NAME=VALUE")
+    return {name.strip(): value.strip() for name, _, value in pairs}

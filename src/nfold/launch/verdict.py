@@ -1,0 +1,205 @@
+"""From what the processes left behind to one status and its root cause. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import cast
+
+from nfold.core.measurement import NO_GRADIENT_EXCHANGE, Caveat, FailureCause, RankSamples, Status
+from nfold.core.stats import change_point, median
+from nfold.core.variant import Variant
+from nfold.engines.recorder import MIN_WINDOWS
+from nfold.launch.handoff import RankFailure
+from nfold.launch.supervisor import TreeExit
+
+AGENT_EXIT_CODES = (-signal.SIGTERM,)
+"""Exit codes that torchelastic causes itself when it stops the ranks beside a failed one."""
+HANG_TIMEOUT_HINT = "next: where that was work of its own, --hang-timeout SECONDS"
+"""What to do about a rank that hung."""
+
+
+def determine_status(
+    ending: TreeExit,
+    failures: Sequence[RankFailure],
+    exits: Mapping[int, int],
+    measured: int,
+    processes: int,
+) -> tuple[Status, FailureCause | None]:
+    """The status of a run and why.
+
+    ``failures`` come earliest first; ``exits`` are torchelastic's exit codes by rank;
+    ``measured`` counts the ranks that left their samples. A rank that was killed, or that
+    failed by itself, comes before those that failed because it was gone.
+    """
+    if ending.stop_signal is not None:
+        name = signal.Signals(ending.stop_signal).name
+        return "interrupted", FailureCause(text=f"nfold got {name}", signal=ending.stop_signal)
+    if ending.timed_out is not None:
+        seconds, step = ending.timed_out
+        text = f"the {seconds:.0f} s that it was given were over after step {step}"
+        return "interrupted", FailureCause(
+            text=text, step=step, stalled_s=ending.seconds_since_step
+        )
+    if ending.hung is not None:
+        rank, step = ending.hung
+        text = f"rank {rank} made no progress after step {step}"
+        return "hung", FailureCause(
+            text=text, rank=rank, step=step, stalled_s=ending.seconds_since_step
+        )
+    own = [failure for failure in failures if not failure.collateral]
+    if own:
+        return _failed(own[0])
+    killed = _killed(ending, exits, processes)
+    if killed is not None:
+        return "killed", killed
+    if _exits_without_failure(failures, exits):
+        return "crashed", _exit_code_cause(ending, _exits_without_failure(failures, exits))
+    if failures:
+        return _failed(failures[0])
+    if ending.exit_code == 0 and measured == processes:
+        return "ok", None
+    return "crashed", _exit_code_cause(ending, exits)
+
+
+def _exits_without_failure(
+    failures: Sequence[RankFailure], exits: Mapping[int, int]
+) -> dict[int, int]:
+    spoke = {failure.rank for failure in failures}
+    return {rank: code for rank, code in exits.items() if code > 0 and rank not in spoke}
+
+
+def _failed(failure: RankFailure) -> tuple[Status, FailureCause]:
+    cause = FailureCause(text=failure.text, rank=failure.rank, step=failure.step)
+    return cast(Status, failure.status), cause
+
+
+def _killed(ending: TreeExit, exits: Mapping[int, int], processes: int) -> FailureCause | None:
+    if processes == 1 and ending.exit_code is not None and ending.exit_code < 0:
+        return _signalled("rank 0", -ending.exit_code, rank=0)
+    for rank, code in sorted(exits.items()):
+        if code < 0 and code not in AGENT_EXIT_CODES:
+            return _signalled(f"rank {rank}", -code, rank=rank)
+    if ending.exit_code is not None and ending.exit_code < 0:
+        return _signalled("the agent", -ending.exit_code, rank=None)
+    for rank, code in sorted(exits.items()):
+        if code < 0 and all(other == code for other in exits.values()):
+            return _signalled(f"rank {rank}", -code, rank=rank)
+    return None
+
+
+def _signalled(who: str, signum: int, rank: int | None) -> FailureCause:
+    name = signal.Signals(signum).name
+    hint = "; the kernel's out-of-memory killer does this too" if signum == signal.SIGKILL else ""
+    return FailureCause(text=f"{who} was ended by {name}{hint}", rank=rank, signal=signum)
+
+
+def _exit_code_cause(ending: TreeExit, exits: Mapping[int, int]) -> FailureCause:
+    failed = {rank: code for rank, code in exits.items() if code != 0}
+    rank = min(failed, default=None)
+    where = "the agent" if rank is None else f"rank {rank}"
+    code = ending.exit_code if rank is None else failed[rank]
+    return FailureCause(text=f"{where} exited with {code} and left no word; see its log", rank=rank)
+
+
+SLOW_RANK_RATIO = 1.10
+DRIFT_FRACTION = 0.05
+ROUNDING_TOLERANCE = 1e-5
+"""Of parameters: so little is rounding of numbers of 4 bytes, some hundred times one of them."""
+
+
+def rank_caveats(ranks: Sequence[RankSamples], variant: Variant | None = None) -> list[Caveat]:
+    """Every doubt that the ranks' own samples raise about their numbers.
+
+    Under an ablation nobody minds what is trained: only the times are doubted.
+    """
+    trained = variant is None or variant.preserves_training
+    noted = [Caveat(kind=kind, text=text) for rank in ranks for kind, text in rank.caveats]
+    found = [
+        check_same_samples(ranks) if trained else None,
+        check_parameters(ranks) if trained else None,
+        check_window_count(ranks),
+        check_drift(ranks),
+        check_slow_rank(ranks),
+    ]
+    return [*dict.fromkeys(noted), *(doubt for doubt in found if doubt is not None)]
+
+
+def check_same_samples(ranks: Sequence[RankSamples]) -> Caveat | None:
+    """Two ranks that were fed the same samples: the work was not divided."""
+    hashes = Counter(entry for rank in ranks for entry in rank.sample_hashes[:1] if entry[0])
+    if not any(times > 1 for times in hashes.values()):
+        return None
+    text = "ranks were fed the same samples: the work was not divided, images/s counts copies"
+    return Caveat(kind="same_samples", text=text)
+
+
+def check_parameters(ranks: Sequence[RankSamples]) -> Caveat | None:
+    """Ranks that end with different parameters: gradients were not exchanged, or were and each
+    changes its own in another way; by rounding only, nothing else is wrong.
+    """
+    sums = {rank.parameter_checksum for rank in ranks if rank.parameter_checksum}
+    if len(sums) < 2:
+        return None
+    apart = _parameter_difference([rank.parameter_sample for rank in ranks])
+    if apart is None:
+        text = f"parameters differ between ranks at the end: {NO_GRADIENT_EXCHANGE}"
+        return Caveat(kind="parameters_differ", text=text)
+    if apart <= ROUNDING_TOLERANCE:
+        text = (
+            f"parameters of ranks differ by rounding ({apart:.0e} of them), though gradients are "
+            "exchanged: each rank adds something of its own and takes it away again, or adds in "
+            "another order; next: broadcast them now and then in long training"
+        )
+        return Caveat(kind="rounded_apart", text=text)
+    text = (
+        f"parameters differ between ranks at the end by {apart:.0e} of them, though gradients are "
+        "exchanged: each rank changes them in its own way (noise, another learning rate)"
+    )
+    return Caveat(kind="parameters_differ", text=text)
+
+
+def _parameter_difference(samples: Sequence[Sequence[float]]) -> float | None:
+    if not all(samples) or len({len(one) for one in samples}) > 1:
+        return None
+    size = math.sqrt(fmean(number**2 for one in samples for number in one))
+    widest = max(max(numbers) - min(numbers) for numbers in zip(*samples, strict=True))
+    return widest / size if size > 0 and math.isfinite(widest / size) else None
+
+
+def check_window_count(ranks: Sequence[RankSamples]) -> Caveat | None:
+    """Too few timed windows for an interval to mean much."""
+    if not ranks or any(rank.parts for rank in ranks):
+        return None
+    count = min(len(rank.windows) for rank in ranks)
+    if count >= MIN_WINDOWS:
+        return None
+    text = f"only {count} timed windows: give more --steps or --epochs for a firm interval"
+    return Caveat(kind="few_windows", text=text)
+
+
+def check_drift(ranks: Sequence[RankSamples]) -> Caveat | None:
+    """A jump of more than 5 % in the windows' speed that chance does not explain."""
+    for rank in ranks:
+        found = change_point([w.seconds / w.steps for w in rank.windows])
+        if found and abs(found.after / found.before - 1) > DRIFT_FRACTION:
+            change = 100 * (found.after / found.before - 1)
+            text = f"step time changed by {change:+.0f} % from window {found.index + 1} on"
+            return Caveat(kind="drift", text=f"rank {rank.rank}: {text}")
+    return None
+
+
+def check_slow_rank(ranks: Sequence[RankSamples]) -> Caveat | None:
+    """A rank whose own step time is more than 10 % above the others' median."""
+    times = {r.rank: median(r.step_ms) for r in ranks if r.step_ms}
+    if len(times) < 2:
+        return None
+    slowest = max(times, key=lambda rank: times[rank])
+    others = median([ms for rank, ms in times.items() if rank != slowest])
+    if times[slowest] <= SLOW_RANK_RATIO * others:
+        return None
+    text = f"rank {slowest} takes {times[slowest]:.2f} ms a step, the others {others:.2f} ms"
+    return Caveat(kind="slow_rank", text=text)

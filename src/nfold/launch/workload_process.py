@@ -1,0 +1,222 @@
+"""A script's scratch folder in its measurement's: entered by each rank, settled by the parent."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+from nfold.core.fingerprint import module_file
+from nfold.core.measurement import Caveat, RankSamples
+from nfold.core.parent_death import die_with_parent
+from nfold.core.script_profile import ScriptProfile
+from nfold.core.source_location import error_location
+from nfold.engines.base import Observer, Phase, Task, get_framework
+from nfold.launch.handoff import HandoffFolder, HeartbeatRecord, HeartbeatWriter
+from nfold.launch.rank_lifecycle import (
+    build_failure,
+    exit_after_handlers,
+    exit_without_cleanup,
+    kill_children,
+    redirect_output,
+    stacks_on_signal,
+)
+from nfold.sandbox import clean_up
+from nfold.sandbox import enter_sandbox as enter_sandbox_folder
+
+SANDBOX_NAME = "scratch"
+
+
+def enter_sandbox(task: Task, folder: HandoffFolder) -> Task:
+    """Enter it where the task is a script, which then has the path to run it by there.
+
+    Ranks share one, as they share the working directory; copies that are alone have their own.
+    """
+    if not task.workload.script:
+        return task
+    alone = f"-{task.rank}" if task.variant.independent else ""
+    module, here = task.workload.module, os.getcwd()
+    scratch = enter_sandbox_folder(folder.path / f"{SANDBOX_NAME}{alone}")
+    path, *arguments = task.workload.script
+    if module is None:
+        path = scratch.prepare_script(path)
+    elif (file := module_file(module, here)) is not None:
+        scratch.prepare_script(file)
+    there = dataclasses.replace(task.workload, script=(path, *arguments))
+    return dataclasses.replace(task, workload=there)
+
+
+def settle_sandbox(folder: HandoffFolder) -> list[Caveat]:
+    """Clear it away; what the script would have written, and what could not be undone."""
+    found = [clean_up(path) for path in sorted(folder.path.glob(f"{SANDBOX_NAME}*"))]
+    wrote = next((str(touched) for touched in found if touched.files), None)
+    failed = [text for touched in found for text in touched.restore_errors]
+    doubts = [Caveat(kind="would_have_written", text=wrote)] if wrote else []
+    return doubts + [Caveat(kind="not_undone", text=text) for text in failed]
+
+
+IDLE_TIMEOUT_S = 3.0
+"""Workers that are never idle do other things, too."""
+IDLE_POLL_S = 0.1
+IDLE_CORE_SHARE = 0.2
+"""Of one core: less is nobody's work. A clock of processes ticks every 10 ms."""
+
+
+def wait_for_idle_children(
+    limit_s: float = IDLE_TIMEOUT_S, meanwhile: Callable[[], None] = lambda: None
+) -> float:
+    """Wait for the processes that this one has started, until they leave the cores alone.
+
+    Returns the seconds waited, at most ``limit_s`` and a little; ``meanwhile`` is called often.
+    """
+    workers = psutil.Process().children(recursive=True)
+    begin = time.perf_counter()
+    at, used = begin, _used_s(workers)
+    while workers and at - begin < limit_s:
+        time.sleep(IDLE_POLL_S)
+        meanwhile()
+        before, at = at, time.perf_counter()
+        used_before, used = used, _used_s(workers)
+        if used - used_before <= IDLE_CORE_SHARE * (at - before):
+            break
+    return at - begin
+
+
+def _used_s(processes: list[psutil.Process]) -> float:
+    found = 0.0
+    for process in processes:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            found += times.user + times.system
+    return found
+
+
+# One rank: reads its task, runs it, leaves what it measured or why it failed.
+#
+# Runs as ``python -m nfold.launch.workload_process FOLDER`` with RANK, LOCAL_RANK and WORLD_SIZE set, as
+# torchrun sets them. Only Python's own library is imported before the heart beats.
+
+SAVE_EVERY_S = 1.0
+MAX_EPOCH_SHARE = 0.01
+"""The part of an epoch that writing the samples at its end may take."""
+AWAIT_TIMEOUT_S = 120.0
+"""How long a rank waits for others that train by themselves, and for all to be measured."""
+AWAIT_POLL_S = 0.02
+
+
+class FolderObserver(Observer):
+    """Reports to the measurement's folder: beats always, samples at most once a second.
+
+    What an epoch's end adds is written at once, unless epochs are so short that writing would
+    take more than 1 % of them.
+    """
+
+    def __init__(self, folder: HandoffFolder, rank: int, world_size: int = 1) -> None:
+        self._folder = folder
+        self._others = frozenset(range(world_size)) - {rank}
+        self._heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
+        self._saved = self._epoch_saved = time.monotonic()
+        self._took_s = 0.0
+        self._unwritten: RankSamples | None = None
+        self.step = 0
+
+    def beat(self, phase: Phase, step: int, total: int = 0) -> None:
+        self.step = step
+        self._heart.beat(phase, step, total, time.monotonic_ns())
+
+    def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
+        now, self._unwritten = time.monotonic(), samples
+        rare = epoch_ended and now - self._epoch_saved >= self._took_s / MAX_EPOCH_SHARE
+        if rare or now - self._saved >= SAVE_EVERY_S:
+            self.flush_samples()
+            self._saved = time.monotonic()
+            self._took_s = self._saved - now
+            self._epoch_saved = self._saved if epoch_ended else self._epoch_saved
+
+    def flush_samples(self) -> None:
+        """Write what was given last, where it is not written: nothing more will come."""
+        if self._unwritten is not None:
+            self._folder.write_samples(self._unwritten)
+            self._unwritten = None
+
+    def save_profile(self, profile: ScriptProfile) -> None:
+        self._folder.write_profile(profile)
+
+    def wait_for_other_ranks(self, step: int) -> None:
+        self._await(
+            lambda beat: beat.step >= step or beat.phase == Phase.FINISHED,
+            meanwhile=lambda: self.beat(Phase.STEPPING, self.step),
+        )
+
+    def wait_for_idle_children(self) -> None:
+        wait_for_idle_children(meanwhile=lambda: self.beat(Phase.STEPPING, self.step))
+
+    def exit_process(self, samples: RankSamples) -> NoReturn:
+        """Write the samples, wait until every rank has its own, and go without tidying up.
+
+        A rank that is gone would take those that still exchange with it down.
+        """
+        self._folder.write_samples(samples)
+        self.beat(Phase.FINISHED, self.step)
+        self._await(lambda beat: beat.phase == Phase.FINISHED)
+        kill_children()
+        exit_without_cleanup(0)
+
+    def _await(
+        self, come: Callable[[HeartbeatRecord], bool], meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        deadline = time.monotonic() + AWAIT_TIMEOUT_S
+        while time.monotonic() < deadline:
+            beats = {rank: self._folder.read_heartbeat(rank) for rank in self._others}
+            if all(beat is not None and come(beat) for beat in beats.values()):
+                return
+            meanwhile()
+            time.sleep(AWAIT_POLL_S)
+
+    def close(self) -> None:
+        """Stop beating."""
+        self._heart.close()
+
+
+def main() -> None:
+    """Entry of a rank's own process."""
+    die_with_parent()
+    folder = HandoffFolder(Path(sys.argv[1]).absolute())
+    rank = int(os.environ["RANK"])
+    redirect_output(folder.rank_log(rank))
+    with stacks_on_signal(folder.stack_file(rank)):
+        ended_well = run_rank(folder, rank, int(os.environ["WORLD_SIZE"]))
+    if ended_well:
+        exit_after_handlers()
+    exit_without_cleanup(1)
+
+
+def run_rank(folder: HandoffFolder, rank: int, world_size: int) -> bool:
+    """Run one rank in this process; False where it failed, with its failure in the folder."""
+    observer = FolderObserver(folder, rank, world_size)
+    try:
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        task = folder.read_task(rank=rank, local_rank=local_rank, world_size=world_size)
+        task = enter_sandbox(task, folder)
+        folder.write_samples(get_framework(task.plan.framework).run_rank(task, observer))
+        observer.beat(Phase.FINISHED, observer.step)
+    except Exception as error:
+        traceback.print_exc()
+        folder.write_failure(build_failure(error, rank, observer.step, error_location(error)))
+        observer.flush_samples()
+        return False
+    finally:
+        observer.close()
+    return True
+
+
+if __name__ == "__main__":
+    main()

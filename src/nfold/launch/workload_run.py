@@ -1,0 +1,348 @@
+"""The one verb: run a workload under a plan, and an ablation, and return what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from nfold.core.errors import RunFailure
+from nfold.core.interleave import MAX_CYCLES, process_wide
+from nfold.core.machine import Machine
+from nfold.core.measurement import Caveat, FailureCause, Measurement, RankSamples, Status, cell_id
+from nfold.core.plan import Plan
+from nfold.core.variant import Variant
+from nfold.core.workload import Workload
+from nfold.engines.base import Framework, Observer, Phase, Task, get_framework
+from nfold.launch import verdict
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import RunOptions, spec_for_plan
+from nfold.launch.supervisor import POLL_S, Supervisor, TelemetrySession, TreeExit
+from nfold.launch.verdict import determine_status
+from nfold.launch.workload_process import run_rank, settle_sandbox
+
+MEASUREMENTS_FOLDER = "measurements"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """What became of the ranks, before the facts around them are added."""
+
+    status: Status
+    cause: FailureCause | None = None
+    ranks: tuple[RankSamples, ...] = ()
+    energy_joules: float | None = None
+    caveats: tuple[Caveat, ...] = field(default=())
+
+
+def run(
+    workload: Workload,
+    plan: Plan,
+    variant: Variant | None = None,
+    *,
+    machine: Machine,
+    options: RunOptions,
+    repeat: int = 0,
+    interleaved_variants: tuple[Variant, ...] = (),
+) -> Measurement:
+    """Run ``workload`` under the complete ``plan`` in a fresh process tree.
+
+    With ``turns`` ``ablation`` holds all the time, and each of them has its turns, which change
+    what the framework can change between two steps; ``nfold.launch.workload_run.apart`` makes a
+    measurement of each.
+
+    A run that fails is a Measurement with its status and cause, never an exception; what its
+    ranks measured before they failed is in it. Raises MachineUnfit where the machine cannot
+    run anything, and ValueError for a plan that was not resolved.
+    """
+    if not (plan.has_placement if workload.script else plan.is_complete):
+        raise ValueError("the plan is not resolved on this machine; next: plan.resolve(...)")
+    checkpoint = None if variant or interleaved_variants else options.checkpoint_folder
+    task = Task(
+        workload=workload,
+        plan=plan,
+        machine=machine,
+        requested_variant=variant,
+        checkpoint=None if checkpoint is None else str(checkpoint.absolute()),
+        checkpoint_every=options.checkpoint_every,
+        repeat=repeat,
+        interleaved_variants=interleaved_variants,
+        replay_hints=options.replay_hints,
+    )
+    return _measured(task, options)
+
+
+def _measured(task: Task, options: RunOptions) -> Measurement:
+    name = _measurement_id(task, task.repeat)
+    folder = HandoffFolder(options.results / MEASUREMENTS_FOLDER / name)
+    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    start = time.monotonic()
+    outcome = _outcome(get_framework(task.plan.framework), task, folder, options)
+    timed = outcome.status == "ok" and not task.interleaved_variants
+    found = verdict.rank_caveats(outcome.ranks, task.requested_variant) if timed else []
+    return Measurement(
+        id=name,
+        workload=task.workload,
+        plan=task.plan,
+        machine=task.machine,
+        status=outcome.status,
+        variant=task.requested_variant,
+        repeat=task.repeat,
+        cause=outcome.cause,
+        ranks=outcome.ranks,
+        energy_joules=outcome.energy_joules,
+        warnings=(*found, *outcome.caveats),
+        started_at=started_at,
+        wall_seconds=time.monotonic() - start,
+        folder=f"{MEASUREMENTS_FOLDER}/{name}" if folder.path.exists() else None,
+    )
+
+
+def _measurement_id(task: Task, repeat: int) -> str:
+    cell = cell_id(task.workload, task.plan, task.requested_variant, task.machine)
+    own = job_id() if in_external_job() else secrets.token_hex(3)
+    return f"{cell}-{repeat}-{own}"
+
+
+def _outcome(
+    chosen: Framework, task: Task, folder: HandoffFolder, options: RunOptions
+) -> RunOutcome:
+    refusals = (
+        chosen.refusal_reason(left_out, task.workload, task.plan)
+        for left_out in (task.variant, *task.interleaved_variants)
+    )
+    reason = (
+        chosen.unsupported_reason(task.workload, task.plan, task.machine)
+        or next((refusal for refusal in refusals if refusal), None)
+        or _interleaving_refusal(chosen, task)
+    )
+    if reason is not None:
+        return RunOutcome(status="unsupported", cause=FailureCause(text=reason))
+    if chosen.runs_in_parent:
+        return _in_parent(chosen, task)
+    if task.workload.script and (in_external_job() or options.in_process):
+        text = "a script is run in processes of its own; next: leave out torchrun or --in-process"
+        return RunOutcome(status="unsupported", cause=FailureCause(text=text))
+    if in_external_job():
+        return _attached(chosen, task, folder, options)
+    folder.write_task(task)
+    options.on_start(folder.path)
+    if options.in_process:
+        return _in_process(chosen, task, folder)
+    return _in_process_tree(chosen, task, folder, options)
+
+
+def _interleaving_refusal(chosen: Framework, task: Task) -> str | None:
+    switched = chosen.switchable_fields(task.workload, task.plan)
+    if all(process_wide(turn, switched) == task.variant for turn in task.interleaved_variants):
+        return None
+    return (
+        f"turns of {task.workload} differ in what cannot change between two steps; allowed are "
+        f"{', '.join(switched) or 'none'}; next: run each by itself"
+    )
+
+
+def _in_parent(chosen: Framework, task: Task) -> RunOutcome:
+    world_size = chosen.process_count(task.plan)
+    ranks: list[RankSamples] = []
+    for rank in range(world_size):
+        seen = dataclasses.replace(task, rank=rank, local_rank=rank, world_size=world_size)
+        try:
+            ranks.append(chosen.run_rank(seen, Observer()))
+        except RunFailure as error:
+            cause = FailureCause(text=str(error), rank=rank, step=error.step)
+            return RunOutcome(status=_status(error), cause=cause, ranks=tuple(ranks))
+    return RunOutcome(status="ok", ranks=tuple(ranks))
+
+
+def _status(error: RunFailure) -> Status:
+    status: Status = error.status  # type: ignore[assignment]  # the tree in errors.py lists them
+    return status
+
+
+def _in_process(chosen: Framework, task: Task, folder: HandoffFolder) -> RunOutcome:
+    processes = chosen.process_count(task.plan)
+    if processes != 1:
+        text = f"--in-process runs one rank, the plan has {processes}; next: --devices 1"
+        return RunOutcome(status="unsupported", cause=FailureCause(text=text))
+    run_rank(folder, rank=0, world_size=1)
+    return _read_outcome(folder, TreeExit(exit_code=0), processes=1)
+
+
+def _in_process_tree(
+    chosen: Framework, task: Task, folder: HandoffFolder, options: RunOptions
+) -> RunOutcome:
+    processes = chosen.process_count(task.plan)
+    gpus = _gpus(task)
+    with TelemetrySession(folder, gpus, options) as telemetry:
+        launch = spec_for_plan(folder, task.plan, processes, script=bool(task.workload.script))
+        ending = Supervisor(folder, launch, telemetry.options).run()
+    outcome = _read_outcome(folder, ending, processes)
+    return RunOutcome(
+        status=outcome.status,
+        cause=outcome.cause,
+        ranks=telemetry.with_clocks(outcome.ranks, task.variant.devices or gpus),
+        energy_joules=telemetry.energy_joules(outcome.ranks),
+        caveats=(
+            *_leftover_process_caveats(ending.leftover_pids),
+            *telemetry.caveats(outcome.ranks),
+            *settle_sandbox(folder),
+        ),
+    )
+
+
+def _gpus(task: Task) -> tuple[int, ...]:
+    first, count = task.variant.device, task.plan.devices or 0
+    return tuple(range(first, first + count)) if task.plan.device == "cuda" else ()
+
+
+def _attached(
+    chosen: Framework, task: Task, folder: HandoffFolder, options: RunOptions
+) -> RunOutcome:
+    processes = chosen.process_count(task.plan)
+    if processes != external_world_size():
+        text = (
+            f"the plan needs {processes} processes, the job that nfold was started in has "
+            f"{external_world_size()}; next: --devices {external_world_size()}"
+        )
+        return RunOutcome(status="unsupported", cause=FailureCause(text=text))
+    ending = run_external_rank(folder, task, options)
+    return _read_outcome(folder, ending, processes)
+
+
+def _read_outcome(folder: HandoffFolder, ending: TreeExit, processes: int) -> RunOutcome:
+    ranks = folder.read_samples()
+    failures, exits = folder.read_failures(), folder.read_exit_codes()
+    status, cause = determine_status(ending, failures, exits, len(ranks), processes)
+    held = {failure.rank: failure.peak_memory_bytes for failure in failures}
+    return RunOutcome(status=status, cause=cause, ranks=_with_peaks(ranks, held))
+
+
+def _with_peaks(
+    ranks: tuple[RankSamples, ...], held: dict[int, int | None]
+) -> tuple[RankSamples, ...]:
+    kept = {rank.rank: rank for rank in ranks}
+    for rank, peak in held.items():
+        if peak is not None:
+            samples = kept.get(rank, RankSamples(rank=rank, device=""))
+            kept[rank] = dataclasses.replace(samples, peak_memory_bytes=peak)
+    return tuple(kept[rank] for rank in sorted(kept))
+
+
+def _leftover_process_caveats(pids: tuple[int, ...]) -> list[Caveat]:
+    if not pids:
+        return []
+    text = f"processes {', '.join(map(str, pids))} of this run outlived SIGKILL by 5 s"
+    return [Caveat(kind="processes_left", text=text)]
+
+
+def split_by_variant(measurement: Measurement, variants: Sequence[Variant]) -> list[Measurement]:
+    """One for each of the turns, in their order, with its own windows; all have one folder.
+
+    Where the run failed, those that had a turn on all ranks before are ok, with the cause that
+    ended it; the others have failed.
+    """
+    ranks = [rank.split_windows(rank.slots, len(variants)) for rank in measurement.ranks]
+    return [
+        _measurement_of_variant(measurement, left_out, tuple(parts[turn] for parts in ranks))
+        for turn, left_out in enumerate(variants)
+    ]
+
+
+def _measurement_of_variant(
+    whole: Measurement, variant: Variant, ranks: tuple[RankSamples, ...]
+) -> Measurement:
+    cell = cell_id(whole.workload, whole.plan, variant or None, whole.machine)
+    status: Status = "ok" if _has_enough_steps(whole.plan, ranks) else whole.status
+    found = verdict.rank_caveats(ranks, variant or None) if status == "ok" else []
+    return dataclasses.replace(
+        whole,
+        id=f"{cell}-{whole.repeat}-{whole.id.rpartition('-')[2]}",
+        status=status,
+        variant=variant or None,
+        ranks=ranks,
+        energy_joules=None,
+        warnings=(*found, *whole.warnings),
+    )
+
+
+def _has_enough_steps(plan: Plan, ranks: Sequence[RankSamples]) -> bool:
+    count = 1 if plan.strategy == "dp" else plan.devices or 1
+    steps = [sum(window.steps for window in rank.windows) for rank in ranks]
+    return len(ranks) == count and MAX_CYCLES * min(steps) >= (plan.steps or 1)
+
+
+def in_external_job() -> bool:
+    """Whether RANK and WORLD_SIZE say that this process is a rank of a running job."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def external_rank() -> int:
+    """This process's rank in the job; 0 where there is no job."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def external_world_size() -> int:
+    """The number of processes in the job; 1 where there is no job."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def job_id() -> str:
+    """Six hex digits that all ranks of the job agree on, and that another job does not have.
+
+    torchrun's default run id and port are the same in every job; on one node, the process that
+    started the ranks tells jobs apart.
+    """
+    names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
+    said = [os.environ.get(name, "") for name in names]
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
+        starter = psutil.Process(os.getppid())
+        said.append(f"{starter.pid} {starter.create_time()}")
+    return hashlib.sha256("|".join(said).encode()).hexdigest()[:6]
+
+
+def run_external_rank(folder: HandoffFolder, task: Task, options: RunOptions) -> TreeExit:
+    """Run this process's rank of the task; rank 0 also waits for what the others measured.
+
+    The ranks share the folder: one node, or a file system that every node sees.
+    """
+    if external_rank() == 0:
+        folder.write_task(task)
+    elif not _wait_for_task(folder, options):
+        raise TimeoutError(f"rank 0 left no task in {folder.path}: do all ranks see that folder?")
+    ended_well = run_rank(folder, external_rank(), external_world_size())
+    if external_rank() == 0:
+        return _wait_for_others(folder, options, ended_well)
+    return TreeExit(exit_code=0 if ended_well else 1)
+
+
+def _wait_for_task(folder: HandoffFolder, options: RunOptions) -> bool:
+    deadline = time.monotonic() + options.start_timeout_s
+    while not folder.has_task() and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return folder.has_task()
+
+
+def _wait_for_others(folder: HandoffFolder, options: RunOptions, ended_well: bool) -> TreeExit:
+    deadline = time.monotonic() + options.hang_timeout_s
+    waiting = set(range(1, external_world_size()))
+    while waiting and time.monotonic() < deadline:
+        failed = {failure.rank for failure in folder.read_failures()}
+        waiting = {other for other in waiting - failed if not _finished(folder, other)}
+        time.sleep(POLL_S)
+    if waiting:
+        beat = folder.read_heartbeat(min(waiting))
+        return TreeExit(hung=(min(waiting), beat.step if beat else 0))
+    return TreeExit(exit_code=0 if ended_well and not folder.read_failures() else 1)
+
+
+def _finished(folder: HandoffFolder, other: int) -> bool:
+    beat = folder.read_heartbeat(other)
+    return beat is not None and beat.phase == Phase.FINISHED

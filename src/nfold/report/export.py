@@ -1,0 +1,204 @@
+"""The report as CSV: one row a cell with unrounded numbers, and one a part of an operation."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from nfold.analysis import cells
+from nfold.analysis.cell_labels import failure_location
+from nfold.analysis.cells import group_cells, measurement_json
+from nfold.analysis.comparison import CellResult, compare_all
+from nfold.analysis.part_timings import part_timings
+from nfold.analysis.sections import ReportSection
+from nfold.core.format import superscript, terminal_safe
+from nfold.core.measurement import Measurement
+from nfold.core.plan import PLAN_FIELDS
+from nfold.core.serialization import JSON_SCHEMA_VERSION
+from nfold.core.stats import Interval
+from nfold.fieldreports.sheets import FieldReport
+from nfold.report import operation_parts, tables
+from nfold.report.summary_sentences import headline_sentences
+
+CsvRow = dict[str, Any]
+
+
+def cells_csv(sections: Sequence[ReportSection]) -> str:
+    """One row a cell: its plan, its status, and every number with its interval.
+
+    Units are in the names; a number that a cell does not have is empty.
+    """
+    return _written([_cell(section, r) for section in sections for r in section.results])
+
+
+def part_timings_csv(sections: Sequence[ReportSection]) -> str:
+    """One row for each part and column of the tables of parts; empty where there is none."""
+    rows = [
+        {
+            "workload": section.workload,
+            "machine": section.machine.id,
+            "part": timing.part,
+            "where": timing.column,
+            "baseline": timing.baseline,
+            **_interval("ms", timing.ms),
+            "bytes_per_s": timing.bytes_per_s,
+            "notes": "; ".join(timing.notes),
+        }
+        for section in sections
+        for timing in part_timings(section.results)
+    ]
+    return _written(rows) if rows else ""
+
+
+def _cell(section: ReportSection, result: CellResult) -> CsvRow:
+    cell, compared = result.cell, result.comparison
+    return {
+        "workload": section.workload,
+        "machine": section.machine.id,
+        "cell": cell.first.cell,
+        "measurements": " ".join(m.id for m in cell.measurements),
+        **{name: getattr(result.plan, name) for name in PLAN_FIELDS},
+        "repeats": len(cell.measurements),
+        "repeats_ok": len(cell.successful),
+        "status": "ok" if result.succeeded else cell.first_failed_or_first.status,
+        "cause": ""
+        if result.succeeded or cell.first_failed_or_first.cause is None
+        else failure_location(cell.first_failed_or_first),
+        "epoch_1_s": result.first_epoch_s,
+        "epochs_2_up_median_s": result.later_epochs_s,
+        "training_s": result.training_s,
+        **_interval("accuracy", result.accuracy),
+        **_interval("samples_per_s", result.samples_per_s),
+        "baseline_cell": compared.baseline.first.cell if compared else None,
+        "scaling": compared.scaling if compared else None,
+        **_interval("speedup", compared.speedup if compared else None),
+        **_interval("efficiency", compared.efficiency if compared else None),
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "data_bytes": cells.data_bytes(cell),
+        "graph_bytes": cells.graph_bytes(cell),
+        "reserved_memory_bytes": cells.reserved_memory_bytes(cell),
+        "joules_per_1000_samples": result.joules_per_1000,
+        "warnings": "; ".join(dict.fromkeys(d.text for m in cell.measurements for d in m.warnings)),
+    }
+
+
+def _interval(name: str, interval: Interval | None) -> CsvRow:
+    if interval is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def _written(rows: Sequence[CsvRow]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _safe(value) for key, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _safe(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = terminal_safe(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!])")
+
+
+def report_markdown(sections: Sequence[ReportSection], field: FieldReport | None = None) -> str:
+    """The field report, if there is one, and all sections: headline, tables and their notes."""
+    blocks = [] if field is None else _field_blocks(field)
+    blocks += [block for section in sections for block in _blocks(section)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _field_blocks(field: FieldReport) -> list[str]:
+    said = " ".join(field.sentences)
+    blocks = [
+        f"# {escape_markdown(field.title)}",
+        f"**{escape_markdown(said)}**" if said else "",
+        f"Then: {escape_markdown(field.published_setup)}.",
+    ]
+    for sheet in field.sheets:
+        notes = "  \n".join(map(escape_markdown, sheet.notes))
+        blocks += [f"{escape_markdown(sheet.title)}:", pipe_table(sheet.heads, sheet.texts), notes]
+    return [block for block in blocks if block]
+
+
+def _blocks(section: ReportSection) -> list[str]:
+    made = tables.build_table(section.results)
+    timings = part_timings(section.results)
+    in_parts = operation_parts.parts_table(timings)
+    machine = escape_markdown(section.machine.summary)
+    blocks = [
+        f"## {escape_markdown(section.workload)} on {machine}",
+        f"**{escape_markdown(' '.join(headline_sentences(section.results, timings)))}**",
+        f"In all cells: {escape_markdown(tables.shared_text(made.shared))}." if made.shared else "",
+        pipe_table(*tables.flatten_table(made)),
+        _notes(made.notes),
+    ]
+    if in_parts is not None:
+        blocks += [
+            pipe_table(*operation_parts.flatten_parts_table(in_parts)),
+            _notes(in_parts.notes),
+        ]
+    return [block for block in blocks if block]
+
+
+def _notes(notes: Sequence[str]) -> str:
+    marked = [
+        f"{superscript((k,))} {escape_markdown(note)}" for k, note in enumerate(notes, start=1)
+    ]
+    return "  \n".join(marked)
+
+
+def pipe_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] | None = None
+) -> str:
+    """A table in GitHub's form, ``numbers`` on the right: all columns but the first unless told."""
+    right = heads[1:] if numbers is None else numbers
+    rule = ["---:" if head in right else "---" for head in heads]
+    lines = [
+        list(map(escape_markdown, heads)),
+        rule,
+        *(list(map(escape_markdown, row)) for row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def escape_markdown(text: str) -> str:
+    """``text`` as itself: nothing in it is markup, HTML or a line break."""
+    return _SPECIAL.sub(r"\\\1", terminal_safe(text))
+
+
+def measurements_document(measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """``{"schema", "machine", "machines", "measurements", "comparisons"}`` as plain JSON values.
+
+    ``machine`` is the newest measurement's, None without any; ``machines`` holds every one by
+    its id, and each measurement names its own. What is not a number (a diverged loss) is null,
+    because JSON has no NaN.
+    """
+    found = {
+        "schema": JSON_SCHEMA_VERSION,
+        "machine": measurements[-1].machine.to_dict() if measurements else None,
+        "machines": {m.machine.id: m.machine.to_dict() for m in measurements},
+        "measurements": [{**measurement_json(m), "machine": m.machine.id} for m in measurements],
+        "comparisons": [one.to_json() for one in compare_all(group_cells(measurements))],
+    }
+    clean: dict[str, Any] = _finite(found)
+    return clean
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

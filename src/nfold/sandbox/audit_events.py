@@ -1,0 +1,225 @@
+"""What Python says before it writes: audit events, and functions that write in C without one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nfold.core.import_hooks import call_after_import
+
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class WriteListener(Protocol):
+    """Hears of every change before it is made. Paths are absolute, but not in normal form."""
+
+    def on_write(self, path: str, *, empties: bool = False) -> None:
+        """A file is opened for writing, or changed; ``empties``: its content goes at once."""
+
+    def on_enter_folder(self, path: str) -> None:
+        """A folder becomes the working directory, or is removed as a whole."""
+
+    def on_replace(self, path: str) -> None:
+        """The name itself is made, removed or changed."""
+
+    def on_rename(self, source: str, target: str) -> None:
+        """A file or a folder gets another name."""
+
+
+class AuditHook:
+    """The one audit hook of a process: there is no way to remove one, so it can be silent."""
+
+    def __init__(self) -> None:
+        self.listener: WriteListener | None = None
+        self._installed = False
+        self._busy = threading.local()
+
+    def set_listener(self, listener: WriteListener | None) -> None:
+        """Tell ``listener`` from now on; None: nobody."""
+        self.listener = listener
+        if listener is not None and not self._installed:
+            self._installed = True
+            sys.addaudithook(self.handle_event)
+
+    def handle_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """One audit event; what the listener itself does to files is not told to it."""
+        act = EVENT_HANDLERS.get(event)
+        if act is _on_open and not _is_write(arguments[2]):
+            return
+        if act is not None and self.listener is not None and not getattr(self._busy, "now", False):
+            with self.mute():
+                act(self.listener, *arguments)
+
+    @contextlib.contextmanager
+    def mute(self) -> Iterator[None]:
+        """Tell nobody what this thread does meanwhile."""
+        self._busy.now = True
+        try:
+            yield
+        finally:
+            self._busy.now = False
+
+
+AUDIT_HOOK = AuditHook()
+
+
+def _on_open(listener: WriteListener, path: Any, mode: Any, flags: Any) -> None:
+    del mode
+    _notify(listener.on_write, path, empties=bool(flags & os.O_TRUNC))
+
+
+def _is_write(flags: Any) -> bool:
+    return isinstance(flags, int) and bool(flags & WRITE_FLAGS)
+
+
+def _on_rename(
+    listener: WriteListener, source: Any, target: Any, source_fd: int, target_fd: int
+) -> None:
+    pair = _absolute(source, source_fd), _absolute(target, target_fd)
+    if pair[0] is not None and pair[1] is not None:
+        listener.on_rename(pair[0], pair[1])
+
+
+def _on_create(listener: WriteListener, path: Any, mode: Any = None, dir_fd: int = -1) -> None:
+    del mode
+    _notify(listener.on_replace, path, dir_fd)
+
+
+def _on_remove(listener: WriteListener, path: Any, dir_fd: int = -1) -> None:
+    _notify(listener.on_replace, path, dir_fd)
+
+
+def _on_remove_folder(listener: WriteListener, path: Any, dir_fd: Any = -1) -> None:
+    _notify(listener.on_enter_folder, path, -1 if dir_fd is None else dir_fd)
+    _notify(listener.on_replace, path, -1 if dir_fd is None else dir_fd)
+
+
+def _on_link(listener: WriteListener, source: Any, target: Any, *fds: int) -> None:
+    del source
+    _notify(listener.on_replace, target, fds[-1] if fds else -1)
+
+
+def _on_change(listener: WriteListener, path: Any, *rest: Any) -> None:
+    del rest
+    _notify(listener.on_write, path)
+
+
+def _on_chdir(listener: WriteListener, path: Any) -> None:
+    _notify(listener.on_enter_folder, path)
+
+
+def _on_sqlite_connect(listener: WriteListener, path: Any, *rest: Any) -> None:
+    del rest
+    if isinstance(path, str) and (path.startswith((":memory:", "file:")) or not path):
+        return
+    _notify(listener.on_write, path)
+
+
+EVENT_HANDLERS: dict[str, Callable[..., None]] = {
+    "open": _on_open,
+    "os.chdir": _on_chdir,
+    "os.chmod": _on_change,
+    "os.chown": _on_change,
+    "os.link": _on_link,
+    "os.mkdir": _on_create,
+    "os.remove": _on_remove,
+    "os.rename": _on_rename,
+    "os.rmdir": _on_remove_folder,
+    "os.symlink": _on_link,
+    "os.truncate": _on_change,
+    "os.utime": _on_change,
+    "shutil.rmtree": _on_remove_folder,
+    "sqlite3.connect": _on_sqlite_connect,
+}
+
+
+def _notify(callback: Callable[..., None], path: Any, dir_fd: int = -1, **more: Any) -> None:
+    absolute = _absolute(path, dir_fd)
+    if absolute is not None:
+        callback(absolute, **more)
+
+
+def _absolute(path: Any, dir_fd: int = -1) -> str | None:
+    if isinstance(path, int) or path is None:
+        return None
+    try:
+        base = os.getcwd() if dir_fd < 0 else os.readlink(f"/proc/self/fd/{dir_fd}")
+        return os.path.join(base, os.fsdecode(path))
+    except (OSError, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
+class PathArgument:
+    """Where a function's argument is that names the file, and the one that says the mode."""
+
+    position: int
+    name: str
+    mode_position: int | None = None
+
+
+UNAUDITED_WRITERS: dict[str, dict[str, PathArgument]] = {
+    "torch": {"save": PathArgument(1, "f")},
+    "torch.serialization": {"save": PathArgument(1, "f")},
+    "torch.jit": {"save": PathArgument(1, "f")},
+    "safetensors.torch": {
+        "save_file": PathArgument(1, "filename"),
+        "save_model": PathArgument(1, "filename"),
+    },
+    "safetensors.numpy": {"save_file": PathArgument(1, "filename")},
+    "h5py": {"File": PathArgument(0, "name", mode_position=1)},
+}
+"""Functions that open files in C, without a word of Python's."""
+
+
+def wrap_unaudited_writers() -> None:
+    """Wrap the functions of ``SILENT``, now where their module is there, else on its import."""
+    call_after_import(dict.fromkeys(UNAUDITED_WRITERS, wrap_module))
+
+
+def wrap_module(module: types.ModuleType) -> None:
+    """Tell the listener of the files that this module's functions write."""
+    for name, argument in UNAUDITED_WRITERS[module.__name__].items():
+        original = getattr(module, name, None)
+        if isinstance(original, type):
+            # The class stays itself: others may inherit from it.
+            own = dataclasses.replace(argument, position=argument.position + 1)
+            mode = None if argument.mode_position is None else argument.mode_position + 1
+            _wrap_writer(original, "__init__", dataclasses.replace(own, mode_position=mode))
+        elif original is not None:
+            _wrap_writer(module, name, argument)
+
+
+def _wrap_writer(owner: Any, name: str, argument: PathArgument) -> None:
+    original = getattr(owner, name)
+    if hasattr(original, "writes_in_c"):
+        return
+
+    @functools.wraps(original)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        path = _argument(args, kwargs, argument.position, argument.name)
+        mode = (
+            "w"
+            if argument.mode_position is None
+            else _argument(args, kwargs, argument.mode_position, "mode") or "r"
+        )
+        if isinstance(path, str | bytes | os.PathLike) and mode != "r":
+            AUDIT_HOOK.handle_event(
+                "open", (path, mode, os.O_WRONLY | (os.O_TRUNC if mode == "w" else 0))
+            )
+        return original(*args, **kwargs)
+
+    told.writes_in_c = True  # type: ignore[attr-defined]
+    setattr(owner, name, told)
+
+
+def _argument(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)

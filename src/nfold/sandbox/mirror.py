@@ -1,0 +1,171 @@
+"""The file system as links: folders and files become real when something in them is written.
+
+``root/home/ada/train.py`` stands for ``/home/ada/train.py``. A folder that nobody wrote to is one
+link; one with something written in it is a real folder of links.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from nfold.sandbox.file_lock import lock_file
+
+MAX_LINKED_ENTRIES = 1000
+"""Entries of a folder above the working directory; of a larger one only the way down is there."""
+MAX_COPIED_BYTES = 4 << 30
+"""Of one file that is not written from its beginning."""
+MAX_LINK_DEPTH = 40
+"""Links that a path may go through, as in the kernel."""
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+
+
+class CopyOnWriteMirror:
+    """The links below ``root``; processes that share it take turns by a lock beside it.
+
+    ``hidden`` is a real folder that is left out: the one that the root itself lies in.
+    """
+
+    def __init__(self, root: str, hidden: str = "") -> None:
+        self.root = root
+        self._hidden = hidden
+
+    def contains(self, path: str) -> bool:
+        """Whether an absolute path is below the root."""
+        return path == self.root or path.startswith(self.root + os.sep)
+
+    def to_mirror(self, path: str) -> str:
+        """Where an absolute path of the real file system appears."""
+        return path if self.contains(path) else self.root + path.rstrip(os.sep)
+
+    def to_real(self, path: str) -> str:
+        """The path of the real file system that a place stands for."""
+        return os.path.normpath(path)[len(self.root) :] or os.sep
+
+    def create(self, *folders: str) -> None:
+        """Make the way to each of these real folders, and links to all that is in it."""
+        with self._lock():
+            for folder in folders:
+                self._create_path(folder)
+
+    def make_writable(self, path: str, *, follow: bool, empty: bool = False) -> str:
+        """The place where a path below the root is written; every folder on its way is real.
+
+        With ``follow`` what a link at its end shows is made real too: a folder of links, or a
+        copy of the file, without its content where ``empty`` says that this goes at once.
+        """
+        with self._lock():
+            place = self._resolve(path, follow)
+            if follow and os.path.islink(place):
+                self._materialize(place, empty=empty)
+            return place
+
+    def _create_path(self, folder: str) -> None:
+        here = os.sep
+        for name in [*_parts(folder), ""]:
+            place = self.to_mirror(here)
+            if os.path.islink(place):
+                os.unlink(place)
+            os.makedirs(place, exist_ok=True)
+            self._link_entries(place, here, only_entry=name)
+            here = os.path.join(here, name)
+
+    def _materialize(self, link: str, *, empty: bool = False) -> None:
+        target = os.path.join(os.path.dirname(link), os.readlink(link))
+        if os.path.isdir(target):
+            made = tempfile.mkdtemp(prefix=".nfold-", dir=os.path.dirname(link))
+            os.chmod(made, os.stat(target).st_mode | stat.S_IRWXU)
+            self._link_entries(made, target, keep_relative=self.to_mirror(target) == link)
+            _swap(made, link)
+        elif os.path.isfile(target):
+            made = f"{link}.nfold-{os.getpid()}"
+            _copy(target, made, empty=empty)
+            os.replace(made, link)
+        elif not os.path.exists(target):
+            os.unlink(link)
+
+    def _link_entries(
+        self, folder: str, source: str, *, only_entry: str = "", keep_relative: bool = True
+    ) -> None:
+        """Links to the entries of ``source``; where they are too many, only the ``way`` on.
+
+        A link between neighbours stays one where the neighbours are ``beside`` it too.
+        """
+        names = os.listdir(source)
+        if only_entry and len(names) > MAX_LINKED_ENTRIES:
+            names = [only_entry]
+        for name in set(names) - set(os.listdir(folder)):
+            real = os.path.join(source, name)
+            if real != self._hidden:
+                neighbour = _relative_target(real) if keep_relative else None
+                os.symlink(neighbour or real, os.path.join(folder, name))
+
+    def _resolve(self, path: str, follow: bool) -> str:
+        place, rest, links = self.root, _parts(path[len(self.root) :])[::-1], 0
+        while rest:
+            name = rest.pop()
+            if name == os.pardir:
+                place = place if place == self.root else os.path.dirname(place)
+                continue
+            here = os.path.join(place, name)
+            if not os.path.islink(here) or not (rest or follow) or links == MAX_LINK_DEPTH:
+                place = here
+                continue
+            links += 1
+            target = os.readlink(here)
+            if self.contains(target):
+                place, rest = self.root, rest + _parts(target[len(self.root) :])[::-1]
+            elif not os.path.isabs(target):
+                rest += _parts(target)[::-1]
+            else:
+                if rest:
+                    self._materialize(here)
+                place = here
+        return place
+
+    def _lock(self) -> IO[bytes]:
+        return lock_file(Path(f"{self.root}.turn"))
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split(os.sep) if part not in ("", os.curdir)]
+
+
+def _relative_target(real: str) -> str | None:
+    target = os.readlink(real) if os.path.islink(real) else os.sep
+    away = os.path.isabs(target) or os.pardir in target.split(os.sep)
+    return None if away else target
+
+
+def _copy(source: str, target: str, *, empty: bool) -> None:
+    if empty:
+        with open(target, "wb"):
+            shutil.copymode(source, target)
+    else:
+        size = os.path.getsize(source)
+        if size > MAX_COPIED_BYTES:
+            raise PermissionError(
+                f"{source} has {size / 1e9:.1f} GB, nfold copies at most "
+                f"{MAX_COPIED_BYTES / 1e9:.1f} GB of a file that a script changes; next: open it "
+                "for reading, or explain the script with a smaller one"
+            )
+        shutil.copy2(source, target)
+    os.chmod(target, os.stat(target).st_mode | stat.S_IWUSR)
+
+
+def _swap(folder: str, link: str) -> None:
+    try:
+        swap = ctypes.CDLL(None, use_errno=True).renameat2
+        failed = swap(AT_FDCWD, os.fsencode(folder), AT_FDCWD, os.fsencode(link), RENAME_EXCHANGE)
+    except (AttributeError, OSError):
+        failed = -1
+    if failed:
+        os.unlink(link)
+        os.rename(folder, link)
+    else:
+        os.unlink(folder)

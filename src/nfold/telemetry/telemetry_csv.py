@@ -1,0 +1,169 @@
+"""The columns of telemetry.csv: one owner of their names and their order.
+
+    monotonic_s                    when the row was taken, on the host's monotonic clock
+    utc                            the same moment in UTC, ISO 8601
+    host_cpu_percent               busy share of all cores of the host
+    host_disk_read_bytes_per_s     reads of the host's physical disks
+    host_other_load_percent        CPU time of everybody else's processes, in % of one core
+    gpu{g}_...                     per GPU, g being its place in CUDA's order
+    rank{r}_...                    per rank, its descendants included
+
+A rate covers the time since the row before. An empty cell means: not said.
+"""
+
+from __future__ import annotations
+
+import csv
+import csv as csv_format
+import datetime
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+MONOTONIC = "monotonic_s"
+UTC = "utc"
+HOST_CPU = "host_cpu_percent"
+HOST_DISK_READ = "host_disk_read_bytes_per_s"
+HOST_OTHER_LOAD = "host_other_load_percent"
+
+UTILISATION = "utilisation_percent"
+MEMORY_USED = "memory_used_bytes"
+POWER = "power_w"
+TEMPERATURE = "temperature_c"
+SM_CLOCK = "sm_clock_mhz"
+THROTTLE_REASONS = "throttle_reasons"
+PCIE_RX = "pcie_rx_bytes_per_s"
+PCIE_TX = "pcie_tx_bytes_per_s"
+ENERGY = "energy_j"
+OTHER_PROCESSES = "other_processes"
+
+RANK_CPU = "cpu_percent"
+RANK_RSS = "rss_bytes"
+
+HOST_COLUMNS = (MONOTONIC, UTC, HOST_CPU, HOST_DISK_READ, HOST_OTHER_LOAD)
+GPU_COLUMNS = (
+    UTILISATION,
+    MEMORY_USED,
+    POWER,
+    TEMPERATURE,
+    SM_CLOCK,
+    THROTTLE_REASONS,
+    PCIE_RX,
+    PCIE_TX,
+    ENERGY,
+    OTHER_PROCESSES,
+)
+RANK_COLUMNS = (RANK_CPU, RANK_RSS)
+
+
+def gpu_column(gpu: int, what: str) -> str:
+    """The name of one GPU's column, such as ``gpu0_power_w``."""
+    return f"gpu{gpu}_{what}"
+
+
+def rank_column(rank: int, what: str) -> str:
+    """The name of one rank's column, such as ``rank0_rss_bytes``."""
+    return f"rank{rank}_{what}"
+
+
+def column_names(gpus: Iterable[int], ranks: Iterable[int]) -> list[str]:
+    """All columns of a run that watches these GPUs and ranks."""
+    per_gpu = [gpu_column(gpu, what) for gpu in sorted(gpus) for what in GPU_COLUMNS]
+    per_rank = [rank_column(rank, what) for rank in sorted(ranks) for what in RANK_COLUMNS]
+    return [*HOST_COLUMNS, *per_gpu, *per_rank]
+
+
+TAIL_BYTES = 65536
+
+TelemetryRow = dict[str, float | None]
+
+
+def read_rows(csv: Path) -> list[TelemetryRow]:
+    """All whole rows, oldest first; an empty cell is None. No file yet: no rows.
+
+    ``utc`` becomes seconds since 1970. A last line that is still being written is left out.
+    """
+    try:
+        text = csv.read_text()
+    except FileNotFoundError:
+        return []
+    header, *lines = _complete_lines(text) or [""]
+    return _parse(header, lines)
+
+
+def read_latest_row(csv: Path) -> TelemetryRow:
+    """The last whole row, at a cost that does not grow with the file; empty where there is none."""
+    try:
+        with csv.open("rb") as file:
+            header = file.readline().decode()
+            begin = file.tell()
+            end = file.seek(0, 2)
+            file.seek(max(begin, end - TAIL_BYTES))
+            tail = file.read().decode()
+    except FileNotFoundError:
+        return {}
+    found = _parse(header.strip(), _complete_lines(tail)[-1:])
+    return found[0] if found else {}
+
+
+def _complete_lines(text: str) -> list[str]:
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _parse(header: str, lines: Iterable[str]) -> list[TelemetryRow]:
+    names = header.split(",")
+    return [
+        {name: _number(name, cell) for name, cell in zip(names, cells, strict=True)}
+        for cells in csv_format.reader(lines)
+    ]
+
+
+def _number(name: str, cell: str) -> float | None:
+    if not cell:
+        return None
+    return datetime.datetime.fromisoformat(cell).timestamp() if name == UTC else float(cell)
+
+
+CellValue = float | int | str | None
+
+
+class TelemetryTable:
+    """A CSV file at ``path``, begun anew. Every row reaches the file before ``append`` returns."""
+
+    def __init__(self, path: Path, header: list[str]) -> None:
+        self._path = path
+        self.header = header
+        self._file = self._create(path, [])
+
+    def append(self, row: Mapping[str, CellValue]) -> None:
+        """Write one row; columns that it lacks are empty, columns that the file lacks left out."""
+        csv.writer(self._file, lineterminator="\n").writerow(map(_text, map(row.get, self.header)))
+        self._file.flush()
+
+    def widen(self, header: list[str]) -> None:
+        """Give the file more columns: rewritten aside and renamed, so a reader sees either."""
+        self._file.close()
+        with self._path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.header = header
+        aside = self._path.with_name(f".{self._path.name}.new")
+        self._file = self._create(aside, rows)
+        aside.rename(self._path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _create(self, path: Path, rows: list[dict[str, str]]) -> TextIO:
+        file = path.open("w", newline="")
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.header)
+        writer.writerows([row.get(name, "") for name in self.header] for row in rows)
+        file.flush()
+        return file
+
+
+def _text(value: CellValue) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

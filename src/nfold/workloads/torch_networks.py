@@ -1,0 +1,178 @@
+"""What the image classification workloads share in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nfold.workloads.networks import (
+    CNN10_RATE,
+    CNN10_STAGES,
+    CNN10_WEIGHT_DECAY,
+    DIGITS_CHANNELS,
+    DIGITS_RATE,
+    DIGITS_SIDE,
+    MNIST_RATE,
+    WIDE_RESNET_RATE,
+    WIDE_RESNET_STAGES,
+    WIDE_RESNET_WEIGHT_DECAY,
+    blocks_per_stage,
+)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross entropy of logits [n, classes] and labels [n], computed in float32."""
+    return functional.cross_entropy(logits.float(), labels)
+
+
+def sgd(
+    module: nn.Module, learning_rate: float, *, weight_decay: float = 0.0
+) -> torch.optim.Optimizer:
+    """SGD with Nesterov momentum 0.9 and a fixed rate, one fused kernel where there is one.
+
+    The momentum is there from the start, as zeros: should fp16's first step be skipped, the
+    fused kernel would go on from memory that nobody has filled (torch 2.13).
+    """
+    optimizer = torch.optim.SGD(
+        module.parameters(),
+        lr=learning_rate,
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=weight_decay,
+        fused=True,
+    )
+    for parameter in module.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+digits_loss = cross_entropy
+
+
+def digits_model(_: Mapping[str, int], classes: int) -> nn.Module:
+    """Images [n, 1, 8, 8] to logits [n, classes]."""
+    return nn.Sequential(
+        nn.Conv2d(1, DIGITS_CHANNELS, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(DIGITS_CHANNELS, DIGITS_CHANNELS, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(DIGITS_CHANNELS, DIGITS_CHANNELS, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(DIGITS_CHANNELS * (DIGITS_SIDE // 2) ** 2, classes),
+    )
+
+
+def digits_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
+    """SGD at a fixed rate."""
+    return sgd(module, DIGITS_RATE)
+
+
+mnist_loss = cross_entropy
+
+
+def mnist_model(_: Mapping[str, int], classes: int) -> nn.Module:
+    """Images [n, 1, 28, 28] to logits [n, classes]."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 1024),
+        nn.ReLU(),
+        nn.Dropout(0.4),
+        nn.Linear(1024, classes),
+    )
+
+
+def mnist_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
+    """SGD at a fixed rate."""
+    return sgd(module, MNIST_RATE)
+
+
+cnn10_loss = cross_entropy
+
+
+def cnn10_model(_: Mapping[str, int], classes: int) -> nn.Module:
+    """Images [n, 3, 32, 32] to logits [n, classes]."""
+    layers: list[nn.Module] = []
+    inputs = 3
+    for stage, channels in enumerate(CNN10_STAGES):
+        if stage:
+            layers.append(nn.AvgPool2d(2))
+        for _layer in range(3):
+            layers += _cnn10_convolution(inputs, channels)
+            inputs = channels
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
+    return nn.Sequential(*layers, *head)
+
+
+def _cnn10_convolution(inputs: int, outputs: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+
+def cnn10_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
+    """SGD at a fixed rate, with weight decay."""
+    return sgd(module, CNN10_RATE, weight_decay=CNN10_WEIGHT_DECAY)
+
+
+wide_resnet_loss = cross_entropy
+
+
+class WideResNetBlock(nn.Module):
+    """Batch norm, ReLU, 3 × 3 convolution, twice, added to its input.
+
+    Where the channels change, the first activation feeds the 1 × 1 shortcut as well.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(inputs)
+        self.convolution1 = _wide_resnet_convolution(inputs, outputs, 3, stride)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.convolution2 = _wide_resnet_convolution(outputs, outputs, 3, 1)
+        changes = inputs != outputs
+        self.shortcut = _wide_resnet_convolution(inputs, outputs, 1, stride) if changes else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
+        active = torch.relu(self.norm1(images))
+        kept = images if self.shortcut is None else self.shortcut(active)
+        inner: Tensor = self.convolution1(active)
+        added: Tensor = kept + self.convolution2(torch.relu(self.norm2(inner)))
+        return added
+
+
+def _wide_resnet_convolution(inputs: int, outputs: int, side: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, side, stride=stride, padding=side // 2, bias=False)
+
+
+def wide_resnet_model(parameters: Mapping[str, int], classes: int) -> nn.Module:
+    """Images [n, 3, 32, 32] to logits [n, classes]."""
+    inputs = WIDE_RESNET_STAGES[0]
+    layers: list[nn.Module] = [_wide_resnet_convolution(3, inputs, 3, 1)]
+    for stage, base in enumerate(WIDE_RESNET_STAGES):
+        outputs = base * parameters["width"]
+        for block in range(blocks_per_stage(parameters["depth"])):
+            layers.append(WideResNetBlock(inputs, outputs, 2 if stage and not block else 1))
+            inputs = outputs
+    layers += [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
+    module = nn.Sequential(*layers)
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+    return module
+
+
+def wide_resnet_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
+    """The paper's SGD with weight decay 5e-4 and its first learning rate, 0.1."""
+    return sgd(module, WIDE_RESNET_RATE, weight_decay=WIDE_RESNET_WEIGHT_DECAY)

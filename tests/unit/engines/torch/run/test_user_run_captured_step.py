@@ -1,0 +1,148 @@
+"""A user's step as graphs, with a recorder of this file in the place of CUDA's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nfold.engines.base import Observer
+from nfold.engines.torch.batch import BatchShare, CurrentShare
+from nfold.engines.torch.run.captured_step import CapturedStep
+from nfold.engines.torch.run.state import PreparedObjects, RunBookkeeping
+from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS, CaptureFailed
+
+CPU = torch.device("cpu")
+
+
+class Graph:
+    """Computes anew, as a graph's kernels would, without the Python beside them."""
+
+    def __init__(self, call: Callable[[], Any], result: Any) -> None:
+        self._call, self._result = call, result
+
+    def replay(self) -> None:
+        Notes.replaying = True
+        self._result.copy_(self._call())
+        Notes.replaying = False
+
+    def reset(self) -> None:
+        pass
+
+
+class Notes:
+    """A recorder whose recordings change nothing: tensors are put back after them."""
+
+    replaying = False
+
+    def __init__(self, kept: list[Tensor], *, refuses: Exception | None = None) -> None:
+        self._kept, self._refuses = kept, refuses
+
+    def run_on_capture_stream(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+    def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
+        before = [tensor.detach().clone() for tensor in self._kept]
+        try:
+            result = call().clone()
+            if self._refuses is not None:
+                raise self._refuses
+        except Exception as error:
+            raise CaptureFailed from error
+        finally:
+            for tensor, value in zip(self._kept, before, strict=True):
+                tensor.data.copy_(value)
+        return Graph(call, result), result
+
+
+class Training:
+    """A weight, an optimizer that counts its steps in books, a schedule, a ledger."""
+
+    def __init__(self, refuses: Exception | None = None) -> None:
+        self.weight = nn.Parameter(torch.ones(2))
+        self.rate = torch.tensor(0.5)
+        self.optimizer = torch.optim.SGD([self.weight], lr=self.rate)
+        self.prepared = PreparedObjects(optimizers=[self.optimizer])
+        self.ledger = CurrentShare(1)
+        self.books = RunBookkeeping(self.prepared, self.ledger, Observer(), CPU)
+        self.calls = 0
+        self.scheduled = 0
+        recorder = Notes([self.weight, self.rate], refuses=refuses)
+        self.step = CapturedStep(self.one, self.books, recorder)
+
+    def one(self, values: Tensor, scale: float = 1.0) -> Tensor:
+        loss = (self.weight * values).sum() * scale
+        with torch.no_grad():
+            self.weight.sub_(self.rate * scale * values)
+        if not Notes.replaying:
+            self.calls += 1
+            self.books.on_optimizer_step(self.optimizer)
+            self.books.apply_or_defer(self._schedule)
+        return loss.detach()
+
+    def _schedule(self) -> None:
+        self.scheduled += 1
+
+
+def _times(count: int, step: Callable[[Tensor], Any]) -> None:
+    for _ in range(count):
+        step(torch.ones(2))
+
+
+def test_every_call_steps_once_and_counts_once() -> None:
+    training = Training()
+    for call in range(8):
+        expected = float(training.weight.detach().sum())
+        assert float(training.step(torch.ones(2))) == expected
+        assert training.prepared.steps == training.scheduled == call + 1
+    assert training.calls == WARM_UP_CALLS + 1
+    assert torch.equal(training.weight.detach(), torch.full((2,), 1 - 8 * 0.5))
+
+
+def test_arguments_of_other_values_and_shares_have_graphs_of_their_own() -> None:
+    training = Training()
+    for scale in (1.0, 2.0):
+        for _ in range(WARM_UP_CALLS + 2):
+            training.step(torch.ones(2), scale=scale)
+    assert training.calls == 2 * (WARM_UP_CALLS + 1)
+    training.ledger.set(BatchShare(count=1, global_count=3))
+    training.step(torch.ones(2))
+    assert training.calls == 2 * (WARM_UP_CALLS + 1) + 1
+
+
+def test_a_setting_that_a_graph_holds_fast_is_recorded_again() -> None:
+    training = Training()
+    for _ in range(WARM_UP_CALLS + 2):
+        training.step(torch.ones(2))
+    training.optimizer.param_groups[0]["momentum"] = 0.5
+    training.step(torch.ones(2))
+    assert training.calls == WARM_UP_CALLS + 2
+
+
+def test_what_cannot_be_captured_runs_and_says_once_which_line() -> None:
+    training = Training(refuses=RuntimeError("operation not permitted\nmore"))
+    with pytest.warns(UserWarning, match=r"one runs eagerly: .*:\d+ .*operation not permitted\)"):
+        _times(WARM_UP_CALLS + 1, training.step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training.step(torch.ones(2))
+    assert training.prepared.steps == WARM_UP_CALLS + 2
+    assert torch.equal(training.weight.detach(), torch.full((2,), 1 - (WARM_UP_CALLS + 2) * 0.5))
+
+
+def test_a_rate_that_changes_inside_is_not_frozen_into_a_graph() -> None:
+    training = Training()
+
+    def decaying(values: Tensor) -> Tensor:
+        loss = training.one(values)
+        training.rate.mul_(0.5)
+        return loss
+
+    step = CapturedStep(decaying, training.books, Notes([training.weight, training.rate]))
+    with pytest.warns(UserWarning, match=r"changes a learning rate; next: run.prepare\(schedule\)"):
+        _times(WARM_UP_CALLS + 2, step)
+    assert float(training.rate) == pytest.approx(0.5 * 0.5 ** (WARM_UP_CALLS + 2))

@@ -1,0 +1,80 @@
+"""A prepared module stays the user's own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nfold.core.plan import Plan
+from nfold.engines.torch.run.user_run import PreparedMarker, prepare_module
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.convolution(x)
+        self.seen.append(y.dtype)
+        return {"y": y, "strides": torch.tensor(x.stride())}
+
+
+def plan(**fields: object) -> Plan:
+    return Plan(precision="fp32", layout="channels_first", step="eager").edit(**fields)
+
+
+def test_it_is_the_same_object_of_the_users_class() -> None:
+    module = Net()
+    weight = module.convolution.weight
+    assert prepare_module(module, plan(), CPU) is module
+    assert isinstance(module, Net)
+    assert isinstance(module, PreparedMarker)
+    assert module.convolution.weight is weight
+    assert type(prepare_module(module, plan(), CPU)).__mro__.count(PreparedMarker) == 1
+
+
+def test_bf16_computes_in_bf16_and_answers_in_fp32() -> None:
+    module = Net()
+    prepare_module(module, plan(precision="bf16"), CPU)
+    assert module(torch.zeros(1, 3, 8, 8))["y"].dtype == torch.float32
+    assert module.seen == [torch.bfloat16]
+
+
+def test_channels_last_reaches_weights_and_inputs() -> None:
+    module = Net()
+    prepare_module(module, plan(layout="channels_last"), CPU)
+    assert module.convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    channel_stride = module(torch.zeros(1, 3, 8, 8))["strides"][1]
+    assert channel_stride == 1
+
+
+def test_a_copy_and_a_pickle_are_of_the_users_class_again() -> None:
+    module = Net()
+    prepare_module(module, plan(), CPU)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert type(other) is Net
+        assert torch.equal(other.convolution.weight, module.convolution.weight)
+        assert other.convolution.weight is not module.convolution.weight
+
+
+@pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
+def test_it_computes_what_it_computed(layout: str) -> None:
+    module, x = Net(), torch.randn(2, 3, 8, 8)
+    expected = module(x)["y"]
+    prepare_module(module, plan(layout=layout), CPU)
+    assert torch.allclose(module(x)["y"], expected, atol=1e-5)
+
+
+def test_a_compiled_step_computes_the_same() -> None:
+    module, x = Net(), torch.randn(2, 3, 8, 8)
+    expected = module(x)["y"]
+    prepare_module(module, plan(step="compiled"), CPU)
+    assert torch.allclose(module(x)["y"], expected, atol=1e-5)

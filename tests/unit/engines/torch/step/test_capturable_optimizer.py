@@ -1,0 +1,70 @@
+"""Optimizers made ready for a graph step as they did before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import StepLR
+
+from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions, make_capturable
+
+CPU = torch.device("cpu")
+KINDS: tuple[Callable[[list[nn.Parameter]], Optimizer], ...] = (
+    lambda own: SGD(own, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    lambda own: Adam(own, lr=0.1),
+    lambda own: AdamW(own, lr=0.1),
+)
+
+
+def _trained(kind: Callable[[list[nn.Parameter]], Optimizer], *, capturable: bool) -> torch.Tensor:
+    weight = nn.Parameter(torch.linspace(-1, 1, 5))
+    optimizer = kind([weight])
+    schedule = StepLR(optimizer, step_size=2, gamma=0.5)
+    if capturable:
+        make_capturable(optimizer, CPU)
+    for _ in range(6):
+        optimizer.zero_grad()
+        weight.square().sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+    return weight.detach()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_and_schedules_are_the_same(kind: Callable[..., Optimizer]) -> None:
+    expected = _trained(kind, capturable=False)
+    assert torch.allclose(_trained(kind, capturable=True), expected, atol=1e-6)
+
+
+def test_a_rate_becomes_a_tensor_that_schedules_fill() -> None:
+    optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    make_capturable(optimizer, CPU)
+    rate = optimizer.param_groups[0]["lr"]
+    schedule = StepLR(optimizer, step_size=1, gamma=0.5)
+    before, settings = lr_versions(optimizer), captured_settings(optimizer)
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == pytest.approx(0.05)
+    assert lr_versions(optimizer) > before
+    assert captured_settings(optimizer) == settings
+
+
+def test_adam_is_told_that_it_may_be_in_a_graph() -> None:
+    """It refuses otherwise, its fused kernel too."""
+    optimizer = Adam([nn.Parameter(torch.ones(1))], lr=0.1)
+    make_capturable(optimizer, CPU)
+    (group,) = optimizer.param_groups
+    assert (group["fused"], group["capturable"]) == (True, True)
+
+
+def test_other_optimizers_keep_a_rate_that_a_graph_holds_fast() -> None:
+    optimizer = RMSprop([nn.Parameter(torch.ones(1))], lr=0.1)
+    make_capturable(optimizer, CPU)
+    settings = captured_settings(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert optimizer.param_groups[0]["capturable"]
+    assert captured_settings(optimizer) != settings

@@ -1,0 +1,318 @@
+"""Values and intervals of rungs: rounds cancel, few runs are wide, ranks that differ are told."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from explaining import ladder
+from nfold.core.variant import Variant
+from nfold.explain.design import Trial, over_short_epochs
+from nfold.explain.estimate.bootstrap import BootstrapFit, MetricView, Statistic
+from nfold.explain.estimate.median_polish import MetricKey
+from nfold.explain.result.budget import exceeds_noise
+
+LADDER = ladder(batch=200)
+FULL, BARRIER, NONE = (
+    LADDER.actual(),
+    LADDER.barrier_only("resident"),
+    LADDER.no_allreduce("resident"),
+)
+
+
+def _difference(view: MetricView) -> float:
+    return view.step(FULL) - view.step(BARRIER)
+
+
+def test_what_a_round_does_to_all_rungs_cancels() -> None:
+    slow = {0: 1.0, 1: 1.3, 2: 0.8}
+    table = {
+        (FULL, "step"): {n: 12 * by for n, by in slow.items()},
+        (BARRIER, "step"): {n: 10 * by for n, by in slow.items()},
+        (LADDER.baseline, "step"): {n: 20 * by for n, by in slow.items()},
+    }
+    found = BootstrapFit(table, [(FULL, 0.5)]).interval(_difference)
+    middle = (1.0 * 1.3 * 0.8) ** (1 / 3)
+    assert found.value == pytest.approx(2 * middle)
+    assert (found.low, found.high) == pytest.approx((found.value, found.value))
+
+
+def test_a_rung_of_later_rounds_only_is_compared_fairly() -> None:
+    table: dict[MetricKey, dict[int, float]] = {
+        (FULL, "step"): {0: 12.0, 1: 24.0},
+        (LADDER.baseline, "step"): {0: 20.0, 1: 40.0},
+        (BARRIER, "step"): {1: 20.0},
+    }
+    assert BootstrapFit(table, []).view.step(FULL) / BootstrapFit(table, []).view.step(
+        BARRIER
+    ) == pytest.approx(1.2)
+
+
+def test_what_a_tree_does_to_its_rungs_cancels_where_one_was_in_fewer_rounds() -> None:
+    slow = {0: 1.0, 1: 1.1, 2: 0.95, 3: 1.2, 4: 1.3}
+    table: dict[MetricKey, dict[int, float]] = {
+        (FULL, "step"): {n: 12 * by for n, by in slow.items()},
+        (BARRIER, "step"): {n: 10 * slow[n] for n in (0, 1)},
+        (BARRIER, "slowest"): {n: 9 * slow[n] for n in (0, 1)},
+        (LADDER.baseline, "step"): {0: 20.0, 1: 20.1},
+    }
+    shared = {(rung, n): f"tree {n}" for rung in (FULL, BARRIER) for n in slow}
+    fit = BootstrapFit(table, [], process_trees=shared)
+    assert fit.view.step(FULL) / fit.view.step(BARRIER) == pytest.approx(1.2)
+    assert fit.view.step(BARRIER) / fit.view.slowest_rank_step(BARRIER) == pytest.approx(10 / 9)
+
+
+def test_short_steps_that_scatter_say_nothing_about_long_ones() -> None:
+    """Calls of 50 µs took 60 and 70 in later rounds; one of 800 was in the first only."""
+    copies = Trial(plan=LADDER.plan, variant=Variant(input="resident", independent=True))
+    table: dict[MetricKey, dict[int, float]] = {
+        (LADDER.baseline, "step"): {0: 0.80},
+        (FULL, "step"): {0: 0.46},
+        (copies, "step"): {0: 0.05, 1: 0.06, 2: 0.07},
+        (BARRIER, "step"): {0: 0.04, 1: 0.05, 2: 0.06},
+    }
+    view = BootstrapFit(table, []).view
+    assert (view.step(LADDER.baseline), view.step(FULL)) == pytest.approx((0.80, 0.46))
+    assert view.step(copies) == pytest.approx(0.06)
+
+
+def test_one_slow_process_tree_is_no_slow_round() -> None:
+    table: dict[MetricKey, dict[int, float]] = {
+        (FULL, "step"): {0: 16.4},
+        (LADDER.baseline, "step"): {0: 12.5, 1: 16.2},
+        (LADDER.one_device("resident"), "step"): {0: 6.7, 1: 8.3},
+        (LADDER.replicas("resident"), "step"): {0: 6.68, 1: 6.67},
+    }
+    alone = [LADDER.baseline, LADDER.one_device("resident")]
+    shared = {(rung, number): f"tree {number}" for rung in alone for number in (0, 1)}
+    assert BootstrapFit(table, [], process_trees=shared).view.step(FULL) == pytest.approx(16.4)
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    draws, held, times = random.Random(3), 0, 60
+    for _ in range(times):
+        steps = {FULL: 12.0, BARRIER: 10.0, LADDER.baseline: 20.0, NONE: 10.0}
+        table: dict[MetricKey, dict[int, float]] = {
+            (rung, "step"): {n: ms * draws.lognormvariate(0, 0.02) for n in range(3)}
+            for rung, ms in steps.items()
+        }
+        low, high = _bounds(BootstrapFit(table, [], resamples=150), _difference)
+        held += low <= 2 <= high
+    assert held >= 0.9 * times
+
+
+def test_one_run_a_rung_has_the_scatter_inside_runs_or_that_of_processes() -> None:
+    table: dict[MetricKey, dict[int, float]] = {
+        (FULL, "step"): {0: 12.0},
+        (BARRIER, "step"): {0: 10.0},
+    }
+    least, wide = (
+        BootstrapFit(table, [(FULL, scatter)]).interval(_difference) for scatter in (0.0, 0.05)
+    )
+    assert least.low is not None
+    assert wide.low is not None
+    assert least.value == pytest.approx(2.0)
+    assert 1 < least.low < 2
+    assert wide.low < 1
+
+
+def test_where_hosts_are_ahead_one_run_a_rung_tells_more() -> None:
+    table: dict[MetricKey, dict[int, float]] = {
+        (FULL, "step"): {0: 12.0},
+        (BARRIER, "step"): {0: 10.0},
+    }
+    both = (FULL, BARRIER)
+    found = BootstrapFit(table, [(rung, 0.0) for rung in both], host_ahead=both).interval(
+        _difference
+    )
+    assert found.low is not None
+    assert 1.6 < found.low < 2
+    wide = BootstrapFit(table, [(rung, 0.05) for rung in both], host_ahead=both).interval(
+        _difference
+    )
+    assert wide.low is not None
+    assert wide.low < 1
+
+
+def test_a_rung_whose_host_is_not_ahead_makes_no_other_less_sure() -> None:
+    """What lies between epochs is waited for: passes that are cut short tell nothing of steps."""
+    table: dict[MetricKey, dict[int, float]] = {
+        (FULL, "step"): {0: 12.0},
+        (BARRIER, "step"): {0: 10.0},
+    }
+    alone = BootstrapFit(table, [(FULL, 0.0), (BARRIER, 0.0)], host_ahead=(FULL, BARRIER))
+    passes = over_short_epochs(FULL)
+    table[passes, "step"], table[passes, "gap"] = {0: 13.0}, {0: 5.0}
+    scatters = [(FULL, 0.0), (BARRIER, 0.0), (passes, 0.2)]
+    found = BootstrapFit(table, scatters, host_ahead=(FULL, BARRIER))
+    assert _width(found, _difference) == pytest.approx(_width(alone, _difference), rel=0.2)
+    assert _width(found, lambda view: view.step(passes)) > 13 * 0.4
+
+
+@pytest.mark.parametrize("kinds", [4, 7])
+def test_what_scatters_from_tree_to_tree_makes_nothing_else_less_sure(kinds: int) -> None:
+    """Steps with the real input were 14 % apart, those of the others 0.2 %."""
+    quiet = [BARRIER, NONE, *(LADDER.replicas(kind) for kind in ("resident", "replayed"))]
+    quiet += [LADDER.barrier_only("replayed"), LADDER.no_allreduce("replayed")]
+    table: dict[MetricKey, dict[int, float]] = {(FULL, "step"): {0: 28.0, 1: 32.0}}
+    table |= {(rung, "step"): {0: 22.0, 1: 22.05} for rung in quiet[: kinds - 1]}
+    shared = {(rung, number): f"tree {number}" for rung, _ in table for number in (0, 1)}
+    inside = {run: 0.2 if run[0] == FULL else 0.002 for run in shared}
+    found = BootstrapFit(table, [], process_trees=shared, within_errors=inside, host_ahead=quiet)
+    assert _width(found, _unexchanged) < 1
+    assert _width(found, _difference) > 6
+
+
+def test_intervals_of_turns_hold_the_truth_about_as_often_as_they_say() -> None:
+    """Two trees of five turns each, 3 % apart, in which each turn is another 2 % off."""
+    draws, held, times = random.Random(5), 0, 60
+    steps = dict.fromkeys([FULL, BARRIER, NONE, LADDER.baseline, LADDER.replicas("resident")], 10.0)
+    shared = {(rung, number): f"tree {number}" for rung in steps for number in (0, 1)}
+    for _ in range(times):
+        trees = [draws.lognormvariate(0, 0.03) for _ in range(2)]
+        table: dict[MetricKey, dict[int, float]] = {
+            (rung, "step"): {n: ms * t * draws.lognormvariate(0, 0.02) for n, t in enumerate(trees)}
+            for rung, ms in steps.items()
+        }
+        low, high = _bounds(
+            BootstrapFit(table, [], resamples=150, process_trees=shared), _difference
+        )
+        held += low <= 0 <= high
+    assert held >= 0.9 * times
+
+
+def _unexchanged(view: MetricView) -> float:
+    return view.step(NONE)
+
+
+def _width(fit: BootstrapFit, number: Statistic) -> float:
+    low, high = _bounds(fit, number)
+    return high - low
+
+
+def _bounds(fit: BootstrapFit, number: Statistic) -> tuple[float, float]:
+    found = fit.interval(number)
+    assert found.low is not None
+    assert found.high is not None
+    return found.low, found.high
+
+
+@pytest.mark.parametrize(("slow", "reference"), [(1.0, (0, 1)), (1.01, (0, 1)), (1.2, (0,))])
+def test_ranks_that_differ_are_not_averaged(slow: float, reference: tuple[int, ...]) -> None:
+    table: dict[MetricKey, dict[int, float]] = {
+        (NONE, "step"): {0: 10.0},
+        (NONE, "rank 0"): {0: 10.0},
+        (NONE, "rank 1"): {0: 10.0 * slow},
+    }
+    view = BootstrapFit(table, [(NONE, 0.001)]).view
+    assert view.reference == reference
+    assert view.reference_step(NONE) == pytest.approx(
+        10 * (1 + slow) / 2 if len(reference) > 1 else 10
+    )
+
+
+def test_a_gap_may_be_below_zero() -> None:
+    table: dict[MetricKey, dict[int, float]] = {
+        (FULL, "step"): {0: 10.0, 1: 10.0},
+        (FULL, "gap"): {0: -0.1, 1: 0.3},
+    }
+    found = BootstrapFit(table, []).interval(lambda view: view.epoch_gap(FULL))
+    assert found.value == pytest.approx(0.1)
+    assert (found.low, found.high) == pytest.approx((-0.1, 0.3))
+
+
+def test_what_is_not_waited_for_between_epochs_is_as_certain_as_both_are_together() -> None:
+    """20 and 26 ms a step, all but 1 of each for a first batch, in trees that differ by a tenth."""
+    table: dict[MetricKey, dict[int, float]] = {
+        (FULL, "step"): {0: 10.0, 1: 11.0},
+        (FULL, "gap"): {0: 20.0, 1: 26.0},
+        (FULL, "first"): {0: 19.0, 1: 25.0},
+    }
+    fit = BootstrapFit(table, [])
+    rest = fit.interval(lambda view: view.epoch_gap(FULL) - view.first_batch_wait(FULL))
+    whole = fit.interval(lambda view: view.epoch_gap(FULL))
+    assert (rest.low, rest.value, rest.high) == pytest.approx((1.0, 1.0, 1.0))
+    assert (whole.low, whole.value, whole.high) == pytest.approx((20.0, 23.0, 26.0))
+
+
+def test_rungs_are_one_object_each_and_equal_where_they_ask_the_same() -> None:
+    assert LADDER.actual() is LADDER.actual()
+    assert LADDER.actual() == Trial(plan=LADDER.plan, variant=Variant())
+    assert LADDER.barrier_only("real") == Trial(
+        plan=LADDER.plan, variant=Variant(exchange="barrier")
+    )
+    weak = ladder("weak", batch=200)
+    assert weak.baseline == weak.one_device("real")
+    assert weak.baseline.plan.batch == 100
+    assert str(weak.baseline) == "1 device, batch 100"
+    assert str(NONE) == "2 devices, batch 200, input resident, exchange none"
+
+
+def test_what_a_process_tree_does_to_all_its_rungs_does_not_count_between_them() -> None:
+    """Trees differ by 10 %, rungs inside a tree by 0.1 %: a difference of two is known well."""
+    draws = random.Random(5)
+    table: dict[MetricKey, dict[int, float]] = {(LADDER.baseline, "step"): {}, (FULL, "step"): {}}
+    table[BARRIER, "step"] = {}
+    shared = {}
+    for number in range(4):
+        tree = draws.lognormvariate(0, 0.1)
+        table[LADDER.baseline, "step"][number] = 20 * draws.lognormvariate(0, 0.1)
+        for rung, ms in ((FULL, 12.0), (BARRIER, 10.0)):
+            table[rung, "step"][number] = ms * tree * draws.lognormvariate(0, 0.001)
+            shared[rung, number] = str(number)
+    alone = BootstrapFit(table, []).interval(_difference)
+    found = BootstrapFit(table, [], process_trees=shared).interval(_difference)
+    assert None not in (found.low, found.high, alone.low, alone.high)
+    assert (found.high or 0) - (found.low or 0) < 0.25 * ((alone.high or 0) - (alone.low or 0))
+    assert (found.low or 0) <= found.value <= (found.high or 0)
+    wide = BootstrapFit(table, [], process_trees=shared).interval(lambda view: view.step(FULL))
+    assert (wide.high or 0) - (wide.low or 0) > 1.0
+
+
+def test_two_runs_that_are_far_apart_are_not_as_sure_as_what_each_shows_inside() -> None:
+    """Steps of a compiled model on one H200, by what its host takes to launch them."""
+    table: dict[MetricKey, dict[int, float]] = {
+        (FULL, "step"): {0: 8.59, 1: 8.65},
+        (BARRIER, "step"): {0: 3.17, 1: 4.20},
+    }
+    found = BootstrapFit(table, [(FULL, 0.002), (BARRIER, 0.002)]).interval(
+        lambda view: view.step(BARRIER)
+    )
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 3.3
+    assert found.high > 4.1
+
+
+STARVED: dict[MetricKey, dict[int, float]] = {
+    (FULL, "step"): {0: 8.0, 1: 28.0},
+    (FULL, "loading"): {0: 11.2, 1: 11.2},
+    (FULL, "waiting"): {0: 10.7, 1: 10.7},
+    (BARRIER, "step"): {0: 0.2, 1: 0.2},
+    (NONE, "step"): {0: 13.5, 1: 13.5},
+}
+"""A loader that sleeps, in two runs that are far apart; a batch that is replayed; another rung."""
+
+
+@pytest.mark.parametrize(("other", "sure"), [(BARRIER, True), (NONE, False)])
+def test_what_is_nearly_all_of_a_step_is_sure_however_far_steps_are_apart(
+    other: Trial, sure: bool
+) -> None:
+    fit = BootstrapFit(STARVED, [])
+
+    def lost(view: MetricView) -> float:
+        return view.step(FULL) - view.step(other)
+
+    found = fit.interval(lost)
+    assert not exceeds_noise(found, fit.view.step(FULL))
+    assert fit.is_significant(found, lost, lambda view: view.step(FULL)) is sure
+
+
+def test_a_loader_s_waiting_is_the_same_part_of_its_time_in_every_resample() -> None:
+    def part(view: MetricView) -> float:
+        loading, waiting = view.loading_and_waiting(FULL)
+        return waiting / loading
+
+    assert _width(BootstrapFit(STARVED, []), part) == pytest.approx(0, abs=1e-9)
+    assert _width(BootstrapFit(STARVED, []), lambda view: view.loading_and_waiting(FULL)[0]) > 1

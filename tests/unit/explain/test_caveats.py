@@ -1,0 +1,108 @@
+"""What is said beside the numbers of a budget."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from explaining import HOST, ladder
+from nfold.core.measurement import Caveat, Measurement, RankSamples, Window
+from nfold.core.script_profile import ScriptProfile
+from nfold.core.workload import Workload
+from nfold.explain.advice.caveats import (
+    MANY_THREADS,
+    NOTICEABLE_FRACTION,
+    OPTIMIZER_IN_BACKWARD,
+    OVERHEAD_MS,
+    PARAMETERS_DIFFER,
+    collect_caveats,
+    find_training_errors,
+    short_step_caveats,
+)
+from nfold.explain.causes.host_processes import ThreadsCause
+from nfold.explain.design import Trial
+from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.trials import TrialResults
+
+
+@pytest.mark.parametrize(
+    ("device", "seen", "step_ms", "told"),
+    [
+        ("cpu", ScriptProfile(), 0.2, True),
+        ("cpu", ScriptProfile(), OVERHEAD_MS / NOTICEABLE_FRACTION + 0.1, False),
+        ("cpu", None, 0.2, False),
+        ("cuda", ScriptProfile(), 0.2, False),
+    ],
+)
+def test_a_step_in_which_looking_is_noticed_casts_doubt(
+    device: str, seen: ScriptProfile | None, step_ms: float, *, told: bool
+) -> None:
+    made = ladder()
+    of = dataclasses.replace(made, profile=seen, plan=made.plan.edit(device=device))
+    found = short_step_caveats(of, step_ms)
+    assert [doubt.kind for doubt in found] == ["short_steps"] * told
+    assert not told or "steps of 0.2 ms are short" in found[0].text
+
+
+def doubted(rung: Trial) -> Measurement:
+    """A run of which a rank noted that its threads are more than its cores."""
+    windows = (Window(start_s=0, seconds=0.2, steps=10, samples=80),)
+    return Measurement(
+        id="m",
+        workload=Workload(name="train.py"),
+        plan=rung.plan,
+        machine=HOST,
+        status="ok",
+        ranks=(RankSamples(rank=0, device="cpu", windows=windows),),
+        warnings=(Caveat(kind=MANY_THREADS, text="2 threads on 1 core"),),
+    )
+
+
+@pytest.mark.parametrize(("threads", "told"), [(1, True), (4, False)])
+def test_threads_that_have_a_row_are_no_doubt(threads: int, *, told: bool) -> None:
+    """Of one device alone that has too many, where N have as many as cores, nothing else tells."""
+    made = ladder(device="cpu", cores_per_device=1)
+    of = dataclasses.replace(made, profile=ScriptProfile(threads=threads))
+    measured = TrialResults()
+    measured.add(made.baseline, 0, doubted(made.baseline))
+    found = {doubt.kind for doubt in collect_caveats(of, measured, measured.fit(20))}
+    assert (MANY_THREADS in found) == told
+
+
+@pytest.mark.parametrize("uneven", [True, False])
+def test_a_wait_that_no_run_has_is_told(*, uneven: bool) -> None:
+    made = ladder()
+    measured = TrialResults()
+    measured.add(made.baseline, 0, doubted(made.baseline))
+    of = dataclasses.replace(made, profile=ScriptProfile(uses_join=uneven))
+    found = {doubt.kind for doubt in collect_caveats(of, measured, measured.fit(20))}
+    assert ("uneven_batches" in found) == uneven
+
+
+@pytest.mark.parametrize(("cores", "fewer"), [(1, False), (4, True)])
+def test_a_device_of_one_core_has_none_to_give(cores: int, *, fewer: bool) -> None:
+    asked = ladder(device="cpu", cores_per_device=cores)
+    told = ThreadsCause().fix(asked, MetricView({}))
+    assert told.endswith("use fewer devices")
+    assert ("give each fewer cores" in told) == fewer
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (None, "they differ"),
+        (ScriptProfile(parallel="ddp"), "they differ"),
+        (ScriptProfile(parallel="other", steps_in_backward=True), "they differ"),
+        (ScriptProfile(parallel="ddp", steps_in_backward=True), OPTIMIZER_IN_BACKWARD),
+    ],
+)
+def test_steps_before_ddp_has_sent_gradients_are_why_ranks_differ(
+    seen: ScriptProfile | None, why: str
+) -> None:
+    assert find_training_errors(
+        {PARAMETERS_DIFFER: "they differ", "unsteady": "no error"}, None, seen
+    ) == (why,)
+    assert find_training_errors({"unsteady": "no error"}, "all of the data", seen) == (
+        "all of the data",
+    )

@@ -1,0 +1,170 @@
+"""What to change about what a script does while it makes no step, where it is known where."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from made import machine
+from nfold.core.measurement import HostGapKind, HostGapLocation, Measurement, RankSamples
+from nfold.core.plan import Plan
+from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
+from nfold.core.variant import Variant
+from nfold.core.workload import Workload
+from nfold.explain.advice.pytorch import (
+    ITERABLE_SAMPLER,
+    gap_locations,
+    reduce_host_gap,
+    reduce_periodic_work,
+    reduce_rank_host_gap,
+    shorten_epoch_boundary,
+    with_gap_locations,
+)
+from nfold.explain.design import ExperimentDesign
+
+PLAN = Plan(device="cpu", devices=2, batch=64)
+SEEN = ScriptProfile(
+    loader=DataLoaderProfile(batch_size=64, batches_per_epoch=100, created_at="train.py:7"),
+    source_locations={"step": (SourceLocation(line="train.py:31"),)},
+)
+Spots = tuple[HostGapLocation, ...]
+
+
+def at(when: HostGapKind, place: str, seconds: float, calls: str | None = None) -> HostGapLocation:
+    return HostGapLocation(kind=when, location=place, seconds=seconds, callee=calls)
+
+
+def ladder(*ranks: Spots, seen: ScriptProfile = SEEN) -> ExperimentDesign:
+    return ExperimentDesign(plan=PLAN, scaling="weak", profile=seen, gap_locations=ranks)
+
+
+def test_what_comes_after_every_step_has_its_line_and_what_is_called_there() -> None:
+    spots = (
+        at("after a step", "train.py:40", 0.97, "histograms()"),
+        at("after a step", "train.py:44", 0.03),
+        at("after some steps", "train.py:50", 3.0),
+    )
+    told = reduce_host_gap(ladder(spots), 10.12)
+    assert told == (
+        "train.py:40: 10.1 ms pass after every step before the next batch is asked for "
+        "(histograms()): do less there, or less often"
+    )
+
+
+def test_where_nobody_is_seen_to_ask_it_may_be_the_making_of_a_batch() -> None:
+    spots = (at("after a step", "train.py:40", 1.0, "forward()"),)
+    told = reduce_host_gap(ladder(spots, seen=dataclasses.replace(SEEN, loader=None)), 3.4)
+    assert told.startswith(
+        "train.py:40: 3.4 ms pass after every step before its model is called again (forward())"
+    )
+    assert "(a batch made there: in a DataLoader's workers)" in told
+
+
+def test_a_part_that_is_not_nearly_all_is_told() -> None:
+    spots = (at("after a step", "train.py:40", 0.6), at("after a step", "train.py:44", 0.4))
+    assert "asked for (60% of it): do less" in reduce_host_gap(ladder(spots), 10.12)
+
+
+@pytest.mark.parametrize("spots", [(), (at("after a step", "train.py:40", 0.004),)])
+def test_where_nobody_has_looked_long_it_is_behind_the_step(spots: Spots) -> None:
+    assert reduce_host_gap(ladder(spots), 3.0).startswith("train.py:31: 3.0 ms pass")
+    assert reduce_periodic_work(ladder(spots), 20.0, 31.4) == (
+        "train.py:31: 31 ms come after one step in 20: evaluate, log and save less often, or "
+        "divide it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("other_s", "said", "change"),
+    [
+        (0.0, "80 ms of rank 0, which the others wait for, come after", "divide it over the ranks"),
+        (0.9, "80 ms come after", "divide it"),
+    ],
+)
+def test_what_one_rank_does_while_the_others_wait_is_to_be_divided(
+    other_s: float, said: str, change: str
+) -> None:
+    ranks = [(at("after some steps", "train.py:50", s, "evaluate()"),) for s in (1.0, other_s)]
+    told = reduce_periodic_work(ladder(*ranks), 50.0, 80.4)
+    assert told == (
+        f"train.py:50: {said} one step in 50 (evaluate()): do that less often, or {change}"
+    )
+
+
+def test_a_slow_rank_has_its_own_line() -> None:
+    ranks = ((at("after a step", "train.py:40", 2.0),), (at("after a step", "train.py:44", 1.0),))
+    assert reduce_rank_host_gap(ladder(*ranks), 1, 6.55).startswith(
+        "train.py:44: rank 1 does something else for 6.5 ms between two steps"
+    )
+
+
+def test_between_epochs_the_line_and_the_rank_stand_beside_the_change() -> None:
+    ranks = ((at("between passes", "train.py:60", 0.5, "evaluate()"),), ())
+    told = shorten_epoch_boundary(SEEN, waits=False, ranks=ranks)
+    assert told == (
+        "train.py:60: do less there, or less often, or not on rank 0 alone, which the others wait "
+        "for (evaluate())"
+    )
+    both = (ranks[0], ranks[0])
+    told = shorten_epoch_boundary(SEEN, waits=False, ranks=both)
+    assert told == "train.py:60: do less there, or less often (evaluate())"
+    lightning = dataclasses.replace(SEEN, trainer="lightning")
+    told = shorten_epoch_boundary(lightning, waits=False, ranks=both)
+    assert told.startswith("train.py:60: a larger check_val_every_n_epoch")
+
+
+def test_one_device_has_no_others() -> None:
+    told = shorten_epoch_boundary(
+        SEEN, waits=False, ranks=((at("between passes", "train.py:60", 0.5),),)
+    )
+    assert told == "train.py:60: do less there, or less often"
+
+
+def _run(*ranks: Spots, folder: str = "", number: int = 0) -> Measurement:
+    return Measurement(
+        id=f"run-{number}",
+        workload=Workload(name="train.py", script=("train.py",)),
+        plan=PLAN,
+        machine=machine(),
+        status="ok",
+        folder=folder or None,
+        ranks=tuple(
+            RankSamples(rank=rank, device="cpu", host_gap_locations=spots)
+            for rank, spots in enumerate(ranks)
+        ),
+    )
+
+
+def test_where_ranks_were_adds_up_over_process_trees_of_as_many() -> None:
+    first = (at("after a step", "train.py:40", 1.0, "log()"),)
+    same = (at("after a step", "train.py:40", 2.0, "log()"),)
+    other = (at("between passes", "train.py:60", 4.0),)
+    asked = ladder(*gap_locations(_run(first, ())))
+    runs = [
+        _run(same, other, folder="tree", number=1),
+        _run(same, other, folder="tree", number=2),
+        _run(same, number=3),
+        dataclasses.replace(_run(same, same, number=4), variant=Variant(independent=True)),
+    ]
+    assert with_gap_locations(asked, runs).gap_locations == (
+        (at("after a step", "train.py:40", 3.0, "log()"),),
+        (at("between passes", "train.py:60", 4.0),),
+    )
+    assert with_gap_locations(ladder(), runs).gap_locations == ()
+
+
+def test_a_stream_has_no_sampler_that_could_be_another() -> None:
+    for sampler, change in (
+        ("DistributedSampler", "a sampler that goes through the data several times"),
+        (ITERABLE_SAMPLER, "one iterator for several epochs, counted in steps"),
+    ):
+        fed = DataLoaderProfile(
+            batch_size=64,
+            num_workers=2,
+            persistent_workers=True,
+            sampler=sampler,
+            created_at="a.py:7",
+        )
+        told = shorten_epoch_boundary(dataclasses.replace(SEEN, loader=fed), waits=True)
+        assert told.startswith(f"a.py:7: {change} (every pass waits")

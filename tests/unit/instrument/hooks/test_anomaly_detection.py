@@ -1,0 +1,107 @@
+"""Autograd's anomaly detection in a script: seen with its line, left out where that is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import traceback as stacks
+from torch.utils.data import DataLoader
+
+from nfold.core.variant import Variant
+from watched import Noting, dataset, loop, model, script_task, usual, watched
+
+WITHOUT = Variant(anomaly_detection=False)
+
+
+@pytest.fixture(autouse=True)
+def _off_again() -> Iterator[None]:
+    yield
+    torch.autograd.set_detect_anomaly(False)
+
+
+class Looking(nn.Module):
+    """Notes in every forward whether the detection is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+        self.noted: list[bool] = []
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        """The scores."""
+        self.noted.append(torch.is_anomaly_enabled())
+        scores: torch.Tensor = self.inner(samples)
+        return scores
+
+
+def _for_good(module: nn.Module, *, on: bool = True) -> None:
+    torch.autograd.set_detect_anomaly(on)
+    loop(DataLoader(dataset(), 8), module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+
+def _in_every_step(module: nn.Module) -> None:
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for samples, labels in [*DataLoader(dataset(), 8)] * 8:
+        with torch.autograd.detect_anomaly():
+            loss = nn.functional.cross_entropy(module(samples), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+BOTH = pytest.mark.parametrize("training", [_for_good, _in_every_step])
+
+
+@BOTH
+def test_it_is_seen_with_its_line(training: Callable[[nn.Module], None]) -> None:
+    module = Looking()
+    seen = watched(lambda: training(module), script_task()).seen
+    assert seen.detects_anomalies
+    assert all(module.noted)
+    assert str(seen.most_frequent_line("anomaly")).startswith("tests/unit/frameworks/torch/script/")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_it_is_not_seen_where_it_is_off(*, asked: bool) -> None:
+    """Also where a script itself says that it is to be."""
+    training = (lambda: _for_good(Looking(), on=False)) if asked else usual
+    assert not watched(training, script_task()).seen.detects_anomalies
+
+
+@BOTH
+def test_it_is_left_out_of_a_whole_run(training: Callable[[nn.Module], None]) -> None:
+    module = Looking()
+    watched(lambda: training(module), script_task(WITHOUT))
+    assert module.noted
+    assert not any(module.noted)
+
+
+@BOTH
+def test_it_takes_turns(training: Callable[[nn.Module], None]) -> None:
+    module = Looking()
+    task = dataclasses.replace(script_task(steps=8), interleaved_variants=(Variant(), WITHOUT))
+    found: Noting = watched(lambda: training(module), task)
+    assert found.samples is not None
+    assert sorted(set(found.samples.slots)) == [0, 1]
+    assert module.noted[: task.plan.warmup_steps] == [True] * task.plan.warmup_steps
+    assert 8 <= module.noted.count(False) < len(module.noted) - 8
+
+
+def test_the_stack_of_an_operator_is_the_script_s_alone() -> None:
+    found: dict[str, list[str]] = {}
+
+    def training() -> None:
+        found["main"] = stacks.format_stack()
+        other = threading.Thread(target=lambda: found.update(other=stacks.format_stack()))
+        other.start()
+        other.join()
+
+    watched(training, script_task())
+    assert len(stacks.format_stack()) > len(found["main"])
+    assert "test_script_anomalies.py" in found["main"][0]
+    assert "training" in found["main"][-1]
+    assert "threading.py" in found["other"][0]

@@ -1,0 +1,203 @@
+"""Ranks that exchange in a way of their own: now and then, a part of an optimizer, a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+
+from nfold.core.variant import Variant
+from nfold.engines.interleaver import ActiveVariant
+from nfold.instrument import script_profiler
+from nfold.instrument.hooks import patches as patches_module
+from nfold.instrument.hooks.distributed_hooks import LOCAL_COLLECTIVES, CollectiveHooks
+from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.hooks.runtime_hooks import EventCounter
+from watched import dataset, loop, model, script_task, watched
+
+
+def _averaging(every: int, *, whole: bool = True) -> Callable[[], None]:
+    """A training whose ranks average their parameters, or one number, after so many steps."""
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for step, (samples, labels) in enumerate(DataLoader(dataset(640), batch_size=8)):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(module(samples), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if step % every == every - 1:
+                for one in module.parameters() if whole else [loss]:
+                    dist.all_reduce(one.data)
+
+    return training
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("turns", [True, False])
+@pytest.mark.parametrize(
+    ("every", "whole", "rarely"),
+    [(3, True, True), (20, True, True), (1, True, False), (3, False, False)],
+)
+def test_what_is_averaged_now_and_then_need_not_be_equal(
+    every: int, *, turns: bool, whole: bool, rarely: bool
+) -> None:
+    """Neither in a warm-up that is too short to see it, nor where experiments take turns."""
+    both = (Variant(), Variant(input="replayed")) if turns else ()
+    task = dataclasses.replace(script_task(warmup_steps=8, steps=60), interleaved_variants=both)
+    found = watched(_averaging(every, whole=whole), task).samples
+    assert found is not None
+    assert ("exchanged_rarely" in dict(found.caveats)) == rarely
+    assert (found.parameter_checksum is None) == rarely
+
+
+class Part(torch.optim.SGD):
+    """Steps what another optimizer holds, which is a part of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.inner = torch.optim.SGD(self.param_groups[0]["params"][:1], lr=0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        del closure
+        self.inner.step()
+
+
+def test_a_step_inside_another_is_a_part_of_it() -> None:
+    """An optimizer that shards its state steps one of its own on each rank."""
+
+    def training() -> None:
+        module = model()
+        loop(DataLoader(dataset(), batch_size=8), module, Part(module.parameters()))
+
+    found = watched(training, script_task(warmup_steps=5, steps=20))
+    assert found.samples is not None
+    assert found.seen.optimizers == ("Part",)
+    assert found.seen.parameter_count == sum(p.numel() for p in model().parameters())
+    assert len(found.samples.step_ms) == 20
+
+
+class DTensor(nn.Parameter):
+    """What a part of a tensor on a mesh of devices is called."""
+
+
+def test_a_divided_model_is_told_from_one_that_is_kept_in_parts() -> None:
+    package = ModuleType(patches_module.TENSOR_PARALLEL_MODULE)
+    vars(package)["parallelize_module"] = lambda module, **_: module
+    patches_module.tensor_parallel_import_actions()[patches_module.TENSOR_PARALLEL_MODULE](package)
+    whole, parts = model(), nn.Sequential(model())
+    assert vars(package)["parallelize_module"](parts[0], mesh=None) is parts[0]
+    held = [DTensor(torch.zeros(1))]
+    wrappers: Any = SimpleNamespace(ddp=[], dp=[])
+    kinds = [
+        script_profiler.detect_parallelism(wrappers, held, EventCounter(), (one,))
+        for one in (whole, parts)
+    ]
+    assert kinds == ["fsdp", "tensor"]
+
+
+@pytest.mark.parametrize(("imported", "kind"), [(True, "pipeline"), (False, "none")])
+def test_stages_that_send_to_each_other_are_a_pipeline(
+    monkeypatch: pytest.MonkeyPatch, kind: str, *, imported: bool
+) -> None:
+    if imported:
+        monkeypatch.setitem(
+            sys.modules,
+            script_profiler.PIPELINING_MODULE,
+            ModuleType(script_profiler.PIPELINING_MODULE),
+        )
+    else:
+        monkeypatch.delitem(sys.modules, script_profiler.PIPELINING_MODULE, raising=False)
+    tally = EventCounter()
+    tally.enabled = True
+    tally.count("collective", "isend", 8)
+    wrappers: Any = SimpleNamespace(ddp=[], dp=[])
+    assert (
+        script_profiler.detect_parallelism(wrappers, [nn.Parameter(torch.zeros(1))], tally) == kind
+    )
+
+
+@pytest.mark.parametrize("sent", ["all_to_all_single", "all_reduce"])
+@pytest.mark.parametrize(("kind", "most"), [("ddp", 1), ("other", 2), ("fsdp", 0), ("tensor", 0)])
+def test_tables_beside_a_wrapper_are_a_rank_s_own(kind: Any, most: int, sent: str) -> None:
+    dense, table = nn.Linear(1, 1, bias=False), nn.Parameter(torch.zeros(1))
+    tally = EventCounter()
+    tally.enabled = True
+    tally.count("collective", sent, 8)
+    wrappers: Any = SimpleNamespace(ddp=[dense], dp=[])
+    held = [dense.weight, table]
+    found = script_profiler.replicated_parameters(kind, wrappers, held, tally)
+    expected = held[:most] if sent != "all_reduce" or not most else held
+    assert [id(one) for one in found] == [id(one) for one in expected]
+
+
+def test_a_part_for_each_rank_may_be_put_anywhere() -> None:
+    """PyTorch's own collective takes tensors that are not contiguous."""
+    output, rows = torch.zeros(3, 4).t(), torch.arange(12.0).view(4, 3)
+    LOCAL_COLLECTIVES["all_to_all_single"](output, rows)
+    assert torch.equal(output, rows)
+    for size, expected in ((5, [0.0, 1.0, 2.0, 0.0, 1.0]), (2, [0.0, 1.0])):
+        other = torch.zeros(size)
+        LOCAL_COLLECTIVES["all_gather_into_tensor"](other, torch.arange(3.0))
+        assert other.tolist() == expected
+
+
+def _removed(tally: EventCounter) -> Patches:
+    """Patches that count collectives and, since the first step is made, remove them."""
+    patches = Patches()
+    collectives = CollectiveHooks(ActiveVariant(script_task(Variant(exchange="none"))), tally)
+    collectives.install(patches, patches)
+    collectives.on_first_step()
+    return patches
+
+
+GATHER = ("all_gather_into_tensor", "all_gather_single")
+SCATTER = ("reduce_scatter_tensor", "reduce_scatter_single")
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", GATHER + SCATTER)
+def test_both_names_of_a_renamed_collective_are_counted_once_and_removed(name: str) -> None:
+    """In a group of one rank the real one refuses tensors of unequal sizes."""
+    if not hasattr(dist, name):
+        pytest.skip(f"this version of PyTorch has no {name}")
+    tally = EventCounter()
+    tally.enabled = True
+    shard, whole = torch.arange(2.0), torch.zeros(4)
+    output, given = (whole, shard) if name in GATHER else (shard, whole)
+    names = ("output_tensor", "input_tensor") if name in GATHER else ("output", "input")
+    patches = _removed(tally)
+    try:
+        work = getattr(dist, name)(**dict(zip(names, (output, given), strict=True)), async_op=True)
+        work.wait()
+    finally:
+        patches.undo()
+    assert output.tolist() == ([0.0, 1.0, 0.0, 1.0] if name in GATHER else [0.0, 0.0])
+    assert dict(tally.counts) == {name: 1}
+
+
+@pytest.mark.usefixtures("group")
+def test_a_module_that_imported_a_collective_before_the_patch_is_patched_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    early: Any = ModuleType("early")
+    early.all_reduce = usual = dist.all_reduce
+    monkeypatch.setitem(sys.modules, "early", early)
+    tally = EventCounter()
+    tally.enabled = True
+    patches = _removed(tally)
+    try:
+        early.all_reduce(torch.ones(2))
+    finally:
+        patches.undo()
+    assert dict(tally.counts) == {"all_reduce": 1}
+    assert early.all_reduce is usual

@@ -1,0 +1,131 @@
+"""The model of a script compiled where an experiment wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nfold.core.errors import Unsupported
+from nfold.instrument import script_profiler
+from nfold.instrument.hooks.model_hooks import ModelCompiler
+from watched import forget_compiled
+
+Graphs = list[torch.fx.GraphModule]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
+    """Those that were compiled, by a backend that needs no compiler."""
+    made: Graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _examples: list[Tensor]) -> Callable[..., Any]:
+        made.append(graph)
+        return graph.forward
+
+    usual = torch.compile
+    forget_compiled()
+
+    def compiled(function: Any, mode: str) -> Any:
+        assert mode in ("default", "reduce-overhead")
+        return usual(function, backend=backend)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    yield made
+    forget_compiled()
+
+
+@pytest.fixture
+def compiling() -> Iterator[ModelCompiler]:
+    made = ModelCompiler("default")
+    made.start()
+    yield made
+    made.stop()
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+class DistributedDataParallel(nn.Module):
+    """By name only: what wraps a module and is not to be compiled itself."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.calls = 0
+
+    def forward(self, samples: Tensor) -> Tensor:
+        self.calls += 1
+        found: Tensor = self.module(samples)
+        return found
+
+
+class LightningModule(nn.Module):
+    """It calls several that are its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        found: Tensor = self.second(self.first(samples))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("made", "parts"),
+    [(model, 1), (lambda: DistributedDataParallel(model()), 1), (LightningModule, 2)],
+)
+def test_the_outermost_modules_are_compiled_from_their_second_call_on(
+    made: Callable[[], nn.Module], parts: int, graphs: Graphs, compiling: ModelCompiler
+) -> None:
+    trained, samples = made(), torch.randn(5, 4)
+    hooked: list[int] = []
+    trained.register_forward_hook(lambda *_: hooked.append(1))
+    expected = trained(samples)
+    assert not graphs
+    for _ in range(3):
+        assert torch.equal(trained(samples), expected)
+    assert len(graphs) == parts
+    assert len(hooked) == 4
+    assert script_profiler.has_compiled_code()
+    compiling.require_compiled(compiled=True)
+    trained(samples).sum().backward()
+    assert all(parameter.grad is not None for parameter in trained.parameters())
+
+
+def test_what_does_not_train_is_left_as_it_is(graphs: Graphs, compiling: ModelCompiler) -> None:
+    teacher, loss = model().eval(), nn.MSELoss()
+    for _ in range(3):
+        with torch.no_grad():
+            teacher(torch.randn(5, 4))
+        loss(torch.randn(5), torch.randn(5))
+    assert not graphs
+    assert not script_profiler.has_compiled_code()
+    with pytest.raises(Unsupported, match="no module"):
+        compiling.require_compiled(compiled=False)
+
+
+def test_nothing_is_compiled_that_nobody_asked_for(graphs: Graphs) -> None:
+    usual = ModelCompiler("")
+    usual.start()
+    usual.require_compiled(compiled=False)
+    trained = model()
+    for _ in range(3):
+        trained(torch.randn(5, 4))
+    assert not graphs
+
+
+def test_a_module_that_was_called_stays_compiled(graphs: Graphs) -> None:
+    one = ModelCompiler("reduce-overhead")
+    one.start()
+    trained, other = model(), model()
+    trained(torch.randn(5, 4))
+    one.stop()
+    for called in (trained, other):
+        called(torch.randn(5, 4))
+    assert len(graphs) == 1

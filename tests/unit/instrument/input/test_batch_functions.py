@@ -1,0 +1,340 @@
+"""A function of the script's own that makes its batches is found, and stood in for."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nfold.core.errors import Unsupported
+from nfold.core.script_profile import BatchFunction
+from nfold.core.source_location import is_user_code
+from nfold.core.variant import Variant
+from nfold.engines.torch.input.batch_source import REPLAYED_BATCHES
+from nfold.instrument.hooks.patches import GeneratorHooks, function_key
+from watched import CLASSES, FEATURES, Noting, model, script_task, watched
+
+CALLS: list[str] = []
+REPLAYED = Variant(input="replayed")
+Batch = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    CALLS.clear()
+    assert is_user_code(__file__)
+
+
+def get_batch(split: str = "train", *, size: int = 6) -> Batch:
+    CALLS.append(split)
+    return torch.randn(size, FEATURES), torch.randint(0, CLASSES, (size,))
+
+
+class Lite:
+    """Its batches are of another type than the model wants."""
+
+    def next_batch(self) -> Batch:
+        CALLS.append("lite")
+        whole = torch.randn(7, FEATURES, dtype=torch.float64)
+        return whole, torch.randint(0, CLASSES, (6,))
+
+
+def _stepped(module: nn.Module, optimizer: Any, *batches: Batch) -> None:
+    optimizer.zero_grad()
+    for samples, labels in batches:
+        nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def _training(step: Callable[[nn.Module, Any], None], steps: int = 150) -> Callable[[], None]:
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(steps):
+            step(module, optimizer)
+
+    return training
+
+
+def _found(step: Callable[[nn.Module, Any], None], left_out: Variant | None = None) -> Noting:
+    """Of six steps of a warm-up the last is measured as those after it: a hundred."""
+    found = watched(_training(step), script_task(left_out, warmup_steps=6, steps=100))
+    assert found.samples is not None
+    assert sys.getprofile() is None
+    return found
+
+
+def test_a_function_is_found_with_how_often_a_step_calls_it() -> None:
+    def step(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, get_batch(), get_batch(size=6))
+
+    seen = _found(step).seen
+    assert seen.batch_function is not None
+    assert seen.batch_function.names == ("get_batch",)
+    line = get_batch.__code__.co_firstlineno
+    assert seen.batch_function.defined_at.endswith(f"test_script_making.py:{line}")
+    assert not seen.batch_function.on_device
+    assert (seen.accumulation, seen.samples_per_step) == (2, 12)
+    assert len(CALLS) == 2 * 106
+
+
+def test_its_batches_are_given_again_and_it_comes_back() -> None:
+    def step(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, get_batch())
+
+    usual = get_batch.__code__
+    found = _found(step, REPLAYED)
+    assert found.samples is not None
+    assert sum(window.steps for window in found.samples.windows) == 100
+    assert len(CALLS) <= 6 + REPLAYED_BATCHES
+    assert get_batch.__code__ is usual
+    assert not [name for name in globals() if name.startswith("_nfold_made")]
+
+
+def test_what_evaluates_and_other_splits_get_their_own() -> None:
+    kept: dict[str, list[Tensor]] = {"train": [], "hard": [], "evaluated": []}
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        train, hard = get_batch("train"), get_batch("hard")
+        with torch.no_grad():
+            evaluated = get_batch("train")
+        for name, batch in (("train", train), ("hard", hard), ("evaluated", evaluated)):
+            kept[name].append(batch[0])
+        _stepped(module, optimizer, train, hard)
+
+    _found(step, REPLAYED)
+    sums = {name: {float(one.sum()) for one in found[-60:]} for name, found in kept.items()}
+    assert len(sums["evaluated"]) == 60
+    assert len(sums["train"]) == len(sums["hard"]) == REPLAYED_BATCHES
+    assert not sums["train"] & sums["hard"]
+
+
+def test_a_method_whose_tensors_are_copied_and_sliced_is_found() -> None:
+    lite = Lite()
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        samples, labels = lite.next_batch()
+        _stepped(module, optimizer, (samples.to(torch.float64).float()[:6], labels))
+
+    maker = _found(step).seen.batch_function
+    assert maker is not None
+    assert maker.names == ("next_batch",)
+
+
+def test_a_function_inside_another_is_stood_in_for() -> None:
+    scale, args = 2.0, ("own",)
+
+    def own() -> Tensor:
+        CALLS.extend(args)
+        return scale * torch.randn(6, FEATURES)
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, (own(), torch.zeros(6, dtype=torch.long)))
+
+    maker = _found(step, REPLAYED).seen.batch_function
+    assert maker is not None
+    assert maker.names == ("own",)
+    assert len(CALLS) <= 6 + REPLAYED_BATCHES
+    assert own().shape == (6, FEATURES)
+
+
+def repackage(state: Any) -> Any:
+    """In the manner of a language model: the state goes on, its gradients do not."""
+    return state.detach() if isinstance(state, Tensor) else tuple(repackage(one) for one in state)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+
+    def forward(self, samples: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
+        answers: Tensor = self.inner(samples + sum(state))
+        return answers, (state[0] + answers.mean(), state[1])
+
+
+def test_what_hands_on_a_models_own_state_makes_no_batch() -> None:
+    """The first state has no gradient yet."""
+
+    def training() -> None:
+        module, state = Recurrent(), (torch.zeros(6, FEATURES), torch.zeros(6, FEATURES))
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(150):
+            samples, labels = get_batch()
+            state = repackage(state)
+            answers, state = module(samples, state)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(answers, labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    maker = watched(training, script_task()).seen.batch_function
+    assert maker is not None
+    assert maker.names == ("get_batch",)
+
+
+def augment(samples: Tensor) -> Tensor:
+    CALLS.append("augment")
+    return samples + torch.randn_like(samples)
+
+
+def test_one_that_changes_what_another_made_is_stood_in_for_with_it() -> None:
+    def step(module: nn.Module, optimizer: Any) -> None:
+        samples, labels = get_batch()
+        samples = augment(samples)
+        _stepped(module, optimizer, (samples, labels))
+
+    maker = _found(step, REPLAYED).seen.batch_function
+    assert maker is not None
+    assert maker.call_text == "get_batch() and augment()"
+    assert maker.defined_at.endswith(f":{get_batch.__code__.co_firstlineno}")
+    assert Counter(CALLS)["train"] == Counter(CALLS)["augment"]
+    assert len(CALLS) <= 2 * (6 + REPLAYED_BATCHES)
+
+
+class Scaled(nn.Module):
+    def forward(self, samples: Tensor) -> Tensor:
+        CALLS.append("module")
+        return 2 * samples
+
+
+def computed(module: nn.Module, samples: Tensor) -> Tensor:
+    CALLS.append("computed")
+    with torch.no_grad():
+        found: Tensor = module(samples)
+    return found[:, :1] + samples
+
+
+def test_what_computes_with_a_module_is_no_input() -> None:
+    scaled, other = Scaled(), model()
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        samples, labels = get_batch()
+        _stepped(module, optimizer, (computed(other, scaled(samples)), labels))
+
+    assert _found(step).seen.batch_function is None
+    assert Counter(CALLS)["module"] == Counter(CALLS)["computed"] == 106
+
+
+def test_experiments_with_it_take_turns() -> None:
+    steps = []
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        steps.append(len(CALLS))
+        _stepped(module, optimizer, get_batch())
+
+    task = script_task(warmup_steps=6, steps=40)
+    turns = (Variant(), REPLAYED)
+    found = watched(_training(step), dataclasses.replace(task, interleaved_variants=turns)).samples
+    assert found is not None
+    assert set(found.slots) == {0, 1}
+    # Once its batches are kept, it is called in the other turns only.
+    assert len(CALLS) - REPLAYED_BATCHES <= len(steps) - len(found.step_ms) / 2
+
+
+def generated(split: str = "train", count: int = 10**9) -> Iterator[Batch]:
+    made = None
+    for _ in range(count):
+        made = get_batch(split)
+        yield made
+
+
+def _asking(running: Iterator[Batch]) -> Callable[[nn.Module, Any], None]:
+    return lambda module, optimizer: _stepped(module, optimizer, next(running), next(running))
+
+
+def test_a_generator_is_found_with_what_it_is_to_be_defined_by() -> None:
+    seen = _found(_asking(generated())).seen
+    assert seen.batch_function is not None
+    assert seen.batch_function.names == ("generated",)
+    (name,) = seen.batch_function.generator_functions
+    line = generated.__code__.co_firstlineno
+    assert name.endswith(f"test_script_making.py:{line} generated")
+    assert (seen.accumulation, seen.samples_per_step) == (2, 12)
+
+
+def test_a_generator_that_was_defined_differently_gives_first_batches_again() -> None:
+    generators = GeneratorHooks([function_key(generated.__code__)])
+    generators.install()
+    try:
+        running = generators(generated)()
+        found = _found(_asking(running), REPLAYED)
+    finally:
+        generators.uninstall()
+    assert found.samples is not None
+    assert found.seen.batch_function is not None
+    # Of 6 steps of a warm-up the last has first batches already.
+    assert len(CALLS) == 2 * 5 + REPLAYED_BATCHES
+    assert torch.is_tensor(next(running)[0])
+    assert len(CALLS) == 2 * 5 + REPLAYED_BATCHES + 1
+
+
+def test_one_that_runs_as_it_is_cannot_be_left_out() -> None:
+    with pytest.raises(Unsupported, match="neither a DataLoader nor a function made the batches"):
+        _found(_asking(generated()), REPLAYED)
+
+
+def test_one_that_has_ended_ends_where_nothing_can_be_given_again() -> None:
+    generators = GeneratorHooks([function_key(generated.__code__)])
+    generators.install()
+    try:
+        with pytest.raises(StopIteration):
+            # Nothing is left after the steps in which it is not replayed.
+            _found(_asking(generators(generated)("train", 10)), REPLAYED)
+    finally:
+        generators.uninstall()
+
+
+def test_what_nobody_can_call_again_is_none() -> None:
+    """Batches that are made in the loop; parts of two functions."""
+    lite = Lite()
+
+    def inline(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, (torch.randn(6, FEATURES), torch.zeros(6).long()))
+
+    def both(module: nn.Module, optimizer: Any) -> None:
+        other = lite.next_batch()[0].float()[:6]
+        _stepped(module, optimizer, get_batch(), (other, torch.zeros(6).long()))
+
+    for step in (inline, both):
+        assert _found(step).seen.batch_function is None
+
+
+def test_a_comprehension_is_a_part_of_what_it_stands_in() -> None:
+    """Nobody could put anything in its place: it is made anew whenever its line is run."""
+
+    def both(module: nn.Module, optimizer: Any) -> None:
+        drawn = (torch.randn(6, FEATURES), torch.randint(0, CLASSES, (6,)))
+        samples, labels = [one.clone() for one in drawn]
+        _stepped(module, optimizer, (samples, labels))
+
+    assert _found(both).seen.batch_function is None
+
+
+def test_an_expression_hands_on_what_a_function_made_for_it() -> None:
+    """``x, y = (one.to(device) for one in get_batch())``: the function is called before it."""
+
+    def handed_on(module: nn.Module, optimizer: Any) -> None:
+        samples, labels = (one.contiguous() for one in get_batch())
+        _stepped(module, optimizer, (samples, labels))
+
+    def makes(module: nn.Module, optimizer: Any) -> None:
+        labels = torch.zeros(6).long()
+        _stepped(module, optimizer, *((torch.randn(6, FEATURES), labels) for _ in range(1)))
+
+    for step, name in ((handed_on, "get_batch"), (makes, "<genexpr>")):
+        maker = _found(step).seen.batch_function
+        assert maker is not None
+        assert maker.names == (name,)
+
+
+def test_what_has_no_name_is_told_by_what_it_is() -> None:
+    assert (
+        BatchFunction(names=("<genexpr>", "cut"), defined_at="").call_text
+        == "a generator expression and cut()"
+    )

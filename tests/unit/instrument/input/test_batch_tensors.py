@@ -1,0 +1,135 @@
+"""Batches in objects of a script's own, in torch.func's wrappers, and those nobody can count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils.data import DataLoader, IterableDataset
+
+from nfold.core.variant import Variant
+from nfold.instrument.input.batch_tensors import (
+    iter_tensors,
+    map_tensors,
+    sample_count,
+    sample_hash,
+)
+from watched import CLASSES, FEATURES, dataset, model, script_task, watched
+
+
+class Pair:
+    """As a collate function of PyTorch's own documentation makes it."""
+
+    def __init__(self, samples: list[tuple[Tensor, Tensor]]) -> None:
+        self.inputs = torch.stack([one for one, _ in samples])
+        self.targets = [torch.stack([label for _, label in samples])]
+        self.name = "a pair"
+        self._spare = torch.zeros(99)
+
+
+@dataclass
+class Fields:
+    inputs: Tensor
+    targets: list[Tensor]
+
+
+def _fields(samples: list[tuple[Tensor, Tensor]]) -> Fields:
+    pair = Pair(samples)
+    return Fields(pair.inputs, pair.targets)
+
+
+SAMPLES = [(torch.randn(FEATURES), torch.tensor(k % CLASSES)) for k in range(6)]
+
+
+@pytest.mark.parametrize("collate", [Pair, _fields])
+def test_what_an_object_holds_is_its_batch(collate: Callable[[Any], Any]) -> None:
+    batch = collate(SAMPLES)
+    assert sample_count(batch) == 6
+    assert [tensor.shape for tensor in iter_tensors(batch)] == [(6, FEATURES), (6,)]
+    changed = map_tensors(batch, torch.zeros_like)
+    assert type(changed) is type(batch)
+    assert not changed.inputs.any()
+    assert not changed.targets[0].any()
+    assert batch.inputs.any()
+    assert sample_hash(batch, None) == sample_hash(collate(SAMPLES), None)
+    assert sample_hash(batch, None) != sample_hash(collate(SAMPLES[1:]), None)
+
+
+def test_what_moves_itself_or_holds_no_batch_is_left_alone() -> None:
+    module, text = model(), object()
+    assert not list(iter_tensors(module))
+    assert not list(iter_tensors(text))
+    assert map_tensors(module, torch.zeros_like) is module
+    assert map_tensors(text, torch.zeros_like) is text
+
+
+class Rows:
+    """Tells nobody what it holds."""
+
+    __slots__ = ("inputs", "targets")
+
+    def __init__(self, samples: list[tuple[Tensor, Tensor]]) -> None:
+        self.inputs, self.targets = _fields(samples).inputs, _fields(samples).targets
+
+
+@pytest.mark.parametrize("collate", [Pair, Rows])
+@pytest.mark.parametrize("input_", ["real", "replayed"])
+def test_a_training_on_objects_is_counted(collate: Any, input_: Any) -> None:
+    def training() -> None:
+        module, loader = model(), DataLoader(dataset(256), 8, collate_fn=collate)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(module(batch.inputs), batch.targets[0])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    found = watched(training, script_task(Variant(input=input_))).samples
+    assert found is not None
+    assert [window.samples / window.steps for window in found.windows] == [8.0] * len(found.windows)
+
+
+class Scalars(IterableDataset[Any]):
+    """A stream of single numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield torch.randn(())
+
+
+def test_a_step_of_which_nobody_can_see_samples_counts_as_one() -> None:
+    def training() -> None:
+        weight = torch.zeros((), requires_grad=True)
+        for number in DataLoader(Scalars(), batch_size=None):
+            (weight * number).square().backward()
+            with torch.no_grad():
+                weight -= 0.01
+                weight.grad = None
+
+    found = watched(training, script_task())
+    assert found.samples is not None
+    assert found.seen.samples_per_step == 0.0
+    assert sum(window.samples for window in found.samples.windows) == 10
+
+
+def test_samples_are_seen_inside_of_vmap_and_grad() -> None:
+    seen: list[int] = []
+    module = nn.Linear(3, 1)
+    module.register_forward_pre_hook(lambda _, args: seen.append(sample_count(args)))
+    parameters: dict[str, Tensor] = dict(module.named_parameters())
+
+    def loss(weights: dict[str, Tensor], sample: Tensor) -> Tensor:
+        found: Tensor = functional_call(module, weights, (sample,))
+        return found.sum()
+
+    batch = torch.randn(5, 7, 3)
+    vmap(loss, in_dims=(None, 0))(parameters, batch)
+    vmap(grad(loss), in_dims=(None, 0))(parameters, batch)
+    grad(loss)(parameters, batch[0])
+    assert seen == [5, 5, 7]
+    assert next(iter_tensors(batch)) is batch

@@ -1,0 +1,92 @@
+"""Which tensors of a batch go to a device, and which stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nfold.core.script_profile import DataLoaderProfile, ScriptProfile
+from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.hooks.runtime_hooks import EventCounter, install_tensor_hooks
+from nfold.instrument.input.batch_tensors import BatchReplay, DeviceTransferTracker, record_source
+
+META = torch.device("meta")
+
+
+def batch() -> dict[str, Any]:
+    return {
+        "sound": torch.zeros(2, 8),
+        "lengths": torch.tensor([8, 5]),
+        "text": [torch.zeros(2, 3), torch.tensor([3, 1])],
+    }
+
+
+def moved(*names: str) -> DeviceTransferTracker:
+    """After a step in which these are moved, as a script does."""
+    moves, patches, tally, given = DeviceTransferTracker(), Patches(), EventCounter(), batch()
+    install_tensor_hooks(patches, tally, moves.record_transfer)
+    tally.enabled = True
+    moves.record_batch(given)
+    try:
+        for name in names:
+            one = given[name]
+            (one[0] if isinstance(one, list) else one).float()[:, :2].to(META)
+        torch.zeros(3).to(META)
+    finally:
+        patches.undo()
+    return moves
+
+
+def test_what_is_moved_itself_or_as_a_part_or_a_copy_goes() -> None:
+    assert moved("sound", "text").host_tensors == (1, 3)
+    assert moved("text").host_tensors == (0, 1, 3)
+
+
+def test_where_nothing_was_seen_to_move_nothing_stays() -> None:
+    assert moved().host_tensors == ()
+
+
+def test_a_tensor_that_is_gone_is_no_other_one() -> None:
+    moves = DeviceTransferTracker()
+    moves.record_batch([torch.zeros(2)])
+    for _ in range(20):
+        moves.record_transfer(torch.zeros(2))
+    assert moves.host_tensors == ()
+
+
+def test_what_gradients_go_through_is_no_copy_of_a_batch() -> None:
+    source, made = torch.zeros(2), torch.zeros(2, requires_grad=True)
+    record_source(source, made)
+    moves = DeviceTransferTracker()
+    moves.record_batch([source])
+    moves.record_transfer(made)
+    assert moves.host_tensors == ()
+
+
+def test_a_resident_batch_has_on_the_host_what_stays() -> None:
+    replay = BatchReplay(META, (1, 3))
+    replay.collect(iter([batch()]), 1)
+    given = replay.next()
+    where = [one.device.type for one in (given["sound"], given["lengths"], *given["text"])]
+    assert where == ["meta", "cpu", "meta", "cpu"]
+
+
+def test_it_is_known_which_of_the_first_batches_is_there() -> None:
+    replay = BatchReplay(None)
+    replay.collect(iter([batch(), batch()]), 2)
+    places = []
+    for _ in range(3):
+        replay.next()
+        places.append(replay.index)
+    assert places == [0, 1, 0]
+
+
+def test_later_runs_learn_what_a_first_look_showed() -> None:
+    learnt = ScriptProfile(
+        loader=DataLoaderProfile(batch_size=None, host_tensors=(1,))
+    ).replay_hints
+    assert (learnt.script_sets_batch_size, learnt.host_tensors) == (True, (1,))
+    assert not ScriptProfile(
+        loader=DataLoaderProfile(batch_size=8)
+    ).replay_hints.script_sets_batch_size

@@ -1,0 +1,137 @@
+"""Generators of a script are defined under a decorator, wherever they are, and stay themselves."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from nfold.instrument.hooks.patches import (
+    GeneratorBatches,
+    GeneratorHooks,
+    installed_generator_hooks,
+)
+
+SOURCE = '''from __future__ import annotations
+import contextlib
+
+
+def batches(first: int, *, step=1):
+    """Of numbers."""
+    while True:
+        first = (yield first) or first + step
+
+
+def outer(seed):
+    def batches():
+        yield from (seed, seed + 1)
+    return batches()
+
+
+class Data:
+    def batches(self):
+        yield self
+
+
+@contextlib.contextmanager
+def held():
+    yield "held"
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    file = tmp_path / "suspended_data.py"
+    file.write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "suspended_data", raising=False)
+    yield file
+    left_over = installed_generator_hooks()
+    if left_over is not None:
+        left_over.uninstall()
+
+
+def _line(text: str) -> int:
+    lines = SOURCE.splitlines()
+    return next(at for at, line in enumerate(lines, 1) if line.strip().startswith(text))
+
+
+def _imported(*wanted: str) -> tuple[ModuleType, GeneratorHooks]:
+    generators = GeneratorHooks(wanted)
+    generators.install()
+    importlib.invalidate_caches()
+    return importlib.import_module("suspended_data"), generators
+
+
+def _named(file: Path, line: int, name: str) -> str:
+    return f"{file}:{line} {name}"
+
+
+def test_a_function_of_an_imported_module_gives_what_it_is_told(module: Path) -> None:
+    data, generators = _imported(_named(module, _line("def batches(first"), "batches"))
+    running = data.batches(3, step=2)
+    assert isinstance(running, GeneratorBatches)
+    assert [next(running), next(running)] == [3, 5]
+    assert data.batches.__doc__ == "Of numbers."
+    (code,) = generators.decorated
+    generators.replacements[code] = lambda asked: ("again", *asked.args)
+    assert next(running) == ("again", 3)
+    generators.uninstall()
+    assert next(running) == 7
+    assert running.send(20) == 20
+    running.close()
+    assert list(running) == []
+    assert installed_generator_hooks() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "made"),
+    [
+        ("def batches():", "batches", lambda data: data.outer(4)),
+        ("def batches(self):", "batches", lambda data: data.Data().batches()),
+        ("@contextlib", "held", lambda data: data.held().gen),
+    ],
+)
+def test_closures_methods_and_decorated_ones_are_found(
+    module: Path, text: str, name: str, made: Any
+) -> None:
+    data, generators = _imported(_named(module, _line(text), name))
+    assert isinstance(made(data), GeneratorBatches)
+    assert len(generators.decorated) == 1
+    with data.held() as held:
+        assert held == "held"
+    assert list(data.outer(4)) == [4, 5]
+    generators.uninstall()
+
+
+def test_another_line_or_another_name_is_another_function(module: Path) -> None:
+    line = _line("def batches(first")
+    wrong = (_named(module, line + 1, "batches"), _named(module, line, "batch"))
+    data, generators = _imported(*wrong)
+    assert isinstance(data.batches(1), Iterator)
+    assert not isinstance(data.batches(1), GeneratorBatches)
+    assert not generators.decorated
+    generators.uninstall()
+
+
+def test_no_compiled_file_is_left_of_it(module: Path) -> None:
+    _, generators = _imported(_named(module, _line("def batches(first"), "batches"))
+    generators.uninstall()
+    assert not list(module.parent.glob("__pycache__/suspended_data*"))
+    usual = importlib.reload(sys.modules["suspended_data"])
+    assert not isinstance(usual.batches(1), GeneratorBatches)
+
+
+def test_where_none_is_wanted_nothing_is_changed() -> None:
+    usual = SourceFileLoader.get_code
+    generators = GeneratorHooks(())
+    generators.install()
+    assert SourceFileLoader.get_code is usual
+    assert installed_generator_hooks() is None
+    generators.uninstall()

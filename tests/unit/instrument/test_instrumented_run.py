@@ -1,0 +1,592 @@
+"""Steps of a training that nobody changed: counted, timed, ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, SequentialSampler
+
+from nfold.core.errors import Unsupported
+from nfold.core.measurement import EpochGap
+from nfold.core.variant import Variant
+from nfold.engines.base import Phase
+from nfold.engines.torch.devices import Devices
+from nfold.explain.design import SHORT_EPOCHS, Trial, over_short_epochs
+from nfold.instrument import epoch_boundaries, run_length, session
+from nfold.instrument.hooks.patches import TrainerDetector
+from watched import (
+    Noting,
+    Seconds,
+    dataset,
+    forget_compiled,
+    loop,
+    model,
+    passing,
+    scaled,
+    script_task,
+    usual,
+    watched,
+)
+
+
+def test_a_training_ends_after_its_steps_and_its_samples_are_counted() -> None:
+    found = watched(usual, script_task())
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 10
+    assert sum(window.steps for window in found.samples.windows) == 10
+    assert sum(window.samples for window in found.samples.windows) == 80
+    assert found.samples.losses == ()
+    assert found.samples.first_step_ms is not None
+    assert found.samples.parameter_checksum is not None
+    assert (found.seen.steps, found.seen.samples_per_step, found.seen.global_batch_size) == (
+        10,
+        8,
+        8,
+    )
+
+
+def test_pytorch_is_as_it_was_when_the_rank_has_ended() -> None:
+    before = (DataLoader.__iter__, DataLoader.__init__, torch.Tensor.item, torch.Tensor.to)
+    own = [name in vars(torch.Tensor) for name in ("item", "to")]
+    watched(usual, script_task())
+    assert (DataLoader.__iter__, DataLoader.__init__, torch.Tensor.item, torch.Tensor.to) == before
+    assert [name in vars(torch.Tensor) for name in ("item", "to")] == own
+
+
+@pytest.mark.parametrize(("host_syncs", "reads"), [(True, 14), (False, 3)])
+def test_after_the_warm_up_a_script_does_not_wait_for_what_it_reads(
+    host_syncs: bool, reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual_item, made, there = torch.Tensor.item, [], torch.zeros((), device="meta")
+
+    def item(tensor: torch.Tensor) -> Any:
+        if tensor.device.type != "meta":
+            return usual_item(tensor)
+        made.append(tensor)
+        return 0.0
+
+    def reading() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            for samples, _ in DataLoader(dataset(), batch_size=8):
+                module(samples).sum().backward()
+                assert there.item() == 0.0
+                optimizer.step()
+
+    monkeypatch.setattr(torch.Tensor, "item", item)
+    watched(reading, script_task(Variant(host_syncs=host_syncs)))
+    assert len(made) == reads
+
+
+def test_what_the_end_of_the_warm_up_takes_out_takes_nothing_else_out() -> None:
+    asked = script_task(
+        Variant(host_syncs=False, threads=1, broadcast_buffers=False, exchange="none")
+    )
+    own = [(torch.Tensor, "item"), (torch.cuda, "synchronize"), (torch, "set_num_threads")]
+    before = [getattr(*place) for place in own]
+    found = session.InstrumentedRun(asked, Noting(), TrainerDetector(1))
+    found.install()
+    found._warm_up_patches.undo()
+    during = [getattr(*place) for place in own]
+    found.uninstall()
+    assert not any(now is usual for now, usual in zip(during, before, strict=True))
+    assert [getattr(*place) for place in own] == before
+
+
+def test_a_training_that_ends_by_itself_is_measured_as_far_as_it_came() -> None:
+    found = watched(lambda: usual(epochs=1), script_task(steps=100))
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 8 - found.samples.warmup_steps
+    assert found.samples.parameter_checksum is not None
+    assert found.samples.parameter_count == sum(p.numel() for p in model().parameters())
+
+
+def test_under_accumulation_a_step_has_the_samples_of_all_its_parts() -> None:
+    found = watched(lambda: usual(accumulate=2), script_task())
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 10 * 16
+    assert (found.seen.accumulation, found.seen.global_batch_size) == (2, 16)
+
+
+def test_two_optimizers_make_one_step_together() -> None:
+    def adversarial() -> None:
+        one, other = nn.Linear(8, 4), model()
+        loader = DataLoader(dataset(), batch_size=8)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, other)]
+        loop(loader, other, *optimizers)
+
+    found = watched(adversarial, script_task())
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 80
+    assert (found.seen.optimizers, found.seen.step_optimizer) == (("SGD", "SGD"), 1)
+    trained = [*nn.Linear(8, 4).parameters(), *model().parameters()]
+    assert found.seen.parameter_count == sum(parameter.numel() for parameter in trained)
+
+
+def _by_hand(checkpointed: bool = False) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    for samples, labels in itertools.chain.from_iterable([DataLoader(dataset(), 8)] * 10):
+        hidden = module[0](samples)
+        run = torch.utils.checkpoint.checkpoint
+        scores = run(module[1], hidden, use_reentrant=True) if checkpointed else module[1](hidden)
+        module.zero_grad()
+        nn.functional.cross_entropy(scores, labels).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter in module.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_without_an_optimizer_a_step_is_a_backward(checkpointed: bool) -> None:
+    found = watched(lambda: _by_hand(checkpointed), script_task())
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 10
+    assert sum(window.samples for window in found.samples.windows) == 80
+    assert found.seen.has_no_optimizer
+    assert found.seen.parameter_count == 8 * 8 + 8 + 8 * 4 + 4
+    assert found.seen.accumulation == 1
+
+
+def _stepping(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_optimizers_that_step_inside_a_backward_end_a_step_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One for each parameter, as soon as its gradient is there; a profiler ends with the step."""
+    graphs: list[int] = []
+    stepped = session.InstrumentedRun.on_optimizer_step
+
+    def noting(one: session.InstrumentedRun, optimizer: Any) -> None:
+        graphs.append(torch._C._current_graph_task_id())
+        stepped(one, optimizer)
+
+    def training() -> None:
+        module = model()
+        for parameter in module.parameters():
+            own = torch.optim.SGD([parameter], lr=0.1)
+            hook = functools.partial(_stepping, own)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        loop(DataLoader(dataset(), 8), module)
+
+    monkeypatch.setattr(session.InstrumentedRun, "stepped", noting)
+    found = watched(training, script_task(Variant(profiler_steps=True)))
+    assert found.samples is not None
+    assert set(graphs) == {-1}
+    assert len(found.samples.step_ms) == 10
+    assert sum(window.samples for window in found.samples.windows) == 80
+    assert found.seen.parameter_count == sum(p.numel() for p in model().parameters())
+    assert found.seen.trace is not None
+    assert found.seen.steps_in_backward
+
+
+def test_with_an_optimizer_a_backward_is_no_step() -> None:
+    def training() -> None:
+        for samples, _ in [*DataLoader(dataset(), 8)][:2]:
+            nn.Linear(8, 4)(samples).sum().backward()
+        usual(accumulate=4)
+
+    found = watched(training, script_task())
+    assert found.samples is not None
+    assert (found.seen.has_no_optimizer, found.seen.accumulation) == (False, 4)
+    assert not found.seen.steps_in_backward
+
+
+def test_a_step_that_a_scaler_skips_is_a_step() -> None:
+    found = watched(scaled, script_task())
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 10
+    assert found.seen.skipped_steps == 7
+
+
+def test_an_evaluation_is_in_no_window_and_its_batches_are_not_counted() -> None:
+    evaluated: list[int] = []
+
+    def evaluate() -> None:
+        evaluated.extend(len(batch) for batch, _ in DataLoader(dataset(32), batch_size=32))
+
+    found = watched(lambda: usual(after_epoch=evaluate), script_task(steps=20))
+    assert evaluated
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 160
+    assert Phase.EVALUATING in found.phases
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """PyTorch's compiler as in a new process, before a test and after it."""
+    forget_compiled()
+    yield
+    forget_compiled()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize(("wanted", "firsts"), [(None, 1), (Variant(compiled="default"), 2)])
+def test_a_step_that_compiles_is_waited_for_as_the_first_one(
+    wanted: Variant | None, firsts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's model is compiled in its second call, here by what needs no compiler."""
+    compiled, real = [], torch.compile
+
+    def compile_eagerly(function: Any, mode: str) -> Any:
+        compiled.append(mode)
+        return real(function, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    found = watched(lambda: usual(samples=160), script_task(wanted))
+    assert compiled == ["default"] * (firsts - 1)
+    changes = [phase for phase, _ in itertools.groupby(found.phases)]
+    assert changes == [Phase.FIRST_STEP, Phase.STEPPING] * firsts
+    assert found.samples is not None
+    assert len(found.samples.step_ms) == 10
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    return passing(monkeypatch)
+
+
+def _taking_a_second(seconds: Seconds) -> nn.Module:
+    module = model()
+    module.register_forward_hook(lambda *_: seconds.pass_by(1))
+    return module
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("length", [{"steps": None, "epochs": 3}, {"steps": 19}])
+def test_what_lies_between_passes_is_in_no_window(
+    length: Any, looks: bool, seconds: Seconds
+) -> None:
+    """Passes of 8 steps of a second; of whole epochs also what follows the last.
+
+    Some scripts look at a first batch before they begin: that pass is none.
+    """
+
+    def training() -> None:
+        module, loader = _taking_a_second(seconds), _loader()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+        def between() -> None:
+            seconds.pass_by(100)
+            if looks:
+                next(iter(loader))
+
+        if looks:
+            next(iter(loader))
+        loop(loader, module, optimizer, after_epoch=between)
+
+    found = watched(training, script_task(warmup_steps=3, **length)).samples
+    assert found is not None
+    steps = 21 if found.epochs else 19
+    assert found.step_ms == (1000,) * steps
+    assert sum(window.samples for window in found.windows) == 8 * steps
+    assert sum(window.seconds for window in found.windows) == steps
+    if found.epochs:
+        assert [epoch.samples for epoch in found.epochs] == [64, 64, 64]
+        assert [epoch.train_loss for epoch in found.epochs] == [None] * 3
+        assert [epoch.seconds for epoch in found.epochs] == [108, 108, 108]
+    else:
+        between = [window.epoch_gap for window in found.windows if window.epoch_gap]
+        assert between == [EpochGap(seconds=100, steps=8)] * 2
+
+
+@pytest.mark.parametrize(("between_s", "passes"), [(3, 3), (100, 1)])
+def test_what_lies_between_short_passes_stands_for_whole_ones(
+    between_s: float, passes: int, seconds: Seconds
+) -> None:
+    """Of 8 steps each pass makes 2; what lies between two lies on 8 steps. Long ones are one."""
+
+    def training() -> None:
+        module = _taking_a_second(seconds)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(_loader(), module, optimizer, after_epoch=lambda: seconds.pass_by(between_s))
+
+    task = script_task(Variant(batches_per_epoch=2), warmup_steps=2, steps=6)
+    found = watched(training, task).samples
+    assert found is not None
+    between = [window.epoch_gap for window in found.windows if window.epoch_gap]
+    assert between == [EpochGap(seconds=between_s, steps=8)] * passes
+    assert found.step_ms == (1000,) * (2 * passes)
+
+
+@pytest.mark.parametrize("every", [5, 10, 20])
+def test_what_comes_after_some_steps_comes_where_no_short_pass_ends(
+    every: int, seconds: Seconds
+) -> None:
+    """It is told as what recurs; counted with the end of a pass, it would be told twice."""
+    short = over_short_epochs(Trial(plan=script_task(steps=1).plan))
+
+    def training() -> None:
+        module, made = _taking_a_second(seconds), itertools.count(1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loader = DataLoader(dataset(800), batch_size=8)
+        while True:
+            for samples, _ in loader:
+                module(samples).sum().backward()
+                optimizer.step()
+                seconds.pass_by(3 if next(made) % every == 0 else 0)
+            seconds.pass_by(1)
+
+    changes: dict[str, Any] = {"warmup_steps": short.plan.warmup_steps, "steps": short.plan.steps}
+    found = watched(training, script_task(short.variant, **changes)).samples
+    assert found is not None
+    between = [window.epoch_gap for window in found.windows if window.epoch_gap]
+    assert between == [EpochGap(seconds=1, steps=100)] * SHORT_EPOCHS
+
+
+@pytest.mark.parametrize("input_", ["real", "replayed"])
+@pytest.mark.parametrize(("between_s", "ends"), [(100, 2), (3, 3), (1, 9), (0, 12)])
+def test_no_pass_ends_any_more_once_what_lies_between_took_long(
+    between_s: float, ends: int, input_: Any, seconds: Seconds
+) -> None:
+    """Passes of 8 steps in a run of 104; counted are 5 s after 1, 2, 4 and 8 of them."""
+    ended: list[bool] = []
+
+    def evaluate() -> None:
+        ended.append(True)
+        seconds.pass_by(between_s)
+
+    def training() -> None:
+        module = _taking_a_second(seconds)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(_loader(), module, optimizer, after_epoch=evaluate)
+
+    found = watched(training, script_task(Variant(input=input_), steps=100)).samples
+    assert found is not None
+    assert len(ended) == ends
+    assert found.step_ms == (1000,) * 100
+    between = [window.epoch_gap for window in found.windows if window.epoch_gap]
+    assert [one.seconds for one in between] == pytest.approx([between_s] * ends)
+
+
+class Store:
+    """Rank 0's word, which is there after a while."""
+
+    def __init__(self, word: str, after: int) -> None:
+        self._word, self._left = word, after
+
+    def check(self, keys: list[str]) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def get(self, key: str) -> bytes:
+        return self._word.encode()
+
+
+@pytest.mark.parametrize("word", ["True", "False"])
+def test_another_rank_lives_while_it_waits_for_rank_0_s_word(
+    word: str, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[bool] = []
+    monkeypatch.setattr(run_length, "joined", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    store = Store(word, after=3)
+    monkeypatch.setattr(run_length, "_decision_store", lambda: store)
+    task = script_task(Variant(batches_per_epoch=5), warmup_steps=5, steps=15)
+    one = epoch_boundaries.EpochGapLimit(task, lambda: None, lambda: waited.append(True))
+    assert [one.ends_run(step) for step in range(1, 11)] == [False] * 9 + [word == "True"]
+    assert len(waited) == 3
+
+
+LOOK = Variant(profiler_steps=True)
+
+
+@pytest.mark.parametrize(
+    ("taking_s", "left_out", "warmup", "timed", "traced"),
+    [(1, LOOK, 7, 3, 2), (0, LOOK, 10, 12, 6), (1, Variant(), 10, 12, None)],
+)
+def test_a_first_look_is_short_where_steps_are_long(
+    taking_s: int, left_out: Variant, warmup: int, timed: int, traced: int | None, seconds: Seconds
+) -> None:
+    steps = itertools.count()
+
+    def slow(*_: object) -> None:
+        """But for a second step that takes a minute, as one that compiles again may."""
+        seconds.pass_by(60 if next(steps) == 1 else taking_s)
+
+    def training() -> None:
+        module = model()
+        module.register_forward_hook(slow)
+        loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task(left_out, steps=12, warmup_steps=10))
+    assert found.samples is not None
+    assert found.samples.warmup_steps == warmup
+    assert found.samples.step_ms == (taking_s * 1000,) * timed
+    assert (found.seen.trace.steps if found.seen.trace else None) == traced
+    assert found.seen.samples_per_step == 8
+
+
+def test_ranks_that_train_alone_show_nothing_else(seconds: Seconds) -> None:
+    task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)
+    found = watched(usual, task)
+    assert found.samples is not None
+    assert (len(found.samples.step_ms), found.seen.trace) == (1, None)
+    assert not found.seen.process_group
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_rank_looks_for_as_long_as_rank_0_does(
+    slow: bool, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (run_length, run_length):
+        monkeypatch.setattr(module, "joined", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(run_length, "_decision_store", lambda: Store(str(slow), after=3))
+    task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)
+    look = run_length.ProbeRun(task, lambda: None)
+    found = [look.shortened_length(step, Devices((torch.device("cpu"),))) for step in range(1, 9)]
+    assert [one is not None for one in found] == [slow and step == 6 for step in range(1, 9)]
+
+
+@pytest.mark.parametrize(("workers", "step_ms"), [(0, 2000), (1, 1000)])
+def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
+    workers: int, step_ms: float, seconds: Seconds
+) -> None:
+    class Beginning(SequentialSampler):
+        def __iter__(self) -> Any:
+            seconds.pass_by(1)
+            return super().__iter__()
+
+    def training() -> None:
+        module, data = _taking_a_second(seconds), dataset(8)
+        loader = DataLoader(data, batch_size=8, sampler=Beginning(data), num_workers=workers)
+        loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = watched(training, script_task(steps=3, warmup_steps=2)).samples
+    assert found is not None
+    assert found.step_ms == (step_ms,) * 3
+    between = [window.epoch_gap for window in found.windows if window.epoch_gap]
+    waited_s = 1.0 if workers else 0.0
+    assert between == [EpochGap(seconds=waited_s, steps=1, waited_s=waited_s)] * len(between)
+    assert between
+
+
+def test_a_pass_that_is_not_asked_for_its_end_has_ended_when_the_next_begins() -> None:
+    def training() -> None:
+        module, loader = model(), _loader()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            batches = iter(loader)
+            for _ in range(len(loader)):
+                module(next(batches)[0]).sum().backward()
+                optimizer.step()
+
+    found = watched(training, script_task(steps=None, epochs=3, warmup_steps=3))
+    assert found.samples is not None
+    assert [epoch.samples for epoch in found.samples.epochs] == [64, 64, 64]
+    assert found.seen.epochs_completed == 3
+
+
+def test_the_last_epoch_of_a_script_ends_with_it() -> None:
+    found = watched(lambda: usual(epochs=2), script_task(steps=None, epochs=5, warmup_steps=3))
+    assert found.samples is not None
+    assert len(found.samples.epochs) == 2
+
+
+def _loader() -> Any:
+    return DataLoader(dataset(), batch_size=8)
+
+
+def _no_loader(pieces: int = 12) -> None:
+    module = model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(pieces * 2):
+        module(torch.randn(6, 8)).sum().backward()
+        optimizer.step()
+
+
+def test_without_a_loader_the_model_s_calls_tell_the_samples() -> None:
+    found = watched(_no_loader, script_task())
+    assert found.samples is not None
+    assert sum(window.samples for window in found.samples.windows) == 60
+    assert found.seen.loader is None
+    assert found.seen.global_batch_size is None
+    assert found.samples.sample_hashes == ()
+
+
+def test_a_model_may_get_its_samples_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 4)
+
+        def forward(self, *, scale: float, samples: torch.Tensor) -> Any:
+            return scale * self.inner(samples)
+
+    def training() -> None:
+        module = Named()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(24):
+            module(scale=2.0, samples=torch.randn(6, 8)).sum().backward()
+            optimizer.step()
+
+    found = watched(training, script_task()).samples
+    assert found is not None
+    assert sum(window.samples for window in found.windows) == 60
+
+
+def test_without_a_loader_there_is_nothing_to_give_again() -> None:
+    with pytest.raises(Unsupported, match="neither a DataLoader nor"):
+        watched(_no_loader, script_task(Variant(input="replayed")))
+
+
+def test_what_had_no_turn_before_the_end_is_no_reason_to_refuse_the_rest() -> None:
+    """Of turns with real and with replayed batches the script ends in the first."""
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(DataLoader(dataset(56), batch_size=8), module, optimizer, epochs=1)
+
+    turns = (Variant(), Variant(input="replayed"))
+    found = watched(
+        training, dataclasses.replace(script_task(), interleaved_variants=turns)
+    ).samples
+    assert found is not None
+    assert set(found.slots) == {0}
+    with pytest.raises(Unsupported, match="neither a DataLoader nor"):
+        watched(_no_loader, dataclasses.replace(script_task(), interleaved_variants=turns))
+
+
+def test_the_same_samples_have_the_same_hash_and_others_have_not() -> None:
+    def hashes(first: int) -> Any:
+        def training() -> None:
+            module = model()
+            part = torch.utils.data.Subset(dataset(64), range(first, first + 32))
+            loop(
+                DataLoader(part, batch_size=8),
+                module,
+                torch.optim.SGD(module.parameters(), lr=0.1),
+            )
+
+        samples = watched(training, script_task()).samples
+        return samples.sample_hashes if samples else None
+
+    assert hashes(0) == hashes(0)
+    assert hashes(0) != hashes(32)
+
+
+def test_what_is_refused_stays_refused_in_a_script_that_catches_everything() -> None:
+    def stubborn() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(3):
+            with suppress(Exception):
+                loop(DataLoader(dataset(), batch_size=None), module, optimizer)
+
+    with pytest.raises(Unsupported, match="a batch of 16 a rank"):
+        watched(stubborn, script_task(batch=16))

@@ -1,0 +1,276 @@
+"""Experiments that take turns in one process of a script."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from nfold.core.interleave import MAX_CYCLES, SETTLE_STEPS, schedule_slots
+from nfold.core.variant import Variant
+from nfold.engines.base import Observer
+from watched import dataset, loop, model, script_task, watched
+
+REAL, REPLAYED = Variant(), Variant(input="replayed")
+WAIT_S = 0.05
+
+
+class Noted:
+    """A hook of a script's own that notes in which step it is called."""
+
+    def __init__(self) -> None:
+        self.called: list[int] = []
+        self.steps = 0
+
+    # Not annotated: DistributedDataParallel refuses annotations that are text.
+    def hook(self, state, bucket):  # type: ignore[no-untyped-def]
+        self.called.append(self.steps)
+        return default_hooks.allreduce_hook(state, bucket)
+
+
+def _task(*turns: Variant, steps: int = 8, **changes: Any) -> Any:
+    return dataclasses.replace(script_task(steps=steps, **changes), interleaved_variants=turns)
+
+
+def test_every_turn_has_its_steps_and_its_own_windows() -> None:
+    given: list[bytes] = []
+
+    def training() -> None:
+        module, loader = model(), DataLoader(dataset(640), batch_size=8)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            for samples, labels in loader:
+                given.append(samples.numpy().tobytes())
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    task = _task(REPLAYED, REAL)
+    found = watched(training, task).samples
+    assert found is not None
+    assert len(found.slots) == len(found.windows)
+    steps = [sum(w.steps for w, t in zip(found.windows, found.slots, strict=True) if t == turn)
+             for turn in (0, 1)]  # fmt: skip
+    assert steps == [8, 8]
+    assert len(found.step_ms) == 16
+    first = task.plan.warmup_steps
+    by_turn: dict[int | None, list[bytes]] = {}
+    for part in schedule_slots(task.turns, task.plan):
+        by_turn.setdefault(part.variant_index, []).extend(given[first : first + part.steps])
+        first += part.steps
+    assert first == len(given)
+    assert len(set(by_turn[0])) <= 16
+    assert len(set(by_turn[1])) == 8
+
+
+def test_a_real_pass_that_a_replay_began_in_goes_on() -> None:
+    """The script sees as many batches in a pass as its loader has, whatever is replayed."""
+    passes: list[int] = []
+
+    def training() -> None:
+        module, loader = model(), DataLoader(dataset(), batch_size=8, num_workers=1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            passes.append(0)
+            for samples, labels in loader:
+                passes[-1] += 1
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    found = watched(training, _task(REAL, REPLAYED, steps=20))
+    # The workers end here, and not in whatever test comes next.
+    gc.collect()
+    assert found.samples is not None
+    assert set(passes[:-1]) == {8}
+    assert len(found.samples.step_ms) == 40
+
+
+def test_passes_of_every_real_turn_begin_with_a_wait_that_is_in_no_window() -> None:
+    """Its first batch takes a worker so long; a replayed pass waits for nothing."""
+
+    class Slow(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(WAIT_S if index == 0 else 0)
+            return self.tensors[0][index], self.tensors[1][index]
+
+    def training() -> None:
+        module = model()
+        loader = DataLoader(Slow(*dataset(32).tensors), batch_size=8, num_workers=1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(loader, module, optimizer)
+
+    found = watched(training, _task(REAL, REPLAYED, steps=40)).samples
+    gc.collect()
+    assert found is not None
+    waits: dict[int, list[float]] = {0: [], 1: []}
+    for window, turn in zip(found.windows, found.slots, strict=True):
+        if window.epoch_gap is not None:
+            assert window.epoch_gap.steps == 4
+            waits[turn].append(window.epoch_gap.seconds)
+    assert len(waits[0]) > 4
+    assert len(waits[1]) > 4
+    assert min(waits[0]) >= WAIT_S
+    assert min(waits[1]) < WAIT_S
+
+
+@pytest.mark.usefixtures("group")
+def test_an_exchange_is_left_out_and_made_again() -> None:
+    """With a hook of the script's own: it is called in the turns with an exchange, only there."""
+    noted = Noted()
+    reduced: list[bool] = []
+
+    def training() -> None:
+        module = DistributedDataParallel(model())
+        module.register_comm_hook(dist.group.WORLD, noted.hook)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            for samples, labels in DataLoader(dataset(), batch_size=8):
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                reduced.append(bool(module.broadcast_buffers))
+                noted.steps += 1
+                optimizer.step()
+
+    task = _task(
+        REAL, Variant(exchange="none"), Variant(exchange="barrier", broadcast_buffers=False)
+    )
+    found = watched(training, task).samples
+    assert found is not None
+    at, real = task.plan.warmup_steps, set(range(task.plan.warmup_steps))
+    left_out: set[int] = set()
+    for part in schedule_slots(task.turns, task.plan):
+        here = set(range(at, at + part.steps))
+        real |= here if part.variant_index == 0 else set()
+        left_out |= here if part.variant_index not in (None, 0) else set()
+        at += part.steps
+    assert real <= set(noted.called)
+    assert not left_out & set(noted.called)
+    assert all(reduced[step] for step in real)
+    assert not any(reduced[step] for step in left_out)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_script_that_gives_up_its_group_has_trained() -> None:
+    """Also before all turns were taken; with too few steps, the group goes as the script says."""
+    after: list[str] = []
+
+    def training() -> None:
+        module = DistributedDataParallel(model())
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(DataLoader(dataset(), batch_size=8), module, optimizer, epochs=3)
+        dist.destroy_process_group()
+        after.append("tidied up")
+
+    found = watched(training, _task(REAL, Variant(exchange="none"), steps=100)).samples
+    assert found is not None
+    assert set(found.slots) == {0}
+    assert len(found.step_ms) == 24 - 4
+    assert not after
+    assert watched(training, _task(REAL, steps=100, warmup_steps=22)).samples is not None
+    assert after
+
+
+@pytest.mark.usefixtures("group")
+def test_gradients_of_a_step_s_batches_are_exchanged_once_or_each_time() -> None:
+    noted = Noted()
+
+    def training() -> None:
+        module = DistributedDataParallel(model())
+        module.register_comm_hook(dist.group.WORLD, noted.hook)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            for number, (samples, labels) in enumerate(DataLoader(dataset(), batch_size=8)):
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                if number % 2:
+                    noted.steps += 1
+                    optimizer.step()
+
+    task = _task(REAL, Variant(exchange_each_micro_batch=False), accumulate=2)
+    found = watched(training, task)
+    assert (found.seen.accumulation, found.seen.gradient_exchanges) == (2, 2)
+    times, at = Counter(noted.called), task.plan.warmup_steps
+    for part in schedule_slots(task.turns, task.plan):
+        if part.variant_index is not None:
+            expected = 2 - part.variant_index
+            assert [times[step] for step in range(at, at + part.steps)] == [expected] * part.steps
+        at += part.steps
+
+
+def test_threads_and_what_the_script_has_by_itself_take_turns() -> None:
+    own = torch.get_num_threads()
+    seen: list[int] = []
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        torch.set_num_threads(3)
+        loop(_Noted(seen), module, optimizer)
+
+    try:
+        task = _task(REAL, Variant(threads=1))
+        assert watched(training, task).samples is not None
+    finally:
+        torch.set_num_threads(own)
+    assert set(seen) == {1, 3}
+    assert seen[: task.plan.warmup_steps + 2] == [3] * (task.plan.warmup_steps + 2)
+    assert seen[task.plan.warmup_steps + 2 + SETTLE_STEPS] == 1
+
+
+class _Noted:
+    """A loader that notes how many threads there are."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self._seen = seen
+        self._of = DataLoader(dataset(), batch_size=8)
+
+    def __iter__(self) -> Any:
+        for batch in self._of:
+            self._seen.append(torch.get_num_threads())
+            yield batch
+
+
+def test_a_replay_that_takes_turns_begins_when_workers_are_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(Observer, "wait_for_idle_children", lambda _: waited.append(1))
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(DataLoader(dataset(640), batch_size=8), module, optimizer)
+
+    turns = (Variant(), Variant(input="replayed"), Variant(input="resident"))
+    watched(training, dataclasses.replace(script_task(steps=20), interleaved_variants=turns))
+    # Once where each kind of replay is collected, and whenever the real input goes.
+    assert len(waited) == 1 + MAX_CYCLES // 2
+    waited.clear()
+    alone = dataclasses.replace(script_task(steps=8), requested_variant=Variant(input="replayed"))
+    watched(training, alone)
+    assert waited == []
+
+
+@pytest.mark.usefixtures("group")
+def test_of_two_wrapped_models_no_exchange_is_one_too_many() -> None:
+    """As in a GAN, whose step takes two batches: nobody sums them."""
+
+    def training() -> None:
+        modules = [DistributedDataParallel(model()) for _ in range(2)]
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in modules]
+        while True:
+            for number, (samples, labels) in enumerate(DataLoader(dataset(), batch_size=8)):
+                module, optimizer = modules[number % 2], optimizers[number % 2]
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    seen = watched(training, script_task()).seen
+    assert seen.accumulation == 2
+    assert seen.gradient_exchanges == 1

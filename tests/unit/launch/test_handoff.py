@@ -1,0 +1,110 @@
+"""What goes into the folder comes out, whole or not at all."""
+
+import dataclasses
+import threading
+from pathlib import Path
+
+from made import task
+from nfold.core.measurement import Epoch, RankSamples
+from nfold.core.script_profile import ScriptProfile
+from nfold.engines.base import Phase
+from nfold.launch.handoff import HandoffFolder, HeartbeatWriter, RankFailure
+
+
+def test_a_task_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    folder = HandoffFolder(tmp_path / "measurement")
+    asked = task(rank=1, world_size=2, workload="wide_resnet:depth=10,width=1")
+    assert not folder.has_task()
+    folder.write_task(asked)
+    assert folder.read_task(rank=1, local_rank=1, world_size=2) == asked
+
+
+def test_where_training_is_kept_reaches_the_rank(tmp_path: Path) -> None:
+    asked = dataclasses.replace(task(), checkpoint="kept/run-1", checkpoint_every=3)
+    folder = HandoffFolder(tmp_path)
+    folder.write_task(asked)
+    assert folder.read_task(rank=0, local_rank=0, world_size=1) == asked
+
+
+def test_finished_epochs_are_seen_from_outside(tmp_path: Path) -> None:
+    folder, epoch = HandoffFolder(tmp_path), Epoch(seconds=1.0, samples=2, train_loss=0.5)
+    assert folder.read_epochs() == ()
+    assert folder.samples_mtime_ns() == 0
+    folder.write_samples(RankSamples(rank=0, device="cpu", epochs=(epoch, epoch)))
+    assert folder.read_epochs() == (epoch, epoch)
+    assert folder.samples_mtime_ns() > 0
+
+
+def test_a_beat_is_seen_at_once_from_outside(tmp_path: Path) -> None:
+    folder = HandoffFolder(tmp_path)
+    assert folder.read_heartbeat(0) is None
+    heart = HeartbeatWriter(folder.heartbeat_file(0), pid=123)
+    first = folder.read_heartbeat(0)
+    assert first is not None
+    assert (first.pid, first.phase, first.step) == (123, Phase.STARTING, 0)
+    heart.beat(Phase.STEPPING, 7, 100, 42)
+    second = folder.read_heartbeat(0)
+    assert second is not None
+    assert (second.phase, second.step, second.total) == (Phase.STEPPING, 7, 100)
+    assert second.monotonic_ns == 42
+    heart.close()
+
+
+def test_samples_are_ordered_by_rank_and_replaced_whole(tmp_path: Path) -> None:
+    folder = HandoffFolder(tmp_path)
+    for rank in (10, 2):
+        folder.write_samples(RankSamples(rank=rank, device="cpu"))
+    folder.write_samples(RankSamples(rank=2, device="cpu", first_step_ms=1.5))
+    found = folder.read_samples()
+    assert [samples.rank for samples in found] == [2, 10]
+    assert found[0].first_step_ms == 1.5
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_another_version_saw_of_a_script_is_nothing(tmp_path: Path) -> None:
+    folder, seen = HandoffFolder(tmp_path), ScriptProfile(steps=40, rank=1)
+    folder.write_profile(seen)
+    assert folder.read_profiles() == (seen,)
+    file = tmp_path / "seen-1.json"
+    file.write_text(file.read_text().replace('"steps"', '"steps_then"'))
+    assert folder.read_profiles() == ()
+
+
+def test_the_earliest_failure_comes_first(tmp_path: Path) -> None:
+    folder = HandoffFolder(tmp_path)
+    folder.write_failure(RankFailure(rank=0, status="crashed", text="later", monotonic_ns=2))
+    folder.write_failure(RankFailure(rank=1, status="oom", text="first", monotonic_ns=1))
+    assert [failure.text for failure in folder.read_failures()] == ["first", "later"]
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    folder = HandoffFolder(tmp_path)
+    assert folder.read_exit_codes() == {}
+    folder.write_exit_codes({0: -15, 1: -9})
+    assert folder.read_exit_codes() == {0: -15, 1: -9}
+
+
+def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
+    """Every field that a reader sees is one that was written, at any moment."""
+    folder = HandoffFolder(tmp_path)
+    heart = HeartbeatWriter(folder.heartbeat_file(0), pid=123)
+    heart.beat(Phase.STEPPING, 1, 1000, 1)
+    done = threading.Event()
+
+    def write() -> None:
+        step = 1
+        while not done.is_set():
+            step += 1
+            heart.beat(Phase.STEPPING, step, 1000, step)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    beats = [folder.read_heartbeat(0) for _ in range(5000)]
+    done.set()
+    writer.join()
+    heart.close()
+    assert all(beat is not None for beat in beats)
+    assert {(beat.pid, beat.phase, beat.total) for beat in beats if beat} == {
+        (123, Phase.STEPPING, 1000)
+    }
+    assert all(beat.monotonic_ns >= 1 and beat.step >= 1 for beat in beats if beat)

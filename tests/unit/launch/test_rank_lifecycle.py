@@ -1,0 +1,59 @@
+"""How a rank's process ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+REFERRED = """
+import atexit
+from torch.utils.data import DataLoader
+from nfold.launch.rank_lifecycle import end_well
+
+loader = DataLoader(range(64), num_workers=2, persistent_workers=True)
+batches = iter(loader)
+next(batches)
+workers = list(batches._workers)
+atexit.register(lambda: print(sum(one.is_alive() for one in workers), "of", len(workers)))
+end_well()
+"""
+KILLED = """
+import os
+from torch.utils.data import DataLoader
+from nfold.launch.rank_lifecycle import end_children, end_now
+
+loader = DataLoader(range(64), num_workers=4)
+batches = iter(loader)
+next(batches)
+pids = [one.pid for one in batches._workers]
+end_children()
+print(sum(os.path.exists(f"/proc/{pid}") for pid in pids), "of", len(pids), flush=True)
+end_now(0)
+"""
+PLAIN = """
+import atexit
+from nfold.launch.rank_lifecycle import end_well
+
+atexit.register(lambda: print("handled"))
+end_well()
+"""
+
+
+def _printed(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_workers_of_a_loader_are_gone_before_exit_handlers() -> None:
+    """PyTorch waits for each of them there, for 5 s: nobody has told them to end."""
+    assert _printed(REFERRED) == "0 of 2"
+
+
+def test_the_death_of_a_loader_s_workers_is_no_failure() -> None:
+    """PyTorch's handler of their signal raises it in whatever runs then; none of them is left."""
+    assert _printed(KILLED) == "0 of 4"
+
+
+def test_without_torch_exit_handlers_run_too() -> None:
+    assert _printed(PLAIN) == "handled"

@@ -1,0 +1,93 @@
+"""From what processes leave behind to a status and its root cause."""
+
+import signal
+
+import pytest
+
+from nfold.launch.handoff import RankFailure
+from nfold.launch.supervisor import TreeExit
+from nfold.launch.verdict import determine_status
+
+KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
+
+
+def _failure(rank: int, status: str = "crashed", *, collateral: bool = False) -> RankFailure:
+    return RankFailure(
+        rank=rank, status=status, text=f"rank {rank} says", step=3, collateral=collateral
+    )
+
+
+def test_all_well() -> None:
+    assert determine_status(TreeExit(exit_code=0), [], {}, 2, 2) == ("ok", None)
+
+
+def test_an_end_without_samples_is_a_crash() -> None:
+    status, cause = determine_status(TreeExit(exit_code=0), [], {}, 1, 2)
+    assert status == "crashed"
+    assert cause is not None
+
+
+@pytest.mark.parametrize("status", ["oom", "diverged", "crashed"])
+def test_a_failure_of_its_own_comes_before_collateral_ones(status: str) -> None:
+    failures = [_failure(0, collateral=True), _failure(1, status)]
+    got, cause = determine_status(TreeExit(exit_code=1), failures, {0: TERM, 1: 1}, 0, 2)
+    assert got == status
+    assert cause is not None
+    assert (cause.rank, cause.step) == (1, 3)
+
+
+def test_a_killed_rank_comes_before_those_that_lost_it() -> None:
+    failures = [_failure(0, collateral=True)]
+    status, cause = determine_status(TreeExit(exit_code=1), failures, {0: 1, 1: KILL}, 0, 2)
+    assert status == "killed"
+    assert cause is not None
+    assert (cause.rank, cause.signal) == (1, 9)
+
+
+def test_a_rank_that_left_without_a_word_comes_before_those_that_lost_it() -> None:
+    failures = [_failure(0, collateral=True)]
+    status, cause = determine_status(TreeExit(exit_code=1), failures, {0: 1, 1: 7}, 0, 2)
+    assert status == "crashed"
+    assert cause is not None
+    assert cause.rank == 1
+    assert "exited with 7" in cause.text
+
+
+def test_what_the_agent_terminated_is_not_the_cause() -> None:
+    _, cause = determine_status(TreeExit(exit_code=1), [], {0: TERM, 1: KILL}, 0, 2)
+    assert cause is not None
+    assert cause.rank == 1
+
+
+def test_a_terminated_rank_is_the_cause_where_nothing_else_is() -> None:
+    status, cause = determine_status(TreeExit(exit_code=1), [], {1: TERM}, 0, 2)
+    assert status == "killed"
+    assert cause is not None
+    assert (cause.rank, cause.signal) == (1, 15)
+
+
+def test_a_killed_single_process_and_a_killed_agent() -> None:
+    alone = determine_status(TreeExit(exit_code=KILL), [], {}, 0, 1)[1]
+    agent = determine_status(TreeExit(exit_code=KILL), [], {}, 0, 2)[1]
+    assert alone is not None
+    assert alone.rank == 0
+    assert agent is not None
+    assert agent.rank is None
+
+
+def test_a_hang_and_a_request_to_stop() -> None:
+    status, cause = determine_status(TreeExit(hung=(2, 17)), [_failure(0)], {}, 0, 4)
+    assert status == "hung"
+    assert cause is not None
+    assert (cause.rank, cause.step) == (2, 17)
+    status, cause = determine_status(
+        TreeExit(timed_out=(41.6, 17), seconds_since_step=30.0), [_failure(0)], {}, 0, 4
+    )
+    assert status == "interrupted"
+    assert cause is not None
+    assert (cause.step, cause.stalled_s) == (17, 30.0)
+    assert cause.text == "the 42 s that it was given were over after step 17"
+    status, cause = determine_status(TreeExit(stop_signal=signal.SIGINT), [_failure(0)], {}, 0, 4)
+    assert status == "interrupted"
+    assert cause is not None
+    assert cause.signal == signal.SIGINT

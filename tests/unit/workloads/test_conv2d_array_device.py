@@ -1,0 +1,161 @@
+"""What devices of TensorFlow and JAX share, on a library of values that is NumPy itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nfold.core.errors import Mismatch, Unsupported
+from nfold.core.plan import Plan
+from nfold.workloads.conv2d.array_device import (
+    ArrayDevice,
+    DeviceSetup,
+    NumpyHostBuffers,
+    run_devices,
+    same_padding,
+)
+from nfold.workloads.conv2d.device import ConvDevice
+from nfold.workloads.conv2d.problem import Array
+from nfold.workloads.conv2d.process import ConvResult, ConvTask
+
+PLAN = Plan(
+    framework="tensorflow",
+    device="cpu",
+    devices=2,
+    cores_per_device=1,
+    strategy="mirrored",
+    batch=5,
+    precision="fp32",
+    layout="channels_last",
+    input="loader",
+    workers=0,
+    augment="cpu",
+    step="graph",
+    steps=2,
+    warmup_steps=0,
+)
+
+
+@pytest.fixture(autouse=True)
+def _small_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConvDevice, "eviction_bytes", 1024)
+
+
+class NumpyDevice(ArrayDevice):
+    """Correlates by shifted sums, in either layout."""
+
+    def __init__(
+        self, device: int, place: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
+    ) -> None:
+        self.device = device
+        super().__init__(place, host, ones, mean)
+
+    def to_device(self, values: Array) -> Array:
+        return values.copy()
+
+    def to_host(self, value: Any) -> Array:
+        found: Array = value
+        return found
+
+    def convolve(self, images: Any, filters: Any) -> Any:
+        last = self.setup.layout == "channels_last"
+        x = images if last else images.transpose(0, 2, 3, 1)
+        width, size = len(filters), x.shape[1]
+        padded = np.pad(x, [(0, 0), same_padding(width), same_padding(width), (0, 0)])
+        found = sum(
+            padded[:, i : i + size, j : j + size] @ filters[i, j]
+            for i in range(width)
+            for j in range(width)
+        )
+        return found if last else np.transpose(found, (0, 3, 1, 2))
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+    def wait(self, values: Sequence[Any]) -> None:
+        assert all(isinstance(value, np.ndarray) for value in values)
+
+
+def run(plan: Plan = PLAN, lane: type[NumpyDevice] = NumpyDevice, **parameters: int) -> ConvResult:
+    known = {"size": 9, "channels": 2, "filter": 4, "copy_only": 0, **parameters}
+    task = ConvTask(
+        parameters=known,
+        plan=plan,
+        rank=0,
+        world_size=1,
+        devices=range(plan.devices or 1),
+        barrier=lambda: None,
+        beat=lambda done, planned: None,
+    )
+    ticks = iter(range(10**6))
+    return run_devices(task, lane, lambda: 77, lambda: float(next(ticks)))
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("width", [3, 4])
+def test_uneven_shares_are_convolved_as_scipy_does(layout: str, width: int) -> None:
+    result = run(PLAN.edit(layout=layout), filter=width)
+    parts = {part.name: part for part in result.parts if not part.baseline}
+    one_way = 5 * 2 * 9 * 9 * 4
+    assert parts["copy to device"].bytes == parts["copy from device"].bytes == one_way
+    assert parts["end to end"].bytes == 2 * one_way
+    assert {part.images for part in parts.values()} == {5}
+    assert [window.samples for window in result.windows] == [5, 5]
+    assert result.peak_memory_bytes == 77
+
+
+def test_on_gpus_the_parts_have_the_names_of_pageable_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nfold.workloads.conv2d.array_device.GPU_EVICTION_BYTES", 1024)
+    result = run(PLAN.edit(device="cuda"))
+    names = [part.name for part in result.parts if not part.baseline]
+    assert names[1:5] == [
+        "copy to device, pageable",
+        "copy from device, pageable",
+        "copy only, pageable",
+        "end to end, pageable",
+    ]
+    resident = next(part for part in result.parts if part.name == "resident loop")
+    assert resident.note.startswith("mean of 50 in a row")
+
+
+def test_a_lane_that_writes_into_anothers_place_is_found() -> None:
+    class Misplaced(NumpyDevice):
+        def download(self, host: NumpyHostBuffers) -> None:
+            host.results[:] = self.to_host(self.result)[:1]
+
+    with pytest.raises(Mismatch, match="differs from scipy's"):
+        run(lane=Misplaced)
+
+
+def test_a_kernel_is_timed_from_idle_to_idle() -> None:
+    log: list[str] = []
+
+    class Logged(NumpyDevice):
+        def wait(self, values: Sequence[Any]) -> None:
+            log.append("wait")
+
+        def compute(self) -> None:
+            super().compute()
+            log.append("compute")
+
+    place = DeviceSetup(
+        images=slice(0, 1),
+        layout="channels_last",
+        step="graph",
+        on_gpu=False,
+        peak_memory_bytes=lambda: 0,
+    )
+    ones = np.ones((1, 1, 3, 3), np.float32)
+    host = NumpyHostBuffers.of(np.ones((1, 1, 6, 6), np.float32), "channels_last")
+    Logged(0, place, host, ones, ones / np.float32(9)).warm()
+    assert log == ["wait", "compute", "wait", "compute", "wait"]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(Unsupported, match="bf16"):
+        run(PLAN.edit(precision="bf16"))
