@@ -18,6 +18,7 @@ from markupsafe import Markup
 from nfold import __version__
 from nfold.analysis import cell_labels
 from nfold.analysis import sections as sections_module
+from nfold.analysis.part_timings import part_timings
 from nfold.analysis.sections import ReportSection
 from nfold.core.format import format_bytes, pluralize, terminal_safe
 from nfold.core.machine import Machine
@@ -107,7 +108,7 @@ def report_page(
 def _view(
     section: ReportSection, results_folder: Path, anchor: str, cell: str | None
 ) -> SectionView:
-    timings = operation_parts.part_timings(section.results)
+    timings = part_timings(section.results)
     watched = sections_module.find_telemetry_run(section, results_folder, cell)
     name, over_time = "", list[Figure]()
     if watched is not None:
