@@ -8,13 +8,16 @@ from typing import Any, Literal
 
 from nfold.analysis import cells as cells_module
 from nfold.analysis.cells import Cell, rate_groups, window_rates
-from nfold.core.measurement import Measurement
+from nfold.core.measurement import Caveat, Measurement
 from nfold.core.plan import Plan
 from nfold.core.serialization import serialize
 from nfold.core.stats import MIN_PAIRS, Interval, ratio_of_grouped
 
 BASELINE_DIFFERENCES = ("devices", "strategy", "cores_per_device", "workers")
-"""Fields that differ between a plan and the same plan on one device."""
+"""Fields that may differ between a plan and its baseline on one device.
+
+``cores_per_device`` may differ on GPUs only. A comparison whose ``workers`` differ has a caveat.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,28 @@ class Comparison:
     cell: Cell
     scaling: Literal["strong", "weak"]
     speedup: Interval
+
+    @property
+    def caveats(self) -> tuple[Caveat, ...]:
+        """Reasons why the speedup may not be due to the devices alone.
+
+        Kinds are ``weak_scaling``, ``different_workers`` and ``superlinear``.
+        """
+        found = []
+        if self.scaling == "weak":
+            text = "weak scaling: compared with one device at its share of the batch"
+            found.append(Caveat(kind="weak_scaling", text=text))
+        workers, baseline_workers = (c.first.plan.workers for c in (self.cell, self.baseline))
+        if not _same_workers(self.cell.first.plan, self.baseline.first.plan):
+            text = (
+                f"{workers} loader workers per device against {baseline_workers} on one device: "
+                "part of the speedup may be due to the workers"
+            )
+            found.append(Caveat(kind="different_workers", text=text))
+        if round(100 * self.efficiency.value) > 100:
+            text = "efficiency over 100 %: due to caches, noise, or an unfair comparison"
+            found.append(Caveat(kind="superlinear", text=text, value=self.efficiency.value))
+        return tuple(found)
 
     @property
     def efficiency(self) -> Interval:
@@ -49,6 +74,7 @@ class Comparison:
             "scaling": self.scaling,
             "speedup": serialize(self.speedup),
             "efficiency": serialize(self.efficiency),
+            "warnings": [serialize(caveat) for caveat in self.caveats],
         }
 
 
@@ -61,14 +87,19 @@ def compare_all(cells: Sequence[Cell]) -> list[Comparison]:
 
 
 def compare_with_baseline(cell: Cell, among: Sequence[Cell]) -> Comparison | None:
-    """Compare ``cell`` with its baseline in ``among``: the same global batch first, else weak."""
-    rates = rate_groups(cell)
+    """Compare ``cell`` with its baseline in ``among``.
+
+    Prefers a baseline with the same global batch (strong scaling) to one with the same batch per
+    device (weak scaling), then one with the same number of loader workers.
+    """
     plan = cell.first.plan
-    for scaling, batch in _baseline_batches(plan):
-        for other in among:
-            if _is_baseline(other, cell, batch) and rates and rate_groups(other):
-                speedup = ratio_of_grouped(*_paired(cell, other))
-                return Comparison(baseline=other, cell=cell, scaling=scaling, speedup=speedup)
+    for scaling, batch in _baseline_batches(plan) if rate_groups(cell) else ():
+        found = [other for other in among if _is_baseline(other, cell, batch)]
+        found = [other for other in found if rate_groups(other)]
+        if found:
+            best = min(found, key=lambda other: not _same_workers(plan, other.first.plan))
+            speedup = ratio_of_grouped(*_paired(cell, best))
+            return Comparison(baseline=best, cell=cell, scaling=scaling, speedup=speedup)
     return None
 
 
@@ -114,6 +145,10 @@ def _is_baseline(other: Cell, cell: Cell, batch: int) -> bool:
         and set(mine.plan.diff(theirs.plan)) <= {*BASELINE_DIFFERENCES, "batch"}
         and _same_share(mine.plan, theirs.plan)
     )
+
+
+def _same_workers(plan: Plan, other: Plan) -> bool:
+    return plan.input != "loader" or plan.workers == other.workers
 
 
 def _same_share(plan: Plan, other: Plan) -> bool:

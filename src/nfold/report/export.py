@@ -56,6 +56,8 @@ def part_timings_csv(sections: Sequence[ReportSection]) -> str:
 
 def _cell(section: ReportSection, result: CellResult) -> CsvRow:
     cell, compared = result.cell, result.comparison
+    caveats = [caveat for m in cell.measurements for caveat in m.warnings]
+    caveats += compared.caveats if compared else ()
     return {
         "workload": section.workload,
         "machine": section.machine.id,
@@ -82,7 +84,7 @@ def _cell(section: ReportSection, result: CellResult) -> CsvRow:
         "graph_bytes": cells.graph_bytes(cell),
         "reserved_memory_bytes": cells.reserved_memory_bytes(cell),
         "joules_per_1000_samples": result.joules_per_1000,
-        "warnings": "; ".join(dict.fromkeys(d.text for m in cell.measurements for d in m.warnings)),
+        "warnings": "; ".join(dict.fromkeys(caveat.text for caveat in caveats)),
     }
 
 

@@ -58,7 +58,9 @@ def _compared(result: CellResult) -> str:
     assert isinstance(comparison, Comparison)
     speedup = comparison.speedup
     weak = "at its share of the batch" if comparison.scaling == "weak" else ""
+    caveats = "; ".join(c.text for c in comparison.caveats if c.kind != "weak_scaling")
     about = ", ".join(filter(None, [format_range(speedup, 2), _efficiency(comparison), weak]))
+    about = "; ".join(filter(None, [about, caveats]))
     verdict = "slower than one: " if (speedup.high or speedup.value) < 1 else ""
     return f"{verdict}{format_ratio(speedup.value)} as fast as one ({about})"
 

@@ -172,9 +172,10 @@ def _touching(
                 marks.setdefault(key, set()).add(notes.mark(doubt.text))
     for text in failures:
         marks.setdefault(MAIN_COLUMN, set()).add(notes.mark(text))
-    if result.comparison is not None and result.comparison.scaling == "weak":
-        text = "weak scaling: compared with one device at its share of the batch"
-        marks.setdefault("speedup", set()).add(notes.mark(text))
+    for caveat in result.comparison.caveats if result.comparison is not None else ():
+        number = notes.mark(caveat.text)
+        for key in _touched(caveat.kind, columns):
+            marks.setdefault(key, set()).add(number)
     return marks
 
 
@@ -366,9 +367,21 @@ RESULT_COLUMNS = (
         format=lambda r: _with_bounds(r.samples_per_s),
         weight=10,
     ),
-    ResultColumn(key="speedup", head="speedup", short="speedup", format=_speedup, weight=9),
     ResultColumn(
-        key="efficiency", head="efficiency", short="efficiency", format=_efficiency, weight=8
+        key="speedup",
+        head="speedup",
+        short="speedup",
+        format=_speedup,
+        weight=9,
+        caveat_kinds=("weak_scaling", "different_workers", "superlinear"),
+    ),
+    ResultColumn(
+        key="efficiency",
+        head="efficiency",
+        short="efficiency",
+        format=_efficiency,
+        weight=8,
+        caveat_kinds=("superlinear",),
     ),
     ResultColumn(
         key="peak_memory_bytes",

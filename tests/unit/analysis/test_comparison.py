@@ -135,4 +135,36 @@ def test_json_names_both_and_gives_both_ratios() -> None:
         "scaling": "strong",
         "speedup": {"value": 2.0, "low": None, "high": None},
         "efficiency": {"value": 1.0, "low": None, "high": None},
+        "warnings": [],
     }
+
+
+def on_cpus(devices: int, workers: int, seconds: float) -> Cell:
+    times = [[seconds] for _ in range(devices)]
+    return cell(timed(*times, devices=devices, cores=8, cores_per_device=4, workers=workers))
+
+
+def caveats(found: Cell, *among: Cell) -> list[str]:
+    comparison = compare_with_baseline(found, among)
+    assert comparison is not None
+    return [caveat.kind for caveat in comparison.caveats]
+
+
+def test_a_baseline_with_the_same_workers_is_preferred() -> None:
+    two, other, same = on_cpus(2, 4, 1.0), on_cpus(1, 0, 1.52), on_cpus(1, 4, 1.0)
+    comparison = compare_with_baseline(two, [other, same])
+    assert comparison is not None
+    assert comparison.baseline is same
+    assert comparison.caveats == ()
+
+
+def test_different_workers_and_superlinear_speedup_are_caveats() -> None:
+    two = on_cpus(2, 4, 1.0)
+    assert caveats(two, on_cpus(1, 0, 1.52)) == ["different_workers", "superlinear"]
+    assert caveats(two, on_cpus(1, 4, 1.52)) == ["superlinear"]
+    assert caveats(two, on_cpus(1, 0, 0.9)) == ["different_workers"]
+
+
+def test_workers_do_not_matter_without_a_loader() -> None:
+    two, one = on_gpus(2, input="resident"), on_gpus(1, input="resident", workers=0)
+    assert caveats(cell(two), cell(one)) == []

@@ -6,6 +6,7 @@ from nfold.analysis.cells import group_cells
 from nfold.analysis.comparison import compute_results
 from nfold.analysis.part_timings import part_timings
 from nfold.core.measurement import FailureCause, Measurement
+from nfold.report import tables
 from nfold.report.summary_sentences import headline_sentences
 
 
@@ -20,6 +21,16 @@ def test_the_speedup_is_said_first_with_its_interval_and_its_batch() -> None:
     )
     assert text.startswith("2 devices are 1.83× as fast as one (1.83–1.83, 9")
     assert text.endswith(" % efficiency) at batch 128.")
+
+
+def test_caveats_of_a_comparison_follow_the_efficiency() -> None:
+    one = measured.measurement(noise=0, workers=0)
+    two = measured.measurement(rate=3040, noise=0, devices=2, workers=4)
+    text = said(one, two)
+    assert "152 % efficiency; 4 loader workers per device against 0 on one device" in text
+    assert "over 100 %" in text
+    heads, rows = tables.table_rows(group_cells([one, two]))
+    assert dict(zip(heads, rows[1], strict=True))["efficiency"].endswith("²")
 
 
 def test_the_worst_batch_is_said_too() -> None:
