@@ -11,6 +11,7 @@ from nfold.analysis.comparison import CellResult, compute_results
 from nfold.core.errors import StoreUnusable, UnknownValue
 from nfold.core.machine import Machine
 from nfold.core.measurement import Measurement
+from nfold.core.redaction import redact_variables
 from nfold.core.workload import Workload
 from nfold.store.store import Store
 
@@ -90,7 +91,8 @@ def _distinguish_workload(workload: Workload, others: Sequence[Workload]) -> str
     if len({one.imports for one in others if one.code == workload.code}) > 1:
         said.append(f"imports {workload.imports or 'unknown'}")
     shared = set.intersection(*(set(one.variables) for one in others))
-    said += [f"{name}={value}" for name, value in workload.variables if (name, value) not in shared]
+    own = {name: value for name, value in workload.variables if (name, value) not in shared}
+    said += [f"{name}={value}" for name, value in redact_variables(own).items()]
     return f"{workload} ({', '.join(said)})" if said else str(workload)
 
 

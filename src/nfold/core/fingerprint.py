@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 
+from nfold.core.redaction import redact_variables
 from nfold.core.source_location import is_user_code
 
 MAX_HASHED_BYTES = 2**20
@@ -69,10 +70,8 @@ def imported_file(name: str, folder: str) -> str | None:
 
 
 def library_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Those of an environment that steer libraries, with their values, ordered by name."""
-    return tuple(
-        sorted((name, value) for name, value in environment.items() if _is_library_variable(name))
-    )
+    """Return the variables that configure libraries, without secrets, ordered by name."""
+    return tuple(sorted(redact_variables(_library_variables(environment)).items()))
 
 
 def compute_fingerprint(
@@ -222,15 +221,19 @@ def _variables(code: Iterable[bytes], environment: Mapping[str, str]) -> dict[st
     named = {
         name.decode() for text in code for name in QUOTED_VARIABLE.findall(text)
     } - TERMINAL_VARIABLES
-    return dict(library_variables(environment)) | {
+    return _library_variables(environment) | {
         name: value
         for name, value in environment.items()
         if name in named and not name.startswith("NFOLD_")
     }
 
 
-def _is_library_variable(name: str) -> bool:
-    return name.startswith(LIBRARY_VARIABLE_PREFIXES) and IGNORED_VARIABLE.fullmatch(name) is None
+def _library_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(LIBRARY_VARIABLE_PREFIXES) and not IGNORED_VARIABLE.fullmatch(name)
+    }
 
 
 def _file_state(path: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from nfold.core.machine import Machine
 from nfold.core.plan import Plan
+from nfold.core.redaction import expand_home
 from nfold.core.serialization import deserialize, serialize
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
@@ -271,9 +272,9 @@ class Measurement:
 
 def cell_id(workload: Workload, plan: Plan, variant: Variant | None, machine: Machine) -> str:
     """Ten hex digits of what was run where; the same question on the same machine has one."""
-    name = " ".join(filter(None, (str(workload), workload.code, workload.imports)))
+    name = " ".join(filter(None, (workload.identity, workload.code, workload.imports)))
     asked = [name, plan.id, (variant or Variant()).to_dict(), machine.id]
-    asked += workload.variables
+    asked += [(name, expand_home(value)) for name, value in workload.variables]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from nfold.core import fingerprint
 from nfold.core.errors import UsageError
+from nfold.core.redaction import abbreviate_home, expand_home, hide_secrets, redact_arguments
 
 IDENTIFIER = r"[A-Za-z_]\w*"
 FUNCTION_REFERENCE = rf"{IDENTIFIER}(?:\.{IDENTIFIER})*:{IDENTIFIER}"
@@ -105,9 +106,20 @@ class Workload:
         """As checkpoints know it, which are gone on with after a change to a logger, too."""
         return dataclasses.replace(self, imports="", variables=())
 
+    @property
+    def identity(self) -> str:
+        """The written form that ``cell_id`` hashes. It is the same before and after ``redact``."""
+        if self.script:
+            return shlex.join(map(expand_home, hide_secrets(self.script)))
+        return str(self)
+
+    def redact(self) -> Workload:
+        """The same workload without secrets and home folder, as it is stored and reported."""
+        return dataclasses.replace(self, script=redact_arguments(self.script))
+
     def __str__(self) -> str:
         if self.script:
-            return shlex.join(self.script)
+            return abbreviate_home(self.identity)
         written = ",".join(f"{key}={value}" for key, value in self.parameters)
         return f"{self.name}:{written}" if written else self.name
 

@@ -1,13 +1,14 @@
 """The folder of one measurement: the one owner of every path in it, and of how it is written.
 
-    task.json       in: workload, plan, ablation, machine
+    task.json       in: workload, plan, ablation, machine; no secrets
+    arguments.json  in: the script with all arguments, if task.json lacks some; removed at the end
     rank-K.json     out: what rank K measured, also while it runs; written aside and renamed
     error-K.json    out: why rank K failed
     seen-K.json     out: what was seen of a script that rank K ran
     heartbeat-K     out: phase, step, monotonic time, a few times a step at most; a memory map
     stack-K.txt     out: Python stacks of rank K, when the supervisor asks for them
     rank-K.log      out: whatever rank K printed
-    group.json      in: what the agent starts
+    group.json      in: what the agent starts; secrets are removed at the end
     agent.log       out: whatever torchelastic and a rank that could not start printed
     agent.json      out: exit codes by rank, from torchelastic
     ranks.json      process ids by rank, for the telemetry sampler
@@ -20,6 +21,7 @@ Nothing here is a pickle, and nothing is read from a file that is still being wr
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import mmap
 import os
@@ -32,6 +34,7 @@ from typing import Any
 from nfold.core.machine import Machine
 from nfold.core.measurement import Epoch, RankSamples
 from nfold.core.plan import Plan
+from nfold.core.redaction import redact_arguments
 from nfold.core.script_profile import ReplayHints, ScriptProfile
 from nfold.core.serialization import deserialize, serialize
 from nfold.core.variant import Variant
@@ -74,6 +77,8 @@ class HandoffFolder:
         self.telemetry_csv = path / "telemetry.csv"
         self.ranks_file = path / "ranks.json"
         self.agent_log = path / "agent.log"
+        self._group_file = path / "group.json"
+        self._arguments_file = path / "arguments.json"
 
     def rank_log(self, rank: int) -> Path:
         """Where a rank's output goes."""
@@ -108,8 +113,11 @@ class HandoffFolder:
     def write_task(self, task: Task) -> None:
         """Write what every rank reads first; creates the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
+        public = task.workload.redact()
+        if public.script != task.workload.script:
+            write_json(self._arguments_file, list(task.workload.script), private=True)
         asked = {
-            "workload": serialize(task.workload),
+            "workload": serialize(public),
             "plan": task.plan.to_dict(),
             "ablation": None
             if task.requested_variant is None
@@ -130,8 +138,12 @@ class HandoffFolder:
         """The task as one rank sees it."""
         asked = json.loads((self.path / "task.json").read_text())
         ablation = asked["ablation"]
+        workload = deserialize(Workload, asked["workload"])
+        if self._arguments_file.exists():
+            script = tuple(json.loads(self._arguments_file.read_text()))
+            workload = dataclasses.replace(workload, script=script)
         return Task(
-            workload=deserialize(Workload, asked["workload"]),
+            workload=workload,
             plan=Plan.from_dict(asked["plan"]),
             requested_variant=None if ablation is None else Variant.from_dict(ablation),
             machine=deserialize(Machine, asked["machine"]),
@@ -193,11 +205,20 @@ class HandoffFolder:
 
     def write_group(self, group: Any) -> None:
         """Leave word for the agent of what it starts (a ``Group``)."""
-        write_json(self.path / "group.json", serialize(group))
+        write_json(self._group_file, serialize(group), private=True)
 
     def read_group(self) -> Any:
         """What ``write_group`` wrote, as plain values."""
-        return json.loads((self.path / "group.json").read_text())
+        return json.loads(self._group_file.read_text())
+
+    def remove_secrets(self) -> None:
+        """Remove from the folder what ranks need and nobody may read after the run."""
+        self._arguments_file.unlink(missing_ok=True)
+        if self._group_file.exists():
+            group = self.read_group()
+            write_json(
+                self._group_file, {**group, "command": list(redact_arguments(group["command"]))}
+            )
 
     def write_exit_codes(self, exits: dict[int, int]) -> None:
         """Exit codes by rank, negative for signals, as torchelastic saw them."""
@@ -280,8 +301,13 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def write_json(file: Path, value: Any) -> None:
-    """Write JSON to a temporary name beside ``file`` and rename it: whole, or not there."""
+def write_json(file: Path, value: Any, *, private: bool = False) -> None:
+    """Write JSON to a temporary file beside ``file`` and rename it, so that readers see all of it.
+
+    A ``private`` file has mode 0600.
+    """
     aside = file.with_name(f".{file.name}.{os.getpid()}")
-    aside.write_text(json.dumps(value))
+    mode = 0o600 if private else 0o666
+    with open(aside, "w", opener=lambda path, flags: os.open(path, flags, mode)) as out:
+        out.write(json.dumps(value))
     aside.rename(file)

@@ -10,6 +10,7 @@ telemetry.csv   devices and host over time
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -25,6 +26,7 @@ from typing import Any, BinaryIO, NoReturn
 from nfold.core.errors import StoreUnusable
 from nfold.core.machine import Machine
 from nfold.core.measurement import FailureCause, Status
+from nfold.core.redaction import abbreviate_home, redact_arguments, redact_text
 from nfold.core.serialization import serialize
 from nfold.core.source_location import display_path
 from nfold.launch.handoff import HandoffFolder, RankFailure
@@ -113,7 +115,7 @@ def launch_script(
     folder = HandoffFolder(_new_folder(args))
     facts = {
         "schema": 1,
-        "argv": sys.argv,
+        "argv": redact_arguments(sys.argv),
         "asked": _serialize_args(args),
         "started_at": _utc_now(),
     }
@@ -125,13 +127,19 @@ def launch_script(
         stop=stop,
         on_progress=lambda _: follower.copy(),
     )
-    started = _launch(folder, args, ranks, meeting)
     gpus = tuple(range(ranks.processes)) if ranks.device == "cuda" else ()
-    with TelemetrySession(folder, gpus, options) as watched:
-        ending = Supervisor(folder, started, watched.options).run()
+    try:
+        started = _launch(folder, args, ranks, meeting)
+        with TelemetrySession(folder, gpus, options) as watched:
+            ending = Supervisor(folder, started, watched.options).run()
+    finally:
+        folder.remove_secrets()
     follower.finish()
     outcome = _outcome(folder, ending)
-    ended = {"ended_at": _utc_now(), "status": outcome.status, "cause": serialize(outcome.cause)}
+    cause = outcome.cause and dataclasses.replace(
+        outcome.cause, text=redact_text(outcome.cause.text)
+    )
+    ended = {"ended_at": _utc_now(), "status": outcome.status, "cause": serialize(cause)}
     _write(folder, {**facts, **ended, "exit_code": exit_code(outcome)})
     return outcome
 
@@ -271,7 +279,14 @@ def _write(folder: HandoffFolder, facts: dict[str, Any]) -> None:
 
 
 def _serialize_args(asked: TorchrunArgs) -> dict[str, Any]:
-    return {**serialize(asked), "results": str(asked.results)}
+    redacted = dataclasses.replace(
+        asked,
+        script=abbreviate_home(asked.script),
+        arguments=redact_arguments(asked.arguments),
+        rdzv_endpoint=asked.rdzv_endpoint and redact_text(asked.rdzv_endpoint),
+        rdzv_conf=asked.rdzv_conf and redact_text(asked.rdzv_conf),
+    )
+    return {**serialize(redacted), "results": abbreviate_home(str(asked.results))}
 
 
 def _utc_now() -> str:

@@ -18,6 +18,7 @@ from nfold.core.interleave import MAX_CYCLES, process_wide
 from nfold.core.machine import Machine
 from nfold.core.measurement import Caveat, FailureCause, Measurement, RankSamples, Status, cell_id
 from nfold.core.plan import Plan
+from nfold.core.redaction import redact_text
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.base import Framework, Observer, Phase, Task, get_framework
@@ -84,18 +85,21 @@ def _measured(task: Task, options: RunOptions) -> Measurement:
     folder = HandoffFolder(options.results / MEASUREMENTS_FOLDER / name)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     start = time.monotonic()
-    outcome = _outcome(get_framework(task.plan.framework), task, folder, options)
+    try:
+        outcome = _outcome(get_framework(task.plan.framework), task, folder, options)
+    finally:
+        folder.remove_secrets()
     timed = outcome.status == "ok" and not task.interleaved_variants
     found = verdict.rank_caveats(outcome.ranks, task.requested_variant) if timed else []
     return Measurement(
         id=name,
-        workload=task.workload,
+        workload=task.workload.redact(),
         plan=task.plan,
         machine=task.machine,
         status=outcome.status,
         variant=task.requested_variant,
         repeat=task.repeat,
-        cause=outcome.cause,
+        cause=_redact_cause(outcome.cause),
         ranks=outcome.ranks,
         energy_joules=outcome.energy_joules,
         warnings=(*found, *outcome.caveats),
@@ -103,6 +107,10 @@ def _measured(task: Task, options: RunOptions) -> Measurement:
         wall_seconds=time.monotonic() - start,
         folder=f"{MEASUREMENTS_FOLDER}/{name}" if folder.path.exists() else None,
     )
+
+
+def _redact_cause(cause: FailureCause | None) -> FailureCause | None:
+    return cause and dataclasses.replace(cause, text=redact_text(cause.text))
 
 
 def _measurement_id(task: Task, repeat: int) -> str:

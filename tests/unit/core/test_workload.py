@@ -142,3 +142,26 @@ def test_a_module_is_written_as_python_is_asked_for_it(
     with pytest.raises(UsageError, match=r"module 'pack.gone' is not found .* python -m pack.gone"):
         Workload.from_module("pack.gone")
     assert Workload.from_script("pack/train.py").module is None
+
+
+def test_secrets_and_home_are_not_written_and_do_not_change_the_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    found = Workload(name="t.py", script=("/home/alice/t.py", "--token", "abc", "--lr", "1"))
+    stored = found.redact()
+    assert stored.script == ("~/t.py", "--token", "***", "--lr", "1")
+    assert str(found) == str(stored) == "~/t.py --token '***' --lr 1"
+    asked = plan(), None, machine()
+    assert cell_id(stored, *asked) == cell_id(found, *asked)
+    rotated = Workload(name="t.py", script=("/home/alice/t.py", "--token", "new", "--lr", "1"))
+    assert cell_id(rotated, *asked) == cell_id(found, *asked)
+
+
+def test_the_identity_without_secrets_is_stable() -> None:
+    """Ids of version 0.1, which hashed the written form."""
+    script = Workload(
+        name="t.py", code="c0de", script=("/data/t.py", "--lr", "0.1"), variables=(("A", "/x"),)
+    )
+    assert cell_id(script, plan(), None, machine()) == "edccc78e2d"
+    assert cell_id(Workload.parse("digits:samples=3"), plan(), None, machine()) == "5e4117b5dd"

@@ -7,8 +7,11 @@ from pathlib import Path
 from made import task
 from nfold.core.measurement import Epoch, RankSamples
 from nfold.core.script_profile import ScriptProfile
+from nfold.core.serialization import deserialize
+from nfold.core.workload import Workload
 from nfold.engines.base import Phase
 from nfold.launch.handoff import HandoffFolder, HeartbeatWriter, RankFailure
+from nfold.launch.launch_spec import RankGroup
 
 
 def test_a_task_comes_out_as_it_went_in(tmp_path: Path) -> None:
@@ -24,6 +27,28 @@ def test_where_training_is_kept_reaches_the_rank(tmp_path: Path) -> None:
     folder = HandoffFolder(tmp_path)
     folder.write_task(asked)
     assert folder.read_task(rank=0, local_rank=0, world_size=1) == asked
+
+
+def test_secret_arguments_reach_ranks_and_are_removed(tmp_path: Path) -> None:
+    script = Workload(name="train.py", script=("train.py", "--api-token", "s3cret"))
+    folder, asked = HandoffFolder(tmp_path), dataclasses.replace(task(), workload=script)
+    folder.write_task(asked)
+    group = RankGroup(processes=2, command=("python", "train.py", "--key=s3cret"))
+    folder.write_group(group)
+    private = [file for file in tmp_path.iterdir() if "s3cret" in file.read_text()]
+    assert {file.name for file in private} == {"arguments.json", "group.json"}
+    assert {file.stat().st_mode & 0o777 for file in private} == {0o600}
+    assert folder.read_task(rank=0, local_rank=0, world_size=1) == asked
+    assert deserialize(RankGroup, folder.read_group()) == group
+    folder.remove_secrets()
+    assert not any("s3cret" in file.read_text() for file in tmp_path.iterdir())
+    assert folder.read_group()["command"] == ["python", "train.py", "--key=***"]
+
+
+def test_a_task_without_secrets_is_one_file(tmp_path: Path) -> None:
+    script = Workload(name="train.py", script=("train.py", "--lr", "0.1"))
+    HandoffFolder(tmp_path).write_task(dataclasses.replace(task(), workload=script))
+    assert [file.name for file in tmp_path.iterdir()] == ["task.json"]
 
 
 def test_finished_epochs_are_seen_from_outside(tmp_path: Path) -> None:

@@ -94,6 +94,20 @@ def test_what_cannot_be_understood(options: dict[str, Any]) -> None:
         LocalRanks.from_args(asked(**options), machine())
 
 
+def test_run_facts_hold_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    args = TorchrunArgs(
+        script="/home/alice/train.py",
+        arguments=("--wandb-key=s3cret", "--api-token", "s3cret"),
+        rdzv_conf="timeout=3,token=s3cret",
+        results=Path("/home/alice/results"),
+    )
+    facts = json.dumps(script_run._serialize_args(args))
+    assert "s3cret" not in facts
+    assert "alice" not in facts
+    assert json.loads(facts)["rdzv_conf"] == "timeout=3,token=***"
+
+
 def test_plan_fields_are_checked() -> None:
     assert parse_plan_fields(["precision=bf16", "seed=3"]) == {"precision": "bf16", "seed": 3}
     with pytest.raises(UnknownValue, match="precision"):
