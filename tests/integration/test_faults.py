@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,17 @@ def test_a_run_that_takes_longer_than_it_was_given_is_ended(host: Machine, tmp_p
     (folder,) = started
     beats = [HandoffFolder(folder).read_heartbeat(rank) for rank in range(2)]
     assert _gone([beat.pid for beat in beats if beat is not None])
+
+
+def test_a_measurement_survives_the_removal_of_its_folder(host: Machine, tmp_path: Path) -> None:
+    injector = Injector(tmp_path, lambda folder: shutil.rmtree(folder.path))
+    asked = plan(host, devices=2, batch=32, epochs=10, warmup_steps=2)
+    told = RunOptions(results=tmp_path, on_progress=injector, telemetry_interval_s=0.1)
+    done = run(Workload.parse("digits"), asked, machine=host, options=told)
+    assert injector.pids
+    assert (done.status, done.cause) == ("ok", None)
+    assert [len(rank.epochs) for rank in done.ranks] == [10, 10]
+    assert "telemetry_missing" in [caveat.kind for caveat in done.warnings]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

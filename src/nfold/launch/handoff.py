@@ -112,7 +112,6 @@ class HandoffFolder:
 
     def write_task(self, task: Task) -> None:
         """Write what every rank reads first; creates the folder."""
-        self.path.mkdir(parents=True, exist_ok=True)
         public = task.workload.redact()
         if public.script != task.workload.script:
             write_json(self._arguments_file, list(task.workload.script), private=True)
@@ -255,7 +254,6 @@ class HandoffFolder:
 
     def write_run_facts(self, facts: dict[str, Any]) -> None:
         """Write what a run of a user's script is; creates the folder."""
-        self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "run.json", facts)
 
     def _read_all(self, pattern: str) -> list[Any]:
@@ -304,10 +302,12 @@ def _lives(pid: int) -> bool:
 def write_json(file: Path, value: Any, *, private: bool = False) -> None:
     """Write JSON to a temporary file beside ``file`` and rename it, so that readers see all of it.
 
-    A ``private`` file has mode 0600.
+    Creates the folder: somebody may have removed it during the run. A ``private`` file has mode
+    0600.
     """
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     mode = 0o600 if private else 0o666
+    file.parent.mkdir(parents=True, exist_ok=True)
     with open(aside, "w", opener=lambda path, flags: os.open(path, flags, mode)) as out:
         out.write(json.dumps(value))
     aside.rename(file)

@@ -18,7 +18,7 @@ from pathlib import Path
 from nfold.core.measurement import Caveat, RankSamples, Window
 from nfold.core.stats import median
 from nfold.telemetry import telemetry_csv
-from nfold.telemetry.telemetry_csv import TelemetryRow, read_rows
+from nfold.telemetry.telemetry_csv import TelemetryRow, read_rows, read_rows_and_damage
 
 THROTTLE_BITS = {
     0x08: "hardware slowdown",
@@ -80,9 +80,12 @@ def telemetry_caveats(
 
     ``cores`` is the number of cores of the host, this one's where it is None.
     """
-    found = read_rows(csv)
+    found, damaged = read_rows_and_damage(csv)
     spells = weighted_rows(found, start_s, end_s)
     missing = check_missing_rows(found, spells, end_s)
+    if damaged:
+        text = f"{damaged} damaged rows of {csv.name} were skipped: load and energy are less exact"
+        missing.append(_missing_telemetry(text))
     if not spells:
         return missing
     gpus = _gpus(found)

@@ -14,9 +14,9 @@ A rate covers the time since the row before. An empty cell means: not said.
 from __future__ import annotations
 
 import csv
-import csv as csv_format
 import datetime
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -79,49 +79,70 @@ TelemetryRow = dict[str, float | None]
 
 
 def read_rows(csv: Path) -> list[TelemetryRow]:
-    """All whole rows, oldest first; an empty cell is None. No file yet: no rows.
+    """Return all valid rows, oldest first, see ``read_rows_and_damage``."""
+    return read_rows_and_damage(csv)[0]
 
-    ``utc`` becomes seconds since 1970. A last line that is still being written is left out.
+
+def read_rows_and_damage(csv: Path) -> tuple[list[TelemetryRow], int]:
+    """Return all valid rows, oldest first, and the number of damaged rows, which are skipped.
+
+    A row is damaged if a cell is missing or unreadable, or if it is not later than the row before.
+    An empty cell is None, ``utc`` is in seconds since 1970. A last line without a line break is
+    still being written and is ignored. A file that cannot be read has no rows.
     """
     try:
-        text = csv.read_text()
-    except FileNotFoundError:
-        return []
+        text = csv.read_text(errors="replace")
+    except OSError:
+        return [], 0
     header, *lines = _complete_lines(text) or [""]
     return _parse(header, lines)
 
 
 def read_latest_row(csv: Path) -> TelemetryRow:
-    """The last whole row, at a cost that does not grow with the file; empty where there is none."""
+    """Return the last row, without reading the whole file; empty if there is no valid row."""
     try:
         with csv.open("rb") as file:
-            header = file.readline().decode()
+            header = file.readline().decode(errors="replace")
             begin = file.tell()
             end = file.seek(0, 2)
             file.seek(max(begin, end - TAIL_BYTES))
-            tail = file.read().decode()
-    except FileNotFoundError:
+            tail = file.read().decode(errors="replace")
+    except OSError:
         return {}
-    found = _parse(header.strip(), _complete_lines(tail)[-1:])
-    return found[0] if found else {}
+    rows, _ = _parse(header.strip(), _complete_lines(tail)[-1:])
+    return rows[0] if rows else {}
 
 
 def _complete_lines(text: str) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def _parse(header: str, lines: Iterable[str]) -> list[TelemetryRow]:
+def _parse(header: str, lines: Sequence[str]) -> tuple[list[TelemetryRow], int]:
     names = header.split(",")
-    return [
-        {name: _number(name, cell) for name, cell in zip(names, cells, strict=True)}
-        for cells in csv_format.reader(lines)
-    ]
+    rows: list[TelemetryRow] = []
+    latest_s = -math.inf
+    for line in lines:
+        try:
+            pairs = zip(names, line.split(","), strict=True)
+            row = {name: _parse_cell(name, cell) for name, cell in pairs}
+        except ValueError:
+            continue
+        at_s = row.get(MONOTONIC)
+        if at_s is not None and at_s > latest_s:
+            rows.append(row)
+            latest_s = at_s
+    return rows, len(lines) - len(rows)
 
 
-def _number(name: str, cell: str) -> float | None:
+def _parse_cell(name: str, cell: str) -> float | None:
     if not cell:
         return None
-    return datetime.datetime.fromisoformat(cell).timestamp() if name == UTC else float(cell)
+    if name == UTC:
+        return datetime.datetime.fromisoformat(cell).timestamp()
+    value = float(cell)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} {cell} is not finite")
+    return value
 
 
 CellValue = float | int | str | None

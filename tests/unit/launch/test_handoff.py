@@ -2,16 +2,23 @@
 
 import dataclasses
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from made import task
+from nfold.api import HeartbeatObserver
 from nfold.core.measurement import Epoch, RankSamples
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.serialization import deserialize
 from nfold.core.workload import Workload
-from nfold.engines.base import Phase
-from nfold.launch.handoff import HandoffFolder, HeartbeatWriter, RankFailure
-from nfold.launch.launch_spec import RankGroup
+from nfold.engines.base import Observer, Phase
+from nfold.launch.handoff import HandoffFolder, HeartbeatRecord, HeartbeatWriter, RankFailure
+from nfold.launch.launch_spec import ProcessSpec, RankGroup, RunOptions
+from nfold.launch.supervisor import Supervisor
+from nfold.launch.workload_process import FolderObserver
 
 
 def test_a_task_comes_out_as_it_went_in(tmp_path: Path) -> None:
@@ -73,6 +80,27 @@ def test_a_beat_is_seen_at_once_from_outside(tmp_path: Path) -> None:
     assert (second.phase, second.step, second.total) == (Phase.STEPPING, 7, 100)
     assert second.monotonic_ns == 42
     heart.close()
+
+
+@pytest.mark.parametrize("make", [FolderObserver, HeartbeatObserver])
+def test_beats_carry_the_monotonic_clock_of_the_supervisor(
+    tmp_path: Path, make: Callable[[HandoffFolder, int], Observer]
+) -> None:
+    folder, begin = HandoffFolder(tmp_path), time.monotonic_ns()
+    observer = make(folder, 0)
+    first = folder.read_heartbeat(0)
+    observer.beat(Phase.STEPPING, 1)
+    second = folder.read_heartbeat(0)
+    assert first is not None
+    assert second is not None
+    assert begin <= first.monotonic_ns <= second.monotonic_ns <= time.monotonic_ns()
+
+
+def test_silence_is_measured_on_the_monotonic_clock(tmp_path: Path) -> None:
+    spec = ProcessSpec(command=(), environment={}, processes=1)
+    supervisor = Supervisor(HandoffFolder(tmp_path), spec, RunOptions(results=tmp_path))
+    beat = HeartbeatRecord(1, Phase.STEPPING, 1, 2, time.monotonic_ns() - 2 * 10**9)
+    assert 2 <= supervisor._silence_s(beat) < 60
 
 
 def test_samples_are_ordered_by_rank_and_replaced_whole(tmp_path: Path) -> None:

@@ -56,6 +56,14 @@ def _kinds(csv: Path, **span: float) -> list[str]:
     return [doubt.kind for doubt in _doubts(csv, **span)]  # type: ignore[arg-type]  # floats all
 
 
+def test_damaged_rows_are_a_caveat(csv: Path) -> None:
+    _write(csv, [[{}]])
+    with csv.open("ab") as file:
+        file.write(b"6.0,\xff\n")
+    assert _kinds(csv) == ["telemetry_missing"]
+    assert energy_joules(csv, 1.0, 5.0) == 800.0
+
+
 def test_nothing_to_say_against_a_quiet_run(csv: Path) -> None:
     _write(csv, [[{}, {"throttle_reasons": 0x1 | 0x2 | 0x10}]])
     assert _doubts(csv) == []

@@ -19,15 +19,15 @@ def _machine(gpus: int = 0, cores: int = 16, **changes: Any) -> Machine:
     return dataclasses.replace(made, **{"shm_bytes": 2**33, **changes})
 
 
-def _facts(gpus: int = 0, **changes: Any) -> MachineFacts:
-    cards = tuple(GpuFacts(index=i, pids=(), pcie=FULL) for i in range(gpus))
-    asked = {"host_cores": 16, "affinity_cores": 16, "open_files": 65536, "cards": cards}
-    return MachineFacts(**{**asked, "installed_gpus": gpus, **changes})
+def _facts(count: int = 0, **changes: Any) -> MachineFacts:
+    gpus = tuple(GpuFacts(index=i, pids=(), pcie=FULL) for i in range(count))
+    facts = {"host_cores": 16, "affinity_cores": 16, "open_files": 65536, "gpus": gpus}
+    return MachineFacts(**{**facts, "installed_gpus": count, **changes})
 
 
 def _card(**changes: Any) -> dict[str, Any]:
     """Facts whose only card is as ``changes`` say."""
-    return {"cards": (GpuFacts(**{"index": 0, "pcie": FULL, **changes}),)}
+    return {"gpus": (GpuFacts(**{"index": 0, "pcie": FULL, **changes}),)}
 
 
 def _links(kind: str, detail: str = "") -> tuple[GpuLink, ...]:
@@ -175,4 +175,4 @@ def test_gpus_of_two_kinds() -> None:
 
 
 def test_a_card_in_instances() -> None:
-    assert "MIG" in _one(_machine(1), _facts(1, **_card(split_in_instances=True))).text
+    assert "MIG" in _one(_machine(1), _facts(1, **_card(has_mig_instances=True))).text

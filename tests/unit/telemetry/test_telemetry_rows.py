@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nfold.telemetry import telemetry_csv
-from nfold.telemetry.telemetry_csv import read_latest_row, read_rows
+from nfold.telemetry.telemetry_csv import read_latest_row, read_rows, read_rows_and_damage
 
 HEADER = "monotonic_s,utc,host_cpu_percent\n"
 FIRST = "1.5,2026-01-02T03:04:05.000+00:00,50.0\n"
@@ -39,6 +39,35 @@ def test_a_half_written_last_line_is_left_out(csv: Path, cut: int) -> None:
 def test_no_rows_yet(csv: Path, text: str) -> None:
     csv.write_text(text)
     assert read_rows(csv) == []
+    assert read_latest_row(csv) == {}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"2.0,2026-01-02T03:04:05.500+00:00\n",
+        b"2.0,2026-01-02T03:04:05.500+00:00,50.0,1\n",
+        b"2.0,2026-01-02T03:04:05.500+00:00,\xff\xfe\n",
+        b"2.0,2026-01-02,nan\n",
+        b"2.0,yesterday,50.0\n",
+        b",2026-01-02T03:04:05.500+00:00,50.0\n",
+        b"1.0,2026-01-02T03:04:05.500+00:00,50.0\n",
+        b"\0\n",
+        b"\n",
+    ],
+)
+def test_a_damaged_row_is_skipped_and_counted(csv: Path, damaged: bytes) -> None:
+    csv.write_bytes((HEADER + FIRST).encode() + damaged + SECOND.encode())
+    rows, count = read_rows_and_damage(csv)
+    assert [row["monotonic_s"] for row in rows] == [1.5, 2.5]
+    assert count == 1
+    csv.write_bytes((HEADER + FIRST).encode() + damaged)
+    read_latest_row(csv)
+
+
+def test_a_damaged_header_leaves_no_rows(csv: Path) -> None:
+    csv.write_bytes(b"mono\xffnic_s,utc,host_cpu_percent\n" + FIRST.encode())
+    assert read_rows_and_damage(csv) == ([], 1)
     assert read_latest_row(csv) == {}
 
 

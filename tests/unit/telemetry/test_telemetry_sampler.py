@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ def test_columns_of_two_gpus_and_a_rank_that_appears_late(tmp_path: Path) -> Non
     assert (first["gpu0_power_w"], second["gpu1_utilisation_percent"]) == (300.0, 91.0)
     assert second["gpu1_pcie_tx_bytes_per_s"] == 1e6
     assert (first["monotonic_s"] or 0) < (second["monotonic_s"] or 0)
+
+
+def test_rows_carry_the_monotonic_clock_that_windows_use(tmp_path: Path) -> None:
+    sampler = _sampler(tmp_path, FakeNvml([]), gpus=0)
+    begin = time.monotonic()
+    sampler.sample()
+    end = time.monotonic()
+    sampler.close()
+    (row,) = read_rows(tmp_path / "t.csv")
+    assert begin - 1e-3 <= (row["monotonic_s"] or 0) <= end + 1e-3
 
 
 def test_a_value_that_a_device_refuses_is_an_empty_cell(tmp_path: Path) -> None:
