@@ -1,4 +1,9 @@
-"""Where in the user's own code something happens, and how a path is shown to a person."""
+"""Finds lines of the user's own code on the stack, and formats paths for display.
+
+User code is every file that belongs neither to Python, nor to an installed package, nor to nfold.
+Packages are recognized by the real folders that they are installed in: a user's file below a
+folder named ``torch`` is user code, PyTorch imported from a source checkout is not.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,9 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
+SANDBOX_ROOTS: dict[str, str] = {}  # mirror of the file system: working directory inside it
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # also those of another environment
+TRANSPARENT_PACKAGES = ("torch", "nfold")  # never reported as the called package
 NON_USER_FOLDERS = tuple(
     os.path.realpath(folder)
     for folder in (
@@ -17,18 +25,10 @@ NON_USER_FOLDERS = tuple(
         os.path.dirname(os.path.dirname(__file__)),
     )
 )
-"""Folders whose code is not the user's: Python's, installed packages', nfold's."""
-SANDBOX_ROOTS: dict[str, str] = {}
-"""Folders in which the file system appears again, for a script that must not write into it, and the
-folder in each that the script was started in."""
-PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-"""Names of folders of installed packages, also of those that another environment lends."""
-TRANSPARENT_PACKAGES = ("torch", "nfold")
-"""Installed packages through which everything goes."""
 
 
 def error_location(error: BaseException) -> str | None:
-    """``train.py:42``: the innermost frame in the user's own code, None where there is none."""
+    """Return the innermost line of user code in a traceback, ``train.py:42``, or None."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{display_filename(error.filename)}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -37,64 +37,67 @@ def error_location(error: BaseException) -> str | None:
 
 
 def current_user_line() -> str | None:
-    """``train.py:42``: the innermost frame of this thread in the user's own code, or None."""
+    """Return the innermost line of user code on this thread's stack, ``train.py:42``, or None."""
     return current_user_call()[0]
 
 
 def user_stack() -> tuple[tuple[str, int], ...]:
-    """Files and lines of the user's code that this thread is in, the innermost first."""
+    """Return files and lines of the user code on this thread's stack, innermost first."""
     frames = traceback.walk_stack(sys._getframe(1))
     return tuple((f.f_code.co_filename, n) for f, n in frames if is_user_code(f.f_code.co_filename))
 
 
 def current_user_call() -> tuple[str | None, str | None]:
-    """``place_here``, and the line of the package that the user's code has called there.
+    """Return the innermost line of user code, and the line of the package that it called.
 
-    ``transformers/trainer.py:1914``: the innermost one of that package. None where the user's code
-    has called PyTorch itself.
+    The second is the innermost line of that package, ``transformers/trainer.py:1914``, or None if
+    user code called PyTorch itself.
     """
-    frame, inside = find_user_frame(sys._getframe(1))
-    return (None, None) if frame is None else (frame_line(frame), inside)
+    frame, package_line = find_user_frame(sys._getframe(1))
+    return (None, None) if frame is None else (frame_line(frame), package_line)
 
 
 def find_user_frame(frame: FrameType) -> tuple[FrameType | None, str | None]:
-    """The innermost one in the user's own code, and what it has called, as ``called_here`` says."""
-    inside: tuple[str, str] | None = None
-    for one, line in traceback.walk_stack(frame):
-        filename = one.f_code.co_filename
+    """Return the innermost frame of user code, and the package line as ``current_user_call``."""
+    called: tuple[str, str] | None = None
+    for caller, line in traceback.walk_stack(frame):
+        filename = caller.f_code.co_filename
         if is_user_code(filename):
-            return one, inside[1] if inside else None
-        of_package = path_in_package(filename)
-        package = of_package.partition("/")[0]
-        if of_package and (inside is None or inside[0] != package):
-            inside = package, f"{of_package}:{line}"
+            return caller, called[1] if called else None
+        path = path_in_package(filename)
+        package = path.partition("/")[0]
+        if path and (called is None or called[0] != package):
+            called = package, f"{path}:{line}"
     return None, None
 
 
 def frame_line(frame: FrameType) -> str:
-    """``train.py:42``."""
     return f"{display_filename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def display_path(path: str | Path) -> str:
-    """Relative to the working directory where it is below it."""
+    """Return a path relative to the working directory if it is below it."""
     path, here = Path(path), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 @functools.cache
 def is_user_code(filename: str) -> bool:
-    """Whether the code of a file is neither Python's, nor a package's, nor nfold's."""
+    """Return whether a file belongs neither to Python, nor to a package, nor to nfold."""
+    if filename.startswith("<"):  # generated code
+        return False
     real = os.path.realpath(filename)
-    generated = filename.startswith("<")
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+    folders = [os.path.dirname(os.path.realpath(torch_file))] if torch_file else []
     in_package = any(part in PACKAGE_FOLDERS for part in real.split(os.sep))
-    ours = any(real.startswith(folder + os.sep) for folder in NON_USER_FOLDERS)
-    return not (generated or in_package or ours)
+    return not in_package and not any(
+        real.startswith(folder + os.sep) for folder in (*NON_USER_FOLDERS, *folders)
+    )
 
 
 @functools.cache
 def path_in_package(filename: str) -> str:
-    """``transformers/trainer.py``; empty for what is not installed, or passed over."""
+    """Return ``transformers/trainer.py``; empty outside packages and in transparent ones."""
     parts = filename.replace(os.sep, "/").split("/")
     below = next(
         (at for at in range(len(parts) - 1, 0, -1) if parts[at] in PACKAGE_FOLDERS), len(parts)
@@ -104,11 +107,12 @@ def path_in_package(filename: str) -> str:
 
 
 def display_filename(filename: str) -> str:
-    """Relative to the working directory where it is below it; never by its name in a mirror.
+    """Return a path relative to the working directory if it is below it.
 
-    That of a script in a mirror is the one that it was started in, wherever it has gone since.
+    A file in a sandbox is shown by its original path, relative to the directory that the script
+    was started in, even if the script has changed its directory since.
     """
     mirrors = (entry for entry in SANDBOX_ROOTS.items() if filename.startswith(entry[0] + os.sep))
-    root, began = next(mirrors, ("", os.getcwd()))
-    relative = os.path.relpath(filename, began)
+    root, start = next(mirrors, ("", os.getcwd()))
+    relative = os.path.relpath(filename, start)
     return filename[len(root) :] if relative.startswith(os.pardir) else relative

@@ -6,11 +6,12 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from nfold.core.source_location import current_user_call, current_user_line
+from nfold.core.source_location import current_user_call, current_user_line, is_user_code
 
 Calling = Callable[[str], Callable[..., Any]]
 
@@ -40,11 +41,11 @@ def test_the_package_that_the_user_s_line_calls_is_told(calling: Calling) -> Non
     outer, inner = calling("made_up_outer"), calling("made_up_inner")
     where, inside = outer(inner, current_user_call)
     assert where is not None
-    assert where.startswith("tests/unit/test_place.py:")
+    assert where.startswith("tests/unit/core/test_source_location.py:")
     assert inside == "made_up_outer/calls.py:2"
     assert outer(outer, current_user_call)[1] == "made_up_outer/calls.py:2"
     assert current_user_call()[1] is None
-    assert str(outer(current_user_line)).startswith("tests/unit/test_place.py:")
+    assert str(outer(current_user_line)).startswith("tests/unit/core/test_source_location.py:")
 
 
 def test_a_package_s_own_lines_are_found_from_the_inside(calling: Calling, tmp_path: Path) -> None:
@@ -63,3 +64,16 @@ def test_what_everything_goes_through_is_passed_over(tmp_path: Path, name: str) 
     exec(compile("def call(what):\n    return what()\n", filename, "exec"), made)
     where, inside = made["call"](current_user_call)
     assert (where is not None, inside) == (True, None)
+
+
+def test_pytorch_is_known_by_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a source checkout, too; a user's folder may have the same name."""
+    checkout = tmp_path / "src" / "torch"
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setattr(
+        sys.modules["torch"], "__file__", str(checkout / "__init__.py"), raising=False
+    )
+    assert not is_user_code(str(checkout / "optim" / "sgd.py"))
+    assert is_user_code(str(tmp_path / "projects" / "torch" / "train.py"))

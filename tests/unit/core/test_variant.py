@@ -48,7 +48,7 @@ def test_an_entry_of_a_newer_nfold_is_refused() -> None:
         Variant.from_dict({"input": "cached"})
 
 
-@pytest.mark.parametrize("wrong", [{"devices": (0, 2)}, {"shares": (1, 1)}, {"threads": 0}])
+@pytest.mark.parametrize("wrong", [{"devices": (0, 2)}, {"data_shares": (1, 1)}, {"threads": 0}])
 def test_impossible_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="allowed"):
         Variant(**wrong)
