@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +17,14 @@ import psutil
 import pytest
 
 from nfold.analysis.cells import epochs
-from nfold.core.measurement import Measurement
+from nfold.core.measurement import Measurement, cell_id
 from nfold.engines.checkpoint_folder import newest_checkpoint, read_metadata
 from nfold.launch.handoff import HandoffFolder
 from nfold.store.store import Store
+from nfold.telemetry.machine_inspection import inspect_machine
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+RESULTS_0_1 = Path(__file__).parents[1] / "fixtures" / "results-0.1"
 SAMPLES, BATCH, EPOCHS = 400, 8, 6
 STEPS = SAMPLES // BATCH
 GONE_WITHIN_S = 5.0
@@ -178,3 +181,32 @@ def test_a_failed_run_says_why_and_where_its_log_is(alone: Train) -> None:
     assert "SIGKILL" in errors
     assert "rank-0.log" in errors
     assert "run the same command again" in errors
+
+
+def test_a_checkpoint_of_version_0_1_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its identity holds the machine and the epochs, so the copy is given those of this run."""
+    monkeypatch.chdir(tmp_path)
+    results = shutil.copytree(RESULTS_0_1, tmp_path / "nfold-results")
+    arguments = ["digits", "--devices", "cpu:2", "--epochs", "3"]
+    with Store.open(results) as store:
+        (stored,) = (m for m in store.measurements() if m.plan.epochs == 2)
+    machine = inspect_machine()
+    plan = stored.plan.edit(epochs=3, cores_per_device=machine.cores // 2)
+    cell = cell_id(stored.workload, plan, None, machine)
+    (folder,) = (results / "checkpoints").iterdir()
+    folder = folder.rename(folder.with_name(cell))
+    metadata = folder / "run-1" / "step-24" / "trained.json"
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "cell": cell}))
+    command = [sys.executable, "-m", "nfold", "train", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "resuming after epoch 2" in done.stderr
+    newest = newest_checkpoint(folder / "run-1")
+    assert newest is not None
+    assert newest.name == "step-36"
+    losses = [epoch.train_loss for epoch in read_metadata(newest).epochs]
+    assert losses[:2] == [2.176296823706657, 0.9548316641698384]
+    assert losses[2] is not None
+    assert losses[2] < 0.9

@@ -125,9 +125,9 @@ def _options(
 
     return request.run_options(
         stop=stop,
-        watch=watch,
-        started=started,
-        checkpoint=train_request.checkpoint_folder,
+        on_progress=watch,
+        on_start=started,
+        checkpoint_folder=train_request.checkpoint_folder,
         checkpoint_every=train_request.checkpoint_every,
     )
 
