@@ -1,14 +1,14 @@
-"""Every error that nfold raises on purpose, and the exit code of each.
+"""All errors that nfold raises on purpose, and the exit code of each.
 
     NfoldError                      exit 1   a run failed
-    ├── UsageError                  exit 2   what was asked for cannot be understood
+    ├── UsageError                  exit 2   invalid options, files or arguments
     │   └── UnknownValue            exit 2   a name or value that is not in a list (closest first)
     ├── MachineUnfit                exit 4   the machine or its environment cannot do it
-    │   ├── DevicesMissing          exit 4   more devices than there are
-    │   ├── DataMissing             exit 4   a data file is not there
-    │   ├── DataCorrupt             exit 4   a data file is not what its checksum says
+    │   ├── DevicesMissing          exit 4   more devices requested than exist
+    │   ├── DataMissing             exit 4   a data file does not exist
+    │   ├── DataCorrupt             exit 4   a data file does not match its checksum
     │   ├── ExtraMissing            exit 4   an optional dependency is not installed
-    │   └── StoreUnusable           exit 4   the store is of a newer schema, locked or not writable
+    │   └── StoreUnusable           exit 4   the store has a newer schema, is locked or not writable
     └── RunFailure                  exit 1   raised inside a rank; becomes a measurement's status
         ├── Unsupported             status unsupported
         ├── OutOfMemory             status oom
@@ -16,10 +16,10 @@
         ├── Hung                    status hung
         ├── Killed                  status killed
         ├── Mismatch                status crashed: a result differs from its reference
-        └── Collateral              status crashed: this rank failed because another one did
+        └── Collateral              status crashed: this rank failed because another rank did
 
-Foreign exceptions are translated at the seam where they come in and nowhere else. A message
-says the value, the allowed values and the next step.
+Exceptions of other libraries are translated where nfold calls the library. A message contains the
+bad value, the allowed values and the next step.
 """
 
 from __future__ import annotations
@@ -35,16 +35,13 @@ class NfoldError(Exception):
 
 
 class UsageError(NfoldError):
-    """What was asked for cannot be understood."""
+    """Invalid options, files or arguments."""
 
     exit_code = 2
 
 
 class UnknownValue(UsageError):
-    """A name or a value that is not among the allowed ones.
-
-    ``allowed`` is ordered with the closest match first, and the message lists it that way.
-    """
+    """A name or value that is not allowed. ``allowed`` has the closest match first."""
 
     def __init__(self, what: str, value: object, allowed: Iterable[object]) -> None:
         self.value = value
@@ -53,38 +50,38 @@ class UnknownValue(UsageError):
 
 
 class MachineUnfit(NfoldError):
-    """The machine, or what is installed on it, cannot do what was asked for."""
+    """The machine, or the software on it, cannot do what was requested."""
 
     exit_code = 4
 
 
 class DevicesMissing(MachineUnfit):
-    """More devices were asked for than exist."""
+    """More devices were requested than exist."""
 
 
 class DataMissing(MachineUnfit):
-    """A data file is not there. The message says which, where it was looked for, how to get it."""
+    """A data file does not exist. The message has its path and how to get it."""
 
 
 class DataCorrupt(MachineUnfit):
-    """A data file is not what its pinned checksum or its own header says. Names the file."""
+    """A data file does not match its checksum or its own header."""
 
 
 class ExtraMissing(MachineUnfit):
-    """An optional dependency is not installed. The message is the command that installs it."""
+    """An optional dependency is not installed. The message has the command that installs it."""
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(f"{library} is not installed; next: pip install 'nfold[{extra}]'")
 
 
 class StoreUnusable(MachineUnfit):
-    """The results store is of a newer schema, or cannot be opened or written."""
+    """The results store has a newer schema, or cannot be opened or written."""
 
 
 class RunFailure(NfoldError):
-    """A failure inside a rank. It becomes a measurement's status, never a traceback to the user.
+    """A failure inside a rank, which becomes the status of a measurement.
 
-    ``step`` is the optimizer step in which it happened, None where that is not known.
+    ``step`` is the optimizer step of the failure, None if it is unknown.
     """
 
     status = "crashed"
@@ -95,13 +92,13 @@ class RunFailure(NfoldError):
 
 
 class Unsupported(RunFailure):
-    """The framework cannot do this plan. The message is the reason."""
+    """The framework cannot run this plan. The message is the reason."""
 
     status = "unsupported"
 
 
 class OutOfMemory(RunFailure):
-    """A device, or the host, ran out of memory; ``peak_memory_bytes`` is what was held."""
+    """A device or the host ran out of memory. ``peak_memory_bytes`` was allocated at that time."""
 
     status = "oom"
 
@@ -113,7 +110,7 @@ class OutOfMemory(RunFailure):
 
 
 class Diverged(RunFailure):
-    """The loss became NaN or infinite. The message names the step."""
+    """The loss became NaN or infinite."""
 
     status = "diverged"
 
@@ -125,7 +122,7 @@ class Hung(RunFailure):
 
 
 class Killed(RunFailure):
-    """A rank was ended by a signal from outside."""
+    """A signal from outside ended a rank."""
 
     status = "killed"
 
@@ -135,13 +132,13 @@ class Mismatch(RunFailure):
 
 
 class Collateral(RunFailure):
-    """This rank failed because another one did: never the root cause."""
+    """This rank failed because another rank did; never the root cause."""
 
 
 def closest_first(value: str, allowed: Sequence[str]) -> list[str]:
-    """Order ``allowed`` by likeness to ``value``, the likest first; ties keep their order."""
+    """Order ``allowed`` by similarity to ``value``; ties keep their order."""
 
-    def unlikeness(item: str) -> float:
+    def difference(item: str) -> float:
         return -difflib.SequenceMatcher(None, value.lower(), item.lower()).ratio()
 
-    return sorted(allowed, key=unlikeness)
+    return sorted(allowed, key=difference)

@@ -1,4 +1,4 @@
-"""What happens to a script's uint8 images on the device: ``nfold.Images``."""
+"""Augmentation of uint8 images on the device: ``nfold.Images``."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import Any
 from nfold.core.errors import UnknownValue, UsageError
 
 AUGMENTATIONS = ("crop", "flip", "cutout")
-MAX_CHANNELS = 4
-"""Of stored images; what has more of them is no image."""
+MAX_CHANNELS = 4  # of a stored image
 
 
 class Images:
-    """Augments and normalises the images of a batch, each sample by its own draws.
+    """Augments and normalises the images of a batch, each with its own random numbers.
 
         train = run.loader((images, labels), 512, augment=nfold.Images(("crop", 4), ("flip", 0)))
         test = run.loader((images, labels), 512, train=False, augment=nfold.Images())
 
     The first tensor of a batch holds uint8 images [n, h, w, c] or [n, c, h, w] of 1 to 4
-    channels; it becomes float [n, c, h, w]: divided by 255, less ``mean``, over ``std``, one of
-    each per channel. ``operations`` come in order: ``("crop", padding)``, ``("flip", 0)``,
-    ``("cutout", size)``. What they draw depends on (seed, epoch, sample, operation) and nothing
-    else, not on the number of devices: a counter-based generator, Philox 4×32 (J. Salmon and
-    others, Parallel Random Numbers: As Easy as 1, 2, 3, 2011). Raises UsageError for an unknown
-    operation and for a mean without a std.
+    channels. They become float [n, c, h, w]: (image / 255 - ``mean``) / ``std``, with one mean and
+    std per channel. ``operations`` are applied in order: ``("crop", padding)``, ``("flip", 0)``,
+    ``("cutout", size)``. Their random numbers depend on (seed, epoch, sample, operation) only, not
+    on the number of devices; the generator is Philox 4×32 (J. Salmon and others, Parallel Random
+    Numbers: As Easy as 1, 2, 3, 2011). Raises UsageError for an unknown operation and for a mean
+    without a std.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Images:
 
 
 def check_augmentations(operations: Sequence[Any]) -> None:
-    """UsageError where ``operations`` are not pairs of a known name and a number from 0."""
+    """Raise UsageError unless ``operations`` are pairs of a known name and a number from 0."""
     for entry in operations:
         if not (isinstance(entry, tuple) and len(entry) == 2 and type(entry[1]) is int):
             raise UsageError(f'augmentation {entry!r}: allowed are pairs such as ("crop", 4)')

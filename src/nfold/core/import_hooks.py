@@ -1,4 +1,4 @@
-"""Doing something right after a module was imported for the first time. Imports no torch.
+"""Calls functions right after modules are imported for the first time. Imports no torch.
 
 A script decides when it imports torch, and what it puts into the environment before that.
 """
@@ -17,7 +17,7 @@ ImportCallback = Callable[[ModuleType], None]
 
 
 class PostImportFinder(MetaPathFinder):
-    """Calls ``actions[name]`` with each module right after it was executed, once."""
+    """Calls ``callbacks[name]`` once with the module of that name, right after it was executed."""
 
     def __init__(self, callbacks: dict[str, ImportCallback]) -> None:
         self._callbacks = dict(callbacks)
@@ -25,20 +25,19 @@ class PostImportFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The usual spec, whose loader also acts; None for all other modules."""
         del path, target
-        action = self._callbacks.pop(fullname, None)
-        if action is None:
+        callback = self._callbacks.pop(fullname, None)
+        if callback is None:
             return None
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            _wrap_exec_module(spec.loader, action)
+            _wrap_exec_module(spec.loader, callback)
         return spec
 
 
 def call_after_import(callbacks: dict[str, ImportCallback]) -> PostImportFinder:
-    """Act on these modules: at once where they are imported already, else when they will be."""
-    waiting = {name: action for name, action in callbacks.items() if name not in sys.modules}
+    """Call each callback with its module: at once if it is imported, else when it will be."""
+    waiting = {name: call for name, call in callbacks.items() if name not in sys.modules}
     finder = PostImportFinder(waiting)
     sys.meta_path.insert(0, finder)
     for name in set(callbacks) - set(waiting):
@@ -46,12 +45,12 @@ def call_after_import(callbacks: dict[str, ImportCallback]) -> PostImportFinder:
     return finder
 
 
-def _wrap_exec_module(loader: Any, action: ImportCallback) -> None:
+def _wrap_exec_module(loader: Any, callback: ImportCallback) -> None:
     execute = loader.exec_module
 
-    def executed(module: ModuleType) -> None:
+    def execute_and_call(module: ModuleType) -> None:
         vars(loader).pop("exec_module", None)
         execute(module)
-        action(module)
+        callback(module)
 
-    loader.exec_module = executed
+    loader.exec_module = execute_and_call

@@ -1,4 +1,4 @@
-"""Dying with one's parent, so that killing any process of a run leaves none behind (Linux)."""
+"""Ends a process when its parent ends, so that killing any process of a run leaves none behind."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ import os
 import signal
 import sys
 
-PARENT_VARIABLE = "NFOLD_PARENT"
-"""Environment variable with the process id that a child must find as its parent."""
-
+PARENT_VARIABLE = "NFOLD_PARENT"  # process id that a child must find as its parent
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, whatever ends it.
+    """Have the kernel kill this process when its parent ends (Linux; prctl(2), PR_SET_PDEATHSIG).
 
-    See prctl(2), PR_SET_PDEATHSIG. The parent may have ended before the call: where
-    ``NFOLD_PARENT`` names another process than today's parent, exit at once. Afterwards it
-    names this process, for the children that this one starts.
+    Exits at once if the parent has ended before the call: ``NFOLD_PARENT`` is then another
+    process than the present parent. Sets ``NFOLD_PARENT`` for the children of this process.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -27,10 +24,10 @@ def die_with_parent() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     expected = os.environ.get(PARENT_VARIABLE)
     if expected is not None and os.getppid() != int(expected):
-        sys.exit(f"the parent {expected} is gone")
+        sys.exit(f"the parent process {expected} has ended")
     os.environ[PARENT_VARIABLE] = str(os.getpid())
 
 
 def child_environment(**extra: str) -> dict[str, str]:
-    """This process's environment for a child that calls ``die_with_parent``."""
+    """Return the environment for a child that calls ``die_with_parent``."""
     return {**os.environ, PARENT_VARIABLE: str(os.getpid()), **extra}

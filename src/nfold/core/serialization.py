@@ -1,8 +1,8 @@
-"""Frozen dataclasses to plain JSON values and back, strictly.
+"""Converts frozen dataclasses to JSON values and back, strictly.
 
-Only what the nouns need: dataclasses, tuples, optional values, ``dict[str, ...]``, strings,
-numbers, booleans. An unknown entry or a value of another type is refused, so that a file
-written by a newer nfold is never half understood.
+Supports dataclasses, tuples, optional values, ``dict[str, ...]``, strings, numbers and booleans.
+An unknown entry or a value of another type is refused, so that a file of a newer nfold is never
+read in part.
 """
 
 from __future__ import annotations
@@ -13,105 +13,82 @@ import types
 import typing
 from typing import Any, TypeVar, get_args, get_origin
 
-STORED_NAMES: dict[str, dict[str, str]] = {
-    "BatchFunction": {
-        "defined_at": "place",
-        "generator_functions": "generators",
-    },
-    "DataLoaderProfile": {
-        "batch_size": "batch",
-        "batches_per_epoch": "batches",
-        "created_at": "place",
-        "cycled": "around",
-        "dataset_size": "samples",
-        "host_tensors": "stay",
-        "length_read_ahead": "counted",
-        "num_workers": "workers",
-        "shards_dataset": "divides",
-    },
-    "HostGapLocation": {
-        "callee": "calls",
-        "kind": "when",
-        "location": "where",
-    },
-    "JournalEntry": {
-        "backup": "kept",
-        "kind": "was",
-    },
-    "LowerBound": {
-        "is_complete": "whole",
-    },
-    "Measurement": {
-        "variant": "ablation",
-    },
-    "RankSamples": {
-        "caveats": "notes",
-        "epoch_starts": "pass_starts",
-        "host_gap_locations": "paused_at",
-        "host_gaps_ms": "pauses_ms",
-        "slots": "turns",
-    },
-    "ReplayHints": {
-        "companion_loaders": "beside",
-        "generator_functions": "generators",
-        "script_sets_batch_size": "own_batches",
-        "slices_batches": "slices",
-    },
-    "ScriptProfile": {
-        "batch_function": "maker",
-        "child_processes": "children",
-        "companion_loaders": "beside",
-        "epochs_completed": "epochs_ended",
-        "fixed_batch_error": "fixed_batch",
-        "gradient_exchanges": "exchanges",
-        "model_calls_hooked": "followed",
-        "model_samples_per_step": "through_model",
-        "slices_batches": "slices",
-        "source_locations": "places",
-        "step_optimizer": "boundary",
-        "steps_in_backward": "in_backward",
-        "trace": "traced",
-        "uses_join": "uneven",
-    },
-    "SourceLocation": {
-        "line": "where",
-        "package_line": "inside",
-    },
-    "TraceSummary": {
-        "cudnn_transpose_ms": "transposing_ms",
-        "device_busy_ms": "busy_ms",
-        "launches_per_step": "launches",
-        "layout_copy_ms": "reordering_ms",
-        "operator_layout_copy_ms": "in_operators_ms",
-    },
-    "Variant": {
-        "batches_per_epoch": "pass_batches",
-        "broadcast_buffers": "buffers",
-        "data_shares": "shares",
-        "exchange_after_backward": "late_exchange",
-        "exchange_each_micro_batch": "repeated_exchange",
-        "find_unused_parameters": "unused_parameters",
-        "profiler_steps": "traced",
-    },
-    "Window": {
-        "epoch_gap": "between",
-        "first_step": "first",
-        "queue_drain_s": "ahead_s",
-        "throttle_reason": "clock_held",
-    },
+STORED_NAMES = {
+    "BatchFunction.defined_at": "place",
+    "BatchFunction.generator_functions": "generators",
+    "DataLoaderProfile.batch_size": "batch",
+    "DataLoaderProfile.batches_per_epoch": "batches",
+    "DataLoaderProfile.created_at": "place",
+    "DataLoaderProfile.cycled": "around",
+    "DataLoaderProfile.dataset_size": "samples",
+    "DataLoaderProfile.host_tensors": "stay",
+    "DataLoaderProfile.length_read_ahead": "counted",
+    "DataLoaderProfile.num_workers": "workers",
+    "DataLoaderProfile.shards_dataset": "divides",
+    "HostGapLocation.callee": "calls",
+    "HostGapLocation.kind": "when",
+    "HostGapLocation.location": "where",
+    "JournalEntry.backup": "kept",
+    "JournalEntry.kind": "was",
+    "LowerBound.is_complete": "whole",
+    "Measurement.variant": "ablation",
+    "RankSamples.caveats": "notes",
+    "RankSamples.epoch_starts": "pass_starts",
+    "RankSamples.host_gap_locations": "paused_at",
+    "RankSamples.host_gaps_ms": "pauses_ms",
+    "RankSamples.slots": "turns",
+    "ReplayHints.companion_loaders": "beside",
+    "ReplayHints.generator_functions": "generators",
+    "ReplayHints.script_sets_batch_size": "own_batches",
+    "ReplayHints.slices_batches": "slices",
+    "ScriptProfile.batch_function": "maker",
+    "ScriptProfile.child_processes": "children",
+    "ScriptProfile.companion_loaders": "beside",
+    "ScriptProfile.epochs_completed": "epochs_ended",
+    "ScriptProfile.fixed_batch_error": "fixed_batch",
+    "ScriptProfile.gradient_exchanges": "exchanges",
+    "ScriptProfile.model_calls_hooked": "followed",
+    "ScriptProfile.model_samples_per_step": "through_model",
+    "ScriptProfile.slices_batches": "slices",
+    "ScriptProfile.source_locations": "places",
+    "ScriptProfile.step_optimizer": "boundary",
+    "ScriptProfile.steps_in_backward": "in_backward",
+    "ScriptProfile.trace": "traced",
+    "ScriptProfile.uses_join": "uneven",
+    "SourceLocation.line": "where",
+    "SourceLocation.package_line": "inside",
+    "TraceSummary.cudnn_transpose_ms": "transposing_ms",
+    "TraceSummary.device_busy_ms": "busy_ms",
+    "TraceSummary.launches_per_step": "launches",
+    "TraceSummary.layout_copy_ms": "reordering_ms",
+    "TraceSummary.operator_layout_copy_ms": "in_operators_ms",
+    "Variant.batches_per_epoch": "pass_batches",
+    "Variant.broadcast_buffers": "buffers",
+    "Variant.data_shares": "shares",
+    "Variant.exchange_after_backward": "late_exchange",
+    "Variant.exchange_each_micro_batch": "repeated_exchange",
+    "Variant.find_unused_parameters": "unused_parameters",
+    "Variant.profiler_steps": "traced",
+    "Window.epoch_gap": "between",
+    "Window.first_step": "first",
+    "Window.queue_drain_s": "ahead_s",
+    "Window.throttle_reason": "clock_held",
 }
-"""Names of fields in stored JSON, by class and field, where they differ. A file written by any
-version stays readable, and the id of a measurement stays the same."""
+"""Names of fields in stored JSON where they differ from ``Class.field``.
+
+They keep files of every version readable, and the ids of measurements equal.
+"""
+JSON_SCHEMA_VERSION = 1  # of every JSON object that a command prints
 T = TypeVar("T")
 
 
 def stored_name(cls: type, field: str) -> str:
     """Return the name of a dataclass field in stored JSON."""
-    return STORED_NAMES.get(cls.__name__, {}).get(field, field)
+    return STORED_NAMES.get(f"{cls.__name__}.{field}", field)
 
 
 def serialize(value: Any) -> Any:
-    """``value`` as dictionaries, lists, strings, numbers, booleans and None."""
+    """Convert to dictionaries, lists, strings, numbers, booleans and None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         cls, names = type(value), [f.name for f in dataclasses.fields(value)]
         return {stored_name(cls, name): serialize(getattr(value, name)) for name in names}
@@ -123,7 +100,7 @@ def serialize(value: Any) -> Any:
 
 
 def deserialize(cls: type[T], values: Any) -> T:
-    """The dataclass ``cls`` that ``to_plain`` wrote; ValueError names the first wrong entry."""
+    """Return the ``cls`` that ``serialize`` wrote; ValueError names the first invalid entry."""
     return typing.cast(T, _read(cls, values, cls.__name__))
 
 
@@ -205,7 +182,3 @@ def _expect(kind: type, value: Any, where: str) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{where}: {value!r} is not of type {kind.__name__}")
     return value
-
-
-JSON_SCHEMA_VERSION = 1
-"""Version of every JSON object that a command prints."""

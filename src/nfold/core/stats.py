@@ -17,18 +17,15 @@ from itertools import accumulate
 
 RESAMPLES = 1000
 CONFIDENCE_LEVEL = 0.95
-MIN_PAIRS = 3
-"""From this many pairs on, a ratio is formed pair by pair."""
-
-MAD_TO_SIGMA = 1.4826
-"""A normal value's standard deviation over its median absolute deviation."""
+MIN_PAIRS = 3  # from here on, ratios are formed pair by pair
+MAD_TO_SIGMA = 1.4826  # standard deviation over median absolute deviation of a normal distribution
 
 Statistic = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its bootstrap interval; the bounds are None where one sample is all there is."""
+    """A value with its 95 % interval; the bounds are None for a single sample."""
 
     value: float
     low: float | None = None
@@ -46,40 +43,42 @@ class ChangePoint:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median of at least one value."""
     return statistics.median(values)
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The value with half of all weight (above 0) on either side; the mean of two there."""
+    """Return the value with half of the weight on either side, or the mean of two such values."""
     pairs = sorted(zip(values, weights, strict=True))
-    ends = list(accumulate(weight for _, weight in pairs))
-    half = ends[-1] / 2
-    found = (find(ends, half) for find in (bisect.bisect_left, bisect.bisect_right))
-    return statistics.fmean(pairs[at][0] for at in found)
+    cumulative = list(accumulate(weight for _, weight in pairs))
+    half = cumulative[-1] / 2
+    middle = (bisect.bisect_left(cumulative, half), bisect.bisect_right(cumulative, half))
+    return statistics.fmean(pairs[index][0] for index in middle)
 
 
 def midmean(values: Sequence[float]) -> float:
-    """The mean of the middle half of at least one value: of two kinds, as often, it is between."""
+    """Return the mean of the middle half of the values.
+
+    For two clusters of equal size it lies between them, where the median jumps.
+    """
     ordered, cut = sorted(values), len(values) // 4
     return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
 def mad_deviation(values: Sequence[float]) -> float:
-    """The standard deviation that normal values with this median absolute deviation have.
+    """Estimate the standard deviation from the median absolute deviation.
 
-    A few values that are far off do not move it (F. R. Hampel, The Influence Curve, JASA 69, 1974).
+    Robust to outliers (F. R. Hampel, The Influence Curve, JASA 69, 1974).
     """
-    usual = median(values)
-    return MAD_TO_SIGMA * median([abs(one - usual) for one in values])
+    center = median(values)
+    return MAD_TO_SIGMA * median([abs(value - center) for value in values])
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The ``q`` quantile (0 to 1) by linear interpolation between order statistics."""
+    """Return the ``q`` quantile (0 to 1) by linear interpolation between order statistics."""
     if not 0 <= q <= 1:
-        raise ValueError(f"quantile {q} is outside 0 to 1")
+        raise ValueError(f"quantile {q}: allowed are numbers from 0 to 1")
     if not values:
-        raise ValueError("no values have no quantile")
+        raise ValueError("quantile of no values; allowed is at least one value")
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
     below = math.floor(position)
@@ -88,15 +87,15 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def bootstrap(values: Sequence[float], statistic: Statistic = median) -> Interval:
-    """``statistic`` of independent samples with its 95 % percentile bootstrap interval."""
+    """Return a statistic of independent samples with its bootstrap interval."""
     return bootstrap_grouped([values], statistic)
 
 
 def bootstrap_grouped(groups: Sequence[Sequence[float]], statistic: Statistic = median) -> Interval:
-    """As ``bootstrap``, for samples that come in groups (the windows of several processes).
+    """Return a statistic of samples in groups (windows of processes) with its bootstrap interval.
 
-    Groups are drawn first and samples within each drawn group second, so that what differs
-    between processes widens the interval. One group alone is resampled as plain samples.
+    Draws groups, then samples within each drawn group, so that differences between processes
+    widen the interval. The samples of a single group are drawn independently.
     """
     pooled = [value for group in groups for value in group]
     point = statistic(pooled)
@@ -115,11 +114,11 @@ def _resample(groups: Sequence[Sequence[float]], rng: random.Random) -> list[flo
 def ratio_of_grouped(
     numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]]
 ) -> Interval:
-    """The ratio of two medians of grouped samples, with its bootstrap interval.
+    """Return the ratio of two medians of grouped samples with its bootstrap interval.
 
-    With as many groups above as below, at least ``PAIRS``, group i is paired with group i (they
-    ran one after the other, so that slow drift of the machine cancels) and the median of the
-    pairs' ratios is taken: ``paired_ratio``. Otherwise both sides are resampled on their own.
+    With equally many groups on both sides, at least ``MIN_PAIRS``, returns the ``paired_ratio`` of
+    their medians: groups of a pair ran one after the other, so slow drift of the machine cancels.
+    Otherwise resamples both sides independently.
     """
     if len(numerators) == len(denominators) >= MIN_PAIRS:
         return paired_ratio([median(g) for g in numerators], [median(g) for g in denominators])
@@ -137,9 +136,7 @@ def ratio_of_grouped(
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """The median of the ratios formed pair by pair, with its bootstrap interval over pairs."""
-    if len(numerators) != len(denominators):
-        raise ValueError(f"{len(numerators)} numerators against {len(denominators)} denominators")
+    """Return the median of the ratios of pairs, with its bootstrap interval over pairs."""
     return bootstrap([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
@@ -149,10 +146,10 @@ def _percentiles(point: float, drawn: Sequence[float]) -> Interval:
 
 
 def change_point(values: Sequence[float], p_below: float = 0.01) -> ChangePoint | None:
-    """The most likely single jump in a series, or None where chance explains it.
+    """Return the most likely single jump in a series, or None if it is not significant.
 
-    Pettitt's statistic is the largest Mann-Whitney U over all splits; p is approximately
-    2 exp(-6 K² / (n³ + n²)). Fewer than 8 values never show a jump.
+    Pettitt's statistic K is the largest Mann-Whitney U over all splits; p is approximately
+    2 exp(-6 K² / (n³ + n²)). Fewer than 8 values return None.
     """
     n = len(values)
     if n < 8:
@@ -166,11 +163,11 @@ def change_point(values: Sequence[float], p_below: float = 0.01) -> ChangePoint 
 
 def _pettitt(values: Sequence[float]) -> list[tuple[float, int]]:
     total = 0.0
-    found = []
+    statistics_of_splits = []
     ordered = sorted(values)
     for split, value in enumerate(values[:-1], start=1):
         below = bisect.bisect_left(ordered, value)
         above = len(ordered) - bisect.bisect_right(ordered, value)
         total += below - above
-        found.append((abs(total), split))
-    return found
+        statistics_of_splits.append((abs(total), split))
+    return statistics_of_splits

@@ -1,7 +1,7 @@
-"""What an experiment takes away from a plan to learn its cost.
+"""Variants: interventions that an experiment applies to a plan to measure what something costs.
 
-A type of its own on purpose: a plan can ship, an ablation never can. What is trained under one
-is thrown away.
+A variant is separate from a plan because it may change the result of a training: a model that was
+trained under a variant is discarded.
 """
 
 from __future__ import annotations
@@ -14,35 +14,40 @@ from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.core.serialization import deserialize, serialize, stored_name
 
-RefusalRule = tuple[bool, str]
-"""Whether something is refused, and why."""
+RefusalRule = tuple[bool, str]  # whether something is refused, and the reason
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The parts of a run that an experiment leaves out. The empty one leaves out nothing.
+    """Interventions of one experiment; the default has none.
 
-    ``input``: the first batches again, kept on the host or on the device. ``exchange`` of
-    gradients: none, a barrier (one element a bucket, in the same order), or half of the bytes of
-    a script's DistributedDataParallel. ``independent``:
-    every device trains by itself, all at the same time. ``device`` is which device a plan for
-    one is run on. ``augmentation`` and ``synchronised_batch_norm`` can be left out, ``captured``
-    replays the step as a CUDA graph, ``threads`` is what a rank computes with on the host and
-    ``pinned`` whether it keeps to its own cores. Rank k drives device ``devices[k]`` and has the
-    share of the data of rank ``shares[k]``; empty: k. Without ``buffers``, a wrapper does not
-    broadcast them before a forward; without ``host_syncs``, what the host reads from a device
-    in a step (``.item()``) is the last value that was really read, and nobody waits for it.
-    Without ``anomaly_detection``, a script's autograd looks for no NaN.
-    Without ``repeated_exchange``, a step of several batches exchanges with the last one only.
-    Without ``unused_parameters``, a wrapper that is told to look for parameters without a gradient
-    does not.
-    With ``late_exchange``, independent devices exchange all gradients at once, before a step of the
-    optimizer, and nothing hides it. With ``expandable_segments``, the allocator of a GPU lets what
-    it keeps grow in place, where it would give back and ask again. With ``channels_last``, the
-    weights of a script's convolutions have that order in memory, and what they compute follows.
-    ``compiled`` is a mode of torch.compile, for the model of a script that compiles nothing.
-    With ``traced``, a script makes some steps more, under a profiler and in no window. With
-    ``pass_batches``, a pass over a script's training data ends after so many batches of a rank.
+    Attributes:
+        input: ``replayed`` and ``resident`` repeat the first batches from the host or the device.
+        exchange: gradients are exchanged (``real``), not at all (``none``), with one element per
+            bucket in the same order (``barrier``), or with half of the bytes of
+            DistributedDataParallel (``half``).
+        independent: every device trains by itself, all at the same time.
+        device: device of a plan for one device.
+        augmentation: images are augmented.
+        synchronised_batch_norm: batch norm is synchronised if the plan says so.
+        captured: the step is replayed as a CUDA graph.
+        threads: threads of a rank on the host.
+        pinned: a rank is bound to its own cores.
+        devices: rank k drives device ``devices[k]``; empty: device k.
+        data_shares: rank k gets the data of rank ``data_shares[k]``; empty: of rank k.
+        broadcast_buffers: a wrapper broadcasts buffers before a forward.
+        host_syncs: False: values that the host reads from a device in a step (``.item()``) are
+            the last ones that were really read, without waiting.
+        anomaly_detection: autograd of a script looks for NaN if the script asks for it.
+        exchange_each_micro_batch: False: accumulated batches exchange with the last one only.
+        find_unused_parameters: a wrapper looks for parameters without a gradient if it is set to.
+        expandable_segments: the allocator of a GPU grows its segments in place.
+        channels_last: weights of a script's convolutions are in channels_last order.
+        compiled: mode of torch.compile for the model of a script that compiles nothing.
+        exchange_after_backward: independent devices exchange all gradients at once before an
+            optimizer step, without overlap.
+        profiler_steps: a script makes some more steps under a profiler, in no window.
+        batches_per_epoch: an epoch of a script ends after so many batches of a rank.
     """
 
     input: Literal["real", "replayed", "resident"] = "real"
@@ -72,7 +77,7 @@ class Variant:
         for name in ("devices", "data_shares"):
             order = getattr(self, name)
             if sorted(order) != list(range(len(order))):
-                raise UsageError(f"{name} {order}: allowed is an order of 0 to N-1")
+                raise UsageError(f"{name} {order}: allowed are permutations of 0 to N-1")
         if self.device < 0 or (self.threads is not None and self.threads < 1):
             raise UsageError(
                 f"device {self.device}, threads {self.threads}: allowed are whole numbers from "
@@ -84,28 +89,28 @@ class Variant:
 
     @property
     def preserves_training(self) -> bool:
-        """Whether a training under it is the user's own: nothing is left out of a step."""
+        """Whether a model trained under this variant is the same as without it."""
         return dataclasses.replace(self, profiler_steps=False) == NO_INTERVENTIONS
 
     @property
     def ranks_synchronize(self) -> bool:
-        """Whether ranks still wait for each other in every step."""
+        """Whether ranks wait for each other in every step."""
         return self.exchange != "none" and (not self.independent or self.exchange_after_backward)
 
     def device_of(self, rank: int, local_rank: int) -> int:
-        """The device that a rank drives, by its place on its host."""
+        """Return the index of the device that a rank drives on its host."""
         return self.devices[rank] if self.devices else self.device + local_rank
 
     def merge(self, other: Variant) -> Variant:
-        """What both leave out; where both say something, ``other`` counts."""
+        """Combine the interventions of both; ``other`` overrides."""
         return dataclasses.replace(self, **_non_default_fields(other))
 
     def refusal(self, plan: Plan) -> str | None:
-        """Why this cannot be taken away from the complete plan, whatever the framework, or None."""
-        rules = (*self._among_devices(plan), *self._inside_a_step(plan))
+        """Return why no framework can apply this variant to the complete plan, or None."""
+        rules = (*self._device_rules(plan), *self._step_rules(plan))
         return next((reason for refused, reason in rules if refused), None)
 
-    def _among_devices(self, plan: Plan) -> tuple[RefusalRule, ...]:
+    def _device_rules(self, plan: Plan) -> tuple[RefusalRule, ...]:
         devices = plan.devices or 1
         one = devices == 1
         return (
@@ -144,7 +149,7 @@ class Variant:
             ),
         )
 
-    def _inside_a_step(self, plan: Plan) -> tuple[RefusalRule, ...]:
+    def _step_rules(self, plan: Plan) -> tuple[RefusalRule, ...]:
         return (
             (self.input != "real" and plan.input == "resident", "the data are on the device"),
             (
@@ -175,26 +180,25 @@ class Variant:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """What is left out, as plain JSON values; a default is not written: ids stay."""
+        """Return JSON values. Defaults are omitted, so that ids survive new fields."""
         values: dict[str, object] = serialize(_stored_fields(self))
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> Variant:
-        """The ablation that ``to_dict`` wrote; an unknown entry is refused, never ignored."""
+        """Return the variant that ``to_dict`` wrote. Raises ValueError for an unknown entry."""
         return deserialize(cls, values)
 
     def __str__(self) -> str:
         words = [f"{name} {value}" for name, value in _stored_fields(self).items()]
-        return ", ".join(words) or "nothing left out"
+        return ", ".join(words) or "no interventions"
 
 
 NO_INTERVENTIONS = Variant()
-"""The empty one."""
 
 
-def _non_default_fields(ablation: Variant) -> dict[str, Any]:
-    values = {f.name: (getattr(ablation, f.name), f.default) for f in fields(ablation)}
+def _non_default_fields(variant: Variant) -> dict[str, Any]:
+    values = {f.name: (getattr(variant, f.name), f.default) for f in fields(variant)}
     return {name: value for name, (value, default) in values.items() if value != default}
 
 

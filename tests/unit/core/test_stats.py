@@ -41,7 +41,7 @@ def test_median_and_quantile_agree_with_numpy(seed: int) -> None:
 
 @pytest.mark.parametrize("q", [-0.01, 1.01, float("nan")])
 def test_quantile_refuses_what_is_no_quantile(q: float) -> None:
-    with pytest.raises(ValueError, match="outside 0 to 1"):
+    with pytest.raises(ValueError, match="allowed are numbers from 0 to 1"):
         quantile([1.0, 2.0], q)
 
 
@@ -166,7 +166,7 @@ def test_a_ratio_of_single_samples_has_no_interval() -> None:
 
 
 def test_pairs_must_be_pairs() -> None:
-    with pytest.raises(ValueError, match="2 numerators against 1 denominators"):
+    with pytest.raises(ValueError, match="zip"):
         paired_ratio([1.0, 2.0], [1.0])
 
 

@@ -18,11 +18,11 @@ from nfold.core.workload import Workload
 HOST = machine(gpus=4, cores=16)
 
 
-def test_the_empty_ablation_leaves_nothing_out() -> None:
+def test_the_default_variant_has_no_interventions() -> None:
     assert Variant().to_dict() == {}
     assert Variant.from_dict({}) == Variant()
     assert not Variant()
-    assert str(Variant()) == "nothing left out"
+    assert str(Variant()) == "no interventions"
 
 
 def test_the_id_of_a_measurement_without_an_ablation_is_that_of_older_stores() -> None:
