@@ -1,11 +1,10 @@
-"""Numbers and names as a reader sees them: units, few digits, nothing that acts."""
+"""Formats numbers and names for display. Pure functions."""
 
 from __future__ import annotations
 
 from nfold.core.stats import Interval
 
 NO_NUMBER = "–"
-"""Stands where there is no number."""
 
 STATUS_LABELS = {
     "ok": "ok",
@@ -22,15 +21,11 @@ _SUPERSCRIPT = str.maketrans("0123456789,", "⁰¹²³⁴⁵⁶⁷⁸⁹˒")
 
 
 def decimals(value: float) -> int:
-    """Digits after the point that leave about three significant ones."""
+    """Return the digits after the point for about three significant digits, at most 4."""
     size = abs(value)
-    if size >= 100 or size == 0:
+    if size == 0:
         return 0
-    if size >= 10:
-        return 1
-    if size >= 1:
-        return 2
-    return 3 if size >= 0.1 else 4
+    return next((places for places, limit in enumerate((100, 10, 1, 0.1)) if size >= limit), 4)
 
 
 def format_number(value: float, places: int | None = None) -> str:
@@ -39,7 +34,7 @@ def format_number(value: float, places: int | None = None) -> str:
 
 
 def format_range(interval: Interval, places: int | None = None, unit: str = "") -> str:
-    """``1.80–1.86``; empty where there is no interval."""
+    """``1.80–1.86``; empty without bounds."""
     if interval.low is None or interval.high is None:
         return ""
     places = decimals(interval.value) if places is None else places
@@ -47,7 +42,7 @@ def format_range(interval: Interval, places: int | None = None, unit: str = "") 
 
 
 def format_half_width(interval: Interval, places: int | None = None) -> str:
-    """``±0.03``, the wider side of the interval; empty where there is none."""
+    """``±0.03``, the wider side of the interval; empty without bounds."""
     if interval.low is None or interval.high is None:
         return ""
     places = decimals(interval.value) if places is None else places
@@ -56,7 +51,6 @@ def format_half_width(interval: Interval, places: int | None = None) -> str:
 
 
 def scale_interval(interval: Interval, factor: float) -> Interval:
-    """The interval in another unit."""
     low, high = interval.low, interval.high
     return Interval(
         interval.value * factor,
@@ -66,7 +60,7 @@ def scale_interval(interval: Interval, factor: float) -> Interval:
 
 
 def format_duration(seconds: float) -> str:
-    """``69.1 s``; from 100 seconds on ``0:23:15`` (hours, minutes, seconds)."""
+    """``69.1 s``; ``0:23:15`` (hours, minutes, seconds) from 100 seconds."""
     if seconds < 100:
         return f"{format_number(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -74,17 +68,13 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes as ``1.50 GiB`` or ``812 MiB``."""
-    gibibytes = count / 2**30
-    return (
-        f"{format_number(gibibytes)} GiB"
-        if gibibytes >= 1
-        else f"{format_number(count / 2**20)} MiB"
-    )
+    """``1.50 GiB`` or ``812 MiB``."""
+    unit, size = ("GiB", 2**30) if count >= 2**30 else ("MiB", 2**20)
+    return f"{format_number(count / size)} {unit}"
 
 
 def format_ratio(value: float) -> str:
-    """A ratio: ``1.83×``."""
+    """``1.83×``."""
     return f"{value:.2f}×"
 
 
@@ -119,17 +109,16 @@ def format_ratio_interval(ratio: Interval) -> str:
 
 
 def format_parenthesized_range(interval: Interval, form: str) -> str:
-    """`` (1.10 to 1.40)``, its ends in this form; empty where nobody knows how sure it is."""
+    """`` (1.10 to 1.40)`` with bounds in a format such as ``{:.2f}``; empty without bounds."""
     if interval.low is None or interval.high is None or interval.low == interval.high:
         return ""
     return f" ({form.format(interval.low)} to {form.format(interval.high)})"
 
 
 def terminal_safe(text: str, *, keep_lines: bool = False) -> str:
-    """``text`` with control and direction characters written out, as ``\\x1b``.
+    """Escape control and direction characters, as ``\\x1b``.
 
-    Line breaks and tabs become spaces, so that a name cannot break a table; with
-    ``keep_lines`` line breaks stay.
+    Line breaks and tabs become spaces; ``keep_lines`` keeps line breaks.
     """
     return "".join(_escape_character(character, keep_lines) for character in text)
 

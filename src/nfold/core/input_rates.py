@@ -1,4 +1,4 @@
-"""What a machine does with the image files of a workload, as it was measured there."""
+"""Measured rates of decoding and training on image files, and the plan that they suggest."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from dataclasses import dataclass
 
 from nfold.core.plan import Plan
 
-WORKER_MARGIN = 1.25
-"""How much more the workers of a device should make than it takes."""
-COMPILED_SPEEDUP = 2.0
-"""How many times as fast as measured a compiled step is taken to be: none was compiled for it."""
-MAX_READING_WORKERS = 8
-"""The most workers that only read."""
+WORKER_MARGIN = 1.25  # workers of a device should make this many times what it consumes
+COMPILED_SPEEDUP = 2.0  # assumed for a compiled step: rates are measured with an eager step
+MAX_READING_WORKERS = 8  # workers that read without decoding
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRate:
-    """Images per second: the median of a few short windows, the least and the most of them."""
+    """Images per second: median, minimum and maximum of a few short windows."""
 
     value: float
     low: float
@@ -27,18 +24,18 @@ class ImageRate:
         return f"{self.value:,.0f} images/s ({self.low:,.0f}–{self.high:,.0f})"
 
     def scale(self, number: int) -> ImageRate:
-        """Of so many that do the same."""
+        """Return the rate of ``number`` workers."""
         return ImageRate(value=number * self.value, low=number * self.low, high=number * self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputRates:
-    """The rates of one plan's input.
+    """Rates of the input of one plan.
 
-    ``worker`` is one loader process while as many are at work as the machine has cores for,
-    decoding and, where the plan says so, distorting; ``decoder`` is nvJPEG on one GPU, None where
-    there is none; ``device`` is one GPU training on images that lie there, None where that did not
-    fit.
+    Attributes:
+        worker: one loader process, while all cores decode and, if planned, augment.
+        decoder: nvJPEG on one GPU, None without it.
+        device: one GPU training on resident images, None if they did not fit.
     """
 
     worker: ImageRate
@@ -46,9 +43,9 @@ class InputRates:
     device: float | None = None
 
     def workers_needed(self, plan: Plan) -> int:
-        """Workers that keep one of a complete plan's devices busy, perhaps more than it may have.
+        """Return the workers that keep one device of a complete plan busy, without a limit.
 
-        All that it may have where nobody knows what the device takes.
+        If the rate of the device is unknown, returns the maximum.
         """
         if self.device is None:
             return max_decoding_workers(plan)
@@ -56,9 +53,9 @@ class InputRates:
         return max(1, math.ceil(WORKER_MARGIN * compiled * self.device / self.worker.value))
 
     def prefers_device_decoding(self, plan: Plan) -> bool:
-        """Whether a device takes more than all its workers make, and nvJPEG makes more than they.
+        """Return whether workers cannot keep a device busy and nvJPEG is faster than them.
 
-        Each in its worst window against the other's best.
+        Compares the slowest window of nvJPEG with the fastest of the workers.
         """
         starved = self.device is None or self.workers_needed(plan) > max_decoding_workers(plan)
         suits = plan.augment == "device" and plan.cache == "off"
@@ -67,7 +64,7 @@ class InputRates:
         return self.decoder.low > self.worker.scale(max_decoding_workers(plan)).high
 
     def describe(self, plan: Plan) -> str:
-        """The measurements in a sentence, and what was chosen by them."""
+        """Return the rates and the resulting choice in a sentence."""
         most = max_decoding_workers(plan)
         parts = [f"measured: a worker makes {self.worker}, {most} make {self.worker.scale(most)}"]
         parts += [f"nvJPEG on a GPU {self.decoder}"] if self.decoder else []
@@ -76,25 +73,25 @@ class InputRates:
 
 
 def max_decoding_workers(plan: Plan) -> int:
-    """The most workers that may decode for a device: all of its cores but the rank's own."""
+    """Return the limit of decoding workers per device: all of its cores but one."""
     return max(1, (plan.cores_per_device or 1) - 1)
 
 
 def depends_on_rates(partial: Plan, complete: Plan) -> bool:
-    """Whether rates decide anything: of files on GPUs, where a plan leaves something open."""
+    """Return whether rates decide a field that the partial plan leaves open."""
     return host_decodes_for_gpus(complete) and (partial.workers is None or partial.decode is None)
 
 
 def host_decodes_for_gpus(complete: Plan) -> bool:
-    """Whether the host decodes files for GPUs, where nvJPEG can."""
-    here = complete.device == "cuda" and complete.framework == "torch"
-    return here and complete.decode == "cpu" and complete.input == "loader"
+    """Return whether the host decodes files that nvJPEG could decode."""
+    has_nvjpeg = complete.device == "cuda" and complete.framework == "torch"
+    return has_nvjpeg and complete.decode == "cpu" and complete.input == "loader"
 
 
 def complete_with_rates(partial: Plan, complete: Plan, rates: InputRates | None) -> Plan:
-    """The complete plan with what ``asked`` leaves open of decode and workers chosen by rates.
+    """Choose ``decode`` and ``workers`` by the rates if the partial plan leaves them open.
 
-    Workers that only read files are half the cores' number, as for other inputs.
+    Workers that only read files are half as many as cores, as for other inputs.
     """
     if rates is None or not depends_on_rates(partial, complete):
         return complete

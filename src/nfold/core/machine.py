@@ -1,4 +1,4 @@
-"""What a measurement ran on: a frozen description, with no names of users or folders in it."""
+"""The machine of a measurement, as a value without names of users or folders."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from nfold.core.serialization import deserialize, serialize
 
 @dataclass(frozen=True, kw_only=True)
 class GpuInfo:
-    """One GPU as its driver describes it; None where the driver does not say."""
+    """One GPU as its driver describes it; None if the driver does not report a value."""
 
     index: int
     name: str
     memory_bytes: int | None = None
     uuid: str | None = None
-    pcie: str | None = None
-    """Current link, for example ``gen5 x16``."""
+    pcie: str | None = None  # current link, such as ``gen5 x16``
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuLink:
-    """How two GPUs reach each other: ``nvlink`` with its count, ``pcie``, or ``none``."""
+    """The connection of two GPUs; ``kind`` is ``nvlink``, ``pcie`` or ``none``."""
 
     first: int
     second: int
@@ -36,11 +35,14 @@ class GpuLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One host: its cores, memory, GPUs, the links between them, and versions of software."""
+    """One host: cores, memory, GPUs, the links between them, and versions of software.
+
+    ``cores`` counts the cores that this process may use (affinity mask and CPU quota).
+    ``versions`` has the libraries that decide speed, by package name.
+    """
 
     cpu: str
     cores: int
-    """Cores that this process may use (its affinity mask and CPU quota), not all that exist."""
     memory_bytes: int
     shm_bytes: int | None = None
     os: str = ""
@@ -49,12 +51,11 @@ class Machine:
     gpus: tuple[GpuInfo, ...] = ()
     links: tuple[GpuLink, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
-    """Versions of the frameworks and libraries that decide speed, by package name."""
     limits: dict[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
-        """Ten hex digits: the same hardware and software versions give the same id."""
+        """Ten hex digits of the hardware and the software versions."""
         facts = serialize(self)
         for volatile in ("shm_bytes", "limits"):
             del facts[volatile]
@@ -71,30 +72,30 @@ class Machine:
         return f"{gpus}{self.cores} cores ({self.cpu}), {self.memory_bytes / 2**30:.0f} GiB"
 
     def device_count(self, device: str) -> int:
-        """How many devices of a kind (``cuda`` or ``cpu``) there are; a CPU device is a core."""
+        """Count the devices of a kind (``cuda`` or ``cpu``); a core is a CPU device."""
         return len(self.gpus) if device == "cuda" else self.cores
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, with the id."""
+        """Return JSON values with the id."""
         return {"id": self.id, **serialize(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Machine:
-        """The machine that ``to_dict`` wrote."""
+        """Return the machine that ``to_dict`` wrote."""
         return deserialize(cls, {k: v for k, v in values.items() if k != "id"})
 
 
 def free_memory_bytes() -> int:
-    """What a new process may take without swapping."""
+    """Return the memory that a new process can allocate without swapping."""
     return parse_available_bytes(Path("/proc/meminfo").read_text())
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process held so far."""
+    """Return the peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def parse_available_bytes(meminfo: str) -> int:
-    """What ``meminfo`` estimates to be available (proc(5))."""
+    """Return MemAvailable of ``/proc/meminfo`` (proc(5))."""
     fields = dict(line.split(":", 1) for line in meminfo.splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""What is trained, as a value: a name and its parameters, written on one line."""
+"""A workload, what is trained, as a value that is written on one line."""
 
 from __future__ import annotations
 
@@ -17,30 +17,27 @@ from nfold.core.redaction import abbreviate_home, expand_home, hide_secrets, red
 
 IDENTIFIER = r"[A-Za-z_]\w*"
 FUNCTION_REFERENCE = rf"{IDENTIFIER}(?:\.{IDENTIFIER})*:{IDENTIFIER}"
-MODULE_FLAG = "-m"
-"""What stands before a module's name, as for Python."""
+MODULE_FLAG = "-m"  # before the name of a module, as for Python
 WORKLOAD_PATTERN = re.compile(rf"({FUNCTION_REFERENCE}|[a-z][a-z0-9_]*)(?::(.+))?", re.ASCII)
 PARAMETER_PATTERN = re.compile(rf"({IDENTIFIER})=(-?[0-9]{{1,18}})", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A workload's name and the parameters that differ from its defaults, ordered by name.
+    """A built-in workload, a function of the user's, or an unmodified script.
 
-    ``name`` is a built-in one, or ``package.module:function``, a user's own. The written form is
-    ``name`` or ``name:key=value,key=value``, for example ``wide_resnet:depth=16,width=4``.
-    Parameters are integers. Whether the name and the parameters exist is the catalogue's to say
-    (``nfold.workloads``).
+    Written as ``name`` or ``name:key=value,key=value``, for example ``wide_resnet:depth=16``; a
+    script is written as the command that runs it. The catalogue, ``nfold.workloads``, checks names
+    and parameters.
 
-    What another code measured is another result, as is what was measured in another environment:
-    neither is written. ``code`` is of a user's own workload: 16 hex digits of its file's SHA-256.
-    ``imports`` are as many of all that its file imports, and of what that names
-    (``nfold.core.fingerprint.digest``). ``variables`` are those of the environment that steer libraries.
-
-    ``script`` is of a script that is run unchanged: its path and its arguments, or ``-m``, a
-    module and its arguments. It is then written as the command that a person types, ``name`` is
-    the file's or the module's, and ``code`` is of all that makes it what it is
-    (``nfold.core.fingerprint.digest``).
+    Attributes:
+        name: built-in name, ``package.module:function``, or the name of a script or module.
+        parameters: integers that differ from the defaults, ordered by name.
+        code: fingerprint of the user's file, or of a script with everything it depends on
+            (``nfold.core.fingerprint``), 16 hex digits. Not in the written form.
+        imports: fingerprint of everything that the user's file imports. Not in the written form.
+        variables: environment variables that configure libraries. Not in the written form.
+        script: path and arguments of a script, or ``-m``, a module and its arguments.
     """
 
     name: str
@@ -52,7 +49,7 @@ class Workload:
 
     @classmethod
     def from_script(cls, path: str, *arguments: str) -> Workload:
-        """The script at ``path`` with its arguments; UsageError where it cannot be read."""
+        """Return the script at ``path``. Raises UsageError if it cannot be read."""
         try:
             code = fingerprint.compute_fingerprint(path, arguments, os.environ)
         except OSError as error:
@@ -64,19 +61,19 @@ class Workload:
 
     @classmethod
     def from_module(cls, name: str, *arguments: str) -> Workload:
-        """The module that ``python -m name`` would run from here; UsageError where none is."""
+        """Return the module that ``python -m name`` runs here. Raises UsageError if none exists."""
         file = fingerprint.module_file(name, os.getcwd())
         if file is None:
             raise UsageError(
-                f"module {name!r} is not found from this folder; allowed is what python -m runs, "
-                f"in Python; next: python -m {name}"
+                f"module {name!r} is not found from this folder; allowed are Python modules that "
+                f"python -m runs; next: python -m {name}"
             )
         code = fingerprint.compute_fingerprint(file, arguments, os.environ, module=name)
         return cls(name=name, code=code, script=(MODULE_FLAG, name, *arguments))
 
     @classmethod
     def parse(cls, text: str) -> Workload:
-        """The workload that ``text`` writes; UsageError where it is not of the form."""
+        """Parse the written form. Raises UsageError for any other text."""
         form = WORKLOAD_PATTERN.fullmatch(text)
         if form is None:
             raise UsageError(_malformed(text))
@@ -92,18 +89,18 @@ class Workload:
 
     @property
     def module(self) -> str | None:
-        """The module that a script is, None where it is run by its path."""
+        """The module of a script, None if it is run by its path."""
         return self.script[1] if self.script[:1] == (MODULE_FLAG,) else None
 
     @property
     def function_reference(self) -> tuple[str, str] | None:
-        """The module and the function of a user's own workload, None of a built-in one."""
+        """Module and function of a user's workload, else None."""
         module, separator, function = self.name.partition(":")
         return (module, function) if separator and not self.script else None
 
     @property
     def for_checkpoints(self) -> Workload:
-        """As checkpoints know it, which are gone on with after a change to a logger, too."""
+        """The identity of checkpoints, which are continued after changes to imported files."""
         return dataclasses.replace(self, imports="", variables=())
 
     @property
@@ -124,29 +121,28 @@ class Workload:
         return f"{self.name}:{written}" if written else self.name
 
     def with_parameters(self, **changes: int) -> Workload:
-        """The same workload with some parameters set."""
         merged = {**dict(self.parameters), **changes}
         return dataclasses.replace(self, parameters=tuple(sorted(merged.items())))
 
 
 def _malformed(text: str) -> str:
     return (
-        f"workload {text!r} is not of the form NAME, MODULE:FUNCTION or one of them with "
-        ":KEY=INTEGER,...; for example wide_resnet:depth=16,width=4"
+        f"workload {text!r} is malformed: allowed are NAME and MODULE:FUNCTION, followed by "
+        ":KEY=INTEGER,... for parameters; for example wide_resnet:depth=16,width=4"
     )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Training:
-    """A model, its data, its loss and its optimizer, for ``nfold train my_module:function``.
+    """A model, its data, loss and optimizer, for ``nfold train my_module:function``.
 
-    ``train`` and ``test`` are pairs (samples, targets) of NumPy arrays or tensors [n, ...] on
-    the CPU. uint8 images [n, h, w, c] of 1 to 4 channels reach the model as float [n, c, h, w],
-    normalised by the training images' channels; everything else reaches it as it is, float64 as
-    float32. ``optimizer`` is a function of the model. ``loss(outputs, targets)`` returns the
-    mean over the samples, [] (default: cross entropy). ``augmentation`` is for images:
-    ``("crop", 4), ("flip", 0), ("cutout", 8)``. ``batch`` and ``epochs`` hold where neither a
-    flag nor nfold.toml says otherwise.
+    ``train`` and ``test`` are pairs (samples, targets) of NumPy arrays or tensors [n, ...] on the
+    CPU. uint8 images [n, h, w, c] of 1 to 4 channels become float [n, c, h, w], normalised by the
+    channels of the training images; float64 becomes float32; other types are unchanged.
+    ``optimizer`` is a function of the model. ``loss(outputs, targets)`` returns the mean over the
+    samples, [] (default: cross entropy). ``augmentation`` applies to images:
+    ``("crop", 4), ("flip", 0), ("cutout", 8)``. ``batch`` and ``epochs`` are defaults for options
+    and nfold.toml.
     """
 
     model: Any
