@@ -1,4 +1,4 @@
-"""What happened: raw samples per rank and the facts around them, never only a mean."""
+"""Measurements: raw samples of every rank, and the facts about a run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from nfold.core.workload import Workload
 Status = Literal["ok", "oom", "crashed", "hung", "killed", "diverged", "unsupported", "interrupted"]
 STATUSES: tuple[str, ...] = get_args(Status)
 
-NO_GRADIENT_EXCHANGE = "gradients were not exchanged"
-"""What is said of ranks that each train a model of their own."""
-INTERRUPTED_STATUSES: tuple[str, ...] = ("interrupted", "killed")
-"""Ended from outside: a rerun of the same grid runs these again, all others are results."""
+NO_GRADIENT_EXCHANGE = "gradients were not exchanged"  # if each rank trains its own model
+INTERRUPTED_STATUSES: tuple[str, ...] = ("interrupted", "killed")  # a rerun measures these again
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchStats:
-    """Batches that the data set of a script gave in some time, in whatever process.
+    """Batches that the data set of a script returned, in all processes.
 
-    ``seconds`` add up over the processes that made them. In ``waited_s`` of these they neither
-    computed nor wanted a core: they slept for a disk, a network, a lock. ``read_bytes`` is what
-    was read from files, ``disk_bytes`` what of it was not in the host's memory.
+    Attributes:
+        seconds: sum over the processes that made the batches.
+        waited_s: the part in which they slept: for a disk, a network, a lock.
+        read_bytes: read from files.
+        disk_bytes: the part that was not cached in the host's memory.
     """
 
     batches: int
@@ -43,11 +43,13 @@ class FetchStats:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochGap:
-    """What lies between two passes over the data, in no window.
+    """The time between two epochs, which is in no window.
 
-    ``seconds`` from the last step of one to the first of the next, of a script to its first batch;
-    ``steps`` of the former. ``waited_s`` of them a script waits for that batch, its loader's
-    workers starting or at work on it.
+    Attributes:
+        seconds: from the last step of an epoch to the first step of the next; of a script, to its
+            first batch.
+        steps: steps of the earlier epoch.
+        waited_s: the part in which a script waited for that batch.
     """
 
     seconds: float
@@ -57,15 +59,18 @@ class EpochGap:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Some consecutive steps of one rank, fenced by device synchronisation at both ends.
+    """Consecutive steps of one rank, between two synchronisations with the device.
 
-    ``first`` is the number of its first step in its process, from 0. ``start_s`` is on the host's
-    monotonic clock (the same for every process of the host), ``samples`` counts this rank's own.
-    ``fetches`` are those that ended in it, None where nobody could watch them. ``between`` is what
-    lies before it where a pass over the data begins with it. ``ahead_s`` is how long the devices
-    went on when the host had nothing more for them: long where they are what a step waits for, not
-    where they wait for the host. None: not known. ``clock_mhz`` is that of the rank's GPU where it
-    was read in that time, and ``clock_held`` what held it back then, such as its power limit.
+    Attributes:
+        start_s: on the host's monotonic clock, which is the same for all of its processes.
+        samples: of this rank.
+        first_step: number of the first step in its process, from 0.
+        fetches: fetches that ended in the window, None if they could not be observed.
+        epoch_gap: the gap before the window, if an epoch begins with it.
+        queue_drain_s: how long the devices worked after the host's last call. Long if steps wait
+            for the devices, short if the devices wait for the host. None: unknown.
+        clock_mhz: clock of the rank's GPU, if it was read in the window.
+        throttle_reason: why the clock was limited, such as the power limit.
     """
 
     start_s: float
@@ -82,11 +87,13 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """One pass over the training data: wall seconds with everything between its steps.
+    """One pass over the training data.
 
-    ``samples`` counts every rank's; ``train_loss`` is the mean over them, None of a script,
-    which keeps it to itself; ``accuracy`` is on
-    the whole test set, None where it was not evaluated. Evaluation time is not in ``seconds``.
+    Attributes:
+        seconds: wall time without evaluation.
+        samples: of all ranks.
+        train_loss: mean over all samples, None for a script.
+        accuracy: on the test set, None if it was not evaluated.
     """
 
     seconds: float
@@ -97,10 +104,12 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class OperationPart:
-    """One timed part of an operation, such as ``copy to device``: raw seconds per call.
+    """One timed part of an operation, such as ``copy to device``.
 
-    ``images`` and ``bytes`` are what one call handles over all ranks; ``baseline`` marks a part
-    that runs without the devices (another library on the CPU).
+    Attributes:
+        seconds: per call.
+        images, bytes: per call, over all ranks.
+        baseline: the part runs without the devices (another library on the CPU).
     """
 
     name: str
@@ -116,11 +125,13 @@ HostGapKind = Literal["after a step", "after some steps", "between passes"]
 
 @dataclass(frozen=True, kw_only=True)
 class HostGapLocation:
-    """A line of the user's code that a rank was at while it made no step, for so long in all.
+    """A line of user code that a rank executed while it made no step.
 
-    ``when``: usually after a step, after some steps that are followed by a longer pause, or between
-    two passes over the data. It is a line of the loop that trains, or of a function that a trainer
-    calls there. ``calls`` is what was called on it: ``evaluate()``, or the line of a package.
+    Attributes:
+        kind: after most steps, after some steps with a longer gap, or between epochs.
+        location: line of the training loop, or of a function that a trainer calls there.
+        seconds: in total.
+        callee: function that the line called, ``evaluate()``, or the line of a package.
     """
 
     kind: HostGapKind
@@ -131,22 +142,23 @@ class HostGapLocation:
 
 @dataclass(frozen=True, kw_only=True)
 class RankSamples:
-    """What one rank measured. Times are this rank's own; nothing is averaged.
+    """Raw samples of one rank; nothing is averaged.
 
-    ``sample_hashes`` has one (count, order-free 64-bit hash as hex) per epoch or, without
-    epochs, one for the whole run: ranks that were fed the same samples have the same hash.
-    ``parameter_checksum`` is equal on all ranks after a correct data-parallel run, and
-    ``parameter_sample`` some of the parameters where it is known that gradients were exchanged.
-    ``losses`` holds (step, mean loss over the steps since the one before) points.
-    ``turns`` tells, where experiments took turns, which of them every window belongs to.
-    ``pauses_ms`` has one entry for every step of a script, untimed ones too: how long its host did
-    something else after the step before and did not ask for a batch. Empty: nobody could tell.
-    ``paused_at`` are the lines where it did so, as far as it was looked at, the longest first.
-    ``pass_starts`` numbers the steps that passes over the data began with, but for the first pass.
-    Of ``peak_memory_bytes``, ``data_bytes`` are the part of the training set that stays on the
-    device and ``graph_bytes`` what the allocator reserves for CUDA graphs.
-    ``reserved_memory_bytes`` is what the framework took from the fullest device, used or not;
-    where the peak is what tensors really used, the two differ.
+    Attributes:
+        slots: for interleaved variants, the index of each window's variant.
+        host_gaps_ms: for every step of a script, also untimed ones, how long the host did something
+            else after the step before it. Empty: not observed.
+        host_gap_locations: sampled lines of these gaps, the longest first.
+        epoch_starts: numbers of the steps that epochs began with, except the first epoch.
+        losses: (step, mean loss over the steps since the previous point).
+        peak_memory_bytes: with ``data_bytes`` of the resident training set and ``graph_bytes`` of
+            CUDA graphs.
+        reserved_memory_bytes: allocated by the framework on the fullest device, used or not.
+        sample_hashes: (count, order-independent 64-bit hash as hex) per epoch, or one for a run
+            without epochs. Equal for ranks with the same samples.
+        parameter_checksum: equal on all ranks after a correct data-parallel run.
+        parameter_sample: some parameters, if gradients are known to be exchanged.
+        caveats: (kind, text) that the rank itself noticed.
     """
 
     rank: int
@@ -171,17 +183,16 @@ class RankSamples:
     parameter_sample: tuple[float, ...] = ()
     parameter_count: int | None = None
     caveats: tuple[tuple[str, str], ...] = ()
-    """Doubts that the rank itself noticed, as (kind, text); they become warnings."""
 
     def windows_with_step_times(self) -> Iterator[tuple[Window, tuple[float, ...]]]:
-        """Every window with the milliseconds of its steps."""
+        """Yield every window with the milliseconds of its steps."""
         first = 0
         for window in self.windows:
             yield window, self.step_ms[first : first + window.steps]
             first += window.steps
 
     def split_windows(self, parts: Sequence[int], count: int) -> list[RankSamples]:
-        """Every window with its steps in the one of ``count`` parts that is named for it."""
+        """Split into ``count`` samples; window i goes into number ``parts[i]``."""
         windows: list[list[Window]] = [[] for _ in range(count)]
         times: list[list[float]] = [[] for _ in range(count)]
         for (window, step_ms), part in zip(self.windows_with_step_times(), parts, strict=True):
@@ -195,10 +206,10 @@ class RankSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class Caveat:
-    """Something that casts doubt on a number; printed beside it. ``kind`` is stable.
+    """Why a number is uncertain. ``kind`` is stable.
 
-    ``value`` is the number in the text where others reckon with it: of ``busy_host`` the cores that
-    other processes used on average.
+    ``value`` is the number in the text, for computations: of ``busy_host`` the cores that other
+    processes used on average.
     """
 
     kind: str
@@ -208,9 +219,9 @@ class Caveat:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCause:
-    """Why a measurement is not ``ok``: one sentence, and the rank and step where it began.
+    """Why a measurement is not ``ok``: a sentence, and the rank and step where it began.
 
-    ``stalled_s`` are the seconds since a step was made, of a run that nfold ended for its time.
+    ``stalled_s`` is the time since the last step of a run that reached its time limit.
     """
 
     text: str
@@ -222,11 +233,13 @@ class FailureCause:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One run of one complete plan in a fresh process tree, or its failure.
+    """One run of a complete plan in its own process tree, or its failure.
 
-    ``folder`` is relative to the results folder; ``started_at`` is UTC in ISO 8601;
-    ``energy_joules`` covers the timed windows of all devices, None where no device reports
-    power. ``wall_seconds`` is the whole run with start-up.
+    Attributes:
+        energy_joules: of all devices in the timed windows, None if no device reports power.
+        started_at: UTC, ISO 8601.
+        wall_seconds: of the whole run, with start-up.
+        folder: relative to the results folder.
     """
 
     id: str
@@ -246,43 +259,42 @@ class Measurement:
 
     @property
     def cell(self) -> str:
-        """The id that all repeats of the same measurement share."""
+        """The id that all repeats share."""
         return cell_id(self.workload, self.plan, self.variant, self.machine)
 
     @property
     def checkpoint_id(self) -> str:
-        """The id that its checkpoints have, whatever it imported."""
+        """The id of its checkpoints, which does not depend on imported files."""
         return cell_id(self.workload.for_checkpoints, self.plan, self.variant, self.machine)
 
     @property
     def is_final(self) -> bool:
-        """Whether a rerun of the grid may skip it."""
+        """Whether a rerun skips it."""
         return self.status not in INTERRUPTED_STATUSES
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; ``from_dict`` reads them back."""
         values: dict[str, Any] = serialize(self)
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Measurement:
-        """The measurement that ``to_dict`` wrote; ValueError names a wrong entry."""
+        """Return the measurement that ``to_dict`` wrote. ValueError names an invalid entry."""
         return deserialize(cls, values)
 
 
 def cell_id(workload: Workload, plan: Plan, variant: Variant | None, machine: Machine) -> str:
-    """Ten hex digits of what was run where; the same question on the same machine has one."""
+    """Ten hex digits of a workload, plan and variant on a machine."""
     name = " ".join(filter(None, (workload.identity, workload.code, workload.imports)))
-    asked = [name, plan.id, (variant or Variant()).to_dict(), machine.id]
-    asked += [(name, expand_home(value)) for name, value in workload.variables]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
+    key = [name, plan.id, (variant or Variant()).to_dict(), machine.id]
+    key += [(name, expand_home(value)) for name, value in workload.variables]
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:10]
 
 
 class MeasurementStore(Protocol):
-    """``nfold.store.store.Store``, or what stands in for it."""
+    """The interface of ``nfold.store.store.Store`` that runs need."""
 
     def find(self, cell: str, repeat: int) -> Measurement | None:
-        """The latest measurement of a cell's repeat, or None."""
+        """Return the latest measurement of a cell's repeat, or None."""
 
     def append(self, measurement: Measurement) -> None:
-        """Keep a measurement; it is durable when this returns."""
+        """Store a measurement durably."""

@@ -1,4 +1,4 @@
-"""How a workload is trained: one frozen value, resolved once on the machine, then hashed."""
+"""The plan: how a workload is trained, as a value that is resolved on a machine and hashed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
     "exchange": ("fp32", "bf16"),
     "batch_norm": ("device", "synchronised"),
     "allocation": ("default", "growth"),
-}
-"""The values of every named axis. What a framework cannot do of them, it says with a reason."""
+}  # a framework refuses those that it does not support, with a reason
 
 MINIMUM_VALUES: dict[str, int] = {
     "devices": 1,
@@ -44,47 +43,52 @@ MINIMUM_VALUES: dict[str, int] = {
     "epochs": 1,
     "warmup_steps": 0,
 }
-"""The smallest value of every numeric axis."""
 
 WARMUP_STEPS = 10
-MIN_TIMED_STEPS = 5
-"""Timed steps; from fewer nobody can tell anything."""
-LONG_STEP_S = 0.3
-"""Of steps that take longer fewer are made: 57 of them, as in a first look, would take 17 s."""
-PREFETCH_BATCHES = 4
-"""Batches that each worker of nfold's own loaders makes ahead of the step."""
+MIN_TIMED_STEPS = 5  # fewer are not a measurement
+LONG_STEP_S = 0.3  # if steps take longer, fewer are run: 57 as in a probe run would take 17 s
+PREFETCH_BATCHES = 4  # per worker of nfold's own loaders
 PREFETCH_WARMUP_FACTOR = 4
-"""A warm-up of so many times what lies ready uses it up, unless a loader's workers are almost as
-fast as the devices."""
+"""A warm-up of this many times the prefetched batches uses them up, unless workers are almost as
+fast as devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadDefaults:
-    """What a workload suggests where a plan says nothing."""
+    """Values of a workload for fields that a plan leaves open.
+
+    Attributes:
+        epochs: None for a workload without epochs, whose length is in steps.
+        data_bytes: size of the training set on a device, None if there is none or it is unknown.
+        encoded: images are files that are decoded for every step.
+    """
 
     batch: int
     epochs: int | None
-    """None where the workload has no epochs; its length is then in steps."""
     steps: int | None = None
     data_bytes: int | None = None
-    """Of its training set as it lies on a device; None where it has none or nobody knows."""
     encoded: bool = False
-    """Whether its images are files that have to be decoded for every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a workload is trained. None means automatic; ``resolve`` fills it in on a machine.
+    """How a workload is trained. None means automatic; ``resolve`` chooses values on a machine.
 
-    ``batch`` is the global batch in samples per step, ``devices`` a count, ``cores_per_device``
-    the cores of one CPU device, ``workers`` loader processes per rank. A rank computes its share
-    of a batch in ``accumulate`` parts; gradients are sent as ``exchange``; ``batch_norm`` is over
-    each device's own samples of a part or, synchronised, over those of all devices. ``kernels``
-    says whether a compiled step takes kernels as they come or searches for the fastest. One call
-    makes ``steps_per_execution`` steps. ``allocation`` says whether a framework takes memory of a
-    GPU as it does by default or as it needs it. ``decode`` is where image files become pixels, None
-    where there are none; ``cache`` may keep them decoded, ``bad_images`` leave out damaged ones.
-    The length is either ``steps`` (timed steps after ``warmup_steps``) or ``epochs``.
+    Attributes:
+        devices: number of devices.
+        cores_per_device: cores of one CPU device.
+        batch: global batch, in samples per step.
+        workers: loader processes per rank.
+        decode: where image files are decoded; None if there are none.
+        cache: ``decoded`` keeps decoded images.
+        bad_images: ``skip`` leaves out damaged images.
+        kernels: ``tuned`` searches for the fastest kernels of a compiled step.
+        accumulate: parts in which a rank computes its share of a batch.
+        exchange: type in which gradients are sent.
+        batch_norm: over the samples of each device, or ``synchronised`` over all devices.
+        steps_per_execution: steps per call.
+        allocation: ``growth`` allocates memory of a GPU as needed.
+        steps, epochs: length, one of them; ``steps`` are timed steps after ``warmup_steps``.
     """
 
     framework: str = "torch"
@@ -123,38 +127,33 @@ class Plan:
             if value is not None and (type(value) is not int or value < minimum):
                 raise UsageError(f"{name} {value!r}: allowed are whole numbers from {minimum}")
         if self.steps is not None and self.epochs is not None:
-            raise UsageError(
-                f"steps {self.steps} and epochs {self.epochs}: give one of them as the length"
-            )
+            raise UsageError(f"steps {self.steps} and epochs {self.epochs}: allowed is one of them")
 
     @property
     def id(self) -> str:
-        """Ten hex digits. Fields at their default are left out, so that new fields keep old ids."""
-        said = {f.name: getattr(self, f.name) for f in fields(self)}
-        kept = {f.name: said[f.name] for f in fields(self) if said[f.name] != f.default}
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
+        """Ten hex digits of all fields that are not at their default."""
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
+        changed = {name: value for name, (value, default) in values.items() if value != default}
+        return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to resolve (``steps`` or ``epochs`` is None, not both).
-
-        ``decode`` may be None: many workloads have nothing to decode.
-        """
+        """Whether all fields are resolved, except ``decode`` and one of ``steps`` and ``epochs``."""
         open_fields = {f.name for f in fields(self) if getattr(self, f.name) is None}
         return open_fields - {"decode"} in ({"steps"}, {"epochs"})
 
     @property
     def has_placement(self) -> bool:
-        """Whether it says what a script needs: where it runs and for how long.
+        """Whether all fields that a script needs are resolved: where it runs and for how long.
 
-        The rest a script decides by itself; what is given all the same is imposed on it.
+        Other fields that are set override the script.
         """
         needed = (self.device, self.devices, self.cores_per_device, self.strategy)
         lengths = [self.steps, self.epochs].count(None)
         return lengths == 1 and None not in (*needed, self.warmup_steps)
 
     def edit(self, **changes: Any) -> Plan:
-        """The same plan with some fields changed; the other length is cleared when one is set."""
+        """Return a plan with some fields changed. Setting one length clears the other."""
         unknown = [name for name in changes if name not in PLAN_FIELDS]
         if unknown:
             raise UnknownValue("plan field", unknown[0], PLAN_FIELDS)
@@ -165,17 +164,18 @@ class Plan:
         return dataclasses.replace(self, **changes)
 
     def diff(self, other: Plan) -> dict[str, tuple[Any, Any]]:
-        """The fields in which two plans differ: name to (this plan's, the other's)."""
+        """Return the fields that differ: name to (value of this plan, of the other)."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in PLAN_FIELDS}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def resolve(self, machine: Machine, defaults: WorkloadDefaults) -> Plan:
-        """The complete plan on ``machine``: every None replaced by the choice for it.
+        """Return the complete plan on ``machine``, with a choice for every None.
 
-        Raises DevicesMissing where the machine has fewer devices than asked for.
+        Raises DevicesMissing if the machine has fewer devices than requested.
         """
         device = self.device or ("cuda" if machine.gpus else "cpu")
-        devices = self.devices or _devices(machine, device, self.strategy)
+        all_gpus = device == "cuda" and self.strategy != "single"
+        devices = self.devices or max(1, len(machine.gpus) if all_gpus else 1)
         if self.framework != "simulated":
             _check_devices(machine, device, devices, self.cores_per_device)
         cores = self.cores_per_device or max(1, machine.cores // devices)
@@ -203,13 +203,12 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain JSON values."""
         values: dict[str, Any] = serialize(self)
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
-        """The plan that ``to_dict`` or a TOML table wrote; unknown names are refused."""
+        """Return the plan of JSON or TOML values. Raises UnknownValue for an unknown name."""
         for name in values:
             if name not in PLAN_FIELDS:
                 raise UnknownValue("plan field", name, PLAN_FIELDS)
@@ -219,14 +218,14 @@ class Plan:
             raise UsageError(str(error)) from None
 
     def to_toml(self) -> str:
-        """The fields that are set, one ``name = value`` a line, as ``nfold.toml`` holds them."""
-        said = {f.name: getattr(self, f.name) for f in fields(self)}
-        lines = [f"{k} = {json.dumps(v)}" for k, v in said.items() if v is not None]
+        """Return the fields that are set, one ``name = value`` per line."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        lines = [f"{k} = {json.dumps(v)}" for k, v in values.items() if v is not None]
         return "\n".join(lines) + "\n"
 
     @classmethod
     def from_toml(cls, text: str) -> Plan:
-        """The plan that ``to_toml`` or a person wrote."""
+        """Return the plan in the text of ``nfold.toml``. Raises UsageError for invalid TOML."""
         try:
             return cls.from_dict(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
@@ -234,11 +233,6 @@ class Plan:
 
 
 PLAN_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Plan))
-
-
-def _devices(machine: Machine, device: str, strategy: str | None) -> int:
-    several = device == "cuda" and strategy != "single"
-    return max(1, len(machine.gpus)) if several else 1
 
 
 def _check_devices(machine: Machine, device: str, devices: int, cores: int | None) -> None:
@@ -253,54 +247,42 @@ def _check_devices(machine: Machine, device: str, devices: int, cores: int | Non
     possible = ",".join(map(str, powers_of_two(available // share)))
     hint = f"--devices {possible}" if possible else f"at most {available} cores per device"
     raise DevicesMissing(
-        f"{devices} {device} devices{each} were asked for, {available} {unit} exist here; "
+        f"{devices} {device} devices{each} were requested, {available} {unit} exist here; "
         f"next: {hint}"
     )
 
 
 def powers_of_two(limit: int) -> list[int]:
-    """1, 2, 4 and so on, up to ``limit``."""
+    """Return 1, 2, 4 and so on, up to ``limit``."""
     return [2**k for k in range(limit.bit_length()) if 2**k <= limit]
 
 
-MAX_RESIDENT_FRACTION = 0.25
-"""The part of a GPU's memory that a data set may take unasked; a model has to fit beside it."""
-
+MAX_RESIDENT_FRACTION = 0.25  # of the memory of a GPU, for a data set that is resident by default
 KERAS_FRAMEWORKS = ("tensorflow", "jax", "keras-torch")
-FRAMEWORK_STRATEGY = {"tensorflow": "mirrored", "jax": "data_parallel"}
-"""What a framework other than PyTorch does over several devices."""
+FRAMEWORK_STRATEGY = {"tensorflow": "mirrored", "jax": "data_parallel"}  # on several devices
 FRAMEWORK_STEP = {"tensorflow": "graph", "jax": "compiled"}
-"""How it runs a step: as a function of its graph, or compiled by XLA as a whole."""
 
 
 class PartialPlan(Protocol):
-    """What choices depend on of what a plan says itself."""
+    """The fields of a plan that choices depend on; None: not set."""
 
     @property
-    def framework(self) -> str:
-        """Always said."""
-
+    def framework(self) -> str: ...
     @property
-    def strategy(self) -> str | None:
-        """None: nothing said, here and below."""
-
+    def strategy(self) -> str | None: ...
     @property
-    def precision(self) -> str | None:
-        """Of the arithmetic."""
-
+    def precision(self) -> str | None: ...
     @property
-    def augment(self) -> str | None:
-        """Where images are augmented."""
-
+    def augment(self) -> str | None: ...
     @property
-    def workers(self) -> int | None:
-        """Loader processes per rank."""
+    def workers(self) -> int | None: ...
 
 
 def choose_strategy(plan: PartialPlan, devices: int, step: str) -> str:
-    """One device has nothing to exchange: whatever was asked for, it runs ``single``.
+    """Choose ``single`` on one device, else the requested strategy or the default.
 
-    DistributedDataParallel runs eager steps only here; our own exchange runs in all of them.
+    The default is ``ddp`` for eager steps and nfold's own exchange for all others, which
+    DistributedDataParallel does not support here.
     """
     if devices == 1:
         return "single"
@@ -312,18 +294,15 @@ def choose_strategy(plan: PartialPlan, devices: int, step: str) -> str:
 
 
 def choose_layout(plan: PartialPlan, device: str, precision: str) -> str:
-    """cuDNN's tensor-core convolutions want channels_last; fp32 ones and CPUs do not.
-
-    It is Keras's own default, and TensorFlow's only one on CPUs.
-    """
-    if plan.framework in KERAS_FRAMEWORKS:
-        return "channels_last"
+    """Choose channels_last for cuDNN's tensor-core convolutions and for Keras, its own default."""
     tensor_cores = device == "cuda" and precision != "fp32"
-    return "channels_last" if tensor_cores else "channels_first"
+    return (
+        "channels_last" if tensor_cores or plan.framework in KERAS_FRAMEWORKS else "channels_first"
+    )
 
 
 def choose_input(plan: PartialPlan, machine: Machine, device: str, data_bytes: int | None) -> str:
-    """On GPUs resident data where they fit, unless the host was asked to work on them."""
+    """Choose resident data on GPUs if they fit, unless the plan uses the host for input."""
     simulated = plan.framework == "simulated"
     on_host = simulated or device != "cuda" or plan.augment == "cpu"
     if on_host or plan.workers or data_bytes is None:
@@ -333,9 +312,9 @@ def choose_input(plan: PartialPlan, machine: Machine, device: str, data_bytes: i
 
 
 def choose_step(plan: PartialPlan, device: str, input_: str) -> str:
-    """Over resident data a graph always runs as the eager step does, and is never slower.
+    """Choose a captured step over resident data on GPUs, which is never slower than eager.
 
-    Compiling is faster still for most models, but takes its time first: it is asked for.
+    A compiled step is faster for most models but compilation takes time: it must be requested.
     """
     if plan.framework in FRAMEWORK_STEP:
         return FRAMEWORK_STEP[plan.framework]
@@ -345,11 +324,9 @@ def choose_step(plan: PartialPlan, device: str, input_: str) -> str:
 
 
 def choose_augment(plan: PartialPlan, input_: str, device: str, *, encoded: bool) -> str:
-    """Where the images are: resident ones are on the device, and no worker touches them.
+    """Choose the device for resident images, and on GPUs if workers are busy with decoding.
 
-    Image files keep the workers busy with decoding: a GPU takes the rest
-    (docs/decisions/input-pipeline.md),
-    where its framework has the distortion.
+    See docs/decisions/input-pipeline.md.
     """
     busy = encoded and device == "cuda" and plan.framework not in FRAMEWORK_STEP
     return "device" if input_ == "resident" or busy else "cpu"
@@ -358,13 +335,12 @@ def choose_augment(plan: PartialPlan, input_: str, device: str, *, encoded: bool
 def choose_workers(
     plan: PartialPlan, device: str, cores: int, input_: str, *, encoded: bool
 ) -> int:
-    """Loader processes per rank: none on CPU devices, whose cores compute; else half the share.
+    """Choose the loader processes per rank: half of the cores of a GPU's share, at most 8.
 
-    Half, because one process per core starved every rank on a 64-core host with 4 GPUs: 14
-    workers a GPU took 16.2 ms a step, 7 took 13.3. Resident data needs none, and
-    Keras's input is made by a thread, which hands photographs on to as many others as this says.
-    Decoding needs all cores but the rank's own: a core decodes hundreds a second, a GPU trains on
-    thousands.
+    One process per core starves the ranks: with 64 cores and 4 GPUs, a step took 16.2 ms with 14
+    workers per GPU and 13.3 ms with 7. CPU devices compute with their cores, resident data needs
+    no workers, and Keras makes input in a thread, which needs workers for image files only.
+    Decoding is slower than training by an order of magnitude: it gets all cores but one.
     """
     if plan.workers is not None:
         return plan.workers

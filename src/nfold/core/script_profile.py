@@ -1,4 +1,4 @@
-"""What was seen of a script that nobody changed, from outside, while it trained. One per rank."""
+"""The profile of an unmodified script: facts that the probe run observes, one per rank."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from nfold.core.measurement import FetchStats
 
 Parallelism = Literal["none", "dp", "ddp", "fsdp", "tensor", "pipeline", "other"]
 SHARDED: tuple[Parallelism, ...] = ("fsdp", "tensor", "pipeline")
-"""Where no rank has all parameters: of the last two the model itself is divided."""
+"""No rank has all parameters; for the last two, the model itself is divided."""
 TrainerKind = Literal["", "transformers", "lightning", "fabric", "accelerate"]
-"""What a script lets train: Hugging Face's Trainer, Lightning's, Fabric, Accelerate, or none."""
-NO_OPTIMIZER = "Backward"
-"""In the place of an optimizer's class, where a script updates its parameters itself."""
+NO_OPTIMIZER = "Backward"  # in place of an optimizer's class if a script updates parameters itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceLocation:
-    """A line of the user's own code, ``train.py:42``, and how often a step comes there.
+    """A line of user code, ``train.py:42``, and how often per step it is executed.
 
-    ``inside`` is the line of the package that is called there and does it, None where the user's
-    own line does.
+    ``package_line`` is the line of the package that it calls, None if the line itself acts.
     """
 
     line: str
@@ -31,7 +28,7 @@ class SourceLocation:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveUse:
-    """A kind of collective: how many a step, and the bytes of one rank in a step."""
+    """A kind of collective: calls per step, and bytes of one rank per step."""
 
     name: str
     per_step: float
@@ -40,7 +37,7 @@ class CollectiveUse:
 
 @dataclass(frozen=True, kw_only=True)
 class HostToDeviceCopies:
-    """Copies from the host to a device in a step, and how many came from pinned memory."""
+    """Copies from the host to a device per step, and how many came from pinned memory."""
 
     per_step: float = 0.0
     bytes_per_step: float = 0.0
@@ -51,14 +48,18 @@ class HostToDeviceCopies:
 class DataLoaderProfile:
     """The DataLoader that feeds the training.
 
-    ``batch`` is what one rank gets at once, ``batches`` and ``samples`` the lengths of its epoch
-    and of the whole data set (None: not known). ``sampler`` is a class's name; ``divides`` says
-    whether ranks get different parts of the data set, None on one rank or where nobody knows.
-    ``counted`` says whether what trains counts an epoch's batches before it begins: then none can
-    be cut short. ``stay`` are the places, among the tensors of a batch, of those that the script
-    leaves on the host while it takes others to a device. ``around``: a generator of the script's
-    goes through it again and again, so that steps are counted. ``place`` is where the user's code
-    made it.
+    Attributes:
+        batch_size: of one rank.
+        batches_per_epoch: of one rank; None: unknown.
+        dataset_size: of the whole data set; None: unknown.
+        sampler: class name.
+        shards_dataset: ranks get different samples; None on one rank or if it is unknown.
+        length_read_ahead: the trainer reads the number of batches before an epoch, which therefore
+            cannot be cut short.
+        host_tensors: indices of the tensors of a batch that stay on the host while others move to a
+            device.
+        cycled: a generator of the script iterates again and again, so that epochs cannot be seen.
+        created_at: line of user code that created it.
     """
 
     batch_size: int | None = None
@@ -81,11 +82,13 @@ ANONYMOUS_FUNCTIONS = {"<genexpr>": "a generator expression", "<lambda>": "a lam
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFunction:
-    """Functions of the script's own that make its batches, one after the other.
+    """Functions of a script without a DataLoader that make its batches, one after the other.
 
-    Of a script that a DataLoader feeds there are none. ``place`` is where the first begins;
-    ``on_device`` says whether the last moves them to a GPU. Of those that are ``generators``,
-    ``train.py:12 batches``: what is to be defined differently where batches are given again.
+    Attributes:
+        defined_at: where the first begins.
+        on_device: the last moves batches to a GPU.
+        generator_functions: ``train.py:12 batches`` for generators, which are defined differently
+            when batches are replayed.
     """
 
     names: tuple[str, ...]
@@ -101,15 +104,15 @@ class BatchFunction:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSummary:
-    """What a profiler saw in some steps of one rank.
+    """What a profiler observed in some steps of one rank.
 
-    ``reordering_ms`` are those of each step in which a copy changes only the order of dimensions in
-    memory, on a GPU with what lies between each such kernel and the one before;
-    ``in_operators_ms`` are those of them that operators on images make themselves, such as
-    convolutions and interpolations. ``transposing_ms`` are those of a step, in the mean, in which
-    cuDNN's own kernels do so around its convolutions.
-    ``launches`` counts kernels and copies on a device in a step, ``busy_ms`` is how long any runs
-    (None: there is no GPU), added up over devices; exchanges between devices are in neither.
+    Attributes:
+        layout_copy_ms: per step, copies that only change the order of dimensions in memory; on a
+            GPU with the time since the kernel before each.
+        operator_layout_copy_ms: the part inside operators such as convolutions.
+        cudnn_transpose_ms: mean per step of cuDNN's own transpositions around its convolutions.
+        launches_per_step: kernels and copies on a device, without communication.
+        device_busy_ms: per step, without communication, summed over devices; None without a GPU.
     """
 
     steps: int
@@ -122,12 +125,14 @@ class TraceSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayHints:
-    """What a first look at a script tells the runs after it.
+    """Facts of the probe run that later runs of a script need.
 
-    ``generators`` make its batches, as ``Maker`` has them. With ``own_batches`` its data set or its
-    sampler decides how large a batch is: a plan tells that size, and it is not imposed. A plan
-    imposes on ``loader`` what it says, and as much in proportion on those ``beside`` it. ``slices``
-    as ``Seen`` has it.
+    Attributes:
+        generator_functions: of the ``BatchFunction``.
+        script_sets_batch_size: the data set or the sampler decides the batch size: the plan's is
+            not imposed.
+        loader: the plan is imposed on it, and in proportion on ``companion_loaders``.
+        slices_batches: as in ``ScriptProfile``.
     """
 
     generator_functions: tuple[str, ...] = ()
@@ -138,53 +143,47 @@ class ReplayHints:
 
     @property
     def host_tensors(self) -> tuple[int, ...]:
-        """The tensors of a batch that are left on the host, as ``Loader`` has them."""
         return () if self.loader is None else self.loader.host_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptProfile:
-    """The facts of one rank of a script, from its warm-up.
+    """Facts about one rank of a script, observed in its warm-up.
 
-    ``parallel`` is how it uses several devices: a wrapper of PyTorch's, ``other`` for collectives
-    without one. ``dp_devices`` counts the devices under nn.DataParallel, 0 on CPU devices, where
-    it does nothing. ``device`` is where the parameters are. ``accumulation`` counts the batches of
-    one optimizer step, ``exchanges`` those whose backward exchanges gradients under DDP,
-    ``samples_per_step`` their samples on this rank. ``optimizers`` are class names in the order of
-    their steps (``Backward`` where there is none: each backward is a step); the steps of
-    ``optimizers[boundary]`` are counted, ``in_backward`` says whether some step while a backward
-    runs, each as soon as it has its gradients. ``precision`` is ``fp32``,
-    ``tf32``, ``bf16`` or ``fp16`` as the forward computes, ``autocast`` the type where it is
-    automatic, and ``compiled`` says whether torch.compile compiles any of it. ``input_wait_ms`` is
-    how long a step waited for the DataLoader, ``epoch_wait_ms`` how long for the first batch of a
-    pass over it, in the middle. ``fetches`` are the batches that its data set gave after the
-    warm-up, None where nobody could watch it. ``epochs_ended`` counts passes of the DataLoader,
-    ``children`` processes that the script started apart from loaders' workers.
-
-    ``detects_anomalies`` says whether autograd looks for NaN in every backward.
-
-    ``traced`` is what a profiler saw after the other steps, None where nobody asked for it.
-    ``alloc_retries`` counts, of a step after the warm-up, how often a GPU had no memory left, so
-    that the allocator gave back what it kept and asked again.
-
-    ``beside`` are DataLoaders that give a batch in every step, too, which ``samples_per_step`` does
-    not count; of all the longest is ``loader``.
-
-    ``followed`` says whether calls of its model are noticed after the warm-up as well, ``uneven``
-    whether its ranks may have unequal numbers of batches: it trains under PyTorch's Join.
-
-    ``through_model`` are the samples of a step that its model gets, as far as that is seen, and
-    ``slices`` says whether each rank gets the same whole batches and computes its part of them.
-    ``fixed_batch`` is what it fails with where its batches have another size.
-
-    ``unused_parameter_bytes`` are those that DDP found without a gradient in a step, where it is
-    told to look for them. ``comm_hook`` is the name of the hook that it sends gradients with, ""
-    without one, and ``sparse_gradient_bytes`` are those of parameters whose gradients are sparse.
-
-    ``places`` are lines of the user's code, the most frequent first, by what happens there:
-    ``model`` (moved to a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``,
-    ``threads`` (their number set), ``anomaly`` (its detection switched on), ``trainer`` (made),
-    ``order on cuda`` or ``cpu`` (dimensions written in another order there).
+    Attributes:
+        parallel: how the script uses several devices; ``other``: collectives without a wrapper.
+        device: of the parameters.
+        dp_devices: devices under nn.DataParallel, 0 on the CPU, where it does nothing.
+        loader, companion_loaders: the longest DataLoader, and others that give a batch in every
+            step, which ``samples_per_step`` does not count.
+        samples_per_step: of this rank.
+        model_samples_per_step: samples that reach the model, if observed.
+        accumulation: batches per optimizer step.
+        gradient_exchanges: those whose backward exchanges gradients under DDP.
+        optimizers: class names in the order of their steps, or ``NO_OPTIMIZER``; the steps of
+            ``optimizers[step_optimizer]`` are counted.
+        steps_in_backward: some optimizers step during a backward.
+        unused_parameter_bytes: without a gradient in a step, if DDP looks for them.
+        comm_hook: name of DDP's communication hook.
+        sparse_gradient_bytes: bytes of parameters whose gradients are sparse.
+        precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``; ``autocast`` if it is automatic.
+        compiled: torch.compile compiles a part of the script.
+        detects_anomalies: autograd looks for NaN in every backward.
+        input_wait_ms: wait for the DataLoader per step.
+        epoch_wait_ms: median wait for the first batch of an epoch.
+        fetches: batches of the data set after the warm-up, None if they could not be observed.
+        model_calls_hooked: calls of the model are observed after the warm-up as well.
+        alloc_retries: per step after the warm-up, how often a GPU was out of memory and the
+            allocator freed its cache and tried again.
+        trace: of a profiler after the other steps, None if it was not requested.
+        child_processes: without workers of loaders.
+        uses_join: trains under PyTorch's Join: ranks may have unequal numbers of batches.
+        slices_batches: each rank gets the same batches and computes its part of them.
+        fixed_batch_error: error of the script with batches of another size.
+        source_locations: lines of user code, the most frequent first, by event: ``model`` (moved to
+            a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``, ``threads``
+            (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``order on cuda``
+            or ``order on cpu`` (dimensions reordered in memory).
     """
 
     rank: int = 0
@@ -245,27 +244,24 @@ class ScriptProfile:
 
     @property
     def has_no_optimizer(self) -> bool:
-        """Whether the script updates its parameters itself: ``Backward`` stands for that."""
         return self.optimizers == (NO_OPTIMIZER,)
 
     @property
     def exchanges_all_gradients(self) -> bool:
-        """Whether one DDP exchanges the gradients of all that is trained, in every step."""
+        """Whether DDP exchanges the gradients of all parameters in every step."""
         return self.gradient_exchanges >= 1 and sum(self.bucket_bytes) >= self.parameter_bytes > 0
 
     @property
     def sends_fp32_gradients(self) -> bool:
-        """Whether DDP sends dense gradients of 4 bytes as they are: half of them can be sent."""
+        """Whether DDP sends dense fp32 gradients unchanged, so that half precision is possible."""
         dense = self.parallel == "ddp" and not self.sparse_gradient_bytes
         return dense and not self.comm_hook and self.parameter_bytes == 4 * self.parameter_count
 
     @property
     def replay_hints(self) -> ReplayHints:
-        """What later runs need to know of it."""
+        function = self.batch_function
         return ReplayHints(
-            generator_functions=self.batch_function.generator_functions
-            if self.batch_function is not None
-            else (),
+            generator_functions=() if function is None else function.generator_functions,
             script_sets_batch_size=not self.accepts_batch_size,
             loader=self.loader,
             companion_loaders=self.companion_loaders,
@@ -274,27 +270,23 @@ class ScriptProfile:
 
     @property
     def accepts_batch_size(self) -> bool:
-        """Whether it can be given batches of another size: a DataLoader's, whose size is known."""
-        fixed = self.loader is None or self.loader.batch_size is None
-        return not (fixed or self.fixed_batch_error)
+        """Whether batches of another size are possible: a DataLoader with a known batch size."""
+        known = self.loader is not None and self.loader.batch_size is not None
+        return known and not self.fixed_batch_error
 
     @property
     def global_batch_size(self) -> int | None:
-        """Samples of one optimizer step over all ranks; None where no DataLoader gave them."""
+        """Samples of one optimizer step over all ranks; None without a DataLoader."""
         if self.loader is None or self.loader.batch_size is None:
             return None
-        return (
-            self.loader.batch_size
-            * self.accumulation
-            * (1 if self.slices_batches else self.world_size)
-        )
+        shares = 1 if self.slices_batches else self.world_size
+        return self.loader.batch_size * self.accumulation * shares
 
     def most_frequent(self, event: str) -> SourceLocation | None:
-        """Where it happens most often, None where that is not known."""
-        found = self.source_locations.get(event, ())
-        return found[0] if found else None
+        """Return the location where an event happens most often, None if it is unknown."""
+        return next(iter(self.source_locations.get(event, ())), None)
 
     def most_frequent_line(self, event: str) -> str | None:
-        """The most frequent line of the user's code where it happens, None where none is known."""
+        """Return the line of user code where an event happens most often, None if unknown."""
         found = self.most_frequent(event)
         return found.line if found else None

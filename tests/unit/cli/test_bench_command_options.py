@@ -157,12 +157,12 @@ def test_a_dry_run_in_json_is_one_object(command: Command) -> None:
         (("--batch", "0"), 2, "batch '0': allowed are whole numbers from 1"),
         (("--parameter", "depth=3"), 2, "unknown parameter of cnn10 'depth'"),
         (("--scaling", "week"), 2, "unknown scaling 'week': allowed are weak"),
-        (("--steps", "3", "--epochs", "2"), 2, "give one of them as the length"),
+        (("--steps", "3", "--epochs", "2"), 2, "allowed is one of them"),
         (("--devices", "2", "--strategy", "single"), 2, "allowed are ddp, nfold, dp"),
         (("--hang-timeout", "0"), 2, "--hang-timeout 0.0: allowed are seconds above 0"),
         (("--telemetry-interval", "nan"), 2, "--telemetry-interval nan"),
         (("--device", "tpu"), 2, "unknown device 'tpu'"),
-        (("--devices", "1,64"), 4, "64 cpu devices were asked for"),
+        (("--devices", "1,64"), 4, "64 cpu devices were requested"),
     ],
 )
 def test_errors_are_one_line_with_their_exit_code(
