@@ -1,6 +1,6 @@
-"""nfold makes N devices N-fold faster: it trains data-parallel, measures, and explains.
+"""nfold makes N devices N-fold faster: it trains data-parallel, measures and explains.
 
-Public names are imported on first use: importing nfold imports neither torch nor rich.
+Public names are imported on first use, so that importing nfold imports neither torch nor rich.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What makes a training what it is: its file, what it imports of the user's, what steers it.
+"""Fingerprints of scripts: hashes of their files, imports, settings and environment.
 
-Nothing is imported or run: files are read, as Python would find them, and the names in them.
+Nothing is imported or run. Files are found as Python finds them, and names are read from them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from nfold.core.redaction import redact_variables
 from nfold.core.source_location import is_user_code
 
-MAX_HASHED_BYTES = 2**20
-"""Bytes of a file that is read whole; of a larger one, data most often, size and date count."""
+MAX_HASHED_BYTES = 2**20  # of a larger file, usually data, size and date are hashed
 SETTINGS_FILE = re.compile(rb"""["']([\w./-]+\.(?:cfg|conf|ini|json|py|toml|yaml|yml))["']""")
-"""The name of a file that may steer a script, in quotes."""
 LIBRARY_VARIABLE_PREFIXES = (
     "ACCELERATE_", "CUBLAS", "CUDA_", "CUDNN", "GLOO_", "GOMP_", "JAX_", "KERAS_", "KMP_",
     "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "OPENBLAS_",
@@ -28,44 +26,35 @@ LIBRARY_VARIABLE_PREFIXES = (
     "TF_GPU_", "TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_XLA_FLAGS",
     "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRITON_", "XLA_",
 )  # fmt: skip
-"""Beginnings of the names of variables that libraries read which are in every training. Their
-values are kept: ``TF_`` alone is Terraform's, too, where some are secret."""
+"""Prefixes of variables that configure libraries. ``TF_`` alone is Terraform's, too."""
 IGNORED_VARIABLE = re.compile(
     r"NCCL_DEBUG(?:_FILE|_SUBSYS)?|\w+_(?:DIR|HOME|LOGS|LOG_LEVEL|PATH|ROOT)"
-)
-"""Of those, what says where a library is, or what it is to write while it runs."""
+)  # folders and logs of libraries
 TERMINAL_VARIABLES = frozenset(
     ("COLUMNS", "HOSTNAME", "LINES", "OLDPWD", "PWD", "SHLVL", "TERM", "TMPDIR")
-)
-"""Variables that differ from one terminal to the next and say nothing about a training."""
+)  # differ between terminals and do not affect a training
 IMPORT_STATEMENT = re.compile(
     rb"""(?:^|[:;])[ \t]*import[ \t]+([A-Za-z_][\w., \t]*)"""
     rb"""|(?:^|[:;])[ \t]*from[ \t]+([A-Za-z_][\w.]*)[ \t]+import"""
     rb"""|import_module\(\s*["']([A-Za-z_][\w.]*)""",
     re.MULTILINE,
 )
-"""What an import statement imports, or the first of ``importlib.import_module``'s arguments."""
-SYS_PATH = b"sys.path"
-"""In code that has others searched for modules, of which it names some."""
+SYS_PATH = b"sys.path"  # the code may add folders to the search path
 QUOTED_FOLDER = re.compile(rb"""["']([\w./-]+)["']""")
-"""What may be the name of one, in quotes."""
-MAX_PARENT_FOLDERS = 3
-"""Folders above code that it may search, or those inside them that it names."""
-MAIN_MODULE = "__main__"
+MAX_PARENT_FOLDERS = 3  # above the code, that it may add to the search path
 QUOTED_VARIABLE = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
-"""A name as variables of the environment have them, in quotes."""
 
 
 def module_file(name: str, folder: str) -> str | None:
-    """The file that ``python -m name`` runs in a folder: a module's, or a package's main one."""
+    """Return the file that ``python -m name`` runs in a folder, or None."""
     spec = _find_module(name, folder)
     if spec is not None and spec.submodule_search_locations is not None:
-        spec = _find_submodule(spec, MAIN_MODULE)
+        spec = _find_submodule(spec, "__main__")
     return _source(spec)
 
 
 def imported_file(name: str, folder: str) -> str | None:
-    """The file that ``import name`` runs in a folder: a module's, or a package's first one."""
+    """Return the file that ``import name`` runs in a folder, or None."""
     return _source(_find_module(name, folder))
 
 
@@ -81,33 +70,29 @@ def compute_fingerprint(
     *,
     module: str | None = None,
 ) -> str:
-    """16 hex digits of the SHA-256 of all that makes a script what it is.
+    """Return 16 hex digits of the SHA-256 of everything that determines a script.
 
-    That is its file and what it imports, of the user's: whole packages, through whichever module;
-    files that its arguments name, or its code as settings; variables of the ``environment`` whose
-    names are in its code, or are those of libraries. Raises OSError where the script itself cannot
-    be read. Not seen: modules and files whose names are only made while it runs, and folders of
-    modules (``sys.path``) that are not named, or are far from the code that adds them.
+    This is its file; all of the user's modules that it imports, with their whole packages; files
+    that are named in its arguments, or in its code as settings; and variables of the environment
+    that are named in its code or configure libraries. A ``module`` belongs to a package of the
+    user's and imports from the working directory. Raises OSError if the script cannot be read.
 
-    As a ``module``, it is in a package that is the user's, and finds others from this folder.
+    Not found: names that are computed at run time, and folders added to ``sys.path`` that are not
+    quoted in the code or are far from it.
     """
     folder = os.path.dirname(os.path.realpath(script)) if module is None else os.getcwd()
     code = _code(script, folder, set() if module is None else {module.partition(".")[0]})
     named = {*_argument_files(arguments), *_settings_files(code.values(), folder)}
-    said = {
+    parts = {
         "code": {os.path.relpath(file, folder): _hash(text) for file, text in code.items()},
         "files": {file: state for file in named if (state := _file_state(file)) is not None},
         "environment": _variables(code.values(), environment),
     }
-    ordered = [(kind, sorted(found.items())) for kind, found in said.items()]
+    ordered = [(kind, sorted(values.items())) for kind, values in parts.items()]
     return _hash(repr(ordered).encode())[:16]
 
 
 def _code(script: str, folder: str, imported: set[str]) -> dict[str, bytes]:
-    """The content of the script's file and of all that is imported, of the user's.
-
-    What is nowhere else is looked for in folders that the code adds to Python's.
-    """
     path = os.path.realpath(script)
     with open(script, "rb") as file:
         found = {path: file.read()}
@@ -126,7 +111,7 @@ def _code(script: str, folder: str, imported: set[str]) -> dict[str, bytes]:
             if text is not None:
                 found[path] = text
                 todo |= _imports(text) - seen
-                more = [one for one in _search_folders(path, text) if one not in folders]
+                more = [added for added in _search_folders(path, text) if added not in folders]
                 folders += more
                 todo |= missing if more else set()
     return found
@@ -141,15 +126,12 @@ def _search_folders(path: str, text: bytes) -> list[str]:
     names = [os.fsdecode(name) for name in dict.fromkeys(QUOTED_FOLDER.findall(text))]
     inside = [os.path.join(base, name) for base in bases for name in names]
     return [
-        one for one in dict.fromkeys(map(os.path.realpath, bases + inside)) if os.path.isdir(one)
+        path for path in dict.fromkeys(map(os.path.realpath, bases + inside)) if os.path.isdir(path)
     ]
 
 
 def _imports(text: bytes) -> set[str]:
-    """The first parts of the names of what a module imports, itself not among them.
-
-    Prose that reads like an import names what is not there, or one file more.
-    """
+    # Text that looks like an import names a missing module, or adds a file.
     lists = (b"".join(found).decode() for found in IMPORT_STATEMENT.findall(text))
     parts = (part.split() for names in lists for part in names.split(","))
     return {part[0].partition(".")[0] for part in parts if part}
@@ -176,18 +158,15 @@ def _source(spec: ModuleSpec | None) -> str | None:
 
 
 def _find_spec(name: str, folder: str, searched: Sequence[str] = ()) -> ModuleSpec | None:
-    """Where Python would find it from the script, whose folder comes first; or else in folders that
-    it may have searched.
-    """
-    beside = PathFinder.find_spec(name, [folder])
-    if beside is not None and beside.has_location:
-        return beside
+    own = PathFinder.find_spec(name, [folder])
+    if own is not None and own.has_location:
+        return own
     if name in sys.stdlib_module_names:
         return None
     with suppress(AttributeError, ImportError, ValueError):
-        beside = importlib.util.find_spec(name) or beside
-    if beside is not None:
-        return beside
+        own = importlib.util.find_spec(name) or own
+    if own is not None:
+        return own
     found = PathFinder.find_spec(name, [*searched])
     return found if found is not None and found.has_location else None
 
@@ -198,11 +177,11 @@ def _find_submodule(package: ModuleSpec, part: str) -> ModuleSpec | None:
 
 
 def _package_files(folder: str) -> Iterator[str]:
-    for where, inside, names in os.walk(os.path.realpath(folder)):
-        if not is_user_code(os.path.join(where, "__init__.py")):
+    for parent, folders, names in os.walk(os.path.realpath(folder)):
+        if not is_user_code(os.path.join(parent, "__init__.py")):
             return
-        inside[:] = [name for name in inside if name.isidentifier() and name != "__pycache__"]
-        yield from (os.path.join(where, name) for name in names if name.endswith(".py"))
+        folders[:] = [name for name in folders if name.isidentifier() and name != "__pycache__"]
+        yield from (os.path.join(parent, name) for name in names if name.endswith(".py"))
 
 
 def _argument_files(arguments: Sequence[str]) -> Iterator[str]:
@@ -239,9 +218,9 @@ def _library_variables(environment: Mapping[str, str]) -> dict[str, str]:
 def _file_state(path: str) -> str | None:
     if not os.path.isfile(path):
         return None
-    about = os.stat(path)
-    if about.st_size > MAX_HASHED_BYTES:
-        return f"{about.st_size} {about.st_mtime_ns}"
+    stat = os.stat(path)
+    if stat.st_size > MAX_HASHED_BYTES:
+        return f"{stat.st_size} {stat.st_mtime_ns}"
     text = _content(path)
     return None if text is None else _hash(text)
 
