@@ -1,4 +1,4 @@
-"""Speedup: which cell is compared with which, and the ratio with its interval. Pure functions."""
+"""Comparisons of cells with their baselines on one device: speedup and efficiency. Pure."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ BASELINE_DIFFERENCES = ("devices", "strategy", "cores_per_device", "workers")
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A cell against its one-device baseline: throughput ratio, and that over N.
+    """A cell on N devices and its baseline on one device.
 
-    ``scaling`` is ``strong`` where the global batch is the same, ``weak`` where the batch per
-    device is.
+    ``scaling`` is ``strong`` for equal global batches, ``weak`` for equal batches per device.
     """
 
     baseline: Cell
@@ -67,7 +66,7 @@ class Comparison:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of ``comparisons`` in the versioned JSON."""
+        """Return an entry of ``comparisons`` in the JSON that commands print."""
         return {
             "baseline": self.baseline.first.id,
             "id": self.cell.first.id,
@@ -79,11 +78,9 @@ class Comparison:
 
 
 def compare_all(cells: Sequence[Cell]) -> list[Comparison]:
-    """Every cell on several devices against the same plan on one, where both were timed."""
-    found = [
-        compare_with_baseline(cell, cells) for cell in cells if (cell.first.plan.devices or 1) > 1
-    ]
-    return [comparison for comparison in found if comparison is not None]
+    """Compare every cell on several devices with its baseline, if both were timed."""
+    several = [cell for cell in cells if (cell.first.plan.devices or 1) > 1]
+    return [found for cell in several if (found := compare_with_baseline(cell, cells)) is not None]
 
 
 def compare_with_baseline(cell: Cell, among: Sequence[Cell]) -> Comparison | None:
@@ -104,18 +101,15 @@ def compare_with_baseline(cell: Cell, among: Sequence[Cell]) -> Comparison | Non
 
 
 def throughput_ratio(cell: Cell, other: Cell) -> Interval | None:
-    """The throughput of ``cell`` over that of ``other``, by repeat where three are in both."""
+    """Return the throughput of ``cell`` over that of ``other``, None if one was not timed."""
     if not rate_groups(cell) or not rate_groups(other):
         return None
     return ratio_of_grouped(*_paired(cell, other))
 
 
 def _paired(cell: Cell, other: Cell) -> tuple[list[list[float]], list[list[float]]]:
-    """The window rates of both, by repeat: only the repeats that both have, where three do.
-
-    Repeat i of both ran one after the other; a repeat that failed or was run again later must
-    not be paired with another one's neighbour.
-    """
+    # Repeat i of both cells ran one after the other. A repeat that failed, or was repeated later,
+    # must not be paired with a neighbour of another repeat.
     mine, theirs = _rates_by_repeat(cell), _rates_by_repeat(other)
     common = sorted(mine.keys() & theirs.keys())
     if len(common) < MIN_PAIRS:
@@ -157,10 +151,10 @@ def _same_share(plan: Plan, other: Plan) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """A cell with its numbers; None where the cell does not have one.
+    """A cell with its numbers in seconds, bytes and joules; None if there is no value.
 
-    Units: seconds, bytes, joules per 1,000 samples; ``accuracy`` is a fraction. ``comparison``
-    is with one device. ``baseline`` tells whether another cell is compared with this one.
+    ``accuracy`` is a fraction. ``comparison`` is with the baseline on one device; ``is_baseline``:
+    other cells are compared with this one.
     """
 
     cell: Cell
@@ -176,34 +170,29 @@ class CellResult:
 
     @property
     def plan(self) -> Plan:
-        """The plan of all its repeats."""
         return self.cell.first.plan
 
     @property
     def devices(self) -> int:
-        """How many devices."""
         return self.plan.devices or 1
 
     @property
     def batch(self) -> int:
-        """The global batch in samples."""
         return self.plan.batch or 0
 
     @property
     def succeeded(self) -> bool:
-        """Whether any repeat ran to its end."""
         return bool(self.cell.successful)
 
     @property
     def failed_repeats(self) -> tuple[Measurement, ...]:
-        """The repeats that did not."""
         return tuple(m for m in self.cell.measurements if m.status != "ok")
 
 
 def compute_results(cells: Sequence[Cell]) -> list[CellResult]:
-    """The numbers of every cell, in the order of the cells."""
-    compared = {one.cell.first.cell: one for one in compare_all(cells)}
-    baselines = {one.baseline.first.cell for one in compared.values()}
+    """Return the numbers of every cell, in the order of the cells."""
+    compared = {found.cell.first.cell: found for found in compare_all(cells)}
+    baselines = {found.baseline.first.cell for found in compared.values()}
     return [
         CellResult(
             cell=cell,
@@ -222,9 +211,9 @@ def compute_results(cells: Sequence[Cell]) -> list[CellResult]:
 
 
 def strong_or_weak_comparisons(found: Sequence[CellResult]) -> list[CellResult]:
-    """Those compared with one device at the same batch; only without any, by share of it.
+    """Return the results with strong scaling, or else those with weak scaling.
 
-    The two are different questions: they share neither a sentence nor a figure.
+    The two answer different questions and are never mixed in a sentence or a figure.
     """
     compared = [(r.comparison.scaling, r) for r in found if r.comparison is not None]
     kind = min((scaling for scaling, _ in compared), default=None)

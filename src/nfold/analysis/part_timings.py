@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +10,14 @@ from typing import NamedTuple
 
 from nfold.analysis import cell_labels
 from nfold.analysis.comparison import CellResult
-from nfold.core.format import (
-    format_number,
-    format_range,
-    terminal_safe,
-)
+from nfold.core.format import format_number, format_range, terminal_safe
 from nfold.core.measurement import OperationPart
 from nfold.core.stats import Interval, bootstrap
 
+BASELINE_COLUMN = "without the devices"  # of parts that run on the CPU, in another library
+
 
 class PartKey(NamedTuple):
-    """What a timing is of."""
-
     part: str
     column: str
     baseline: bool
@@ -28,7 +25,7 @@ class PartKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PartTiming:
-    """One part in one column: milliseconds per call of the whole batch, bytes per second."""
+    """One part in one column: time per call with the whole batch, and throughput."""
 
     part: str
     column: str
@@ -39,17 +36,16 @@ class PartTiming:
 
     @property
     def about(self) -> str:
-        """The interval as text."""
         return format_range(self.ms)
 
     @property
     def rate(self) -> str:
-        """``53.5 GB/s``; empty where the part moves nothing."""
+        """``53.5 GB/s``; empty if the part moves no data."""
         return "" if self.bytes_per_s is None else f"{format_number(self.bytes_per_s / 1e9)} GB/s"
 
 
 def part_timings(found: Sequence[CellResult]) -> list[PartTiming]:
-    """Every part of every cell that is ok; baselines once for each batch, over all cells."""
+    """Return every part of every successful cell, and baselines once per batch."""
     labels = _labels(found)
     several = len({result.batch for result in found}) > 1
     grouped: dict[tuple[str, str, bool, int], list[OperationPart]] = defaultdict(list)
@@ -77,27 +73,19 @@ def _slowest_ranks(per_rank: Sequence[list[OperationPart]]) -> list[OperationPar
     for parts in per_rank:
         for part in parts:
             named[part.name].append(part)
-    return [_slowest(parts) for parts in named.values()]
-
-
-def _slowest(parts: list[OperationPart]) -> OperationPart:
-    first = parts[0]
-    calls = zip(*(part.seconds for part in parts), strict=False)
-    return OperationPart(
-        name=first.name,
-        seconds=tuple(max(call) for call in calls),
-        images=first.images,
-        bytes=first.bytes,
-        baseline=first.baseline,
-        note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
-    )
+    return [
+        dataclasses.replace(
+            parts[0],
+            seconds=tuple(map(max, zip(*(part.seconds for part in parts), strict=False))),
+            note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
+        )
+        for parts in named.values()
+    ]
 
 
 def _timing(key: PartKey, parts: list[OperationPart], batch: int) -> PartTiming:
-    """A baseline on fewer images than the batch is scaled up to it, and its note says so.
-
-    What is done once, a first call, has no rate: it is not the bytes that take the time.
-    """
+    # A baseline on fewer images is scaled to the batch, with a note. A single call, the first,
+    # has no throughput: its time is not due to the bytes.
     name, column, baseline = key
     scales = [batch / part.images if baseline and part.images else 1.0 for part in parts]
     pairs = list(zip(parts, scales, strict=True))
@@ -117,7 +105,3 @@ def _timing(key: PartKey, parts: list[OperationPart], batch: int) -> PartTiming:
         bytes_per_s=1e3 * moved / ms.value if repeated and moved and not baseline else None,
         notes=tuple(dict.fromkeys(notes)),
     )
-
-
-BASELINE_COLUMN = "without the devices"
-"""The column of parts that run on the CPU, another library's."""

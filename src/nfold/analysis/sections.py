@@ -1,7 +1,8 @@
-"""What a report is about: the store's measurements, in one section per workload and machine."""
+"""Sections of a report: the stored measurements of one workload on one machine."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ TELEMETRY_FILE = "telemetry.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSection:
-    """All cells of one workload on one machine, with their numbers."""
+    """All cells of one workload on one machine, in order of first measurement."""
 
     workload: str
     machine: Machine
@@ -28,13 +29,12 @@ class ReportSection:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells, in order of first measurement."""
         return [result.cell for result in self.results]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TelemetryRun:
-    """The one run whose telemetry is drawn, and its file."""
+    """A run whose telemetry is plotted, and its file."""
 
     measurement: Measurement
     csv: Path
@@ -43,14 +43,14 @@ class TelemetryRun:
 def load_measurements(
     results_folder: Path, workload: str | None = None, only: Collection[str] | None = None
 ) -> list[Measurement]:
-    """The measurements to report, oldest first; at least one. ``only`` keeps some cells, by id.
+    """Return the measurements without interventions, oldest first; ``only`` selects cell ids.
 
-    Raises StoreUnusable where there is no store or nothing in it, and UnknownValue with the
-    workloads that were measured.
+    Raises StoreUnusable if the store is missing or empty, and UnknownValue for a workload without
+    measurements.
     """
     with Store.open_readonly(results_folder) as store:
-        measured = _plans(store.measurements(workload))
-        known = measured or _plans(store.measurements())
+        measured = [m for m in store.measurements(workload) if not m.variant]
+        known = measured or [m for m in store.measurements() if not m.variant]
     if not known:
         raise StoreUnusable(f"{store.path} holds no measurements; next: nfold bench digits")
     if not measured:
@@ -58,20 +58,19 @@ def load_measurements(
     return [m for m in measured if only is None or m.cell in only]
 
 
-def _plans(measurements: Sequence[Measurement]) -> list[Measurement]:
-    return [measurement for measurement in measurements if not measurement.variant]
-
-
 def group_sections(measurements: Sequence[Measurement]) -> list[ReportSection]:
-    """One section per workload, its code and machine, in order of first measurement."""
+    """Return one section per workload, code and machine, in order of first measurement."""
     grouped: dict[tuple[Workload, str], list[Measurement]] = {}
     for measurement in measurements:
         key = (measurement.workload, measurement.machine.id)
         grouped.setdefault(key, []).append(measurement)
-    names = _names([workload for workload, _ in grouped])
+    alike: dict[str, list[Workload]] = defaultdict(list)
+    for workload, _ in grouped:
+        if workload not in alike[str(workload)]:
+            alike[str(workload)].append(workload)
     return [
         ReportSection(
-            workload=names[workload],
+            workload=_distinguish_workload(workload, alike[str(workload)]),
             machine=found[0].machine,
             results=tuple(compute_results(group_cells(found))),
         )
@@ -79,72 +78,57 @@ def group_sections(measurements: Sequence[Measurement]) -> list[ReportSection]:
     ]
 
 
-def _names(workloads: Sequence[Workload]) -> dict[Workload, str]:
-    alike: dict[str, list[Workload]] = {}
-    for one in workloads:
-        alike.setdefault(str(one), []).append(one)
-    return {one: _distinguish_workload(one, alike[str(one)]) for one in workloads}
-
-
 def _distinguish_workload(workload: Workload, others: Sequence[Workload]) -> str:
-    said = [f"code {workload.code}"] if len({one.code for one in others}) > 1 else []
-    if len({one.imports for one in others if one.code == workload.code}) > 1:
-        said.append(f"imports {workload.imports or 'unknown'}")
-    shared = set.intersection(*(set(one.variables) for one in others))
+    parts = [f"code {workload.code}"] if len({other.code for other in others}) > 1 else []
+    if len({other.imports for other in others if other.code == workload.code}) > 1:
+        parts.append(f"imports {workload.imports or 'unknown'}")
+    shared = set.intersection(*(set(other.variables) for other in others))
     own = {name: value for name, value in workload.variables if (name, value) not in shared}
-    said += [f"{name}={value}" for name, value in redact_variables(own).items()]
-    return f"{workload} ({', '.join(said)})" if said else str(workload)
+    parts += [f"{name}={value}" for name, value in redact_variables(own).items()]
+    return f"{workload} ({', '.join(parts)})" if parts else str(workload)
 
 
 def check_cell(sections: Sequence[ReportSection], cell: str) -> None:
-    """Raise UnknownValue where no section has a cell or a measurement of this id."""
-    known = [result.cell for section in sections for result in section.results]
-    if not any(_is(one, cell) for one in known):
-        raise UnknownValue("cell", cell, [one.first.cell for one in known])
+    """Raise UnknownValue if no section has a cell or a measurement with this id."""
+    known = [found for section in sections for found in section.cells]
+    if not any(_has_id(found, cell) for found in known):
+        raise UnknownValue("cell", cell, [found.first.cell for found in known])
 
 
-def _is(cell: Cell, name: str) -> bool:
+def _has_id(cell: Cell, name: str) -> bool:
     return name == cell.first.cell or any(name == m.id for m in cell.measurements)
 
 
 def find_telemetry_run(
     section: ReportSection, results_folder: Path, cell: str | None = None
 ) -> TelemetryRun | None:
-    """The run whose telemetry is drawn, None where none was kept.
+    """Return the run to plot, None without telemetry.
 
-    The named cell; else, of those on the most devices, the one that scales worst.
+    This is a run of the given cell, or else of the cell with the lowest speedup on the most devices.
     """
-    ordered = sorted(section.results, key=_interest, reverse=True)
-    chosen = [r for r in ordered if cell is not None and _is(r.cell, cell)]
-    found = (
+
+    def order(result: CellResult) -> tuple[bool, int, float]:
+        compared = result.comparison
+        return (result.succeeded, result.devices, -compared.speedup.value if compared else 0.0)
+
+    ordered = sorted(section.results, key=order, reverse=True)
+    chosen = [result for result in ordered if cell is not None and _has_id(result.cell, cell)]
+    runs = (
         telemetry_run_of_cell(result.cell, results_folder, cell) for result in chosen or ordered
     )
-    return next((one for one in found if one is not None), None)
+    return next((run for run in runs if run is not None), None)
 
 
 def telemetry_run_of_cell(
     cell: Cell, results_folder: Path, name: str | None = None
 ) -> TelemetryRun | None:
-    """The run of a cell whose telemetry is drawn: the one of this very id, else the latest."""
-    for measurement in _latest_first(cell, name):
-        csv = _telemetry(measurement, results_folder)
-        if csv is not None:
-            return TelemetryRun(measurement=measurement, csv=csv)
-    return None
-
-
-def _interest(result: CellResult) -> tuple[bool, int, float]:
-    compared = result.comparison
-    return (result.succeeded, result.devices, -compared.speedup.value if compared else 0.0)
-
-
-def _latest_first(cell: Cell, name: str | None) -> list[Measurement]:
-    return sorted(cell.measurements, key=lambda m: (m.id != name, m.status != "ok", -m.repeat))
-
-
-def _telemetry(measurement: Measurement, results_folder: Path) -> Path | None:
-    if measurement.folder is None:
-        return None
+    """Return the run with telemetry: the one with id ``name``, or else the latest."""
     root = results_folder.resolve()
-    csv = (root / measurement.folder / TELEMETRY_FILE).resolve()
-    return csv if csv.is_relative_to(root) and csv.is_file() else None
+    for measurement in sorted(
+        cell.measurements, key=lambda m: (m.id != name, m.status != "ok", -m.repeat)
+    ):
+        if measurement.folder is not None:
+            csv = (root / measurement.folder / TELEMETRY_FILE).resolve()
+            if csv.is_relative_to(root) and csv.is_file():
+                return TelemetryRun(measurement=measurement, csv=csv)
+    return None
