@@ -1,7 +1,7 @@
-"""What telemetry says about a measurement: its energy, and the doubts it casts on the numbers.
+"""Evaluates telemetry: energy, clocks, and caveats of a measurement.
 
-Everything here is over the rows of one telemetry.csv and a span [start_s, end_s] of the host's
-monotonic clock. A row speaks for the time since the row before it.
+All functions evaluate the rows of a telemetry.csv over a span [start_s, end_s] of the host's
+monotonic clock. A row covers the time since the row before it.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from pathlib import Path
 from nfold.core.measurement import Caveat, RankSamples, Window
 from nfold.core.stats import median
 from nfold.telemetry import telemetry_csv
-from nfold.telemetry.telemetry_csv import TelemetryRow, read_rows, read_rows_and_damage
+from nfold.telemetry.telemetry_csv import (
+    TelemetryRow,
+    gpu_column,
+    read_rows,
+    read_rows_and_damage,
+)
 
 THROTTLE_BITS = {
     0x08: "hardware slowdown",
     0x20: "thermal, by the driver",
     0x40: "thermal, by the hardware",
     0x80: "power brake",
-}
-"""Bits of nvml.h's ``nvmlClocksEventReasons`` that mean the card was held back by a fault."""
-POWER_CAP_BIT = 0x04
-"""The bit of a card that has reached its power limit: ordinary under full load."""
+}  # nvmlClocksEventReasons in nvml.h that mean a fault
+POWER_CAP_BIT = 0x04  # power limit reached, which is normal under full load
+CLOCK_LIMITS = {POWER_CAP_BIT: "at its power limit", **THROTTLE_BITS}
 
-BUSY_CORE_PERCENT = 20.0
-BUSY_HOST_PERCENT = 2.0
-"""Other load is a doubt above 20 % of one core and above 2 % of all cores.
-
-An idle machine's own services stay below both; one foreign process that computes takes 40 to
-100 % of a core even from two busy ones.
-"""
-MAX_MISSING_ROWS = 3.0
-"""Rows that end this many intervals before the span does were cut short."""
-
+BUSY_CORE_PERCENT = 20.0  # of one core
+BUSY_HOST_PERCENT = 2.0  # of all cores
+"""Other load is a caveat above both: the services of an idle machine stay below, a foreign process
+that computes uses 40 to 100 % of a core."""
+MAX_MISSING_ROWS = 3.0  # intervals between the last row and the end of the span
+MIN_COVERAGE = 0.5  # share of the span that points must cover
 ESSENTIAL_COLUMNS = (
     telemetry_csv.UTILISATION,
     telemetry_csv.MEMORY_USED,
@@ -47,172 +47,138 @@ ESSENTIAL_COLUMNS = (
     telemetry_csv.SM_CLOCK,
     telemetry_csv.THROTTLE_REASONS,
 )
-"""What every data-centre card says; without it a throttled or idle card goes unseen."""
+"""Every data-centre GPU reports these; without them a throttled or idle GPU is not noticed."""
 
 _GPU_COLUMN = re.compile(r"gpu(\d+)_")
+TimedValue = tuple[float, float]  # seconds on the monotonic clock, value
 
 
 @dataclass(frozen=True)
 class WeightedRow:
-    """A row and how many seconds of the span it speaks for."""
+    """A row and the seconds of the span that it covers."""
 
     row: TelemetryRow
     seconds: float
 
 
 def energy_joules(csv: Path, start_s: float, end_s: float) -> float | None:
-    """Energy of all watched GPUs over the span; None where no device says.
-
-    The card's energy counter where it has one, else its power over time; a card that says
-    neither is left out, and ``doubts`` names it.
-    """
-    found = read_rows(csv)
-    said = [gpu_energy_joules(found, gpu, start_s, end_s) for gpu in _gpus(found)]
-    known = [energy for energy in said if energy is not None]
+    """Return the energy of all GPUs over the span, None if no GPU reports energy or power."""
+    rows = read_rows(csv)
+    energies = [gpu_energy_joules(rows, gpu, start_s, end_s) for gpu in _gpus(rows)]
+    known = [energy for energy in energies if energy is not None]
     return sum(known) if known else None
 
 
 def telemetry_caveats(
     csv: Path, start_s: float, end_s: float, *, cores: int | None = None
 ) -> list[Caveat]:
-    """Every doubt of kind ``telemetry_missing``, ``throttled``, ``power_capped``,
-    ``busy_device`` or ``busy_host`` that the rows of the span raise.
+    """Return the caveats of the span.
 
-    ``cores`` is the number of cores of the host, this one's where it is None.
+    Kinds are ``telemetry_missing``, ``throttled``, ``power_capped``, ``busy_device`` and
+    ``busy_host``. ``cores`` is the number of cores of the host, by default of this host.
     """
-    found, damaged = read_rows_and_damage(csv)
-    spells = weighted_rows(found, start_s, end_s)
-    missing = check_missing_rows(found, spells, end_s)
+    rows, damaged = read_rows_and_damage(csv)
+    span = weighted_rows(rows, start_s, end_s)
+    if not span:
+        text = "no telemetry of the timed part: load, energy and throttling are unknown"
+        return [_missing(text)]
+    caveats = _check_gaps(rows, end_s)
     if damaged:
         text = f"{damaged} damaged rows of {csv.name} were skipped: load and energy are less exact"
-        missing.append(_missing_telemetry(text))
-    if not spells:
-        return missing
-    gpus = _gpus(found)
-    per_gpu = [doubt for gpu in gpus for doubt in _about_gpu(spells, gpu)]
-    return [*missing, *per_gpu, *check_busy_host(spells, cores or os.cpu_count() or 1)]
+        caveats.append(_missing(text))
+    for gpu in _gpus(rows):
+        for check in (_check_answers, _check_throttling, _check_power_cap, _check_other_processes):
+            caveats += check(span, gpu)
+    return [*caveats, *_check_busy_host(span, cores or os.cpu_count() or 1)]
 
 
-def weighted_rows(found: Sequence[TelemetryRow], start_s: float, end_s: float) -> list[WeightedRow]:
-    """The rows that speak for a part of the span."""
-    times = [_time(row) for row in found]
-    overlaps = [min(t, end_s) - max(before, start_s) for before, t in pairwise(times)]
-    spoken = zip(found[1:], overlaps, strict=True)
-    return [WeightedRow(row, overlap) for row, overlap in spoken if overlap > 0]
-
-
-def check_missing_rows(
-    rows: Sequence[TelemetryRow], spells: Sequence[WeightedRow], end_s: float
-) -> list[Caveat]:
-    """The sampler wrote nothing about the span, or ended before it."""
-    if not spells:
-        return [
-            _missing_telemetry(
-                "no telemetry of the timed part: load, energy and throttling are unknown"
-            )
-        ]
-    times = sorted(_time(row) for row in rows)
-    interval_s = (times[-1] - times[0]) / (len(times) - 1)
-    early_s = end_s - times[-1]
-    if early_s <= MAX_MISSING_ROWS * interval_s:
-        return []
-    return [_missing_telemetry(f"telemetry ended {early_s:.0f} s before the timed part did")]
-
-
-def _about_gpu(spells: Sequence[WeightedRow], gpu: int) -> list[Caveat]:
+def weighted_rows(rows: Sequence[TelemetryRow], start_s: float, end_s: float) -> list[WeightedRow]:
+    """Return the rows that cover a part of the span."""
+    overlaps = [
+        min(_time(row), end_s) - max(_time(before), start_s) for before, row in pairwise(rows)
+    ]
     return [
-        *check_silent_gpu(spells, gpu),
-        *check_throttling(spells, gpu),
-        *check_power_cap(spells, gpu),
-        *check_busy_gpu(spells, gpu),
+        WeightedRow(row, overlap)
+        for row, overlap in zip(rows[1:], overlaps, strict=True)
+        if overlap > 0
     ]
 
 
-def check_silent_gpu(spells: Sequence[WeightedRow], gpu: int) -> list[Caveat]:
-    """A GPU that said nothing, stopped answering, or never says something essential."""
-    names = [telemetry_csv.gpu_column(gpu, what) for what in ESSENTIAL_COLUMNS]
-    silent = [spell for spell in spells if all(spell.row.get(name) is None for name in names)]
-    if len(silent) == len(spells):
-        return [
-            _missing_telemetry(
-                f"GPU {gpu} said nothing: its load, energy and throttling are unknown"
-            )
-        ]
+def _check_gaps(rows: Sequence[TelemetryRow], end_s: float) -> list[Caveat]:
+    first_s, last_s = _time(rows[0]), _time(rows[-1])
+    early_s, interval_s = end_s - last_s, (last_s - first_s) / (len(rows) - 1)
+    if early_s <= MAX_MISSING_ROWS * interval_s:
+        return []
+    return [_missing(f"telemetry ended {early_s:.0f} s before the timed part did")]
+
+
+def _check_answers(span: Sequence[WeightedRow], gpu: int) -> list[Caveat]:
+    names = [gpu_column(gpu, what) for what in ESSENTIAL_COLUMNS]
+    silent = sum(all(weighted.row.get(name) is None for name in names) for weighted in span)
+    if silent == len(span):
+        return [_missing(f"GPU {gpu} did not answer: load, energy and throttling are unknown")]
     if silent:
-        return [
-            _missing_telemetry(f"GPU {gpu} did not answer in {len(silent)} of {len(spells)} rows")
-        ]
-    never = [name for name in names if all(spell.row.get(name) is None for spell in spells)]
-    return [_missing_telemetry(f"the device does not say {', '.join(never)}")] if never else []
+        return [_missing(f"GPU {gpu} did not answer in {silent} of {len(span)} rows")]
+    never = [name for name in names if not _column_values(span, name)]
+    return [_missing(f"the device does not report {', '.join(never)}")] if never else []
 
 
-def check_throttling(spells: Sequence[WeightedRow], gpu: int) -> list[Caveat]:
-    """A GPU that was slowed down by heat, a power brake or its hardware."""
-    masks = _masks(spells, gpu)
+def _check_throttling(span: Sequence[WeightedRow], gpu: int) -> list[Caveat]:
+    masks = _masks(span, gpu)
     reasons = [text for bit, text in THROTTLE_BITS.items() if any(mask & bit for mask in masks)]
     if not reasons:
         return []
-    rows_hit = sum(any(mask & bit for bit in THROTTLE_BITS) for mask in masks)
-    text = f"GPU {gpu} was throttled in {rows_hit} of {len(spells)} rows ({'; '.join(reasons)})"
+    count = sum(any(mask & bit for bit in THROTTLE_BITS) for mask in masks)
+    text = f"GPU {gpu} was throttled in {count} of {len(span)} rows ({'; '.join(reasons)})"
     return [Caveat(kind="throttled", text=text)]
 
 
-def check_power_cap(spells: Sequence[WeightedRow], gpu: int) -> list[Caveat]:
-    """A GPU that ran at its power limit: its clock, and so its speed, depends on it."""
-    rows_hit = sum(bool(mask & POWER_CAP_BIT) for mask in _masks(spells, gpu))
-    if not rows_hit:
-        return []
-    text = f"GPU {gpu} ran at its power limit in {rows_hit} of {len(spells)} rows"
-    return [Caveat(kind="power_capped", text=text)]
+def _check_power_cap(span: Sequence[WeightedRow], gpu: int) -> list[Caveat]:
+    count = sum(bool(mask & POWER_CAP_BIT) for mask in _masks(span, gpu))
+    text = f"GPU {gpu} ran at its power limit in {count} of {len(span)} rows"
+    return [Caveat(kind="power_capped", text=text)] if count else []
 
 
-def check_busy_gpu(spells: Sequence[WeightedRow], gpu: int) -> list[Caveat]:
-    """Another process computed on the GPU, or held memory there."""
-    counts = _column_values(spells, telemetry_csv.gpu_column(gpu, telemetry_csv.OTHER_PROCESSES))
+def _check_other_processes(span: Sequence[WeightedRow], gpu: int) -> list[Caveat]:
+    counts = _column_values(span, gpu_column(gpu, telemetry_csv.OTHER_PROCESSES))
     busy = [count for count in counts if count > 0]
     if not busy:
         return []
     who = "another process was" if max(busy) == 1 else f"{max(busy):.0f} other processes were"
-    text = f"{who} on GPU {gpu} in {len(busy)} of {len(spells)} rows"
+    text = f"{who} on GPU {gpu} in {len(busy)} of {len(span)} rows"
     return [Caveat(kind="busy_device", text=text)]
 
 
-def check_busy_host(spells: Sequence[WeightedRow], cores: int) -> list[Caveat]:
-    """Other processes used the host's cores in the span."""
-    said = [
-        (value, spell.seconds)
-        for spell in spells
-        if (value := spell.row.get(telemetry_csv.HOST_OTHER_LOAD)) is not None
+def _check_busy_host(span: Sequence[WeightedRow], cores: int) -> list[Caveat]:
+    loads = [
+        (value, weighted.seconds)
+        for weighted in span
+        if (value := weighted.row.get(telemetry_csv.HOST_OTHER_LOAD)) is not None
     ]
-    if not said:
-        return [_missing_telemetry("the load of other processes is unknown")]
-    mean = sum(value * seconds for value, seconds in said) / sum(seconds for _, seconds in said)
+    if not loads:
+        return [_missing("the load of other processes is unknown")]
+    mean = sum(value * seconds for value, seconds in loads) / sum(seconds for _, seconds in loads)
     if mean <= max(BUSY_CORE_PERCENT, BUSY_HOST_PERCENT * cores):
         return []
     text = f"other processes used {mean / 100:.2f} of the host's {cores} cores on average"
     return [Caveat(kind="busy_host", text=text, value=mean / 100)]
 
 
-def _missing_telemetry(text: str) -> Caveat:
+def _missing(text: str) -> Caveat:
     return Caveat(kind="telemetry_missing", text=text)
 
 
-def _masks(spells: Sequence[WeightedRow], gpu: int) -> list[int]:
-    return [
-        int(mask)
-        for mask in _column_values(
-            spells, telemetry_csv.gpu_column(gpu, telemetry_csv.THROTTLE_REASONS)
-        )
-    ]
+def _masks(span: Sequence[WeightedRow], gpu: int) -> list[int]:
+    return [*map(int, _column_values(span, gpu_column(gpu, telemetry_csv.THROTTLE_REASONS)))]
 
 
-def _column_values(spells: Iterable[WeightedRow], column: str) -> list[float]:
-    values = (spell.row.get(column) for spell in spells)
+def _column_values(span: Iterable[WeightedRow], column: str) -> list[float]:
+    values = (weighted.row.get(column) for weighted in span)
     return [value for value in values if value is not None]
 
 
-def _gpus(found: Sequence[TelemetryRow]) -> list[int]:
-    names = found[0] if found else {}
+def _gpus(rows: Sequence[TelemetryRow]) -> list[int]:
+    names = rows[0] if rows else {}
     return sorted({int(match[1]) for name in names if (match := _GPU_COLUMN.match(name))})
 
 
@@ -222,125 +188,101 @@ def _time(row: TelemetryRow) -> float:
     return at_s
 
 
-TimedValue = tuple[float, float]
-"""Seconds on the monotonic clock, and a value then."""
-
-MIN_COVERAGE = 0.5
-"""Points that cover less of the span than this half say too little about it."""
-
-
 def gpu_energy_joules(
-    found: Sequence[TelemetryRow], gpu: int, start_s: float, end_s: float
+    rows: Sequence[TelemetryRow], gpu: int, start_s: float, end_s: float
 ) -> float | None:
-    """Energy of one GPU in the span; None where it says neither energy nor power there."""
-    counter = column_points(found, telemetry_csv.gpu_column(gpu, telemetry_csv.ENERGY))
+    """Return the energy of one GPU: of its energy counter, or else the integral of its power."""
+    counter = column_points(rows, gpu_column(gpu, telemetry_csv.ENERGY))
     if all(later >= earlier for (_, earlier), (_, later) in pairwise(counter)):
         energy = energy_from_counter(counter, start_s, end_s)
         if energy is not None:
             return energy
-    return energy_from_power(
-        column_points(found, telemetry_csv.gpu_column(gpu, telemetry_csv.POWER)), start_s, end_s
-    )
+    power = column_points(rows, gpu_column(gpu, telemetry_csv.POWER))
+    return energy_from_power(power, start_s, end_s)
 
 
-def column_points(found: Sequence[TelemetryRow], column: str) -> list[TimedValue]:
-    """The values of a column where it has one, over time."""
-    pairs = [(row.get(telemetry_csv.MONOTONIC), row.get(column)) for row in found]
-    return [(at_s, value) for at_s, value in pairs if at_s is not None and value is not None]
+def column_points(rows: Sequence[TelemetryRow], column: str) -> list[TimedValue]:
+    """Return the values of a column over time, without empty cells."""
+    return [(_time(row), value) for row in rows if (value := row.get(column)) is not None]
 
 
 def energy_from_counter(
     counter: Sequence[TimedValue], start_s: float, end_s: float
 ) -> float | None:
-    """The growth of a cumulative counter over the span, interpolated at both ends."""
+    """Return the increase of a cumulative counter over the span, interpolated at both ends."""
     covered = _covered(counter, start_s, end_s)
     if covered is None:
         return None
     first_s, last_s = covered
-    grown = interpolate(counter, last_s) - interpolate(counter, first_s)
-    return grown * (end_s - start_s) / (last_s - first_s)
+    increase = interpolate(counter, last_s) - interpolate(counter, first_s)
+    return increase * (end_s - start_s) / (last_s - first_s)
 
 
 def energy_from_power(power: Sequence[TimedValue], start_s: float, end_s: float) -> float | None:
-    """Power in watts over time, by the trapezoidal rule, interpolated at both ends."""
+    """Integrate power in watts by the trapezoidal rule, interpolated at both ends."""
     covered = _covered(power, start_s, end_s)
     if covered is None:
         return None
     first_s, last_s = covered
     inside = [point for point in power if first_s < point[0] < last_s]
     ends = [(at_s, interpolate(power, at_s)) for at_s in (first_s, last_s)]
-    line = [ends[0], *inside, ends[1]]
-    area = sum((t2 - t1) * (p1 + p2) / 2 for (t1, p1), (t2, p2) in pairwise(line))
+    points = [ends[0], *inside, ends[1]]
+    area = sum((t2 - t1) * (p1 + p2) / 2 for (t1, p1), (t2, p2) in pairwise(points))
     return area * (end_s - start_s) / (last_s - first_s)
 
 
-def interpolate(line: Sequence[TimedValue], at_s: float) -> float:
-    """Linear interpolation; ``at_s`` is between the first and the last point."""
-    for (t1, v1), (t2, v2) in pairwise(line):
+def interpolate(points: Sequence[TimedValue], at_s: float) -> float:
+    """Interpolate linearly; ``at_s`` must lie between the first and the last point."""
+    for (t1, v1), (t2, v2) in pairwise(points):
         if t1 <= at_s <= t2:
             return v1 + (v2 - v1) * (at_s - t1) / (t2 - t1) if t2 > t1 else v2
-    raise ValueError(f"{at_s} s is outside of {line[0][0]} to {line[-1][0]} s")
+    raise ValueError(f"{at_s} s is outside of {points[0][0]} to {points[-1][0]} s")
 
 
 def _covered(
-    line: Sequence[TimedValue], start_s: float, end_s: float
+    points: Sequence[TimedValue], start_s: float, end_s: float
 ) -> tuple[float, float] | None:
-    """The part of the span between the first and the last point, where that is most of it.
-
-    The rest is taken to be like it.
-    """
-    if len(line) < 2:
+    if len(points) < 2:
         return None
-    first_s, last_s = max(start_s, line[0][0]), min(end_s, line[-1][0])
+    first_s, last_s = max(start_s, points[0][0]), min(end_s, points[-1][0])
     enough = last_s > first_s and last_s - first_s >= MIN_COVERAGE * (end_s - start_s)
     return (first_s, last_s) if enough else None
-
-
-CLOCK_LIMITS = {POWER_CAP_BIT: "at its power limit", **THROTTLE_BITS}
 
 
 def with_clocks(
     csv: Path, ranks: Sequence[RankSamples], devices: Sequence[int]
 ) -> tuple[RankSamples, ...]:
-    """The ranks, every window with the clock of its GPU by the rows that were taken in it.
+    """Return the ranks with the clock of the rank's GPU in every window.
 
-    Rank k has GPU ``devices[k]``. A clock is read at one moment: a row speaks
-    for that, not for the time since the row before.
+    Rank k has GPU ``devices[k]``. A clock is an instantaneous value: only rows that were taken
+    within a window count.
     """
-    found = read_rows(csv)
-    times = [row[telemetry_csv.MONOTONIC] or 0.0 for row in found]
-    return tuple(_clocked(rank, devices[rank.rank], found, times) for rank in ranks)
-
-
-def _clocked(
-    rank: RankSamples, gpu: int, found: Sequence[TelemetryRow], times: Sequence[float]
-) -> RankSamples:
-    windows = tuple(_of_window(window, gpu, found, times) for window in rank.windows)
-    return dataclasses.replace(rank, windows=windows)
-
-
-def _of_window(
-    window: Window, gpu: int, found: Sequence[TelemetryRow], times: Sequence[float]
-) -> Window:
-    first = bisect_left(times, window.start_s)
-    own = found[first : bisect_right(times, window.start_s + window.seconds)]
-    clock, why = (
-        telemetry_csv.gpu_column(gpu, name)
-        for name in (telemetry_csv.SM_CLOCK, telemetry_csv.THROTTLE_REASONS)
+    rows = read_rows(csv)
+    return tuple(
+        dataclasses.replace(
+            rank,
+            windows=tuple(_with_clock(w, devices[rank.rank], rows) for w in rank.windows),
+        )
+        for rank in ranks
     )
-    said = [(mhz, int(row.get(why) or 0)) for row in own if (mhz := row.get(clock)) is not None]
-    if not said:
+
+
+def _with_clock(window: Window, gpu: int, rows: Sequence[TelemetryRow]) -> Window:
+    first = bisect_left(rows, window.start_s, key=_time)
+    last = bisect_right(rows, window.start_s + window.seconds, key=_time)
+    clock = gpu_column(gpu, telemetry_csv.SM_CLOCK)
+    clocks = [(mhz, row) for row in rows[first:last] if (mhz := row.get(clock)) is not None]
+    if not clocks:
         return window
-    masks = [mask for _, mask in said]
-    return dataclasses.replace(
-        window, clock_mhz=median([mhz for mhz, _ in said]), throttle_reason=_clock_limit(masks)
-    )
-
-
-def _clock_limit(masks: Sequence[int]) -> str:
-    often = (
+    reasons = gpu_column(gpu, telemetry_csv.THROTTLE_REASONS)
+    masks = [int(row.get(reasons) or 0) for _, row in clocks]
+    frequent = (
         text
         for bit, text in CLOCK_LIMITS.items()
-        if 2 * sum(bool(m & bit) for m in masks) >= len(masks)
+        if 2 * sum(bool(mask & bit) for mask in masks) >= len(masks)
     )
-    return "; ".join(often)
+    return dataclasses.replace(
+        window,
+        clock_mhz=median([mhz for mhz, _ in clocks]),
+        throttle_reason="; ".join(frequent),
+    )

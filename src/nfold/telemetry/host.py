@@ -1,6 +1,6 @@
-"""What the host does: its cores, its disks, and every process, cheaply, once a sample.
+"""Snapshots of the host: CPU time, disk reads and all processes.
 
-Everything is cumulative, so that two snapshots give a rate however far apart they are.
+All values are cumulative: two snapshots give a rate.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _PARENT, _USER, _SYSTEM, _REAPED_USER, _REAPED_SYSTEM, _STARTED, _RSS = 1, 11, 1
 
 @dataclass(frozen=True, slots=True)
 class ProcessTimes:
-    """One process: its parent's id, when it started, the CPU time of itself and its dead children.
+    """One process. ``reaped_s`` is the CPU time of ended descendants that were waited for.
 
-    ``started`` is only good for telling two processes with the same id apart. ``reaped_s`` is
-    the time of descendants that ended and were waited for.
+    ``started`` distinguishes processes with the same id and has no unit.
     """
 
     parent: int
@@ -37,9 +36,9 @@ class ProcessTimes:
 
 @dataclass(frozen=True)
 class HostSnapshot:
-    """The host at one moment of the monotonic clock. CPU seconds are summed over its cores.
+    """The host at a time of the monotonic clock, CPU seconds summed over its cores.
 
-    ``working_s`` is user and system time, ``busy_s`` adds interrupts, ``total_s`` adds idling.
+    ``working_s`` is user and system time, ``busy_s`` adds interrupts, ``total_s`` adds idle time.
     """
 
     at_s: float
@@ -57,7 +56,7 @@ class HostSnapshot:
         return children
 
     def tree(self, root: int) -> set[int]:
-        """A process and all its descendants; empty where it is not there."""
+        """Return a process and all its descendants; empty if it does not exist."""
         found: set[int] = set()
         waiting = [root] if root in self.processes else []
         while waiting:
@@ -68,17 +67,17 @@ class HostSnapshot:
         return found
 
     def tree_seconds(self, root: int) -> float:
-        """CPU seconds of a tree since it began, those of its dead included."""
+        """Return the CPU seconds of a tree, ended processes included."""
         tree = [self.processes[pid] for pid in self.tree(root)]
         return sum(process.cpu_s + process.reaped_s for process in tree)
 
     def tree_rss_bytes(self, root: int) -> int | None:
-        """Resident memory of a tree; pages that its processes share count for each of them."""
+        """Return the resident memory of a tree; shared pages count for each process."""
         tree = self.tree(root)
         return sum(self.processes[pid].rss_bytes for pid in tree) if tree else None
 
     def intermediate_processes(self, root: int, pid: int) -> set[int]:
-        """The processes above ``pid`` and below ``root``; none where ``root`` is not above it."""
+        """Return the ancestors of ``pid`` below ``root``; empty if ``root`` is no ancestor."""
         above: list[int] = []
         while pid in self.processes and len(above) < len(self.processes):
             pid = self.processes[pid].parent
@@ -89,7 +88,7 @@ class HostSnapshot:
 
 
 def take_snapshot() -> HostSnapshot:
-    """Look at the host: two files, and one for each process that can be seen."""
+    """Read the state of the host: two files, and one for each visible process."""
     at_s = time.monotonic()
     times = psutil.cpu_times()
     working = times.user + times.nice + times.system
@@ -99,27 +98,26 @@ def take_snapshot() -> HostSnapshot:
 
 
 def total_disk_read_bytes() -> int | None:
-    """Bytes read from all physical disks since boot; None where none can be seen.
+    """Return the bytes read from all physical disks since boot; None if none is visible.
 
-    Only disks with a device of their own are counted: what a loop or a RAID device reads, its
-    disks read again.
+    Loop and RAID devices are not counted: their disks count the same reads.
     """
     disks = psutil.disk_io_counters(perdisk=True) or {}
-    physical = [c.read_bytes for name, c in disks.items() if _is_physical(name)]
-    return sum(physical) if physical else None
-
-
-def _is_physical(disk: str) -> bool:
-    return os.path.exists(f"/sys/block/{disk}/device") or not os.path.exists("/sys/block")
+    counted = [
+        counters.read_bytes
+        for name, counters in disks.items()
+        if os.path.exists(f"/sys/block/{name}/device") or not os.path.exists("/sys/block")
+    ]
+    return sum(counted) if counted else None
 
 
 def list_processes() -> dict[int, ProcessTimes]:
-    """Every process that can be seen, by id."""
+    """Return every visible process by id."""
     return processes_from_proc() if os.path.exists("/proc/self/stat") else processes_from_psutil()
 
 
 def processes_from_proc(proc: str = "/proc") -> dict[int, ProcessTimes]:
-    """One read of /proc/pid/stat for each process, about 20 µs; see proc(5)."""
+    """Read /proc/pid/stat (proc(5)) of each process, about 20 µs per process."""
     found = {}
     for name in os.listdir(proc):
         if name.isdecimal():
@@ -154,7 +152,7 @@ def _parse(stat: bytes) -> ProcessTimes:
 
 
 def processes_from_psutil() -> dict[int, ProcessTimes]:
-    """The same where there is no /proc; a process that refuses to answer is left out."""
+    """Return the same without /proc; skips processes that cannot be read."""
     found = {}
     for process in psutil.process_iter(["ppid", "create_time", "cpu_times", "memory_info"]):
         facts = process.info
@@ -171,32 +169,29 @@ def processes_from_psutil() -> dict[int, ProcessTimes]:
 
 
 def physical_memory_bytes() -> int:
-    """The host's physical memory."""
     return int(psutil.virtual_memory().total)
 
 
 def shared_memory_bytes(folder: Path = Path("/dev/shm")) -> int | None:  # noqa: S108
-    """The size of the file system behind /dev/shm; None where there is none."""
+    """Return the size of the file system of /dev/shm; None if it does not exist."""
     if not folder.is_dir():
         return None
     size = os.statvfs(folder)
     return size.f_blocks * size.f_frsize
 
 
-MIN_ELAPSED_S = 0.05
-"""Rates over less than five ticks of the kernel's clock (10 ms) are mostly rounding."""
+MIN_ELAPSED_S = 0.05  # five ticks of the kernel's clock; shorter rates are mostly rounding
 
 
 @dataclass(frozen=True)
 class SnapshotInterval:
-    """The time between two snapshots. A rate is None where it would be mostly rounding."""
+    """The time between two snapshots. A rate is None if the time is too short for it."""
 
     before: HostSnapshot
     after: HostSnapshot
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds between the two."""
         return self.after.at_s - self.before.at_s
 
     @property
@@ -208,7 +203,7 @@ class SnapshotInterval:
         return self.after.total_s > self.before.total_s
 
     def cpu_percent(self) -> float | None:
-        """The busy share of all cores, interrupts included."""
+        """Return the busy share of all cores, interrupts included."""
         if not (self._long_enough and self._clock_ran):
             return None
         busy = self.after.busy_s - self.before.busy_s
@@ -216,36 +211,33 @@ class SnapshotInterval:
         return min(100.0, max(0.0, 100 * share))
 
     def disk_read_bytes_per_s(self) -> float | None:
-        """Reads of the host's physical disks."""
         before, after = self.before.disk_read_bytes, self.after.disk_read_bytes
         if before is None or after is None or not self._long_enough:
             return None
         return max(0.0, (after - before) / self.elapsed_s)
 
     def tree_cpu_percent(self, root: int) -> float | None:
-        """CPU time of a process and its descendants, in % of one core.
+        """Return the CPU time of a process and its descendants, in % of one core.
 
-        A descendant that ended counts for as long as it ran: its parent inherits its time.
+        Ended descendants are included: the parent inherits their time.
         """
         if root not in self.after.processes or not self._long_enough:
             return None
         return max(0.0, 100 * self._tree_s(root) / self.elapsed_s)
 
     def other_load_percent(self, ranks: Iterable[int], parent: int) -> float | None:
-        """CPU time of everybody else's processes, in % of one core.
+        """Return the CPU time of processes outside the run, in % of one core.
 
-        That is: the user and system time of the whole host (interrupts left out), less the
-        ranks with all their descendants, this process, ``parent`` (nfold itself), and the
-        processes between ``parent`` and a rank (the agent). 100 means that others kept one
-        core busy, or two cores half busy. None where a rank left workers behind when it ended:
-        all that they ever computed would be another's.
+        This is user and system time of the host without the ranks and their descendants, this
+        process, ``parent`` (nfold) and the processes between ``parent`` and a rank (the agent).
+        None if a rank ended and left workers behind, whose time would count as foreign.
         """
         if not (self._long_enough and self._clock_ran):
             return None
         roots = list(ranks)
         single = {os.getpid(), parent}
-        for seen in (self.before, self.after):
-            single.update(*(seen.intermediate_processes(parent, rank) for rank in roots))
+        for snapshot in (self.before, self.after):
+            single.update(*(snapshot.intermediate_processes(parent, rank) for rank in roots))
         single.difference_update(roots)
         own_s = self._own_s(self.after, roots, single) - self._own_s(self.before, roots, single)
         if own_s < 0:
@@ -253,19 +245,18 @@ class SnapshotInterval:
         working_s = self.after.working_s - self.before.working_s
         return max(0.0, 100 * (working_s - own_s) / self.elapsed_s)
 
-    def _own_s(self, seen: HostSnapshot, roots: Iterable[int], single: Iterable[int]) -> float:
-        """CPU seconds of the ranks' trees and of single processes with their dead children.
-
-        So a rank that ends takes nothing away: the agent inherits its time, then nfold.
-        """
-        there = [seen.processes[pid] for pid in single if self._holds(seen, pid)]
-        trees_s = sum(seen.tree_seconds(root) for root in roots if self._holds(seen, root))
-        return trees_s + sum(process.cpu_s + process.reaped_s for process in there)
+    def _own_s(self, snapshot: HostSnapshot, roots: Iterable[int], single: Iterable[int]) -> float:
+        # The time of a rank that ended is inherited by the agent, then by nfold.
+        processes = [snapshot.processes[pid] for pid in single if self._contains(snapshot, pid)]
+        trees_s = sum(
+            snapshot.tree_seconds(root) for root in roots if self._contains(snapshot, root)
+        )
+        return trees_s + sum(process.cpu_s + process.reaped_s for process in processes)
 
     def _tree_s(self, root: int) -> float:
-        earlier_s = self.before.tree_seconds(root) if self._holds(self.before, root) else 0.0
+        earlier_s = self.before.tree_seconds(root) if self._contains(self.before, root) else 0.0
         return self.after.tree_seconds(root) - earlier_s
 
-    def _holds(self, seen: HostSnapshot, pid: int) -> bool:
-        then, now = seen.processes.get(pid), self.after.processes.get(pid)
+    def _contains(self, snapshot: HostSnapshot, pid: int) -> bool:
+        then, now = snapshot.processes.get(pid), self.after.processes.get(pid)
         return then is not None and (now is None or now.started == then.started)

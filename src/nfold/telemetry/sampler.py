@@ -1,4 +1,10 @@
-"""The GPUs' cells of one row."""
+"""The telemetry sampler: a process that writes telemetry.csv until it is stopped.
+
+    python -m nfold.telemetry.sampler --csv F --ranks F --gpus 0,1 --interval 1.0
+
+It ends on SIGTERM with a last row, and is killed by the kernel when its parent ends. A row costs
+1.7 ms of CPU time with 86 visible processes (AMD EPYC, no GPU), about 20 µs for each further one.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +27,16 @@ from nfold.core.parent_death import child_environment, die_with_parent
 from nfold.telemetry import telemetry_csv
 from nfold.telemetry.host import HostSnapshot, SnapshotInterval, take_snapshot
 from nfold.telemetry.nvml import VISIBLE_VARIABLE, Nvml, NvmlDevice
-from nfold.telemetry.telemetry_csv import CellValue, TelemetryTable
+from nfold.telemetry.telemetry_csv import CellValue, TelemetryTable, gpu_column, rank_column
 
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO of the kernel: the namespace in which NVML's process ids are true."""
+_HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel, as NVML's ids
 
 
 class GpuSampler:
-    """Some of the visible cards, by their places in CUDA's order; one may not be there at all.
+    """Reads visible GPUs by their indices in CUDA's order; missing GPUs have no cells.
 
-    Reading PCIe traffic takes 40 ms a card. So as many cards take their turn in one row as fit
-    into ``pcie_budget_s``, one at least, and the others' cells are empty in that row.
+    Reading PCIe traffic takes 40 ms per GPU. Each row reads as many GPUs as fit into
+    ``pcie_budget_s``, at least one, in rotation; the cells of the others are empty.
     """
 
     def __init__(
@@ -47,17 +52,15 @@ class GpuSampler:
         self._budget_s = pcie_budget_s
         self._clock = clock
 
-    def cells(self, seen: HostSnapshot, ranks: Sequence[int]) -> dict[str, float | None]:
-        """The cells of all cards now. ``ranks`` are process ids, empty while not known."""
+    def cells(self, snapshot: HostSnapshot, ranks: Sequence[int]) -> dict[str, float | None]:
+        """Return the cells of all GPUs. ``ranks`` are process ids, empty if unknown."""
         cells: dict[str, float | None] = {}
-        own = set().union(*map(seen.tree, ranks))
+        own = set().union(*map(snapshot.tree, ranks))
         for index, card in self._cards.items():
             reading = card.read_counters()
             others = count_other_processes(card.compute_pids(), own, in_host_pid_namespace())
-            cells.update(
-                {telemetry_csv.gpu_column(index, what): value for what, value in reading.items()}
-            )
-            cells[telemetry_csv.gpu_column(index, telemetry_csv.OTHER_PROCESSES)] = others
+            reading[telemetry_csv.OTHER_PROCESSES] = others
+            cells.update({gpu_column(index, what): value for what, value in reading.items()})
         return cells | self._pcie_cells()
 
     def _pcie_cells(self) -> dict[str, float | None]:
@@ -67,9 +70,7 @@ class GpuSampler:
             index = self._pcie_queue.pop(0)
             self._pcie_queue.append(index)
             traffic = self._cards[index].pcie_traffic()
-            cells.update(
-                {telemetry_csv.gpu_column(index, what): value for what, value in traffic.items()}
-            )
+            cells.update({gpu_column(index, what): value for what, value in traffic.items()})
             if self._clock() >= end_s:
                 break
         return cells
@@ -77,9 +78,9 @@ class GpuSampler:
 
 @functools.cache
 def in_host_pid_namespace() -> bool:
-    """Whether this process sees process ids as the driver does: outside of any container."""
+    """Return whether this process sees the host's process ids, as the driver does."""
     try:
-        return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+        return os.readlink("/proc/self/ns/pid") == _HOST_PID_NAMESPACE
     except OSError:
         return False
 
@@ -87,48 +88,36 @@ def in_host_pid_namespace() -> bool:
 def count_other_processes(
     pids: Collection[int] | None, own: Collection[int], pids_true: bool
 ) -> int | None:
-    """How many of the processes on a card are not the ranks or their descendants.
+    """Count the processes on a GPU that are not the ranks or their descendants.
 
-    In a container, ids may be the host's: they are believed only where one of them is ours.
-    None where nothing can be said, as before the ranks are known.
+    None if unknown: before the ranks are known, and in a container, where ids may be the host's
+    (``pids_true`` is False), if none of the ids is a rank's.
     """
-    if pids is None or not own:
-        return None
-    if not pids_true and not set(pids) & set(own):
+    if pids is None or not own or not (pids_true or set(pids) & set(own)):
         return None
     return len(set(pids) - set(own))
-
-
-# The telemetry sampler: a process beside the run that writes telemetry.csv until it is stopped.
-#
-# python -m nfold.telemetry.sampler --csv F --ranks F --gpus 0,1 --interval 1.0
-#
-# It ends on SIGTERM with a last row, and is killed by the kernel when its parent ends. A row
-# costs 1.7 ms of CPU time where 86 processes are to be seen (AMD EPYC, no GPU), about 20 µs for
-# each more.
 
 
 def start_sampler(
     csv: Path, ranks: Path, gpus: tuple[int, ...], interval_s: float
 ) -> subprocess.Popen[bytes]:
-    """Start a sampler that writes ``csv`` every ``interval_s``; its errors go to a log beside it.
+    """Start a sampler that writes a row to ``csv`` every ``interval_s``; errors go to a log.
 
-    ``ranks`` is a JSON file of process ids by rank, which may appear late and be replaced;
-    ``gpus`` are places in CUDA's order, that is, after ``CUDA_VISIBLE_DEVICES``.
+    ``ranks`` is a JSON file of process ids by rank, which may appear late and be replaced.
+    ``gpus`` are indices in CUDA's order, after ``CUDA_VISIBLE_DEVICES``.
     """
     if not interval_s > 0:
         raise UsageError(f"telemetry interval {interval_s} s: allowed are seconds above 0")
-    options = {
-        "--csv": str(csv),
-        "--ranks": str(ranks),
-        "--gpus": ",".join(map(str, gpus)),
-        "--interval": str(interval_s),
-    }
-    said = [f"{name}={value}" for name, value in options.items()]
+    options = (
+        f"--csv={csv}",
+        f"--ranks={ranks}",
+        f"--gpus={','.join(map(str, gpus))}",
+        f"--interval={interval_s}",
+    )
     with csv.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(
-            # -P: a user's own csv.py in the working directory is not Python's.
-            [sys.executable, "-P", "-m", "nfold.telemetry.sampler", *said],
+            # -P: does not import a csv.py in the working directory.
+            [sys.executable, "-P", "-m", "nfold.telemetry.sampler", *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -138,7 +127,7 @@ def start_sampler(
 
 
 class TelemetrySampler:
-    """Takes rows. ``parent`` is the process id of nfold, whose own load is not another's."""
+    """Writes rows of telemetry. ``parent`` is the process id of nfold."""
 
     def __init__(self, csv: Path, ranks: Path, gpus: GpuSampler, parent: int) -> None:
         self._ranks = ranks
@@ -149,33 +138,29 @@ class TelemetrySampler:
         self._table = TelemetryTable(csv, telemetry_csv.column_names(gpus.indices, ()))
 
     def sample(self) -> None:
-        """Take one row; rates in it cover the time since the one before."""
+        """Write one row."""
         pids = read_rank_pids(self._ranks)
-        self._make_room_for(pids)
-        utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        seen = take_snapshot()
-        row: dict[str, CellValue] = {
-            telemetry_csv.MONOTONIC: f"{seen.at_s:.6f}",
-            telemetry_csv.UTC: utc,
-        }
-        row.update(self._gpus.cells(seen, list(pids.values())))
-        row.update(host_cells(self._before, seen, list(pids.values()), self._parent))
-        row.update(rank_cells(self._before, seen, pids))
-        self._table.append(row)
-        self._before = seen
-
-    def close(self) -> None:
-        """Close the file."""
-        self._table.close()
-
-    def _make_room_for(self, pids: Mapping[int, int]) -> None:
         if not self._rank_columns.issuperset(pids):
             self._rank_columns.update(pids)
             self._table.widen(telemetry_csv.column_names(self._gpus.indices, self._rank_columns))
+        utc = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        snapshot = take_snapshot()
+        row: dict[str, CellValue] = {
+            telemetry_csv.MONOTONIC: f"{snapshot.at_s:.6f}",
+            telemetry_csv.UTC: utc,
+        }
+        row.update(self._gpus.cells(snapshot, list(pids.values())))
+        row.update(host_cells(self._before, snapshot, list(pids.values()), self._parent))
+        row.update(rank_cells(self._before, snapshot, pids))
+        self._table.append(row)
+        self._before = snapshot
+
+    def close(self) -> None:
+        self._table.close()
 
 
 def read_rank_pids(file: Path) -> dict[int, int]:
-    """Process ids by rank; none while the file is not there yet."""
+    """Return process ids by rank; empty if the file does not exist."""
     try:
         text = file.read_text()
     except FileNotFoundError:
@@ -186,7 +171,7 @@ def read_rank_pids(file: Path) -> dict[int, int]:
 def host_cells(
     before: HostSnapshot | None, after: HostSnapshot, ranks: Sequence[int], parent: int
 ) -> dict[str, float | None]:
-    """The host's columns; all are rates, so the first row has none."""
+    """Return the host's cells; all are rates, so the first row has none."""
     if before is None:
         return {}
     interval = SnapshotInterval(before, after)
@@ -200,23 +185,23 @@ def host_cells(
 def rank_cells(
     before: HostSnapshot | None, after: HostSnapshot, ranks: Mapping[int, int]
 ) -> dict[str, float | None]:
-    """The ranks' columns, each with its descendants (loader workers)."""
+    """Return the ranks' cells, each with its descendants (loader workers)."""
     cells: dict[str, float | None] = {}
     for rank, pid in ranks.items():
         if before is not None:
             cpu = SnapshotInterval(before, after).tree_cpu_percent(pid)
-            cells[telemetry_csv.rank_column(rank, telemetry_csv.RANK_CPU)] = cpu
-        cells[telemetry_csv.rank_column(rank, telemetry_csv.RANK_RSS)] = after.tree_rss_bytes(pid)
+            cells[rank_column(rank, telemetry_csv.RANK_CPU)] = cpu
+        cells[rank_column(rank, telemetry_csv.RANK_RSS)] = after.tree_rss_bytes(pid)
     return cells
 
 
 def next_deadline(start_s: float, interval_s: float, now_s: float) -> float:
-    """The first moment start + k × interval after now: late rows are left out, none drifts."""
+    """Return the first time start + k × interval after now; late rows are skipped."""
     return start_s + (math.floor((now_s - start_s) / interval_s) + 1) * interval_s
 
 
 class SignalWaiter:
-    """Waits for a signal to stop, without losing one that comes while nobody waits."""
+    """Waits for SIGTERM or SIGINT, also if it arrived before the wait."""
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe()
@@ -226,13 +211,13 @@ class SignalWaiter:
             signal.signal(signum, lambda *_: None)
 
     def wait(self, seconds: float) -> bool:
-        """Whether a signal has come, at the latest after so many seconds."""
+        """Wait for ``seconds`` at most; return whether a signal arrived."""
         ready, _, _ = select.select([self._reader], [], [], max(0.0, seconds))
         return bool(ready)
 
 
 def sample_until_signal(sampler: TelemetrySampler, interval_s: float, ending: SignalWaiter) -> None:
-    """A row now, one at every deadline, and a last one when it is asked to end."""
+    """Write a row now, at every deadline, and a last one after the signal."""
     start_s = time.monotonic()
     ended = False
     while not ended:
@@ -244,7 +229,7 @@ def sample_until_signal(sampler: TelemetrySampler, interval_s: float, ending: Si
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The process: its lifeline first, then rows until the end."""
+    """Run the sampler process."""
     die_with_parent()
     ending = SignalWaiter()
     parser = argparse.ArgumentParser(prog="nfold.telemetry.sampler")
@@ -252,13 +237,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=Path, required=True)
     parser.add_argument("--gpus", default="")
     parser.add_argument("--interval", type=float, default=1.0)
-    asked = parser.parse_args(arguments)
-    indices = [int(gpu) for gpu in asked.gpus.split(",") if gpu]
+    options = parser.parse_args(arguments)
+    indices = [int(gpu) for gpu in options.gpus.split(",") if gpu]
     with Nvml() as nvml:
         visible = nvml.cards(os.environ.get(VISIBLE_VARIABLE)) if indices else ()
-        gpus = GpuSampler(indices, visible, pcie_budget_s=asked.interval / 4)
-        sampler = TelemetrySampler(asked.csv, asked.ranks, gpus, parent=os.getppid())
-        sample_until_signal(sampler, asked.interval, ending)
+        gpus = GpuSampler(indices, visible, pcie_budget_s=options.interval / 4)
+        sampler = TelemetrySampler(options.csv, options.ranks, gpus, parent=os.getppid())
+        sample_until_signal(sampler, options.interval, ending)
 
 
 if __name__ == "__main__":

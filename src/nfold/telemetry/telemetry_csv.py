@@ -1,14 +1,14 @@
-"""The columns of telemetry.csv: one owner of their names and their order.
+"""The file telemetry.csv: its columns, a reader and a writer.
 
-    monotonic_s                    when the row was taken, on the host's monotonic clock
-    utc                            the same moment in UTC, ISO 8601
+    monotonic_s                    time of the row on the host's monotonic clock
+    utc                            the same time in UTC, ISO 8601
     host_cpu_percent               busy share of all cores of the host
     host_disk_read_bytes_per_s     reads of the host's physical disks
-    host_other_load_percent        CPU time of everybody else's processes, in % of one core
-    gpu{g}_...                     per GPU, g being its place in CUDA's order
-    rank{r}_...                    per rank, its descendants included
+    host_other_load_percent        CPU time of processes outside the run, in % of one core
+    gpu{g}_...                     per GPU, g is its index in CUDA's order
+    rank{r}_...                    per rank with its descendants
 
-A rate covers the time since the row before. An empty cell means: not said.
+A rate covers the time since the row before. An empty cell means unknown.
 """
 
 from __future__ import annotations
@@ -42,32 +42,24 @@ RANK_RSS = "rss_bytes"
 
 HOST_COLUMNS = (MONOTONIC, UTC, HOST_CPU, HOST_DISK_READ, HOST_OTHER_LOAD)
 GPU_COLUMNS = (
-    UTILISATION,
-    MEMORY_USED,
-    POWER,
-    TEMPERATURE,
-    SM_CLOCK,
-    THROTTLE_REASONS,
-    PCIE_RX,
-    PCIE_TX,
-    ENERGY,
-    OTHER_PROCESSES,
-)
+    UTILISATION, MEMORY_USED, POWER, TEMPERATURE, SM_CLOCK, THROTTLE_REASONS, PCIE_RX, PCIE_TX,
+    ENERGY, OTHER_PROCESSES,
+)  # fmt: skip
 RANK_COLUMNS = (RANK_CPU, RANK_RSS)
 
 
 def gpu_column(gpu: int, what: str) -> str:
-    """The name of one GPU's column, such as ``gpu0_power_w``."""
+    """Return a name such as ``gpu0_power_w``."""
     return f"gpu{gpu}_{what}"
 
 
 def rank_column(rank: int, what: str) -> str:
-    """The name of one rank's column, such as ``rank0_rss_bytes``."""
+    """Return a name such as ``rank0_rss_bytes``."""
     return f"rank{rank}_{what}"
 
 
 def column_names(gpus: Iterable[int], ranks: Iterable[int]) -> list[str]:
-    """All columns of a run that watches these GPUs and ranks."""
+    """Return all columns for these GPUs and ranks."""
     per_gpu = [gpu_column(gpu, what) for gpu in sorted(gpus) for what in GPU_COLUMNS]
     per_rank = [rank_column(rank, what) for rank in sorted(ranks) for what in RANK_COLUMNS]
     return [*HOST_COLUMNS, *per_gpu, *per_rank]
@@ -149,7 +141,7 @@ CellValue = float | int | str | None
 
 
 class TelemetryTable:
-    """A CSV file at ``path``, begun anew. Every row reaches the file before ``append`` returns."""
+    """A new CSV file. Every row is written before ``append`` returns."""
 
     def __init__(self, path: Path, header: list[str]) -> None:
         self._path = path
@@ -157,12 +149,12 @@ class TelemetryTable:
         self._file = self._create(path, [])
 
     def append(self, row: Mapping[str, CellValue]) -> None:
-        """Write one row; columns that it lacks are empty, columns that the file lacks left out."""
+        """Write one row; missing columns are empty, columns that the file lacks are ignored."""
         csv.writer(self._file, lineterminator="\n").writerow(map(_text, map(row.get, self.header)))
         self._file.flush()
 
     def widen(self, header: list[str]) -> None:
-        """Give the file more columns: rewritten aside and renamed, so a reader sees either."""
+        """Add columns: writes a new file and renames it, so that readers see one or the other."""
         self._file.close()
         with self._path.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -172,7 +164,6 @@ class TelemetryTable:
         aside.rename(self._path)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _create(self, path: Path, rows: list[dict[str, str]]) -> TextIO:

@@ -156,7 +156,7 @@ def test_nvml_lost_in_mid_run(csv: Path) -> None:
 def test_a_device_that_does_not_say_everything(csv: Path) -> None:
     _write(csv, [[{"throttle_reasons": None, "other_processes": None, "power_w": None}]])
     (doubt,) = _doubts(csv)
-    assert doubt.text == "the device does not say gpu0_power_w, gpu0_throttle_reasons"
+    assert doubt.text.endswith("gpu0_power_w, gpu0_throttle_reasons")
 
 
 def test_a_host_whose_load_is_unknown(csv: Path) -> None:
