@@ -1,4 +1,4 @@
-"""What this machine is, in less than half a second and without importing a framework."""
+"""Inspects this machine in less than half a second, without importing a framework."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import combinations
@@ -27,18 +28,9 @@ from nfold.telemetry.nvml import (
 )
 
 VERSIONED_LIBRARIES = (
-    "torch",
-    "numpy",
-    "tensorflow",
-    "jax",
-    "jaxlib",
-    "keras",
-    "nvidia-cudnn-cu12",
-    "nvidia-cudnn-cu13",
-    "nvidia-nccl-cu12",
-    "nvidia-nccl-cu13",
-)
-"""The packages whose versions decide speed."""
+    "torch", "numpy", "tensorflow", "jax", "jaxlib", "keras", "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
+)  # fmt: skip
 
 RESOURCE_LIMITS = {
     "open_files": resource.RLIMIT_NOFILE,
@@ -48,9 +40,9 @@ RESOURCE_LIMITS = {
 
 
 def inspect_machine(nvml: Nvml | None = None) -> Machine:
-    """This machine as this process sees it; GPUs are the visible ones in CUDA's order.
+    """Return this machine as this process sees it, with the visible GPUs in CUDA's order.
 
-    Without NVML (no NVIDIA driver) there are none. ``nvml`` is an open one to use, or None.
+    Without NVML (no NVIDIA driver) there are no GPUs.
     """
     if nvml is None:
         with Nvml() as opened:
@@ -72,21 +64,21 @@ def inspect_machine(nvml: Nvml | None = None) -> Machine:
 
 
 def affinity_cores() -> int:
-    """Cores that the affinity mask leaves to this process."""
+    """Return the number of cores in this process's affinity mask."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def usable_cores() -> int:
-    """Whole cores that this process may use: its affinity mask, cut by its CPU quota."""
+    """Return the whole cores that this process may use: affinity mask and CPU quota."""
     quota = cpu_quota_cores()
     allowed = affinity_cores()
     return allowed if quota is None else max(1, min(allowed, math.floor(quota.value)))
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name, or its architecture where it has none (ARM)."""
+    """Return the processor's name, or its architecture if it has none (ARM)."""
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     for line in lines:
         key, _, value = line.partition(":")
@@ -96,13 +88,11 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of those of ``LIBRARIES`` that are installed; none is imported."""
+    """Return the versions of the installed ``VERSIONED_LIBRARIES``, without importing them."""
     found = {}
     for library in VERSIONED_LIBRARIES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -136,27 +126,23 @@ def _limit(which: int) -> str:
 
 
 def find_gpu_links(cards: Sequence[NvmlDevice]) -> tuple[GpuLink, ...]:
-    """One link per pair of cards, by their places in ``cards``."""
-    pairs = combinations(range(len(cards)), 2)
-    return tuple(
-        classify_link(first, second, cards[first], cards[second]) for first, second in pairs
-    )
+    """Return one link per pair of GPUs, by their indices in ``cards``."""
+    pairs = combinations(enumerate(cards), 2)
+    return tuple(classify_link(first, second, a, b) for (first, a), (second, b) in pairs)
 
 
 def classify_link(first: int, second: int, a: NvmlDevice, b: NvmlDevice) -> GpuLink:
-    """``none`` where peer-to-peer copies are refused, else ``nvlink``, else ``pcie``.
+    """Return a link: ``none`` without peer-to-peer copies, else ``nvlink`` or ``pcie``.
 
-    Without peer-to-peer, a transfer goes through the host's memory, whatever cable there is.
+    Without peer-to-peer copies a transfer goes through the host's memory.
     """
     detail = _nvlinks(a, b)
     level = a.topology_level(b)
     common = "" if level is None else TOPOLOGY_LEVELS.get(level, "")
     status = a.p2p_status(b, P2P_READ)
     if status in P2P_REFUSALS:
-        parts = [f"P2P: {P2P_REFUSALS[status]}", detail, common]
-        return GpuLink(
-            first=first, second=second, kind="none", detail=", ".join(filter(None, parts))
-        )
+        parts = filter(None, [f"P2P: {P2P_REFUSALS[status]}", detail, common])
+        return GpuLink(first=first, second=second, kind="none", detail=", ".join(parts))
     if detail or a.p2p_status(b, P2P_NVLINK) == P2P_OK:
         return GpuLink(first=first, second=second, kind="nvlink", detail=detail)
     return GpuLink(first=first, second=second, kind="pcie", detail=common)
@@ -170,31 +156,30 @@ def _nvlinks(a: NvmlDevice, b: NvmlDevice) -> str:
     return f"{switched} links through NVSwitch" if switched else ""
 
 
-# The limits that a container or a service manager sets: CPU quota and memory, cgroup v1 and v2.
-#
-# See the kernel's Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and
-# scheduler/sched-bwc.rst. A limit of any group above this process's own holds too.
+# CPU quota and memory limits of containers and service managers, cgroup v1 and v2. See the kernel's
+# Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and scheduler/sched-bwc.rst. Limits
+# of parent groups hold as well.
 
 
 @dataclass(frozen=True)
 class CgroupLimit:
-    """A limit and the file that says it."""
+    """A limit and the file that contains it."""
 
     value: float
     source: str
 
 
 def cpu_quota_cores(root: Path = Path("/")) -> CgroupLimit | None:
-    """How many cores' worth of time this process may use; None where nothing limits it."""
+    """Return the CPU time per second that this process may use; None: unlimited."""
     v2 = [_v2_quota(folder / "cpu.max") for folder in _groups(root, "")]
     v1 = [_v1_quota(folder) for folder in _groups(root, "cpu")]
     return _least([*v2, *v1])
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> CgroupLimit | None:
-    """How much memory this process may use; None where nothing limits it.
+    """Return the memory that this process may use; None: unlimited.
 
-    An unlimited v1 group says nearly 2**63: the caller takes the smaller of it and the host's.
+    An unlimited v1 group contains nearly 2**63, so compare with the memory of the host.
     """
     v2 = [_number(folder / "memory.max") for folder in _groups(root, "")]
     v1 = [_number(folder / "memory.limit_in_bytes") for folder in _groups(root, "memory")]

@@ -1,4 +1,4 @@
-"""NVIDIA's management library: any question may go unanswered, and then the answer is None.
+"""NVIDIA's management library (NVML). A query that fails returns None.
 
 Names and units follow nvml.h (NVML API Reference Guide). Nothing here changes a device.
 """
@@ -33,8 +33,7 @@ P2P_REFUSALS = {
     3: "the topology does not support it",
     4: "disabled in the driver's settings",
     5: "not supported",
-}
-"""Why two GPUs cannot reach each other's memory, by ``nvmlGpuP2PStatus_t``."""
+}  # nvmlGpuP2PStatus_t
 TOPOLOGY_LEVELS = {
     0: "same board",
     10: "same switch",
@@ -42,19 +41,16 @@ TOPOLOGY_LEVELS = {
     30: "same host bridge",
     40: "same NUMA node",
     50: "across NUMA nodes",
-}
-"""What two GPUs have in common, by ``nvmlGpuTopologyLevel_t``."""
-
-NVSWITCH = "switch"
-"""The far end of an NVLink that goes to an NVSwitch."""
+}  # nvmlGpuTopologyLevel_t: what two GPUs have in common
+NVSWITCH = "switch"  # remote end of an NVLink to an NVSwitch
 
 
 @dataclass(frozen=True, kw_only=True)
 class PcieLink:
-    """A card's PCIe link: generation and lanes, now and at most; None where not said.
+    """The PCIe link of a GPU: generation and lanes; None: unknown.
 
-    ``system_generation`` is the most that card and slot can do together, ``card_generation``
-    and ``lanes`` at most are what the card alone could do. An idle card lowers its generation.
+    ``system_generation`` is the maximum of GPU and slot together, ``card_generation`` of the GPU
+    itself. An idle GPU lowers its generation.
     """
 
     generation: int | None = None
@@ -69,9 +65,9 @@ class PcieLink:
 
 
 class Nvml:
-    """An open NVML, or the reason in ``error`` why there is none; close it or use ``with``.
+    """An open NVML, or the reason in ``error`` why it cannot be opened. Use as a context manager.
 
-    ``api`` is pynvml or a stand-in of the same shape.
+    ``api`` is pynvml, or a fake with the same functions.
     """
 
     def __init__(self, api: Any = pynvml) -> None:
@@ -94,30 +90,28 @@ class Nvml:
         self.close()
 
     def close(self) -> None:
-        """Let go of NVML; a library that is already lost is let go too."""
         if self.error is None:
             self.query("nvmlShutdown")
             self.error = "closed"
 
     def query(self, call: str, *arguments: Any) -> Any:
-        """What an NVML function returns, or None where it answers with an error."""
+        """Call an NVML function; returns None on an error."""
         try:
             return getattr(self._api, call)(*arguments)
         except self._api.NVMLError:
             return None
 
     def driver_version(self) -> str | None:
-        """The driver's version."""
         version = None if self.error else self.query("nvmlSystemGetDriverVersion")
         return None if version is None else str(version)
 
     def cards(self, visible: str | None = None) -> tuple[NvmlDevice, ...]:
-        """The GPUs in CUDA's order, as ``CUDA_VISIBLE_DEVICES`` = ``visible`` shows them.
+        """Return the GPUs in CUDA's order that ``CUDA_VISIBLE_DEVICES`` = ``visible`` shows.
 
-        None shows all. Entries are indices, UUIDs or unambiguous beginnings of UUIDs; the first
-        wrong entry hides itself and all that follow (CUDA C++ Programming Guide, environment
-        variables). An index is the place in PCI bus order, which is CUDA's own order wherever
-        the GPUs are of one kind or CUDA_DEVICE_ORDER is PCI_BUS_ID.
+        None shows all. Entries are indices, UUIDs or unambiguous prefixes of UUIDs; the first
+        invalid entry hides itself and all that follow (CUDA C++ Programming Guide, environment
+        variables). Indices are in PCI bus order, which is CUDA's order if all GPUs are of one
+        kind or CUDA_DEVICE_ORDER is PCI_BUS_ID.
         """
         every = self._every_card()
         if visible is None:
@@ -152,115 +146,109 @@ class NvmlDevice:
         self._nvml = nvml
         self.handle = handle
 
-    def _ask(self, call: str, *arguments: Any) -> Any:
+    def _query(self, call: str, *arguments: Any) -> Any:
         return self._nvml.query(call, self.handle, *arguments)
 
     def _field(self, call: str, field: str) -> int | None:
-        answer = self._ask(call)
+        answer = self._query(call)
         return None if answer is None else int(getattr(answer, field))
 
     def _scaled(self, call: str, *arguments: Any, scale: float) -> float | None:
-        answer = self._ask(call, *arguments)
+        answer = self._query(call, *arguments)
         return None if answer is None else float(answer) * scale
 
     @functools.cached_property
     def name(self) -> str | None:
-        """The product's name, such as ``NVIDIA H200``."""
-        name = self._ask("nvmlDeviceGetName")
+        name = self._query("nvmlDeviceGetName")
         return None if name is None else str(name)
 
     @functools.cached_property
     def uuid(self) -> str | None:
-        """``GPU-`` or ``MIG-`` and 32 hex digits."""
-        uuid = self._ask("nvmlDeviceGetUUID")
+        uuid = self._query("nvmlDeviceGetUUID")
         return None if uuid is None else str(uuid)
 
     @functools.cached_property
     def bus_id(self) -> str | None:
-        """The PCI address as Linux writes it: ``0000:1b:00.0``."""
-        return _address(self._ask("nvmlDeviceGetPciInfo"))
+        """The PCI address, ``0000:1b:00.0``."""
+        return _address(self._query("nvmlDeviceGetPciInfo"))
 
     def memory_bytes(self) -> int | None:
-        """The card's memory."""
         return self._field("nvmlDeviceGetMemoryInfo", "total")
 
     def memory_used_bytes(self) -> int | None:
-        """Memory in use by anybody, the driver's own included."""
+        """Return the memory in use by all processes and the driver."""
         return self._field("nvmlDeviceGetMemoryInfo", "used")
 
     def read_counters(self) -> dict[str, float | None]:
-        """The quick counters, by column: everything but PCIe traffic and processes."""
+        """Return the fast counters by column: all but PCIe traffic and processes."""
         return {
             telemetry_csv.UTILISATION: self._field("nvmlDeviceGetUtilizationRates", "gpu"),
             telemetry_csv.MEMORY_USED: self.memory_used_bytes(),
             telemetry_csv.POWER: self._scaled("nvmlDeviceGetPowerUsage", scale=1e-3),
-            telemetry_csv.TEMPERATURE: self._ask("nvmlDeviceGetTemperature", _ON_GPU),
-            telemetry_csv.SM_CLOCK: self._ask("nvmlDeviceGetClockInfo", _SM),
+            telemetry_csv.TEMPERATURE: self._query("nvmlDeviceGetTemperature", _ON_GPU),
+            telemetry_csv.SM_CLOCK: self._query("nvmlDeviceGetClockInfo", _SM),
             telemetry_csv.THROTTLE_REASONS: self._throttle_reasons(),
             telemetry_csv.ENERGY: self._scaled("nvmlDeviceGetTotalEnergyConsumption", scale=1e-3),
         }
 
     def _throttle_reasons(self) -> int | None:
-        reasons: int | None = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        reasons: int | None = self._query("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:
-            reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+            reasons = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
         return reasons
 
     def pcie_traffic(self) -> dict[str, float | None]:
-        """PCIe bytes per second, by column; NVML counts for 20 ms in each of the two calls.
-
-        NVML says KB/s, taken as 1,000 bytes.
-        """
+        """Return PCIe bytes per second by column. NVML counts for 20 ms in each of two calls."""
         call = "nvmlDeviceGetPcieThroughput"
         return {
-            telemetry_csv.PCIE_RX: self._scaled(call, _RECEIVED, scale=1e3),
+            telemetry_csv.PCIE_RX: self._scaled(
+                call, _RECEIVED, scale=1e3
+            ),  # KB/s, taken as 1,000 bytes
             telemetry_csv.PCIE_TX: self._scaled(call, _TRANSMITTED, scale=1e3),
         }
 
     def compute_pids(self) -> tuple[int, ...] | None:
-        """The processes with a compute context on the card.
+        """Return the processes with a compute context on the GPU.
 
-        In a container the ids may be those of the host, or the list may be empty.
+        In a container the ids may be the host's, or the list may be empty.
         """
-        found = self._ask("nvmlDeviceGetComputeRunningProcesses")
+        found = self._query("nvmlDeviceGetComputeRunningProcesses")
         return None if found is None else tuple(int(process.pid) for process in found)
 
     def has_mig_instances(self) -> bool:
-        """Whether the card is split into MIG instances."""
-        modes = self._ask("nvmlDeviceGetMigMode")
+        modes = self._query("nvmlDeviceGetMigMode")
         return modes is not None and modes[0] == 1
 
     def pcie_link(self) -> PcieLink:
-        """The PCIe link's generation and lanes."""
         return PcieLink(
-            generation=self._ask("nvmlDeviceGetCurrPcieLinkGeneration"),
-            width=self._ask("nvmlDeviceGetCurrPcieLinkWidth"),
-            system_generation=self._ask("nvmlDeviceGetMaxPcieLinkGeneration"),
-            card_generation=self._ask("nvmlDeviceGetGpuMaxPcieLinkGeneration"),
-            max_width=self._ask("nvmlDeviceGetMaxPcieLinkWidth"),
+            generation=self._query("nvmlDeviceGetCurrPcieLinkGeneration"),
+            width=self._query("nvmlDeviceGetCurrPcieLinkWidth"),
+            system_generation=self._query("nvmlDeviceGetMaxPcieLinkGeneration"),
+            card_generation=self._query("nvmlDeviceGetGpuMaxPcieLinkGeneration"),
+            max_width=self._query("nvmlDeviceGetMaxPcieLinkWidth"),
         )
 
     @functools.cached_property
     def nvlink_peers(self) -> tuple[str, ...]:
-        """Where each active NVLink leads: a PCI address, or ``switch``."""
+        """The remote end of each active NVLink: a PCI address, or ``switch``."""
         state = "nvmlDeviceGetNvLinkState"
-        active = [link for link in range(_MOST_NVLINKS) if self._ask(state, link) == 1]
+        active = [link for link in range(_MOST_NVLINKS) if self._query(state, link) == 1]
         ends = [self._nvlink_end(link) for link in active]
         return tuple(end for end in ends if end is not None)
 
     def _nvlink_end(self, link: int) -> str | None:
-        if self._ask("nvmlDeviceGetNvLinkRemoteDeviceType", link) == _SWITCH_TYPE:
+        if self._query("nvmlDeviceGetNvLinkRemoteDeviceType", link) == _SWITCH_TYPE:
             return NVSWITCH
-        return _address(self._ask("nvmlDeviceGetNvLinkRemotePciInfo", link))
+        return _address(self._query("nvmlDeviceGetNvLinkRemotePciInfo", link))
 
     def p2p_status(self, other: NvmlDevice, what: int) -> int | None:
-        """The ``nvmlGpuP2PStatus_t`` of a capability such as ``P2P_READ``; 0 is fine."""
-        status: int | None = self._ask("nvmlDeviceGetP2PStatus", other.handle, what)
+        """Return the ``nvmlGpuP2PStatus_t`` of a capability such as ``P2P_READ``; 0 is ok."""
+        status: int | None = self._query("nvmlDeviceGetP2PStatus", other.handle, what)
         return status
 
     def topology_level(self, other: NvmlDevice) -> int | None:
-        """The ``nvmlGpuTopologyLevel_t`` that two cards have in common; see ``ANCESTORS``."""
-        level: int | None = self._ask("nvmlDeviceGetTopologyCommonAncestor", other.handle)
+        """Return the ``nvmlGpuTopologyLevel_t`` of two GPUs; see ``TOPOLOGY_LEVELS``."""
+        level: int | None = self._query("nvmlDeviceGetTopologyCommonAncestor", other.handle)
         return level
 
 

@@ -1,4 +1,4 @@
-"""Facts about this machine now that are not its description: what obstacles are judged by."""
+"""Obstacles: conditions of this machine, now, that will slow training down."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from nfold.telemetry.machine_inspection import CgroupLimit, affinity_cores, cpu_
 from nfold.telemetry.nvml import VISIBLE_VARIABLE, Nvml, NvmlDevice, PcieLink
 
 MAX_PCIE_LANES = 32
+CORES_PER_GPU = 2  # one for the training loop, one for a loader worker
+MIN_SHM_BYTES = 2**30
+MIN_OPEN_FILES = 4096  # common default: 1,024; each batch of a loader worker may hold several
+BUSY_LOAD_SHARE = 0.5
+FOREIGN_MEMORY_SHARE = 0.05  # the driver itself uses less than 5 % of a GPU's memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """One visible GPU now; None where it does not say.
+    """The state of a visible GPU; None: unknown.
 
-    ``pids`` are the processes that compute on it; ``iommu`` is the kernel's type of the IOMMU
-    group that it is in (``identity``, ``DMA``, ``DMA-FQ``); ``card_lanes`` are the PCIe lanes
-    that the card has, whatever its slot has.
+    ``pids`` are the processes that compute on it, ``iommu`` is the type of its IOMMU group
+    (``identity``, ``DMA``, ``DMA-FQ``), ``card_lanes`` are the PCIe lanes of the card itself.
     """
 
     index: int
@@ -35,26 +39,30 @@ class GpuFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """The machine now. ``load_average`` is over the last minute, of the whole host."""
+    """The state of the machine.
+
+    Attributes:
+        load_average: of the host in the last minute.
+        open_files: limit of open files, None if unlimited.
+        device_files: of GPUs, such as /dev/nvidia0.
+        installed_gpus: known to the driver, also those that ``visible_devices`` hides.
+    """
 
     host_cores: int
     affinity_cores: int
     cpu_quota: CgroupLimit | None = None
     load_average: float | None = None
     open_files: int | None = None
-    """None where unlimited."""
     omp_num_threads: str | None = None
     visible_devices: str | None = None
     nvml_error: str | None = None
     device_files: tuple[str, ...] = ()
-    """The GPUs' device files, such as /dev/nvidia0."""
     installed_gpus: int = 0
-    """GPUs that the driver knows, also those that ``visible_devices`` hides."""
     gpus: tuple[GpuFacts, ...] = ()
 
 
 def gather_facts(nvml: Nvml) -> MachineFacts:
-    """The facts of this machine, as this process sees it."""
+    """Return the state of this machine as this process sees it."""
     visible = os.environ.get(VISIBLE_VARIABLE)
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     cards = enumerate(nvml.cards(visible))
@@ -74,14 +82,14 @@ def gather_facts(nvml: Nvml) -> MachineFacts:
 
 
 def device_files(dev: Path = Path("/dev")) -> tuple[str, ...]:
-    """The device files of NVIDIA GPUs, whether or not a driver answers."""
+    """Return the device files of NVIDIA GPUs, with or without a working driver."""
     return tuple(sorted(str(file) for file in dev.glob("nvidia[0-9]*")))
 
 
 def gather_gpu_facts(
     index: int, card: NvmlDevice, own: Collection[int], devices: Path = Path("/sys/bus/pci/devices")
 ) -> GpuFacts:
-    """What one card says now; processes in ``own`` are left out."""
+    """Return the state of a GPU; processes in ``own`` are not counted."""
     pids = card.compute_pids()
     folder = devices / (card.bus_id or "unknown")
     return GpuFacts(
@@ -104,19 +112,9 @@ def _lanes(text: str | None) -> int | None:
     return lanes if 0 < lanes <= MAX_PCIE_LANES else None
 
 
-CORES_PER_GPU = 2
-"""One for the training loop, one for a loader worker: with fewer, they take turns."""
-MIN_SHM_BYTES = 2**30
-MIN_OPEN_FILES = 4096
-"""A common default is 1,024; every batch that a loader worker hands over may hold several."""
-BUSY_LOAD_SHARE = 0.5
-FOREIGN_MEMORY_SHARE = 0.05
-"""What a driver holds for itself is less than 5 % of a card's memory."""
-
-
 @dataclass(frozen=True)
 class Obstacle:
-    """Something that will hold training back, in plain words, and how it is known."""
+    """A condition that will slow training down, and the evidence for it."""
 
     text: str
     evidence: str
@@ -126,19 +124,18 @@ ObstacleRule = Callable[[Machine, MachineFacts], Iterator[Obstacle]]
 
 
 def find_obstacles(machine: Machine, facts: MachineFacts) -> list[Obstacle]:
-    """Everything on the machine that will hold training back, the gravest kind first."""
+    """Return everything that will slow training down, the most serious kind first."""
     return [obstacle for rule in RULES for obstacle in rule(machine, facts)]
 
 
 def no_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """No GPU can be used, and why."""
     if machine.gpus:
         return
     everything = "everything runs on CPU devices (shares of the cores)"
     if facts.nvml_error and facts.device_files:
         yield Obstacle(
-            f"A GPU is there but its driver does not answer: {everything}. Next: nvidia-smi "
-            "says why; in a container, the driver's libraries must be mounted too",
+            f"A GPU exists but its driver does not answer: {everything}. Next: nvidia-smi shows "
+            "the reason; in a container, the driver's libraries must be mounted too",
             f"{facts.device_files[0]} exists; nvmlInit: {facts.nvml_error}",
         )
     elif facts.installed_gpus:
@@ -153,7 +150,6 @@ def no_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
 
 
 def torch_without_cuda(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """GPUs that the installed PyTorch cannot use."""
     version = machine.versions.get("torch", "")
     if machine.gpus and version.endswith("+cpu"):
         yield Obstacle(
@@ -163,7 +159,6 @@ def torch_without_cuda(machine: Machine, facts: MachineFacts) -> Iterator[Obstac
 
 
 def busy_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """Somebody else computes on a card, or holds much of its memory."""
     for card in facts.gpus:
         if card.pids:
             yield Obstacle(
@@ -173,7 +168,7 @@ def busy_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
         elif (share := _used_share(machine, card)) > FOREIGN_MEMORY_SHARE:
             yield Obstacle(
                 f"{100 * share:.0f} % of GPU {card.index}'s memory is in use by processes "
-                "that cannot be seen from here",
+                "that are not visible from here",
                 f"nvmlDeviceGetMemoryInfo: {card.memory_used_bytes} bytes used",
             )
 
@@ -188,65 +183,58 @@ def _used_share(machine: Machine, card: GpuFacts) -> float:
 
 
 def few_cores(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """Too few cores to feed the GPUs."""
     count = len(machine.gpus)
     if count and machine.cores < CORES_PER_GPU * count:
         each = machine.cores / count
         yield Obstacle(
             f"Only {each:.2g} cores per GPU: decoding, augmentation and the training loops "
-            "share them, and the GPUs will wait for input",
+            "share them, so that the GPUs will wait for input",
             f"{machine.cores} usable cores (affinity mask and CPU quota), {count} GPUs",
         )
 
 
 def low_cpu_quota(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """A quota below the cores that programs see and start threads for."""
     quota = facts.cpu_quota
     if quota is not None and quota.value < facts.affinity_cores:
         yield Obstacle(
             f"Programs see {facts.affinity_cores} cores but get the time of {quota.value:.3g}: "
-            "threads started for all of them will be stopped in turns. Next: set "
-            "OMP_NUM_THREADS and --workers to fit, or raise the quota",
+            "the kernel will suspend threads beyond that. Next: set OMP_NUM_THREADS and "
+            "--workers to fit, or raise the quota",
             f"{quota.source}; affinity mask of {facts.affinity_cores} cores",
         )
 
 
 def busy_host(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """Other work on the host's cores."""
     load = facts.load_average
     if load is not None and load > BUSY_LOAD_SHARE * facts.host_cores:
         yield Obstacle(
-            "The host's cores are busy with other work, which will slow down and blur what is "
-            "measured",
+            "The host's cores are busy with other work: measurements will be slower and noisier",
             f"load average of the last minute {load:.1f} on {facts.host_cores} cores",
         )
 
 
 def small_shm(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """Too little shared memory for loader workers to hand over batches."""
     advice = "Next: docker run --shm-size=8g, or --workers 0"
     if machine.shm_bytes is None:
         yield Obstacle(f"There is no /dev/shm, which loader workers need. {advice}", "/dev/shm")  # noqa: S108
     elif machine.shm_bytes < MIN_SHM_BYTES:
         yield Obstacle(
-            f"There are only {machine.shm_bytes / 2**20:.0f} MiB of shared memory: loader "
-            f"workers hand over batches through it and die when it is full. {advice}",
+            f"Only {machine.shm_bytes / 2**20:.0f} MiB of shared memory: loader workers send "
+            f"batches through it and die when it is full. {advice}",
             f"statvfs of /dev/shm: {machine.shm_bytes} bytes",
         )
 
 
 def low_open_files(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """A low limit of open files."""
     if facts.open_files is not None and facts.open_files < MIN_OPEN_FILES:
         yield Obstacle(
-            f"At most {facts.open_files} open files a process: loader workers hold several for "
-            f"each batch under way. Next: ulimit -n {16 * MIN_OPEN_FILES}",
+            f"At most {facts.open_files} open files per process: loader workers need several "
+            f"per queued batch. Next: ulimit -n {16 * MIN_OPEN_FILES}",
             f"getrlimit(RLIMIT_NOFILE): {facts.open_files}",
         )
 
 
 def bad_omp_threads(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """OMP_NUM_THREADS that is no number, or too many threads once every rank starts them."""
     value = facts.omp_num_threads
     if value is None:
         return
@@ -258,14 +246,13 @@ def bad_omp_threads(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]
     elif int(first) * ranks > machine.cores:
         where = f"in each of {ranks} ranks " if ranks > 1 else ""
         yield Obstacle(
-            f"OMP_NUM_THREADS asks for {first} threads {where}on {machine.cores} cores: they "
-            f"take turns. Next: OMP_NUM_THREADS={max(1, machine.cores // ranks)}",
+            f"OMP_NUM_THREADS starts {first} threads {where}on {machine.cores} cores, more than "
+            f"can run. Next: OMP_NUM_THREADS={max(1, machine.cores // ranks)}",
             evidence,
         )
 
 
 def slow_links(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """Pairs of GPUs that do not reach each other directly, or not by NVLink."""
     refused = [link for link in machine.links if link.kind == "none"]
     if refused:
         yield Obstacle(
@@ -274,13 +261,13 @@ def slow_links(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
             f"nvmlDeviceGetP2PStatus of GPUs {refused[0].first} and {refused[0].second}: "
             f"{refused[0].detail}",
         )
-    plain = [link for link in machine.links if link.kind == "pcie"]
-    if plain:
+    pcie = [link for link in machine.links if link.kind == "pcie"]
+    if pcie:
         yield Obstacle(
-            f"{_pairs(len(plain), machine)} have no NVLink: gradients go over PCIe, several "
+            f"{_pairs(len(pcie), machine)} have no NVLink: gradients go over PCIe, several "
             "times slower",
-            f"nvmlDeviceGetNvLinkState of GPUs {plain[0].first} and {plain[0].second}: no "
-            f"active link; {plain[0].detail or 'topology unknown'}",
+            f"nvmlDeviceGetNvLinkState of GPUs {pcie[0].first} and {pcie[0].second}: no "
+            f"active link; {pcie[0].detail or 'topology unknown'}",
         )
 
 
@@ -290,24 +277,19 @@ def _pairs(count: int, machine: Machine) -> str:
 
 
 def iommu_translation(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """An IOMMU that sends copies between GPUs by way of the processor."""
     over_pcie = any(link.kind != "nvlink" for link in machine.links)
     found = [card for card in facts.gpus if (card.iommu or "").startswith("DMA")]
     if over_pcie and found:
         yield Obstacle(
-            "The IOMMU translates the GPUs' addresses: copies between them over PCIe may take "
-            "the way through the processor, or hang. Next: iommu=pt on the kernel's command line",
+            "The IOMMU translates the GPUs' addresses: copies between them over PCIe may go "
+            "through the processor, or hang. Next: iommu=pt on the kernel's command line",
             f"iommu_group/type of GPU {found[0].index}: {found[0].iommu}",
         )
 
 
 def narrow_pcie(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """A card in a slot that is narrower or slower than the card.
-
-    The generation now is no evidence: an idle card lowers it.
-    """
     for card in facts.gpus:
-        link = card.pcie
+        link = card.pcie  # its generation now is no evidence: an idle GPU lowers it
         lanes = max(link.max_width or 0, card.card_lanes or 0)
         if link.width and link.width < lanes:
             yield Obstacle(
@@ -319,46 +301,33 @@ def narrow_pcie(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
         most, own = link.system_generation, link.card_generation
         if most and own and most < own:
             yield Obstacle(
-                f"GPU {card.index} could do PCIe gen{own}, its slot does gen{most}: half the "
-                "speed a generation",
+                f"GPU {card.index} supports PCIe gen{own}, its slot does gen{most}: each "
+                "generation less halves the speed",
                 f"nvmlDeviceGetGpuMaxPcieLinkGeneration {own}, MaxPcieLinkGeneration {most}",
             )
 
 
 def mixed_gpus(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """GPUs of several kinds: the slowest sets the pace of all."""
     names = sorted({gpu.name for gpu in machine.gpus})
     if len(names) > 1:
         yield Obstacle(
-            "The GPUs differ: with equal shares of every batch, the slowest sets the pace",
+            "The GPUs differ: with equal shares of every batch, all wait for the slowest",
             f"nvmlDeviceGetName: {', '.join(names)}",
         )
 
 
 def mig_gpus(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    """Cards that are split into instances, which cannot exchange gradients directly."""
     split = [str(card.index) for card in facts.gpus if card.has_mig_instances]
     if split:
         yield Obstacle(
-            f"GPU {', '.join(split)} is split into MIG instances: CUDA shows a process one "
-            "instance, and instances have no P2P",
+            f"GPU {', '.join(split)} is split into MIG instances: a process can use one, and "
+            "instances have no P2P",
             "nvmlDeviceGetMigMode: enabled",
         )
 
 
 RULES: tuple[ObstacleRule, ...] = (
-    no_gpu,
-    torch_without_cuda,
-    busy_gpu,
-    few_cores,
-    low_cpu_quota,
-    busy_host,
-    small_shm,
-    low_open_files,
-    bad_omp_threads,
-    slow_links,
-    iommu_translation,
-    narrow_pcie,
-    mixed_gpus,
+    no_gpu, torch_without_cuda, busy_gpu, few_cores, low_cpu_quota, busy_host, small_shm,
+    low_open_files, bad_omp_threads, slow_links, iommu_translation, narrow_pcie, mixed_gpus,
     mig_gpus,
-)
+)  # fmt: skip
