@@ -1,4 +1,4 @@
-"""The database file: opening it safely, durability, the schema, and what its errors mean."""
+"""The database file: safe opening, durability, the schema and translation of errors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from pathlib import Path
 from nfold.core.errors import StoreUnusable
 
 SCHEMA_VERSION = 1
-BUSY_TIMEOUT_S = 30.0
-"""How long a writer waits for another one; an append takes a millisecond."""
+BUSY_TIMEOUT_S = 30.0  # for another writer; an append takes a millisecond
 RETRY_S = 0.01
-MIN_FREE_BYTES = 4 * 2**20
-"""Less free space than this is a full disk: a log, a journal and a row need room at once."""
+MIN_FREE_BYTES = 4 * 2**20  # for a log, a journal and a row at the same time
 
 _HEADER_BYTES = 100
 _VERSION_OFFSET = slice(60, 64)
@@ -26,10 +24,10 @@ _MAGIC = b"SQLite format 3\0"
 
 
 def open_writable(path: Path) -> sqlite3.Connection:
-    """A durable connection to the store at ``path``, which is made where it does not exist.
+    """Open a durable connection to the store at ``path``, and create the store if necessary.
 
-    Raises StoreUnusable where the file is of a newer schema, which is left byte for byte as it
-    is, and where it is no store or cannot be written.
+    Raises StoreUnusable if the file has a newer schema (it is not changed), is not a store, or
+    cannot be written.
     """
     with translate_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,14 +39,14 @@ def open_writable(path: Path) -> sqlite3.Connection:
             _set_journal(connection)
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
-            _make_tables(connection, path)
+            _create_tables(connection, path)
         return connection
 
 
 def open_readonly(path: Path) -> sqlite3.Connection:
-    """A connection that writes nothing; for a folder that is read-only too.
+    """Open a connection that writes nothing; the folder may be read-only.
 
-    Raises StoreUnusable where there is no store, or where ``open_to_write`` would.
+    Raises StoreUnusable if there is no store, or as ``open_writable`` does.
     """
     with translate_errors(path):
         if not path.exists():
@@ -74,11 +72,9 @@ def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _refuse_newer(path: Path) -> None:
-    """Look at the version without changing a byte.
-
-    First in the database's header (SQLite file format, section 1.3: big-endian at offset 60),
-    then, where a write-ahead log may hold a younger header, through a read-only connection.
-    """
+    # Reads the version without changing the file: from the header (SQLite file format, section 1.3:
+    # big-endian at offset 60), and through a read-only connection if a write-ahead log may contain
+    # a newer header.
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     version = int.from_bytes(header[_VERSION_OFFSET], "big") if header.startswith(_MAGIC) else 0
@@ -87,7 +83,7 @@ def _refuse_newer(path: Path) -> None:
             version = _version(connection)
     if version > SCHEMA_VERSION:
         raise StoreUnusable(
-            f"{path} has schema version {version}, this nfold knows up to {SCHEMA_VERSION}; "
+            f"{path} has schema version {version}, this nfold supports up to {SCHEMA_VERSION}; "
             "next: pip install --upgrade nfold, or choose another --results folder"
         )
 
@@ -96,8 +92,8 @@ def _refuse_full_disk(path: Path) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < MIN_FREE_BYTES:
         raise StoreUnusable(
-            f"{path}: {free / 2**20:.1f} MiB are free there, {MIN_FREE_BYTES // 2**20} MiB are "
-            "needed; next: make room, or choose another --results folder"
+            f"{path}: {free / 2**20:.1f} MiB are free on its disk, {MIN_FREE_BYTES // 2**20} MiB "
+            "are needed; next: make room, or choose another --results folder"
         )
 
 
@@ -109,7 +105,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 def _set_journal(connection: sqlite3.Connection) -> None:
     try:
-        mode = _ask_for_log(connection)
+        mode = _request_wal(connection)
     except sqlite3.OperationalError as error:
         if _primary(error) not in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
             raise
@@ -118,12 +114,9 @@ def _set_journal(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
-def _ask_for_log(connection: sqlite3.Connection) -> str:
-    """The journal mode that SQLite answers with.
-
-    Two processes that make the same store at the same moment: SQLite does not wait for the
-    other one here (its busy timeout does not cover a change of journal), so it is waited here.
-    """
+def _request_wal(connection: sqlite3.Connection) -> str:
+    # SQLite's busy timeout does not cover changes of the journal mode, so that two processes that
+    # create the same store at the same time have to wait here.
     until = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -140,29 +133,21 @@ def _version(connection: sqlite3.Connection) -> int:
     return version
 
 
-def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """In a new file, the tables: in one transaction, so that others see none or all of them.
-
-    The transaction is begun in an old file too: it proves that the file can be written.
-    """
-    with transaction(connection):
+def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
+    with transaction(connection):  # also without changes: proves that the file is writable
         if _version(connection) != 0:
             return
         if connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
             raise StoreUnusable(f"{path} is another program's database; next: move it away")
-        for statement in _statements():
+        schema = resources.files("nfold.store").joinpath("schema.sql").read_text(encoding="utf-8")
+        for statement in schema.split(";\n"):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _statements() -> list[str]:
-    schema = resources.files("nfold.store").joinpath("schema.sql").read_text(encoding="utf-8")
-    return [statement for statement in schema.split(";\n") if statement.strip()]
-
-
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing. Takes the write lock first: only here another writer is waited for."""
+    """Run a transaction. Takes the write lock first, and waits here for other writers."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -174,11 +159,12 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
-    """SQLite's and the file system's errors become StoreUnusable here and nowhere else."""
+    """Translate errors of SQLite and of the file system to StoreUnusable."""
     try:
         yield
     except sqlite3.Error as error:
-        raise StoreUnusable(f"{path} {_meaning(error)}") from error
+        unknown = f"cannot be used: {error}; next: move it away, or choose another --results folder"
+        raise StoreUnusable(f"{path} {_MEANINGS.get(_primary(error), unknown)}") from error
     except OSError as error:
         raise StoreUnusable(
             f"{path}: {error.strerror or error}; next: choose another --results folder"
@@ -190,10 +176,10 @@ _MEANINGS = {
     sqlite3.SQLITE_CORRUPT: "is damaged; next: move it away, or restore it from a copy",
     sqlite3.SQLITE_READONLY: "cannot be written; next: choose another --results folder",
     sqlite3.SQLITE_CANTOPEN: "cannot be opened; next: choose another --results folder",
-    sqlite3.SQLITE_FULL: "is on a full disk; next: make room; what was stored is intact",
-    sqlite3.SQLITE_IOERR: "is on a disk that fails or is full; next: make room, look at the disk",
+    sqlite3.SQLITE_FULL: "is on a full disk; next: make room; stored measurements are intact",
+    sqlite3.SQLITE_IOERR: "is on a failing or full disk; next: make room, check the disk",
     sqlite3.SQLITE_BUSY: (
-        f"was held by another process for {BUSY_TIMEOUT_S:.0f} s; next: wait for that one to end"
+        f"was held by another process for {BUSY_TIMEOUT_S:.0f} s; next: wait for it to end"
     ),
 }
 
@@ -201,8 +187,3 @@ _MEANINGS = {
 def _primary(error: sqlite3.Error) -> int:
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF
-
-
-def _meaning(error: sqlite3.Error) -> str:
-    unknown = f"cannot be used: {error}; next: move it away, or choose another --results folder"
-    return _MEANINGS.get(_primary(error), unknown)

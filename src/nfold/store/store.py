@@ -1,7 +1,7 @@
-"""The store: append a measurement durably, find it again.
+"""The store of measurements.
 
-Every append is one transaction that is on the disk when the call returns: write-ahead log and
-``synchronous=FULL`` (SQLite, PRAGMA synchronous), or a rollback journal that does the same.
+Every append is one transaction that is on the disk when the call returns: write-ahead log with
+``synchronous=FULL`` (SQLite, PRAGMA synchronous), or a rollback journal.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,7 +37,7 @@ VALUES
 
 
 class Store:
-    """The measurements of one results folder. Use as a context manager, or ``close`` it."""
+    """The measurements of one results folder. Use as a context manager."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -44,47 +45,40 @@ class Store:
 
     @classmethod
     def open(cls, results: Path) -> Store:
-        """The store of a results folder, to write and read; made where it does not exist.
+        """Open the store of a results folder for writing, and create it if necessary.
 
-        Raises StoreUnusable where the file is no store, is of a newer schema (it is left
-        untouched), or cannot be written; the message says which, and the next step.
+        Raises StoreUnusable if the file is not a store, has a newer schema, or cannot be written.
         """
         return cls(results / DATABASE_FILE, open_writable(results / DATABASE_FILE))
 
     @classmethod
     def open_readonly(cls, results: Path) -> Store:
-        """The store of a results folder, only to read. Raises StoreUnusable where there is none."""
+        """Open the store of a results folder for reading. Raises StoreUnusable without a store."""
         return cls(results / DATABASE_FILE, open_readonly(results / DATABASE_FILE))
 
     def append(self, measurement: Measurement) -> None:
-        """Add one measurement; it is durable when this returns.
-
-        Raises StoreUnusable where it cannot be written; nothing of it is then in the store.
-        """
+        """Store a measurement durably. Raises StoreUnusable if it cannot be written."""
         row = _row(measurement)
         with translate_errors(self.path), transaction(self._connection):
             self._connection.execute(_INSERT_MACHINE, row)
             self._connection.execute(_INSERT, row)
 
     def measurements(self, workload: str | None = None) -> list[Measurement]:
-        """All measurements, oldest first; of the same (cell, repeat) only the latest.
+        """Return the latest measurement of every (cell, repeat), oldest first.
 
-        ``workload`` keeps those of one written form (``conv2d:size=50``), or of a name with
-        all its parameters (``conv2d``).
+        ``workload`` selects a written form (``conv2d:size=50``) or a name with any parameters.
         """
-        if workload is None:
-            return self._select(f"{_SELECT} WHERE {_LATEST} ORDER BY number", {})
-        condition = f"{_LATEST} AND {_OF_WORKLOAD}"
-        return self._select(f"{_SELECT} WHERE {condition} ORDER BY number", {"workload": workload})
+        condition = _LATEST if workload is None else f"{_LATEST} AND {_OF_WORKLOAD}"
+        named = {} if workload is None else {"workload": workload}
+        return self._select(f"{_SELECT} WHERE {condition} ORDER BY number", named)
 
     def find(self, cell: str, repeat: int) -> Measurement | None:
-        """The latest measurement of a cell's repeat, or None."""
+        """Return the latest measurement of a cell's repeat, or None."""
         condition = "cell = :cell AND repeat = :repeat ORDER BY number DESC LIMIT 1"
         found = self._select(f"{_SELECT} WHERE {condition}", {"cell": cell, "repeat": repeat})
         return found[0] if found else None
 
     def close(self) -> None:
-        """Close the file; the last one to close folds the write-ahead log into it."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -98,7 +92,7 @@ class Store:
     ) -> None:
         self.close()
 
-    def _select(self, query: str, named: dict[str, str | int]) -> list[Measurement]:
+    def _select(self, query: str, named: Mapping[str, str | int]) -> list[Measurement]:
         with translate_errors(self.path):
             rows = self._connection.execute(query, named).fetchall()
         return [self._measurement(*row) for row in rows]
@@ -111,7 +105,7 @@ class Store:
         except (ValueError, UsageError) as error:
             raise StoreUnusable(
                 f"{self.path}: measurement {name!r} cannot be read ({error}); "
-                "next: use the nfold that wrote it, or another --results folder"
+                "next: use the nfold version that wrote it, or another --results folder"
             ) from None
 
 
