@@ -10,7 +10,7 @@ def cells_of(*made: Measurement) -> list[Cell]:
     return group_cells(made)
 
 
-def test_what_follows_the_devices_does_not_vary_on_its_own() -> None:
+def test_device_dependent_fields_do_not_vary_by_themselves() -> None:
     found = cells_of(
         measured.measurement(devices=1, workers=8), measured.measurement(devices=2, workers=4)
     )
@@ -36,11 +36,11 @@ def test_resident_data_has_no_loader_whose_workers_differ() -> None:
     assert "workers" in cell_labels.varying_axes(cells_of(loader, few, resident))
 
 
-def test_one_cell_is_told_by_devices_and_batch() -> None:
+def test_a_single_cell_is_labelled_by_devices_and_batch() -> None:
     assert cell_labels.varying_axes(cells_of(measured.measurement())) == ("devices", "batch")
 
 
-def test_what_does_not_matter_is_not_named() -> None:
+def test_irrelevant_fields_are_not_shown() -> None:
     gpu = dict(cell_labels.shared_values(cells_of(measured.measurement(epochs=3))))
     cpu = dict(
         cell_labels.shared_values(cells_of(measured.measurement(measured.cpu_machine(), steps=5)))
@@ -52,7 +52,7 @@ def test_what_does_not_matter_is_not_named() -> None:
     assert ("epochs" in cpu, "steps" in cpu) == (False, True)
 
 
-def test_a_label_says_what_a_bare_number_is() -> None:
+def test_numbers_are_labelled_with_their_field() -> None:
     made = measured.measurement(devices=2, batch=64, layout="channels_last")
     assert cell_labels.cell_label(made, ("devices", "strategy", "batch", "layout")) == (
         "2 devices · ddp · batch 64 · channels_last"

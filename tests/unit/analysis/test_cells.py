@@ -25,7 +25,7 @@ def test_repeats_are_grouped_in_order_of_appearance() -> None:
     assert found[0].first is one
 
 
-def test_a_cell_shows_its_failure_and_counts_what_is_ok() -> None:
+def test_a_cell_shows_its_failure_and_counts_successes() -> None:
     good = timed([1.0])
     bad = timed(repeat=1, status="oom", cause=FailureCause(text="no room"))
     cell = Cell(measurements=(good, bad))
@@ -69,7 +69,7 @@ def test_the_first_step_is_the_slowest_rank_s() -> None:
     assert cells.first_step_ms(timed(ranks=ranks[1:2])) is None
 
 
-def test_epochs_are_told_apart() -> None:
+def test_first_and_later_epochs_are_separate() -> None:
     """First 5 s and 7 s; later 2, 3 and 4, 4; in all 10 and 15."""
     one = timed(ranks=(rank(epochs=(epoch(5.0), epoch(2.0), epoch(3.0, 0.8))),))
     two = timed(ranks=(rank(epochs=(epoch(7.0), epoch(4.0), epoch(4.0, 0.9))),), repeat=1)
@@ -124,8 +124,8 @@ def test_json_of_a_measurement_has_the_promised_keys() -> None:
         ),
         rank(1, [1.0], parts=(OperationPart(name="copy", seconds=(0.5,), images=8),)),
     )
-    doubt = Caveat(kind="drift", text="slower")
-    made = timed(ranks=ranks, warnings=(doubt,), folder="measurements/made", energy_joules=2.0)
+    caveat = Caveat(kind="drift", text="slower")
+    made = timed(ranks=ranks, warnings=(caveat,), folder="measurements/made", energy_joules=2.0)
     written = json.loads(json.dumps(cells.measurement_json(made)))
     assert written["id"] == "made"
     assert written["workload"] == "digits"

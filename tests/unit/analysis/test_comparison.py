@@ -65,7 +65,7 @@ def test_another_plan_workload_or_machine_is_no_baseline(change: dict[str, Any])
     assert compare_with_baseline(cell(on_gpus(4)), [cell(on_gpus(1, **change))]) is None
 
 
-def test_what_follows_from_the_devices_may_differ() -> None:
+def test_device_dependent_fields_may_differ() -> None:
     """One device runs ``single`` with all cores; several run ddp or dp with a share each."""
     baseline = cell(on_gpus(1, workers=8))
     for strategy in ("ddp", "dp"):
@@ -85,7 +85,7 @@ def test_cpu_devices_compare_only_at_the_same_share() -> None:
     assert found.speedup.value == 2.0
 
 
-def test_what_was_not_timed_is_not_compared() -> None:
+def test_untimed_cells_are_not_compared() -> None:
     whole, failed = cell(on_gpus(4)), cell(on_gpus(4, status="oom"))
     assert compare_with_baseline(failed, [cell(on_gpus(1))]) is None
     assert compare_with_baseline(whole, [cell(on_gpus(1, status="crashed"))]) is None

@@ -32,7 +32,7 @@ def test_an_own_workload_has_a_section_for_each_code() -> None:
     assert several == ["project:make (code aa)", "project:make (code bb)"]
 
 
-def test_what_was_measured_with_other_imports_or_variables_has_a_section_that_says_so() -> None:
+def test_other_imports_or_variables_have_a_section_that_names_them() -> None:
     made = measured.measurement(workload="project:make")
     shared = ("OMP_NUM_THREADS", "4")
     several = [
@@ -57,7 +57,7 @@ def test_what_was_measured_with_other_imports_or_variables_has_a_section_that_sa
     ]
 
 
-def test_one_workload_may_be_asked_for(mixed: Path) -> None:
+def test_one_workload_can_be_selected(mixed: Path) -> None:
     assert {str(m.workload) for m in sections.load_measurements(mixed, "digits")} == {"digits"}
 
 
@@ -66,7 +66,7 @@ def test_a_workload_that_was_not_measured_is_refused_with_the_closest_first(mixe
         sections.load_measurements(mixed, "digit")
 
 
-def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
+def test_an_empty_store_is_refused_with_the_next_step(tmp_path: Path) -> None:
     Store.open(tmp_path).close()
     with pytest.raises(StoreUnusable, match="holds no measurements; next: nfold bench"):
         sections.load_measurements(tmp_path)
@@ -80,7 +80,7 @@ def test_the_run_that_is_drawn_is_the_worst_scaling_on_the_most_devices(training
     assert (plan.devices, plan.batch, plan.strategy) == (4, 128, "dp")
 
 
-def test_a_cell_may_be_named_by_its_id_or_a_measurements(training: Path) -> None:
+def test_a_cell_is_selected_by_its_id_or_a_measurements_id(training: Path) -> None:
     (section,) = sections.group_sections(sections.load_measurements(training))
     wanted = section.results[2].cell.first
     for name in (wanted.cell, wanted.id):

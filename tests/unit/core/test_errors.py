@@ -23,7 +23,7 @@ INDENT = 4
 
 
 def drawn() -> dict[str, tuple[str, str]]:
-    """Each class of the drawing: its parent and what is said beside it."""
+    """Each class of the drawing: its parent and what is message beside it."""
     assert errors.__doc__ is not None
     above: list[str] = []
     found = {}
@@ -44,10 +44,10 @@ def test_the_drawing_shows_every_error_under_its_parent() -> None:
     assert {name: parent for name, (parent, _) in drawn().items()} == parents
 
 
-def test_the_drawing_tells_every_exit_code_and_status() -> None:
-    for name, (_, said) in drawn().items():
+def test_the_diagram_has_every_exit_code_and_status() -> None:
+    for name, (_, message) in drawn().items():
         kind = defined()[name]
-        word, value = said.split()
+        word, value = message.split()
         if word == "exit":
             assert kind.exit_code == int(value), name
         else:
@@ -63,8 +63,8 @@ def test_every_failure_is_a_status_of_a_measurement() -> None:
 
 def test_an_unknown_value_names_the_value_and_the_allowed_ones() -> None:
     error = UnknownValue("layout", "chanels_last", ["channels_first", "channels_last"])
-    said = "unknown layout 'chanels_last': allowed are channels_last, channels_first"
-    assert str(error) == said
+    message = "unknown layout 'chanels_last': allowed are channels_last, channels_first"
+    assert str(error) == message
     assert error.allowed == ["channels_last", "channels_first"]
 
 
@@ -87,8 +87,8 @@ def test_ties_keep_their_order() -> None:
 
 
 def test_a_missing_extra_is_the_command_that_installs_it() -> None:
-    said = "pyarrow is not installed; next: pip install 'nfold[images]'"
-    assert str(ExtraMissing("pyarrow", "images")) == said
+    message = "pyarrow is not installed; next: pip install 'nfold[images]'"
+    assert str(ExtraMissing("pyarrow", "images")) == message
 
 
 def test_a_failure_knows_its_step_and_its_memory() -> None:

@@ -120,7 +120,7 @@ def test_modules_in_folders_that_a_script_adds_are_part_of_it(
         lambda folder: (folder / "run.toml").unlink(),
     ],
 )
-def test_what_is_part_of_it_makes_it_another(project: Path, change: Change) -> None:
+def test_the_fingerprint_depends_on_its_parts(project: Path, change: Change) -> None:
     before = of(project)
     assert len(before) == 16
     assert of(project) == before
@@ -137,7 +137,7 @@ def test_what_is_part_of_it_makes_it_another(project: Path, change: Change) -> N
         lambda folder: (folder / "models/__pycache__").mkdir(),
     ],
 )
-def test_what_is_no_part_of_it_does_not(project: Path, change: Change) -> None:
+def test_the_fingerprint_ignores_everything_else(project: Path, change: Change) -> None:
     before = of(project)
     change(project)
     assert of(project) == before
@@ -145,12 +145,12 @@ def test_what_is_no_part_of_it_does_not(project: Path, change: Change) -> None:
 
 def test_variables_count_that_the_code_names_or_that_libraries_read(project: Path) -> None:
     bare = of(project)
-    said = [of(project, **{name: "2"}) for name in ("RATE", "NCCL_ALGO", "OMP_NUM_THREADS")]
-    assert len({bare, *said, of(project, RATE="3")}) == 5
+    message = [of(project, **{name: "2"}) for name in ("RATE", "NCCL_ALGO", "OMP_NUM_THREADS")]
+    assert len({bare, *message, of(project, RATE="3")}) == 5
     assert of(project, EDITOR="vi", TERM="dumb", NFOLD_DATA="here", NCCL_DEBUG="INFO") == bare
 
 
-def test_variables_that_steer_libraries_are_told_by_name() -> None:
+def test_variables_of_libraries_are_recognized_by_name() -> None:
     steer = {"OMP_NUM_THREADS": "4", "NCCL_ALGO": "Ring", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     talk = {"CUDA_HOME": "/cuda", "TORCH_CPP_LOG_LEVEL": "3", "NCCL_DEBUG_FILE": "a", "HOME": "b"}
     others = {"TF_VAR_password": "c", "TF_CLI_CONFIG_FILE": "d", "HF_TOKEN": "e"}

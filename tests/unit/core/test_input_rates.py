@@ -17,8 +17,8 @@ def steady(value: float) -> ImageRate:
 
 
 def chosen(rates: InputRates | None, **changes: object) -> tuple[str | None, int | None]:
-    asked = Plan(**changes)  # type: ignore[arg-type]
-    plan = complete_with_rates(asked, asked.resolve(HOST, FILES), rates)
+    requested = Plan(**changes)  # type: ignore[arg-type]
+    plan = complete_with_rates(requested, requested.resolve(HOST, FILES), rates)
     assert plan.is_complete
     return plan.decode, plan.workers
 
@@ -31,9 +31,7 @@ def test_without_rates_all_cores_but_the_ranks_own_decode() -> None:
     ("device", "step", "workers"),
     [(800.0, "eager", 5), (800.0, "compiled", 10), (8000.0, "eager", 15), (None, "eager", 15)],
 )
-def test_workers_suffice_for_what_the_device_takes(
-    device: float | None, step: str, workers: int
-) -> None:
+def test_workers_keep_the_device_busy(device: float | None, step: str, workers: int) -> None:
     rates = InputRates(worker=steady(200), device=device)
     assert chosen(rates, step=step) == ("cpu", workers)
 
@@ -68,17 +66,17 @@ def test_nvjpeg_is_chosen_where_workers_starve_the_device_and_it_beats_them(
         ({"framework": "jax"}, ("cpu", 15)),
     ],
 )
-def test_what_is_said_or_does_not_suit_stays(
+def test_given_or_unsuitable_fields_are_kept(
     changes: dict[str, object], expected: tuple[str, int]
 ) -> None:
     rates = InputRates(worker=steady(200), decoder=steady(9000), device=8000.0)
     assert chosen(rates, **changes) == expected
 
 
-def test_they_say_what_was_measured_and_chosen() -> None:
+def test_the_description_has_rates_and_choice() -> None:
     rates = InputRates(worker=steady(200), decoder=steady(9000), device=8000.0)
-    asked = Plan()
-    plan = complete_with_rates(asked, asked.resolve(HOST, FILES), rates)
+    requested = Plan()
+    plan = complete_with_rates(requested, requested.resolve(HOST, FILES), rates)
     assert rates.describe(plan) == (
         "measured: a worker makes 200 images/s (196–204), 15 make 3,000 images/s (2,940–3,060); "
         "nvJPEG on a GPU 9,000 images/s (8,820–9,180); a device trains on 8,000; "

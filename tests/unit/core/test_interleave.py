@@ -21,7 +21,7 @@ REAL, BARRIER = Variant(), Variant(exchange="barrier")
 REPLAYED = Variant(input="replayed", exchange="none")
 
 
-def test_everybody_has_as_many_steps_in_an_order_that_turns_round() -> None:
+def test_variants_have_equal_steps_and_cycles_alternate_in_direction() -> None:
     parts = schedule_slots((REPLAYED, REAL, BARRIER), plan(steps=40, warmup_steps=30))
     steps: Counter[int | None] = Counter()
     for part in parts:
@@ -45,7 +45,7 @@ def test_few_steps_are_long_and_settle_half_as_often() -> None:
     assert len([part for part in many if part.variant_index is None]) == 4
 
 
-def test_every_worker_of_a_loader_makes_as_many_batches_in_a_turn() -> None:
+def test_every_loader_worker_makes_equally_many_batches_in_a_slot() -> None:
     for workers, steps in ((0, 13), (2, 14), (5, 15), (16, 16), (27, 13)):
         parts = schedule_slots(
             (REAL, BARRIER), plan(steps=50, warmup_steps=5).edit(workers=workers)
@@ -56,7 +56,7 @@ def test_every_worker_of_a_loader_makes_as_many_batches_in_a_turn() -> None:
     assert round_to_loader_cycle(1, three, most=50) == 2
 
 
-def test_a_first_turn_that_leaves_something_out_settles_first() -> None:
+def test_a_first_slot_with_interventions_settles_first() -> None:
     parts = schedule_slots((BARRIER,), plan(steps=2 * MAX_CYCLES, warmup_steps=10))
     assert parts == (Slot(None, SETTLE_STEPS), Slot(0, 2 * MAX_CYCLES))
 
@@ -71,12 +71,12 @@ def test_a_captured_step_settles_longer_the_first_time_that_it_exchanges_somethi
         assert settling == [SETTLE_STEPS + anew, 5, SETTLE_STEPS + anew, *back * 3]
 
 
-def test_what_cannot_change_is_held() -> None:
-    asked = Variant(
+def test_process_wide_fields_are_kept() -> None:
+    requested = Variant(
         input="replayed", exchange="none", host_syncs=False, threads=2, devices=(1, 0), pinned=False
     )
-    assert process_wide(asked) == Variant(devices=(1, 0), pinned=False)
+    assert process_wide(requested) == Variant(devices=(1, 0), pinned=False)
     assert not process_wide(REPLAYED)
     assert process_wide(REPLAYED, ("input",)) == Variant(exchange="none")
-    assert process_wide(asked, ()) == asked
+    assert process_wide(requested, ()) == requested
     assert {"devices", "shares", "independent", "device"}.isdisjoint(SWITCHABLE_FIELDS)

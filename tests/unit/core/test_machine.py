@@ -32,7 +32,7 @@ def test_the_id_is_pinned() -> None:
     assert HOST.id == "aaf368f55b"
 
 
-def test_json_gives_the_machine_back_and_says_its_id() -> None:
+def test_json_restores_the_machine_and_contains_its_id() -> None:
     written = json.loads(json.dumps(HOST.to_dict()))
     assert written["id"] == HOST.id
     assert Machine.from_dict(written) == HOST
@@ -49,11 +49,11 @@ def test_json_gives_the_machine_back_and_says_its_id() -> None:
         {"versions": {"torch": "2.11.0", "numpy": "2.4"}},
     ],
 )
-def test_what_decides_speed_decides_the_id(change: dict[str, object]) -> None:
+def test_hardware_and_software_decide_the_id(change: dict[str, object]) -> None:
     assert dataclasses.replace(HOST, **change).id != HOST.id  # type: ignore[arg-type]  # any field
 
 
-def test_what_changes_by_itself_leaves_the_id() -> None:
+def test_volatile_facts_do_not_change_the_id() -> None:
     """Shared memory fills, limits are set per shell, and an idle GPU lowers its link."""
     idle = dataclasses.replace(HOST.gpus[0], pcie="gen1 x16")
     later = dataclasses.replace(HOST, shm_bytes=1, limits={}, gpus=(idle, HOST.gpus[1]))

@@ -170,9 +170,7 @@ def test_a_workload_that_an_older_nfold_wrote_has_no_code() -> None:
         ({"variables": ()}, True),
     ],
 )
-def test_what_else_makes_it_is_another_cell_of_the_same_name(
-    changes: dict[str, Any], kept: bool
-) -> None:
+def test_code_imports_and_variables_make_another_cell(changes: dict[str, Any], kept: bool) -> None:
     other = dataclasses.replace(OWN, workload=dataclasses.replace(OWN.workload, **changes))
     assert str(other.workload) == str(OWN.workload) == "a:b:c=1"
     assert other.cell != OWN.cell
@@ -237,23 +235,21 @@ def test_another_question_is_another_cell(change: dict[str, Any]) -> None:
     assert timed(**change).cell != timed().cell
 
 
-def test_no_ablation_is_the_empty_one() -> None:
-    asked = FULL.workload, FULL.plan
-    assert cell_id(*asked, None, HOST) == cell_id(*asked, Variant(), HOST)
+def test_no_variant_equals_the_default_variant() -> None:
+    requested = FULL.workload, FULL.plan
+    assert cell_id(*requested, None, HOST) == cell_id(*requested, Variant(), HOST)
 
 
 def test_the_cell_id_is_pinned() -> None:
     """A store written today must be found by tomorrow's nfold."""
     assert dataclasses.replace(FULL, variant=Variant()).cell == "574fec7b11"
-    ablation = dataclasses.replace(typing.cast(Variant, FULL.variant), broadcast_buffers=True)
-    ablation = dataclasses.replace(ablation, host_syncs=True, exchange_each_micro_batch=True)
-    ablation = dataclasses.replace(
-        ablation, expandable_segments=False, exchange_after_backward=False
-    )
-    ablation = dataclasses.replace(ablation, profiler_steps=False, batches_per_epoch=None)
-    ablation = dataclasses.replace(ablation, find_unused_parameters=True, channels_last=False)
-    ablation = dataclasses.replace(ablation, compiled="", anomaly_detection=True)
-    assert dataclasses.replace(FULL, variant=ablation).cell == "5d0e0369be"
+    variant = dataclasses.replace(typing.cast(Variant, FULL.variant), broadcast_buffers=True)
+    variant = dataclasses.replace(variant, host_syncs=True, exchange_each_micro_batch=True)
+    variant = dataclasses.replace(variant, expandable_segments=False, exchange_after_backward=False)
+    variant = dataclasses.replace(variant, profiler_steps=False, batches_per_epoch=None)
+    variant = dataclasses.replace(variant, find_unused_parameters=True, channels_last=False)
+    variant = dataclasses.replace(variant, compiled="", anomaly_detection=True)
+    assert dataclasses.replace(FULL, variant=variant).cell == "5d0e0369be"
 
 
 def test_statuses_are_the_literal() -> None:

@@ -19,21 +19,21 @@ DEFAULTS = WorkloadDefaults(batch=64, epochs=3)
 def random_plan(seed: int) -> Plan:
     """Any plan that may be written down: each field set or left to nfold."""
     draw = random.Random(seed)
-    said: dict[str, Any] = {name: draw.choice(values) for name, values in ALLOWED_VALUES.items()}
-    said |= {name: minimum + draw.randint(0, 9) for name, minimum in MINIMUM_VALUES.items()}
-    del said[draw.choice(["steps", "epochs"])]
-    return Plan(**{name: value for name, value in said.items() if draw.random() < 0.7})
+    given: dict[str, Any] = {name: draw.choice(values) for name, values in ALLOWED_VALUES.items()}
+    given |= {name: minimum + draw.randint(0, 9) for name, minimum in MINIMUM_VALUES.items()}
+    del given[draw.choice(["steps", "epochs"])]
+    return Plan(**{name: value for name, value in given.items() if draw.random() < 0.7})
 
 
 @pytest.mark.parametrize("name", ALLOWED_VALUES)
 def test_an_unknown_value_is_refused_with_the_closest_first(name: str) -> None:
-    asked = ALLOWED_VALUES[name][-1] + "x"
+    requested = ALLOWED_VALUES[name][-1] + "x"
     with pytest.raises(UnknownValue) as refused:
-        Plan().edit(**{name: asked})
+        Plan().edit(**{name: requested})
     assert refused.value.allowed[0] == ALLOWED_VALUES[name][-1]
     assert set(refused.value.allowed) == set(ALLOWED_VALUES[name])
     assert name in str(refused.value)
-    assert repr(asked) in str(refused.value)
+    assert repr(requested) in str(refused.value)
 
 
 @pytest.mark.parametrize("name", MINIMUM_VALUES)
@@ -96,8 +96,8 @@ def test_resident_images_are_augmented_on_the_device_and_need_no_workers() -> No
     host = machine(gpus=1, cores=16)
     plan = Plan(input="resident").resolve(host, DEFAULTS)
     assert (plan.augment, plan.workers) == ("device", 0)
-    said = Plan(input="resident", augment="cpu", workers=3).resolve(host, DEFAULTS)
-    assert (said.augment, said.workers) == ("cpu", 3)
+    given = Plan(input="resident", augment="cpu", workers=3).resolve(host, DEFAULTS)
+    assert (given.augment, given.workers) == ("cpu", 3)
     plain = Plan().resolve(host, DEFAULTS)
     assert (plain.input, plain.augment, plain.workers) == ("loader", "cpu", 8)
 
@@ -112,7 +112,7 @@ def test_on_gpus_data_that_fit_are_resident_and_the_step_is_a_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("given", "expected"),
     [
         ({"input": "loader"}, ("loader", "eager", "ddp")),
         ({"augment": "cpu"}, ("loader", "eager", "ddp")),
@@ -126,10 +126,10 @@ def test_on_gpus_data_that_fit_are_resident_and_the_step_is_a_graph() -> None:
         ({"framework": "simulated"}, ("loader", "eager", "ddp")),
     ],
 )
-def test_what_is_said_decides_what_follows(
-    said: dict[str, object], expected: tuple[str, str, str]
+def test_given_fields_decide_dependent_fields(
+    given: dict[str, object], expected: tuple[str, str, str]
 ) -> None:
-    plan = Plan(devices=2).edit(**said).resolve(machine(gpus=2, cores=16), FITS)
+    plan = Plan(devices=2).edit(**given).resolve(machine(gpus=2, cores=16), FITS)
     assert (plan.input, plan.step, plan.strategy) == expected
 
 
@@ -138,21 +138,21 @@ def test_a_data_set_that_would_fill_a_gpu_is_loaded() -> None:
     assert Plan().resolve(machine(gpus=1, cores=16), large).input == "loader"
 
 
-def test_what_is_said_is_kept() -> None:
+def test_given_fields_are_kept() -> None:
     """Resolving fills gaps and changes nothing, but for the strategy of one device."""
     host = machine(gpus=8, cores=64)
     for seed in range(200):
-        asked = random_plan(seed)
-        if asked.strategy == "single" or (asked.devices or 1) > 8:
+        requested = random_plan(seed)
+        if requested.strategy == "single" or (requested.devices or 1) > 8:
             continue
-        said = {k: v for k, v in asked.to_dict().items() if v is not None}
+        given = {k: v for k, v in requested.to_dict().items() if v is not None}
         try:
-            resolved = asked.resolve(host, DEFAULTS)
+            resolved = requested.resolve(host, DEFAULTS)
         except DevicesMissing:
-            assert asked.device == "cpu"
+            assert requested.device == "cpu"
             continue
         assert resolved.is_complete
-        changed = {k for k, v in said.items() if getattr(resolved, k) != v}
+        changed = {k for k, v in given.items() if getattr(resolved, k) != v}
         assert changed <= ({"strategy"} if resolved.devices == 1 else set())
         assert resolved.resolve(host, DEFAULTS) == resolved
 
@@ -168,7 +168,7 @@ def test_epochs_win_over_a_default_in_steps() -> None:
     assert (plan.steps, plan.epochs) == (None, 2)
 
 
-def test_zero_is_said_and_not_automatic() -> None:
+def test_zero_is_a_given_value() -> None:
     plan = Plan(workers=0, warmup_steps=0).resolve(machine(gpus=1), DEFAULTS)
     assert (plan.workers, plan.warmup_steps) == (0, 0)
 
@@ -183,7 +183,7 @@ def test_one_device_has_nothing_to_exchange() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus", "said"),
+    ("requested", "gpus", "message"),
     [
         (Plan(device="cuda", devices=8), 4, "8 cuda .* 4 cuda devices .*--devices 1,2,4$"),
         (Plan(device="cuda"), 0, "0 cuda devices here; next: --device cpu"),
@@ -192,16 +192,16 @@ def test_one_device_has_nothing_to_exchange() -> None:
         (Plan(device="cpu", cores_per_device=3), 0, "3 cores each .*at most 2 cores"),
     ],
 )
-def test_more_devices_than_exist_are_refused(asked: Plan, gpus: int, said: str) -> None:
-    with pytest.raises(DevicesMissing, match=said) as refused:
-        asked.resolve(machine(gpus=gpus), DEFAULTS)
+def test_more_devices_than_exist_are_refused(requested: Plan, gpus: int, message: str) -> None:
+    with pytest.raises(DevicesMissing, match=message) as refused:
+        requested.resolve(machine(gpus=gpus), DEFAULTS)
     assert refused.value.exit_code == 4
 
 
 def test_simulated_devices_need_no_machine() -> None:
     for device in ("cuda", "cpu"):
-        asked = Plan(framework="simulated", device=device, devices=64)
-        assert asked.resolve(machine(), DEFAULTS).devices == 64
+        requested = Plan(framework="simulated", device=device, devices=64)
+        assert requested.resolve(machine(), DEFAULTS).devices == 64
     assert Plan(framework="simulated", device="cuda").resolve(machine(), DEFAULTS).devices == 1
 
 
@@ -214,7 +214,7 @@ def test_complete_means_nothing_is_left_open() -> None:
             assert not whole.edit(**{name: None}).is_complete, name
 
 
-def test_the_id_is_pinned_and_told_apart() -> None:
+def test_the_id_is_stable_and_distinct() -> None:
     """The ids of stored measurements must not change with nfold's own changes."""
     assert Plan().id == "44136fa355"
     assert Plan(device="cuda", devices=4, batch=512, steps=100).id == "7d1f73f4a2"
@@ -222,7 +222,7 @@ def test_the_id_is_pinned_and_told_apart() -> None:
     assert len(ids) == len({json.dumps(random_plan(seed).to_dict()) for seed in range(300)})
 
 
-def test_the_id_does_not_depend_on_what_is_default() -> None:
+def test_the_id_ignores_defaults() -> None:
     assert Plan(framework="torch", seed=0).id == Plan().id
 
 
@@ -233,7 +233,7 @@ def test_json_and_toml_give_the_plan_back(seed: int) -> None:
     assert Plan.from_toml(plan.to_toml()) == plan
 
 
-def test_toml_says_only_what_is_set() -> None:
+def test_toml_contains_only_given_fields() -> None:
     text = Plan(devices=2, precision="bf16").to_toml()
     assert text.splitlines() == [
         'framework = "torch"',
@@ -252,7 +252,7 @@ def test_toml_says_only_what_is_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("device = 2", "device"),
         ("devices = 1.5", "devices.*1.5"),
@@ -264,8 +264,8 @@ def test_toml_says_only_what_is_set() -> None:
         ('layout = "NHWC"', "channels_first"),
     ],
 )
-def test_a_wrong_file_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_wrong_file_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Plan.from_toml(text)
 
 
@@ -288,7 +288,7 @@ def test_editing_one_length_clears_the_other() -> None:
     assert Plan(epochs=2).edit(seed=1) == Plan(epochs=2, seed=1)
 
 
-def test_edit_refuses_what_a_plan_has_not() -> None:
+def test_edit_refuses_unknown_fields() -> None:
     with pytest.raises(UnknownValue, match="'bacth': allowed are batch"):
         Plan().edit(bacth=4)
     with pytest.raises(UnknownValue, match="strategy"):

@@ -48,7 +48,7 @@ def test_there_and_back_through_json(value: Outer) -> None:
     assert deserialize(Outer, json.loads(json.dumps(serialize(value)))) == value
 
 
-def test_plain_values_are_what_json_knows() -> None:
+def test_serialized_values_are_json() -> None:
     plain = serialize(FULL)
     assert plain["row"] == [{"count": 2, "ratio": None}, {"count": 3, "ratio": 4.0}]
     assert plain["pairs"] == [[6, 7.0], [8, 9.5]]
@@ -66,7 +66,7 @@ def test_a_whole_number_will_do_for_a_float_and_becomes_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "value", "said"),
+    ("entry", "value", "message"),
     [
         ("name", 5, r"Outer.name: 5 is not of type str"),
         ("name", None, r"Outer.name: None is not of type str"),
@@ -87,8 +87,8 @@ def test_a_whole_number_will_do_for_a_float_and_becomes_one() -> None:
         ("table", {"k": 1}, r"Outer.table.k: 1 is not of type str"),
     ],
 )
-def test_a_wrong_entry_is_named(entry: str, value: object, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_wrong_entry_is_named(entry: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         deserialize(Outer, {**serialize(FULL), entry: value})
 
 

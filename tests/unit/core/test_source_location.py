@@ -37,7 +37,7 @@ def calling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calling
         del sys.modules[name]
 
 
-def test_the_package_that_the_user_s_line_calls_is_told(calling: Calling) -> None:
+def test_the_called_package_is_reported(calling: Calling) -> None:
     outer, inner = calling("made_up_outer"), calling("made_up_inner")
     where, inside = outer(inner, current_user_call)
     assert where is not None
@@ -58,7 +58,7 @@ def test_a_package_s_own_lines_are_found_from_the_inside(calling: Calling, tmp_p
 
 
 @pytest.mark.parametrize("name", ["torch", "nfold"])
-def test_what_everything_goes_through_is_passed_over(tmp_path: Path, name: str) -> None:
+def test_transparent_packages_are_skipped(tmp_path: Path, name: str) -> None:
     filename = str(tmp_path / "site-packages" / name / "calls.py")
     made: dict[str, Any] = {}
     exec(compile("def call(what):\n    return what()\n", filename, "exec"), made)

@@ -40,7 +40,7 @@ def test_median_and_quantile_agree_with_numpy(seed: int) -> None:
 
 
 @pytest.mark.parametrize("q", [-0.01, 1.01, float("nan")])
-def test_quantile_refuses_what_is_no_quantile(q: float) -> None:
+def test_quantile_refuses_invalid_arguments(q: float) -> None:
     with pytest.raises(ValueError, match="allowed are numbers from 0 to 1"):
         quantile([1.0, 2.0], q)
 
@@ -76,7 +76,7 @@ def test_bootstrap_agrees_with_scipy(seed: int, statistic: object, vectorised: o
     assert mine.high == pytest.approx(theirs.high, abs=0.2 * width)
 
 
-def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_bootstrap_intervals_have_their_nominal_coverage() -> None:
     """Of 200 intervals of 20 samples, 95 % should hold the true median; 89 % at the least."""
     held = 0
     for seed in range(200):
@@ -106,7 +106,7 @@ def test_one_group_is_resampled_as_plain_samples() -> None:
     assert bootstrap_grouped([values]) == bootstrap(values)
 
 
-def test_what_differs_between_processes_widens_the_interval() -> None:
+def test_differences_between_processes_widen_the_interval() -> None:
     """Three processes at 9, 10 and 11: pooled windows hide it, groups do not."""
     groups = [samples(seed, 20, mean, 0.1) for seed, mean in enumerate((9.0, 10.0, 11.0))]
     pooled = bootstrap([value for group in groups for value in group])

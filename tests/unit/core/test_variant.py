@@ -25,15 +25,15 @@ def test_the_default_variant_has_no_interventions() -> None:
     assert str(Variant()) == "no interventions"
 
 
-def test_the_id_of_a_measurement_without_an_ablation_is_that_of_older_stores() -> None:
-    asked = (Workload(name="digits"), plan(HOST, batch=64))
-    older = json.dumps(["digits", asked[1].id, {}, HOST.id], sort_keys=True)
-    assert cell_id(*asked, None, HOST) == hashlib.sha256(older.encode()).hexdigest()[:10]
-    assert cell_id(*asked, None, HOST) == cell_id(*asked, Variant(), HOST)
-    assert cell_id(*asked, None, HOST) != cell_id(*asked, Variant(input="replayed"), HOST)
+def test_the_id_without_interventions_is_that_of_older_stores() -> None:
+    requested = (Workload(name="digits"), plan(HOST, batch=64))
+    older = json.dumps(["digits", requested[1].id, {}, HOST.id], sort_keys=True)
+    assert cell_id(*requested, None, HOST) == hashlib.sha256(older.encode()).hexdigest()[:10]
+    assert cell_id(*requested, None, HOST) == cell_id(*requested, Variant(), HOST)
+    assert cell_id(*requested, None, HOST) != cell_id(*requested, Variant(input="replayed"), HOST)
 
 
-def test_only_what_is_left_out_is_written() -> None:
+def test_only_interventions_are_written() -> None:
     made = Variant(input="replayed", devices=(1, 0), threads=2)
     assert made.to_dict() == {"input": "replayed", "threads": 2, "devices": [1, 0]}
     assert Variant.from_dict(made.to_dict()) == made
@@ -54,7 +54,7 @@ def test_impossible_values_are_refused(wrong: dict[str, Any]) -> None:
         Variant(**wrong)
 
 
-def test_two_ablations_leave_out_what_either_does() -> None:
+def test_merge_combines_interventions() -> None:
     both = Variant(input="replayed").merge(Variant(exchange="barrier"))
     assert both == Variant(input="replayed", exchange="barrier")
     assert Variant(exchange="none").merge(Variant(exchange="barrier")).exchange == "barrier"
@@ -64,7 +64,7 @@ def test_two_ablations_leave_out_what_either_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ablation", "changes", "said"),
+    ("variant", "changes", "message"),
     [
         (Variant(exchange="none"), {"devices": 1}, "one device exchanges"),
         (Variant(independent=True), {"devices": 1}, "no other"),
@@ -92,21 +92,21 @@ def test_two_ablations_leave_out_what_either_does() -> None:
         (Variant(exchange_after_backward=True), {"device": "cuda"}, "not independent exchange"),
     ],
 )
-def test_what_cannot_be_taken_away_says_why(
-    ablation: Variant, changes: dict[str, Any], said: str
+def test_impossible_interventions_are_refused_with_a_reason(
+    variant: Variant, changes: dict[str, Any], message: str
 ) -> None:
-    reason = ablation.refusal(plan(HOST, **{"device": "cuda", **changes}))
+    reason = variant.refusal(plan(HOST, **{"device": "cuda", **changes}))
     assert reason is not None
-    assert said in reason
+    assert message in reason
 
 
-def test_what_can_be_taken_away_is_not_refused() -> None:
+def test_possible_interventions_are_not_refused() -> None:
     complete = plan(HOST, device="cuda", devices=2, batch_norm="synchronised")
-    for ablation in (
+    for variant in (
         Variant(),
         Variant(input="resident", exchange="none", synchronised_batch_norm=False),
         Variant(independent=True, threads=1, pinned=False),
         Variant(devices=(1, 0), data_shares=(1, 0), augmentation=False, captured=True),
         Variant(broadcast_buffers=False, host_syncs=False),
     ):
-        assert ablation.refusal(complete) is None
+        assert variant.refusal(complete) is None

@@ -79,7 +79,7 @@ def test_any_parameters_survive_being_written(seed: int) -> None:
         "</script>",
     ],
 )
-def test_what_is_not_of_the_form_is_refused_with_an_example(text: str) -> None:
+def test_malformed_text_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="for example wide_resnet:depth=16,width=4") as refused:
         Workload.parse(text)
     assert "\x1b" not in str(refused.value)
@@ -96,13 +96,13 @@ def test_a_reference_names_a_module_and_a_function() -> None:
     assert Workload.parse("digits:samples=3").function_reference is None
 
 
-def test_with_parameters_replaces_and_leaves_the_first_alone() -> None:
+def test_with_parameters_returns_a_new_workload() -> None:
     narrow = Workload.parse("wide_resnet:depth=16,width=1")
     assert str(narrow.with_parameters(width=4)) == "wide_resnet:depth=16,width=4"
     assert str(narrow) == "wide_resnet:depth=16,width=1"
 
 
-def test_a_script_is_written_as_a_person_types_it_and_is_known_by_its_content(
+def test_a_script_is_written_as_its_command_and_identified_by_its_content(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "train it.py"
@@ -111,8 +111,8 @@ def test_a_script_is_written_as_a_person_types_it_and_is_known_by_its_content(
     assert str(found) == f"'{file}' --lr 0.1"
     assert (found.name, found.function_reference) == ("train it.py", None)
     assert deserialize(Workload, serialize(found)) == found
-    asked = plan(), None, machine()
-    assert cell_id(found, *asked) != cell_id(Workload.from_script(str(file)), *asked)
+    requested = plan(), None, machine()
+    assert cell_id(found, *requested) != cell_id(Workload.from_script(str(file)), *requested)
     file.write_text("import net\n")
     (tmp_path / "net.py").write_text("WIDTH = 3\n")
     other = Workload.from_script(str(file), "--lr", "0.1")
@@ -123,7 +123,7 @@ def test_a_script_is_written_as_a_person_types_it_and_is_known_by_its_content(
         Workload.from_script(str(tmp_path / "missing.py"))
 
 
-def test_a_module_is_written_as_python_is_asked_for_it(
+def test_a_module_is_written_as_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -152,10 +152,10 @@ def test_secrets_and_home_are_not_written_and_do_not_change_the_identity(
     stored = found.redact()
     assert stored.script == ("~/t.py", "--token", "***", "--lr", "1")
     assert str(found) == str(stored) == "~/t.py --token '***' --lr 1"
-    asked = plan(), None, machine()
-    assert cell_id(stored, *asked) == cell_id(found, *asked)
+    requested = plan(), None, machine()
+    assert cell_id(stored, *requested) == cell_id(found, *requested)
     rotated = Workload(name="t.py", script=("/home/alice/t.py", "--token", "new", "--lr", "1"))
-    assert cell_id(rotated, *asked) == cell_id(found, *asked)
+    assert cell_id(rotated, *requested) == cell_id(found, *requested)
 
 
 def test_the_identity_without_secrets_is_stable() -> None:

@@ -61,7 +61,7 @@ def test_a_newer_version_that_is_only_in_the_log_is_refused_too(path: Path) -> N
         assert (path.read_bytes(), log.read_bytes()) == before
 
 
-def test_what_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_other_files_are_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / DATABASE_FILE
     path.write_text("not a database, " * 100)
     before = path.read_bytes()
@@ -182,7 +182,7 @@ def test_many_may_make_the_same_store_at_the_same_moment(tmp_path: Path) -> None
     assert failures == []
 
 
-def test_a_writer_that_waits_in_vain_says_so(
+def test_a_busy_store_is_reported(
     path: Path, locked: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.1)

@@ -10,7 +10,7 @@ from nfold.core.measurement import FailureCause
 from nfold.store.store import DATABASE_FILE, Store
 
 
-def test_what_is_appended_is_read_back_equal(tmp_path: Path) -> None:
+def test_appended_measurements_are_read_back_equal(tmp_path: Path) -> None:
     made = measured.measurement(devices=2, energy_joules=12.5, folder="measurements/x")
     with Store.open(tmp_path) as store:
         store.append(made)
@@ -30,7 +30,7 @@ def test_measurements_come_oldest_first_and_the_latest_of_a_repeat_only(tmp_path
     assert found == again
 
 
-def test_find_knows_nothing_of_what_is_not_there(tmp_path: Path) -> None:
+def test_find_returns_none_for_unknown_cells(tmp_path: Path) -> None:
     made = measured.measurement()
     with Store.open(tmp_path) as store:
         store.append(made)
@@ -38,7 +38,7 @@ def test_find_knows_nothing_of_what_is_not_there(tmp_path: Path) -> None:
         assert store.find("0123456789", 0) is None
 
 
-def test_a_workload_is_asked_for_by_name_or_by_its_written_form(tmp_path: Path) -> None:
+def test_a_workload_is_selected_by_name_or_written_form(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
         for workload in ("cnn10", "conv2d", "conv2d:size=50"):
             store.append(measured.measurement(workload=workload))
@@ -107,7 +107,7 @@ def test_a_store_that_is_only_read_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / DATABASE_FILE).exists()
 
 
-def test_reading_sees_what_a_writer_that_is_still_open_appended(tmp_path: Path) -> None:
+def test_readers_see_appends_of_an_open_writer(tmp_path: Path) -> None:
     made = measured.measurement()
     with Store.open(tmp_path) as writer, Store.open_readonly(tmp_path) as reader:
         writer.append(made)

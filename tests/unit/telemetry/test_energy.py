@@ -40,17 +40,17 @@ def test_a_short_end_without_points_is_taken_to_be_like_the_rest() -> None:
     assert energy_from_power([(0.0, 5.0), (8.0, 5.0)], -2, 8) == pytest.approx(50)
 
 
-def test_fewer_than_two_points_say_nothing() -> None:
+def test_fewer_than_two_points_give_no_energy() -> None:
     assert energy_from_counter([(0.0, 5.0)], 0, 1) is None
     assert energy_from_power([], 0, 1) is None
 
 
-def test_the_counter_is_believed_before_the_power() -> None:
+def test_the_counter_is_preferred_to_power() -> None:
     found = _rows(gpu0_energy_j=[0.0, 10.0, 20.0], gpu0_power_w=[500.0, 500.0, 500.0])
     assert gpu_energy_joules(found, 0, 0, 2) == pytest.approx(20)
 
 
-def test_a_counter_that_was_reset_is_not_believed() -> None:
+def test_a_reset_counter_is_ignored() -> None:
     found = _rows(gpu0_energy_j=[900.0, 5.0, 20.0], gpu0_power_w=[50.0, 50.0, 50.0])
     assert gpu_energy_joules(found, 0, 0, 2) == pytest.approx(100)
 
@@ -61,7 +61,7 @@ def test_power_where_there_is_no_counter_and_none_where_there_is_nothing() -> No
     assert gpu_energy_joules(_rows(gpu0_power_w=[None, None]), 0, 0, 1) is None
 
 
-def test_points_leave_out_what_was_not_said() -> None:
+def test_points_skip_empty_cells() -> None:
     assert column_points(_rows(a=[1.0, None, 3.0]), "a") == [(0.0, 1.0), (2.0, 3.0)]
 
 

@@ -48,12 +48,12 @@ def _write(
     table.close()
 
 
-def _doubts(csv: Path, start_s: float = 1.0, end_s: float = 5.0, cores: int = 2) -> list[Caveat]:
+def _caveats(csv: Path, start_s: float = 1.0, end_s: float = 5.0, cores: int = 2) -> list[Caveat]:
     return telemetry_caveats(csv, start_s, end_s, cores=cores)
 
 
 def _kinds(csv: Path, **span: float) -> list[str]:
-    return [doubt.kind for doubt in _doubts(csv, **span)]  # type: ignore[arg-type]  # floats all
+    return [caveat.kind for caveat in _caveats(csv, **span)]  # type: ignore[arg-type]  # floats all
 
 
 def test_damaged_rows_are_a_caveat(csv: Path) -> None:
@@ -64,9 +64,9 @@ def test_damaged_rows_are_a_caveat(csv: Path) -> None:
     assert energy_joules(csv, 1.0, 5.0) == 800.0
 
 
-def test_nothing_to_say_against_a_quiet_run(csv: Path) -> None:
+def test_a_quiet_run_has_no_caveats(csv: Path) -> None:
     _write(csv, [[{}, {"throttle_reasons": 0x1 | 0x2 | 0x10}]])
-    assert _doubts(csv) == []
+    assert _caveats(csv) == []
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_throttling_and_the_power_limit_are_kinds_of_their_own(
     csv: Path, bit: int, kind: str
 ) -> None:
     _write(csv, [[{}, {}], [{}, {}], [{}, {"throttle_reasons": bit}], [{}, {}]])
-    (doubt,) = _doubts(csv)
-    assert doubt.kind == kind
-    assert "GPU 1" in doubt.text
-    assert "1 of 4 rows" in doubt.text
+    (caveat,) = _caveats(csv)
+    assert caveat.kind == kind
+    assert "GPU 1" in caveat.text
+    assert "1 of 4 rows" in caveat.text
 
 
-def test_what_happened_outside_of_the_span_is_no_doubt(csv: Path) -> None:
+def test_events_outside_of_the_span_are_no_caveats(csv: Path) -> None:
     hot: dict[str, float | None] = {"throttle_reasons": 0x40, "other_processes": 3}
     _write(csv, [[hot], [hot], [{}], [{}], [hot], [hot]], other_load=[500.0] * 2 + [0.0] * 4)
     assert _kinds(csv, start_s=1.0, end_s=3.0) == []
@@ -98,8 +98,8 @@ def test_what_happened_outside_of_the_span_is_no_doubt(csv: Path) -> None:
 
 def test_another_process_on_the_card(csv: Path) -> None:
     _write(csv, [[{"other_processes": 2}], [{"other_processes": 1}]])
-    (doubt,) = _doubts(csv)
-    assert doubt == Caveat(kind="busy_device", text="another process was on GPU 0 in 4 of 4 rows")
+    (caveat,) = _caveats(csv)
+    assert caveat == Caveat(kind="busy_device", text="another process was on GPU 0 in 4 of 4 rows")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_other_load_counts_where_it_can_hurt(
     csv: Path, load: float, cores: int, busy: bool
 ) -> None:
     _write(csv, [], other_load=[load] * 6)
-    kinds = [doubt.kind for doubt in _doubts(csv, cores=cores)]
+    kinds = [caveat.kind for caveat in _caveats(csv, cores=cores)]
     assert kinds == (["busy_host"] if busy else [])
 
 
@@ -136,9 +136,9 @@ def test_a_file_without_rows_or_no_file(csv: Path) -> None:
 def test_a_sampler_that_ended_too_early(csv: Path) -> None:
     _write(csv, [[{}]])
     assert _kinds(csv, start_s=1, end_s=7) == []
-    (doubt,) = _doubts(csv, 1, 60)
-    assert doubt.kind == "telemetry_missing"
-    assert "55 s before" in doubt.text
+    (caveat,) = _caveats(csv, 1, 60)
+    assert caveat.kind == "telemetry_missing"
+    assert "55 s before" in caveat.text
 
 
 def test_no_nvml_at_all(csv: Path) -> None:
@@ -149,14 +149,14 @@ def test_no_nvml_at_all(csv: Path) -> None:
 
 def test_nvml_lost_in_mid_run(csv: Path) -> None:
     _write(csv, [[{}], [{}], [{}], [LOST]])
-    (doubt,) = _doubts(csv)
-    assert doubt == Caveat(kind="telemetry_missing", text="GPU 0 did not answer in 3 of 4 rows")
+    (caveat,) = _caveats(csv)
+    assert caveat == Caveat(kind="telemetry_missing", text="GPU 0 did not answer in 3 of 4 rows")
 
 
-def test_a_device_that_does_not_say_everything(csv: Path) -> None:
+def test_a_device_that_lacks_values(csv: Path) -> None:
     _write(csv, [[{"throttle_reasons": None, "other_processes": None, "power_w": None}]])
-    (doubt,) = _doubts(csv)
-    assert doubt.text.endswith("gpu0_power_w, gpu0_throttle_reasons")
+    (caveat,) = _caveats(csv)
+    assert caveat.text.endswith("gpu0_power_w, gpu0_throttle_reasons")
 
 
 def test_a_host_whose_load_is_unknown(csv: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_host_whose_load_is_unknown(csv: Path) -> None:
     assert _kinds(csv) == ["telemetry_missing"]
 
 
-def test_energy_is_the_sum_over_the_devices_that_say(csv: Path) -> None:
+def test_energy_is_the_sum_over_reporting_devices(csv: Path) -> None:
     _write(csv, [[{}, {"power_w": 100.0}, LOST]])
     assert energy_joules(csv, 1, 5) == pytest.approx(4 * 300)
 

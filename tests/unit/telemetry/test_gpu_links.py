@@ -33,7 +33,7 @@ def test_links_to_a_switch_reach_everybody_at_it() -> None:
     assert (link.kind, link.detail) == ("nvlink", "18 links through NVSwitch")
 
 
-def test_nvlink_that_only_the_capabilities_tell_of() -> None:
+def test_nvlink_known_by_capabilities_only() -> None:
     (link,) = _links(FakeCard(0, nvlink_p2p=0), FakeCard(1))
     assert link.kind == "nvlink"
 
@@ -41,7 +41,7 @@ def test_nvlink_that_only_the_capabilities_tell_of() -> None:
 @pytest.mark.parametrize(
     ("ancestor", "detail"), [(0, "same board"), (30, "same host bridge"), (50, "across NUMA nodes")]
 )
-def test_pcie_says_what_the_two_have_in_common(ancestor: int, detail: str) -> None:
+def test_a_pcie_link_has_the_common_ancestor(ancestor: int, detail: str) -> None:
     (link,) = _links(FakeCard(0, ancestor=ancestor), FakeCard(1))
     assert (link.kind, link.detail) == ("pcie", detail)
 
@@ -52,7 +52,7 @@ def test_refused_peer_to_peer_is_no_link_whatever_the_cable() -> None:
     assert link.detail == "P2P: the chipset does not support it, 1 links, same NUMA node"
 
 
-def test_cards_that_do_not_say_are_taken_for_pcie() -> None:
+def test_unknown_links_are_pcie() -> None:
     quiet = {"P2PStatus", "TopologyCommonAncestor", "NvLinkState"}
     (link,) = _links(FakeCard(0, refuses=quiet), FakeCard(1))
     assert (link.kind, link.detail) == ("pcie", "")

@@ -31,7 +31,7 @@ def test_a_card_that_is_not_there_has_no_cells() -> None:
     assert _gpus([FakeCard(0)], [3]).cells(SEEN, [5]) == {}
 
 
-def test_pcie_readings_take_turns_within_their_time() -> None:
+def test_pcie_readings_rotate_within_their_budget() -> None:
     """Each reading takes one tick of 40 ms: two of three cards fit into 60 ms."""
     gpus = _gpus([FakeCard(i) for i in range(3)], [0, 1, 2], pcie_budget_s=0.06)
     read = []
@@ -56,7 +56,7 @@ def test_pcie_readings_take_turns_within_their_time() -> None:
         (None, {5, 6}, True, None),
     ],
 )
-def test_other_processes_are_counted_only_where_ids_can_be_believed(
+def test_other_processes_are_counted_only_with_valid_ids(
     pids: list[int] | None, own: set[int], pids_true: bool, expected: int | None
 ) -> None:
     assert count_other_processes(pids, own, pids_true) == expected
@@ -67,5 +67,5 @@ def test_a_rank_s_descendants_are_its_own() -> None:
     assert cells["gpu0_other_processes"] == 1
 
 
-def test_whether_ids_are_true_can_be_told_here() -> None:
+def test_the_pid_namespace_is_known() -> None:
     assert in_host_pid_namespace() in (True, False)

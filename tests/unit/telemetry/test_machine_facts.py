@@ -34,18 +34,20 @@ def test_only_gpus_are_device_files(tmp_path: Path) -> None:
     assert [Path(file).name for file in device_files(tmp_path)] == ["nvidia0", "nvidia12"]
 
 
-@pytest.mark.parametrize(("said", "lanes"), [("16", 16), ("255", None), ("0", None), ("?", None)])
-def test_what_linux_says_of_a_card(tmp_path: Path, said: str, lanes: int | None) -> None:
+@pytest.mark.parametrize(
+    ("message", "lanes"), [("16", 16), ("255", None), ("0", None), ("?", None)]
+)
+def test_facts_of_a_gpu_from_sysfs(tmp_path: Path, message: str, lanes: int | None) -> None:
     device = tmp_path / "0000:10:00.0"
     (device / "iommu_group").mkdir(parents=True)
     (device / "iommu_group" / "type").write_text("DMA-FQ\n")
-    (device / "max_link_width").write_text(f"{said}\n")
+    (device / "max_link_width").write_text(f"{message}\n")
     (card,) = Nvml(FakeNvml([FakeCard(0)])).cards()
     facts = gather_gpu_facts(0, card, set(), devices=tmp_path)
     assert (facts.iommu, facts.card_lanes) == ("DMA-FQ", lanes)
 
 
-def test_a_card_that_linux_and_nvml_say_nothing_of(tmp_path: Path) -> None:
+def test_an_unknown_gpu_has_no_facts(tmp_path: Path) -> None:
     silent = FakeCard(0, refuses={"ComputeRunningProcesses", "MemoryInfo", "PciInfo", "MigMode"})
     (card,) = Nvml(FakeNvml([silent])).cards()
     facts = gather_gpu_facts(0, card, set(), devices=tmp_path)

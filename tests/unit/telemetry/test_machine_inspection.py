@@ -49,7 +49,7 @@ def test_gpus_are_the_visible_ones_in_cuda_s_order(monkeypatch: pytest.MonkeyPat
     assert [link.kind for link in machine.links] == ["nvlink"]
 
 
-def test_a_gpu_that_says_nothing_is_still_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_does_not_answer_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     quiet = {"Name", "MemoryInfo", "UUID", "CurrPcieLinkWidth", "PciInfo"}
     (gpu,) = _inspect(FakeCard(0, refuses=quiet)).gpus
@@ -80,7 +80,7 @@ def test_the_processor_s_name(tmp_path: Path) -> None:
     assert cpu_model(tmp_path / "missing") == os.uname().machine
 
 
-def test_versions_leave_out_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         machine_inspection, "VERSIONED_LIBRARIES", ("psutil", "no-such-package-at-all")
     )
@@ -88,11 +88,13 @@ def test_versions_leave_out_what_is_not_installed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_imports_no_framework_and_takes_little_of_a_second() -> None:
-    asked = (
+    requested = (
         "import sys, time; from nfold.telemetry.machine_inspection import inspect_machine as inspect\n"
         "begin = time.process_time(); inspect(); print(time.process_time() - begin, *sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", requested], capture_output=True, text=True, check=True
+    )
     seconds, *modules = done.stdout.split()
     assert not {"torch", "numpy", "tensorflow", "jax", "rich"} & set(modules)
     began = time.process_time()

@@ -54,7 +54,7 @@ def test_a_reading_has_the_units_of_its_columns() -> None:
     assert str(card.pcie_link()) == "gen1 x16"
 
 
-def test_what_a_card_refuses_is_none_and_the_rest_is_there() -> None:
+def test_refused_queries_are_none() -> None:
     (card,) = _cards(FakeCard(0, refuses={"PowerUsage", "UtilizationRates", "CurrPcieLinkWidth"}))
     reading = card.read_counters()
     assert reading["power_w"] is None
@@ -63,7 +63,7 @@ def test_what_a_card_refuses_is_none_and_the_rest_is_there() -> None:
     assert str(card.pcie_link()) == ""
 
 
-def test_an_older_driver_is_asked_for_throttle_reasons_by_their_older_name() -> None:
+def test_an_older_driver_has_throttle_reasons_under_an_older_name() -> None:
     (card,) = _cards(FakeCard(0, reasons=0x20, refuses={"CurrentClocksEventReasons"}))
     assert card.read_counters()["throttle_reasons"] == 0x22
 

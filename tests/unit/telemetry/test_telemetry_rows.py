@@ -29,7 +29,7 @@ def test_an_empty_cell_is_none_and_utc_is_in_seconds(csv: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, len(SECOND)))
-def test_a_half_written_last_line_is_left_out(csv: Path, cut: int) -> None:
+def test_a_partial_last_line_is_ignored(csv: Path, cut: int) -> None:
     csv.write_text(HEADER + FIRST + SECOND[:cut])
     assert len(read_rows(csv)) == 1
     assert read_latest_row(csv)["monotonic_s"] == 1.5

@@ -123,7 +123,7 @@ def test_deadlines_do_not_drift() -> None:
     assert at_s == pytest.approx(1100.0)
 
 
-def test_a_signal_that_comes_while_nobody_waits_is_not_lost() -> None:
+def test_a_signal_before_the_wait_is_not_lost() -> None:
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
         ending = SignalWaiter()
@@ -143,7 +143,9 @@ def test_an_impossible_interval_is_refused(tmp_path: Path, interval_s: float) ->
 
 
 def test_the_sampler_imports_neither_torch_nor_rich_nor_numpy() -> None:
-    asked = "import sys, nfold.telemetry.sampler; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    requested = "import sys, nfold.telemetry.sampler; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", requested], capture_output=True, text=True, check=True
+    )
     assert "psutil" in done.stdout.split()
     assert not {"torch", "rich", "typer", "numpy"} & set(done.stdout.split())
