@@ -107,77 +107,51 @@ class Variant:
 
     def refusal(self, plan: Plan) -> str | None:
         """Return why no framework can apply this variant to the complete plan, or None."""
-        rules = (*self._device_rules(plan), *self._step_rules(plan))
-        return next((reason for refused, reason in rules if refused), None)
-
-    def _device_rules(self, plan: Plan) -> tuple[RefusalRule, ...]:
-        devices = plan.devices or 1
-        one = devices == 1
-        return (
-            (self.exchange != "real" and one, "one device exchanges no gradients"),
-            (
-                self.exchange != "real" and plan.strategy == "dp",
-                "nn.DataParallel adds gradients up inside its one process",
+        devices, accumulate = plan.devices or 1, plan.accumulate
+        one, dp, ddp = devices == 1, plan.strategy == "dp", plan.strategy == "ddp"
+        cpu, step = plan.device == "cpu", str(plan.step)
+        changed = self.exchange != "real"
+        unused, repeated = self.find_unused_parameters, self.exchange_each_micro_batch
+        unsynchronised = not self.synchronised_batch_norm and plan.batch_norm != "synchronised"
+        orders = [order for order in (self.devices, self.data_shares) if len(order) != devices]
+        refusals = {
+            "one device exchanges no gradients": changed and one,
+            "nn.DataParallel adds gradients up inside its one process": changed and dp,
+            "only DistributedDataParallel has a hook that sends half": self.exchange == "half"
+            and not ddp,
+            "one device has no other to be independent of": self.independent and one,
+            "nn.DataParallel has one process": self.independent and dp,
+            "devices that are not independent exchange their gradients themselves": (
+                self.exchange_after_backward and not self.independent
             ),
-            (
-                self.exchange == "half" and plan.strategy != "ddp",
-                "only DistributedDataParallel has a hook that sends half",
+            "a single device is chosen for a plan on one device": self.device > 0 and not one,
+            "one device broadcasts no buffers": not self.broadcast_buffers and one,
+            "only DistributedDataParallel looks for parameters without a gradient": (
+                not unused and (one or not ddp)
             ),
-            (self.independent and one, "one device has no other to be independent of"),
-            (self.independent and plan.strategy == "dp", "nn.DataParallel has one process"),
-            (
-                self.exchange_after_backward and not self.independent,
-                "devices that are not independent exchange their gradients themselves",
+            "gradients are exchanged once a step": not repeated and (one or accumulate == 1),
+            "nn.DataParallel copies the whole module, including buffers": (
+                not self.broadcast_buffers and dp
             ),
-            (self.device > 0 and not one, "a single device is chosen for a plan on one device"),
-            (not self.broadcast_buffers and one, "one device broadcasts no buffers"),
-            (
-                not self.find_unused_parameters and (one or plan.strategy != "ddp"),
-                "only DistributedDataParallel looks for parameters without a gradient",
+            **{f"{order} is not an order of {devices} devices": order != () for order in orders},
+            "the data are on the device": self.input != "real" and plan.input == "resident",
+            "batch norm is not synchronised": unsynchronised,
+            "the step is captured already": self.captured and "captured" in step,
+            "operations on a CPU device are synchronous: no host read waits": (
+                not self.host_syncs and cpu
             ),
-            (
-                not self.exchange_each_micro_batch and (one or plan.accumulate == 1),
-                "gradients are exchanged once a step",
+            "the layout is channels_last already": (
+                self.channels_last and plan.layout == "channels_last"
             ),
-            (
-                not self.broadcast_buffers and plan.strategy == "dp",
-                "nn.DataParallel copies the whole module, not its buffers alone",
+            "the step is compiled already": bool(self.compiled) and "compiled" in step,
+            "nn.DataParallel replicates the module in every step, and replicas are not compiled": (
+                bool(self.compiled) and dp and plan.device == "cuda"
             ),
-            *(
-                (len(o) not in (0, devices), f"{o} is no order of {devices} devices")
-                for o in (self.devices, self.data_shares)
+            "CPU devices use the system's memory, which has no segments": (
+                self.expandable_segments and cpu
             ),
-        )
-
-    def _step_rules(self, plan: Plan) -> tuple[RefusalRule, ...]:
-        return (
-            (self.input != "real" and plan.input == "resident", "the data are on the device"),
-            (
-                not self.synchronised_batch_norm and plan.batch_norm != "synchronised",
-                "batch norm is not synchronised",
-            ),
-            (self.captured and "captured" in str(plan.step), "the step is captured already"),
-            (
-                not self.host_syncs and plan.device == "cpu",
-                "on a CPU device an operation is done when its call returns: nothing waits",
-            ),
-            (
-                self.channels_last and plan.layout == "channels_last",
-                "the layout is channels_last already",
-            ),
-            (
-                bool(self.compiled) and "compiled" in str(plan.step),
-                "the step is compiled already",
-            ),
-            (
-                bool(self.compiled) and plan.strategy == "dp" and plan.device == "cuda",
-                "nn.DataParallel copies the module in every step: its copies are not compiled",
-            ),
-            (
-                self.expandable_segments and plan.device == "cpu",
-                "memory of CPU devices is the system's, no allocator keeps it",
-            ),
-        )
+        }
+        return next((reason for reason, refused in refusals.items() if refused), None)
 
     def to_dict(self) -> dict[str, object]:
         """Return JSON values. Defaults are omitted, so that ids survive new fields."""

@@ -75,7 +75,7 @@ def test_merge_combines_interventions() -> None:
         (Variant(device=1), {"devices": 2}, "plan on one device"),
         (Variant(synchronised_batch_norm=False), {"devices": 2}, "not synchronised"),
         (Variant(captured=True), {"devices": 2, "step": "captured"}, "already"),
-        (Variant(devices=(1, 0)), {"devices": 4}, "no order of 4 devices"),
+        (Variant(devices=(1, 0)), {"devices": 4}, "not an order of 4 devices"),
         (Variant(broadcast_buffers=False), {"devices": 1}, "one device broadcasts"),
         (Variant(find_unused_parameters=False), {"devices": 1}, "only DistributedDataParallel"),
         (
@@ -84,11 +84,11 @@ def test_merge_combines_interventions() -> None:
             "only DistributedDataParallel",
         ),
         (Variant(broadcast_buffers=False), {"devices": 2, "strategy": "dp"}, "whole module"),
-        (Variant(host_syncs=False), {"device": "cpu"}, "nothing waits"),
-        (Variant(expandable_segments=True), {"device": "cpu"}, "no allocator keeps it"),
+        (Variant(host_syncs=False), {"device": "cpu"}, "no host read waits"),
+        (Variant(expandable_segments=True), {"device": "cpu"}, "has no segments"),
         (Variant(channels_last=True), {"layout": "channels_last"}, "channels_last already"),
         (Variant(compiled="default"), {"step": "compiled"}, "compiled already"),
-        (Variant(compiled="default"), {"devices": 2, "strategy": "dp"}, "its copies are not"),
+        (Variant(compiled="default"), {"devices": 2, "strategy": "dp"}, "replicas are not"),
         (Variant(exchange_after_backward=True), {"device": "cuda"}, "not independent exchange"),
     ],
 )
