@@ -34,7 +34,7 @@ from typing import Any
 from nfold.core.machine import Machine
 from nfold.core.measurement import Epoch, RankSamples
 from nfold.core.plan import Plan
-from nfold.core.redaction import redact_arguments
+from nfold.core.redaction import redact_arguments, redact_text
 from nfold.core.script_profile import ReplayHints, ScriptProfile
 from nfold.core.serialization import deserialize, serialize
 from nfold.core.variant import Variant
@@ -195,7 +195,8 @@ class HandoffFolder:
 
     def write_failure(self, failure: RankFailure) -> None:
         """Leave word of why a rank failed."""
-        write_json(self.path / f"error-{failure.rank}.json", serialize(failure))
+        public = dataclasses.replace(failure, text=redact_text(failure.text))
+        write_json(self.path / f"error-{failure.rank}.json", serialize(public))
 
     def read_failures(self) -> list[RankFailure]:
         """Every rank's failure, the earliest first."""

@@ -42,6 +42,8 @@ def test_secret_arguments_reach_ranks_and_are_removed(tmp_path: Path) -> None:
     folder.write_task(asked)
     group = RankGroup(processes=2, command=("python", "train.py", "--key=s3cret"))
     folder.write_group(group)
+    text = "unrecognized arguments: --api-token s3cret"
+    folder.write_failure(RankFailure(rank=0, status="crashed", text=text))
     private = [file for file in tmp_path.iterdir() if "s3cret" in file.read_text()]
     assert {file.name for file in private} == {"arguments.json", "group.json"}
     assert {file.stat().st_mode & 0o777 for file in private} == {0o600}
