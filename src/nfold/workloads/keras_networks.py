@@ -30,8 +30,7 @@ from nfold.workloads.networks import (
 )
 
 KerasTensor = Any
-LearningRate = Any
-"""A learning rate: a number, or a schedule over steps."""
+LearningRate = Any  # A learning rate: a number, or a schedule over steps
 
 
 def fan_in_uniform(inputs: int) -> Any:
@@ -152,14 +151,12 @@ class SGD(keras.optimizers.Optimizer):
         self.momentums: list[Any] = []
 
     def build(self, variables: list[Any]) -> None:
-        """One momentum for every variable, zero at first."""
         if self.built:
             return
         super().build(variables)
         self.momentums = self.add_optimizer_variables(variables, "momentum")
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """One variable's update."""
         momentum = self.momentums[self._get_variable_index(variable)]
         rate = ops.cast(learning_rate, variable.dtype)
         full = ops.cast(gradient, variable.dtype)

@@ -16,8 +16,7 @@ from nfold.workloads.workload_info import (
 
 DIGITS_CHANNELS = 48
 DIGITS_SIDE = 8
-DIGITS_RATE = 0.05
-"""The learning rate where no peak is asked for."""
+DIGITS_RATE = 0.05  # the learning rate where no peak is asked for
 
 
 def digits_flop(_: object) -> float:
@@ -38,8 +37,7 @@ DIGITS = WorkloadInfo(
 )
 
 
-MNIST_RATE = 0.02
-"""The learning rate where no peak is asked for."""
+MNIST_RATE = 0.02  # the learning rate where no peak is asked for
 
 
 def mnist_flop(_: object) -> float:
@@ -63,10 +61,8 @@ MNIST = WorkloadInfo(
 )
 
 
-CNN10_STAGES = (64, 128, 256)
-"""Channels of the three stages of three 3 × 3 convolutions."""
-CNN10_RATE = 0.05
-"""The learning rate where no peak is asked for."""
+CNN10_STAGES = (64, 128, 256)  # channels of the three stages of three 3 × 3 convolutions
+CNN10_RATE = 0.05  # the learning rate where no peak is asked for
 CNN10_WEIGHT_DECAY = 5e-4
 
 
@@ -102,10 +98,9 @@ CNN10 = WorkloadInfo(
 )
 
 
+# Channels of the three stages before widening; the first convolution has 16
 WIDE_RESNET_STAGES = (16, 32, 64)
-"""Channels of the three stages before widening; the first convolution has 16."""
-WIDE_RESNET_RATE = 0.1
-"""The paper's first learning rate, where no peak is asked for."""
+WIDE_RESNET_RATE = 0.1  # the paper's first learning rate, where no peak is asked for
 WIDE_RESNET_WEIGHT_DECAY = 5e-4
 
 

@@ -143,7 +143,6 @@ class WideResNetBlock(nn.Module):
         self.shortcut = _wide_resnet_convolution(inputs, outputs, 1, stride) if changes else None
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
         active = torch.relu(self.norm1(images))
         kept = images if self.shortcut is None else self.shortcut(active)
         inner: Tensor = self.convolution1(active)

@@ -28,11 +28,10 @@ from nfold.core.workload import Training, Workload
 from nfold.workloads.workload_info import manual_command
 
 Array = npt.NDArray[Any]
-ArrayPair = tuple[Array, Array]
-"""Samples [n, ...] and their targets [n, ...]."""
+ArrayPair = tuple[Array, Array]  # samples [n, ...] and their targets [n, ...]
 
+# Kinds of numbers that are kept as another one: PyTorch computes with the others only
 STORAGE_DTYPES = {"f8": "f4", "f16": "f4", "u2": "i4", "u4": "i8", "u8": "i8"}
-"""Kinds of numbers that are kept as another one: PyTorch computes with the others only."""
 EXPECTED_RETURN = "nfold.Training(model=..., train=(samples, targets), optimizer=lambda model: ...)"
 
 

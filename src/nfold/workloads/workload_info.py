@@ -32,10 +32,10 @@ class WorkloadParameter:
     maximum: int | None = None
 
 
+# The parameter that every workload with a data set has
 TRAIN_SAMPLES = WorkloadParameter(
     default=0, help="use only so many training samples; 0: all", minimum=0
 )
-"""The parameter that every workload with a data set has."""
 TEST_SAMPLES = WorkloadParameter(
     default=0, help="evaluate on only so many test samples; 0: all", minimum=0
 )
@@ -66,16 +66,15 @@ class WorkloadInfo:
     source: str
     kind: Literal["training", "operation"] = "training"
     dataset: str | None = None
-    training_samples: int = 0
-    """Of the published training set; a copy may hold fewer."""
+    training_samples: int = 0  # of the published training set; a copy may hold fewer
     parameters: Mapping[str, WorkloadParameter] = field(default_factory=dict)
     defaults: WorkloadDefaults
     augmentation: tuple[tuple[str, int], ...] = ()
     flop_per_sample: Callable[[Mapping[str, int]], float]
+    # Why a combination of parameters is impossible, or None
     check_parameters: Callable[[Mapping[str, int]], str | None] = lambda _: None
-    """Why a combination of parameters is impossible, or None."""
+    # Why a complete plan makes no sense for this workload, whatever the framework, or None
     unsupported: Callable[[Plan], str | None] = lambda _: None
-    """Why a complete plan makes no sense for this workload, whatever the framework, or None."""
 
     def augmentation_for(self, parameters: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
         """The augmentation under these parameters."""
@@ -89,8 +88,8 @@ class WorkloadInfo:
 # and the data do.
 
 MAX_PARAMETER = 10**18
+# Of training on one sample: a multiply-add forward, two backward. Convolutions take more.
 FLOP_PER_PARAMETER = 6.0
-"""Of training on one sample: a multiply-add forward, two backward. Convolutions take more."""
 
 
 @dataclass(frozen=True, kw_only=True)

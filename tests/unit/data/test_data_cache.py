@@ -194,7 +194,7 @@ def test_a_cache_that_cannot_be_written_says_so(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "save", full)
-    with pytest.raises(MachineUnfit, match=r"No space left.*next: .*NFOLD_CACHE=FOLDER"):
+    with pytest.raises(MachineUnfit, match=r"No space left.*next: .*NFOLD_CACHE"):
         cache.load(data_set, verify=True)
     assert [entry.name for entry in own_cache.iterdir()] == ["data"]
 

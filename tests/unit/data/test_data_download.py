@@ -139,12 +139,12 @@ def test_while_it_comes_the_file_has_another_name(
 def test_an_address_without_a_file_says_what_next(
     server: str, own_cache: Path, address: str
 ) -> None:
-    with pytest.raises(DataMissing, match=r"cannot be downloaded.*next: "):
+    with pytest.raises(DataMissing, match=r"download failed.*next: "):
         download_data_set(data_set(address.format(server)))
     assert kept(own_cache) == []
 
 
 def test_a_folder_that_cannot_be_written_says_so(server: str, own_cache: Path) -> None:
     own_cache.write_text("a file where the folder should be")
-    with pytest.raises(MachineUnfit, match="NFOLD_CACHE=FOLDER"):
+    with pytest.raises(MachineUnfit, match="NFOLD_CACHE"):
         download_data_set(data_set(f"{server}/a.bin"))

@@ -215,7 +215,7 @@ def test_a_flipped_bit_anywhere_in_a_gzipped_file_is_corrupt(zipped: Path, posit
 
 def test_a_gzipped_file_cut_short_says_its_own_digest(zipped: Path) -> None:
     zipped.write_bytes(zipped.read_bytes()[:-20])
-    with pytest.raises(DataCorrupt, match=f"own SHA-256 is {file_sha256(zipped)}"):
+    with pytest.raises(DataCorrupt, match=f"{file_sha256(zipped)}"):
         content_sha256(zipped, sha256(CONTENT))
 
 

@@ -19,10 +19,8 @@ from nfold.engines.base import Task
 from nfold.engines.builtin_workloads import Operations, load_builtin_samples
 from nfold.engines.sampling import RankSlice, SampleIds, hash_ids
 
-DeviceValue = Any
-"""What a back end has on its devices."""
-Loss = Any
-"""The losses of a call's steps, not yet read."""
+DeviceValue = Any  # what a back end has on its devices
+Loss = Any  # the losses of a call's steps, not yet read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,7 @@ class Keras(Framework):
     """One process drives all devices, because Keras chooses its back end once, at import."""
 
     supports_checkpoints: ClassVar[bool] = False
-    supports_operations: ClassVar[bool] = True
-    """Whether operations are written for it."""
+    supports_operations: ClassVar[bool] = True  # whether operations are written for it
 
     def unsupported_reason(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         if workload.function_reference is not None or workload.script:
@@ -81,12 +80,12 @@ class KerasTorch(Keras):
             return train_on_torch(task, observer)
 
 
+# The library that a framework needs besides Keras, and the extra that brings both
 REQUIREMENTS: dict[str, tuple[str, str]] = {
     "tensorflow": ("tensorflow", "tensorflow"),
     "jax": ("jax", "jax"),
     "keras-torch": ("keras", "keras"),
 }
-"""The library that a framework needs besides Keras, and the extra that brings both."""
 
 JAX_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 TENSORFLOW_WITHOUT_CUDA = ("tensorflow-cpu", "tensorflow-cpu-aws", "tensorflow-intel")
@@ -179,11 +178,11 @@ TENSORFLOW_RULES: tuple[Rule, ...] = (
     ),
 )
 
+# Of a program over all devices; an operation's devices have a program each
 EVEN_BATCH: Rule = (
     lambda plan: (plan.batch or 0) % (plan.devices or 1) != 0,
     "JAX cuts a batch into equal parts: it must divide by the number of devices",
 )
-"""Of a program over all devices; an operation's devices have a program each."""
 
 JAX_RULES: tuple[Rule, ...] = (
     EVEN_BATCH,

@@ -39,10 +39,9 @@ from nfold.engines.sampling import SampleIds
 from nfold.workloads.keras_networks import head_logits
 
 Array = Any
+# Trainable variables, others (statistics, seeds), the optimizer's
 State = tuple[list[Array], list[Array], list[Array]]
-"""Trainable variables, others (statistics, seeds), the optimizer's."""
-Samples = tuple[Array, Array, Array]
-"""Images, labels and ids of one step."""
+Samples = tuple[Array, Array, Array]  # images, labels and ids of one step
 
 
 def create_backend(task: Task, definition: KerasDefinition) -> KerasBackend:

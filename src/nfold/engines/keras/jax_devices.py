@@ -13,8 +13,8 @@ from nfold.core.machine import peak_resident_bytes
 from nfold.core.plan import Plan
 from nfold.data.files import cache_root
 
+# How float32 products are computed; by itself JAX takes tf32 on GPUs that have it
 MATMUL_PRECISIONS = {"fp32": "highest", "tf32": "tensorfloat32"}
-"""How float32 products are computed; by itself JAX takes tf32 on GPUs that have it."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from nfold.engines.keras.preprocessing import Normalize, build_normalizer
 from nfold.engines.sampling import EpochSampler, step_limit
 from nfold.workloads.keras_networks import MixedSGD
 
+# Keras's name of a precision; fp32 and tf32 compute in float32
 DTYPE_POLICIES: dict[str, str] = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
-"""Keras's name of a precision; fp32 and tf32 compute in float32."""
 
 
 @dataclass(frozen=True)
@@ -81,5 +81,4 @@ class KerasOneCycle(keras.optimizers.schedules.LearningRateSchedule):
         return self.peak * ops.where(progress < WARMUP_FRACTION, rising, falling)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
         return {"peak": self.peak, "steps": self.steps}

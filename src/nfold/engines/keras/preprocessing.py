@@ -26,10 +26,9 @@ from nfold.engines.builtin_workloads import (
 from nfold.engines.sampling import MASK, MULTIPLIERS, ROUNDS, WEYL
 
 Tensor = Any
-Draws = list[Tensor]
-"""Four uint32 tensors [n], one operation's draws."""
+Draws = list[Tensor]  # four uint32 tensors [n], one operation's draws
+# uint8 images [n, h, w, c], uint32 ids [n] and a uint32 epoch [] to augmented images
 Augment = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""uint8 images [n, h, w, c], uint32 ids [n] and a uint32 epoch [] to augmented images."""
 
 
 def build_augmentation(operations: Operations, arrays: DataSetArrays, seed: int) -> Augment:
@@ -142,8 +141,7 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, Draws, int, DataSetArrays], Tensor]] 
 # of them 0. Products keep the batch's axis, along which it is split over devices, and take about 2 %
 # of what the network does at 299. In 32 bits, as JAX computes.
 
-TAPS = 4
-"""Pixels that one pixel of a resized image may see of each side: four for bicubic."""
+TAPS = 4  # pixels that one pixel of a resized image may see of each side: four for bicubic
 CUBIC_A = -0.75
 HALF_RANGE = 2**31
 
@@ -299,11 +297,10 @@ def adjust_saturation_and_hue(image: Tensor, saturation: Tensor, hue_shift: Tens
     return ops.stack([value - chroma * (1 - ops.clip(part, 0, 1)) for part in shares], axis=-1)
 
 
+# uint8 images [n, h, w, c], uint32 ids [n], a uint32 epoch [] to the model's input.
+#
+# Of photographs that the device distorts: canvases, and marks [n, 3] in place of ids
 InputPreparation = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""uint8 images [n, h, w, c], uint32 ids [n], a uint32 epoch [] to the model's input.
-
-Of photographs that the device distorts: canvases, and marks [n, 3] in place of ids.
-"""
 Normalize = Callable[[Tensor], Tensor]
 
 

@@ -31,8 +31,7 @@ from nfold.engines.keras.tensorflow_devices import Tensor, TensorFlowReplicas, o
 from nfold.engines.sampling import SampleIds
 from nfold.workloads.keras_networks import head_logits
 
-Samples = tuple[Tensor, Tensor, Tensor]
-"""Images, labels and ids of one replica's part of a step."""
+Samples = tuple[Tensor, Tensor, Tensor]  # images, labels and ids of one replica's part of a step
 
 
 def create_backend(task: Task, definition: KerasDefinition) -> KerasBackend:

@@ -16,8 +16,7 @@ from nfold.core.plan import Plan
 from nfold.engines.sampling import split_batch
 
 Tensor = Any
-Value = Any
-"""A tensor, or with several replicas one for each (``tf.distribute.DistributedValues``)."""
+Value = Any  # A tensor, or with several replicas one for each (``tf.distribute.DistributedValues``)
 
 
 @dataclass(frozen=True)

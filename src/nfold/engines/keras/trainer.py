@@ -28,8 +28,7 @@ from nfold.engines.keras.input import open_input
 from nfold.engines.recorder import Recorder, checksum, plan_length
 from nfold.engines.step_clock import HostClock
 
-EVALUATION_BATCH = 500
-"""Test samples in one forward pass."""
+EVALUATION_BATCH = 500  # test samples in one forward pass
 
 
 def train(task: Task, observer: Observer) -> RankSamples:
@@ -162,12 +161,12 @@ def open_clock(engine: KerasBackend) -> AsyncStepClock | SyncStepClock:
     return AsyncStepClock(engine) if engine.is_asynchronous else SyncStepClock()
 
 
+# What Keras calls the back end of a framework
 KERAS_BACKEND_NAMES: dict[str, str] = {
     "tensorflow": "tensorflow",
     "jax": "jax",
     "keras-torch": "torch",
 }
-"""What Keras calls the back end of a framework."""
 
 OUT_OF_MEMORY_SIGNS = (
     "RESOURCE_EXHAUSTED",

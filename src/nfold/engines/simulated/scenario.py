@@ -11,8 +11,8 @@ from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.plan import PLAN_FIELDS
 from nfold.core.serialization import deserialize
 
+# Environment variable with a script as JSON, for runs that are started from a command line
 SCENARIO_VARIABLE = "NFOLD_SIMULATED"
-"""Environment variable with a script as JSON, for runs that are started from a command line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,7 @@ class Scenario:
     load_ms_per_sample: float = 0.0
     read_ms_per_sample: float = 0.0
     augment_ms_per_sample: float = 0.0
-    host_cores: int = 0
-    """0: as many as there are loaders."""
+    host_cores: int = 0  # 0: as many as there are loaders
     host_ms: float = 0.0
     launch_ms: float = 0.0
     launch_ms_compiled: dict[str, float] = field(default_factory=dict)

@@ -19,8 +19,7 @@ from nfold.engines.simulated.scenario import PlantedFailure, Scenario
 from nfold.engines.simulated.step_costs import costs_of_rank
 
 WINDOW_COUNT = 10
-START_LOSS = 2.302585
-"""ln 10: guessing among ten classes."""
+START_LOSS = 2.302585  # ln 10: guessing among ten classes
 
 
 class Simulation:

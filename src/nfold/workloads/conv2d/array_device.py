@@ -32,14 +32,12 @@ from nfold.workloads.conv2d.process import (
 from nfold.workloads.conv2d.timing import Clock
 
 D = TypeVar("D")
-DeviceArray = Any
-"""An array of the library, on a device."""
+DeviceArray = Any  # an array of the library, on a device
 
-IMAGE_COPIES = 3
-"""Sets of images that take turns, so that no call meets those of the call before."""
+IMAGE_COPIES = 3  # sets of images that take turns, so that no call meets those of the call before
 GPU_CHAIN = 50
+# Several times the largest cache of a GPU; neither library says how large it is
 GPU_EVICTION_BYTES = 512 * 2**20
-"""Several times the largest cache of a GPU; neither library says how large it is."""
 FIRST_CALL_NOTE = (
     "allocation, copies, tracing and compilation, convolution; the library runs already"
 )

@@ -17,10 +17,9 @@ from typing import Generic, TypeVar
 from nfold.core import machine
 from nfold.workloads.conv2d.problem import Array
 
+# The seconds that something took, to be asked for once the lane has finished
 ReadSeconds = Callable[[], float]
-"""The seconds that something took, to be asked for once the lane has finished."""
-DeviceAction = Callable[[], None]
-"""Something that a lane is told to do."""
+DeviceAction = Callable[[], None]  # something that a lane is told to do
 
 
 class HostBuffers(ABC):
@@ -45,12 +44,11 @@ H = TypeVar("H", bound=HostBuffers)
 class ConvDevice(ABC, Generic[H]):
     """One device. This base is a CPU device: it computes where the images lie, in order."""
 
-    chain_length = 4
-    """Convolutions in one call of the resident loop."""
+    chain_length = 4  # convolutions in one call of the resident loop
+    # What is written between calls to empty the cache: several times its size
     eviction_bytes = 128 * 2**20
-    """What is written between calls to empty the cache: several times its size."""
+    # Whether a CPU device too has memory of its own, to which images are copied
     always_copies = False
-    """Whether a CPU device too has memory of its own, to which images are copied."""
 
     @property
     def method(self) -> str:

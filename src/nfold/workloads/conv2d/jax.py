@@ -27,8 +27,7 @@ from nfold.workloads.conv2d.problem import Array
 from nfold.workloads.conv2d.process import ConvResult, ConvTask
 from nfold.workloads.conv2d.timing import Clock
 
-Task = ConvTask[Any]
-"""Its devices are JAX's."""
+Task = ConvTask[Any]  # its devices are JAX's
 NHWC_DIMENSIONS, NCHW_DIMENSIONS = ("NHWC", "HWIO", "NHWC"), ("NCHW", "HWIO", "NCHW")
 
 

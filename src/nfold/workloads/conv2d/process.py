@@ -212,8 +212,8 @@ def _with_kind(name: str, kind: str) -> str:
 
 
 REPEATS = 3
+# Longer than this no call should take: then it gets fewer images, and the part says so
 CALL_LIMIT_S = 2.0
-"""Longer than this no call should take: then it gets fewer images, and the part says so."""
 TRIAL_IMAGES = 4
 
 Convolve = Callable[[AnyFloat, AnyFloat], AnyFloat]

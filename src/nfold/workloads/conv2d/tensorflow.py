@@ -26,8 +26,7 @@ from nfold.workloads.conv2d.process import ConvResult, ConvTask
 from nfold.workloads.conv2d.timing import Clock
 
 Tensor = Any
-Task = ConvTask[str]
-"""Its devices are names, as ``/device:CPU:0``."""
+Task = ConvTask[str]  # its devices are names, as ``/device:CPU:0``
 
 
 def run_parts(

@@ -11,8 +11,7 @@ Clock = Callable[[], float]
 
 MAX_WINDOWS = 10
 WARMUP_LIMIT_S = 2.0
-PART_LIMIT_S = 5.0
-"""A part that is not windowed stops after this time once it has LEAST calls."""
+PART_LIMIT_S = 5.0  # A part that is not windowed stops after this time once it has LEAST calls
 MIN_CALLS = 3
 
 

@@ -26,8 +26,7 @@ DTYPES = {
     "fp16": torch.float16,
 }
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
-IMAGE_COPIES = 3
-"""Sets of images that take turns, so that no call meets those of the call before."""
+IMAGE_COPIES = 3  # sets of images that take turns, so that no call meets those of the call before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +156,10 @@ class TorchCpuDevice(ConvDevice[TorchHostBuffers]):
 # the lane's own images, compilation included. One launch from Python takes about as long as the
 # kernel, so whatever runs many in a row is recorded as a CUDA graph and replayed.
 
+# Convolves images [n, c, h, w] with filters [c out, c, k, k] and returns the results.
+#
+# They are in the third tensor where the method writes into memory that is there already
 ConvMethod = Callable[..., Tensor]
-"""Convolves images [n, c, h, w] with filters [c out, c, k, k] and returns the results.
-
-They are in the third tensor where the method writes into memory that is there already.
-"""
 R = TypeVar("R")
 SEARCH_CALLS = 10
 SEARCH_REPLAYS = 3
@@ -265,11 +263,6 @@ class TorchCudaDevice(TorchCpuDevice):
         return {}
 
     def round_trip(self, host: TorchHostBuffers, copy_only: bool) -> Sequence[DeviceAction]:
-        """From page-locked memory in chunks, each of which is copied while others are convolved.
-
-        All of it is one graph, for the launches of a chunk take the host longer than the GPU
-        needs for it. Copies from pageable memory block the host, so nothing would overlap.
-        """
         if not host.page_locked:
             return super().round_trip(host, copy_only)
         return [partial(self._replay_round_trip, host, copy_only)]
@@ -339,8 +332,7 @@ def candidates(images: Tensor, filters: Tensor) -> list[ConvCandidate[ConvMethod
     ]
 
 
-FASTEST: dict[Hashable, ConvCandidate[ConvMethod]] = {}
-"""What this process found, by problem."""
+FASTEST: dict[Hashable, ConvCandidate[ConvMethod]] = {}  # what this process found, by problem
 
 
 def fastest_method(images: Tensor, filters: Tensor, out: Tensor) -> ConvCandidate[ConvMethod]:
@@ -437,11 +429,10 @@ def _seconds_or_infinity(candidate: ConvCandidate[M], seconds: Callable[[M], flo
         return math.inf
 
 
+# More chunks gain little: the first upload and the last download, which nothing hides, are
+# already an eighth each
 MAX_CHUNKS = 8
-"""More chunks gain little: the first upload and the last download, which nothing hides, are
-already an eighth each."""
-MIN_CHUNK_BYTES = 2**20
-"""Of a chunk one way: the copy engine pays some microseconds for each."""
+MIN_CHUNK_BYTES = 2**20  # of a chunk one way: the copy engine pays some microseconds for each
 
 
 def split_chunks(images: int, image_bytes: int) -> list[slice]:

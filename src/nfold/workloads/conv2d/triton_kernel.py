@@ -18,12 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 WARP = 32
+# Up to this width the loop over a filter's columns is unrolled: more loads in flight
 MAX_UNROLLED = 5
-"""Up to this width the loop over a filter's columns is unrolled: more loads in flight."""
+# A thread holds this many values more than it has rows; wider filters are left to cuDNN
 MAX_FILTER = 16
-"""A thread holds this many values more than it has rows; wider filters are left to cuDNN."""
-INDEX_LIMIT = 2**31
-"""Offsets are 32 bits."""
+INDEX_LIMIT = 2**31  # offsets are 32 bits
 
 
 @dataclass(frozen=True, kw_only=True)

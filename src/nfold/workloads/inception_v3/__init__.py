@@ -16,16 +16,12 @@ from nfold.workloads.inception_v3.architecture import (
 from nfold.workloads.workload_info import PEAK_RATE, TRAIN_SAMPLES, WorkloadInfo, WorkloadParameter
 
 CLASSES = 1000
+# Of the auxiliary head in the loss, as in Google's training code of 2016 (inception_model.py)
 AUXILIARY_WEIGHT = 0.4
-"""Of the auxiliary head in the loss, as in Google's training code of 2016 (inception_model.py)."""
-LABEL_SMOOTHING = 0.1
-"""Of the labels (section 7 of the paper)."""
-LEARNING_RATE = 0.045
-"""The paper's (section 8)."""
-WEIGHT_DECAY = 4e-5
-"""As in Google's published training code."""
-MIN_SIDE = 75
-"""Pixels of the smallest image that leaves a grid for the last blocks."""
+LABEL_SMOOTHING = 0.1  # of the labels (section 7 of the paper)
+LEARNING_RATE = 0.045  # the paper's (section 8)
+WEIGHT_DECAY = 4e-5  # as in Google's published training code
+MIN_SIDE = 75  # pixels of the smallest image that leaves a grid for the last blocks
 
 
 def flop_per_sample(parameters: Mapping[str, int]) -> float:

@@ -36,13 +36,11 @@ class InceptionBranches:
 
 
 Layer = ConvolutionSpec | Pooling3x3 | InceptionBranches
-Shape = tuple[int, int, int]
-"""Channels, height, width."""
+Shape = tuple[int, int, int]  # channels, height, width
 
 MAX_POOL = Pooling3x3(is_max=True)
 MEAN_POOL = Pooling3x3(is_max=False)
-AUXILIARY_GRID_SIDE = 5
-"""The auxiliary head's grid: a 5 × 5 mean of the 17 × 17 grid at stride 3."""
+AUXILIARY_GRID_SIDE = 5  # the auxiliary head's grid: a 5 × 5 mean of the 17 × 17 grid at stride 3
 
 
 def conv1x1(channels: int) -> ConvolutionSpec:
@@ -130,16 +128,16 @@ REDUCTION_8 = InceptionBranches(
         (MAX_POOL,),
     )
 )
+# Up to where the auxiliary head branches off
 BODY: tuple[Layer, ...] = (
     *STEM,
     *map(_block_35, (32, 64, 64)),
     REDUCTION_17,
     *map(_block_17, (128, 160, 160, 192)),
 )
-"""Up to where the auxiliary head branches off."""
 TOP: tuple[Layer, ...] = (REDUCTION_8, _block_8(), _block_8())
+# Of the auxiliary head, between its mean pooling and its dense layer
 AUXILIARY: tuple[Layer, ...] = (conv1x1(128), ConvolutionSpec(768, 5, 5, padded=False))
-"""Of the auxiliary head, between its mean pooling and its dense layer."""
 
 
 def layer_output_shape(layer: Layer, shape: Shape) -> Shape:

@@ -32,8 +32,8 @@ from nfold.workloads.inception_v3.architecture import (
 from nfold.workloads.keras_networks import SGD, KerasTensor, LayerBuilder, LearningRate, head_logits
 
 INIT_STD = 0.1
+# Of the first weights of the layers that do not have DEVIATION
 SMALLER_INIT_STD = {"auxiliary.convolutions.3": 0.01, "auxiliary.dense": 0.001}
-"""Of the first weights of the layers that do not have DEVIATION."""
 
 
 def weight_initializer(name: str) -> Any:

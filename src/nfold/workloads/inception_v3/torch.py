@@ -28,8 +28,8 @@ from nfold.workloads.inception_v3.architecture import (
 )
 from nfold.workloads.torch_networks import sgd
 
+# Logits [n, classes]; while training with the auxiliary head its logits as well
 Outputs = Tensor | tuple[Tensor, Tensor]
-"""Logits [n, classes]; while training with the auxiliary head its logits as well."""
 
 
 class ConcatenatedBranches(nn.Module):
@@ -40,7 +40,6 @@ class ConcatenatedBranches(nn.Module):
         self.branches = nn.ModuleList(build_layers(branch, inputs) for branch in layer.branches)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [n, inputs, h, w] to [n, outputs, h, w], or less of h and w."""
         return torch.cat([branch(images) for branch in self.branches], dim=1)
 
 
@@ -62,7 +61,6 @@ class AuxiliaryHead(nn.Module):
         )
 
     def forward(self, grid: Tensor) -> Tensor:
-        """The grid [n, 768, 17, 17] to logits [n, classes]."""
         logits: Tensor = self.dense(self.convolutions(self.pool(grid)).mean((2, 3)))
         return logits
 
@@ -79,7 +77,6 @@ class InceptionV3(nn.Module):
         self.dense = nn.Linear(output_shape(TOP, grid)[0], classes)
 
     def forward(self, images: Tensor) -> Outputs:
-        """Images [n, 3, size, size] to logits [n, classes], once or twice."""
         grid = self.body(images)
         logits: Tensor = self.dense(self.top(grid).mean((2, 3)))
         if self.training and self.auxiliary is not None:
