@@ -177,7 +177,7 @@ def test_the_parent_is_told_and_imports_nothing(written: Written) -> None:
     workload = written("batch=2, test=(FLOATS, LABELS)", head="print('hello')" + HEAD)
     code = (
         "import sys; from nfold import workloads; from nfold.core.workload import Workload; "
-        f"one = workloads.identified(Workload.parse('{workload}:depth=4')); "
+        f"one = workloads.with_fingerprint(Workload.parse('{workload}:depth=4')); "
         "known = workloads.info(one.name); "
         "print(one, len(one.code), known.training_samples, known.defaults.batch, "
         "known.defaults.data_bytes, workloads.parameters(one), "

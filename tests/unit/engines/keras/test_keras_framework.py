@@ -201,8 +201,8 @@ def test_memory_that_ran_out_is_told_apart() -> None:
 
 def test_the_parent_imports_no_back_end() -> None:
     text = (
-        "import sys; from nfold.engines.base import framework; "
-        "[framework(name) for name in ('tensorflow', 'jax', 'keras-torch')]; "
+        "import sys; from nfold.engines.base import get_framework; "
+        "[get_framework(name) for name in ('tensorflow', 'jax', 'keras-torch')]; "
         "print({'keras', 'tensorflow', 'jax', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
