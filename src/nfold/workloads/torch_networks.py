@@ -1,4 +1,4 @@
-"""What the image classification workloads share in PyTorch."""
+"""The image classification networks in PyTorch, with their losses and optimizers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def sgd(
     module: nn.Module, learning_rate: float, *, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum 0.9 and a fixed rate, one fused kernel where there is one.
+    """Create fused SGD with Nesterov momentum 0.9 and a fixed learning rate.
 
-    The momentum is there from the start, as zeros: should fp16's first step be skipped, the
-    fused kernel would go on from memory that nobody has filled (torch 2.13).
+    Initializes the momentum with zeros: if fp16 skips the first step, the fused kernel would
+    otherwise read uninitialized memory (torch 2.13).
     """
     optimizer = torch.optim.SGD(
         module.parameters(),
@@ -49,11 +49,10 @@ def sgd(
     return optimizer
 
 
-digits_loss = cross_entropy
+digits_loss = mnist_loss = cnn10_loss = wide_resnet_loss = cross_entropy
 
 
 def digits_model(_: Mapping[str, int], classes: int) -> nn.Module:
-    """Images [n, 1, 8, 8] to logits [n, classes]."""
     return nn.Sequential(
         nn.Conv2d(1, DIGITS_CHANNELS, 3, padding=1),
         nn.ReLU(),
@@ -68,15 +67,10 @@ def digits_model(_: Mapping[str, int], classes: int) -> nn.Module:
 
 
 def digits_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """SGD at a fixed rate."""
     return sgd(module, DIGITS_RATE)
 
 
-mnist_loss = cross_entropy
-
-
 def mnist_model(_: Mapping[str, int], classes: int) -> nn.Module:
-    """Images [n, 1, 28, 28] to logits [n, classes]."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
         nn.ReLU(),
@@ -93,45 +87,29 @@ def mnist_model(_: Mapping[str, int], classes: int) -> nn.Module:
 
 
 def mnist_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """SGD at a fixed rate."""
     return sgd(module, MNIST_RATE)
 
 
-cnn10_loss = cross_entropy
-
-
 def cnn10_model(_: Mapping[str, int], classes: int) -> nn.Module:
-    """Images [n, 3, 32, 32] to logits [n, classes]."""
     layers: list[nn.Module] = []
     inputs = 3
     for stage, channels in enumerate(CNN10_STAGES):
         if stage:
             layers.append(nn.AvgPool2d(2))
         for _layer in range(3):
-            layers += _cnn10_convolution(inputs, channels)
+            layers.append(nn.Conv2d(inputs, channels, 3, padding=1, bias=False))
+            layers += [nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
             inputs = channels
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
     return nn.Sequential(*layers, *head)
 
 
-def _cnn10_convolution(inputs: int, outputs: int) -> list[nn.Module]:
-    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
-
-
 def cnn10_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """SGD at a fixed rate, with weight decay."""
     return sgd(module, CNN10_RATE, weight_decay=CNN10_WEIGHT_DECAY)
 
 
-wide_resnet_loss = cross_entropy
-
-
 class WideResNetBlock(nn.Module):
-    """Batch norm, ReLU, 3 × 3 convolution, twice, added to its input.
-
-    Where the channels change, the first activation feeds the 1 × 1 shortcut as well.
-    """
+    """Pre-activation block; a 1 × 1 convolution in the shortcut if the channels change."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -144,10 +122,10 @@ class WideResNetBlock(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         active = torch.relu(self.norm1(images))
-        kept = images if self.shortcut is None else self.shortcut(active)
+        shortcut = images if self.shortcut is None else self.shortcut(active)
         inner: Tensor = self.convolution1(active)
-        added: Tensor = kept + self.convolution2(torch.relu(self.norm2(inner)))
-        return added
+        outputs: Tensor = shortcut + self.convolution2(torch.relu(self.norm2(inner)))
+        return outputs
 
 
 def _wide_resnet_convolution(inputs: int, outputs: int, side: int, stride: int) -> nn.Conv2d:
@@ -155,7 +133,6 @@ def _wide_resnet_convolution(inputs: int, outputs: int, side: int, stride: int) 
 
 
 def wide_resnet_model(parameters: Mapping[str, int], classes: int) -> nn.Module:
-    """Images [n, 3, 32, 32] to logits [n, classes]."""
     inputs = WIDE_RESNET_STAGES[0]
     layers: list[nn.Module] = [_wide_resnet_convolution(3, inputs, 3, 1)]
     for stage, base in enumerate(WIDE_RESNET_STAGES):
@@ -173,5 +150,4 @@ def wide_resnet_model(parameters: Mapping[str, int], classes: int) -> nn.Module:
 
 
 def wide_resnet_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """The paper's SGD with weight decay 5e-4 and its first learning rate, 0.1."""
     return sgd(module, WIDE_RESNET_RATE, weight_decay=WIDE_RESNET_WEIGHT_DECAY)

@@ -1,4 +1,4 @@
-"""Inception-v3 on photographs, with the distortions that it was published with."""
+"""Inception-v3 on photographs with its published distortions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MIN_SIDE = 75  # pixels of the smallest image that leaves a grid for the last bl
 
 
 def flop_per_sample(parameters: Mapping[str, int]) -> float:
-    """All convolutions and dense layers, forward and twice that backward."""
-    given = (3, parameters["size"], parameters["size"])
-    grid = output_shape(BODY, given)
-    total = sum(multiplications(BODY, given)) + sum(multiplications(TOP, grid))
+    """Count the operations per sample: forward, and twice that backward."""
+    images = (3, parameters["size"], parameters["size"])
+    grid = output_shape(BODY, images)
+    total = sum(multiplications(BODY, images)) + sum(multiplications(TOP, grid))
     total += output_shape(TOP, grid)[0] * parameters["classes"]
     if parameters["aux"]:
         pooled = (grid[0], AUXILIARY_GRID_SIDE, AUXILIARY_GRID_SIDE)
