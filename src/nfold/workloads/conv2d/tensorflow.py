@@ -1,7 +1,6 @@
-"""The convolution on TensorFlow's devices, each told what to do by one process.
+"""The convolution on TensorFlow devices in one process.
 
-A device's program is its own: XLA compiles for one device, and one function of the graph over
-all of them could not be compiled.
+Each device has its own program, because XLA compiles for one device.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from nfold.workloads.conv2d.process import ConvResult, ConvTask
 from nfold.workloads.conv2d.timing import Clock
 
 Tensor = Any
-Task = ConvTask[str]  # its devices are names, as ``/device:CPU:0``
+Task = ConvTask[str]  # devices by name, for example ``/device:CPU:0``
 
 
 def run_parts(
     task: Task, peak_memory_bytes: Callable[[], int], clock: Clock = time.monotonic
 ) -> ConvResult:
-    """Time everything that the workload separates."""
+    """Time every part."""
     return run_devices(task, TensorFlowConvDevice, peak_memory_bytes, clock)
 
 
 class TensorFlowConvDevice(ArrayDevice):
-    """A device by name."""
+    """A TensorFlow device."""
 
     def __init__(
         self, device: str, setup: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
@@ -74,8 +73,8 @@ class TensorFlowConvDevice(ArrayDevice):
         if self.setup.step == "eager":
             return function
         compiled = self.setup.step == "compiled"
-        made: Callable[..., Tensor] = tf.function(function, autograph=False, jit_compile=compiled)
-        return made
+        graph: Callable[..., Tensor] = tf.function(function, autograph=False, jit_compile=compiled)
+        return graph
 
     def wait(self, values: Sequence[Tensor]) -> None:
         del values
