@@ -76,7 +76,6 @@ def cache_root() -> Path:
 
 
 def download_folder(data_set: DataSetSpec) -> Path:
-    """Return the folder for downloads of a data set."""
     return cache_root() / "data" / data_set.name
 
 

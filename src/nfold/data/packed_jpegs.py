@@ -129,7 +129,6 @@ class PackedJpegs:
         return self.names.read_text().split("\n")[index]
 
     def first(self, samples: int) -> PackedJpegs:
-        """Return the first ``samples`` images; 0: all."""
         if not samples:
             return self
         return dataclasses.replace(self, sizes=self.sizes[:samples], labels=self.labels[:samples])

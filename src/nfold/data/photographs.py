@@ -56,7 +56,6 @@ class PhotographSet:
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """The caveats of a measurement, as (kind, text)."""
         return (("bad_images", self.bad_files_note),) if self.bad_files_note else ()
 
     def validate(self, *, classes: int, skip_bad: bool) -> PhotographSet:

@@ -23,7 +23,6 @@ from nfold.workloads.workload_info import UserWorkloadInfo
 
 
 def main() -> None:
-    """Print the description of the workload in ``sys.argv[1]``."""
     die_with_parent()
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -15,19 +15,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from nfold.workloads.networks import (
-    CNN10_RATE,
-    CNN10_STAGES,
-    CNN10_WEIGHT_DECAY,
-    DIGITS_CHANNELS,
-    DIGITS_RATE,
-    DIGITS_SIDE,
-    MNIST_RATE,
-    WIDE_RESNET_RATE,
-    WIDE_RESNET_STAGES,
-    WIDE_RESNET_WEIGHT_DECAY,
-    blocks_per_stage,
-)
+from nfold.workloads import networks
 
 KerasTensor = Any
 LearningRate = Any  # A learning rate: a number, or a schedule over steps
@@ -172,15 +160,15 @@ digits_loss = mnist_loss = cnn10_loss = wide_resnet_loss = cross_entropy
 
 def digits_model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:
     build = LayerBuilder(layout)
-    x = images = build.input_images(DIGITS_SIDE, 1)
+    x = images = build.input_images(networks.DIGITS_SIDE, 1)
     for name in ("0", "2", "4"):
-        x = build.relu(build.convolution(name, x, DIGITS_CHANNELS, 3))
+        x = build.relu(build.convolution(name, x, networks.DIGITS_CHANNELS, 3))
     x = build.flatten(build.max_pool(x))
     return keras.Model(images, build.dense("8", x, classes))
 
 
 def digits_optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    return SGD(schedule or DIGITS_RATE)
+    return SGD(schedule or networks.DIGITS_RATE)
 
 
 def mnist_model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:
@@ -193,14 +181,14 @@ def mnist_model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:
 
 
 def mnist_optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    return SGD(schedule or MNIST_RATE)
+    return SGD(schedule or networks.MNIST_RATE)
 
 
 def cnn10_model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:
     build = LayerBuilder(layout)
     x = images = build.input_images(32, 3)
     index = 0
-    for stage, channels in enumerate(CNN10_STAGES):
+    for stage, channels in enumerate(networks.CNN10_STAGES):
         if stage:
             x, index = build.mean_pool(x), index + 1
         for _layer in range(3):
@@ -211,18 +199,18 @@ def cnn10_model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:
 
 
 def cnn10_optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    return SGD(schedule or CNN10_RATE, decay=CNN10_WEIGHT_DECAY)
+    return SGD(schedule or networks.CNN10_RATE, decay=networks.CNN10_WEIGHT_DECAY)
 
 
 def wide_resnet_model(parameters: Mapping[str, int], classes: int, layout: str) -> keras.Model:
     build = LayerBuilder(layout)
     images = build.input_images(32, 3)
     x = build.convolution(
-        "0", images, WIDE_RESNET_STAGES[0], 3, bias=False, kernel=fan_out_normal()
+        "0", images, networks.WIDE_RESNET_STAGES[0], 3, bias=False, kernel=fan_out_normal()
     )
     index = 1
-    for stage, base in enumerate(WIDE_RESNET_STAGES):
-        for block in range(blocks_per_stage(parameters["depth"])):
+    for stage, base in enumerate(networks.WIDE_RESNET_STAGES):
+        for block in range(networks.blocks_per_stage(parameters["depth"])):
             stride = 2 if stage and not block else 1
             x = _wide_resnet_block(build, str(index), x, base * parameters["width"], stride)
             index += 1
@@ -243,4 +231,4 @@ def _wide_resnet_block(
 
 
 def wide_resnet_optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    return SGD(schedule or WIDE_RESNET_RATE, decay=WIDE_RESNET_WEIGHT_DECAY)
+    return SGD(schedule or networks.WIDE_RESNET_RATE, decay=networks.WIDE_RESNET_WEIGHT_DECAY)

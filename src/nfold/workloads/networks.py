@@ -41,7 +41,6 @@ MNIST_RATE = 0.02
 
 
 def mnist_flop(_: object) -> float:
-    """Count the operations per sample, as ``digits_flop``."""
     convolutions = 28**2 * 25 * 32 + 14**2 * 25 * 32 * 64
     return 3 * 2 * (convolutions + 3136 * 1024 + 1024 * 10)
 
@@ -67,7 +66,6 @@ CNN10_WEIGHT_DECAY = 5e-4
 
 
 def cnn10_flop(_: object) -> float:
-    """Count the operations per sample, as ``digits_flop``."""
     total, inputs, side = 0, 3, 32
     for channels in CNN10_STAGES:
         for _layer in range(3):
@@ -120,7 +118,6 @@ def impossible_depth(parameters: Mapping[str, int]) -> str | None:
 
 
 def wide_resnet_flop(parameters: Mapping[str, int]) -> float:
-    """Count the operations per sample, as ``digits_flop``."""
     side, inputs = 32, WIDE_RESNET_STAGES[0]
     total = side**2 * 9 * 3 * inputs
     for stage, base in enumerate(WIDE_RESNET_STAGES):

@@ -8,19 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nfold.workloads.networks import (
-    CNN10_RATE,
-    CNN10_STAGES,
-    CNN10_WEIGHT_DECAY,
-    DIGITS_CHANNELS,
-    DIGITS_RATE,
-    DIGITS_SIDE,
-    MNIST_RATE,
-    WIDE_RESNET_RATE,
-    WIDE_RESNET_STAGES,
-    WIDE_RESNET_WEIGHT_DECAY,
-    blocks_per_stage,
-)
+from nfold.workloads import networks
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -54,20 +42,20 @@ digits_loss = mnist_loss = cnn10_loss = wide_resnet_loss = cross_entropy
 
 def digits_model(_: Mapping[str, int], classes: int) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, DIGITS_CHANNELS, 3, padding=1),
+        nn.Conv2d(1, networks.DIGITS_CHANNELS, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(DIGITS_CHANNELS, DIGITS_CHANNELS, 3, padding=1),
+        nn.Conv2d(networks.DIGITS_CHANNELS, networks.DIGITS_CHANNELS, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(DIGITS_CHANNELS, DIGITS_CHANNELS, 3, padding=1),
+        nn.Conv2d(networks.DIGITS_CHANNELS, networks.DIGITS_CHANNELS, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(DIGITS_CHANNELS * (DIGITS_SIDE // 2) ** 2, classes),
+        nn.Linear(networks.DIGITS_CHANNELS * (networks.DIGITS_SIDE // 2) ** 2, classes),
     )
 
 
 def digits_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    return sgd(module, DIGITS_RATE)
+    return sgd(module, networks.DIGITS_RATE)
 
 
 def mnist_model(_: Mapping[str, int], classes: int) -> nn.Module:
@@ -87,13 +75,13 @@ def mnist_model(_: Mapping[str, int], classes: int) -> nn.Module:
 
 
 def mnist_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    return sgd(module, MNIST_RATE)
+    return sgd(module, networks.MNIST_RATE)
 
 
 def cnn10_model(_: Mapping[str, int], classes: int) -> nn.Module:
     layers: list[nn.Module] = []
     inputs = 3
-    for stage, channels in enumerate(CNN10_STAGES):
+    for stage, channels in enumerate(networks.CNN10_STAGES):
         if stage:
             layers.append(nn.AvgPool2d(2))
         for _layer in range(3):
@@ -105,7 +93,7 @@ def cnn10_model(_: Mapping[str, int], classes: int) -> nn.Module:
 
 
 def cnn10_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    return sgd(module, CNN10_RATE, weight_decay=CNN10_WEIGHT_DECAY)
+    return sgd(module, networks.CNN10_RATE, weight_decay=networks.CNN10_WEIGHT_DECAY)
 
 
 class WideResNetBlock(nn.Module):
@@ -133,11 +121,11 @@ def _wide_resnet_convolution(inputs: int, outputs: int, side: int, stride: int) 
 
 
 def wide_resnet_model(parameters: Mapping[str, int], classes: int) -> nn.Module:
-    inputs = WIDE_RESNET_STAGES[0]
+    inputs = networks.WIDE_RESNET_STAGES[0]
     layers: list[nn.Module] = [_wide_resnet_convolution(3, inputs, 3, 1)]
-    for stage, base in enumerate(WIDE_RESNET_STAGES):
+    for stage, base in enumerate(networks.WIDE_RESNET_STAGES):
         outputs = base * parameters["width"]
-        for block in range(blocks_per_stage(parameters["depth"])):
+        for block in range(networks.blocks_per_stage(parameters["depth"])):
             layers.append(WideResNetBlock(inputs, outputs, 2 if stage and not block else 1))
             inputs = outputs
     layers += [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True)]
@@ -150,4 +138,4 @@ def wide_resnet_model(parameters: Mapping[str, int], classes: int) -> nn.Module:
 
 
 def wide_resnet_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    return sgd(module, WIDE_RESNET_RATE, weight_decay=WIDE_RESNET_WEIGHT_DECAY)
+    return sgd(module, networks.WIDE_RESNET_RATE, weight_decay=networks.WIDE_RESNET_WEIGHT_DECAY)

@@ -119,7 +119,6 @@ def translate_user_errors(
 
 
 def integer_parameters(workload: Workload, function: Callable[..., object]) -> dict[str, int]:
-    """Return the function's integer parameters with their defaults."""
     defaults: dict[str, int] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -95,7 +95,6 @@ class UserWorkloadInfo:
     augmentation: tuple[tuple[str, int], ...]
 
     def to_workload_info(self, name: str) -> WorkloadInfo:
-        """Convert to an entry of the catalogue."""
         flop = FLOP_PER_PARAMETER * self.parameter_count
         return WorkloadInfo(
             name=name,

@@ -120,7 +120,7 @@ def test_on_gpus_the_parts_have_the_names_of_pageable_memory(
         "end to end, pageable",
     ]
     resident = next(part for part in result.parts if part.name == "resident loop")
-    assert resident.note.startswith("mean of 50 in a row")
+    assert resident.note.startswith("mean of a chain of 50,")
 
 
 def test_a_lane_that_writes_into_anothers_place_is_found() -> None:

@@ -140,7 +140,7 @@ def test_notes_say_what_convolves_and_how_steps_overlap(monkeypatch: pytest.Monk
     monkeypatch.setattr(FakeDevice, "overlap", lambda lane, host: "in 8 chunks")
     notes = {probe.name: probe.note for probe in process.timed_calls(hosts)}
     assert notes["end to end, pinned"] == notes["copy only, pinned"] == "in 8 chunks"
-    assert notes["resident loop"].endswith("of the one before, by cuDNN")
+    assert notes["resident loop"].endswith(", by cuDNN")
     assert notes["copy to device, pinned"] == ""
 
 

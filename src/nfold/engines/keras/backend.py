@@ -145,7 +145,6 @@ class KerasDefinition:
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """Caveats about the data, as (kind, text)."""
         return self.photographs.notes if self.photographs else ()
 
     @property

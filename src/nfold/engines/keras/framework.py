@@ -89,7 +89,6 @@ TENSORFLOW_WITHOUT_CUDA = ("tensorflow-cpu", "tensorflow-cpu-aws", "tensorflow-i
 
 
 def check_installed(framework: str) -> None:
-    """Raise ExtraMissing if a framework's library or Keras is not installed."""
     library, extra = REQUIREMENTS[framework]
     for name in (library, "keras"):
         if find_spec(name) is None:
@@ -114,7 +113,6 @@ def missing_cuda_reason(framework: str) -> str | None:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of a distribution, or None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

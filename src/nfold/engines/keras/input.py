@@ -66,7 +66,6 @@ class InputPipeline(ABC):
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the training set on a device."""
         return 0
 
     def __len__(self) -> int:
@@ -77,7 +76,6 @@ class InputPipeline(ABC):
             yield from self.calls(epoch, cuts)
 
     def groups(self, epoch: int, cuts: list[RankSlice]) -> list[CallGroup]:
-        """Group the batches ``cuts`` of an epoch into calls."""
         return list(group_calls(self.stream.epoch_order(epoch), cuts, self._steps_per_call))
 
     @abstractmethod
@@ -183,13 +181,10 @@ class HostInput(InputPipeline):
 
 
 class GeneratorInput(HostInput):
-    """A Python generator of NumPy batches."""
-
     def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[DeviceValue]:
         return map(self.backend.put_batch, self.batches(epoch, groups))
 
     def batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[HostBatch]:
-        """Generate the batch of every call on the host."""
         return (self.host_batch(epoch, ids) for group in groups for ids in group.ids)
 
 
@@ -209,8 +204,6 @@ class LoaderInput(HostInput):
 
 
 class TfDataInput(HostInput):
-    """Batches from a ``tf.data.Dataset``."""
-
     def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterable[DeviceValue]:
         return self.backend.tf_dataset(groups, partial(self.host_batch, epoch))
 
@@ -251,5 +244,4 @@ PIPELINES: dict[str, type[InputPipeline]] = {
 
 
 def open_input(definition: KerasDefinition, task: Task, backend: KerasBackend) -> InputPipeline:
-    """Create the input pipeline for the plan's ``input``."""
     return PIPELINES[str(task.plan.input)](definition, task, backend)

@@ -163,8 +163,6 @@ class JaxBackend(KerasBackend):
 
 
 class JaxStep:
-    """The jitted functions of one model."""
-
     def __init__(self, model: KerasModel, prepare: Callable[[Array, Array, Array], Array]) -> None:
         self._model = model
         self._prepare = prepare
@@ -182,7 +180,6 @@ class JaxStep:
         return scan_steps(step, state, call_ids)
 
     def steps(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
-        """Make the steps on images, labels and ids [steps, n, ...]."""
         return scan_steps(lambda state, step: self._step(state, step, epoch), state, samples)
 
     def _step(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
@@ -202,7 +199,6 @@ class JaxStep:
         return (trained, changed, optimizer), loss
 
     def count_correct(self, state: State, images: Array, labels: Array) -> Array:
-        """Count correctly classified samples: int32 []."""
         inputs = self._model.normalize(images)
         outputs, _ = self._model.model.stateless_call(state[0], state[1], inputs, training=False)
         return (jnp.argmax(head_logits(outputs)[0], axis=1) == labels).sum()

@@ -30,7 +30,6 @@ class KerasModel:
     loss: Callable[[Any, Any], Any]
 
     def initial_state(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """Return the values of the trainable, the other, and the optimizer's variables."""
         return (
             [variable.value for variable in self.model.trainable_variables],
             [variable.value for variable in self.model.non_trainable_variables],
@@ -45,7 +44,6 @@ class KerasModel:
 
 
 def build_model(task: Task, definition: KerasDefinition) -> KerasModel:
-    """Build the model with the plan's seed, and its optimizer."""
     plan = task.plan
     keras.config.set_dtype_policy(DTYPE_POLICIES.get(str(plan.precision), "float32"))
     keras.utils.set_random_seed(plan.seed)

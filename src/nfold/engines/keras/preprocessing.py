@@ -154,7 +154,6 @@ class KerasDistortionParameters:
 
 
 def draw_distortion(seed: int, epoch: Tensor, ids: Tensor) -> KerasDistortionParameters:
-    """Draw the parameters of samples ``ids`` uint32 [n] in an epoch."""
     method, mirrored, order, brightness = draw_uint32(seed, epoch, ids, DISTORTION_KEY)
     saturation, hue, contrast, _ = draw_uint32(seed, epoch, ids, COLOUR_KEY)
     return KerasDistortionParameters(
@@ -169,7 +168,6 @@ def draw_distortion(seed: int, epoch: Tensor, ids: Tensor) -> KerasDistortionPar
 
 
 def uniform(draw: Tensor, low: float, high: float) -> Tensor:
-    """Map 32-bit draws to float32 numbers from ``low`` to ``high``."""
     return ops.cast(draw, "float32") * ((high - low) / 2**32) + low
 
 

@@ -195,7 +195,6 @@ class TensorFlowStep:
     def steps(
         self, samples: tuple[DeviceValue, ...], epoch: Tensor, weights: DeviceValue
     ) -> Tensor:
-        """Make the steps on images, labels and ids [steps, n, ...] on every replica."""
         first = self._replicas.local_tensors(samples[1])[0]
         update = self._update(first.shape[1])
 
@@ -235,7 +234,6 @@ class TensorFlowStep:
         return loss, tape.gradient(scaled, self.model.trainable_variables)
 
     def count_correct(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Count correctly classified samples: int32 []."""
         logits = head_logits(self.model(self._keras_model.normalize(images), training=False))[0]
         hit = tf.equal(tf.argmax(logits, axis=1, output_type=tf.int32), labels)
         return tf.reduce_sum(tf.cast(hit, tf.int32))

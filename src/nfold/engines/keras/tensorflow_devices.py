@@ -31,7 +31,6 @@ class TensorFlowReplicas:
         return len(self.devices)
 
     def describe(self) -> str:
-        """Return the devices, for example ``cpu:0, cpu:1``."""
         parts = (name.rpartition("device:")[2].lower() for name in self.devices)
         return ", ".join(part.replace("gpu", "cuda") for part in parts)
 
@@ -59,7 +58,6 @@ class TensorFlowReplicas:
         return self._per_replica([values[(*before, slice(a, b))] for a, b, _ in cuts])
 
     def replicate(self, values: npt.NDArray[Any]) -> Value:
-        """Copy the values to every replica."""
         return self._per_replica([values] * self.count)
 
     def _per_replica(self, values: Sequence[Any]) -> Value:
@@ -74,12 +72,10 @@ class TensorFlowReplicas:
         )
 
     def local_tensors(self, value: Value) -> tuple[Tensor, ...]:
-        """Return the tensor of each replica."""
         tensors: tuple[Tensor, ...] = self.strategy.experimental_local_results(value)
         return tensors
 
     def run_and_sum(self, function: Callable[..., Tensor], arguments: tuple[Any, ...]) -> Tensor:
-        """Run a function on every replica and sum the results."""
         results = self.strategy.run(function, args=arguments)
         if self.count == 1:
             return results

@@ -48,7 +48,6 @@ class KerasTrainer:
         self.clock = open_clock(backend)
 
     def run(self, observer: Observer) -> RankSamples:
-        """Make all steps of the plan and return the measurements."""
         plan, backend = self.task.plan, self.backend
         epochs = plan.epochs or 1
         length = plan_length(plan, epochs * len(self.input))
@@ -146,7 +145,6 @@ class SyncStepClock(HostClock):
 
 
 def open_clock(backend: KerasBackend) -> AsyncStepClock | SyncStepClock:
-    """Create the clock for a back end."""
     return AsyncStepClock(backend) if backend.is_asynchronous else SyncStepClock()
 
 
@@ -177,7 +175,6 @@ def backend_environment(plan: Plan, current: dict[str, str]) -> dict[str, str]:
 
 
 def open_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
-    """Create the back end of the task's framework, with the model on its devices."""
     os.environ.update(backend_environment(task.plan, dict(os.environ)))
     module = importlib.import_module(f"nfold.engines.keras.{task.plan.framework}_backend")
     backend: KerasBackend = module.create_backend(task, definition)
@@ -204,7 +201,6 @@ def translate_errors(name: str) -> Iterator[None]:
 
 
 def train_on_torch(task: Task, observer: Observer) -> RankSamples:
-    """Train a Keras model by the PyTorch trainer."""
     os.environ.update(backend_environment(task.plan, dict(os.environ)))
     from nfold.engines.torch import trainer
 
@@ -212,7 +208,6 @@ def train_on_torch(task: Task, observer: Observer) -> RankSamples:
 
 
 def torch_definition(task: Task) -> Any:
-    """Return PyTorch's definition of the workload with a Keras model."""
     import keras
 
     from nfold.engines.keras.model import DTYPE_POLICIES

@@ -243,7 +243,6 @@ class Simulation:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The planted memory for this plan's batch per device."""
         samples = self._samples_on_device(self.plan.batch or 1, self.task.rank)
         return self.scenario.memory_bytes + samples * self.scenario.memory_bytes_per_sample
 

@@ -110,5 +110,4 @@ class StepCosts:
 
 
 def costs_of_rank(scenario: Scenario, task: Task, rank: int) -> StepCosts:
-    """Return the costs of rank ``rank`` of the same task."""
     return StepCosts(scenario, dataclasses.replace(task, rank=rank))

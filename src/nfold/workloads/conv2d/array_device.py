@@ -50,7 +50,6 @@ class NumpyHostBuffers(HostBuffers):
 
     @classmethod
     def of(cls, images: Array, layout: str) -> NumpyHostBuffers:
-        """Create the buffers for images [n, c, h, w]."""
         axes = (0, 2, 3, 1) if layout == "channels_last" else (0, 1, 2, 3)
         ordered = np.ascontiguousarray(images.transpose(axes))
         return cls(images=ordered, results=np.empty_like(ordered), layout=layout)

@@ -48,7 +48,6 @@ class ConvDevice(ABC, Generic[H]):
 
     @property
     def method(self) -> str:
-        """The name of the convolution, if there is a choice."""
         return ""
 
     def work(self) -> AbstractContextManager[object]:
@@ -97,7 +96,6 @@ class ConvDevice(ABC, Generic[H]):
         return [partial(self.upload, host), compute, partial(self.download, host)]
 
     def compute_action(self, copy_only: bool) -> DeviceAction:
-        """Return the action from images to results on the device."""
         return self.pass_through if copy_only else self.compute
 
     def overlap(self, host: H) -> str:

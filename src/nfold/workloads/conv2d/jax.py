@@ -33,13 +33,10 @@ Task = ConvTask[Any]
 def run_parts(
     task: Task, peak_memory_bytes: Callable[[], int], clock: Clock = time.monotonic
 ) -> ConvResult:
-    """Time every part."""
     return run_devices(task, JaxConvDevice, peak_memory_bytes, clock)
 
 
 class JaxConvDevice(ArrayDevice):
-    """A JAX device."""
-
     method = "lax.conv_general_dilated, compiled, by the host's clock"
 
     def __init__(

@@ -55,7 +55,6 @@ class ConvProblem:
         return [self.images_of_device(index, count) for index in range(first, first + devices)]
 
     def value_count(self, images: int) -> int:
-        """Return the number of values in ``images`` images, or in their results."""
         return images * self.channels * self.size**2
 
     def make_images(self, indices: Sequence[int]) -> Array:
@@ -69,7 +68,6 @@ class ConvProblem:
         return images
 
     def ones_filter(self) -> Array:
-        """Return the timed filters."""
         shape = (self.channels, self.channels, self.filter, self.filter)
         return np.ones(shape, np.float32)
 
@@ -121,7 +119,6 @@ def scipy_reference(images: AnyFloat, filters: AnyFloat) -> npt.NDArray[np.float
 
 
 def spot_check_indices(count: int) -> list[int]:
-    """Return the first, middle and last index of ``count``."""
     return sorted({0, count // 2, count - 1}) if count else []
 
 

@@ -178,7 +178,6 @@ class ConvProcess(Generic[H]):
         return expected
 
     def compare(self, host: H, expected: AnyFloat) -> None:
-        """Compare a few results of every device; raises Mismatch."""
         indices, first = self._checked_indices(), self.device_images[0].start
         images = [first + index for index in indices]
         check_result(host.outputs(indices), expected, images, self.precision)
@@ -192,7 +191,6 @@ class ConvProcess(Generic[H]):
         ]
 
     def peak_memory_bytes(self) -> int:
-        """Return the peak memory of the device that used most."""
         return max(device.peak_memory_bytes() for device in self.devices)
 
 
@@ -301,7 +299,6 @@ class ConvTask(Generic[D]):
 
     @property
     def device_images(self) -> list[range]:
-        """The images of each of this rank's devices."""
         return self.problem.images_of_rank(self.rank, self.world_size, len(self.devices))
 
     @property

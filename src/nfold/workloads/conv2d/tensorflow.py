@@ -31,13 +31,10 @@ Task = ConvTask[str]  # devices by name, for example ``/device:CPU:0``
 def run_parts(
     task: Task, peak_memory_bytes: Callable[[], int], clock: Clock = time.monotonic
 ) -> ConvResult:
-    """Time every part."""
     return run_devices(task, TensorFlowConvDevice, peak_memory_bytes, clock)
 
 
 class TensorFlowConvDevice(ArrayDevice):
-    """A TensorFlow device."""
-
     def __init__(
         self, device: str, setup: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
     ) -> None:

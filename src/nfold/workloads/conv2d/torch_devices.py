@@ -37,13 +37,11 @@ class TensorFormat:
 
     @classmethod
     def of(cls, plan: Plan) -> TensorFormat:
-        """Return the format of a complete plan."""
         assert plan.precision is not None
         assert plan.layout is not None
         return cls(dtype=DTYPES[plan.precision], memory_format=MEMORY_FORMATS[plan.layout])
 
     def tensor(self, values: AnyFloat, device: torch.device | None = None) -> Tensor:
-        """Convert values [n, c, h, w]."""
         tensor = torch.from_numpy(values).to(device=device, dtype=self.dtype)
         return tensor.contiguous(memory_format=self.memory_format)
 
@@ -57,7 +55,6 @@ class TorchHostBuffers(HostBuffers):
     page_locked: bool = False
 
     def pinned(self) -> TorchHostBuffers:
-        """Return a copy in page-locked memory."""
         images, results = self.images.pin_memory(), self.results.pin_memory()
         return TorchHostBuffers(images=images, results=results, page_locked=True)
 
@@ -72,7 +69,6 @@ class TorchHostBuffers(HostBuffers):
 
 
 def to_float32(values: Tensor, indices: Sequence[int]) -> Array:
-    """Return the values at ``indices`` as float32."""
     array: Array = values[list(indices)].float().contiguous().numpy()
     return array
 
@@ -107,7 +103,6 @@ class TorchCpuDevice(ConvDevice[TorchHostBuffers]):
             self.set_filters(problem.ones_filter())
 
     def buffer(self, images: Tensor) -> Tensor:
-        """Return the device's buffer for the images."""
         return images
 
     def set_filters(self, filters: Array) -> None:
@@ -299,7 +294,6 @@ def _event() -> torch.cuda.Event:
 def convolve_cudnn(
     images: Tensor, filters: Tensor, out: Tensor, *, backwards: bool = False
 ) -> Tensor:
-    """Convolve by cuDNN, which allocates its results."""
     del out, backwards
     return convolve(images, filters)
 
@@ -374,8 +368,6 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, kw_only=True)
 class ConvCandidate(Generic[M]):
-    """A convolution method and its name in tables."""
-
     name: str
     method: M
 

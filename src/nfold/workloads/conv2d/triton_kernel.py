@@ -33,7 +33,6 @@ class KernelConfig:
 
     @property
     def name(self) -> str:
-        """The name in tables."""
         channels = "" if self.outs == 1 else f" × {self.outs} channels"
         return f"Triton, {self.rows} rows{channels} a thread, {self.warps} warps"
 
@@ -206,7 +205,6 @@ def add(
     rows: tl.constexpr,
     own: tl.constexpr,
 ) -> tl.tuple:
-    """Add the products of one filter column to the sums."""
     more = ()
     for o in tl.static_range(own):
         column = ()
@@ -232,7 +230,6 @@ def store(
     rows: tl.constexpr,
     own: tl.constexpr,
 ) -> None:
-    """Write the sums, rounded to the type of the results."""
     kind = target.dtype.element_ty
     for o in tl.static_range(own):
         for q in tl.static_range(rows):

@@ -136,7 +136,6 @@ AUXILIARY: tuple[Layer, ...] = (conv1x1(128), ConvolutionSpec(768, 5, 5, padded=
 
 
 def layer_output_shape(layer: Layer, shape: Shape) -> Shape:
-    """Return the shape of a layer's output."""
     channels, height, width = shape
     if isinstance(layer, InceptionBranches):
         ends = [output_shape(branch, shape) for branch in layer.branches]
@@ -154,7 +153,6 @@ def layer_output_shape(layer: Layer, shape: Shape) -> Shape:
 
 
 def output_shape(layers: tuple[Layer, ...], shape: Shape) -> Shape:
-    """Return the shape of the output of consecutive layers."""
     for layer in layers:
         shape = layer_output_shape(layer, shape)
     return shape

@@ -92,12 +92,10 @@ class InceptionBuilder(LayerBuilder):
         return layers.Concatenate(axis=self.channel_axis)(ends)
 
     def logits(self, name: str, grid: KerasTensor, classes: int) -> KerasTensor:
-        """Build global mean pooling and a dense layer."""
         dense = layers.Dense(classes, kernel_initializer=weight_initializer(name), name=name)
         return dense(self.global_mean_pool(grid))
 
     def auxiliary(self, grid: KerasTensor, classes: int) -> KerasTensor:
-        """Build the auxiliary head; see ``torch.py``."""
         side = int(grid.shape[2])
         if side >= 17:
             pooled = layers.AveragePooling2D(5, strides=3, data_format=self.layout)(grid)
@@ -148,5 +146,4 @@ def _smoothed_cross_entropy(logits: Any, labels: Any) -> Any:
 
 
 def optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    """SGD with Nesterov momentum and weight decay."""
     return SGD(schedule or LEARNING_RATE, decay=WEIGHT_DECAY)

@@ -84,7 +84,6 @@ class InceptionV3(nn.Module):
 
 
 def build_layers(layers: Iterable[Layer], inputs: int) -> nn.Sequential:
-    """Build consecutive layers for ``inputs`` channels."""
     modules: list[nn.Module] = []
     for layer in layers:
         if isinstance(layer, InceptionBranches):
