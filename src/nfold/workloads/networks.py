@@ -98,7 +98,7 @@ CNN10 = WorkloadInfo(
 
 # Channels of the three stages before widening; the first convolution has 16
 WIDE_RESNET_STAGES = (16, 32, 64)
-WIDE_RESNET_RATE = 0.1  # the paper's first learning rate, where no peak is asked for
+WIDE_RESNET_RATE = 0.1  # the initial rate of the paper
 WIDE_RESNET_WEIGHT_DECAY = 5e-4
 
 

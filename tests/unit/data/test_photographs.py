@@ -66,7 +66,7 @@ def test_parquet_is_found_and_packed_once(place: Path) -> None:
     assert prepared().train.names.stat() == packed
 
 
-def test_a_damaged_pack_is_made_again(place: Path) -> None:
+def test_damaged_pack_is_rebuilt(place: Path) -> None:
     folders(place)
     first = prepared().train
     file = first.names.with_name("train-labels.npy")
@@ -121,7 +121,7 @@ def test_labels_out_of_range_are_named(place: Path) -> None:
         prepared()
 
 
-def test_nothing_there_says_what_is_missing_and_where(place: Path) -> None:
+def test_missing_photographs_name_files_and_folders(place: Path) -> None:
     (place / "train").mkdir(parents=True)
     with pytest.raises(DataMissing, match=r"train-\*\.parquet.*CLASS.*looked in .*NFOLD_DATA"):
         prepared()

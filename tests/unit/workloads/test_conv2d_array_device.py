@@ -123,7 +123,7 @@ def test_on_gpus_the_parts_have_the_names_of_pageable_memory(
     assert resident.note.startswith("mean of a chain of 50,")
 
 
-def test_a_lane_that_writes_into_anothers_place_is_found() -> None:
+def test_device_that_writes_other_results_is_a_mismatch() -> None:
     class Misplaced(NumpyDevice):
         def download(self, host: NumpyHostBuffers) -> None:
             host.results[:] = self.to_host(self.result)[:1]

@@ -63,11 +63,11 @@ def test_the_fastest_wins_a_tie_is_the_first_ones_and_an_error_is_out(
     assert fastest(named("cuDNN", "tall", "wide"), seconds.__getitem__).name == best
 
 
-def test_an_error_of_the_one_that_runs_everywhere_is_told() -> None:
+def test_error_of_the_first_candidate_is_raised() -> None:
     with pytest.raises(KeyError, match="cuDNN"):
         fastest(named("cuDNN", "tall"), {"tall": 1.0}.__getitem__)
 
 
-def test_one_way_alone_is_not_timed() -> None:
+def test_single_candidate_is_not_timed() -> None:
     times: dict[str, float] = {}
     assert fastest(named("cuDNN"), times.__getitem__).name == "cuDNN"

@@ -163,7 +163,7 @@ def test_what_its_module_imports_or_names_makes_it_another(
     assert {before.code, rated.code, deeper.code} == {before.code}
 
 
-def test_a_function_of_a_package_is_made_of_the_whole_package(written: Written) -> None:
+def test_fingerprint_of_a_package_covers_all_its_modules(written: Written) -> None:
     asked = written()
     Path("pack_of_mine").mkdir()
     Path(f"{asked.name.partition(':')[0]}.py").rename("pack_of_mine/__init__.py")
@@ -173,7 +173,7 @@ def test_a_function_of_a_package_is_made_of_the_whole_package(written: Written) 
     assert workloads.with_fingerprint(package).imports != before.imports
 
 
-def test_the_parent_is_told_and_imports_nothing(written: Written) -> None:
+def test_parent_describes_user_workload_without_imports(written: Written) -> None:
     workload = written("batch=2, test=(FLOATS, LABELS)", head="print('hello')" + HEAD)
     code = (
         "import sys; from nfold import workloads; from nfold.core.workload import Workload; "

@@ -94,8 +94,8 @@ AnyFloat = npt.NDArray[np.floating]
 # The largest difference allowed, relative to the largest value of the reference.
 #
 # A few units in the last place of each format (24, 11, 8 and 11 significant bits), with room for
-# the error of Winograd's algorithm (Lavin and Gray, CVPR 2016). fp32's bound also finds tf32 where
-# it was not asked for: rounding images to 11 bits makes 2.3e-4 and more with random filters.
+# the error of Winograd's algorithm (Lavin and Gray, CVPR 2016). fp32's bound also detects tf32:
+# rounding images to 11 bits gives errors from 2.3e-4 with random filters.
 TOLERANCES: dict[str, float] = {"fp32": 5e-5, "tf32": 5e-3, "bf16": 2e-2, "fp16": 5e-3}
 
 
