@@ -69,8 +69,9 @@ class NumpyHostBuffers(HostBuffers):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSetup:
-    """A device's slice of the host's images and its part of the plan."""
+    """A device, its slice of the host's images and its part of the plan."""
 
+    device: Any
     images: slice
     layout: str
     step: str
@@ -189,7 +190,7 @@ def same_padding(width: int) -> tuple[int, int]:
 
 def run_devices(
     task: ConvTask[D],
-    create_device: Callable[[D, DeviceSetup, NumpyHostBuffers, Array, Array], ArrayDevice],
+    create_device: Callable[[DeviceSetup, NumpyHostBuffers, Array, Array], ArrayDevice],
     peak_memory_bytes: Callable[[], int],
     clock: Clock,
 ) -> ConvResult:
@@ -208,6 +209,7 @@ def run_devices(
         devices = []
         for device, share in zip(task.devices, task.device_images, strict=True):
             setup = DeviceSetup(
+                device=device,
                 images=slice(share.start, share.stop),
                 layout=host.layout,
                 step=str(plan.step),
@@ -215,7 +217,7 @@ def run_devices(
                 peak_memory_bytes=peak_memory_bytes,
             )
             filters = problem.ones_filter(), problem.mean_filter()
-            devices.append(create_device(device, setup, host, *filters))
+            devices.append(create_device(setup, host, *filters))
         return ConvProcess(
             problem=problem,
             devices=devices,

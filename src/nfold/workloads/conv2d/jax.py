@@ -17,7 +17,6 @@ from jax import lax
 
 from nfold.workloads.conv2d.array_device import (
     ArrayDevice,
-    DeviceSetup,
     NumpyHostBuffers,
     run_devices,
     same_padding,
@@ -39,14 +38,8 @@ def run_parts(
 class JaxConvDevice(ArrayDevice):
     method = "lax.conv_general_dilated, compiled, by the host's clock"
 
-    def __init__(
-        self, device: Any, setup: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
-    ) -> None:
-        self.device = device
-        super().__init__(setup, host, ones, mean)
-
     def to_device(self, values: Array) -> jax.Array:
-        return jax.device_put(values, self.device, may_alias=False)
+        return jax.device_put(values, self.setup.device, may_alias=False)
 
     def to_host(self, value: jax.Array) -> Array:
         return np.asarray(_without_host_cache(value))

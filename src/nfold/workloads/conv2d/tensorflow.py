@@ -15,8 +15,6 @@ import tensorflow as tf
 
 from nfold.workloads.conv2d.array_device import (
     ArrayDevice,
-    DeviceSetup,
-    NumpyHostBuffers,
     run_devices,
     same_padding,
 )
@@ -35,18 +33,12 @@ def run_parts(
 
 
 class TensorFlowConvDevice(ArrayDevice):
-    def __init__(
-        self, device: str, setup: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
-    ) -> None:
-        self.device = device
-        super().__init__(setup, host, ones, mean)
-
     @property
     def method(self) -> str:
         return f"tf.nn.conv2d, {self.setup.step}, by the host's clock"
 
     def work(self) -> AbstractContextManager[object]:
-        device: AbstractContextManager[object] = tf.device(self.device)
+        device: AbstractContextManager[object] = tf.device(self.setup.device)
         return device
 
     def to_device(self, values: Array) -> Tensor:

@@ -51,12 +51,10 @@ class InceptionBuilder(LayerBuilder):
                 x = self._convolution(name, index, x, layer)
                 index += 3
                 continue
-            is_pooling = isinstance(layer, Pooling3x3)
-            x = (
-                self._pooling(x, layer)
-                if is_pooling
-                else self._branches(f"{name}.{index}", x, layer)
-            )
+            if isinstance(layer, Pooling3x3):
+                x = self._pooling(x, layer)
+            else:
+                x = self._branches(f"{name}.{index}", x, layer)
             index += 1
         return x
 
