@@ -267,8 +267,8 @@ def _read_rows(file: Path) -> Iterator[EncodedImage]:
 
 # Packing: every photograph is checked once by decoding it.
 #
-# A folder ``photographs-<digest>`` holds per split ``encoded``, ``starts``, ``sizes`` and ``labels``
-# as ``.npy``, ``names`` as text, and a ``manifest.json`` with the entries of these files and the
+# A folder ``photographs-<digest>`` holds per split ``encoded``, ``starts``, ``sizes`` and
+# ``labels`` as ``.npy``, ``names`` as text, and a ``manifest.json`` with the entries of these files and the
 # skipped images. The digest is of the sources' names, sizes and modification times, because hashing
 # hundreds of gigabytes at every start would take too long.
 

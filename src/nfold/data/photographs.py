@@ -118,8 +118,8 @@ def search_folders() -> list[Path]:
     return [root / name for root in roots for name in FOLDERS]
 
 
-# Decoded photographs in the cache, mapped by all workers. They must fit into the page cache: reading
-# them from disk in every epoch would be slower than decoding.
+# Decoded photographs in the cache, mapped by all workers. They must fit into the page cache:
+# reading them from disk in every epoch would be slower than decoding.
 
 MAX_FREE_MEMORY_FRACTION = 0.8
 

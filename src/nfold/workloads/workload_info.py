@@ -70,7 +70,7 @@ class WorkloadInfo:
         return (*self.augmentation, ("cutout", side)) if side else self.augmentation
 
 
-# User workloads are described by a child process (``describe.py``): the parent does not import torch.
+# A child process (``describe.py``) describes user workloads: the parent does not import torch.
 
 MAX_PARAMETER = 10**18
 FLOP_PER_PARAMETER = 6.0  # per sample: one multiply-add forward, two backward; dense layers only

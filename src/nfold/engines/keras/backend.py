@@ -166,9 +166,9 @@ def load_definition(task: Task) -> KerasDefinition:
     )
 
 
-# The steps of an epoch are grouped into calls of one or several steps. Calls of the same shape are a
-# group: their ids are one array, and their program is compiled once. The steps that do not fill a call
-# are single steps.
+# The steps of an epoch are grouped into calls of one or several steps. Calls of the same shape are
+# a group: their ids are one array, and their program is compiled once. The steps that do not fill a
+# call are single steps.
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def _one_cycle(task: Task, definition: KerasDefinition) -> KerasOneCycle | None:
 
 
 class KerasOneCycle(keras.optimizers.schedules.LearningRateSchedule):
-    """The one-cycle schedule of ``engines/torch/lr_schedule.py``; ``steps`` of the whole training."""
+    """The schedule of ``engines/torch/lr_schedule.py``; ``steps`` are of the whole training."""
 
     def __init__(self, peak: float, steps: int) -> None:
         self.peak, self.steps = peak, steps

@@ -131,9 +131,10 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, Draws, int, DataSetArrays], Tensor]] 
 }
 
 
-# Inception's distortion, with the random numbers and pixels of ``engines/torch/input/distortion.py``.
-# Resizing is two matrix products: a row holds the weights of the source pixels, most of them 0. This
-# keeps the batch axis, which is split over devices, and costs about 2 % of the network at 299 pixels.
+# Inception's distortion, with the random numbers and pixels of
+# ``engines/torch/input/distortion.py``. Resizing is two matrix products: a row holds the weights of
+# the source pixels, most of them 0. This keeps the batch axis, which is split over devices, and
+# costs about 2 % of the network at 299 pixels.
 
 TAPS = 4  # source pixels per side of a resized pixel, for bicubic
 CUBIC_A = -0.75
@@ -263,7 +264,7 @@ def adjust_contrast(image: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_saturation_and_hue(image: Tensor, saturation: Tensor, hue_shift: Tensor) -> Tensor:
-    """Change saturation, then hue, of images [n, h, w, 3]; ``hue_shift`` is a part of the circle."""
+    """Change saturation, then hue, of images [n, h, w, 3]; a ``hue_shift`` of 1 is a full circle."""
     red, green, blue = image[..., 0], image[..., 1], image[..., 2]
     value = ops.max(image, axis=-1)
     chroma = value - ops.min(image, axis=-1)

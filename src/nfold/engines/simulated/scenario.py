@@ -110,5 +110,5 @@ class Scenario:
             return deserialize(cls, json.loads(os.environ.get(SCENARIO_VARIABLE) or "{}"))
         except ValueError as error:
             raise UsageError(
-                f"{SCENARIO_VARIABLE} is not a scenario: {error}; next: see Scenario for the JSON keys"
+                f"{SCENARIO_VARIABLE} is not a scenario: {error}; next: use Scenario's fields"
             ) from None

@@ -22,7 +22,7 @@ START_LOSS = 2.302585  # ln 10: ten classes, untrained
 
 
 class Simulation:
-    """One rank of one task. Simulations with the same ``tree`` share the noise of a process tree."""
+    """One rank of one task. Simulations with the same ``tree`` share process-tree noise."""
 
     def __init__(self, scenario: Scenario, task: Task, tree: str | None = None) -> None:
         self._tree = tree

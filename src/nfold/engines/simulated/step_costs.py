@@ -94,7 +94,7 @@ class StepCosts:
         return cost_ms
 
     def loader_ms(self, samples: int) -> tuple[float, float]:
-        """Return the milliseconds that loaders compute for ``samples`` samples, and that they wait."""
+        """Return the milliseconds that loaders compute and wait for ``samples`` samples."""
         plan, scenario = self.task.plan, self.scenario
         augments = plan.augment == "cpu" and self.task.variant.augmentation
         augment_ms = scenario.augment_ms_per_sample if augments else 0.0

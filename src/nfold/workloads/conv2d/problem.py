@@ -20,7 +20,7 @@ RANDOM_FILTER_SEED = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ConvProblem:
-    """Images [images, channels, size, size] and filters [channels out, channels in, filter, filter].
+    """Images [n, channels, size, size] and filters [channels out, channels in, filter, filter].
 
     A result channel is the sum over the input channels of their convolutions.
     """

@@ -1,9 +1,9 @@
 """The convolution as a Triton kernel with one read and one write of device memory.
 
 A thread computes one column of ``rows`` results. It loads each value of its input column once and
-adds it to up to ``filter`` sums in registers; values of neighbouring columns come from the L1 cache.
-Columns are numbered over all images, so that no thread is idle if the width is not a multiple of the
-block. Sums are fp32, never tf32.
+adds it to up to ``filter`` sums in registers; values of neighbouring columns come from the L1
+cache. Columns are numbered over all images, so that no thread is idle if the width is not a
+multiple of the block. Sums are fp32, never tf32.
 
 Needs Triton; ``torch_devices.py`` works without it.
 """
