@@ -50,9 +50,7 @@ class Scenario:
     host_cores: int = 0  # more workers than cores slow each other down; 0: unlimited
     host_ms: float = 0.0
     launch_ms: float = 0.0
-    launch_ms_compiled: dict[str, float] = field(
-        default_factory=dict
-    )  # ``launch_ms`` by compile mode
+    launch_ms_compiled: dict[str, float] = field(default_factory=dict)  # by compile mode
     contention_ms: float = 0.0  # per other process, if a process computes with several threads
     crowding_ms: float = 0.0  # per other process, if loading uses more threads than cores
     repeated_ms: float = 0.0  # gradients are exchanged for every micro-batch
@@ -91,9 +89,7 @@ class Scenario:
     same_samples: bool = False  # mistake: every rank trains on the same samples
     no_exchange: bool = False  # mistake: gradients are not exchanged
     failures: tuple[PlantedFailure, ...] = ()
-    unsupported: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # refused values by plan field
+    unsupported: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by plan field
     can_interleave: bool = False  # variants can share a process tree
 
     def __post_init__(self) -> None:

@@ -86,13 +86,9 @@ class ConvProcess(Generic[H]):
         throughput_kind = list(hosts)[-1]
         calls = self._copy_calls(hosts) if self._needs_copies(throughput_kind) else []
         for copy_only in (True,) if self.problem.copy_only else (True, False):
+            throughput = throughput_kind if copy_only == self.problem.copy_only else None
             calls += [
-                self._round_trip_call(
-                    kind,
-                    host,
-                    copy_only,
-                    kind == throughput_kind and copy_only == self.problem.copy_only,
-                )
+                self._round_trip_call(kind, host, copy_only, kind == throughput)
                 for kind, host in hosts.items()
             ]
         return calls if self.problem.copy_only else calls + self._kernel_calls()
@@ -112,18 +108,16 @@ class ConvProcess(Generic[H]):
         return bool(kind) or self.devices[0].always_copies
 
     def _copy_calls(self, hosts: Mapping[str, H]) -> list[TimedCall]:
-        def call(
-            name: str, kind: str, action: Callable[[ConvDevice[H]], DeviceAction]
-        ) -> TimedCall:
-            seconds = partial(self._host_time, lambda device: [action(device)])
-            return TimedCall(name=_with_kind(name, kind), call=seconds, bytes=self.one_way_bytes)
+        def actions(method: str, host: H, device: ConvDevice[H]) -> list[DeviceAction]:
+            return [partial(getattr(device, method), host)]
 
-        uploads = [
-            call("copy to device", kind, lambda device, host=host: partial(device.upload, host))
-            for kind, host in hosts.items()
-        ]
-        return uploads + [
-            call("copy from device", kind, lambda device, host=host: partial(device.download, host))
+        return [
+            TimedCall(
+                name=_with_kind(name, kind),
+                call=partial(self._host_time, partial(actions, method, host)),
+                bytes=self.one_way_bytes,
+            )
+            for name, method in (("copy to device", "upload"), ("copy from device", "download"))
             for kind, host in hosts.items()
         ]
 
