@@ -114,7 +114,7 @@ def test_what_is_not_there_is_named(written: Written) -> None:
     workload = written()
     with pytest.raises(UnknownValue, match="'mak': allowed are make, sgd"):
         user_workload.call_user_workload(Workload.parse(workload.name[:-1]))
-    with pytest.raises(UsageError, match=r"no module 'mad_x': modules in this folder: made"):
+    with pytest.raises(UsageError, match=r"no module 'mad_x'; modules in this folder: .*made"):
         user_workload.call_user_workload(Workload.parse("mad_x:make"))
     missing = written(head="import nowhere_at_all")
     with pytest.raises(UsageError, match=r"nowhere_at_all.*\(made_\d+\.py:1\); next: install"):
