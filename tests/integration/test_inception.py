@@ -43,7 +43,7 @@ def test_placements_train_on_the_same_samples_and_a_skipped_file_is_told(tmp_pat
     # Not their losses: at this size batch norm of 4 samples makes 0.1 of 255 levels a half of it.
     for each in found:
         (told,) = [w for w in each["warnings"] if w["kind"] == "bad_images"]
-        assert "1 of the images" in told["text"]
+        assert "1 bad images" in told["text"]
         assert "bad.jpg" in told["text"]
 
 

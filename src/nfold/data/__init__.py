@@ -1,7 +1,7 @@
-"""The data sets by name: found, verified, decoded once into a cache, then memory-mapped.
+"""Data sets by name: found, verified, decoded once into a cache, then memory-mapped.
 
-A data set's module holds one ``DATA_SET``: which forms of it exist, best first, which files each
-form needs, what their SHA-256 must be, and how they are decoded.
+Each data set's module defines ``DATA_SET``: its formats in order of preference, the files of each
+format with their SHA-256, and the decoder.
 """
 
 from __future__ import annotations
@@ -24,22 +24,19 @@ DATA_SET_MODULES = {
     "cifar10": "nfold.data.cifar10",
 }
 
-
-PHOTOGRAPHS = "photographs"
-"""JPEGs of a user's own: what nobody else has the checksums of."""
+PHOTOGRAPHS = "photographs"  # the user's own JPEGs: no published checksums
 
 
 def prepare(name: str, folder: Path | None = None) -> None:
-    """Find, verify and decode a data set, so that ranks only map it; checks the cache too.
+    """Find, verify and decode a data set, so that ranks only need to map the cache.
 
-    ``folder`` is looked into first, here and in every process that is started from now on. What
-    is nowhere is downloaded, if NFOLD_DOWNLOAD=1 allows it. Raises DataMissing, DataCorrupt,
-    ExtraMissing, or MachineUnfit where a folder cannot be read or written.
+    ``folder`` is searched first, here and in child processes (it is stored in NFOLD_DATA).
+    Downloads missing files if NFOLD_DOWNLOAD=1. Raises DataMissing, DataCorrupt, ExtraMissing, or
+    MachineUnfit if a folder cannot be read or written.
     """
     from nfold.data import cache, files
 
-    if folder is not None:
-        os.environ["NFOLD_DATA"] = str(folder.resolve())
+    _set_data_folder(folder)
     data_set = _data_set(name)
     try:
         cache.load(data_set, verify=True)
@@ -53,35 +50,39 @@ def prepare(name: str, folder: Path | None = None) -> None:
 def prepare_photographs(
     folder: Path | None, *, samples: int, classes: int, skip_bad: bool, decode: bool
 ) -> PhotographSet:
-    """Find photographs, pack and check them, so that ranks only map them.
+    """Find, check and pack photographs, so that ranks only need to map them.
 
-    With ``decoded`` they are decoded as well. Raises DataMissing, DataCorrupt, ExtraMissing or
-    MachineUnfit.
+    With ``decode`` the decoded pixels are cached as well. Raises DataMissing, DataCorrupt,
+    ExtraMissing or MachineUnfit.
     """
     from nfold.data import photographs
 
-    if folder is not None:
-        os.environ["NFOLD_DATA"] = str(folder.resolve())
-    found = photographs.load(verify=True).validate(classes=classes, skip_bad=skip_bad)
-    return found.with_decoded_images(samples) if decode else found
+    _set_data_folder(folder)
+    photos = photographs.load(verify=True).validate(classes=classes, skip_bad=skip_bad)
+    return photos.with_decoded_images(samples) if decode else photos
 
 
 def photograph_count() -> int:
-    """How many there are to train on, once they are prepared."""
+    """Return the number of prepared training photographs."""
     from nfold.data import photographs
 
     return len(photographs.load().train)
 
 
 def load(name: str) -> DataSetArrays:
-    """A data set from the cache, memory-mapped; decoded into it first where it is not there."""
+    """Memory-map a data set from the cache; decodes it into the cache first if necessary."""
     from nfold.data import cache
 
     return cache.load(_data_set(name), verify=False)
 
 
+def _set_data_folder(folder: Path | None) -> None:
+    if folder is not None:
+        os.environ["NFOLD_DATA"] = str(folder.resolve())
+
+
 def _data_set(name: str) -> DataSetSpec:
     if name not in DATA_SET_MODULES:
         raise UnknownValue("data set", name, DATA_SET_MODULES)
-    found: DataSetSpec = importlib.import_module(DATA_SET_MODULES[name]).DATA_SET
-    return found
+    data_set: DataSetSpec = importlib.import_module(DATA_SET_MODULES[name]).DATA_SET
+    return data_set

@@ -1,4 +1,4 @@
-"""A data set in memory: what every loader returns."""
+"""A decoded data set as arrays in memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from nfold.core.errors import DataCorrupt
 Array = npt.NDArray[Any]
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
-Split = tuple[Images, Labels]
-"""Images [n, height, width, channels] and their labels [n]."""
+Split = tuple[Images, Labels]  # images [n, height, width, channels] and their labels [n]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetArrays:
     """Images as uint8 [n, height, width, channels] and labels as int64 [n], 0 to classes - 1.
 
-    ``mean`` and ``std`` are the training images' per channel, on the scale 0 to 255, for
-    normalising. The arrays may be memory maps and are never written to. A user's own may be of
-    any kind and shape [n, ...]: where there is no ``mean`` they are no images.
+    ``mean`` and ``std`` are per channel over the training images, on the scale 0 to 255. The
+    arrays may be memory maps and are read-only. A user's workload may have arrays of any dtype
+    and shape [n, ...]; an empty ``mean`` means that they are not images.
     """
 
     name: str
@@ -39,7 +38,7 @@ class DataSetArrays:
 
 
 def assemble(name: str, classes: int, *, train: Split, test: Split) -> DataSetArrays:
-    """The data set of two parts, with the training images' channel statistics."""
+    """Build a data set and compute the channel statistics of its training images."""
     mean, std = channel_statistics(train[0])
     return DataSetArrays(
         name=name,
@@ -53,8 +52,17 @@ def assemble(name: str, classes: int, *, train: Split, test: Split) -> DataSetAr
     )
 
 
+def split_at(
+    name: str, classes: int, images: Images, labels: Labels, train_count: int
+) -> DataSetArrays:
+    """Split into the first ``train_count`` samples for training and the others for testing."""
+    train = images[:train_count], labels[:train_count]
+    test = images[train_count:], labels[train_count:]
+    return assemble(name, classes, train=train, test=test)
+
+
 def limit_training(arrays: DataSetArrays, samples: int) -> DataSetArrays:
-    """The data set with only its first ``samples`` training samples; 0 keeps all."""
+    """Keep only the first ``samples`` training samples; 0 keeps all."""
     if not samples:
         return arrays
     return dataclasses.replace(
@@ -65,15 +73,20 @@ def limit_training(arrays: DataSetArrays, samples: int) -> DataSetArrays:
 
 
 def check_labels(path: Path, labels: npt.NDArray[np.integer], classes: int) -> None:
-    """Raise DataCorrupt with the first row whose label is not 0 to ``classes`` - 1."""
-    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
-    if len(wrong):
-        row = int(wrong[0])
+    """Raise DataCorrupt for the first label outside 0 to ``classes`` - 1."""
+    row = first_invalid_label(labels, classes)
+    if row is not None:
         raise DataCorrupt(f"{path}: row {row} has the label {labels[row]}, not 0 to {classes - 1}")
 
 
+def first_invalid_label(labels: npt.NDArray[np.integer], classes: int) -> int | None:
+    """Return the index of the first label outside 0 to ``classes`` - 1, or None."""
+    invalid = np.flatnonzero((labels < 0) | (labels >= classes))
+    return int(invalid[0]) if len(invalid) else None
+
+
 def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of images [n, h, w, c], on 0 to 255."""
+    """Return mean and standard deviation of each channel of images [n, h, w, c]."""
     counts = [np.bincount(images[..., c].ravel(), minlength=256) for c in range(images.shape[-1])]
     levels = np.arange(256)
     means = [float((levels * n).sum() / n.sum()) for n in counts]
@@ -83,7 +96,7 @@ def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, 
 
 
 def limit_test(arrays: DataSetArrays, test_samples: int) -> DataSetArrays:
-    """The data set with only its first ``test_samples`` test samples; 0 keeps all."""
+    """Keep only the first ``test_samples`` test samples; 0 keeps all."""
     if not test_samples:
         return arrays
     return dataclasses.replace(

@@ -1,14 +1,15 @@
-"""Decoded arrays on disk: written once, whole or not at all, then memory-mapped by every rank.
+"""Decoded arrays on disk: written atomically once, then memory-mapped by every rank.
 
-A folder a data set and its sources' digests, ``<name>-<digest>``, with four ``.npy`` files (never
-pickles) and ``manifest.json``: size and SHA-256 of the arrays, SHA-256 of the sources, and what
-else ``Arrays`` holds.
+The folder ``<name>-<digest of the source files>`` holds four ``.npy`` files (no pickles) and
+``manifest.json`` with the size and SHA-256 of the arrays, the SHA-256 of the sources, and the other
+fields of ``DataSetArrays``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -25,121 +26,119 @@ from nfold.data.files import DataSetSpec, cache_root, file_sha256, find_files, v
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
-"""Part of every cache folder's name; one more whenever decoding gives other arrays."""
+FORMAT_VERSION = 1  # part of the folder's name; increase it if decoding gives other arrays
 
 
 def load(data_set: DataSetSpec, *, verify: bool) -> DataSetArrays:
-    """The data set's arrays; with ``verify`` the cached arrays' checksums are tested first.
+    """Return the data set's arrays; with ``verify`` the cached checksums are compared first.
 
-    A cache that is damaged is thrown away and made again from the verified sources.
+    Decodes the verified source files again if the cache is missing or damaged.
     """
     found = find_files(data_set)
     sources = verify_files(found)
-    folder = cache_root() / f"{data_set.name}-{_key(found.format.description, sources)}"
+    key = json.dumps([FORMAT_VERSION, found.format.description, sorted(sources.items())])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    folder = cache_root() / f"{data_set.name}-{digest}"
     manifest = read_manifest(folder, checksums=verify)
     if manifest is None:
         _write(found.format.decode(found.paths), sources, folder)
         manifest = json.loads((folder / MANIFEST).read_text())
-    return _map_arrays(folder, manifest)
-
-
-def _key(form: str, sources: Mapping[str, str]) -> str:
-    said = json.dumps([FORMAT_VERSION, form, sorted(sources.items())])
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-def read_manifest(folder: Path, *, checksums: bool) -> dict[str, Any] | None:
-    """The manifest of a whole cache folder; None where there is none, or it is damaged.
-
-    Sizes are always compared, the arrays' SHA-256 with ``checksums``.
-    """
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        for name in ARRAYS:
-            file, said = folder / f"{name}.npy", manifest["arrays"][name]
-            if file.stat().st_size != said["bytes"]:
-                return None
-            if checksums and file_sha256(file) != said["sha256"]:
-                return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return manifest
-
-
-def _write(arrays: DataSetArrays, sources: Mapping[str, str], folder: Path) -> None:
-    def fill(aside: Path) -> None:
-        for name in ARRAYS:
-            np.save(aside / f"{name}.npy", getattr(arrays, name), allow_pickle=False)
-        (aside / MANIFEST).write_text(json.dumps(_manifest(arrays, sources, aside), indent=1))
-
-    write_folder(folder, fill, _is_complete)
-
-
-def _is_complete(folder: Path, checksums: bool) -> bool:
-    return read_manifest(folder, checksums=checksums) is not None
-
-
-def _manifest(arrays: DataSetArrays, sources: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    files = {name: folder / f"{name}.npy" for name in ARRAYS}
-    return {
-        "name": arrays.name,
-        "classes": arrays.classes,
-        "mean": list(arrays.mean),
-        "std": list(arrays.std),
-        "sources": dict(sources),
-        "arrays": {
-            name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
-            for name, file in files.items()
-        },
-    }
-
-
-def _map_arrays(folder: Path, manifest: Mapping[str, Any]) -> DataSetArrays:
-    mapped = {
-        name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ARRAYS
-    }
     return DataSetArrays(
         name=manifest["name"],
         classes=manifest["classes"],
         mean=tuple(manifest["mean"]),
         std=tuple(manifest["std"]),
-        **mapped,
+        **{
+            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in ARRAYS
+        },
     )
 
 
+def read_manifest(folder: Path, *, checksums: bool) -> dict[str, Any] | None:
+    """Return the manifest of a complete cache folder; None if it is missing or damaged.
+
+    Always compares sizes; compares the SHA-256 of the arrays with ``checksums``.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        entries = {f"{name}.npy": manifest["arrays"][name] for name in ARRAYS}
+        return manifest if files_match(folder, entries, checksums=checksums) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def files_match(
+    folder: Path, entries: Mapping[str, Any], *, checksums: bool, limit_bytes: float = math.inf
+) -> bool:
+    """Whether each file has the size and SHA-256 of its entry, as ``file_entry`` returns it.
+
+    Files over ``limit_bytes`` are compared by size only. Raises OSError for a missing file.
+    """
+    for name, entry in entries.items():
+        file = folder / name
+        if file.stat().st_size != entry["bytes"]:
+            return False
+        if checksums and entry["bytes"] <= limit_bytes and file_sha256(file) != entry["sha256"]:
+            return False
+    return True
+
+
+def file_entry(file: Path) -> dict[str, Any]:
+    """Return the size and SHA-256 of a file, for a manifest."""
+    return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+
+
+def _write(arrays: DataSetArrays, sources: Mapping[str, str], folder: Path) -> None:
+    def fill(temporary: Path) -> None:
+        for name in ARRAYS:
+            np.save(temporary / f"{name}.npy", getattr(arrays, name), allow_pickle=False)
+        manifest = {
+            "name": arrays.name,
+            "classes": arrays.classes,
+            "mean": list(arrays.mean),
+            "std": list(arrays.std),
+            "sources": dict(sources),
+            "arrays": {name: file_entry(temporary / f"{name}.npy") for name in ARRAYS},
+        }
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+    def is_complete(folder: Path, checksums: bool) -> bool:
+        return read_manifest(folder, checksums=checksums) is not None
+
+    write_folder(folder, fill, is_complete)
+
+
+# Takes (folder, compare checksums); False for a missing or damaged folder
 CompletenessCheck = Callable[[Path, bool], bool]
-"""Whether a folder is there and whole; checksums are tested too where the second says so."""
 
 
 def write_folder(
     folder: Path, fill: Callable[[Path], None], is_complete: CompletenessCheck
 ) -> None:
-    """Let ``fill`` write a folder's files; where another process was first, its folder stands.
+    """Write a cache folder atomically; ``fill`` writes its files into a temporary folder.
 
-    Raises MachineUnfit where the cache cannot be written.
+    Keeps the folder of another process that finished first. Raises MachineUnfit if the cache
+    cannot be written.
     """
-    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
-        aside.mkdir(parents=True)
-        fill(aside)
-        _rename_into_place(aside, folder, is_complete)
+        temporary.mkdir(parents=True)
+        fill(temporary)
+        _rename_into_place(temporary, folder, is_complete)
     except OSError as error:
         raise MachineUnfit(
-            f"the cache {folder} cannot be written: {error}; next: make room there, or "
-            "NFOLD_CACHE=FOLDER"
+            f"the cache {folder} cannot be written: {error}; next: make room there, or set "
+            "NFOLD_CACHE to another folder"
         ) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _rename_into_place(temporary: Path, folder: Path, is_complete: CompletenessCheck) -> None:
-    """Rename ``aside`` to ``folder``; a damaged one that is in the way is moved off first.
-
-    Moved, not emptied in place: a process that has it mapped keeps its files.
-    """
     if is_complete(folder, True):
         return
+    # A damaged folder is moved, not emptied: a process that has mapped it keeps its files.
     old = temporary.with_name(f"{temporary.name}.old")
     with suppress(FileNotFoundError):
         os.rename(folder, old)

@@ -1,17 +1,15 @@
 """CIFAR-10 (A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009).
 
-As Parquet in the Hugging Face form (``parquet.py``), or in its own binary form, as an archive or
-unpacked. The pickled form is not read.
+Reads Parquet as on Hugging Face, and the binary version as an archive or unpacked. The pickled
+Python version is not supported.
 """
 
 from __future__ import annotations
 
 import io
-import struct
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,13 @@ import numpy as np
 from nfold.core.errors import DataCorrupt, ExtraMissing
 from nfold.data.arrays import DataSetArrays, Images, Split, assemble, check_labels
 from nfold.data.files import DataSetFormat, DataSetSpec, DownloadFile, Paths, read_content
+from nfold.data.packed_jpegs import DECODE_ERRORS, import_pillow
 
 TRAIN_COUNT, TEST_COUNT = 50_000, 10_000
 SIDE = 32
 CLASSES = 10
 RECORD_BYTES = 1 + 3 * SIDE * SIDE
-BATCH_RECORDS = 10_000
-"""Records in each of the six binary files."""
+BATCH_RECORDS = 10_000  # per binary file
 
 PARQUET = {
     "train-*.parquet": "a3448c92b1094cfc1c742dfc1641e328fe04b1f48fe44b788ec1a41746a5a0a9",
@@ -63,63 +61,53 @@ def _from_parquet(paths: Paths) -> DataSetArrays:
 def _from_binary(paths: Paths) -> DataSetArrays:
     files = [path for name in BINARY for path in paths[name]]
     return _join_batches(
-        [_batch(path, read_content(path, BATCH_RECORDS * RECORD_BYTES)) for path in files]
+        [_decode_batch(path, read_content(path, BATCH_RECORDS * RECORD_BYTES)) for path in files]
     )
 
 
 def _from_archive(paths: Paths) -> DataSetArrays:
     ((path,),) = paths.values()
-    with _archive(path) as archive:
-        members = _members(path, archive)
-        return _join_batches(
-            [_batch(path / name, _read(archive, m)) for name, m in members.items()]
-        )
-
-
-@contextmanager
-def _archive(path: Path) -> Iterator[tarfile.TarFile]:
+    batches = []
     try:
         with tarfile.open(path) as archive:
-            yield archive
+            for name, member in _members(path, archive).items():
+                file = archive.extractfile(member)
+                assert file is not None
+                batches.append(_decode_batch(path / name, file.read()))
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise DataCorrupt(f"{path}: not readable as a tar archive: {error}") from error
+    return _join_batches(batches)
 
 
 def _members(path: Path, archive: tarfile.TarFile) -> dict[str, tarfile.TarInfo]:
-    found: dict[str, tarfile.TarInfo] = {}
+    members: dict[str, tarfile.TarInfo] = {}
     for member in archive:
         if not (member.isreg() or member.isdir()):
-            raise DataCorrupt(f"{path}: {member.name!r} in it is a link or a device: refused")
-        # The rule of tarfile's filter="data", which Python has only from 3.11.4 on.
+            raise DataCorrupt(f"{path}: member {member.name!r} is a link or a device")
+        # As tarfile's filter="data", which needs Python 3.11.4.
         if member.name.startswith("/") or ".." in Path(member.name).parts:
-            raise DataCorrupt(f"{path}: {member.name!r} leads out of the archive: refused")
+            raise DataCorrupt(f"{path}: member {member.name!r} leads out of the archive")
         name = Path(member.name).name
-        if name in found or (name in BINARY and member.size != BATCH_RECORDS * RECORD_BYTES):
-            raise DataCorrupt(f"{path}: {member.name!r} in it is there twice or of a wrong size")
-        found[name] = member
-    missing = [name for name in BINARY if name not in found]
+        if name in members or (name in BINARY and member.size != BATCH_RECORDS * RECORD_BYTES):
+            raise DataCorrupt(f"{path}: member {member.name!r} is duplicated or has a wrong size")
+        members[name] = member
+    missing = [name for name in BINARY if name not in members]
     if missing:
         raise DataCorrupt(f"{path}: has no {', '.join(missing)}")
-    return {name: found[name] for name in BINARY}
+    return {name: members[name] for name in BINARY}
 
 
-def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    assert file is not None
-    return file.read()
-
-
-def _batch(path: Path, raw: bytes) -> Split:
+def _decode_batch(path: Path, raw: bytes) -> Split:
     records = np.frombuffer(raw, np.uint8).reshape(BATCH_RECORDS, RECORD_BYTES)
     check_labels(path, records[:, 0], CLASSES)
     planes = records[:, 1:].reshape(BATCH_RECORDS, 3, SIDE, SIDE)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, 0].astype(np.int64)
 
 
-def _join_batches(parts: list[Split]) -> DataSetArrays:
-    images = np.concatenate([images for images, _ in parts[:5]])
-    labels = np.concatenate([labels for _, labels in parts[:5]])
-    return assemble("cifar10", CLASSES, train=(images, labels), test=parts[5])
+def _join_batches(batches: list[Split]) -> DataSetArrays:
+    images = np.concatenate([images for images, _ in batches[:5]])
+    labels = np.concatenate([labels for _, labels in batches[:5]])
+    return assemble("cifar10", CLASSES, train=(images, labels), test=batches[5])
 
 
 DATA_SET = DataSetSpec(
@@ -138,36 +126,32 @@ DATA_SET = DataSetSpec(
 )
 
 
-# Images in Parquet in the Hugging Face form: columns ``img`` (``bytes``, ``path``) and ``label``.
-#
-# Decoding takes one core about 0.14 ms an image of 32 × 32 (7,000 a second), once.
+# Parquet as on Hugging Face: columns ``img`` (``bytes``, ``path``) and ``label``.
 
-IMAGE_FORMATS = ("PNG", "JPEG")
-"""The encodings that are tried: no other decoder sees the bytes."""
+IMAGE_FORMATS = ("PNG", "JPEG")  # Pillow tries no other decoder
 
 
 def read_parquet(paths: Sequence[Path], *, rows: int, side: int, classes: int) -> Split:
-    """Images [rows, side, side, 3] and labels [rows] of the shards, in the order of their names.
+    """Read images [rows, side, side, 3] and labels [rows] of all shards, in order.
 
-    Raises DataCorrupt with the file and the row that is wrong, ExtraMissing without the readers.
+    Raises DataCorrupt with file and row, and ExtraMissing without pyarrow or Pillow.
     """
-    parts = [_shard(path, side, classes) for path in paths]
-    images = np.concatenate([images for images, _ in parts])
+    shards = [_read_shard(path, side, classes) for path in paths]
+    images = np.concatenate([images for images, _ in shards])
     if len(images) != rows:
         names = ", ".join(str(path) for path in paths)
         raise DataCorrupt(f"{names}: {len(images)} images, expected {rows}; next: get all shards")
-    return images, np.concatenate([labels for _, labels in parts])
+    return images, np.concatenate([labels for _, labels in shards])
 
 
-def _shard(path: Path, side: int, classes: int) -> Split:
-    encoded, said = _columns(path)
+def _read_shard(path: Path, side: int, classes: int) -> Split:
+    encoded, raw_labels = _columns(path)
     images = np.empty((len(encoded), side, side, 3), np.uint8)
-    for row, value in enumerate(encoded):
+    for row, (value, label) in enumerate(zip(encoded, raw_labels, strict=True)):
         images[row] = decode_image(path, row, value, side)
-    wrong = next((row for row, label in enumerate(said) if not isinstance(label, int)), None)
-    if wrong is not None:
-        raise DataCorrupt(f"{path}: row {wrong} has the label {said[wrong]!r}")
-    labels = np.asarray(said, dtype=np.int64)
+        if not isinstance(label, int):
+            raise DataCorrupt(f"{path}: row {row} has the label {label!r}, not an integer")
+    labels = np.asarray(raw_labels, dtype=np.int64)
     check_labels(path, labels, classes)
     return images, labels
 
@@ -179,7 +163,7 @@ def _columns(path: Path) -> tuple[list[Any], list[Any]]:
     except ImportError:
         raise ExtraMissing("pyarrow", "images") from None
     try:
-        # Not read_table: it takes partition columns from a path such as /data/label=3/.
+        # Not read_table: it reads partition columns from a path like /data/label=3/.
         with parquet.ParquetFile(path) as file:
             table = file.read(columns=["img.bytes", "label"])
         encoded = compute.struct_field(table.column("img"), "bytes")
@@ -191,21 +175,17 @@ def _columns(path: Path) -> tuple[list[Any], list[Any]]:
 
 
 def decode_image(path: Path, row: int, encoded: object, side: int) -> Images:
-    """One encoded image as [side, side, 3]; DataCorrupt with file and row where it is none."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ExtraMissing("Pillow", "images") from None
+    """Decode one image to [side, side, 3]; raises DataCorrupt with file and row."""
+    pillow_image = import_pillow()
     if not isinstance(encoded, bytes):
-        raise DataCorrupt(f"{path}: row {row} has no image bytes but {encoded!r:.40}")
+        raise DataCorrupt(f"{path}: row {row} has {encoded!r:.40} instead of image bytes")
     try:
-        image = Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS)
+        image = pillow_image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS)
         if image.size == (side, side):
             return np.asarray(image.convert("RGB"))
-    # Pillow's readers raise these for damaged bytes; SyntaxError is its PNG reader's.
-    except (OSError, ValueError, SyntaxError, EOFError, struct.error) as error:
-        raise DataCorrupt(f"{path}: row {row} is no image: {error}") from error
-    except Image.DecompressionBombError as error:
+    except DECODE_ERRORS as error:
+        raise DataCorrupt(f"{path}: row {row} is not an image: {error}") from error
+    except pillow_image.DecompressionBombError as error:
         raise DataCorrupt(f"{path}: row {row} is too large: {error}") from error
     raise DataCorrupt(
         f"{path}: row {row} is {image.size[0]} × {image.size[1]}, not {side} × {side}"

@@ -1,8 +1,7 @@
-"""Digits: 1,797 scanned 8 × 8 images that are part of this package. Needs no network.
+"""Digits: 1,797 scanned 8 × 8 images that are shipped with nfold.
 
-E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (UCI, 1998), its test
-part. 1,437 images train and 360 test, split by a fixed permutation. The licence is in
-``LICENSE-digits.md``.
+The test set of E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (UCI, 1998),
+split into 1,437 training and 360 test images. The licence is in ``LICENSE-digits.md``.
 """
 
 from __future__ import annotations
@@ -15,41 +14,37 @@ from pathlib import Path
 import numpy as np
 
 from nfold.core.errors import DataCorrupt
-from nfold.data.arrays import DataSetArrays, assemble
+from nfold.data.arrays import DataSetArrays, split_at
 from nfold.data.files import DataSetFormat, DataSetSpec, Paths
 
+# images uint8 [1797, 8, 8] with values 0 to 16, labels uint8 [1797]
 FILE = Path(__file__).with_name("digits.npz")
-"""``images`` uint8 [1797, 8, 8] with values 0 to 16, ``labels`` uint8 [1797]."""
 TRAIN_COUNT = 1437
 CLASSES = 10
+# of all images, then all labels, in the order of the split
 SHA256 = "40baa6c80220a1156fd9ca6cfae90bef42909fec38f40c91a4554f542b62fcfc"
-"""Of all images and then all labels, a byte each, in the order of the split."""
 
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 REINSTALL = "pip install --force-reinstall --no-deps nfold"
 
 
 def decode(_: Paths) -> DataSetArrays:
-    """Scale 0 to 16 to 0 to 255 and split; DataCorrupt where the package's file is damaged."""
+    """Scale 0 to 16 to 0 to 255 and split; raises DataCorrupt if the file is damaged."""
     try:
         with np.load(FILE) as stored:
             levels, labels = stored["images"], stored["labels"].astype(np.int64)
     except UNREADABLE as error:
         raise DataCorrupt(f"{FILE}: {error}; next: {REINSTALL}") from error
     images = np.round(levels * (255 / 16)).astype(np.uint8)[..., None]
-    # A multiplicative walk visits every image once: a shuffle that no library version changes.
+    # A permutation that does not depend on the version of a library: 1009 and 1797 are coprime.
     order = (np.arange(len(labels)) * 1009) % len(labels)
     images, labels = images[order], labels[order]
-    found = hashlib.sha256(images.tobytes() + labels.astype(np.uint8).tobytes()).hexdigest()
-    if found != SHA256:
+    digest = hashlib.sha256(images.tobytes() + labels.astype(np.uint8).tobytes()).hexdigest()
+    if digest != SHA256:
         raise DataCorrupt(
-            f"{FILE}: SHA-256 of the digits is {found}, expected {SHA256}; next: {REINSTALL}"
+            f"{FILE}: SHA-256 of the digits is {digest}, expected {SHA256}; next: {REINSTALL}"
         )
-    train, test = (
-        (images[:TRAIN_COUNT], labels[:TRAIN_COUNT]),
-        (images[TRAIN_COUNT:], labels[TRAIN_COUNT:]),
-    )
-    return assemble("digits", CLASSES, train=train, test=test)
+    return split_at("digits", CLASSES, images, labels, TRAIN_COUNT)
 
 
 DATA_SET = DataSetSpec(

@@ -1,4 +1,4 @@
-"""What a data set is on a disk: the forms it comes in, their files, where they can be had."""
+"""Data sets on disk: file formats, search folders, checksums, downloads."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ from typing import IO, cast
 from nfold.core.errors import DataCorrupt, DataMissing, MachineUnfit
 from nfold.data.arrays import DataSetArrays
 
-Paths = Mapping[str, Sequence[Path]]
-"""The files found for each of a form's names; several only where the name is a pattern."""
-
+Paths = Mapping[str, Sequence[Path]]  # the files of each name; several only for a pattern
 Decode = Callable[[Paths], DataSetArrays]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetFormat:
-    """One form: its files by name or by pattern (``train-*.parquet``), each with its SHA-256.
+    """One format: file names or patterns (``train-*.parquet``), each with its SHA-256.
 
-    A file may lie there gzipped, under its name with ``.gz``; its digest is the content's, for
-    two gzips of the same content differ. ``files`` may be empty: then nothing is needed.
+    A file may be gzipped, with ``.gz`` after its name. Its digest is of the unpacked content,
+    because gzip files of the same content differ. Empty ``files``: no file is needed.
     """
 
     description: str
@@ -40,7 +38,7 @@ class DataSetFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadFile:
-    """A file on the network: its size and SHA-256 are of the file as it is sent."""
+    """A file on the network; size and SHA-256 are of the file as sent."""
 
     url: str
     size_bytes: int
@@ -48,15 +46,14 @@ class DownloadFile:
 
     @property
     def name(self) -> str:
-        """The file's name: the last part of its address."""
         return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetSpec:
-    """A data set's forms, best first, and how a user gets it: in words and by downloading.
+    """The formats of a data set in order of preference, and how to get it.
 
-    ``subfolders`` are those that its publishers' archives and repositories unpack into.
+    ``subfolders`` are the folders that the publisher's archives unpack into.
     """
 
     name: str
@@ -68,25 +65,22 @@ class DataSetSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundFiles:
-    """A form whose files are all in one place."""
-
     format: DataSetFormat
     paths: Paths
 
 
 def cache_root() -> Path:
-    """NFOLD_CACHE, or ``~/.cache/nfold``."""
+    """Return NFOLD_CACHE, or ``~/.cache/nfold``."""
     chosen = os.environ.get("NFOLD_CACHE")
     return Path(chosen) if chosen else Path.home() / ".cache" / "nfold"
 
 
 def download_folder(data_set: DataSetSpec) -> Path:
-    """Where nfold puts a data set that it downloads."""
     return cache_root() / "data" / data_set.name
 
 
 def search_folders(data_set: DataSetSpec) -> list[Path]:
-    """Where a data set is looked for, in order: in every root its own folder first."""
+    """Return the folders that are searched for a data set, in order."""
     chosen = os.environ.get("NFOLD_DATA")
     roots = [Path(chosen)] if chosen else []
     roots.append(cache_root() / "data")
@@ -95,33 +89,27 @@ def search_folders(data_set: DataSetSpec) -> list[Path]:
 
 
 def find_files(data_set: DataSetSpec) -> FoundFiles:
-    """The best form in the first place that holds a whole one.
+    """Return the first complete format in the first search folder that has one.
 
-    Raises DataMissing with what is missing, every place looked in and how to get it.
+    Raises DataMissing with the missing files, the searched folders and the instructions.
     """
-    for place in search_folders(data_set):
-        for form in data_set.formats:
-            paths = {name: _matching_files(place, name) for name in form.files}
+    folders = search_folders(data_set)
+    for folder in folders:
+        for fmt in data_set.formats:
+            paths = {name: _matching_files(folder, name) for name in fmt.files}
             if all(paths.values()):
-                return FoundFiles(format=form, paths=paths)
-    raise DataMissing(_missing_message(data_set))
+                return FoundFiles(format=fmt, paths=paths)
+    missing = " or ".join(f"{', '.join(fmt.files)} ({fmt.description})" for fmt in data_set.formats)
+    fetch = ", or set NFOLD_DOWNLOAD=1 to let nfold download it" if data_set.downloads else ""
+    raise DataMissing(
+        f"data set {data_set.name}: missing {missing}; looked in {', '.join(map(str, folders))}; "
+        f"next: {data_set.instructions}{fetch}"
+    )
 
 
 def _matching_files(folder: Path, name: str) -> list[Path]:
-    plain = [path for path in sorted(folder.glob(name)) if path.is_file()]
-    return plain or [path for path in sorted(folder.glob(f"{name}.gz")) if path.is_file()]
-
-
-def _missing_message(data_set: DataSetSpec) -> str:
-    wanted = " or ".join(
-        f"{', '.join(form.files)} ({form.description})" for form in data_set.formats
-    )
-    looked = ", ".join(str(place) for place in search_folders(data_set))
-    fetch = ", or set NFOLD_DOWNLOAD=1 to let nfold download it" if data_set.downloads else ""
-    return (
-        f"data set {data_set.name}: missing {wanted}; looked in {looked}; "
-        f"next: {data_set.instructions}{fetch}"
-    )
+    uncompressed = [path for path in sorted(folder.glob(name)) if path.is_file()]
+    return uncompressed or [path for path in sorted(folder.glob(f"{name}.gz")) if path.is_file()]
 
 
 ACCEPT_VARIABLE = "NFOLD_ACCEPT_SHA256"
@@ -129,58 +117,51 @@ READ_BYTES = 2**20
 
 
 def verify_files(files: FoundFiles) -> dict[str, str]:
-    """The SHA-256 of every file found, by file name.
+    """Return the SHA-256 of every file by file name.
 
-    Raises DataCorrupt for a file whose digest is neither the pinned one nor accepted by the
-    user in NFOLD_ACCEPT_SHA256, a comma list.
+    Raises DataCorrupt for a digest that is neither the expected one nor in the comma-separated
+    list NFOLD_ACCEPT_SHA256.
     """
     accepted = {entry.strip().lower() for entry in os.environ.get(ACCEPT_VARIABLE, "").split(",")}
     digests: dict[str, str] = {}
     for name, paths in files.paths.items():
+        expected = files.format.files[name]
         for path in paths:
-            digests[path.name] = _verify_file(path, files.format.files[name], accepted)
+            digest = digests[path.name] = content_sha256(path, expected)
+            if digest != expected and digest not in accepted:
+                content = " of its unpacked content" if _is_gzipped(path) else ""
+                raise DataCorrupt(
+                    f"{path}: SHA-256{content} is {digest}, expected {expected}; next: get the "
+                    f"file again, or if it is your own export, set {ACCEPT_VARIABLE}={digest}"
+                )
     return digests
 
 
-def _verify_file(path: Path, expected: str, accepted: set[str]) -> str:
-    digest = content_sha256(path, expected)
-    if digest != expected and digest not in accepted:
-        raise DataCorrupt(
-            f"{path}: SHA-256{_content_label(path)} is {digest}, expected {expected}; next: get the "
-            f"file again, or if it is your own export, set {ACCEPT_VARIABLE}={digest}"
-        )
-    return digest
-
-
-def _content_label(path: Path) -> str:
-    return " of its unpacked content" if _is_gzipped(path) else ""
-
-
 def content_sha256(path: Path, expected: str) -> str:
-    """SHA-256 of a file's content, unpacked where it is gzipped.
+    """Return the SHA-256 of a file's content, unpacked if it is gzipped.
 
-    Raises DataCorrupt, with both digests, for a gzipped file that does not unpack to its end.
+    Raises DataCorrupt, with both digests, for a truncated or damaged gzip file.
     """
     try:
         with open_decompressed(path) as file:
             return _digest(file)
     except DataCorrupt as error:
         raise DataCorrupt(
-            f"{error}; the file's own SHA-256 is {file_sha256(path)}, its content's should be "
+            f"{error}; SHA-256 of the file: {file_sha256(path)}, expected of its content: "
             f"{expected}; next: get the file again"
         ) from error
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file as it lies there."""
+    """Return the SHA-256 of the file itself, without unpacking."""
     with _translate_errors(path), path.open("rb") as file:
         return _digest(file)
 
 
 def read_content(path: Path, size_bytes: int) -> bytes:
-    """A file's content, unpacked where it is gzipped; DataCorrupt unless it has this size."""
+    """Return a file's content, unpacked if gzipped; raises DataCorrupt for another size."""
     with open_decompressed(path) as file:
-        # One byte more than expected tells too long without unpacking all of it.
+        # One byte more than expected detects a longer file without unpacking all of it.
         raw = file.read(size_bytes + 1)
     if len(raw) != size_bytes:
         count = f"more than {size_bytes}" if len(raw) > size_bytes else str(len(raw))
@@ -190,7 +171,7 @@ def read_content(path: Path, size_bytes: int) -> bytes:
 
 @contextmanager
 def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
-    """A file, through gzip where it is a single gzipped one; an archive is read as it is."""
+    """Open a file for reading, through gzip for ``.gz``; a ``.tar.gz`` archive is not unpacked."""
     with _translate_errors(path), path.open("rb") as file:
         yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if _is_gzipped(path) else file
 
@@ -200,7 +181,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataCorrupt(f"{path}: does not unpack to its end: {error}") from error
+        raise DataCorrupt(f"{path}: truncated or damaged gzip file: {error}") from error
     except OSError as error:
         raise MachineUnfit(f"{path}: cannot be read: {error}") from error
 
@@ -216,29 +197,26 @@ def _is_gzipped(path: Path) -> bool:
     return path.suffix == ".gz" and not path.name.endswith(".tar.gz")
 
 
-# Downloading a data set, only when the user says so: NFOLD_DOWNLOAD=1.
-#
-# A file is written under a temporary name, compared with its pinned size and SHA-256, and renamed:
-# under its own name there is never a part of a file, nor another file.
+# Downloads, only with NFOLD_DOWNLOAD=1. A file is written under a temporary name and renamed after
+# its size and SHA-256 were compared.
 
 DOWNLOAD_VARIABLE = "NFOLD_DOWNLOAD"
 DOWNLOAD_BYTES = 2**18
-DOWNLOAD_TIMEOUT_S = 60
-"""Without a byte for so long, a download has failed."""
+DOWNLOAD_TIMEOUT_S = 60  # without receiving a byte
 
 log = logging.getLogger(__name__)
 
 
 def downloads_allowed() -> bool:
-    """Whether the user lets nfold use the network for data."""
+    """Whether NFOLD_DOWNLOAD allows the use of the network."""
     return os.environ.get(DOWNLOAD_VARIABLE) == "1"
 
 
 def download_data_set(data_set: DataSetSpec) -> None:
-    """Download what is not there yet into nfold's own folder; every download is logged.
+    """Download missing files into nfold's folder; logs every download.
 
-    Raises DataMissing where the network fails, DataCorrupt for a file that is another than the
-    pinned one, MachineUnfit where it cannot be written.
+    Raises DataMissing if the network fails, DataCorrupt for an unexpected size or SHA-256,
+    MachineUnfit if the file cannot be written.
     """
     folder = download_folder(data_set)
     for download in data_set.downloads:
@@ -257,11 +235,11 @@ def _download_file(download: DownloadFile, folder: Path) -> None:
         part.replace(folder / download.name)
     except OSError as error:
         raise MachineUnfit(
-            f"{folder} cannot be written: {error}; next: make room there, or NFOLD_CACHE=FOLDER"
+            f"{folder} cannot be written: {error}; next: make room there, or set NFOLD_CACHE to "
+            "another folder"
         ) from error
     finally:
-        # Gone where all went well; without its folder where that could not be made.
-        with suppress(OSError):
+        with suppress(OSError):  # renamed already, or its folder does not exist
             part.unlink()
 
 
@@ -275,20 +253,21 @@ def _verified_chunks(download: DownloadFile) -> Iterator[bytes]:
         yield chunk
     if digest.hexdigest() != download.sha256:
         raise DataCorrupt(
-            f"{download.url}: {size} of {download.size_bytes} bytes came, with SHA-256 "
-            f"{digest.hexdigest()}, expected {download.sha256}; nothing was kept; next: try again"
+            f"{download.url}: received {size} of {download.size_bytes} bytes with SHA-256 "
+            f"{digest.hexdigest()}, expected {download.sha256}; the file was deleted; "
+            "next: try again"
         )
 
 
 def _received_chunks(url: str) -> Iterator[bytes]:
     try:
-        with _http_opener().open(url, timeout=DOWNLOAD_TIMEOUT_S) as answer:
-            while chunk := answer.read(DOWNLOAD_BYTES):
+        with _http_opener().open(url, timeout=DOWNLOAD_TIMEOUT_S) as response:
+            while chunk := response.read(DOWNLOAD_BYTES):
                 yield chunk
     except (OSError, http.client.HTTPException) as error:
         raise DataMissing(
-            f"{url}: cannot be downloaded: {error}; next: get it by another way and set "
-            "NFOLD_DATA to its folder"
+            f"{url}: download failed: {error}; next: get the file another way and set NFOLD_DATA "
+            "to its folder"
         ) from error
 
 

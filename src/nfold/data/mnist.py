@@ -1,7 +1,7 @@
-"""MNIST in its own IDX form (LeCun, Cortes, Burges, 1998), gzipped or not.
+"""MNIST as IDX files (LeCun, Cortes, Burges, 1998), gzipped or not.
 
-With only the 10,000 test images at hand, the first 9,000 train and the last 1,000 test, and the
-set is called ``mnist-9000`` so that nobody takes its accuracy for MNIST's.
+If only the 10,000 test images are available, the first 9,000 are the training set and the others
+the test set. This data set is called ``mnist-9000``, because its accuracy is not MNIST's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nfold.core.errors import DataCorrupt
-from nfold.data.arrays import DataSetArrays, Split, assemble, check_labels
+from nfold.data.arrays import DataSetArrays, Split, assemble, check_labels, split_at
 from nfold.data.files import DataSetFormat, DataSetSpec, DownloadFile, Paths, read_content
 
 TEST_FILES = {
@@ -54,21 +54,22 @@ DOWNLOADS = (
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """The bytes [shape] in an IDX file: zero, zero, type 8, the axes, their lengths, the data.
+    """Read an IDX file of bytes with this shape.
 
-    Raises DataCorrupt where header or length differ from that.
+    The header is 0, 0, type 8, the number of axes and their lengths. Raises DataCorrupt for
+    another header or length.
     """
     header = bytes((0, 0, 8, len(shape))) + b"".join(n.to_bytes(4) for n in shape)
     raw = read_content(path, len(header) + math.prod(shape))
     if not raw.startswith(header):
         raise DataCorrupt(
-            f"{path}: its header is {raw[: len(header)].hex()}, not {header.hex()}: an IDX file "
-            f"of {' × '.join(map(str, shape))} bytes; next: get the file again"
+            f"{path}: header is {raw[: len(header)].hex()}, expected {header.hex()} (an IDX file "
+            f"of {' × '.join(map(str, shape))} bytes); next: get the file again"
         )
     return np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape)
 
 
-def _part(paths: Paths, files: dict[str, str], count: int) -> Split:
+def _read_split(paths: Paths, files: dict[str, str], count: int) -> Split:
     (images_path,), (labels_path,) = (paths[name] for name in files)
     labels = read_idx(labels_path, (count,))
     check_labels(labels_path, labels, CLASSES)
@@ -77,17 +78,16 @@ def _part(paths: Paths, files: dict[str, str], count: int) -> Split:
 
 
 def _decode_full(paths: Paths) -> DataSetArrays:
-    train, test = _part(paths, TRAIN_FILES, TRAIN_COUNT), _part(paths, TEST_FILES, TEST_COUNT)
+    train, test = (
+        _read_split(paths, TRAIN_FILES, TRAIN_COUNT),
+        _read_split(paths, TEST_FILES, TEST_COUNT),
+    )
     return assemble("mnist", CLASSES, train=train, test=test)
 
 
 def _decode_split(paths: Paths) -> DataSetArrays:
-    images, labels = _part(paths, TEST_FILES, TEST_COUNT)
-    train, test = (
-        (images[:SPLIT_COUNT], labels[:SPLIT_COUNT]),
-        (images[SPLIT_COUNT:], labels[SPLIT_COUNT:]),
-    )
-    return assemble("mnist-9000", CLASSES, train=train, test=test)
+    images, labels = _read_split(paths, TEST_FILES, TEST_COUNT)
+    return split_at("mnist-9000", CLASSES, images, labels, SPLIT_COUNT)
 
 
 DATA_SET = DataSetSpec(
@@ -100,7 +100,7 @@ DATA_SET = DataSetSpec(
             description="the 10,000 alone, split", files=TEST_FILES, decode=_decode_split
         ),
     ),
-    instructions="put MNIST's IDX files (plain or .gz) into a folder and set NFOLD_DATA to it",
+    instructions="put MNIST's IDX files (also as .gz) into a folder and set NFOLD_DATA to it",
     downloads=DOWNLOADS,
     subfolders=("raw",),
 )

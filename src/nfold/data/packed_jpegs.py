@@ -1,7 +1,7 @@
-"""JPEGs to pixels, whole or at a reduced scale: simplejpeg where it is installed, else Pillow.
+"""Photographs packed into a few flat files, and JPEG decoding at full or reduced scale.
 
-Both stand on libjpeg-turbo and give the same bytes (docs/decisions/input-pipeline.md); Pillow takes 1.6 times
-as long.
+Decodes with simplejpeg if it is installed, otherwise with Pillow. Both use libjpeg-turbo and
+return the same bytes; simplejpeg is faster (docs/decisions/input-pipeline.md).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,28 +21,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from nfold.core.errors import DataCorrupt, ExtraMissing
 from nfold.core.format import terminal_safe
 from nfold.data.arrays import Images, Labels
-from nfold.data.cache import write_folder
-from nfold.data.files import cache_root, file_sha256
+from nfold.data.cache import MANIFEST, file_entry, files_match, write_folder
+from nfold.data.files import cache_root
 
 try:
     import simplejpeg
 except ImportError:
     simplejpeg = None
 
-MAX_DCT_REDUCTION = 8
-"""A JPEG's blocks have 8 × 8 coefficients: decoding can leave out all but one of them."""
+MAX_DCT_REDUCTION = 8  # the side of a JPEG block: one of its coefficients remains
 MAX_PIXELS = 2**27
+# raised by Pillow's readers for damaged bytes; SyntaxError is its PNG reader's
 DECODE_ERRORS = (OSError, ValueError, SyntaxError, EOFError, struct.error)
-"""What Pillow's reader raises for damaged bytes."""
 
 
 def import_pillow() -> Any:
-    """Pillow's module Image, or ExtraMissing."""
+    """Import Pillow's ``Image`` module; raises ExtraMissing."""
     try:
         from PIL import Image
     except ImportError:
@@ -51,55 +49,54 @@ def import_pillow() -> Any:
 
 
 def verified_size(encoded: bytes) -> tuple[int, int]:
-    """Height and width of a JPEG that decodes to its end; ValueError says what is wrong with it."""
-    image_of = import_pillow()
+    """Return height and width of a JPEG that decodes completely; raises ValueError otherwise."""
+    pillow_image = import_pillow()
     try:
-        with image_of.open(io.BytesIO(encoded)) as image:
+        with pillow_image.open(io.BytesIO(encoded)) as image:
             width, height = image.size
             if image.format not in ("JPEG", "MPO"):
                 raise ValueError(f"is {image.format}, not JPEG")
             if width * height > MAX_PIXELS:
                 raise ValueError(f"is {width} × {height}, over {MAX_PIXELS} pixels")
             image.load()
-    except image_of.DecompressionBombError as error:
+    except pillow_image.DecompressionBombError as error:
         raise ValueError(f"is too large: {error}") from error
     except DECODE_ERRORS as error:
-        said = str(error).replace(repr(error.__class__), "")
-        raise ValueError(said if said.startswith("is ") else f"is no whole JPEG: {said}") from error
+        reason = str(error).replace(repr(error.__class__), "")
+        if not reason.startswith("is "):
+            reason = f"is not a complete JPEG: {reason}"
+        raise ValueError(reason) from error
     return height, width
 
 
 def decode_jpeg(encoded: Images, height: int, width: int, reduction: int = 1) -> Images:
-    """The image [⌈height / reduction⌉, ⌈width / reduction⌉, 3] of a JPEG of this size.
+    """Decode a JPEG of this size to RGB [⌈height / reduction⌉, ⌈width / reduction⌉, 3].
 
-    ``reduction`` is a power of two; up to 8 the transform itself leaves detail out, and beyond
-    that every so-many-th pixel of the eighth is taken. Grayscale and CMYK become RGB.
+    ``reduction`` is a power of two. Up to 8 the inverse DCT itself is reduced; beyond 8 the result
+    is subsampled.
     """
-    by_dct = min(reduction, MAX_DCT_REDUCTION)
-    step = reduction // by_dct
-    image = _decode_reduced(encoded, height, width, by_dct)
+    dct_reduction = min(reduction, MAX_DCT_REDUCTION)
+    step = reduction // dct_reduction
+    image: Images
+    try:
+        if simplejpeg is None:
+            image = decode_with_pillow(encoded, height, width, dct_reduction)
+        else:
+            image = simplejpeg.decode_jpeg(
+                encoded,
+                "RGB",
+                min_height=-(-height // dct_reduction),
+                min_width=-(-width // dct_reduction),
+                min_factor=dct_reduction,
+                strict=False,
+            )
+    except ValueError:  # CMYK, which TurboJPEG does not convert
+        image = decode_with_pillow(encoded, height, width, dct_reduction)
     return image[::step, ::step] if step > 1 else image
 
 
-def _decode_reduced(encoded: Images, height: int, width: int, reduction: int) -> Images:
-    if simplejpeg is None:
-        return decode_with_pillow(encoded, height, width, reduction)
-    try:
-        image: Images = simplejpeg.decode_jpeg(
-            encoded,
-            "RGB",
-            min_height=-(-height // reduction),
-            min_width=-(-width // reduction),
-            min_factor=reduction,
-            strict=False,
-        )
-    except ValueError:  # CMYK, which TurboJPEG leaves to others
-        return decode_with_pillow(encoded, height, width, reduction)
-    return image
-
-
 def decode_with_pillow(encoded: Images, height: int, width: int, reduction: int) -> Images:
-    """The same by Pillow, which also knows CMYK."""
+    """Decode with Pillow, which also converts CMYK; ``reduction`` is at most 8."""
     with import_pillow().open(io.BytesIO(encoded.tobytes()), formats=("JPEG",)) as image:
         if reduction > 1:
             image.draft(None, (width // reduction, height // reduction))
@@ -108,9 +105,10 @@ def decode_with_pillow(encoded: Images, height: int, width: int, reduction: int)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedJpegs:
-    """JPEGs [n], their sizes as (height, width) int64 [n, 2] and labels int64 [n].
+    """Concatenated JPEGs, their sizes (height, width) int64 [n, 2] and labels int64 [n].
 
-    ``whole`` are all of them decoded, [h, w, 3] after [h, w, 3], where they are kept so.
+    ``names`` is a text file with one image name per line. ``decoded_pixels`` are all images
+    decoded and concatenated, or None.
     """
 
     encoded: Images
@@ -124,34 +122,31 @@ class PackedJpegs:
         return len(self.labels)
 
     def jpeg(self, index: int) -> Images:
-        """The bytes of one file."""
         return self.encoded[self.starts[index] : self.starts[index + 1]]
 
     def name(self, index: int) -> str:
-        """The file, or the shard, row and path in it."""
+        """Return the file, or the shard with row and path."""
         return self.names.read_text().split("\n")[index]
 
     def first(self, samples: int) -> PackedJpegs:
-        """The first so many; 0: all."""
         if not samples:
             return self
-        kept = {name: getattr(self, name)[:samples] for name in ("sizes", "labels")}
-        return dataclasses.replace(self, **kept)
+        return dataclasses.replace(self, sizes=self.sizes[:samples], labels=self.labels[:samples])
 
     @cached_property
     def pixel_offsets(self) -> Labels:
-        """Where each image begins in ``whole``, and the last one ends: int64 [n + 1]."""
+        """Offsets of the images in ``decoded_pixels``: int64 [n + 1]."""
         return np.cumsum([0, *(3 * self.sizes.prod(axis=1))])
 
     def decode(self, index: int, reduction: int = 1) -> Images:
-        """An image, reduced; from ``whole`` where it is there and nothing is to be left out.
+        """Return image ``index``, from ``decoded_pixels`` if it is there and not reduced.
 
-        Raises DataCorrupt with the name of a file that is no longer what it was.
+        Raises DataCorrupt with the file's name if it does not decode to its size.
         """
         height, width = self.sizes[index].tolist()
         if self.decoded_pixels is not None and reduction == 1:
-            kept = self.decoded_pixels[self.pixel_offsets[index] : self.pixel_offsets[index + 1]]
-            return kept.reshape(height, width, 3)
+            pixels = self.decoded_pixels[self.pixel_offsets[index] : self.pixel_offsets[index + 1]]
+            return pixels.reshape(height, width, 3)
         try:
             image = decode_jpeg(self.jpeg(index), height, width, reduction)
         except (OSError, ValueError) as error:
@@ -163,15 +158,14 @@ class PackedJpegs:
         return image
 
 
+# other formats than JPEG are reported as bad files
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
-"""Files that are taken for images; those that are no JPEG are bad ones."""
 ROWS_PER_READ = 256
-"""Read at a time of a shard."""
 
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An encoded image as it was found: what it is called in messages, its bytes, its label."""
+    """An unchecked image: name for messages, bytes, label."""
 
     name: str
     encoded: object
@@ -179,48 +173,46 @@ class EncodedImage:
 
 
 class PhotographSource(Protocol):
-    """Photographs in a fixed order."""
+    """Photographs in a fixed order, read lazily from ``files``."""
 
     @property
-    def files(self) -> Sequence[Path]:
-        """Every file that they are read from."""
+    def files(self) -> Sequence[Path]: ...
 
-    def __iter__(self) -> Iterator[EncodedImage]:
-        """All of them, read when they are asked for."""
+    def __iter__(self) -> Iterator[EncodedImage]: ...
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Files in a folder per class; classes are numbered in the order of their names."""
+    """One folder per class; classes are numbered in alphabetical order."""
 
     files: Sequence[Path]
     labels: Sequence[int]
 
     def __iter__(self) -> Iterator[EncodedImage]:
         for file, label in zip(self.files, self.labels, strict=True):
-            yield EncodedImage(str(file), _read_file(file), label)
-
-
-def _read_file(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise DataCorrupt(f"{file}: cannot be read: {error}") from error
+            try:
+                encoded = file.read_bytes()
+            except OSError as error:
+                raise DataCorrupt(f"{file}: cannot be read: {error}") from error
+            yield EncodedImage(str(file), encoded, label)
 
 
 def find_folders(root: Path, names: Sequence[str]) -> FolderSource | None:
-    """The first of these folders that has folders with images; DataCorrupt where one has none."""
+    """Return the first of the folders ``names`` that contains folders with images.
+
+    Raises DataCorrupt for a class without images.
+    """
     for name in names:
         classes = [folder for folder in sorted((root / name).glob("*")) if folder.is_dir()]
-        found = {folder: _images_in(folder) for folder in classes}
-        if any(found.values()):
-            empty = [str(folder) for folder, files in found.items() if not files and name]
+        images = {folder: _images_in(folder) for folder in classes}
+        if any(images.values()):
+            empty = [str(folder) for folder, files in images.items() if not files and name]
             if empty:
                 raise DataCorrupt(f"{empty[0]}: has no image; next: fill or remove the folder")
-            kept = [files for files in found.values() if files]
+            classes_with_images = [files for files in images.values() if files]
             return FolderSource(
-                [file for files in kept for file in files],
-                [label for label, files in enumerate(kept) for _ in files],
+                [file for files in classes_with_images for file in files],
+                [label for label, files in enumerate(classes_with_images) for _ in files],
             )
     return None
 
@@ -241,7 +233,7 @@ class ParquetSource:
 
 
 def find_shards(root: Path, names: Sequence[str]) -> ParquetSource | None:
-    """The shards ``train-*.parquet`` in a place, or in its folder ``data``."""
+    """Return the shards ``<name>-*.parquet`` in a folder or its subfolder ``data``."""
     for name in names:
         for folder in (root, root / "data"):
             files = sorted(folder.glob(f"{name}-*.parquet"))
@@ -251,17 +243,21 @@ def find_shards(root: Path, names: Sequence[str]) -> ParquetSource | None:
 
 
 def _read_rows(file: Path) -> Iterator[EncodedImage]:
-    pyarrow, parquet = _import_pyarrow()
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ExtraMissing("pyarrow", "images") from None
     try:
         with parquet.ParquetFile(file) as shard:
             columns = ["image.bytes", "image.path", "label"]
             row = 0
             for batch in shard.iter_batches(ROWS_PER_READ, columns=columns):
-                for image, label in zip(*map(_to_list, batch.columns), strict=True):
-                    path = f" ({image['path']})" if image and image.get("path") else ""
-                    yield EncodedImage(
-                        f"{file}: row {row}{path}", (image or {}).get("bytes"), label
-                    )
+                lists = (column.to_pylist() for column in batch.columns)
+                for image, label in zip(*lists, strict=True):
+                    image = image or {}
+                    path = f" ({image['path']})" if image.get("path") else ""
+                    yield EncodedImage(f"{file}: row {row}{path}", image.get("bytes"), label)
                     row += 1
     except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:
         raise DataCorrupt(
@@ -269,130 +265,106 @@ def _read_rows(file: Path) -> Iterator[EncodedImage]:
         ) from error
 
 
-def _to_list(column: Any) -> Any:
-    return column.to_pylist()
-
-
-def _import_pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ExtraMissing("pyarrow", "images") from None
-    return pyarrow, parquet
-
-
-# Packs photographs into a few flat files of the cache, each checked once by decoding it whole.
+# Packing: every photograph is checked once by decoding it.
 #
-# A folder ``photographs-<digest>`` holds per part ``encoded`` (all JPEGs, one after another),
-# ``starts``, ``sizes`` and ``labels`` as ``.npy``, ``names`` as text, and a ``manifest.json`` with
-# every file's size and SHA-256 and the images that were left out. The digest is of the sources'
-# names, sizes and times: reading a hundred gigabytes at every start would take too long.
+# A folder ``photographs-<digest>`` holds per split ``encoded``, ``starts``, ``sizes`` and
+# ``labels`` as ``.npy``, ``names`` as text, and a ``manifest.json`` with the entries of these files and the
+# skipped images. The digest is of the sources' names, sizes and modification times, because hashing
+# hundreds of gigabytes at every start would take too long.
 
-FORMAT_VERSION = 1
-"""Part of every folder's name; one more whenever packing changes."""
-CHECK_BATCH = 256
-"""Images that are checked at a time, by as many threads as there are cores."""
-MAX_VERIFIED_BYTES = 2**32
-"""Bytes of the largest file whose SHA-256 is tested before a grid."""
-BadFiles = tuple[tuple[str, str], ...]
+FORMAT_VERSION = 1  # part of the folder's name; increase it if packing changes
+CHECK_BATCH = 256  # images that are checked in parallel
+MAX_VERIFIED_BYTES = 2**32  # larger files are not hashed before a grid
+BadFiles = tuple[tuple[str, str], ...]  # (name, reason)
 
 
 @dataclass(frozen=True)
 class PhotographPack:
-    """A packed folder."""
+    """The folder of packed photographs and the files that were skipped."""
 
     folder: Path
     bad: BadFiles
 
-    def array(self, part: str, name: str) -> Any:
-        """One of its arrays, memory-mapped."""
-        return np.load(self.folder / f"{part}-{name}.npy", mmap_mode="r", allow_pickle=False)
-
-    def names(self, part: str) -> Path:
-        """The file with the images' names, one a line."""
-        return self.folder / f"{part}-names.txt"
+    def jpegs(self, split: str) -> PackedJpegs:
+        """Memory-map the photographs of a split, ``train`` or ``test``."""
+        arrays = {
+            name: np.load(self.folder / f"{split}-{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in ("encoded", "starts", "sizes", "labels")
+        }
+        return PackedJpegs(names=self.folder / f"{split}-names.txt", **arrays)
 
 
 def pack_photographs(
     name: str, train: PhotographSource, test: PhotographSource | None, *, verify: bool
 ) -> PhotographPack:
-    """The pack of these sources, made first where there is none or it is damaged."""
-    parts = {"train": train} | ({"test": test} if test else {})
-    folder = cache_root() / f"{name}-{_key(parts)}"
-    manifest = _manifest(folder, verify=verify)
+    """Return the pack of these sources; writes it first if it is missing or damaged."""
+    splits = {"train": train} | ({"test": test} if test else {})
+    key: list[Any] = [FORMAT_VERSION]
+    for split, source in splits.items():
+        stats = [(str(file.absolute()), file.stat()) for file in source.files]
+        key.append([split, [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]])
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    folder = cache_root() / f"{name}-{digest}"
+    manifest = _read_manifest(folder, verify)
     if manifest is None:
-        _create_pack(parts, folder)
-        manifest = json.loads((folder / "manifest.json").read_text())
+        _write_pack(splits, folder)
+        manifest = json.loads((folder / MANIFEST).read_text())
     return PhotographPack(folder, tuple((name, reason) for name, reason in manifest["bad"]))
 
 
-def _key(parts: dict[str, PhotographSource]) -> str:
-    said: list[Any] = [FORMAT_VERSION]
-    for name, source in parts.items():
-        states = [(str(file.absolute()), file.stat()) for file in source.files]
-        said.append([name, [(path, state.st_size, state.st_mtime_ns) for path, state in states]])
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
-
-
-def _manifest(folder: Path, *, verify: bool) -> dict[str, Any] | None:
+def _read_manifest(folder: Path, verify: bool) -> dict[str, Any] | None:
     try:
-        said: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-        for name, facts in said["files"].items():
-            file = folder / name
-            if file.stat().st_size != facts["bytes"]:
-                return None
-            small = facts["bytes"] <= MAX_VERIFIED_BYTES
-            if verify and small and file_sha256(file) != facts["sha256"]:
-                return None
-    except (OSError, ValueError, KeyError, TypeError):
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        complete = files_match(
+            folder, manifest["files"], checksums=verify, limit_bytes=MAX_VERIFIED_BYTES
+        )
+        return manifest if complete else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return said
 
 
-def _create_pack(parts: dict[str, PhotographSource], folder: Path) -> None:
-    def fill(aside: Path) -> None:
-        bad = [entry for name, source in parts.items() for entry in _write(source, aside, name)]
-        files = {
-            file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
-            for file in sorted(aside.iterdir())
-        }
-        text = json.dumps({"files": files, "bad": bad}, indent=1)
-        (aside / "manifest.json").write_text(text)
+def _write_pack(splits: dict[str, PhotographSource], folder: Path) -> None:
+    def fill(temporary: Path) -> None:
+        bad = [
+            entry for name, source in splits.items() for entry in _write(source, temporary, name)
+        ]
+        files = {file.name: file_entry(file) for file in sorted(temporary.iterdir())}
+        (temporary / MANIFEST).write_text(json.dumps({"files": files, "bad": bad}, indent=1))
 
-    write_folder(folder, fill, lambda there, verify: _manifest(there, verify=verify) is not None)
+    write_folder(folder, fill, lambda path, verify: _read_manifest(path, verify) is not None)
 
 
-def _write(source: PhotographSource, folder: Path, part: str) -> list[tuple[str, str]]:
+def _write(source: PhotographSource, folder: Path, split: str) -> list[tuple[str, str]]:
     bad: list[tuple[str, str]] = []
     sizes, labels, lengths, names = [], [], [0], []
-    raw = folder / f"{part}-encoded.raw"
+    raw = folder / f"{split}-encoded.raw"
     with raw.open("wb") as file:
-        for photograph, found in _check_all(source):
-            if isinstance(found, str):
-                bad.append((terminal_safe(photograph.name), terminal_safe(found)))
+        for photograph, size in _check_all(source):
+            if isinstance(size, str):
+                bad.append((terminal_safe(photograph.name), terminal_safe(size)))
                 continue
             assert isinstance(photograph.encoded, bytes)
             file.write(photograph.encoded)
-            sizes.append(found)
+            sizes.append(size)
             labels.append(photograph.label)
             lengths.append(len(photograph.encoded))
             names.append(terminal_safe(photograph.name))
     if not names:
-        raise DataCorrupt(f"no image can be used: {bad[0][0]} {bad[0][1]}" if bad else "no image")
-    _as_npy(raw, folder / f"{part}-encoded.npy")
-    _save(folder / f"{part}-sizes.npy", np.array(sizes, np.int64))
-    _save(folder / f"{part}-labels.npy", np.array(labels, np.int64))
-    _save(folder / f"{part}-starts.npy", np.cumsum(lengths))
-    (folder / f"{part}-names.txt").write_text("\n".join(names))
+        first = f": {bad[0][0]} {bad[0][1]}" if bad else ""
+        raise DataCorrupt(f"no usable image{first}")
+    _convert_to_npy(raw, folder / f"{split}-encoded.npy")
+    arrays = {
+        "sizes": np.array(sizes, np.int64),
+        "labels": np.array(labels, np.int64),
+        "starts": np.cumsum(lengths),
+    }
+    for name, array in arrays.items():
+        np.save(folder / f"{split}-{name}.npy", array, allow_pickle=False)
+    (folder / f"{split}-names.txt").write_text("\n".join(names))
     return bad
 
 
-def _save(file: Path, array: npt.NDArray[np.int64]) -> None:
-    np.save(file, array, allow_pickle=False)
-
-
-def _as_npy(raw: Path, file: Path) -> None:
+def _convert_to_npy(raw: Path, file: Path) -> None:
     array = np.lib.format.open_memmap(file, "w+", np.uint8, (raw.stat().st_size,))
     source = np.memmap(raw, np.uint8, "r")
     step = 2**26
@@ -403,22 +375,19 @@ def _as_npy(raw: Path, file: Path) -> None:
 
 
 def _check_all(source: PhotographSource) -> Iterator[tuple[EncodedImage, tuple[int, int] | str]]:
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for group in _batched(source):
-            yield from zip(group, threads.map(_size_or_reason, group), strict=True)
-
-
-def _batched(source: Iterable[EncodedImage]) -> Iterator[list[EncodedImage]]:
     remaining = iter(source)
-    while group := list(islice(remaining, CHECK_BATCH)):
-        yield group
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        while batch := list(islice(remaining, CHECK_BATCH)):
+            yield from zip(batch, threads.map(_size_or_reason, batch), strict=True)
 
 
 def _size_or_reason(photograph: EncodedImage) -> tuple[int, int] | str:
     if not isinstance(photograph.encoded, bytes):
-        return f"has no image bytes but {photograph.encoded!r:.40}"
+        return f"has {photograph.encoded!r:.40} instead of image bytes"
     if type(photograph.label) is not int:
-        raise DataCorrupt(f"{photograph.name} has the label {photograph.label!r:.40}")
+        raise DataCorrupt(
+            f"{photograph.name} has the label {photograph.label!r:.40}, not an integer"
+        )
     try:
         return verified_size(photograph.encoded)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""Photographs as JPEGs: any number, any size, packed into one file that every worker maps.
+"""The user's photographs: JPEGs of any size, packed into files that every worker maps.
 
-``NFOLD_DATA`` holds them, as a folder per class (``train/cat/1.jpg``, or ``cat/1.jpg``) or as
-Parquet in the Hugging Face form (``train-*.parquet`` with ``image.bytes``, ``image.path`` and
-``label``); in it, or in its folder ``photographs``, ``imagenet`` or ``imagenet-sample``.
+``NFOLD_DATA``, or its folder ``photographs``, ``imagenet`` or ``imagenet-sample``, contains a
+folder per class (``train/cat/1.jpg`` or ``cat/1.jpg``) or Parquet as on Hugging Face
+(``train-*.parquet`` with ``image.bytes``, ``image.path`` and ``label``).
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import numpy as np
 
 from nfold.core.errors import DataCorrupt, DataMissing, MachineUnfit
 from nfold.core.machine import free_memory_bytes
-from nfold.data.arrays import Images
+from nfold.data.arrays import Images, first_invalid_label
 from nfold.data.files import cache_root
 from nfold.data.packed_jpegs import (
     PackedJpegs,
-    PhotographPack,
     PhotographSource,
     find_folders,
     find_shards,
@@ -31,15 +30,14 @@ from nfold.data.packed_jpegs import (
 
 NAME = "photographs"
 FOLDERS = (NAME, "imagenet", "imagenet-sample", "")
-MAX_LISTED_FILES = 3
-"""Bad images whose names a message has."""
+MAX_LISTED_FILES = 3  # bad images named in a message
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PhotographSet:
-    """What is trained on, and what is evaluated on if the place has it.
+    """Training photographs, and test photographs if the folder has them.
 
-    ``bad`` are files that were left out, each with the reason; ``place`` is where they all lie.
+    ``bad`` are the skipped files as (name, reason); ``folder`` is the folder of the sources.
     """
 
     train: PackedJpegs
@@ -49,145 +47,130 @@ class PhotographSet:
 
     @property
     def bad_files_note(self) -> str | None:
-        """How many files were left out and which, or None."""
+        """The number of bad files with the first names and reasons, or None."""
         if not self.bad:
             return None
-        named = "; ".join(f"{name} {reason}" for name, reason in self.bad[:MAX_LISTED_FILES])
+        files = "; ".join(f"{name} {reason}" for name, reason in self.bad[:MAX_LISTED_FILES])
         more = ", ..." if len(self.bad) > MAX_LISTED_FILES else ""
-        return f"{len(self.bad)} of the images in {self.folder} left out: {named}{more}"
+        return f"{len(self.bad)} bad images in {self.folder}: {files}{more}"
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """The same for a measurement, as (kind, text)."""
         return (("bad_images", self.bad_files_note),) if self.bad_files_note else ()
 
     def validate(self, *, classes: int, skip_bad: bool) -> PhotographSet:
-        """Itself; DataCorrupt where files are bad or labels are not 0 to ``classes`` - 1."""
+        """Return self; raises DataCorrupt for bad files or labels outside 0 to ``classes`` - 1."""
         if self.bad_files_note and not skip_bad:
-            raise DataCorrupt(f"{self.bad_files_note}; next: mend or remove them, or --skip-bad")
-        for part in (self.train, self.test):
-            if part is not None:
-                _check_labels(part, classes)
+            raise DataCorrupt(f"{self.bad_files_note}; next: repair or remove them, or --skip-bad")
+        for jpegs in (self.train, self.test):
+            index = None if jpegs is None else first_invalid_label(jpegs.labels, classes)
+            if jpegs is not None and index is not None:
+                raise DataCorrupt(
+                    f"{jpegs.name(index)} has the label {jpegs.labels[index]}, not 0 to "
+                    f"{classes - 1}; next: the workload's parameter "
+                    f"classes={int(jpegs.labels.max()) + 1}"
+                )
         return self
 
     def with_decoded_images(self, samples: int) -> PhotographSet:
-        """The same with its first training images (0: all) decoded, beside the packed ones.
+        """Also decode the first training images (0: all) into the cache.
 
-        Raises MachineUnfit, with the sizes, where the host has not the memory to keep them.
+        Raises MachineUnfit, with the sizes, if they do not fit into the host's memory.
         """
         return dataclasses.replace(self, train=decode_all(self.train.first(samples)))
 
 
-def _check_labels(part: PackedJpegs, classes: int) -> None:
-    wrong = np.flatnonzero((part.labels < 0) | (part.labels >= classes))
-    if len(wrong):
-        index = int(wrong[0])
-        raise DataCorrupt(
-            f"{part.name(index)} has the label {part.labels[index]}, not 0 to {classes - 1}; "
-            f"next: the workload's parameter classes={int(part.labels.max()) + 1}"
-        )
-
-
 def load(*, verify: bool = False) -> PhotographSet:
-    """The photographs of the first place that has any, packed in the cache first if need be."""
-    place, train, test = _find_sources()
+    """Load the photographs of the first search folder that has any; packs them if necessary."""
+    folder, train, test = _find_sources()
     pack = pack_photographs(NAME, train, test, verify=verify)
     return PhotographSet(
-        train=_load_jpegs(pack, "train"),
-        test=_load_jpegs(pack, "test") if test else None,
+        train=pack.jpegs("train"),
+        test=pack.jpegs("test") if test else None,
         bad=pack.bad,
-        folder=place,
+        folder=folder,
     )
 
 
-def _load_jpegs(pack: PhotographPack, name: str) -> PackedJpegs:
-    arrays = {key: pack.array(name, key) for key in ("encoded", "starts", "sizes", "labels")}
-    return PackedJpegs(names=pack.names(name), **arrays)
-
-
 def _find_sources() -> tuple[Path, PhotographSource, PhotographSource | None]:
-    for place in search_folders():
-        for kind in (find_shards, find_folders):
-            train = kind(place, ("train",))
+    folders = search_folders()
+    for folder in folders:
+        for find in (find_shards, find_folders):
+            train = find(folder, ("train",))
             if train is not None:
-                return place, train, kind(place, ("validation", "val", "test"))
-    for place in search_folders():
-        alone = find_folders(place, ("",))
-        if alone is not None:
-            return place, alone, None
-    looked = ", ".join(str(place) for place in search_folders())
+                return folder, train, find(folder, ("validation", "val", "test"))
+    for folder in folders:
+        unsplit = find_folders(folder, ("",))
+        if unsplit is not None:
+            return folder, unsplit, None
     raise DataMissing(
         "no photographs: missing train-*.parquet with image.bytes and label, or a folder per "
-        f"class with JPEGs (train/CLASS/*.jpg or CLASS/*.jpg); looked in {looked}; next: set "
-        "NFOLD_DATA to the folder that has them"
+        f"class with JPEGs (train/CLASS/*.jpg or CLASS/*.jpg); looked in "
+        f"{', '.join(map(str, folders))}; next: set NFOLD_DATA to the folder that has them"
     )
 
 
 def search_folders() -> list[Path]:
-    """Where photographs are looked for, in order."""
+    """Return the folders that are searched for photographs, in order."""
     chosen = os.environ.get("NFOLD_DATA")
     roots = [Path(chosen)] if chosen else []
     roots.append(cache_root() / "data")
     return [root / name for root in roots for name in FOLDERS]
 
 
-# Photographs kept decoded, so that no epoch decodes them again: one file that all workers map.
-#
-# It lies beside the packed JPEGs in the cache, and the host's memory keeps what it can of it: a file
-# that does not fit there would be read from the disk in every epoch, which is slower than decoding.
+# Decoded photographs in the cache, mapped by all workers. They must fit into the page cache:
+# reading them from disk in every epoch would be slower than decoding.
 
 MAX_FREE_MEMORY_FRACTION = 0.8
-"""The part of the host's free memory that decoded images may take."""
 
 
-def decode_all(part: PackedJpegs) -> PackedJpegs:
-    """The part with all its images decoded; MachineUnfit where they would not fit in memory."""
-    file, needed = decoded_path(part), int(part.pixel_offsets[-1])
-    if not (file.exists() and file.stat().st_size == needed):
-        check_fits(needed, free_memory_bytes())
-        _decode_to_file(part, file, needed)
-    return map_decoded(part)
+def decode_all(jpegs: PackedJpegs) -> PackedJpegs:
+    """Decode all images into the cache; raises MachineUnfit if they do not fit into memory."""
+    file, size_bytes = decoded_path(jpegs), int(jpegs.pixel_offsets[-1])
+    if not (file.exists() and file.stat().st_size == size_bytes):
+        check_fits(size_bytes, free_memory_bytes())
+        _decode_to_file(jpegs, file, size_bytes)
+    return map_decoded(jpegs)
 
 
-def map_decoded(part: PackedJpegs) -> PackedJpegs:
-    """The part with the decoded images that ``kept_whole`` has left for it."""
-    return dataclasses.replace(part, decoded_pixels=np.memmap(decoded_path(part), np.uint8, "r"))
+def map_decoded(jpegs: PackedJpegs) -> PackedJpegs:
+    """Map the file that ``decode_all`` has written."""
+    return dataclasses.replace(jpegs, decoded_pixels=np.memmap(decoded_path(jpegs), np.uint8, "r"))
 
 
-def decoded_path(part: PackedJpegs) -> Path:
-    """Where a part's decoded images are kept; another one for another number of samples."""
-    folder = part.names.parent
-    return folder.with_name(f"{folder.name}-decoded") / f"{part.names.stem}-{len(part)}.raw"
+def decoded_path(jpegs: PackedJpegs) -> Path:
+    """Return the file of the decoded images; it depends on the number of samples."""
+    folder = jpegs.names.parent
+    return folder.with_name(f"{folder.name}-decoded") / f"{jpegs.names.stem}-{len(jpegs)}.raw"
 
 
 def check_fits(needed_bytes: int, free: int) -> None:
-    """Raise MachineUnfit, with the sizes, where decoded images would not stay in memory."""
+    """Raise MachineUnfit, with the sizes, if decoded images do not fit into memory."""
     if needed_bytes > MAX_FREE_MEMORY_FRACTION * free:
         raise MachineUnfit(
-            f"photographs kept decoded: needs {needed_bytes / 2**30:.3g} GiB of the host's memory, "
-            f"of whose free {free / 2**30:.3g} GiB they may take {MAX_FREE_MEMORY_FRACTION:.0%}; next: "
+            f"decoded photographs need {needed_bytes / 2**30:.3g} GiB; allowed are "
+            f"{MAX_FREE_MEMORY_FRACTION:.0%} of the host's free {free / 2**30:.3g} GiB; next: "
             "--cache off, --input loader"
         )
 
 
-def _decode_to_file(part: PackedJpegs, file: Path, needed_bytes: int) -> None:
-    aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+def _decode_to_file(jpegs: PackedJpegs, file: Path, size_bytes: int) -> None:
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        whole: Images = np.memmap(aside, np.uint8, "w+", shape=(needed_bytes,))
+        pixels: Images = np.memmap(temporary, np.uint8, "w+", shape=(size_bytes,))
+        offsets = jpegs.pixel_offsets
 
-        def one(index: int) -> None:
-            whole[part.pixel_offsets[index] : part.pixel_offsets[index + 1]] = part.decode(
-                index
-            ).ravel()
+        def decode(index: int) -> None:
+            pixels[offsets[index] : offsets[index + 1]] = jpegs.decode(index).ravel()
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            for _ in threads.map(one, range(len(part))):
+            for _ in threads.map(decode, range(len(jpegs))):
                 pass
-        os.rename(aside, file)
+        os.rename(temporary, file)
     except OSError as error:
         raise MachineUnfit(
             f"{file} cannot be written: {error}; next: make room there, or --cache off"
         ) from error
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Digits: the embedded default. A small convolutional network on 1,797 scanned digits."""
+"""The image classification workloads: data, parameters, defaults, operation counts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from nfold.workloads.workload_info import (
 DIGITS_CHANNELS = 48
 DIGITS_SIDE = 8
 DIGITS_RATE = 0.05
-"""The learning rate where no peak is asked for."""
 
 
 def digits_flop(_: object) -> float:
-    """Three 3 × 3 convolutions and a dense layer, forward and twice that backward."""
+    """Count the operations per sample: forward, and twice that backward."""
     convolutions = 9 * DIGITS_CHANNELS * DIGITS_SIDE**2 * (1 + 2 * DIGITS_CHANNELS)
     return 3 * 2 * (convolutions + DIGITS_CHANNELS * (DIGITS_SIDE // 2) ** 2 * 10)
 
@@ -39,11 +38,9 @@ DIGITS = WorkloadInfo(
 
 
 MNIST_RATE = 0.02
-"""The learning rate where no peak is asked for."""
 
 
 def mnist_flop(_: object) -> float:
-    """Two 5 × 5 convolutions at 28 and 14 pixels and two dense layers, times three."""
     convolutions = 28**2 * 25 * 32 + 14**2 * 25 * 32 * 64
     return 3 * 2 * (convolutions + 3136 * 1024 + 1024 * 10)
 
@@ -63,15 +60,12 @@ MNIST = WorkloadInfo(
 )
 
 
-CNN10_STAGES = (64, 128, 256)
-"""Channels of the three stages of three 3 × 3 convolutions."""
+CNN10_STAGES = (64, 128, 256)  # channels of the three stages of three 3 × 3 convolutions
 CNN10_RATE = 0.05
-"""The learning rate where no peak is asked for."""
 CNN10_WEIGHT_DECAY = 5e-4
 
 
 def cnn10_flop(_: object) -> float:
-    """Nine convolutions at 32, 16 and 8 pixels and a dense layer, times three."""
     total, inputs, side = 0, 3, 32
     for channels in CNN10_STAGES:
         for _layer in range(3):
@@ -102,20 +96,19 @@ CNN10 = WorkloadInfo(
 )
 
 
+# Channels of the three stages before widening; the first convolution has 16
 WIDE_RESNET_STAGES = (16, 32, 64)
-"""Channels of the three stages before widening; the first convolution has 16."""
-WIDE_RESNET_RATE = 0.1
-"""The paper's first learning rate, where no peak is asked for."""
+WIDE_RESNET_RATE = 0.1  # the initial rate of the paper
 WIDE_RESNET_WEIGHT_DECAY = 5e-4
 
 
 def blocks_per_stage(depth: int) -> int:
-    """A depth of 6n + 4 layers has n blocks of two convolutions in each of three stages."""
+    """Return n for a depth of 6n + 4 layers in three stages."""
     return (depth - 4) // 6
 
 
 def impossible_depth(parameters: Mapping[str, int]) -> str | None:
-    """A depth must be 6n + 4, n at least 1."""
+    """Return why a depth is not 6n + 4 with n at least 1, or None."""
     depth = parameters["depth"]
     n = blocks_per_stage(depth)
     if n >= 1 and depth == 6 * n + 4:
@@ -125,7 +118,6 @@ def impossible_depth(parameters: Mapping[str, int]) -> str | None:
 
 
 def wide_resnet_flop(parameters: Mapping[str, int]) -> float:
-    """All convolutions and the dense layer, forward and twice that backward."""
     side, inputs = 32, WIDE_RESNET_STAGES[0]
     total = side**2 * 9 * 3 * inputs
     for stage, base in enumerate(WIDE_RESNET_STAGES):

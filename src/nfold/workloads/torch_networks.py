@@ -1,4 +1,4 @@
-"""What the image classification workloads share in PyTorch."""
+"""The image classification networks in PyTorch, with their losses and optimizers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nfold.workloads.networks import (
-    CNN10_RATE,
-    CNN10_STAGES,
-    CNN10_WEIGHT_DECAY,
-    DIGITS_CHANNELS,
-    DIGITS_RATE,
-    DIGITS_SIDE,
-    MNIST_RATE,
-    WIDE_RESNET_RATE,
-    WIDE_RESNET_STAGES,
-    WIDE_RESNET_WEIGHT_DECAY,
-    blocks_per_stage,
-)
+from nfold.workloads import networks
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -31,10 +19,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def sgd(
     module: nn.Module, learning_rate: float, *, weight_decay: float = 0.0
 ) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum 0.9 and a fixed rate, one fused kernel where there is one.
+    """Create fused SGD with Nesterov momentum 0.9 and a fixed learning rate.
 
-    The momentum is there from the start, as zeros: should fp16's first step be skipped, the
-    fused kernel would go on from memory that nobody has filled (torch 2.13).
+    Initializes the momentum with zeros: if fp16 skips the first step, the fused kernel would
+    otherwise read uninitialized memory (torch 2.13).
     """
     optimizer = torch.optim.SGD(
         module.parameters(),
@@ -49,34 +37,28 @@ def sgd(
     return optimizer
 
 
-digits_loss = cross_entropy
+digits_loss = mnist_loss = cnn10_loss = wide_resnet_loss = cross_entropy
 
 
 def digits_model(_: Mapping[str, int], classes: int) -> nn.Module:
-    """Images [n, 1, 8, 8] to logits [n, classes]."""
     return nn.Sequential(
-        nn.Conv2d(1, DIGITS_CHANNELS, 3, padding=1),
+        nn.Conv2d(1, networks.DIGITS_CHANNELS, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(DIGITS_CHANNELS, DIGITS_CHANNELS, 3, padding=1),
+        nn.Conv2d(networks.DIGITS_CHANNELS, networks.DIGITS_CHANNELS, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(DIGITS_CHANNELS, DIGITS_CHANNELS, 3, padding=1),
+        nn.Conv2d(networks.DIGITS_CHANNELS, networks.DIGITS_CHANNELS, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(DIGITS_CHANNELS * (DIGITS_SIDE // 2) ** 2, classes),
+        nn.Linear(networks.DIGITS_CHANNELS * (networks.DIGITS_SIDE // 2) ** 2, classes),
     )
 
 
 def digits_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """SGD at a fixed rate."""
-    return sgd(module, DIGITS_RATE)
-
-
-mnist_loss = cross_entropy
+    return sgd(module, networks.DIGITS_RATE)
 
 
 def mnist_model(_: Mapping[str, int], classes: int) -> nn.Module:
-    """Images [n, 1, 28, 28] to logits [n, classes]."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),
         nn.ReLU(),
@@ -93,45 +75,29 @@ def mnist_model(_: Mapping[str, int], classes: int) -> nn.Module:
 
 
 def mnist_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """SGD at a fixed rate."""
-    return sgd(module, MNIST_RATE)
-
-
-cnn10_loss = cross_entropy
+    return sgd(module, networks.MNIST_RATE)
 
 
 def cnn10_model(_: Mapping[str, int], classes: int) -> nn.Module:
-    """Images [n, 3, 32, 32] to logits [n, classes]."""
     layers: list[nn.Module] = []
     inputs = 3
-    for stage, channels in enumerate(CNN10_STAGES):
+    for stage, channels in enumerate(networks.CNN10_STAGES):
         if stage:
             layers.append(nn.AvgPool2d(2))
         for _layer in range(3):
-            layers += _cnn10_convolution(inputs, channels)
+            layers.append(nn.Conv2d(inputs, channels, 3, padding=1, bias=False))
+            layers += [nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
             inputs = channels
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
     return nn.Sequential(*layers, *head)
 
 
-def _cnn10_convolution(inputs: int, outputs: int) -> list[nn.Module]:
-    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
-
-
 def cnn10_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """SGD at a fixed rate, with weight decay."""
-    return sgd(module, CNN10_RATE, weight_decay=CNN10_WEIGHT_DECAY)
-
-
-wide_resnet_loss = cross_entropy
+    return sgd(module, networks.CNN10_RATE, weight_decay=networks.CNN10_WEIGHT_DECAY)
 
 
 class WideResNetBlock(nn.Module):
-    """Batch norm, ReLU, 3 × 3 convolution, twice, added to its input.
-
-    Where the channels change, the first activation feeds the 1 × 1 shortcut as well.
-    """
+    """Pre-activation block; a 1 × 1 convolution in the shortcut if the channels change."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -143,12 +109,11 @@ class WideResNetBlock(nn.Module):
         self.shortcut = _wide_resnet_convolution(inputs, outputs, 1, stride) if changes else None
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [n, inputs, h, w] to [n, outputs, h / stride, w / stride]."""
         active = torch.relu(self.norm1(images))
-        kept = images if self.shortcut is None else self.shortcut(active)
+        shortcut = images if self.shortcut is None else self.shortcut(active)
         inner: Tensor = self.convolution1(active)
-        added: Tensor = kept + self.convolution2(torch.relu(self.norm2(inner)))
-        return added
+        outputs: Tensor = shortcut + self.convolution2(torch.relu(self.norm2(inner)))
+        return outputs
 
 
 def _wide_resnet_convolution(inputs: int, outputs: int, side: int, stride: int) -> nn.Conv2d:
@@ -156,12 +121,11 @@ def _wide_resnet_convolution(inputs: int, outputs: int, side: int, stride: int) 
 
 
 def wide_resnet_model(parameters: Mapping[str, int], classes: int) -> nn.Module:
-    """Images [n, 3, 32, 32] to logits [n, classes]."""
-    inputs = WIDE_RESNET_STAGES[0]
+    inputs = networks.WIDE_RESNET_STAGES[0]
     layers: list[nn.Module] = [_wide_resnet_convolution(3, inputs, 3, 1)]
-    for stage, base in enumerate(WIDE_RESNET_STAGES):
+    for stage, base in enumerate(networks.WIDE_RESNET_STAGES):
         outputs = base * parameters["width"]
-        for block in range(blocks_per_stage(parameters["depth"])):
+        for block in range(networks.blocks_per_stage(parameters["depth"])):
             layers.append(WideResNetBlock(inputs, outputs, 2 if stage and not block else 1))
             inputs = outputs
     layers += [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True)]
@@ -174,5 +138,4 @@ def wide_resnet_model(parameters: Mapping[str, int], classes: int) -> nn.Module:
 
 
 def wide_resnet_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """The paper's SGD with weight decay 5e-4 and its first learning rate, 0.1."""
-    return sgd(module, WIDE_RESNET_RATE, weight_decay=WIDE_RESNET_WEIGHT_DECAY)
+    return sgd(module, networks.WIDE_RESNET_RATE, weight_decay=networks.WIDE_RESNET_WEIGHT_DECAY)

@@ -1,7 +1,6 @@
-"""A user's own workload: its function is found and called, and what it returns is checked.
+"""User workloads: import the module, call the function, check the ``Training`` it returns.
 
-Every process that needs it imports the user's module: the ranks, and the short process that
-describes it to the parent (``describe.py``). Here NumPy is imported, and what the module imports.
+Imported by the ranks and by the child process of ``describe.py``, never by the parent.
 """
 
 from __future__ import annotations
@@ -28,17 +27,16 @@ from nfold.core.workload import Training, Workload
 from nfold.workloads.workload_info import manual_command
 
 Array = npt.NDArray[Any]
-ArrayPair = tuple[Array, Array]
-"""Samples [n, ...] and their targets [n, ...]."""
+ArrayPair = tuple[Array, Array]  # samples [n, ...] and their targets [n, ...]
 
+# dtypes that PyTorch computes slowly or not at all are converted
 STORAGE_DTYPES = {"f8": "f4", "f16": "f4", "u2": "i4", "u4": "i8", "u8": "i8"}
-"""Kinds of numbers that are kept as another one: PyTorch computes with the others only."""
 EXPECTED_RETURN = "nfold.Training(model=..., train=(samples, targets), optimizer=lambda model: ...)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserWorkload:
-    """What the function returned, with its data as arrays that PyTorch can take."""
+    """The returned ``Training`` with its data as arrays."""
 
     training: Training
     train: ArrayPair
@@ -46,44 +44,44 @@ class UserWorkload:
 
     @property
     def has_images(self) -> bool:
-        """Whether the samples are stored images, to be augmented and normalised on the device."""
+        """Whether the samples are uint8 images, to be augmented and normalised on the device."""
         samples = self.train[0]
         channels = samples.shape[-1] if samples.ndim == 4 else 0
         return samples.dtype == np.uint8 and 1 <= channels <= MAX_CHANNELS
 
 
 def call_user_workload(workload: Workload) -> UserWorkload:
-    """Import the module, call the function with the parameters, check what it returns.
+    """Import the module, call the function with the parameters and check the result.
 
-    Raises UsageError, also for whatever the user's code raises, with its file and line.
+    Raises UsageError, also for an exception in the user's code, with its file and line.
     """
     function = load_function(workload)
     if workload.code and workload.code != code_digest(workload):
-        raise UsageError(f"the code of {workload} changed while nfold ran; next: run it again")
+        raise UsageError(f"the code of {workload} changed during the run; next: run it again")
     with translate_user_errors(workload):
-        returned = function(**dict(workload.parameters))
-    if not isinstance(returned, Training):
-        kind = type(returned).__name__
-        raise UsageError(f"{workload} returned {kind}; allowed is {EXPECTED_RETURN}")
+        training = function(**dict(workload.parameters))
+    if not isinstance(training, Training):
+        raise UsageError(
+            f"{workload} returned {_type_name(training)}; allowed is {EXPECTED_RETURN}"
+        )
     try:
-        return _check_training(returned)
+        return _check_training(training)
     except UsageError as error:
         raise UsageError(f"{workload}: {error}") from None
 
 
 def load_function(workload: Workload) -> Callable[..., object]:
-    """The function that the workload names; the working directory is importable as for -m."""
+    """Import the workload's function; the working directory is on ``sys.path``."""
     assert workload.function_reference is not None
     module_name, name = workload.function_reference
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = _import_module(workload, module_name)
-    function = getattr(module, name, None)
+    function: Callable[..., object] | None = getattr(module, name, None)
     if not callable(function):
-        own = [n for n, value in vars(module).items() if inspect.isfunction(value)]
-        raise UnknownValue(f"function of {module_name}", name, own)
-    found: Callable[..., object] = function
-    return found
+        functions = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+        raise UnknownValue(f"function of {module_name}", name, functions)
+    return function
 
 
 def _import_module(workload: Workload, name: str) -> ModuleType:
@@ -93,11 +91,11 @@ def _import_module(workload: Workload, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if not f"{name}.".startswith(f"{missing}."):
-            place = error_location(error)
-            raise UsageError(f"{workload}: {error} ({place}); next: install it") from error
-    here = closest_first(name, sorted(path.stem for path in Path.cwd().glob("*.py")))[:5]
+            location = error_location(error)
+            raise UsageError(f"{workload}: {error} ({location}); next: install it") from error
+    modules = closest_first(name, sorted(path.stem for path in Path.cwd().glob("*.py")))[:5]
     raise UsageError(
-        f"no module {name!r}: in this folder are {', '.join(here) or 'none'}; "
+        f"no module {name!r}; modules in this folder: {', '.join(modules) or 'none'}; "
         "next: run nfold in the module's folder, or set PYTHONPATH"
     )
 
@@ -106,35 +104,34 @@ def _import_module(workload: Workload, name: str) -> ModuleType:
 def translate_user_errors(
     workload: Workload, reraise: type[Exception] | tuple[()] = ()
 ) -> Iterator[None]:
-    """Run the user's code: what it raises, but for ``passing``, is a UsageError with its place."""
+    """Convert exceptions of user code, except ``reraise``, to UsageError with the location."""
     try:
         yield
     except reraise:
         raise
     except (Exception, SystemExit) as error:
-        place = error_location(error)
-        said = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-        where = f" ({place})" if place else ""
+        lines, location = str(error).strip().splitlines(), error_location(error)
+        reason = _type_name(error) + (f": {lines[0]}" if lines else "")
+        where = f" ({location})" if location else ""
         raise UsageError(
-            f"{workload}: {said.removesuffix(': ')}{where}; next: {manual_command(workload)}"
+            f"{workload}: {reason}{where}; next: {manual_command(workload)}"
         ) from error
 
 
 def integer_parameters(workload: Workload, function: Callable[..., object]) -> dict[str, int]:
-    """The function's parameters that are integers, and their defaults."""
-    found: dict[str, int] = {}
+    defaults: dict[str, int] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.default is parameter.empty:
             raise UsageError(f"{workload}: {name!r} has no default; next: {name}=1, an integer")
         if type(parameter.default) is int and parameter.kind is not parameter.POSITIONAL_ONLY:
-            found[name] = parameter.default
-    return found
+            defaults[name] = parameter.default
+    return defaults
 
 
 def code_digest(workload: Workload) -> str:
-    """16 hex digits of the SHA-256 of the module's file; its imports are not in it."""
+    """Return 16 hex digits of the SHA-256 of the module's file, without its imports."""
     assert workload.function_reference is not None
     file = getattr(sys.modules[workload.function_reference[0]], "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
@@ -143,25 +140,27 @@ def code_digest(workload: Workload) -> str:
 def _check_training(training: Training) -> UserWorkload:
     train = _check_pair("train", training.train)
     test = None if training.test is None else _check_pair("test", training.test)
-    if test is not None and (test[0].shape[1:], test[0].dtype) != (
-        train[0].shape[1:],
-        train[0].dtype,
-    ):
+    if test is not None and _describe_array(test[0]) != _describe_array(train[0]):
         raise UsageError(
-            f"test samples are {_describe_array(test[0])}, training samples {_describe_array(train[0])}; "
-            "allowed are two of the same form"
+            f"test samples are {_describe_array(test[0])}, training samples are "
+            f"{_describe_array(train[0])}; allowed are the same dtype and shape"
         )
-    own = UserWorkload(training=training, train=train, test=test)
-    _check_parts(training)
-    _check_augmentation(own)
-    return own
+    workload = UserWorkload(training=training, train=train, test=test)
+    _check_fields(training)
+    check_augmentations(training.augmentation)
+    if training.augmentation and not workload.has_images:
+        raise UsageError(
+            f"augmentation of samples that are {_describe_array(train[0])}; allowed are uint8 "
+            f"images [n, height, width, channels] with 1 to {MAX_CHANNELS} channels"
+        )
+    return workload
 
 
-def _check_parts(training: Training) -> None:
+def _check_fields(training: Training) -> None:
     if not callable(getattr(training.model, "parameters", None)):
         raise UsageError(f"model is {_type_name(training.model)}; allowed is a torch.nn.Module")
     if not any(True for _ in training.model.parameters()):
-        raise UsageError("model has no parameters: there is nothing to train")
+        raise UsageError("model has no parameters to train")
     if not callable(training.optimizer):
         raise UsageError(
             f"optimizer is {_type_name(training.optimizer)}; allowed is a function of the model: "
@@ -175,26 +174,15 @@ def _check_parts(training: Training) -> None:
             raise UsageError(f"{name} {value!r}: allowed are whole numbers from 1")
 
 
-def _check_augmentation(own: UserWorkload) -> None:
-    check_augmentations(own.training.augmentation)
-    if own.training.augmentation and not own.has_images:
-        raise UsageError(
-            f"augmentation of samples that are {_describe_array(own.train[0])}; allowed are uint8 images "
-            f"[n, height, width, channels] of 1 to {MAX_CHANNELS} channels"
-        )
-
-
 def _check_pair(name: str, value: object) -> ArrayPair:
     if not (isinstance(value, tuple | list) and len(value) == 2):
         raise UsageError(f"{name} is {_type_name(value)}; allowed is a pair (samples, targets)")
-    samples, targets = (
-        _to_array(f"{name} samples", value[0]),
-        _to_array(f"{name} targets", value[1]),
-    )
+    samples = _to_array(f"{name} samples", value[0])
+    targets = _to_array(f"{name} targets", value[1])
     if len(samples) != len(targets) or not len(samples):
         raise UsageError(
-            f"{name} has {len(samples)} samples and {len(targets)} targets; allowed is one "
-            "target a sample, and at least one of them"
+            f"{name} has {len(samples)} samples and {len(targets)} targets; allowed are at least "
+            "one sample and one target per sample"
         )
     if targets.ndim == 1 and targets.dtype.kind in "iu":
         targets = targets.astype(np.int64, copy=False)
@@ -203,17 +191,16 @@ def _check_pair(name: str, value: object) -> ArrayPair:
 
 def _to_array(label: str, value: object) -> Array:
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        said = str(error).splitlines()[0]
         raise UsageError(
-            f"{label} are {_type_name(value)}, not an array ({said}); allowed are NumPy arrays and "
-            "tensors on the CPU"
+            f"{label} are {_type_name(value)}, not an array ({str(error).splitlines()[0]}); "
+            "allowed are NumPy arrays and tensors on the CPU"
         ) from None
-    if found.dtype.kind not in "biufc" or not found.ndim:
-        raise UsageError(f"{label} are {_describe_array(found)}; allowed are numbers [n, ...]")
-    kind = found.dtype.newbyteorder("=")
-    return found.astype(STORAGE_DTYPES.get(kind.str[1:], kind), copy=False)
+    if array.dtype.kind not in "biufc" or not array.ndim:
+        raise UsageError(f"{label} are {_describe_array(array)}; allowed are numbers [n, ...]")
+    dtype = array.dtype.newbyteorder("=")
+    return array.astype(STORAGE_DTYPES.get(dtype.str[1:], dtype), copy=False)
 
 
 def _describe_array(array: Array) -> str:

@@ -1,8 +1,4 @@
-"""What a workload is, apart from any framework: its data, parameters, defaults and sources.
-
-``workloads/<name>/__init__.py`` holds one ``INFO``; ``workloads/<name>/torch.py`` holds, for a
-training workload, the functions of ``TorchTraining``.
-"""
+"""Description of a workload, independent of the framework: data, parameters, defaults, source."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from nfold.core.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadParameter:
-    """One integer that a user may set: ``wide_resnet:depth=16``."""
+    """An integer parameter, as in ``wide_resnet:depth=16``."""
 
     default: int
     help: str
@@ -32,33 +28,28 @@ class WorkloadParameter:
     maximum: int | None = None
 
 
-TRAIN_SAMPLES = WorkloadParameter(
-    default=0, help="use only so many training samples; 0: all", minimum=0
-)
-"""The parameter that every workload with a data set has."""
-TEST_SAMPLES = WorkloadParameter(
-    default=0, help="evaluate on only so many test samples; 0: all", minimum=0
-)
+# The parameter that every workload with a data set has
+TRAIN_SAMPLES = WorkloadParameter(default=0, help="training samples; 0: all", minimum=0)
+TEST_SAMPLES = WorkloadParameter(default=0, help="test samples; 0: all", minimum=0)
 PEAK_RATE = WorkloadParameter(
     default=0,
-    help="the learning rate's peak in thousandths, reached and left in one cycle; 0: fixed",
+    help="peak of the one-cycle learning rate in thousandths; 0: fixed learning rate",
     minimum=0,
 )
-CUTOUT_SIDE = WorkloadParameter(
-    default=0, help="side of the square that covers part of an image", minimum=0
-)
+CUTOUT_SIDE = WorkloadParameter(default=0, help="side of the cutout square in pixels", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadInfo:
-    """A workload as the catalogue knows it.
+    """An entry of the catalogue.
 
-    ``kind`` is ``training`` (a model, a data set, epochs) or ``operation`` (one timed
-    computation, split over the devices). ``dataset`` names a file of ``nfold.data``.
-    ``augmentation`` is a tuple of (operation, argument): ("crop", 4) pads by 4 and crops at
-    random, ("flip", 0) mirrors half of the images, ("cutout", 16) covers a square of 16 pixels.
-    ``flop_per_sample`` is the cost of training on one sample (forward and backward, a
-    multiply-add counts two), by parameters.
+    ``kind`` is ``training`` (a model, a data set, epochs) or ``operation`` (one timed computation,
+    split over the devices). ``dataset`` is a name in ``nfold.data``. ``augmentation`` are pairs of
+    operation and argument: ("crop", 4) pads by 4 and crops at random, ("flip", 0) mirrors half of
+    the images, ("cutout", 16) covers a square of 16 pixels. ``flop_per_sample`` returns the
+    operations of training on one sample (forward and backward; a multiply-add counts two).
+    ``check_parameters`` and ``unsupported`` return why parameters or a complete plan are not
+    possible, or None.
     """
 
     name: str
@@ -66,39 +57,31 @@ class WorkloadInfo:
     source: str
     kind: Literal["training", "operation"] = "training"
     dataset: str | None = None
-    training_samples: int = 0
-    """Of the published training set; a copy may hold fewer."""
+    training_samples: int = 0  # of the published training set; a copy may hold fewer
     parameters: Mapping[str, WorkloadParameter] = field(default_factory=dict)
     defaults: WorkloadDefaults
     augmentation: tuple[tuple[str, int], ...] = ()
     flop_per_sample: Callable[[Mapping[str, int]], float]
     check_parameters: Callable[[Mapping[str, int]], str | None] = lambda _: None
-    """Why a combination of parameters is impossible, or None."""
     unsupported: Callable[[Plan], str | None] = lambda _: None
-    """Why a complete plan makes no sense for this workload, whatever the framework, or None."""
 
     def augmentation_for(self, parameters: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-        """The augmentation under these parameters."""
         side = parameters.get("cutout", 0)
         return (*self.augmentation, ("cutout", side)) if side else self.augmentation
 
 
-# What the parent knows of a user's own workload, without importing it, and so without torch.
-#
-# A short process (``describe.py``) imports it, calls it and says; it takes as long as the imports
-# and the data do.
+# A child process (``describe.py``) describes user workloads: the parent does not import torch.
 
 MAX_PARAMETER = 10**18
-FLOP_PER_PARAMETER = 6.0
-"""Of training on one sample: a multiply-add forward, two backward. Convolutions take more."""
+FLOP_PER_PARAMETER = 6.0  # per sample: one multiply-add forward, two backward; dense layers only
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserWorkloadInfo:
-    """What the parent needs to know of a user's own workload, as plain values.
+    """Description of a user workload, as ``describe.py`` prints it.
 
-    ``parameters`` are the function's integer ones with their defaults; ``data_bytes`` are the
-    training set's; ``weights`` counts the model's parameters.
+    ``parameters`` are the function's integer parameters with their defaults; ``data_bytes`` is the
+    size of the training set.
     """
 
     code: str
@@ -112,7 +95,6 @@ class UserWorkloadInfo:
     augmentation: tuple[tuple[str, int], ...]
 
     def to_workload_info(self, name: str) -> WorkloadInfo:
-        """The same as the catalogue has it of its own workloads."""
         flop = FLOP_PER_PARAMETER * self.parameter_count
         return WorkloadInfo(
             name=name,
@@ -132,9 +114,9 @@ class UserWorkloadInfo:
 
 
 def inspect_user_workload(name: str) -> UserWorkloadInfo:
-    """The workload ``module:function``, seen from the working directory; asked for once.
+    """Describe the workload ``module:function`` in a child process, once per working directory.
 
-    Raises UsageError where the module cannot be imported or its function not be called.
+    Raises UsageError if the import or the call fails.
     """
     return _inspect_cached(name, os.getcwd())
 
@@ -142,7 +124,7 @@ def inspect_user_workload(name: str) -> UserWorkloadInfo:
 @functools.cache
 def _inspect_cached(name: str, folder: str) -> UserWorkloadInfo:
     command = (sys.executable, "-P", "-m", "nfold.workloads.describe", name)
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=folder,
         env=child_environment(),
@@ -152,20 +134,20 @@ def _inspect_cached(name: str, folder: str) -> UserWorkloadInfo:
         errors="replace",
         check=False,
     )
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+    if completed.returncode != 0:
+        reason = (completed.stderr.strip().splitlines() or ["no error message"])[-1]
         raise UsageError(
-            f"{name}: its process ended with {done.returncode}: {last[0]}; "
+            f"{name}: its process exited with code {completed.returncode}: {reason}; "
             f"next: {manual_command(Workload(name=name))}"
         )
-    said = json.loads(done.stdout)
-    if "error" in said:
-        raise UsageError(said["error"])
-    return deserialize(UserWorkloadInfo, said)
+    answer = json.loads(completed.stdout)
+    if "error" in answer:
+        raise UsageError(answer["error"])
+    return deserialize(UserWorkloadInfo, answer)
 
 
 def manual_command(workload: Workload) -> str:
-    """A command that shows what the user's function does, with its whole traceback."""
+    """Return a shell command that calls the user's function and shows the full traceback."""
     module, _, function = workload.name.partition(":")
-    given = ", ".join(f"{name}={value}" for name, value in workload.parameters)
-    return f"python -c 'from {module} import {function}; {function}({given})'"
+    arguments = ", ".join(f"{name}={value}" for name, value in workload.parameters)
+    return f"python -c 'from {module} import {function}; {function}({arguments})'"

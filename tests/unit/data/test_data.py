@@ -112,7 +112,7 @@ def test_with_leave_what_is_missing_is_downloaded(
     assert len(list((own_cache / "data" / "mnist").iterdir())) == 2
 
 
-def test_a_corrupt_file_is_not_replaced_behind_the_users_back(
+def test_corrupt_file_is_not_downloaded_again(
     served: object, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NFOLD_DOWNLOAD", "1")

@@ -17,7 +17,7 @@ def test_channel_statistics_are_those_of_every_channel() -> None:
     assert std == pytest.approx(images.reshape(-1, 3).std(axis=0))
 
 
-def test_the_statistics_are_the_training_images_alone() -> None:
+def test_statistics_are_of_training_images_only() -> None:
     dark, bright = np.zeros((2, 1, 1, 1), np.uint8), np.full((2, 1, 1, 1), 255, np.uint8)
     labels = np.zeros(2, np.int64)
     assert assemble("made", 1, train=(dark, labels), test=(bright, labels)).mean == (0.0,)

@@ -65,9 +65,7 @@ def kept(own_cache: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("said", [None, "", "0", "true"])
-def test_the_network_is_used_only_when_the_user_says_so(
-    monkeypatch: pytest.MonkeyPatch, said: str | None
-) -> None:
+def test_download_needs_permission(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
     assert not downloads_allowed()
     if said is not None:
         monkeypatch.setenv("NFOLD_DOWNLOAD", said)
@@ -76,7 +74,7 @@ def test_the_network_is_used_only_when_the_user_says_so(
     assert downloads_allowed()
 
 
-def test_a_file_is_fetched_whole_and_said(
+def test_download_is_complete_and_logged(
     server: str, own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -136,15 +134,13 @@ def test_while_it_comes_the_file_has_another_name(
 
 
 @pytest.mark.parametrize("address", ["{}/gone", "http://127.0.0.1:1/a", "file:///etc/hostname"])
-def test_an_address_without_a_file_says_what_next(
-    server: str, own_cache: Path, address: str
-) -> None:
-    with pytest.raises(DataMissing, match=r"cannot be downloaded.*next: "):
+def test_failed_download_names_next_step(server: str, own_cache: Path, address: str) -> None:
+    with pytest.raises(DataMissing, match=r"download failed.*next: "):
         download_data_set(data_set(address.format(server)))
     assert kept(own_cache) == []
 
 
-def test_a_folder_that_cannot_be_written_says_so(server: str, own_cache: Path) -> None:
+def test_unwritable_download_folder_is_machine_unfit(server: str, own_cache: Path) -> None:
     own_cache.write_text("a file where the folder should be")
-    with pytest.raises(MachineUnfit, match="NFOLD_CACHE=FOLDER"):
+    with pytest.raises(MachineUnfit, match="NFOLD_CACHE"):
         download_data_set(data_set(f"{server}/a.bin"))

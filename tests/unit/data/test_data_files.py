@@ -76,7 +76,7 @@ def test_nfolds_own_folder_is_looked_into_last(
     assert find_files(data_set(WHOLE)).paths["train.bin"][0].parent == chosen
 
 
-def test_the_best_form_of_a_place_is_taken_and_a_chosen_place_before_a_better_form(
+def test_best_format_per_folder_and_chosen_folder_first(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(own_cache / "data", "train.bin", "test.bin")
@@ -85,7 +85,7 @@ def test_the_best_form_of_a_place_is_taken_and_a_chosen_place_before_a_better_fo
     assert find_files(data_set(WHOLE, PART)).format is PART
 
 
-def test_files_of_one_form_do_not_mix_places(
+def test_files_of_one_format_come_from_one_folder(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(own_cache / "data", "train.bin")
@@ -115,7 +115,7 @@ def test_a_folder_of_that_name_is_no_file(own_cache: Path) -> None:
         find_files(data_set(PART))
 
 
-def test_missing_says_which_files_every_place_and_what_next(
+def test_missing_data_names_files_folders_and_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NFOLD_DATA", str(tmp_path / "nowhere"))
@@ -213,9 +213,9 @@ def test_a_flipped_bit_anywhere_in_a_gzipped_file_is_corrupt(zipped: Path, posit
     assert sha256(CONTENT) in str(caught.value)
 
 
-def test_a_gzipped_file_cut_short_says_its_own_digest(zipped: Path) -> None:
+def test_truncated_gzip_names_both_digests(zipped: Path) -> None:
     zipped.write_bytes(zipped.read_bytes()[:-20])
-    with pytest.raises(DataCorrupt, match=f"own SHA-256 is {file_sha256(zipped)}"):
+    with pytest.raises(DataCorrupt, match=f"{file_sha256(zipped)}"):
         content_sha256(zipped, sha256(CONTENT))
 
 

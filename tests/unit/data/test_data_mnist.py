@@ -53,7 +53,7 @@ def accept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NFOLD_ACCEPT_SHA256", ",".join(digests))
 
 
-def test_the_real_test_files_alone_are_split_in_file_order(shared_data: Path) -> None:
+def test_real_test_files_are_split_in_file_order(shared_data: Path) -> None:
     data.prepare("mnist", shared_data)
     read = data.load("mnist")
     assert read.name == "mnist-9000"

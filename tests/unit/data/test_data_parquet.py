@@ -101,7 +101,7 @@ def test_labels_that_are_words_are_refused(tmp_path: Path) -> None:
 
 def test_images_that_are_text_are_refused(tmp_path: Path) -> None:
     content = [{**row, "img": {"bytes": "text"}} for row in rows()]
-    with pytest.raises(DataCorrupt, match="row 0 has no image bytes"):
+    with pytest.raises(DataCorrupt, match=r"row 0 has .* instead of image bytes"):
         read(write(tmp_path / "a.parquet", content))
 
 
@@ -128,7 +128,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, keep: int) -> None:
 
 
 @pytest.mark.parametrize(("module", "library"), [("pyarrow", "pyarrow"), ("PIL", "Pillow")])
-def test_a_missing_reader_says_what_to_install(
+def test_missing_reader_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, library: str
 ) -> None:
     path = write(tmp_path / "a.parquet", rows())

@@ -66,7 +66,7 @@ def test_parquet_is_found_and_packed_once(place: Path) -> None:
     assert prepared().train.names.stat() == packed
 
 
-def test_a_damaged_pack_is_made_again(place: Path) -> None:
+def test_damaged_pack_is_rebuilt(place: Path) -> None:
     folders(place)
     first = prepared().train
     file = first.names.with_name("train-labels.npy")
@@ -85,9 +85,9 @@ def png() -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (jpeg(200, 200)[:-900], "no whole JPEG"),
-        (b"not an image at all", "no whole JPEG"),
-        (b"", "no whole JPEG"),
+        (jpeg(200, 200)[:-900], "not a complete JPEG"),
+        (b"not an image at all", "not a complete JPEG"),
+        (b"", "not a complete JPEG"),
         (png(), "PNG, not JPEG"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_bad_file_is_named_or_skipped_and_counted(place: Path, content: bytes,
     folders(place)
     bad = place / "train/class1/bad.jpg"
     bad.write_bytes(content)
-    with pytest.raises(DataCorrupt, match=rf"1 of the images.*bad\.jpg .*{said}.*--skip-bad"):
+    with pytest.raises(DataCorrupt, match=rf"1 bad images.*bad\.jpg .*{said}.*--skip-bad"):
         prepared()
     found = prepared(skip_bad=True)
     assert len(found.train) == len(SIZES)
@@ -105,7 +105,7 @@ def test_a_bad_file_is_named_or_skipped_and_counted(place: Path, content: bytes,
 
 def test_a_row_without_an_image_is_bad_and_a_label_must_be_a_number(place: Path) -> None:
     shard(place / "train-0.parquet", [jpeg(9, 9), None], [0, 1])
-    with pytest.raises(DataCorrupt, match=r"row 1 .*no image bytes"):
+    with pytest.raises(DataCorrupt, match=r"row 1 .*instead of image bytes"):
         prepared()
     shard(place / "train-0.parquet", [jpeg(9, 9), jpeg(9, 9)], [0, None])
     with pytest.raises(DataCorrupt, match=r"row 1 .*label None"):
@@ -121,7 +121,7 @@ def test_labels_out_of_range_are_named(place: Path) -> None:
         prepared()
 
 
-def test_nothing_there_says_what_is_missing_and_where(place: Path) -> None:
+def test_missing_photographs_name_files_and_folders(place: Path) -> None:
     (place / "train").mkdir(parents=True)
     with pytest.raises(DataMissing, match=r"train-\*\.parquet.*CLASS.*looked in .*NFOLD_DATA"):
         prepared()
@@ -159,5 +159,5 @@ def test_decoded_images_are_kept_and_are_the_same(place: Path) -> None:
 
 def test_what_does_not_fit_into_memory_is_refused_with_the_sizes() -> None:
     check_fits(2**30, 2**31)
-    with pytest.raises(MachineUnfit, match=r"needs 3 GiB.*free 2 GiB.*--cache off"):
+    with pytest.raises(MachineUnfit, match=r"need 3 GiB.*free 2 GiB.*--cache off"):
         check_fits(3 * 2**30, 2 * 2**30)

@@ -303,9 +303,7 @@ def test_a_wrong_script_is_refused(environment: pytest.MonkeyPatch, text: str, s
         Simulated()
 
 
-def test_a_whole_run_takes_no_process_and_leaves_no_folder(
-    environment: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_run_uses_no_process_or_folder(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environment.setenv("NFOLD_SIMULATED", '{"failures": [{"kind": "diverged", "step": 7}]}')
     asked = _task(devices=2, batch=100, steps=20)
     found = run(asked.workload, asked.plan, machine=HOST, options=RunOptions(results=tmp_path))

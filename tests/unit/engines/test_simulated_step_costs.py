@@ -60,7 +60,7 @@ def test_every_rung_of_the_ladder_adds_its_own_cost() -> None:
     assert _step_ms(script, Variant(exchange="half")) == pytest.approx(11.8)
 
 
-def test_buffers_and_waits_of_the_host_go_alone() -> None:
+def test_buffers_and_host_syncs_are_independent() -> None:
     script = Scenario(compute_ms_per_sample=0.2, latency_ms=0.3, buffers_ms=0.7, host_syncs_ms=2.0)
     assert _step_ms(script) == pytest.approx(13.0)
     assert _step_ms(script, Variant(broadcast_buffers=False)) == pytest.approx(12.3)

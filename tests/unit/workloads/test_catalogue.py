@@ -15,7 +15,7 @@ TRAINING = [name for name in workloads.NAMES if workloads.info(name).kind == "tr
 
 
 @pytest.mark.parametrize("name", workloads.NAMES)
-def test_every_name_says_what_it_is(name: str) -> None:
+def test_every_workload_has_a_description(name: str) -> None:
     known = workloads.info(name)
     assert known.name == name
     assert len(known.summary) > 20
@@ -41,7 +41,7 @@ def test_an_unknown_name_lists_the_closest_first() -> None:
         workloads.info("cnn")
 
 
-def test_a_name_alone_is_told_that_a_function_is_missing() -> None:
+def test_module_without_function_is_refused() -> None:
     with pytest.raises(UnknownValue, match="MODULE:FUNCTION"):
         workloads.info("project")
 

@@ -47,12 +47,6 @@ def _small_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
 class NumpyDevice(ArrayDevice):
     """Correlates by shifted sums, in either layout."""
 
-    def __init__(
-        self, device: int, place: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
-    ) -> None:
-        self.device = device
-        super().__init__(place, host, ones, mean)
-
     def to_device(self, values: Array) -> Array:
         return values.copy()
 
@@ -79,7 +73,9 @@ class NumpyDevice(ArrayDevice):
         assert all(isinstance(value, np.ndarray) for value in values)
 
 
-def run(plan: Plan = PLAN, lane: type[NumpyDevice] = NumpyDevice, **parameters: int) -> ConvResult:
+def run(
+    plan: Plan = PLAN, device_class: type[NumpyDevice] = NumpyDevice, **parameters: int
+) -> ConvResult:
     known = {"size": 9, "channels": 2, "filter": 4, "copy_only": 0, **parameters}
     task = ConvTask(
         parameters=known,
@@ -91,7 +87,7 @@ def run(plan: Plan = PLAN, lane: type[NumpyDevice] = NumpyDevice, **parameters: 
         beat=lambda done, planned: None,
     )
     ticks = iter(range(10**6))
-    return run_devices(task, lane, lambda: 77, lambda: float(next(ticks)))
+    return run_devices(task, device_class, lambda: 77, lambda: float(next(ticks)))
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
@@ -120,16 +116,16 @@ def test_on_gpus_the_parts_have_the_names_of_pageable_memory(
         "end to end, pageable",
     ]
     resident = next(part for part in result.parts if part.name == "resident loop")
-    assert resident.note.startswith("mean of 50 in a row")
+    assert resident.note.startswith("mean of a chain of 50,")
 
 
-def test_a_lane_that_writes_into_anothers_place_is_found() -> None:
+def test_device_that_writes_other_results_is_a_mismatch() -> None:
     class Misplaced(NumpyDevice):
         def download(self, host: NumpyHostBuffers) -> None:
             host.results[:] = self.to_host(self.result)[:1]
 
     with pytest.raises(Mismatch, match="differs from scipy's"):
-        run(lane=Misplaced)
+        run(device_class=Misplaced)
 
 
 def test_a_kernel_is_timed_from_idle_to_idle() -> None:
@@ -143,7 +139,8 @@ def test_a_kernel_is_timed_from_idle_to_idle() -> None:
             super().compute()
             log.append("compute")
 
-    place = DeviceSetup(
+    setup = DeviceSetup(
+        device=0,
         images=slice(0, 1),
         layout="channels_last",
         step="graph",
@@ -152,7 +149,7 @@ def test_a_kernel_is_timed_from_idle_to_idle() -> None:
     )
     ones = np.ones((1, 1, 3, 3), np.float32)
     host = NumpyHostBuffers.of(np.ones((1, 1, 6, 6), np.float32), "channels_last")
-    Logged(0, place, host, ones, ones / np.float32(9)).warm()
+    Logged(setup, host, ones, ones / np.float32(9)).warm()
     assert log == ["wait", "compute", "wait", "compute", "wait"]
 
 

@@ -43,7 +43,7 @@ def test_an_image_does_not_depend_on_the_split() -> None:
 
 
 @pytest.mark.parametrize("width", [3, 5, 10])
-def test_the_random_filter_tells_every_flip_apart(width: int) -> None:
+def test_random_filter_detects_every_flip(width: int) -> None:
     filters = problem(width=width).random_filter()[0, 0]
     for flipped in (filters[::-1], filters[:, ::-1], filters[::-1, ::-1], filters.T):
         assert not np.array_equal(filters, flipped)
@@ -77,7 +77,7 @@ def test_a_rounded_result_passes() -> None:
     check_result(single(EXPECTED), EXPECTED, [0, 1, 2], "fp32")
 
 
-def test_correlation_is_a_mismatch_that_says_where_and_how_much() -> None:
+def test_correlation_is_a_mismatch_with_image_and_size() -> None:
     wrong = scipy_reference(IMAGES, FILTERS[..., ::-1, ::-1])
     wrong[:2] = EXPECTED[:2]
     largest = np.abs(wrong - EXPECTED).max()

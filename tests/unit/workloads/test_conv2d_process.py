@@ -110,7 +110,7 @@ def made(
     return process, hosts, log
 
 
-def test_every_lane_gets_an_action_before_the_next_and_all_finish_last() -> None:
+def test_devices_alternate_actions_and_finish_last() -> None:
     process, hosts, log = made()
     process.end_to_end(hosts["pinned"])
     each = ["upload", "compute", "download", "finish"]
@@ -123,7 +123,7 @@ def _these(
     return steps
 
 
-def test_lanes_whose_ways_differ_in_length_take_turns_until_the_last_step(
+def test_devices_with_different_action_counts_alternate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process, hosts, log = made()
@@ -134,13 +134,13 @@ def test_lanes_whose_ways_differ_in_length_take_turns_until_the_last_step(
     assert log == ["a", "c", "b", "d", "e", "finish", "finish"]
 
 
-def test_notes_say_what_convolves_and_how_steps_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_name_method_and_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     process, hosts, _ = made()
     monkeypatch.setattr(FakeDevice, "method", "cuDNN")
     monkeypatch.setattr(FakeDevice, "overlap", lambda lane, host: "in 8 chunks")
     notes = {probe.name: probe.note for probe in process.timed_calls(hosts)}
     assert notes["end to end, pinned"] == notes["copy only, pinned"] == "in 8 chunks"
-    assert notes["resident loop"].endswith("of the one before, by cuDNN")
+    assert notes["resident loop"].endswith(", by cuDNN")
     assert notes["copy to device, pinned"] == ""
 
 
@@ -165,7 +165,7 @@ def test_copies_and_kernels_are_apart_and_only_pinned_end_to_end_is_windowed() -
     assert [probe.bytes for probe in probes] == [one_way] * 4 + [2 * one_way] * 7
 
 
-def test_kernels_are_as_slow_as_the_slowest_lane() -> None:
+def test_kernel_seconds_combine_devices() -> None:
     process, hosts, log = made()
     seconds = {probe.name: probe.call() for probe in process.timed_calls(hosts)}
     assert seconds["convolution, cold cache"] == 3.0
@@ -233,7 +233,7 @@ def test_baselines_agree_with_the_reference(
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-def test_the_torch_baseline_says_its_threads_and_gives_them_back() -> None:
+def test_torch_on_cpu_names_and_restores_threads() -> None:
     import torch
 
     before = torch.get_num_threads()
@@ -252,7 +252,7 @@ def test_a_part_of_a_baseline_is_marked_and_counts_what_it_did() -> None:
     assert part.seconds == pytest.approx([0.001] * 3)
 
 
-def test_a_slow_baseline_gets_fewer_images_and_says_so() -> None:
+def test_slow_library_gets_fewer_images_with_a_note() -> None:
     problem = ConvProblem(images=100, channels=1, size=4, filter=3, copy_only=False, seed=0)
     now = [0.0]
     seen: list[int] = []

@@ -141,7 +141,7 @@ def test_one_process_drives_several_devices_into_one_buffer() -> None:
     assert "resident loop" in names(result)
 
 
-def test_a_filter_that_is_not_turned_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unflipped_filter_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def unturned(filters: Array) -> Array:
         return filters
 
@@ -150,7 +150,7 @@ def test_a_filter_that_is_not_turned_fails_the_run(monkeypatch: pytest.MonkeyPat
         run_parts(task())
 
 
-def test_results_of_another_place_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misplaced_results_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def misplaced(lane: TorchCpuDevice, host: torch_devices.TorchHostBuffers) -> None:
         host.results[:] = lane.result[:1]
 
@@ -174,7 +174,7 @@ def test_results_that_the_timed_calls_spoil_fail_the_run(monkeypatch: pytest.Mon
         run_parts(task())
 
 
-def test_tf32_is_off_unless_asked_for() -> None:
+def test_tf32_is_off_by_default() -> None:
     run_parts(task(copy_only=1))
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32

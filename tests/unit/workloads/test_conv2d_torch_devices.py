@@ -10,7 +10,6 @@ from nfold.workloads.conv2d.torch_devices import (
     MAX_CHUNKS,
     MIN_CHUNK_BYTES,
     ConvCandidate,
-    FastestSearch,
     fastest,
     split_chunks,
 )
@@ -64,26 +63,11 @@ def test_the_fastest_wins_a_tie_is_the_first_ones_and_an_error_is_out(
     assert fastest(named("cuDNN", "tall", "wide"), seconds.__getitem__).name == best
 
 
-def test_an_error_of_the_one_that_runs_everywhere_is_told() -> None:
+def test_error_of_the_first_candidate_is_raised() -> None:
     with pytest.raises(KeyError, match="cuDNN"):
         fastest(named("cuDNN", "tall"), {"tall": 1.0}.__getitem__)
 
 
-def test_one_way_alone_is_not_timed() -> None:
+def test_single_candidate_is_not_timed() -> None:
     times: dict[str, float] = {}
     assert fastest(named("cuDNN"), times.__getitem__).name == "cuDNN"
-
-
-def test_a_problem_is_searched_for_once() -> None:
-    timed: list[str] = []
-
-    def seconds(method: str) -> float:
-        timed.append(method)
-        return float(len(timed))
-
-    search = FastestSearch(seconds=seconds)
-    first = search.choose((840, 3), named("cuDNN", "tall"))
-    assert search.choose((840, 3), named("cuDNN", "tall")) is first
-    assert timed == ["cuDNN", "tall"]
-    search.choose((840, 5), named("cuDNN", "tall"))
-    assert len(timed) == 4

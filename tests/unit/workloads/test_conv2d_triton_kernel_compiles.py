@@ -30,7 +30,7 @@ def compiled(variant: KernelConfig, channels: int, width: int, kind: str) -> str
         "rows": variant.rows,
         "own": variant.outs,
         "block": kernel.WARP * variant.warps,
-        "unroll": width <= kernel.UNROLLED,
+        "unroll": width <= kernel.MAX_UNROLLED,
         "backwards": False,
     }
     pointers = dict.fromkeys(("images", "filters", "out"), kind)
@@ -49,9 +49,9 @@ def test_a_thread_loads_a_column_once_and_multiplies_for_every_sum(
     channels: int, width: int, kind: str
 ) -> None:
     """The counts are those of one filter column, or of all of them where they are unrolled."""
-    variant = kernel.variants(channels)[0]
+    variant = kernel.kernel_configs(channels)[0]
     ptx = compiled(variant, channels, width, kind)
-    columns = width if width <= kernel.UNROLLED else 1
+    columns = width if width <= kernel.MAX_UNROLLED else 1
     values = variant.rows + width - 1
     taps = variant.outs * width
     assert ptx.count("ld.global") == columns * (values + taps)

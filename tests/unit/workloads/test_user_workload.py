@@ -114,7 +114,7 @@ def test_what_is_not_there_is_named(written: Written) -> None:
     workload = written()
     with pytest.raises(UnknownValue, match="'mak': allowed are make, sgd"):
         user_workload.call_user_workload(Workload.parse(workload.name[:-1]))
-    with pytest.raises(UsageError, match=r"no module 'mad_x': in this folder are made"):
+    with pytest.raises(UsageError, match=r"no module 'mad_x'; modules in this folder: .*made"):
         user_workload.call_user_workload(Workload.parse("mad_x:make"))
     missing = written(head="import nowhere_at_all")
     with pytest.raises(UsageError, match=r"nowhere_at_all.*\(made_\d+\.py:1\); next: install"):
@@ -138,7 +138,7 @@ def test_code_that_changed_since_is_refused(written: Written) -> None:
     assert len(code) == 16
     user_workload.call_user_workload(Workload(name=workload.name, code=code))
     Path(f"{workload.name.partition(':')[0]}.py").write_text("# other\n")
-    with pytest.raises(UsageError, match="changed while nfold ran"):
+    with pytest.raises(UsageError, match="changed during the run"):
         user_workload.call_user_workload(Workload(name=workload.name, code=code))
 
 
@@ -163,7 +163,7 @@ def test_what_its_module_imports_or_names_makes_it_another(
     assert {before.code, rated.code, deeper.code} == {before.code}
 
 
-def test_a_function_of_a_package_is_made_of_the_whole_package(written: Written) -> None:
+def test_fingerprint_of_a_package_covers_all_its_modules(written: Written) -> None:
     asked = written()
     Path("pack_of_mine").mkdir()
     Path(f"{asked.name.partition(':')[0]}.py").rename("pack_of_mine/__init__.py")
@@ -173,11 +173,11 @@ def test_a_function_of_a_package_is_made_of_the_whole_package(written: Written) 
     assert workloads.with_fingerprint(package).imports != before.imports
 
 
-def test_the_parent_is_told_and_imports_nothing(written: Written) -> None:
+def test_parent_describes_user_workload_without_imports(written: Written) -> None:
     workload = written("batch=2, test=(FLOATS, LABELS)", head="print('hello')" + HEAD)
     code = (
         "import sys; from nfold import workloads; from nfold.core.workload import Workload; "
-        f"one = workloads.identified(Workload.parse('{workload}:depth=4')); "
+        f"one = workloads.with_fingerprint(Workload.parse('{workload}:depth=4')); "
         "known = workloads.info(one.name); "
         "print(one, len(one.code), known.training_samples, known.defaults.batch, "
         "known.defaults.data_bytes, workloads.parameters(one), "
@@ -194,7 +194,7 @@ def test_the_process_that_describes_may_fail(written: Written) -> None:
     with pytest.raises(UsageError, match=r"ValueError: too deep \(made_\d+\.py:9\)"):
         workloads.info(asked.name)
     ended = written(head="import os; os._exit(7)")
-    with pytest.raises(UsageError, match="its process ended with 7"):
+    with pytest.raises(UsageError, match="exited with code 7"):
         workloads.info(ended.name)
     wrong = written(body="return nfold.Training(model=MODEL, train=(FLOATS, LABELS), "
                     "optimizer=lambda m: torch.optim.SGD(m.parameter()))")  # fmt: skip

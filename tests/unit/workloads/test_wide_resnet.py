@@ -80,7 +80,7 @@ def test_another_depth_names_the_nearest_allowed(depth: int, nearest: str) -> No
 
 
 @pytest.mark.parametrize("text", ["wide_resnet:depth=4", "wide_resnet:width=0"])
-def test_too_small_a_value_says_from_where(text: str) -> None:
+def test_too_small_value_names_minimum(text: str) -> None:
     with pytest.raises(UsageError, match="allowed are whole numbers from"):
         values(text)
 

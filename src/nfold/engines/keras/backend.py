@@ -1,4 +1,4 @@
-"""What a back end of Keras has to do for the loop: place, step, fence, read, evaluate."""
+"""The interface of a Keras back end, and the definition and calls of a training."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from nfold.engines.base import Task
 from nfold.engines.builtin_workloads import Operations, load_builtin_samples
 from nfold.engines.sampling import RankSlice, SampleIds, hash_ids
 
-DeviceValue = Any
-"""What a back end has on its devices."""
-Loss = Any
-"""The losses of a call's steps, not yet read."""
+DeviceValue = Any  # a back end's values on its devices
+Loss = Any  # the losses of a call's steps on the devices
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostBatch:
-    """One call's samples on the host: images [steps, n, h, w, c], labels and ids [steps, n].
+    """A call's samples on the host: images [steps, n, h, w, c], labels and ids [steps, n].
 
-    Of photographs that a device distorts, in place of ids marks [steps, n, 3]: id, height, width.
+    If the device distorts photographs, ids are [steps, n, 3]: id, height, width.
     """
 
     images: Images
@@ -38,87 +36,87 @@ class HostBatch:
 
 
 class KerasBackend(ABC):
-    """One model and its step on the devices of a plan."""
-
-    @abstractmethod
-    def describe(self) -> str:
-        """The devices, for example ``cpu:0, cpu:1``."""
-
-    @abstractmethod
-    def store_training_set(self, images: Images, labels: Labels) -> None:
-        """Resident input: copy the training set to every device."""
-
-    @abstractmethod
-    def put_ids(self, group: CallGroup) -> DeviceValue:
-        """Resident input: a group's ids on the devices."""
-
-    @abstractmethod
-    def put_batch(self, host: HostBatch) -> DeviceValue:
-        """Loaded input: a call's samples on the devices. May run in another thread."""
-
-    @abstractmethod
-    def compile_resident_step(self, route: DeviceValue) -> None:
-        """Make the program of a group's calls, so that none is made in a timed window."""
-
-    @abstractmethod
-    def compile_step(self, batch: DeviceValue) -> None:
-        """The same for calls on samples of these shapes."""
-
-    @abstractmethod
-    def step_resident(self, route: DeviceValue, call: int, epoch: int) -> Loss:
-        """Make the steps of a group's call number ``call``."""
-
-    @abstractmethod
-    def step(self, batch: DeviceValue, epoch: int) -> Loss:
-        """Make the steps on what ``place`` placed."""
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Wait for everything that was queued."""
-
-    @abstractmethod
-    def wait_for(self, loss: Loss) -> None:
-        """Wait for one call; from a thread of its own."""
+    """One model and its training step on the devices of a plan."""
 
     @property
     @abstractmethod
     def is_asynchronous(self) -> bool:
-        """Whether a call returns before it is done."""
+        """Whether calls return before they are computed."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return the names of the devices, for example ``cpu:0, cpu:1``."""
+
+    @abstractmethod
+    def store_training_set(self, images: Images, labels: Labels) -> None:
+        """Copy the training set to every device, for resident input."""
+
+    @abstractmethod
+    def put_ids(self, group: CallGroup) -> DeviceValue:
+        """Copy a group's sample ids to the devices, for resident input."""
+
+    @abstractmethod
+    def put_batch(self, host: HostBatch) -> DeviceValue:
+        """Copy a call's samples to the devices. May be called from another thread."""
+
+    @abstractmethod
+    def compile_resident_step(self, ids: DeviceValue) -> None:
+        """Compile the program of a group's calls before a timed window."""
+
+    @abstractmethod
+    def compile_step(self, batch: DeviceValue) -> None:
+        """Compile the program for samples of these shapes before a timed window."""
+
+    @abstractmethod
+    def step_resident(self, ids: DeviceValue, call: int, epoch: int) -> Loss:
+        """Queue the steps of call number ``call`` of a group."""
+
+    @abstractmethod
+    def step(self, batch: DeviceValue, epoch: int) -> Loss:
+        """Queue the steps on a batch of ``put_batch``."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all queued calls."""
+
+    @abstractmethod
+    def wait_for(self, loss: Loss) -> None:
+        """Wait for one call, in another thread."""
 
     @abstractmethod
     def read_losses(self, losses: Sequence[Loss]) -> list[float]:
-        """One loss a step."""
+        """Return one loss per step."""
 
     @abstractmethod
     def count_correct(
         self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]
     ) -> int:
-        """How many samples the model classifies right."""
+        """Count correctly classified samples; calls ``beat`` after every chunk."""
 
     @abstractmethod
     def weights(self) -> list[npt.NDArray[Any]]:
-        """The trained weights on the host."""
+        """Return the trained weights on the host."""
 
     @abstractmethod
     def memory(self) -> dict[str, int | None]:
-        """``peak_memory_bytes`` and ``reserved_memory_bytes`` of the fullest device."""
+        """Return the ``RankSamples`` fields of the memory of the device that used most."""
 
     @abstractmethod
     def tf_dataset(
-        self, groups: Sequence[CallGroup], make: Callable[[SampleIds], HostBatch]
+        self, groups: Sequence[CallGroup], gather: Callable[[SampleIds], HostBatch]
     ) -> Iterable[DeviceValue]:
-        """The batches of ``groups`` from a ``tf.data.Dataset``; ``make`` gathers a call's."""
+        """Load the batches of ``groups`` by a ``tf.data.Dataset`` that calls ``gather``."""
 
     def add_notes(self, samples: RankSamples) -> RankSamples:
-        """The samples of a run; a back end may add doubts."""
+        """Add caveats of the back end to a run's measurements."""
         return samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class KerasDefinition:
-    """What is trained: its data, its operations, and the file that builds it in Keras.
+    """A training in Keras: data, augmentations, network.
 
-    ``photographs`` are the samples where these are files; ``arrays`` then has no image.
+    With ``photographs``, ``arrays`` has no training images.
     """
 
     workload: Workload
@@ -129,50 +127,48 @@ class KerasDefinition:
 
     @property
     def peak_rate(self) -> float:
-        """The learning rate's peak in one cycle, 0: fixed."""
+        """The peak of the one-cycle learning rate; 0: fixed learning rate."""
         return self.parameters.get("peak", 0) / 1000
 
     def model(self, layout: str) -> Any:
-        """A new model, drawn from Keras's global generator."""
-        return self._module().model(self.parameters, self.arrays.classes, layout)
+        """Create a model with weights from Keras's global generator."""
+        return self._network.model(self.parameters, self.arrays.classes, layout)
 
     def optimizer(self, schedule: Any) -> Any:
-        """Its optimizer; ``schedule`` None: at a fixed rate."""
-        return self._module().optimizer(self.parameters, schedule)
+        """Create the optimizer; ``schedule`` None: fixed learning rate."""
+        return self._network.optimizer(self.parameters, schedule)
 
     @property
     def loss(self) -> Callable[[Any, Any], Any]:
         """The mean loss of a model's outputs and labels [n]."""
-        found: Callable[[Any, Any], Any] = self._module().loss
-        return found
+        return self._network.loss
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """What a reader of the measurement has to know about the data, as (kind, text)."""
         return self.photographs.notes if self.photographs else ()
 
-    def _module(self) -> workloads.Network:
+    @property
+    def _network(self) -> workloads.Network:
         return workloads.network(self.workload.name, "keras")
 
 
 def load_definition(task: Task) -> KerasDefinition:
-    """What the task trains."""
-    known = workloads.info(task.workload.name)
-    chosen = workloads.parameters(task.workload)
-    arrays, photographs = load_builtin_samples(known, chosen, task.plan)
+    """Load the data and parameters of a training."""
+    workload_info = workloads.info(task.workload.name)
+    parameters = workloads.parameters(task.workload)
+    arrays, photographs = load_builtin_samples(workload_info, parameters, task.plan)
     return KerasDefinition(
         workload=task.workload,
-        parameters=chosen,
+        parameters=parameters,
         arrays=arrays,
-        augmentations=known.augmentation_for(chosen),
+        augmentations=workload_info.augmentation_for(parameters),
         photographs=photographs,
     )
 
 
-# The steps of an epoch as calls: each makes one or several steps on batches of one size.
-#
-# Calls of one shape make a group, so that a group's ids are one array and its program is compiled
-# once. With k steps a call, what does not fill a call is made one step at a time.
+# The steps of an epoch are grouped into calls of one or several steps. Calls of the same shape are
+# a group: their ids are one array, and their program is compiled once. The steps that do not fill a
+# call are single steps.
 
 
 @dataclass(frozen=True)
@@ -183,33 +179,31 @@ class CallGroup:
 
     @property
     def steps_per_call(self) -> int:
-        """Steps of one call."""
         return int(self.ids.shape[1])
 
     @property
     def batch_size(self) -> int:
-        """Samples of one step."""
         return int(self.ids.shape[2])
 
     def sample_hashes(self) -> list[int]:
-        """The sample hash of every call, as ``stream.sample_hash`` has it."""
+        """Return the hash of the samples of every call."""
         rows = hash_ids(self.ids).reshape(len(self.ids), -1)
-        found: list[int] = rows.sum(axis=1, dtype=np.uint64).tolist()
-        return found
+        hashes: list[int] = rows.sum(axis=1, dtype=np.uint64).tolist()
+        return hashes
 
 
 def group_calls(
     order: SampleIds, cuts: Sequence[RankSlice], steps_per_call: int
 ) -> Iterator[CallGroup]:
-    """The calls that compute ``cuts`` of an epoch's ``order``: whole ones, singles, the rest."""
+    """Group the batches ``cuts`` of an epoch: full calls, single steps, the partial last batch."""
     if not cuts:
         return
     batch = cuts[0].global_count
-    whole = sum(cut.global_count == batch for cut in cuts)
-    together = whole // steps_per_call * steps_per_call
-    for first, last, steps in ((0, together, steps_per_call), (together, whole, 1)):
+    full_batches = sum(cut.global_count == batch for cut in cuts)
+    grouped = full_batches // steps_per_call * steps_per_call
+    for first, last, steps in ((0, grouped, steps_per_call), (grouped, full_batches, 1)):
         if last > first:
             ids = order[first * batch : last * batch]
             yield CallGroup(ids.reshape(-1, steps, batch))
-    if whole < len(cuts):
+    if full_batches < len(cuts):
         yield CallGroup(order[cuts[-1].positions].reshape(1, 1, -1))

@@ -1,4 +1,4 @@
-"""Keras 3 behind the seam. Imports no back end: what it cannot do is known without one."""
+"""Keras 3 as a framework, with the rules for its plans. Imports no back end."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from nfold.workloads import info, is_operation
 
 
 class Keras(Framework):
-    """One process drives all devices, because Keras chooses its back end once, at import."""
+    """One process drives all devices. Keras selects its back end once, at import."""
 
     supports_checkpoints: ClassVar[bool] = False
-    supports_operations: ClassVar[bool] = True
-    """Whether operations are written for it."""
+    supports_operations: ClassVar[bool] = True  # whether operations are written for it
 
     def unsupported_reason(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
         if workload.function_reference is not None or workload.script:
             return f"{workload.name} is written in PyTorch; next: --framework torch"
         check_installed(self.name)
-        known = info(workload.name)
+        workload_info = info(workload.name)
         operation = is_operation(workload)
         if operation and not self.supports_operations:
-            return f"{workload.name} is not written for {self.name}; next: --framework torch"
-        blind = missing_cuda_reason(self.name) if plan.device == "cuda" else None
-        refused = image_file_refusal(known, plan) or violated_rule(plan, operation=operation)
-        return blind or refused or known.unsupported(plan)
+            return f"{workload.name} is not available on {self.name}; next: --framework torch"
+        return (
+            (missing_cuda_reason(self.name) if plan.device == "cuda" else None)
+            or image_file_refusal(workload_info, plan)
+            or violated_rule(plan, operation=operation)
+            or workload_info.unsupported(plan)
+        )
 
     def process_count(self, plan: Plan) -> int:
         return 1
@@ -57,20 +59,14 @@ class Keras(Framework):
 
 
 class TensorFlow(Keras):
-    """Keras on TensorFlow."""
-
     name: ClassVar[str] = "tensorflow"
 
 
 class Jax(Keras):
-    """Keras on JAX."""
-
     name: ClassVar[str] = "jax"
 
 
 class KerasTorch(Keras):
-    """Keras on PyTorch."""
-
     name: ClassVar[str] = "keras-torch"
     supports_operations: ClassVar[bool] = False
 
@@ -81,19 +77,18 @@ class KerasTorch(Keras):
             return train_on_torch(task, observer)
 
 
+# the library of a framework besides Keras, and the extra with both
 REQUIREMENTS: dict[str, tuple[str, str]] = {
     "tensorflow": ("tensorflow", "tensorflow"),
     "jax": ("jax", "jax"),
     "keras-torch": ("keras", "keras"),
 }
-"""The library that a framework needs besides Keras, and the extra that brings both."""
 
 JAX_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 TENSORFLOW_WITHOUT_CUDA = ("tensorflow-cpu", "tensorflow-cpu-aws", "tensorflow-intel")
 
 
 def check_installed(framework: str) -> None:
-    """Raise ExtraMissing for what a framework needs and is not there."""
     library, extra = REQUIREMENTS[framework]
     for name in (library, "keras"):
         if find_spec(name) is None:
@@ -101,24 +96,23 @@ def check_installed(framework: str) -> None:
 
 
 def missing_cuda_reason(framework: str) -> str | None:
-    """Why a framework's installed build cannot see a GPU, or None where it may."""
+    """Return why a framework's installed build does not support GPUs, or None."""
     if framework == "tensorflow":
         built = next((name for name in TENSORFLOW_WITHOUT_CUDA if installed_version(name)), None)
         if built and not installed_version("tensorflow"):
             return (
-                f"{built} {installed_version(built)} was built without CUDA; next: --framework jax or torch, "
-                "or --device cpu"
+                f"{built} {installed_version(built)} is built without CUDA; next: --framework jax "
+                "or torch, or --device cpu"
             )
     if framework == "jax" and not any(map(installed_version, JAX_PLUGINS)):
         return (
-            f"jax {installed_version('jax')} is here without its CUDA plugin "
+            f"jax {installed_version('jax')} is installed without its CUDA plugin "
             f"({' or '.join(JAX_PLUGINS)}); next: pip install 'jax[cuda13]', or --device cpu"
         )
     return None
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of an installed distribution, None where it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -139,7 +133,7 @@ COMMON_RULES: tuple[Rule, ...] = (
     (lambda plan: plan.accumulate > 1, "accumulate above 1 is torch's; next: --framework torch"),
     (
         lambda plan: plan.exchange != "fp32",
-        "Keras exchanges gradients as they are, in float32; next: --framework torch",
+        "Keras exchanges gradients only in float32; next: --framework torch",
     ),
     (
         lambda plan: plan.kernels == "tuned",
@@ -147,16 +141,16 @@ COMMON_RULES: tuple[Rule, ...] = (
     ),
     (
         lambda plan: bool(plan.workers) and plan.decode is None,
-        "Keras's input is made by one thread of its process, not by workers; next: --workers 0",
+        "Keras loads its input in one thread, without workers; next: --workers 0",
     ),
     (
         lambda plan: plan.decode == "device",
-        "decoding on the device is nvJPEG's work, through PyTorch; next: --decode cpu",
+        "decoding on the device needs PyTorch (nvJPEG); next: --decode cpu",
     ),
     *PRECISION_RULES,
     (
         lambda plan: plan.input == "resident" and plan.augment == "cpu",
-        "input 'resident' passes nothing through the host, which could augment it; next: "
+        "input 'resident' does not pass through the host, so it cannot be augmented there; next: "
         "--augment device",
     ),
     MIN_BATCH_RULE,
@@ -171,7 +165,7 @@ TENSORFLOW_RULES: tuple[Rule, ...] = (
     ),
     (
         lambda plan: plan.batch_norm == "synchronised",
-        "batch norm under MirroredStrategy is each replica's own here; next: --framework torch",
+        "MirroredStrategy computes batch norm per replica; next: --framework torch",
     ),
     (
         lambda plan: plan.steps_per_execution > 1 and plan.step == "eager",
@@ -179,11 +173,11 @@ TENSORFLOW_RULES: tuple[Rule, ...] = (
     ),
 )
 
+# Of a program over all devices; an operation's devices have a program each
 EVEN_BATCH: Rule = (
     lambda plan: (plan.batch or 0) % (plan.devices or 1) != 0,
-    "JAX cuts a batch into equal parts: it must divide by the number of devices",
+    "JAX splits a batch into equal parts: it must be a multiple of the number of devices",
 )
-"""Of a program over all devices; an operation's devices have a program each."""
 
 JAX_RULES: tuple[Rule, ...] = (
     EVEN_BATCH,
@@ -196,7 +190,7 @@ JAX_RULES: tuple[Rule, ...] = (
 KERAS_TORCH_RULES: tuple[Rule, ...] = (
     (
         lambda plan: (plan.devices or 1) > 1,
-        "Keras's torch back end drives one device; next: --framework torch",
+        "Keras's torch back end uses one device; next: --framework torch",
     ),
     (
         lambda plan: plan.input not in ("loader", "resident"),
@@ -217,20 +211,16 @@ RULES_BY_FRAMEWORK: dict[str, tuple[Rule, ...]] = {
 
 
 def violated_rule(plan: Plan, *, operation: bool = False) -> str | None:
-    """The first rule that the plan of a training breaks, or of an operation; None: it runs."""
-    own = (
-        rule
-        for rule in RULES_BY_FRAMEWORK[plan.framework]
-        if not operation or rule is not EVEN_BATCH
-    )
-    return _unknown_step_or_strategy(plan) or first_broken_rule((*own, *COMMON_RULES), plan)
-
-
-def _unknown_step_or_strategy(plan: Plan) -> str | None:
+    """Return the first rule that a plan breaks, or None."""
     steps = STEP_KINDS[plan.framework]
     if plan.step not in steps:
         return f"{plan.framework} has no step {plan.step!r}; allowed are {', '.join(steps)}"
-    own = FRAMEWORK_STRATEGY.get(plan.framework)
-    if (plan.devices or 1) > 1 and own and plan.strategy != own:
-        return f"{plan.framework} has no strategy {plan.strategy!r}; allowed is {own}"
-    return None
+    strategy = FRAMEWORK_STRATEGY.get(plan.framework)
+    if (plan.devices or 1) > 1 and strategy and plan.strategy != strategy:
+        return f"{plan.framework} has no strategy {plan.strategy!r}; allowed is {strategy}"
+    rules = [
+        rule
+        for rule in RULES_BY_FRAMEWORK[plan.framework]
+        if not operation or rule is not EVEN_BATCH
+    ]
+    return first_broken_rule((*rules, *COMMON_RULES), plan)

@@ -1,9 +1,9 @@
-"""Where the samples of every call come from: the plan's ``input``, in one of four ways.
+"""Input pipelines by the plan's ``input``; all give the same samples in the same order.
 
-``resident``: the training set is on the devices and a call selects from it. ``loader``: NumPy
-batches, gathered and copied one call ahead by a thread. ``generator``: NumPy batches from a
-Python generator, made when they are asked for. ``tf.data``: a ``tf.data.Dataset``, prefetched by
-TensorFlow. All give the same samples in the same order.
+- ``resident``: the training set is on the devices, and a call selects from it
+- ``loader``: a thread gathers and copies NumPy batches one call ahead
+- ``generator``: NumPy batches from a Python generator
+- ``tf.data``: a ``tf.data.Dataset``, prefetched by TensorFlow
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class BackendCall:
-    """The next call: ``run`` makes its steps, of ``count`` samples each."""
+    """A call; ``run`` queues its steps of ``batch_size`` samples each."""
 
     run: Callable[[], Loss]
     steps: int
@@ -51,7 +51,7 @@ class BackendCall:
 
 
 class InputPipeline(ABC):
-    """The calls of one epoch, or of a run in steps all of them; set ``epoch``, then iterate."""
+    """The calls of an epoch, or of a whole run in steps. Set ``stream.epoch``, then iterate."""
 
     def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
         self.backend = backend
@@ -66,7 +66,6 @@ class InputPipeline(ABC):
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the training set that stay on a device."""
         return 0
 
     def __len__(self) -> int:
@@ -77,16 +76,19 @@ class InputPipeline(ABC):
             yield from self.calls(epoch, cuts)
 
     def groups(self, epoch: int, cuts: list[RankSlice]) -> list[CallGroup]:
-        """The calls of an epoch, or of its first ``cuts``."""
         return list(group_calls(self.stream.epoch_order(epoch), cuts, self._steps_per_call))
 
     @abstractmethod
     def calls(self, epoch: int, cuts: list[RankSlice]) -> Iterator[BackendCall]:
-        """The calls that compute ``cuts`` of an epoch."""
+        """Yield the calls for the batches ``cuts`` of an epoch."""
+
+
+# a group, its ids on the devices, the hashes of its calls
+PlacedGroups = list[tuple[CallGroup, DeviceValue, list[int]]]
 
 
 class ResidentInput(InputPipeline):
-    """Ids are on the devices from an epoch's start; the next epoch's are made meanwhile."""
+    """Copies the ids of an epoch to the devices during the previous epoch."""
 
     def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
         super().__init__(definition, task, backend)
@@ -95,9 +97,7 @@ class ResidentInput(InputPipeline):
         )
         backend.store_training_set(definition.arrays.train_images, definition.arrays.train_labels)
         self._thread = ThreadPoolExecutor(1)
-        self._pending: dict[
-            tuple[int, int], Future[list[tuple[CallGroup, DeviceValue, list[int]]]]
-        ] = {}
+        self._pending: dict[tuple[int, int], Future[PlacedGroups]] = {}
 
     @property
     def resident_bytes(self) -> int:
@@ -105,32 +105,32 @@ class ResidentInput(InputPipeline):
 
     def calls(self, epoch: int, cuts: list[RankSlice]) -> Iterator[BackendCall]:
         self._submit(epoch, cuts)
-        routes = self._pending.pop((epoch, len(cuts))).result()
+        placed_groups = self._pending.pop((epoch, len(cuts))).result()
         self._submit(epoch + 1, self.stream.slices)
-        for _, route, _ in routes:
-            self.backend.compile_resident_step(route)
-        for group, route, hashes in routes:
+        for _, ids, _ in placed_groups:
+            self.backend.compile_resident_step(ids)
+        for group, ids, hashes in placed_groups:
             for number, hashed in enumerate(hashes):
-                run = partial(self.backend.step_resident, route, number, epoch)
+                run = partial(self.backend.step_resident, ids, number, epoch)
                 yield BackendCall(run, group.steps_per_call, group.batch_size, hashed)
 
     def _submit(self, epoch: int, cuts: list[RankSlice]) -> None:
         if (epoch, len(cuts)) not in self._pending:
-            made = self._thread.submit(self._put_groups, epoch, cuts)
-            self._pending = {(epoch, len(cuts)): made}
+            future = self._thread.submit(self._put_groups, epoch, cuts)
+            self._pending = {(epoch, len(cuts)): future}
 
-    def _put_groups(
-        self, epoch: int, cuts: list[RankSlice]
-    ) -> list[tuple[CallGroup, DeviceValue, list[int]]]:
-        found = self.groups(epoch, cuts)
-        return [(group, self.backend.put_ids(group), group.sample_hashes()) for group in found]
+    def _put_groups(self, epoch: int, cuts: list[RankSlice]) -> PlacedGroups:
+        return [
+            (group, self.backend.put_ids(group), group.sample_hashes())
+            for group in self.groups(epoch, cuts)
+        ]
 
 
 @dataclass(frozen=True)
 class HostPreprocessing:
-    """Makes images [n, h, w, c] of an epoch and ids [n], and ids [n] or marks [n, 3] beside them.
+    """Maps an epoch and ids [n] to images [n, h, w, c] and keys: ids [n], or [n, 3] as HostBatch.
 
-    ``image`` and ``mark`` are the shapes of one sample's.
+    ``image_shape`` and ``key_shape`` are of one sample.
     """
 
     process: Callable[[int, SampleIds], tuple[Images, npt.NDArray[Any]]]
@@ -139,7 +139,7 @@ class HostPreprocessing:
 
 
 class HostInput(InputPipeline):
-    """NumPy batches, augmented on the host where the plan places it there."""
+    """NumPy batches, augmented on the host with ``augment='cpu'``."""
 
     def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
         super().__init__(definition, task, backend)
@@ -148,52 +148,48 @@ class HostInput(InputPipeline):
         self._compiled_shapes: set[tuple[int, ...]] = set()
 
     def host_batch(self, epoch: int, ids: SampleIds) -> HostBatch:
-        """The samples ``ids`` [steps, n]."""
-        images, marks = self._preprocessing.process(epoch, ids.reshape(-1))
+        """Gather and augment the samples ``ids`` [steps, n]."""
+        images, keys = self._preprocessing.process(epoch, ids.reshape(-1))
         return HostBatch(
             images=images.reshape(*ids.shape, *images.shape[1:]),
             labels=self._arrays.train_labels[ids].astype(np.int32),
-            ids=marks.astype(np.uint32).reshape(*ids.shape, *marks.shape[1:]),
+            ids=keys.astype(np.uint32).reshape(*ids.shape, *keys.shape[1:]),
         )
 
     def calls(self, epoch: int, cuts: list[RankSlice]) -> Iterator[BackendCall]:
-        found = self.groups(epoch, cuts)
-        hashed_calls = [(group, hashed) for group in found for hashed in group.sample_hashes()]
-        self._compile_new_shapes(found)
-        placed = self.device_batches(epoch, found)
-        for (group, hashed), batch in zip(hashed_calls, placed, strict=True):
+        groups = self.groups(epoch, cuts)
+        hashed_calls = [(group, hashed) for group in groups for hashed in group.sample_hashes()]
+        self._compile_new_shapes(groups)
+        batches = self.device_batches(epoch, groups)
+        for (group, hashed), batch in zip(hashed_calls, batches, strict=True):
             run = partial(self.backend.step, batch, epoch)
             yield BackendCall(run, group.steps_per_call, group.batch_size, hashed)
 
     def _compile_new_shapes(self, groups: list[CallGroup]) -> None:
         for shape in {group.ids.shape[1:] for group in groups} - self._compiled_shapes:
             self._compiled_shapes.add(shape)
-            images = np.zeros((*shape, *self._preprocessing.image_shape), np.uint8)
-            labels, ids = (
-                np.zeros(shape, np.int32),
-                np.zeros((*shape, *self._preprocessing.key_shape), "u4"),
+            host = HostBatch(
+                images=np.zeros((*shape, *self._preprocessing.image_shape), np.uint8),
+                labels=np.zeros(shape, np.int32),
+                ids=np.zeros((*shape, *self._preprocessing.key_shape), np.uint32),
             )
-            place = self.backend.put_batch(HostBatch(images=images, labels=labels, ids=ids))
-            self.backend.compile_step(place)
+            self.backend.compile_step(self.backend.put_batch(host))
 
     @abstractmethod
     def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterable[DeviceValue]:
-        """The batches of every call, on the devices."""
+        """Load the batch of every call on the devices."""
 
 
 class GeneratorInput(HostInput):
-    """A Python generator of NumPy batches."""
-
     def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[DeviceValue]:
         return map(self.backend.put_batch, self.batches(epoch, groups))
 
     def batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[HostBatch]:
-        """The generator."""
         return (self.host_batch(epoch, ids) for group in groups for ids in group.ids)
 
 
 class LoaderInput(HostInput):
-    """NumPy batches gathered and copied by a thread, one call ahead, also into the next epoch."""
+    """NumPy batches gathered and copied by a thread, one call ahead."""
 
     def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
         super().__init__(definition, task, backend)
@@ -208,14 +204,12 @@ class LoaderInput(HostInput):
 
 
 class TfDataInput(HostInput):
-    """A ``tf.data.Dataset`` whose elements are the calls' batches."""
-
     def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterable[DeviceValue]:
         return self.backend.tf_dataset(groups, partial(self.host_batch, epoch))
 
 
 def host_preprocessing(definition: KerasDefinition, task: Task) -> HostPreprocessing:
-    """What the plan has the host do."""
+    """Return the host's part of decoding and augmentation under the plan."""
     arrays, plan = definition.arrays, task.plan
     shape, on_host = arrays.train_images.shape[1:], plan.augment == "cpu"
     if definition.photographs is not None:
@@ -223,21 +217,21 @@ def host_preprocessing(definition: KerasDefinition, task: Task) -> HostPreproces
         if not on_host:
             side = canvas_side(shape[0])
             return HostPreprocessing(CanvasDecoder(*photos), (side, side, 3), (3,))
-        darkroom = ImageDistorter(*photos)
-        return HostPreprocessing(lambda epoch, ids: (darkroom(epoch, ids), ids), shape)
+        distort = ImageDistorter(*photos)
+        return HostPreprocessing(lambda epoch, ids: (distort(epoch, ids), ids), shape)
     augment = build_augmentation(definition.augmentations if on_host else (), arrays, plan.seed)
     images = arrays.train_images
     return HostPreprocessing(lambda epoch, ids: (augment(images[ids], ids, epoch), ids), shape)
 
 
 def prefetch_one(jobs: Iterable[Callable[[], Item]], thread: ThreadPoolExecutor) -> Iterator[Item]:
-    """The results of ``jobs``; a job begins before the result of the one before is given out."""
-    begun: list[Future[Item]] = []
+    """Yield the results of ``jobs``; starts each job before it yields the previous result."""
+    pending: list[Future[Item]] = []
     for job in jobs:
-        begun.append(thread.submit(job))
-        if len(begun) > 1:
-            yield begun.pop(0).result()
-    for last in begun:
+        pending.append(thread.submit(job))
+        if len(pending) > 1:
+            yield pending.pop(0).result()
+    for last in pending:
         yield last.result()
 
 
@@ -250,5 +244,4 @@ PIPELINES: dict[str, type[InputPipeline]] = {
 
 
 def open_input(definition: KerasDefinition, task: Task, backend: KerasBackend) -> InputPipeline:
-    """The feed that the plan's ``input`` names."""
     return PIPELINES[str(task.plan.input)](definition, task, backend)

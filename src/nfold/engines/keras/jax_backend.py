@@ -1,8 +1,8 @@
-"""Keras on JAX: the whole call is one jitted program over all devices, with donated state.
+"""Keras on JAX: a call is one jitted program over all devices, with donated state.
 
-Selection from resident data, augmentation, forward, backward and update are inside it. Under
-``keras.distribution.DataParallel`` weights are on every device and a batch is split over them; XLA
-adds the exchange of gradients, and computes batch norm over the whole batch.
+The program selects from resident data, augments and makes the training step. Under
+``keras.distribution.DataParallel`` weights are replicated and a batch is split; XLA inserts the
+gradient exchange and computes batch norm over the whole batch.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ from nfold.engines.sampling import SampleIds
 from nfold.workloads.keras_networks import head_logits
 
 Array = Any
+# Trainable variables, others (statistics, seeds), the optimizer's
 State = tuple[list[Array], list[Array], list[Array]]
-"""Trainable variables, others (statistics, seeds), the optimizer's."""
-Samples = tuple[Array, Array, Array]
-"""Images, labels and ids of one step."""
+Samples = tuple[Array, Array, Array]  # images, labels and ids of one step
 
 
 def create_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
-    """JAX on the plan's devices; raises Unsupported where JAX does not see them."""
+    """Create the back end on the plan's devices; raises Unsupported if JAX does not see them."""
     opened = open_jax_devices(task.plan)
     names = [f"{device.platform}:{device.id}" for device in opened.devices]
     distribution = keras.distribution.DataParallel(devices=names)
@@ -55,7 +54,7 @@ def create_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
 
 
 class JaxBackend(KerasBackend):
-    """The jitted programs of one model, and the state that they hand on."""
+    """The jitted programs of one model, and their state."""
 
     def __init__(
         self, task: Task, definition: KerasDefinition, opened: JaxDevices, mesh: Any
@@ -63,14 +62,14 @@ class JaxBackend(KerasBackend):
         self._opened = opened
         self._mesh = mesh
         self._replicated = NamedSharding(mesh, P())
-        self._built = build_model(task, definition)
-        self._one = JaxStep(
-            self._built, build_preparation(definition.arrays, task, definition.augmentations)
+        self._keras_model = build_model(task, definition)
+        self._step = JaxStep(
+            self._keras_model, build_preparation(definition.arrays, task, definition.augmentations)
         )
-        self._state: State = jax.device_put(self._built.initial_state(), self._replicated)
+        self._state: State = jax.device_put(self._keras_model.initial_state(), self._replicated)
         self._data: tuple[Array, ...] = ()
         self._programs: dict[tuple[int, ...], Any] = {}
-        self._count_correct = jax.jit(self._one.count_correct)
+        self._count_correct = jax.jit(self._step.count_correct)
         self._plan = task.plan
 
     def describe(self) -> str:
@@ -92,24 +91,24 @@ class JaxBackend(KerasBackend):
         values = (host.images, host.labels, host.ids)
         return jax.device_put(values, self._split(host.ids.shape[1], 1))
 
-    def compile_resident_step(self, route: DeviceValue) -> None:
-        if route.shape not in self._programs:
-            inputs = (self._data, route, np.int32(0), np.uint32(0))
-            self._programs[route.shape] = self._compiled(self._one.resident_steps, *inputs)
+    def compile_resident_step(self, ids: DeviceValue) -> None:
+        if ids.shape not in self._programs:
+            inputs = (self._data, ids, np.int32(0), np.uint32(0))
+            self._programs[ids.shape] = self._compiled(self._step.resident_steps, *inputs)
 
     def compile_step(self, batch: DeviceValue) -> None:
         if batch[0].shape not in self._programs:
             inputs = (batch, np.uint32(0))
-            self._programs[batch[0].shape] = self._compiled(self._one.steps, *inputs)
+            self._programs[batch[0].shape] = self._compiled(self._step.steps, *inputs)
 
     def _compiled(self, function: Callable[..., Any], *inputs: Any) -> Any:
         jitted = jax.jit(function, donate_argnums=0, out_shardings=self._replicated)
         return jitted.lower(self._state, *inputs).compile()
 
-    def step_resident(self, route: DeviceValue, call: int, epoch: int) -> Loss:
-        program = self._programs[route.shape]
+    def step_resident(self, ids: DeviceValue, call: int, epoch: int) -> Loss:
+        program = self._programs[ids.shape]
         place = (np.int32(call), np.uint32(epoch))
-        self._state, losses = program(self._state, self._data, route, *place)
+        self._state, losses = program(self._state, self._data, ids, *place)
         return losses
 
     def step(self, batch: DeviceValue, epoch: int) -> Loss:
@@ -149,40 +148,39 @@ class JaxBackend(KerasBackend):
         return self._opened.memory()
 
     def add_notes(self, samples: RankSamples) -> RankSamples:
-        norms = [type(one).__name__ == "BatchNormalization" for one in self._built.model.layers]
+        norms = [
+            type(one).__name__ == "BatchNormalization" for one in self._keras_model.model.layers
+        ]
         if not any(norms) or self._mesh.devices.size == 1 or self._plan.batch_norm != "device":
             return samples
         text = "batch norm on JAX is over the samples of all devices, as --batch-norm synchronised"
         return dataclasses.replace(samples, caveats=(*samples.caveats, ("batch_norm", text)))
 
     def tf_dataset(
-        self, groups: Sequence[CallGroup], make: Callable[[SampleIds], HostBatch]
+        self, groups: Sequence[CallGroup], gather: Callable[[SampleIds], HostBatch]
     ) -> Iterable[DeviceValue]:
         raise Unsupported("input 'tf.data' is TensorFlow's; next: --input loader")
 
 
 class JaxStep:
-    """The functions that are jitted, of one model."""
-
     def __init__(self, model: KerasModel, prepare: Callable[[Array, Array, Array], Array]) -> None:
         self._model = model
         self._prepare = prepare
 
     def resident_steps(
-        self, state: State, data: tuple[Array, Array], route: Array, call: Array, epoch: Array
+        self, state: State, data: tuple[Array, Array], ids: Array, call: Array, epoch: Array
     ) -> tuple[State, Array]:
-        """The steps of call number ``call`` of a route [calls, steps, n]."""
+        """Make the steps of call number ``call`` of ids [calls, steps, n]."""
         images, labels = data
-        all_ids = lax.dynamic_index_in_dim(route, call, keepdims=False)
+        call_ids = lax.dynamic_index_in_dim(ids, call, keepdims=False)
 
-        def one(state: State, ids: Array) -> tuple[State, Array]:
+        def step(state: State, ids: Array) -> tuple[State, Array]:
             return self._step(state, (images[ids], labels[ids], ids), epoch)
 
-        return scan_steps(one, state, all_ids)
+        return scan_steps(step, state, call_ids)
 
     def steps(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
-        """The steps on images, labels and ids [steps, n, ...]."""
-        return scan_steps(lambda state, one: self._step(state, one, epoch), state, samples)
+        return scan_steps(lambda state, step: self._step(state, step, epoch), state, samples)
 
     def _step(self, state: State, samples: Samples, epoch: Array) -> tuple[State, Array]:
         trained, others, optimizer = state
@@ -201,24 +199,22 @@ class JaxStep:
         return (trained, changed, optimizer), loss
 
     def count_correct(self, state: State, images: Array, labels: Array) -> Array:
-        """How many of the samples are classified right: int32 []."""
         inputs = self._model.normalize(images)
         outputs, _ = self._model.model.stateless_call(state[0], state[1], inputs, training=False)
         return (jnp.argmax(head_logits(outputs)[0], axis=1) == labels).sum()
 
 
 def scan_steps(
-    one: Callable[[State, Any], tuple[State, Array]], state: State, inputs: Any
+    step: Callable[[State, Any], tuple[State, Array]], state: State, inputs: Any
 ) -> tuple[State, Array]:
-    """Scan over the steps of a call; a single one needs no loop. Losses are float32 [steps].
+    """Scan over the steps of a call; returns the state and the losses float32 [steps].
 
-    On CPUs the loop is unrolled: XLA runs a convolution inside of one on a slow path
-    (docs/decisions/keras.md).
+    Unrolls the loop on CPUs, where convolutions in a loop are slow (docs/decisions/keras.md).
     """
     steps = len(jax.tree.leaves(inputs)[0])
     if steps > 1:
         unroll = steps if jax.default_backend() == "cpu" else 1
-        state, losses = lax.scan(one, state, inputs, unroll=unroll)
+        state, losses = lax.scan(step, state, inputs, unroll=unroll)
         return state, losses
-    state, loss = one(state, jax.tree.map(lambda values: values[0], inputs))
+    state, loss = step(state, jax.tree.map(lambda values: values[0], inputs))
     return state, loss[None]

@@ -1,4 +1,4 @@
-"""A model and its optimizer in Keras, as a plan asks for them."""
+"""A plan's Keras model, optimizer and learning rate schedule."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nfold.engines.keras.preprocessing import Normalize, build_normalizer
 from nfold.engines.sampling import EpochSampler, step_limit
 from nfold.workloads.keras_networks import MixedSGD
 
+# Keras's name of a precision; fp32 and tf32 compute in float32
 DTYPE_POLICIES: dict[str, str] = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
-"""Keras's name of a precision; fp32 and tf32 compute in float32."""
 
 
 @dataclass(frozen=True)
 class KerasModel:
-    """``normalize`` makes the model's input of stored images; ``loss`` is of outputs and labels."""
+    """``normalize`` converts uint8 images to the model's input; ``loss`` takes outputs, labels."""
 
     model: Any
     optimizer: Any
@@ -30,24 +30,20 @@ class KerasModel:
     loss: Callable[[Any, Any], Any]
 
     def initial_state(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The first values of all variables: trained, others, the optimizer's."""
-        kinds = (
-            self.model.trainable_variables,
-            self.model.non_trainable_variables,
-            self.optimizer.variables,
+        return (
+            [variable.value for variable in self.model.trainable_variables],
+            [variable.value for variable in self.model.non_trainable_variables],
+            [variable.value for variable in self.optimizer.variables],
         )
-        trained, others, optimizer = ([v.value for v in variables] for variables in kinds)
-        return trained, others, optimizer
 
     def scale_loss(self, loss: Any, optimizer: list[Any]) -> Any:
-        """The loss as its gradient is taken: under fp16 times the scale that is in the state."""
+        """Multiply the loss by fp16's scale in the optimizer's state."""
         mapping = list(zip(self.optimizer.variables, optimizer, strict=True))
         with keras.StatelessScope(state_mapping=mapping):
             return self.optimizer.scale_loss(loss)
 
 
 def build_model(task: Task, definition: KerasDefinition) -> KerasModel:
-    """The model with the weights of the plan's seed, its optimizer built."""
     plan = task.plan
     keras.config.set_dtype_policy(DTYPE_POLICIES.get(str(plan.precision), "float32"))
     keras.utils.set_random_seed(plan.seed)
@@ -70,7 +66,7 @@ def _one_cycle(task: Task, definition: KerasDefinition) -> KerasOneCycle | None:
 
 
 class KerasOneCycle(keras.optimizers.schedules.LearningRateSchedule):
-    """``frameworks/rate.py`` as Keras takes it; ``steps`` are those of the whole training."""
+    """The schedule of ``engines/torch/lr_schedule.py``; ``steps`` are of the whole training."""
 
     def __init__(self, peak: float, steps: int) -> None:
         self.peak, self.steps = peak, steps
@@ -81,5 +77,4 @@ class KerasOneCycle(keras.optimizers.schedules.LearningRateSchedule):
         return self.peak * ops.where(progress < WARMUP_FRACTION, rising, falling)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
         return {"peak": self.peak, "steps": self.steps}

@@ -1,7 +1,7 @@
-"""Random crop, flip and cutout on the device, fused into the step: draws of ``torch/augment.py``.
+"""Augmentation and normalization on the device as part of the step.
 
-JAX computes with 32 bits unless it is told otherwise for everything, so a 64-bit product is
-put together from halves of 16 bits. The pixels are those of ``frameworks/augment.py``.
+Random numbers and pixels are those of ``engines/torch``. JAX computes in 32 bits, so 64-bit
+products are composed of 16-bit halves.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from nfold.engines.builtin_workloads import (
 from nfold.engines.sampling import MASK, MULTIPLIERS, ROUNDS, WEYL
 
 Tensor = Any
-Draws = list[Tensor]
-"""Four uint32 tensors [n], one operation's draws."""
+Draws = list[Tensor]  # four uint32 tensors [n] per operation
+# uint8 images [n, h, w, c], uint32 ids [n], uint32 epoch [] to augmented images
 Augment = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""uint8 images [n, h, w, c], uint32 ids [n] and a uint32 epoch [] to augmented images."""
 
 
 def build_augmentation(operations: Operations, arrays: DataSetArrays, seed: int) -> Augment:
-    """Applies ``operations``, pairs of a name and an argument, in order; none changes nothing."""
+    """Return a function that applies ``operations`` (name, argument) in order."""
 
     def augment(images: Tensor, ids: Tensor, epoch: Tensor) -> Tensor:
         for name, argument in operations:
@@ -45,7 +44,7 @@ def build_augmentation(operations: Operations, arrays: DataSetArrays, seed: int)
 
 
 def draw_uint32(seed: int, epoch: Tensor, ids: Tensor, operation: int) -> Draws:
-    """Four independent 32-bit draws per sample id below 2^32: uint32 [n]."""
+    """Draw four uint32 [n] per sample id (Philox 4x32)."""
     zero = ops.zeros_like(ids)
     c0, c1, c2, c3 = ids, zero, zero + epoch, zero + _uint32(operation)
     k0, k1 = seed & MASK, (seed >> 32) & MASK
@@ -58,7 +57,7 @@ def draw_uint32(seed: int, epoch: Tensor, ids: Tensor, operation: int) -> Draws:
 
 
 def multiply_uint32(value: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """High and low 32 bits of the product of uint32 values and a factor of 32 bits."""
+    """Return the high and low 32 bits of the product of uint32 values and a 32-bit factor."""
     low_factor, high_factor = _uint32(factor & 0xFFFF), _uint32(factor >> 16)
     low, high = ops.bitwise_and(value, _uint32(0xFFFF)), _high_half(value)
     inner = high * low_factor + _high_half(low * low_factor)
@@ -84,38 +83,34 @@ def random_below(draw: Tensor, limit: int) -> Tensor:
 
 
 def crop(images: Tensor, random: Draws, padding: int, _arrays: DataSetArrays) -> Tensor:
-    """Pads with zeros and cuts the size out again, by draws 0 (down) and 1 (right).
-
-    Nothing is padded: what would come from the border is zero.
-    """
+    """Crop after zero padding, at offsets from draws 0 (down) and 1 (right)."""
     n, (height, width, channels) = ops.shape(images)[0], images.shape[1:]
-    places = 2 * padding + 1
-    rows = random_below(random[0], places)[:, None] + ops.arange(
-        -padding, height - padding, dtype="int32"
-    )
-    columns = random_below(random[1], places)[:, None] + ops.arange(
-        -padding, width - padding, dtype="int32"
-    )
+
+    def indices(draw: Tensor, side: int) -> Tensor:
+        offsets = random_below(draw, 2 * padding + 1)[:, None]
+        return offsets + ops.arange(-padding, side - padding, dtype="int32")
+
+    rows, columns = indices(random[0], height), indices(random[1], width)
     inside = _in_range(rows, height)[:, :, None] & _in_range(columns, width)[:, None, :]
-    each = ops.arange(n, dtype="int32")[:, None, None]
-    lines = each * height + ops.clip(rows, 0, height - 1)[:, :, None]
+    first_rows = ops.arange(n, dtype="int32")[:, None, None] * height
+    lines = first_rows + ops.clip(rows, 0, height - 1)[:, :, None]
     pixels = lines * width + ops.clip(columns, 0, width - 1)[:, None, :]
-    taken = ops.take(ops.reshape(images, (-1, channels)), pixels, axis=0)
-    return ops.where(inside[..., None], taken, ops.zeros_like(taken))
+    cropped = ops.take(ops.reshape(images, (-1, channels)), pixels, axis=0)
+    return ops.where(inside[..., None], cropped, ops.zeros_like(cropped))
 
 
-def _in_range(places: Tensor, limit: int) -> Tensor:
-    return ops.logical_and(places >= 0, places < limit)
+def _in_range(indices: Tensor, limit: int) -> Tensor:
+    return ops.logical_and(indices >= 0, indices < limit)
 
 
 def flip(images: Tensor, random: Draws, _argument: int, _arrays: DataSetArrays) -> Tensor:
-    """Mirrors left to right by the highest bit of draw 0."""
+    """Mirror left to right by the highest bit of draw 0."""
     mirrored = random[0] >= _uint32(2**31)
     return ops.where(mirrored[:, None, None, None], ops.flip(images, 2), images)
 
 
 def cutout(images: Tensor, random: Draws, size: int, arrays: DataSetArrays) -> Tensor:
-    """Covers a square with the mean, its centre at draws 0 (row) and 1 (column)."""
+    """Cover a square with the mean, centred at draws 0 (row) and 1 (column)."""
     height, width = images.shape[1:3]
     square = (
         _cutout_range(random[0], height, size)[:, :, None]
@@ -136,21 +131,19 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, Draws, int, DataSetArrays], Tensor]] 
 }
 
 
-# Inception's distortion fused into the step: draws and pixels of ``torch/distortion.py``.
-#
-# A resized image is a product of matrices here: which pixels a pixel sees is a row of weights, most
-# of them 0. Products keep the batch's axis, along which it is split over devices, and take about 2 %
-# of what the network does at 299. In 32 bits, as JAX computes.
+# Inception's distortion, with the random numbers and pixels of
+# ``engines/torch/input/distortion.py``. Resizing is two matrix products: a row holds the weights of
+# the source pixels, most of them 0. This keeps the batch axis, which is split over devices, and
+# costs about 2 % of the network at 299 pixels.
 
-TAPS = 4
-"""Pixels that one pixel of a resized image may see of each side: four for bicubic."""
+TAPS = 4  # source pixels per side of a resized pixel, for bicubic
 CUBIC_A = -0.75
 HALF_RANGE = 2**31
 
 
 @dataclass(frozen=True)
 class KerasDistortionParameters:
-    """What samples drew besides their boxes, each [n]; ``nfold.data.distortion.Look`` of many."""
+    """``nfold.data.distortion.DistortionParameters`` of several samples, each [n]."""
 
     method: Tensor
     mirrored: Tensor
@@ -162,13 +155,12 @@ class KerasDistortionParameters:
 
 
 def draw_distortion(seed: int, epoch: Tensor, ids: Tensor) -> KerasDistortionParameters:
-    """The looks of samples ``ids`` uint32 [n] in an epoch."""
     method, mirrored, order, brightness = draw_uint32(seed, epoch, ids, DISTORTION_KEY)
     saturation, hue, contrast, _ = draw_uint32(seed, epoch, ids, COLOUR_KEY)
     return KerasDistortionParameters(
         method=random_below(method, len(METHODS)),
-        mirrored=mirrored >= _to_uint32(HALF_RANGE),
-        contrast_second=order >= _to_uint32(HALF_RANGE),
+        mirrored=mirrored >= _uint32(HALF_RANGE),
+        contrast_second=order >= _uint32(HALF_RANGE),
         brightness=uniform(brightness, -BRIGHTNESS, BRIGHTNESS),
         saturation=uniform(saturation, 0.5, 1.5),
         hue=uniform(hue, -HUE, HUE),
@@ -176,43 +168,39 @@ def draw_distortion(seed: int, epoch: Tensor, ids: Tensor) -> KerasDistortionPar
     )
 
 
-def _to_uint32(value: int) -> Tensor:
-    return ops.convert_to_tensor(value, "uint32")
-
-
 def uniform(draw: Tensor, low: float, high: float) -> Tensor:
-    """Map 32-bit draws to float32 numbers from ``low`` to ``high``."""
     return ops.cast(draw, "float32") * ((high - low) / 2**32) + low
 
 
 class KerasDistortion:
-    """Distorts what lies in canvases, in one go."""
+    """Distorts images of different sizes, each in the upper left corner of a canvas."""
 
     def __init__(self, size: int, seed: int) -> None:
         self._size, self._seed = size, seed
 
-    def __call__(self, canvases: Tensor, marks: Tensor, epoch: Tensor) -> Tensor:
-        """uint8 images [n, size, size, 3] of canvases [n, s, s, 3].
+    def __call__(self, canvases: Tensor, keys: Tensor, epoch: Tensor) -> Tensor:
+        """Distort canvases [n, s, s, 3] to uint8 images [n, size, size, 3].
 
-        ``marks`` uint32 [n, 3] are a sample's id, and height and width of what lies in the upper
-        left corner of its canvas.
+        ``keys`` uint32 [n, 3] are id, height and width of each image.
         """
-        look = draw_distortion(self._seed, epoch, marks[:, 0])
-        places = ops.cast(marks[:, 1:], "int32")
-        rows = self._resize_matrix(places[:, 0], canvases.shape[1], look.method, None)
-        columns = self._resize_matrix(places[:, 1], canvases.shape[2], look.method, look.mirrored)
+        parameters = draw_distortion(self._seed, epoch, keys[:, 0])
+        sizes = ops.cast(keys[:, 1:], "int32")
+        rows = self._resize_matrix(sizes[:, 0], canvases.shape[1], parameters.method, None)
+        columns = self._resize_matrix(
+            sizes[:, 1], canvases.shape[2], parameters.method, parameters.mirrored
+        )
         image = ops.einsum("nph,nhwc->npwc", rows, ops.cast(canvases, "float32"))
         image = ops.einsum("nqw,npwc->npqc", columns, image)
-        return adjust_colors(ops.floor(ops.clip(image + 0.5, 0, 255)), look)
+        return adjust_colors(ops.floor(ops.clip(image + 0.5, 0, 255)), parameters)
 
     def _resize_matrix(
         self, sides: Tensor, canvas: int, method: Tensor, mirrored: Tensor | None
     ) -> Tensor:
-        found, weights = self._source_pixels(sides, method, mirrored)
-        places = ops.arange(canvas, dtype="int32")
+        sources, weights = self._source_pixels(sides, method, mirrored)
+        positions = ops.arange(canvas, dtype="int32")
         total: Any = 0
         for tap in range(TAPS):
-            hit = found[..., tap, None] == places
+            hit = sources[..., tap, None] == positions
             total = total + ops.where(hit, weights[..., tap, None], 0.0)
         return total
 
@@ -231,21 +219,18 @@ class KerasDistortion:
         nearest = (2 * pixels + 1) * sides // (2 * size)
         whole = ops.where(method == AREA, ops.floor(start), under - 1)
         first = ops.where(method == NEAREST, nearest, ops.cast(whole, "int32"))
-        found = first[..., None] + ops.arange(TAPS, dtype="int32")
-        weights = self._tap_weights(found, middle - under, start, scale, method)
-        return ops.minimum(ops.maximum(found, 0), sides[..., None] - 1), weights
+        sources = first[..., None] + ops.arange(TAPS, dtype="int32")
+        weights = self._tap_weights(sources, middle - under, start, scale, method)
+        return ops.minimum(ops.maximum(sources, 0), sides[..., None] - 1), weights
 
     def _tap_weights(
-        self, found: Tensor, past: Tensor, start: Tensor, scale: Tensor, method: Tensor
+        self, sources: Tensor, past: Tensor, start: Tensor, scale: Tensor, method: Tensor
     ) -> Tensor:
-        """The weights [n, size, 4] of each sample's own method.
-
-        ``past`` is how far a pixel's middle lies beyond the second tap's, 0 to 1.
-        """
+        # [n, size, TAPS]; ``past`` is the distance of a pixel's centre from the second tap, 0 to 1.
         taps, method = ops.arange(TAPS, dtype="float32"), method[..., None]
         distance = ops.absolute(taps - 1 - past[..., None])
-        from_, end = ops.cast(found, "float32"), (start + scale)[..., None]
-        covered = ops.minimum(from_ + 1, end) - ops.maximum(from_, start[..., None])
+        begin, end = ops.cast(sources, "float32"), (start + scale)[..., None]
+        covered = ops.minimum(begin + 1, end) - ops.maximum(begin, start[..., None])
         linear = ops.maximum(1 - distance, 0)
         weights = ops.where(method == BICUBIC, cubic_weight(distance), linear)
         weights = ops.where(method == AREA, ops.maximum(covered, 0) / scale[..., None], weights)
@@ -253,14 +238,14 @@ class KerasDistortion:
 
 
 def cubic_weight(distance: Tensor) -> Tensor:
-    """The weight of a pixel at a distance of 0 to 2 (R. Keys, Cubic convolution, 1981)."""
+    """Return the bicubic weight at a distance of 0 to 2 (R. Keys, Cubic convolution, 1981)."""
     near = ((CUBIC_A + 2) * distance - (CUBIC_A + 3)) * distance * distance + 1
     far = ((CUBIC_A * distance - 5 * CUBIC_A) * distance + 8 * CUBIC_A) * distance - 4 * CUBIC_A
     return ops.where(distance <= 1, near, ops.where(distance < 2, far, 0.0))
 
 
 def adjust_colors(levels: Tensor, parameters: KerasDistortionParameters) -> Tensor:
-    """Levels [n, h, w, 3] with their colours changed, as uint8."""
+    """Change the colours of levels [n, h, w, 3], 0 to 255, and convert to uint8."""
     image = levels / 255 + parameters.brightness[:, None, None, None]
     second = parameters.contrast_second[:, None, None, None]
     factor = parameters.contrast[:, None, None, None]
@@ -273,16 +258,13 @@ def adjust_colors(levels: Tensor, parameters: KerasDistortionParameters) -> Tens
 
 
 def adjust_contrast(image: Tensor, factor: Tensor) -> Tensor:
-    """Every value further from its colour's mean over the image, or nearer to it."""
+    """Scale the difference from the image's mean of each channel."""
     mean = ops.mean(image, axis=(1, 2), keepdims=True)
     return (image - mean) * factor + mean
 
 
 def adjust_saturation_and_hue(image: Tensor, saturation: Tensor, hue_shift: Tensor) -> Tensor:
-    """Saturation changed, then hue by ``turn`` of a whole, in HSV, of images [n, h, w, 3].
-
-    As in ``torch/distortion.py``: a hue is a place on a circle of 6.
-    """
+    """Change saturation, then hue, of images [n, h, w, 3]; a ``hue_shift`` of 1 is a full circle."""
     red, green, blue = image[..., 0], image[..., 1], image[..., 2]
     value = ops.max(image, axis=-1)
     chroma = value - ops.min(image, axis=-1)
@@ -299,16 +281,14 @@ def adjust_saturation_and_hue(image: Tensor, saturation: Tensor, hue_shift: Tens
     return ops.stack([value - chroma * (1 - ops.clip(part, 0, 1)) for part in shares], axis=-1)
 
 
+# uint8 images [n, h, w, c], uint32 ids [n], uint32 epoch [] to the model's input; for distortion on
+# the device canvases, and keys [n, 3] instead of ids
 InputPreparation = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""uint8 images [n, h, w, c], uint32 ids [n], a uint32 epoch [] to the model's input.
-
-Of photographs that the device distorts: canvases, and marks [n, 3] in place of ids.
-"""
 Normalize = Callable[[Tensor], Tensor]
 
 
 def build_normalizer(arrays: DataSetArrays, layout: str) -> Normalize:
-    """uint8 images [n, h, w, c] to float32 ones in the layout, each channel shifted and scaled."""
+    """Return a function that maps uint8 images [n, h, w, c] to normalized float32 in the layout."""
     mean = np.array(arrays.mean, np.float32)
     inverse_std = np.float32(1) / np.array(arrays.std, np.float32)
 
@@ -322,12 +302,12 @@ def build_normalizer(arrays: DataSetArrays, layout: str) -> Normalize:
 def build_preparation(
     arrays: DataSetArrays, task: Task, operations: Operations
 ) -> InputPreparation:
-    """Augments on the device, where the plan places it there, then normalises."""
+    """Return a function that augments, if the plan does so on the device, and normalizes."""
     normalize = build_normalizer(arrays, str(task.plan.layout))
     on_device = task.plan.augment == "device"
     if on_device and task.plan.decode is not None:
         distort = KerasDistortion(arrays.train_images.shape[1], task.plan.seed)
-        return lambda canvases, marks, epoch: normalize(distort(canvases, marks, epoch))
+        return lambda canvases, keys, epoch: normalize(distort(canvases, keys, epoch))
     augment = build_augmentation(operations if on_device else (), arrays, task.plan.seed)
 
     def prepare(images: Tensor, ids: Tensor, epoch: Tensor) -> Tensor:

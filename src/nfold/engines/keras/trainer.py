@@ -1,7 +1,7 @@
-"""Training with Keras on TensorFlow or JAX: the one process of a plan, from opening its devices.
+"""Training with Keras: TensorFlow and JAX by a loop of nfold, PyTorch by nfold's PyTorch trainer.
 
-A loop of its own rather than ``fit``: windows are fenced, losses are read after their window,
-the first step is apart, and nothing in a window waits for the devices.
+The loop replaces ``fit``: it synchronizes around windows, reads losses after a window, times the
+first step separately, and does not wait for the devices within a window.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from nfold import workloads
 from nfold.core.errors import OutOfMemory, RunFailure
 from nfold.core.measurement import Epoch, RankSamples
 from nfold.core.plan import Plan
-from nfold.data.arrays import Images, Labels
 from nfold.engines.base import Observer, Phase, Task
 from nfold.engines.keras.backend import KerasBackend, KerasDefinition, load_definition
 from nfold.engines.keras.input import open_input
@@ -29,18 +28,17 @@ from nfold.engines.recorder import Recorder, checksum, plan_length
 from nfold.engines.step_clock import HostClock
 
 EVALUATION_BATCH = 500
-"""Test samples in one forward pass."""
 
 
 def train(task: Task, observer: Observer) -> RankSamples:
-    """Run the plan to its end; raises OutOfMemory, Diverged or Unsupported."""
+    """Run the plan; raises OutOfMemory, Diverged or Unsupported."""
     with translate_errors(task.plan.framework):
-        made = load_definition(task)
-        return KerasTrainer(task, made, open_backend(task, made)).run(observer)
+        definition = load_definition(task)
+        return KerasTrainer(task, definition, open_backend(task, definition)).run(observer)
 
 
 class KerasTrainer:
-    """A model, its data and its step on all of the plan's devices."""
+    """Trains a model on all of the plan's devices."""
 
     def __init__(self, task: Task, definition: KerasDefinition, backend: KerasBackend) -> None:
         self.task = task
@@ -50,22 +48,22 @@ class KerasTrainer:
         self.clock = open_clock(backend)
 
     def run(self, observer: Observer) -> RankSamples:
-        """All steps of the plan, observed."""
-        plan = self.task.plan
+        plan, backend = self.task.plan, self.backend
         epochs = plan.epochs or 1
         length = plan_length(plan, epochs * len(self.input))
-        engine = self.backend
-        recorder = Recorder(0, engine.describe(), self.clock, observer, length, engine.read_losses)
+        recorder = Recorder(
+            0, backend.describe(), self.clock, observer, length, backend.read_losses
+        )
         for epoch in range(epochs):
             self._epoch(epoch, recorder)
-        weights = engine.weights()
-        return engine.add_notes(
+        weights = backend.weights()
+        return backend.add_notes(
             recorder.samples(
                 caveats=self.definition.notes,
                 data_bytes=self.input.resident_bytes,
                 parameter_checksum=checksum(weight.tobytes() for weight in weights),
                 parameter_count=sum(weight.size for weight in weights),
-                **engine.memory(),
+                **backend.memory(),
             )
         )
 
@@ -87,39 +85,28 @@ class KerasTrainer:
             recorder.publish_epoch()
 
     def _accuracy(self, recorder: Recorder[Any]) -> float | None:
-        n = len(self.definition.arrays.test_labels)
-        return (
-            self.backend.count_correct(self._test_batches(n), recorder.report_evaluation) / n
-            if n
-            else None
-        )
-
-    def _test_batches(self, n: int) -> Iterator[tuple[Images, Labels]]:
         arrays = self.definition.arrays
-        for start in range(0, n, EVALUATION_BATCH):
-            chosen = slice(start, start + EVALUATION_BATCH)
-            yield arrays.test_images[chosen], arrays.test_labels[chosen]
-
-
-# Step times of a back end that queues its steps: a thread notes when each of them is done.
-#
-# The thread waits for a step's loss, which is all that it touches; the thread that queues steps
-# never waits inside a window.
+        n = len(arrays.test_labels)
+        if not n:
+            return None
+        slices = (slice(i, i + EVALUATION_BATCH) for i in range(0, n, EVALUATION_BATCH))
+        batches = ((arrays.test_images[rows], arrays.test_labels[rows]) for rows in slices)
+        return self.backend.count_correct(batches, recorder.report_evaluation) / n
 
 
 class AsyncStepClock(HostClock):
-    """``watch`` each call's loss; the window's marks are the times at which they were there."""
+    """Step times of a back end that queues its steps: a thread waits for the loss of each call."""
 
-    def __init__(self, engine: KerasBackend) -> None:
+    def __init__(self, backend: KerasBackend) -> None:
         super().__init__()
-        self._backend = engine
+        self._backend = backend
         self._started = 0.0
         self._done_s: list[float] = []
         self._losses: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._record_times, daemon=True).start()
 
     def record_loss(self, loss: Any) -> None:
-        """Note when this loss is there."""
+        """Record the time at which this loss is computed."""
         self._losses.put(loss)
 
     def _record_times(self) -> None:
@@ -138,36 +125,30 @@ class AsyncStepClock(HostClock):
         return self._started
 
     def mark(self) -> None:
-        """The thread does it."""
+        """Do nothing: the thread records the times."""
 
     def stop(self) -> tuple[float, list[float]]:
         self._backend.synchronize()
         seconds = time.monotonic() - self._started
-        everything = threading.Event()
-        self._losses.put(everything)
-        everything.wait()
+        all_recorded = threading.Event()
+        self._losses.put(all_recorded)
+        all_recorded.wait()
         pairs = itertools.pairwise([self._started, *self._done_s])
         return seconds, [1e3 * (after - before) for before, after in pairs]
 
 
 class SyncStepClock(HostClock):
-    """For a back end whose calls return when they are done."""
+    """Step times of a back end whose calls are synchronous."""
 
     def record_loss(self, _loss: Any) -> None:
-        """The call is done."""
+        """Do nothing: the call is complete."""
 
 
-def open_clock(engine: KerasBackend) -> AsyncStepClock | SyncStepClock:
-    """The clock that suits the back end."""
-    return AsyncStepClock(engine) if engine.is_asynchronous else SyncStepClock()
+def open_clock(backend: KerasBackend) -> AsyncStepClock | SyncStepClock:
+    return AsyncStepClock(backend) if backend.is_asynchronous else SyncStepClock()
 
 
-KERAS_BACKEND_NAMES: dict[str, str] = {
-    "tensorflow": "tensorflow",
-    "jax": "jax",
-    "keras-torch": "torch",
-}
-"""What Keras calls the back end of a framework."""
+KERAS_BACKEND_NAMES = {"tensorflow": "tensorflow", "jax": "jax", "keras-torch": "torch"}
 
 OUT_OF_MEMORY_SIGNS = (
     "RESOURCE_EXHAUSTED",
@@ -178,32 +159,31 @@ OUT_OF_MEMORY_SIGNS = (
 
 
 def backend_environment(plan: Plan, current: dict[str, str]) -> dict[str, str]:
-    """What a rank sets before it imports anything of Keras.
+    """Return the environment variables to set before the import of Keras.
 
-    JAX and TensorFlow take the memory of every GPU that they see, so they see the plan's only.
+    Only the plan's GPUs are visible, because JAX and TensorFlow reserve memory on all visible GPUs.
     """
-    found = {"KERAS_BACKEND": KERAS_BACKEND_NAMES[plan.framework]}
+    variables = {"KERAS_BACKEND": KERAS_BACKEND_NAMES[plan.framework]}
     if plan.device == "cpu":
-        return found | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    seen = current.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(plan.devices or 1)))
-    found["CUDA_VISIBLE_DEVICES"] = ",".join(seen.split(",")[: plan.devices])
+        return variables | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    visible = current.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(plan.devices or 1)))
+    variables["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: plan.devices])
     if plan.allocation == "growth":
-        found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        found["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-    return found
+        variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        variables["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+    return variables
 
 
 def open_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
-    """The back end of the task's framework, with its model on its devices."""
     os.environ.update(backend_environment(task.plan, dict(os.environ)))
     module = importlib.import_module(f"nfold.engines.keras.{task.plan.framework}_backend")
-    engine: KerasBackend = module.create_backend(task, definition)
-    return engine
+    backend: KerasBackend = module.create_backend(task, definition)
+    return backend
 
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Raise OutOfMemory for what a back end raises in its stead; pass the rest."""
+    """Convert a back end's out-of-memory exceptions to OutOfMemory."""
     try:
         yield
     except RunFailure:
@@ -211,19 +191,16 @@ def translate_errors(name: str) -> Iterator[None]:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
-            first = text.strip().split("\n")[0][:200]
-            raise OutOfMemory(f"out of memory in {name}: {first}") from error
+            line = text.strip().split("\n")[0][:200]
+            raise OutOfMemory(f"out of memory in {name}: {line}") from error
         raise
 
 
-# Keras on PyTorch: a Keras model is a PyTorch module, trained by PyTorch's own loop.
-#
-# The layers, their first weights and their mixed precision are Keras's; input, augmentation,
-# optimizer and timing are those of ``frameworks/torch``, on one device.
+# Keras on PyTorch, on one device: layers, initial weights and mixed precision are Keras's; input,
+# augmentation, optimizer and timing are those of ``engines/torch``.
 
 
 def train_on_torch(task: Task, observer: Observer) -> RankSamples:
-    """Choose the back end, then run PyTorch's loop on Keras's model."""
     os.environ.update(backend_environment(task.plan, dict(os.environ)))
     from nfold.engines.torch import trainer
 
@@ -231,26 +208,24 @@ def train_on_torch(task: Task, observer: Observer) -> RankSamples:
 
 
 def torch_definition(task: Task) -> Any:
-    """PyTorch's definition of the workload, with the model that Keras builds."""
     import keras
 
-    from nfold import workloads
     from nfold.engines.keras.model import DTYPE_POLICIES
     from nfold.engines.torch.torch_workload import load_workload
 
-    made = load_workload(task)
+    definition = load_workload(task)
     keras.config.set_dtype_policy(DTYPE_POLICIES.get(str(task.plan.precision), "float32"))
     keras.utils.set_random_seed(task.plan.seed)
-    module = workloads.network(task.workload.name, "keras")
-    layout, chosen = str(task.plan.layout), workloads.parameters(task.workload)
-    model = module.model(chosen, made.arrays.classes, layout)
-    return dataclasses.replace(made, model=wrap_as_torch_module(model, layout))
+    layout, parameters = str(task.plan.layout), workloads.parameters(task.workload)
+    network = workloads.network(task.workload.name, "keras")
+    model = network.model(parameters, definition.arrays.classes, layout)
+    return dataclasses.replace(definition, model=wrap_as_torch_module(model, layout))
 
 
 def wrap_as_torch_module(model: Any, layout: str) -> Any:
-    """A module that takes images [n, c, h, w] in the layout's memory, as PyTorch's loop has them.
+    """Wrap a Keras model as a module that takes images [n, c, h, w].
 
-    Its parameters are the trained weights alone: Keras counts its statistics among them.
+    Its parameters are only the trainable weights; Keras's include batch norm statistics.
     """
     import torch
 
@@ -271,10 +246,7 @@ def wrap_as_torch_module(model: Any, layout: str) -> Any:
 
 
 def run_operation(task: Task, observer: Observer) -> RankSamples:
-    """Run an operation to its end; raises OutOfMemory, Mismatch or Unsupported.
-
-    It is written in the framework itself: of Keras nothing is imported.
-    """
+    """Run an operation without Keras; raises OutOfMemory, Mismatch or Unsupported."""
     plan = task.plan
     os.environ.update(backend_environment(plan, dict(os.environ)))
 
@@ -292,7 +264,7 @@ def run_operation(task: Task, observer: Observer) -> RankSamples:
                 rank=0,
                 world_size=1,
                 devices=devices.devices,
-                barrier=_no_barrier,
+                barrier=lambda: None,
                 beat=beat,
             ),
             lambda: devices.memory()["peak_memory_bytes"],
@@ -307,10 +279,6 @@ def run_operation(task: Task, observer: Observer) -> RankSamples:
         peak_memory_bytes=result.peak_memory_bytes,
         reserved_memory_bytes=devices.memory()["reserved_memory_bytes"],
     )
-
-
-def _no_barrier() -> None:
-    """No other rank to wait for."""
 
 
 def _open_devices(plan: Plan) -> Any:

@@ -1,13 +1,11 @@
-"""A framework with planted costs and failures: exact, instant, the truth that tests compare with.
+"""A framework with planted costs and failures on a virtual clock: the ground truth for tests.
 
-Nothing is computed and nobody sleeps: the clock is virtual. With N devices that share a global
-batch B and no noise, one step takes
+With N devices, a global batch B and no noise, a step takes
 
-    ceil(B / N) · (compute + input + copy) + host + exchange (where N > 1) + straggler
+    ceil(B / N) · (compute + input + copy) + host + exchange (if N > 1) + straggler
 
-milliseconds, and every rank's windows hold that time, because ranks wait for each other. Other
-costs of a script hide behind a step or act on some ranks (``script.py``), and ablations take
-them away exactly (``cost.py``).
+milliseconds on every rank, because ranks wait for each other. Further costs overlap with the step
+or act on some ranks (``scenario.py``). Interventions remove costs exactly (``step_costs.py``).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ __all__ = ["PlantedFailure", "Scenario", "Simulated"]
 
 
 class Simulated(Framework):
-    """Runs a script instead of a workload. Without one, the environment's."""
+    """Runs a scenario instead of a workload; by default the scenario in NFOLD_SIMULATED."""
 
     name: ClassVar[str] = "simulated"
     runs_in_parent: ClassVar[bool] = True

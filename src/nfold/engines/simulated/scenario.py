@@ -1,4 +1,4 @@
-"""What the simulated framework is told: what every step costs, and what goes wrong."""
+"""The simulated framework's input: the costs of every step and the planted failures."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.plan import PLAN_FIELDS
 from nfold.core.serialization import deserialize
 
-SCENARIO_VARIABLE = "NFOLD_SIMULATED"
-"""Environment variable with a script as JSON, for runs that are started from a command line."""
+SCENARIO_VARIABLE = "NFOLD_SIMULATED"  # a scenario as JSON, for the command line
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedFailure:
-    """One failure: what happens in which step (from 1, warm-up included) on which rank.
+    """A failure of one rank in one step (from 1, including warm-up).
 
-    It happens only with at least ``batch_per_device`` samples on a device and, where
-    ``devices`` is given, on exactly so many of them.
+    Happens only with at least ``batch_per_device`` samples on a device, and with exactly
+    ``devices`` devices unless None.
     """
 
     kind: Literal["oom", "crash", "hang", "kill", "diverged"]
@@ -32,102 +31,80 @@ class PlantedFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What every step costs, in milliseconds, and what goes wrong.
+    """The costs of every step in milliseconds, and the planted failures.
 
-    These hide behind something: ``load_ms_per_sample`` (and ``augment_ms_per_sample``, of the
-    plan's CPU augmentation) is the work of a rank's W loaders and hides behind the step; W above
-    the share of ``host_cores`` make each other slower; without workers nothing hides it. With it
-    goes ``read_ms_per_sample``, in which a loader waits and needs no core. Of
-    ``transfer_ms``, the gradients' way, as much hides as the part ``overlap`` of compute.
-    ``launch_ms`` of the host is shorter than compute or hides it, unless the step is captured;
-    ``launch_ms_compiled`` is that by the mode in which a model is compiled.
-    All others add up. ``exchange_ms`` is per step on several devices,
-    ``dp_exchange_ms`` on top of it where one process drives them all (``dp``), ``wrapper_ms`` the
-    host's part and ``latency_ms`` the part that does not depend on bytes; ``batch_norm_ms`` is
-    of synchronised batch norm, ``buffers_ms`` of buffers that a wrapper broadcasts,
-    ``layout_ms`` of a layout, ``host_syncs_ms`` of a host that waits for its device,
-    ``anomaly_ms`` of autograd that looks for NaN.
-    ``retries_ms`` is of an allocator that tries again, unless its segments grow;
-    ``retries_beside_ms`` is what every other process that does costs it.
-    ``contention_ms`` is what every other process on the host costs one that computes with more
-    threads than one, ``crowding_ms`` what it costs one that also reads samples in more threads than
-    it has cores. ``repeated_ms`` is of gradients exchanged more than once a step, ``unused_ms``
-    of a wrapper that looks for parameters without a gradient.
-    ``straggler_ms`` is added on one device, or on the rank with one share of the data,
-    ``random_straggler_ms`` in one of ``random_straggler_every`` steps of a rank, another rank's in
-    every step; ``first_step_ms`` to the first step; ``pause_ms`` comes after every
-    ``pause_every``-th step, on ``pause_rank`` (None: on all), ``epoch_gap_ms`` between two epochs,
-    where loaders on the host also keep the first batch waiting for ``epoch_wait_ms``. ``noise`` is
-    the standard deviation of a log-normal factor with median 1 on every step, ``process_noise`` of
-    one on a whole process tree.
-    ``unsupported`` maps a plan's field to the values that are refused. ``in_turns``: experiments on
-    one plan may share a process tree. ``same_samples`` and ``no_exchange`` plant two mistakes in
-    data-parallel training: no division of the data, no exchange of gradients.
+    Costs add up, except for:
+
+    - ``load_ms_per_sample``, ``read_ms_per_sample`` and ``augment_ms_per_sample`` of a rank's
+      workers overlap with the step (without workers they add up)
+    - ``transfer_ms`` overlaps with the fraction ``overlap`` of compute
+    - ``launch_ms`` overlaps with compute; a captured step has none
     """
 
     compute_ms_per_sample: float = 0.01
     input_ms_per_sample: float = 0.0
     copy_ms_per_sample: float = 0.0
-    load_ms_per_sample: float = 0.0
-    read_ms_per_sample: float = 0.0
-    augment_ms_per_sample: float = 0.0
-    host_cores: int = 0
-    """0: as many as there are loaders."""
+    load_ms_per_sample: float = 0.0  # of the workers, on a core
+    read_ms_per_sample: float = 0.0  # of the workers, waiting without a core
+    augment_ms_per_sample: float = 0.0  # of the workers, with CPU augmentation
+    host_cores: int = 0  # more workers than cores slow each other down; 0: unlimited
     host_ms: float = 0.0
     launch_ms: float = 0.0
-    launch_ms_compiled: dict[str, float] = field(default_factory=dict)
-    contention_ms: float = 0.0
-    crowding_ms: float = 0.0
-    repeated_ms: float = 0.0
-    unused_ms: float = 0.0
-    wrapper_ms: float = 0.0
-    latency_ms: float = 0.0
-    transfer_ms: float = 0.0
+    launch_ms_compiled: dict[str, float] = field(default_factory=dict)  # by compile mode
+    contention_ms: float = 0.0  # per other process, if a process computes with several threads
+    crowding_ms: float = 0.0  # per other process, if loading uses more threads than cores
+    repeated_ms: float = 0.0  # gradients are exchanged for every micro-batch
+    unused_ms: float = 0.0  # the wrapper searches for parameters without a gradient
+    wrapper_ms: float = 0.0  # host time of the wrapper, on several devices
+    latency_ms: float = 0.0  # of the exchange, independent of bytes
+    transfer_ms: float = 0.0  # of the gradients
     overlap: float = 0.5
-    batch_norm_ms: float = 0.0
-    buffers_ms: float = 0.0
-    host_syncs_ms: float = 0.0
-    anomaly_ms: float = 0.0
-    retries_ms: float = 0.0
-    neighbor_retries_ms: float = 0.0
-    layout_ms: dict[str, float] = field(default_factory=dict)
-    exchange_ms: float = 0.0
-    dp_exchange_ms: float = 0.0
+    batch_norm_ms: float = 0.0  # of synchronised batch norm
+    buffers_ms: float = 0.0  # of broadcast buffers
+    host_syncs_ms: float = 0.0  # the host waits for its device
+    anomaly_ms: float = 0.0  # of autograd's anomaly detection
+    retries_ms: float = 0.0  # of allocation retries without expandable segments
+    neighbor_retries_ms: float = 0.0  # the same per other process
+    layout_ms: dict[str, float] = field(default_factory=dict)  # by layout
+    exchange_ms: float = 0.0  # on several devices
+    dp_exchange_ms: float = 0.0  # added to it if one process drives all devices
     straggler_ms: float = 0.0
     straggler_rank: int = 0
-    straggler_bound_to: Literal["device", "data"] = "device"
+    straggler_bound_to: Literal["device", "data"] = "device"  # or to the share of the data
     random_straggler_ms: float = 0.0
-    random_straggler_every: int = 2
-    first_step_ms: float = 0.0
-    host_gap_ms: float = 0.0
+    random_straggler_every: int = 2  # one of so many steps of a rank
+    first_step_ms: float = 0.0  # added to the first step
+    host_gap_ms: float = 0.0  # after every ``host_gap_every``-th step
     host_gap_every: int = 20
-    host_gap_rank: int | None = None
-    epoch_gap_ms: float = 0.0
-    epoch_wait_ms: float = 0.0
-    noise: float = 0.0
-    process_noise: float = 0.0
+    host_gap_rank: int | None = None  # None: all ranks
+    epoch_gap_ms: float = 0.0  # between two epochs
+    epoch_wait_ms: float = 0.0  # for the first batch of an epoch, if the host loads samples
+    noise: float = 0.0  # sigma of a log-normal factor of median 1 per step
+    process_noise: float = 0.0  # the same per process tree
     noise_seed: int = 0
     samples_per_epoch: int = 50_000
     final_accuracy: float = 0.9
     memory_bytes: int = 2**30
     memory_bytes_per_sample: int = 2**20
-    same_samples: bool = False
-    no_exchange: bool = False
+    same_samples: bool = False  # mistake: every rank trains on the same samples
+    no_exchange: bool = False  # mistake: gradients are not exchanged
     failures: tuple[PlantedFailure, ...] = ()
-    unsupported: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    can_interleave: bool = False
+    unsupported: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by plan field
+    can_interleave: bool = False  # variants can share a process tree
 
     def __post_init__(self) -> None:
         for name in self.unsupported:
             if name not in PLAN_FIELDS:
                 raise UnknownValue("plan field", name, PLAN_FIELDS)
         if self.samples_per_epoch < 1:
-            raise UsageError(f"samples_per_epoch {self.samples_per_epoch}: allowed are 1 and more")
+            raise UsageError(f"samples_per_epoch {self.samples_per_epoch}: must be at least 1")
 
     @classmethod
     def from_environment(cls) -> Scenario:
-        """The script in ``NFOLD_SIMULATED``, the default one without it; UsageError if wrong."""
+        """Read the scenario in NFOLD_SIMULATED, by default ``Scenario()``; raises UsageError."""
         try:
             return deserialize(cls, json.loads(os.environ.get(SCENARIO_VARIABLE) or "{}"))
         except ValueError as error:
-            raise UsageError(f"{SCENARIO_VARIABLE} is not a script: {error}") from None
+            raise UsageError(
+                f"{SCENARIO_VARIABLE} is not a scenario: {error}; next: use Scenario's fields"
+            ) from None

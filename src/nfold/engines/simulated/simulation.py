@@ -1,11 +1,10 @@
-"""One rank on the virtual clock: the steps of its plan, what they cost, where they end."""
+"""One rank on the virtual clock: windows, losses, epochs and failures of its steps."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import hashlib
-import itertools
 import random
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
@@ -16,21 +15,17 @@ from nfold.core.errors import Diverged, Hung, Killed, OutOfMemory, RunFailure
 from nfold.core.measurement import Epoch, EpochGap, FetchStats, RankSamples, Window
 from nfold.engines.base import Observer, Phase, Task
 from nfold.engines.simulated.scenario import PlantedFailure, Scenario
-from nfold.engines.simulated.step_costs import costs_of_rank
+from nfold.engines.simulated.step_costs import StepCosts, costs_of_rank
 
 WINDOW_COUNT = 10
-START_LOSS = 2.302585
-"""ln 10: guessing among ten classes."""
+START_LOSS = 2.302585  # ln 10: ten classes, untrained
 
 
 class Simulation:
-    """One rank of one task: its steps, what they cost, where it ends.
-
-    Runs of one ``tree`` have the noise of one process tree; without a name, every run its own.
-    """
+    """One rank of one task. Simulations with the same ``tree`` share process-tree noise."""
 
     def __init__(self, scenario: Scenario, task: Task, tree: str | None = None) -> None:
-        self._tree_name = tree
+        self._tree = tree
         self.scenario = scenario
         self.task = task
         self.plan = task.plan
@@ -42,20 +37,20 @@ class Simulation:
         self.failure = self._first_failure()
 
     def run(self, observer: Observer) -> RankSamples:
-        """Everything up to the end, or to the step in which any rank fails."""
-        fails = self.failure
-        end = self.total_steps if fails is None else fails.step - 1
+        """Run to the end, or to the step in which any rank fails."""
+        failure = self.failure
+        end = self.total_steps if failure is None else failure.step - 1
         for step in range(end):
             phase = Phase.STEPPING if step else Phase.FIRST_STEP
             observer.beat(phase, step + 1, self.total_steps)
         samples = self.samples(end)
         observer.save(samples)
-        if fails is not None and fails.rank == self.task.rank:
-            raise self._error(fails)
+        if failure is not None and failure.rank == self.task.rank:
+            raise self._error(failure)
         return samples
 
     def samples(self, end: int) -> RankSamples:
-        """What this rank measured in its first ``end`` steps."""
+        """Return the measurements of this rank's first ``end`` steps."""
         windows, losses = self._windows(end)
         return RankSamples(
             rank=self.task.rank,
@@ -74,54 +69,47 @@ class Simulation:
 
     @functools.cached_property
     def rank_ms(self) -> list[list[float]]:
-        """Every rank's own milliseconds of every step, before it waits for the others."""
+        """Milliseconds [rank][step], before ranks wait for each other."""
         return [self._noisy_step_ms(rank) for rank in range(self.task.world_size)]
 
     @functools.cached_property
     def lockstep_ms(self) -> list[float]:
-        """Milliseconds of every step as all ranks live it: the slowest decides."""
+        """Milliseconds of every step of ranks that wait for the slowest."""
         return [max(step) for step in zip(*self.rank_ms, strict=True)]
 
     @property
     def wall_ms(self) -> list[float]:
-        """Milliseconds of every step on this rank's own clock; it may wait for nobody."""
-        return (
-            self.lockstep_ms
-            if self.task.variant.ranks_synchronize
-            else self.rank_ms[self.task.rank]
-        )
+        """Milliseconds of every step on this rank's clock."""
+        if self.task.variant.ranks_synchronize:
+            return self.lockstep_ms
+        return self.rank_ms[self.task.rank]
 
     def _noisy_step_ms(self, rank: int) -> list[float]:
         costs = costs_of_rank(self.scenario, self.task, rank)
-        cost = functools.cache(lambda samples, late: costs.step_ms(samples, straggles=late))
-        batches = enumerate(itertools.chain.from_iterable(self.epochs))
+        cost = functools.cache(costs.step_ms)
         exact = [
-            cost(self._samples_on_device(b, rank), costs.is_straggler(step)) for step, b in batches
+            cost(self._samples_on_device(batch, rank), costs.is_straggler(step))
+            for step, batch in enumerate(chain.from_iterable(self.epochs))
         ]
         exact[0] += self.scenario.first_step_ms
         exact = [ms + self._host_gap_ms(step, rank) for step, ms in enumerate(exact)]
-        draw = random.Random(f"{self._noise_name()}-{rank}")
-        tree = self._tree_name or self._noise_name()
-        whole = random.Random(tree).lognormvariate(0, self.scenario.process_noise)
-        return [ms * whole * draw.lognormvariate(0, self.scenario.noise) for ms in exact]
+        generator = random.Random(f"{self._noise_name()}-{rank}")
+        tree = self._tree or self._noise_name()
+        factor = random.Random(tree).lognormvariate(0, self.scenario.process_noise)
+        return [ms * factor * generator.lognormvariate(0, self.scenario.noise) for ms in exact]
 
     def _host_gaps_ms(self, end: int) -> tuple[float, ...]:
         steps = range(end if self.scenario.host_gap_ms else 0)
         return tuple(self._host_gap_ms(step, self.task.rank) for step in steps)
 
     def _host_gap_ms(self, step: int, rank: int) -> float:
-        after = step > 0 and step % self.scenario.host_gap_every == 0
-        return (
-            self.scenario.host_gap_ms
-            if after and self.scenario.host_gap_rank in (None, rank)
-            else 0.0
-        )
+        has_gap = step > 0 and step % self.scenario.host_gap_every == 0
+        has_gap = has_gap and self.scenario.host_gap_rank in (None, rank)
+        return self.scenario.host_gap_ms if has_gap else 0.0
 
     @property
     def _reported_step_ms(self) -> list[float]:
-        """Milliseconds of every step as they are told: before this rank waits for the others, or
-        where ranks pause, with that.
-        """
+        # Without the wait for other ranks, unless the scenario has host gaps.
         return self.wall_ms if self.scenario.host_gap_ms else self.rank_ms[self.task.rank]
 
     def _noise_name(self) -> str:
@@ -130,11 +118,9 @@ class Simulation:
         return f"{name}-{task.variant}-{task.repeat}" if task.variant or task.repeat else name
 
     def _samples_on_device(self, batch: int, rank: int) -> int:
-        return (
-            ceil(batch / self.devices)
-            if self.devices_per_process > 1
-            else self._samples_of_rank(batch, rank)
-        )
+        if self.devices_per_process > 1:
+            return ceil(batch / self.devices)
+        return self._samples_of_rank(batch, rank)
 
     def _samples_of_rank(self, batch: int, rank: int) -> int:
         return (batch + self.task.world_size - 1 - rank) // self.task.world_size
@@ -147,54 +133,57 @@ class Simulation:
             samples = sum(
                 self._samples_of_rank(self._batch(step), self.task.rank) for step in steps
             )
-            window = Window(
-                start_s=start_s,
-                seconds=sum(self.wall_ms[first:last]) / 1e3,
-                steps=len(steps),
-                samples=samples,
-                first_step=first,
-                fetches=self._fetches(len(steps), samples),
-                epoch_gap=self._epoch_boundary(first),
-                queue_drain_s=self._queue_lead_s(first, last),
+            windows.append(
+                Window(
+                    start_s=start_s,
+                    seconds=sum(self.wall_ms[first:last]) / 1e3,
+                    steps=len(steps),
+                    samples=samples,
+                    first_step=first,
+                    fetches=self._fetches(len(steps), samples),
+                    epoch_gap=self._epoch_gap(first),
+                    queue_drain_s=self._queue_drain_s(first, last),
+                )
             )
-            windows.append(window)
             losses.append((last, fmean(map(self._loss, steps))))
         return tuple(windows), tuple(losses)
 
-    def _epoch_boundary(self, step: int) -> EpochGap | None:
-        of_epoch = len(self.epochs[0])
-        if step % of_epoch or not step:
+    def _epoch_gap(self, step: int) -> EpochGap | None:
+        steps = len(self.epochs[0])
+        if step % steps or not step:
             return None
-        waited_s = self._first_wait_ms / 1e3
         if self.task.variant.batches_per_epoch is not None:
-            of_epoch = ceil(self.scenario.samples_per_epoch / (self.plan.batch or 1))
-        return EpochGap(seconds=self._epoch_gap_ms / 1e3, steps=of_epoch, waited_s=waited_s)
+            steps = ceil(self.scenario.samples_per_epoch / (self.plan.batch or 1))
+        waited_s = self._first_wait_ms / 1e3
+        return EpochGap(seconds=self._epoch_gap_ms / 1e3, steps=steps, waited_s=waited_s)
 
     @functools.cached_property
+    def _own_costs(self) -> StepCosts:
+        return costs_of_rank(self.scenario, self.task, self.task.rank)
+
+    @property
     def _first_wait_ms(self) -> float:
-        fed = costs_of_rank(self.scenario, self.task, self.task.rank).loads_on_host
-        return self.scenario.epoch_wait_ms if fed else 0.0
+        return self.scenario.epoch_wait_ms if self._own_costs.loads_on_host else 0.0
 
     @property
     def _epoch_gap_ms(self) -> float:
         return self.scenario.epoch_gap_ms + self._first_wait_ms
 
-    def _queue_lead_s(self, first: int, last: int) -> float | None:
+    def _queue_drain_s(self, first: int, last: int) -> float | None:
         if self.plan.device != "cuda":
             return None
-        compute_ms = self.scenario.compute_ms_per_sample * self._samples_of_rank(
-            self._batch(first), 0
-        )
-        early_ms = max(0.0, compute_ms - self.scenario.launch_ms)
-        return early_ms * (last - first) / 1e3
+        samples = self._samples_of_rank(self._batch(first), 0)
+        lead_ms = max(0.0, self.scenario.compute_ms_per_sample * samples - self.scenario.launch_ms)
+        return lead_ms * (last - first) / 1e3
 
     def _fetches(self, batches: int, samples: int) -> FetchStats | None:
-        costs = costs_of_rank(self.scenario, self.task, self.task.rank)
-        computing_ms, waiting_ms = costs.loader_ms(samples) if costs.loads_on_host else (0.0, 0.0)
-        if not computing_ms + waiting_ms:
+        if not self._own_costs.loads_on_host:
             return None
-        seconds = (computing_ms + waiting_ms) / 1e3
-        return FetchStats(batches=batches, seconds=seconds, waited_s=waiting_ms / 1e3)
+        compute_ms, wait_ms = self._own_costs.loader_ms(samples)
+        if not compute_ms + wait_ms:
+            return None
+        seconds = (compute_ms + wait_ms) / 1e3
+        return FetchStats(batches=batches, seconds=seconds, waited_s=wait_ms / 1e3)
 
     def _window_spans(self, size: int, end: int) -> Iterator[tuple[int, int, float]]:
         clock_ms, first = 0.0, 0
@@ -210,22 +199,23 @@ class Simulation:
             first += len(epoch)
 
     def _finished_epochs(self, end: int) -> tuple[Epoch, ...]:
-        made: list[Epoch] = []
+        finished: list[Epoch] = []
         first = 0
         for number, epoch in enumerate(self.epochs):
             last = first + len(epoch)
             if last > end:
                 break
             gap_ms = self._epoch_gap_ms if number else 0.0
-            finished = Epoch(
-                seconds=(sum(self.wall_ms[first:last]) + gap_ms) / 1e3,
-                samples=sum(epoch),
-                train_loss=fmean(map(self._loss, range(first, last))),
-                accuracy=self.scenario.final_accuracy * (1 - 0.5 ** (number + 1)),
+            finished.append(
+                Epoch(
+                    seconds=(sum(self.wall_ms[first:last]) + gap_ms) / 1e3,
+                    samples=sum(epoch),
+                    train_loss=fmean(map(self._loss, range(first, last))),
+                    accuracy=self.scenario.final_accuracy * (1 - 0.5 ** (number + 1)),
+                )
             )
-            made.append(finished)
             first = last
-        return tuple(made)
+        return tuple(finished)
 
     def _batch(self, step: int) -> int:
         epoch = self.epochs[0]
@@ -253,13 +243,12 @@ class Simulation:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The planted memory at this plan's batch per device."""
-        held = self._samples_on_device(self.plan.batch or 1, self.task.rank)
-        return self.scenario.memory_bytes + held * self.scenario.memory_bytes_per_sample
+        samples = self._samples_on_device(self.plan.batch or 1, self.task.rank)
+        return self.scenario.memory_bytes + samples * self.scenario.memory_bytes_per_sample
 
     def _first_failure(self) -> PlantedFailure | None:
-        met = [planted for planted in self.scenario.failures if self._occurs(planted)]
-        return min(met, key=lambda planted: planted.step, default=None)
+        failures = filter(self._occurs, self.scenario.failures)
+        return min(failures, key=lambda planted: planted.step, default=None)
 
     def _occurs(self, planted: PlantedFailure) -> bool:
         return (
@@ -272,8 +261,7 @@ class Simulation:
     def _error(self, planted: PlantedFailure) -> RunFailure:
         text = f"planted {planted.kind} in step {planted.step}"
         if planted.kind == "oom":
-            held = self.peak_memory_bytes
-            return OutOfMemory(text, step=planted.step, peak_memory_bytes=held)
+            return OutOfMemory(text, step=planted.step, peak_memory_bytes=self.peak_memory_bytes)
         kinds = {"crash": RunFailure, "hang": Hung, "kill": Killed, "diverged": Diverged}
         return kinds[planted.kind](text, step=planted.step)
 
@@ -283,10 +271,10 @@ def _batches_by_epoch(task: Task, scenario: Scenario) -> list[Sequence[int]]:
     batch = plan.batch or 1
     if plan.steps is not None:
         steps = plan.steps + (plan.warmup_steps or 0)
-        each = steps if batches is None else batches // plan.accumulate
-        return [[batch] * each] * (steps // each)
-    full, rest = divmod(scenario.samples_per_epoch, batch)
-    return [[batch] * full + [rest] * (rest > 0)] * (plan.epochs or 1)
+        epoch_steps = steps if batches is None else batches // plan.accumulate
+        return [[batch] * epoch_steps] * (steps // epoch_steps)
+    full, remainder = divmod(scenario.samples_per_epoch, batch)
+    return [[batch] * full + [remainder] * (remainder > 0)] * (plan.epochs or 1)
 
 
 def _hash(text: str) -> str:
@@ -294,17 +282,17 @@ def _hash(text: str) -> str:
 
 
 def simulate_interleaved(scenario: Scenario, task: Task) -> RankSamples:
-    """What a rank measures of each, one after the other; they share the noise of their tree."""
+    """Simulate the interleaved variants one after the other, with the noise of one process tree."""
     tree = f"{scenario.noise_seed}-{task.plan.id}-{task.variant}-{task.interleaved_variants}-{task.repeat}"
-    found = []
-    for left_out in task.interleaved_variants:
-        alone = dataclasses.replace(task, requested_variant=left_out, interleaved_variants=())
-        simulation = Simulation(scenario, alone, tree)
-        found.append(simulation.samples(simulation.total_steps))
-    numbers = (repeat(turn, len(one.windows)) for turn, one in enumerate(found))
+    samples = []
+    for variant in task.interleaved_variants:
+        single = dataclasses.replace(task, requested_variant=variant, interleaved_variants=())
+        simulation = Simulation(scenario, single, tree)
+        samples.append(simulation.samples(simulation.total_steps))
+    slots = (repeat(slot, len(one.windows)) for slot, one in enumerate(samples))
     return dataclasses.replace(
-        found[0],
-        windows=tuple(chain.from_iterable(one.windows for one in found)),
-        slots=tuple(chain.from_iterable(numbers)),
-        step_ms=tuple(chain.from_iterable(one.step_ms for one in found)),
+        samples[0],
+        windows=tuple(chain.from_iterable(one.windows for one in samples)),
+        slots=tuple(chain.from_iterable(slots)),
+        step_ms=tuple(chain.from_iterable(one.step_ms for one in samples)),
     )

@@ -1,10 +1,13 @@
-"""One batch of images convolved with one filter, split over the devices: not a training loop.
+"""One batch of images convolved with one filter, split over the devices: no training.
 
-``problem.py`` holds the arrays, ``check.py`` the reference and the comparison with it,
-``sampling.py`` how calls are timed, ``baselines.py`` other libraries on the CPU, ``cpu.py`` and
-``cuda.py`` the devices, ``kernel.py`` our own kernel for GPUs, ``torch.py`` a rank's run on them.
-``values.py`` is what the devices of ``tensorflow.py`` and ``jax.py`` share.
-This file imports none of them, so that the catalogue stays light.
+- ``problem.py``: arrays, reference and comparison
+- ``process.py``: the timed parts of one process, and other libraries on the CPU
+- ``timing.py``: warm-up, calls and windows
+- ``device.py``: the interface of a device
+- ``torch.py``, ``torch_devices.py``, ``triton_kernel.py``: PyTorch on CPU and GPU
+- ``array_device.py``, ``tensorflow.py``, ``jax.py``: libraries with immutable arrays
+
+This file imports none of them, so that the catalogue needs no framework.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from nfold.workloads.workload_info import WorkloadInfo, WorkloadParameter
 
 
 def flop_per_image(parameters: Mapping[str, int]) -> float:
-    """Operations of one image, a multiply-add counting two; none where it is only copied."""
+    """Count the operations per image (a multiply-add is two); 0 with ``copy_only``."""
     if parameters["copy_only"]:
         return 0.0
     per_pixel = 2.0 * (parameters["channels"] * parameters["filter"]) ** 2
@@ -26,7 +29,7 @@ def flop_per_image(parameters: Mapping[str, int]) -> float:
 
 
 def impossible_parameters(parameters: Mapping[str, int]) -> str | None:
-    """Why the parameters do not go together: a filter must fit into the image."""
+    """Return why the filter does not fit into the image, or None."""
     size, width = parameters["size"], parameters["filter"]
     if width > size:
         return f"filter {width} is wider than the image; allowed are 1 to {size} at size={size}"
@@ -34,9 +37,9 @@ def impossible_parameters(parameters: Mapping[str, int]) -> str | None:
 
 
 def unsupported(plan: Plan) -> str | None:
-    """Why a complete plan makes no sense for one operation, or None where it does.
+    """Return why a complete plan is not possible, or None.
 
-    ExtraMissing without scipy, with which every result is compared.
+    Raises ExtraMissing without scipy, which computes the reference.
     """
     if find_spec("scipy") is None:
         raise ExtraMissing("scipy", "conv2d")

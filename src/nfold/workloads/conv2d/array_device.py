@@ -1,8 +1,7 @@
-"""The convolution by a library whose arrays are values: TensorFlow, JAX. Imports neither.
+"""The convolution by a library with immutable arrays: TensorFlow or JAX. Imports neither.
 
-The host's images and results are NumPy arrays; what is on a device is made by copying and by
-computing, never written to. Such libraries show no clock of a device, so the host's is read after
-waiting for the device.
+Images and results on the host are NumPy arrays. These libraries have no device clock: the host's
+clock is read after waiting for the device.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,13 +32,9 @@ from nfold.workloads.conv2d.timing import Clock
 
 D = TypeVar("D")
 DeviceArray = Any
-"""An array of the library, on a device."""
-
-IMAGE_COPIES = 3
-"""Sets of images that take turns, so that no call meets those of the call before."""
+IMAGE_COPIES = 3  # rotated, so that a call does not find its images in a cache
 GPU_CHAIN = 50
-GPU_EVICTION_BYTES = 512 * 2**20
-"""Several times the largest cache of a GPU; neither library says how large it is."""
+GPU_EVICTION_BYTES = 512 * 2**20  # several times the largest cache of a GPU
 FIRST_CALL_NOTE = (
     "allocation, copies, tracing and compilation, convolution; the library runs already"
 )
@@ -47,7 +42,7 @@ FIRST_CALL_NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class NumpyHostBuffers(HostBuffers):
-    """Images and results of one process, in the order of axes that the devices compute in."""
+    """Images and results of one process in the plan's layout."""
 
     images: Array
     results: Array
@@ -55,20 +50,18 @@ class NumpyHostBuffers(HostBuffers):
 
     @classmethod
     def of(cls, images: Array, layout: str) -> NumpyHostBuffers:
-        """From images [n, c, h, w]."""
         axes = (0, 2, 3, 1) if layout == "channels_last" else (0, 1, 2, 3)
         ordered = np.ascontiguousarray(images.transpose(axes))
         return cls(images=ordered, results=np.empty_like(ordered), layout=layout)
 
-    def inputs(self, places: Sequence[int]) -> Array:
-        return self._channels_first(self.images, places)
+    def inputs(self, indices: Sequence[int]) -> Array:
+        return self._channels_first(self.images[list(indices)])
 
-    def outputs(self, places: Sequence[int]) -> Array:
-        return self._channels_first(self.results, places)
+    def outputs(self, indices: Sequence[int]) -> Array:
+        return self._channels_first(self.results[list(indices)])
 
-    def _channels_first(self, values: Array, places: Sequence[int]) -> Array:
-        chosen = values[list(places)]
-        return chosen.transpose(0, 3, 1, 2) if self.layout == "channels_last" else chosen
+    def _channels_first(self, values: Array) -> Array:
+        return values.transpose(0, 3, 1, 2) if self.layout == "channels_last" else values
 
     def fill_nan(self) -> None:
         self.results.fill(np.nan)
@@ -76,11 +69,9 @@ class NumpyHostBuffers(HostBuffers):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSetup:
-    """Where a lane is: its part of the host's images, and what it is told of the plan.
+    """A device, its slice of the host's images and its part of the plan."""
 
-    ``peak`` says the most bytes that the fullest device held so far.
-    """
-
+    device: Any
     images: slice
     layout: str
     step: str
@@ -89,7 +80,7 @@ class DeviceSetup:
 
 
 class ArrayDevice(ConvDevice[NumpyHostBuffers]):
-    """A device of such a library. Copies are explicit on CPU devices too, and are made."""
+    """A device of TensorFlow or JAX. Copies to and from CPU devices are explicit, too."""
 
     always_copies = True
 
@@ -98,7 +89,7 @@ class ArrayDevice(ConvDevice[NumpyHostBuffers]):
     ) -> None:
         self.setup, self._mean_filters = setup, mean
         if setup.on_gpu:
-            self.chain, self.eviction_bytes = GPU_CHAIN, GPU_EVICTION_BYTES
+            self.chain_length, self.eviction_bytes = GPU_CHAIN, GPU_EVICTION_BYTES
         with self.work():
             self._convolution = self.compile(self.convolve)
             self._chain = self.compile(self._convolve_chain)
@@ -107,24 +98,23 @@ class ArrayDevice(ConvDevice[NumpyHostBuffers]):
             self.set_filters(ones)
 
     @abstractmethod
-    def to_device(self, values: Array) -> DeviceArray:
-        """A copy on the device."""
+    def to_device(self, values: Array) -> DeviceArray: ...
 
     @abstractmethod
     def to_host(self, value: DeviceArray) -> Array:
-        """The values on the host, valid until the next call; waits for them."""
+        """Wait for an array and return it, valid until the next call."""
 
     @abstractmethod
     def convolve(self, images: DeviceArray, filters: DeviceArray) -> DeviceArray:
-        """Correlate images with filters [k, k, in, out], padded as ``padding`` says."""
+        """Correlate images with filters [k, k, in, out], padded by ``same_padding``."""
 
     @abstractmethod
     def compile(self, function: Callable[..., DeviceArray]) -> Callable[..., DeviceArray]:
-        """The function as the plan's step has it run."""
+        """Compile a function according to the plan's ``step``."""
 
     @abstractmethod
     def wait(self, values: Sequence[DeviceArray]) -> None:
-        """Wait until these are computed."""
+        """Wait until the arrays are computed."""
 
     def set_filters(self, filters: Array) -> None:
         self.filters = self._on_device(filters)
@@ -185,7 +175,7 @@ class ArrayDevice(ConvDevice[NumpyHostBuffers]):
         return self._on_device(self._mean_filters)
 
     def _convolve_chain(self, images: DeviceArray, filters: DeviceArray) -> DeviceArray:
-        for _ in range(self.chain):
+        for _ in range(self.chain_length):
             images = self.convolve(images, filters)
         return images
 
@@ -194,55 +184,49 @@ class ArrayDevice(ConvDevice[NumpyHostBuffers]):
 
 
 def same_padding(width: int) -> tuple[int, int]:
-    """Pixels before and after, of scipy's ``same`` for a convolution: an even filter's differ."""
+    """Return the padding before and after of scipy's ``same``; it differs for even filters."""
     return width // 2, (width - 1) // 2
 
 
 def run_devices(
     task: ConvTask[D],
-    create_device: Callable[[D, DeviceSetup, NumpyHostBuffers, Array, Array], ArrayDevice],
+    create_device: Callable[[DeviceSetup, NumpyHostBuffers, Array, Array], ArrayDevice],
     peak_memory_bytes: Callable[[], int],
     clock: Clock,
 ) -> ConvResult:
-    """Time every part on the one process of a plan; ``lane`` makes a device's.
+    """Time every part on all devices in one process.
 
-    Raises Unsupported for a plan that makes no sense here and Mismatch where a result is not
-    scipy's.
+    Raises Unsupported for an impossible plan and Mismatch for a result that differs from scipy's.
     """
     reason = unsupported(task.plan)
     if reason is not None:
         raise Unsupported(reason)
-    images = task.problem.make_images(range(task.problem.images))
-    host = NumpyHostBuffers.of(images, str(task.plan.layout))
-    begin = partial(_create_process, task, create_device, peak_memory_bytes, host, clock)
-    process, first = first_call(begin, host, FIRST_CALL_NOTE, clock)
-    hosts = {"pageable" if task.plan.device == "cuda" else "": host}
-    return measure_rank(task, process, hosts, SCIPY_LIBRARIES, first, clock)
-
-
-def _create_process(
-    task: ConvTask[D],
-    lane: Callable[[D, DeviceSetup, NumpyHostBuffers, Array, Array], ArrayDevice],
-    peak: Callable[[], int],
-    host: NumpyHostBuffers,
-    clock: Clock,
-) -> ConvProcess[NumpyHostBuffers]:
     plan, problem = task.plan, task.problem
-    lanes = []
-    for device, share in zip(task.devices, task.device_images, strict=True):
-        place = DeviceSetup(
-            images=slice(share.start, share.stop),
-            layout=host.layout,
-            step=str(plan.step),
-            on_gpu=plan.device == "cuda",
-            peak_memory_bytes=peak,
+    images = problem.make_images(range(problem.images))
+    host = NumpyHostBuffers.of(images, str(plan.layout))
+
+    def create_process() -> ConvProcess[NumpyHostBuffers]:
+        devices = []
+        for device, share in zip(task.devices, task.device_images, strict=True):
+            setup = DeviceSetup(
+                device=device,
+                images=slice(share.start, share.stop),
+                layout=host.layout,
+                step=str(plan.step),
+                on_gpu=plan.device == "cuda",
+                peak_memory_bytes=peak_memory_bytes,
+            )
+            filters = problem.ones_filter(), problem.mean_filter()
+            devices.append(create_device(setup, host, *filters))
+        return ConvProcess(
+            problem=problem,
+            devices=devices,
+            device_images=task.device_images,
+            precision=str(plan.precision),
+            itemsize=host.images.itemsize,
+            clock=clock,
         )
-        lanes.append(lane(device, place, host, problem.ones_filter(), problem.mean_filter()))
-    return ConvProcess(
-        problem=problem,
-        devices=lanes,
-        device_images=task.device_images,
-        precision=str(plan.precision),
-        itemsize=host.images.itemsize,
-        clock=clock,
-    )
+
+    process, first = first_call(create_process, host, FIRST_CALL_NOTE, clock)
+    hosts = {"pageable" if plan.device == "cuda" else "": host}
+    return measure_rank(task, process, hosts, SCIPY_LIBRARIES, first, clock)

@@ -1,8 +1,7 @@
-"""The seam between the parts that are timed and the library that computes them.
+"""The interface between the timed parts and a library's devices.
 
-A lane is one device with its share of this process's images; a host holds the images and the
-one buffer of results. Everything a lane is told to do happens inside its ``work()``; it may be
-queued, and is over when ``finish()`` returns.
+A device has a slice of the process's images. All calls happen within its ``work()`` context; they
+may be queued, and are complete when ``finish()`` returns.
 """
 
 from __future__ import annotations
@@ -17,74 +16,67 @@ from typing import Generic, TypeVar
 from nfold.core import machine
 from nfold.workloads.conv2d.problem import Array
 
-ReadSeconds = Callable[[], float]
-"""The seconds that something took, to be asked for once the lane has finished."""
+ReadSeconds = Callable[[], float]  # the measured seconds; call it after ``finish()``
 DeviceAction = Callable[[], None]
-"""Something that a lane is told to do."""
 
 
 class HostBuffers(ABC):
-    """This process's images and their results in host memory."""
+    """The process's images and results in host memory, rounded to the plan's precision."""
 
     @abstractmethod
-    def inputs(self, places: Sequence[int]) -> Array:
-        """Some images as float32, as this host holds them (rounded to its precision)."""
+    def inputs(self, indices: Sequence[int]) -> Array:
+        """Return images as float32."""
 
     @abstractmethod
-    def outputs(self, places: Sequence[int]) -> Array:
-        """The results of some images as float32."""
+    def outputs(self, indices: Sequence[int]) -> Array:
+        """Return results as float32."""
 
     @abstractmethod
     def fill_nan(self) -> None:
-        """Fill the results with NaN, so that what is not written again is found."""
+        """Fill the results with NaN, to detect values that are not written."""
 
 
 H = TypeVar("H", bound=HostBuffers)
 
 
 class ConvDevice(ABC, Generic[H]):
-    """One device. This base is a CPU device: it computes where the images lie, in order."""
+    """One device. The base class is a CPU device that computes in host memory, synchronously."""
 
-    chain_length = 4
-    """Convolutions in one call of the resident loop."""
-    eviction_bytes = 128 * 2**20
-    """What is written between calls to empty the cache: several times its size."""
-    always_copies = False
-    """Whether a CPU device too has memory of its own, to which images are copied."""
+    chain_length = 4  # convolutions per call of the resident loop
+    eviction_bytes = 128 * 2**20  # written to empty the cache; several times its size
+    always_copies = False  # True: CPU devices also have their own memory
 
     @property
     def method(self) -> str:
-        """What convolves, where there is a choice."""
         return ""
 
     def work(self) -> AbstractContextManager[object]:
-        """The context in which the lane is told what to do."""
+        """Return the context of all calls."""
         return nullcontext()
 
     def finish(self) -> None:
-        """Wait for everything that the lane was told to do."""
+        """Wait for all queued calls."""
 
     def combine_seconds(self, seconds: Sequence[float]) -> float:
-        """Lanes' times to the process's: CPU lanes run one after the other."""
+        """Combine the times of a process's devices; CPU devices run one after the other."""
         return sum(seconds)
 
     def time_action(self, action: Callable[[], object]) -> ReadSeconds:
-        """Do something and time it by the device's own clock."""
+        """Run ``action`` and time it by the device's clock."""
         start = time.monotonic()
         action()
         seconds = time.monotonic() - start
         return lambda: seconds
 
     def peak_memory_bytes(self) -> int:
-        """The most that was held so far: the process's resident memory."""
+        """Return the peak memory so far; on a CPU the process's resident memory."""
         return machine.peak_resident_bytes()
 
     @abstractmethod
-    def set_filters(self, filters: Array) -> None:
-        """Convolve with these filters from now on."""
+    def set_filters(self, filters: Array) -> None: ...
 
     def upload(self, host: H) -> None:
-        """Bring this lane's images to the device; a CPU device reads the host's memory."""
+        """Copy the images to the device; a CPU device reads host memory."""
 
     @abstractmethod
     def compute(self) -> None:
@@ -92,28 +84,27 @@ class ConvDevice(ABC, Generic[H]):
 
     @abstractmethod
     def pass_through(self) -> None:
-        """Take the images themselves for the results."""
+        """Use the images as results."""
 
     @abstractmethod
     def download(self, host: H) -> None:
-        """Bring the results into their place on the host."""
+        """Copy the results to the host."""
 
     def round_trip(self, host: H, copy_only: bool) -> Sequence[DeviceAction]:
-        """What to do, in order, from images on the host to results on the host."""
-        between = self.compute_action(copy_only)
-        return [partial(self.upload, host), between, partial(self.download, host)]
+        """Return the actions from images on the host to results on the host, in order."""
+        compute = self.compute_action(copy_only)
+        return [partial(self.upload, host), compute, partial(self.download, host)]
 
     def compute_action(self, copy_only: bool) -> DeviceAction:
-        """What makes results of images that are on the device."""
         return self.pass_through if copy_only else self.compute
 
     def overlap(self, host: H) -> str:
-        """How the steps there and back overlap, where they do."""
+        """Describe how the actions of a round trip overlap; empty if they do not."""
         return ""
 
     @abstractmethod
     def rotate_images(self) -> None:
-        """Go on to another copy of the images, which the call before did not touch."""
+        """Switch to another copy of the images, which is not in a cache."""
 
     @abstractmethod
     def evict(self) -> None:
@@ -121,25 +112,24 @@ class ConvDevice(ABC, Generic[H]):
 
     @abstractmethod
     def iterate(self) -> None:
-        """Convolve ``chain`` times, each time the results of the time before."""
+        """Convolve ``chain_length`` times, each time the previous results."""
 
     def cold(self) -> ReadSeconds:
-        """One convolution of images and filters that no cache holds."""
+        """Time one convolution with cold caches."""
         self.rotate_images()
         self.evict()
         return self.time_action(self.compute)
 
     def warm(self) -> ReadSeconds:
-        """One convolution right after the same one.
+        """Time one convolution right after the same convolution.
 
-        The long write before both lets the host run ahead of a GPU, which would otherwise wait
-        for the launch, and the launch would be what is timed.
+        The long write before lets the host run ahead of a GPU, so that the launch is not timed.
         """
         self.evict()
         self.compute()
         return self.time_action(self.compute)
 
     def resident(self) -> ReadSeconds:
-        """The mean of a chain of convolutions."""
+        """Time the mean of a chain of convolutions."""
         read = self.time_action(self.iterate)
         return lambda: read() / self.chain_length

@@ -1,7 +1,7 @@
-"""The convolution on JAX's devices, each told what to do by one process.
+"""The convolution on JAX devices in one process.
 
-Programs are jitted and follow their inputs to a device; calls are queued, so that devices work at
-the same time.
+Jitted programs run on the device of their inputs. Calls are queued, so that devices run in
+parallel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from jax import lax
 
 from nfold.workloads.conv2d.array_device import (
     ArrayDevice,
-    DeviceSetup,
     NumpyHostBuffers,
     run_devices,
     same_padding,
@@ -28,62 +27,44 @@ from nfold.workloads.conv2d.process import ConvResult, ConvTask
 from nfold.workloads.conv2d.timing import Clock
 
 Task = ConvTask[Any]
-"""Its devices are JAX's."""
-NHWC_DIMENSIONS, NCHW_DIMENSIONS = ("NHWC", "HWIO", "NHWC"), ("NCHW", "HWIO", "NCHW")
 
 
 def run_parts(
     task: Task, peak_memory_bytes: Callable[[], int], clock: Clock = time.monotonic
 ) -> ConvResult:
-    """Time everything that the workload separates."""
     return run_devices(task, JaxConvDevice, peak_memory_bytes, clock)
 
 
 class JaxConvDevice(ArrayDevice):
-    """One of JAX's devices."""
-
-    def __init__(
-        self, device: Any, setup: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
-    ) -> None:
-        self.device = device
-        super().__init__(setup, host, ones, mean)
-
-    @property
-    def method(self) -> str:
-        return "lax.conv_general_dilated, compiled, by the host's clock"
+    method = "lax.conv_general_dilated, compiled, by the host's clock"
 
     def to_device(self, values: Array) -> jax.Array:
-        return jax.device_put(values, self.device, may_alias=False)
+        return jax.device_put(values, self.setup.device, may_alias=False)
 
     def to_host(self, value: jax.Array) -> Array:
         return np.asarray(_without_host_cache(value))
 
     def round_trip(self, host: NumpyHostBuffers, copy_only: bool) -> Sequence[DeviceAction]:
-        there, between, _ = super().round_trip(host, copy_only)
-        return [there, between, self._start_download, partial(self._finish_download, host)]
+        upload, compute, _ = super().round_trip(host, copy_only)
+        return [upload, compute, self._start_download, partial(self._finish_download, host)]
 
     def _start_download(self) -> None:
-        self._arriving = _without_host_cache(self.result)
-        self._arriving.copy_to_host_async()
+        self._download = _without_host_cache(self.result)
+        self._download.copy_to_host_async()
 
     def _finish_download(self, host: NumpyHostBuffers) -> None:
-        host.results[self.setup.images] = np.asarray(self._arriving)
+        host.results[self.setup.images] = np.asarray(self._download)
 
     def convolve(self, images: jax.Array, filters: jax.Array) -> jax.Array:
-        pads = same_padding(filters.shape[0])
+        padding = [same_padding(filters.shape[0])] * 2
+        axes = "NHWC" if self.setup.layout == "channels_last" else "NCHW"
         return lax.conv_general_dilated(
-            images,
-            filters,
-            window_strides=(1, 1),
-            padding=[pads, pads],
-            dimension_numbers=NHWC_DIMENSIONS
-            if self.setup.layout == "channels_last"
-            else NCHW_DIMENSIONS,
+            images, filters, (1, 1), padding, dimension_numbers=(axes, "HWIO", axes)
         )
 
     def compile(self, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        made: Callable[..., jax.Array] = jax.jit(function)
-        return made
+        compiled: Callable[..., jax.Array] = jax.jit(function)
+        return compiled
 
     def wait(self, values: Sequence[jax.Array]) -> None:
         jax.block_until_ready(list(values))

@@ -1,4 +1,4 @@
-"""The arrays of the convolution: images, filters, and who gets which images. NumPy only."""
+"""Images, filters and their split over devices; scipy's reference and the comparison with it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ RANDOM_FILTER_SEED = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ConvProblem:
-    """``images`` images of ``channels`` × ``size`` × ``size``, and a square filter of ``filter``.
+    """Images [n, channels, size, size] and filters [channels out, channels in, filter, filter].
 
-    Every result channel is the sum over the input channels of their convolutions, each with a
-    filter of its own: filters are [channels out, channels in, filter, filter].
+    A result channel is the sum over the input channels of their convolutions.
     """
 
     images: int
@@ -35,7 +34,7 @@ class ConvProblem:
 
     @classmethod
     def of(cls, parameters: Mapping[str, int], plan: Plan) -> ConvProblem:
-        """The problem that a complete plan poses: its batch is the number of images."""
+        """Create the problem for a complete plan; its batch is the number of images."""
         assert plan.batch is not None
         return cls(
             images=plan.batch,
@@ -47,95 +46,89 @@ class ConvProblem:
         )
 
     def images_of_device(self, index: int, count: int) -> range:
-        """The images of device ``index`` of ``count``: shares differ by one image at most."""
+        """Return the images of device ``index`` of ``count``; shares differ by at most one."""
         return range(index * self.images // count, (index + 1) * self.images // count)
 
     def images_of_rank(self, rank: int, world_size: int, devices: int) -> list[range]:
-        """The images of each of the ``devices`` of one rank: consecutive shares."""
+        """Return the images of each of a rank's ``devices``, consecutive."""
         first, count = rank * devices, world_size * devices
         return [self.images_of_device(index, count) for index in range(first, first + devices)]
 
     def value_count(self, images: int) -> int:
-        """Values in so many images, and as many in their results."""
         return images * self.channels * self.size**2
 
     def make_images(self, indices: Sequence[int]) -> Array:
-        """Images [n, channels, size, size], uniform in [0, 1).
+        """Return images [n, channels, size, size], uniform in [0, 1).
 
-        An image depends on the seed and its own index alone, so that any split over devices
-        convolves the same images.
+        An image depends only on the seed and its index, not on the split over devices.
         """
-        shape = (self.channels, self.size, self.size)
-        made = np.empty((len(indices), *shape), np.float32)
-        for image, index in zip(made, indices, strict=True):
+        images = np.empty((len(indices), self.channels, self.size, self.size), np.float32)
+        for image, index in zip(images, indices, strict=True):
             np.random.default_rng([self.seed, index]).random(dtype=np.float32, out=image)
-        return made
+        return images
 
     def ones_filter(self) -> Array:
-        """The timed filters: ones."""
         shape = (self.channels, self.channels, self.filter, self.filter)
         return np.ones(shape, np.float32)
 
     def mean_filter(self) -> Array:
-        """Ones scaled to a sum of one per result, so that a chain of convolutions stays finite."""
+        """Return filters with sum 1 per result, so that chained convolutions stay finite."""
         return self.ones_filter() / np.float32(self.channels * self.filter**2)
 
     def random_filter(self) -> Array:
-        """Random filters that tell convolution from correlation and left from right.
+        """Return random filters, which detect a flip or a shift.
 
-        Eighths between -1 and 1: every precision holds them exactly.
+        Multiples of 1/8 between -1 and 1 are exact in every precision.
         """
-        drawn = np.random.default_rng(RANDOM_FILTER_SEED).integers(-8, 9, self.ones_filter().shape)
-        return (drawn / 8).astype(np.float32)
+        values = np.random.default_rng(RANDOM_FILTER_SEED).integers(-8, 9, self.ones_filter().shape)
+        return (values / 8).astype(np.float32)
 
 
 def to_correlation(filters: Array) -> Array:
-    """The filters whose correlation, which is what libraries compute, is these's convolution."""
+    """Flip filters: libraries compute the correlation, which is then the convolution."""
     return filters[..., ::-1, ::-1].copy()
 
 
 AnyFloat = npt.NDArray[np.floating]
 
+# The largest difference allowed, relative to the largest value of the reference.
+#
+# A few units in the last place of each format (24, 11, 8 and 11 significant bits), with room for
+# the error of Winograd's algorithm (Lavin and Gray, CVPR 2016). fp32's bound also detects tf32:
+# rounding images to 11 bits gives errors from 2.3e-4 with random filters.
 TOLERANCES: dict[str, float] = {"fp32": 5e-5, "tf32": 5e-3, "bf16": 2e-2, "fp16": 5e-3}
-"""The largest difference allowed, relative to the largest value of the reference.
-
-A few units in the last place of each format (24, 11, 8 and 11 significant bits), with room for
-the error of Winograd's algorithm (Lavin and Gray, CVPR 2016). fp32's bound also finds tf32 where
-it was not asked for: rounding images to 11 bits makes 2.3e-4 and more with random filters.
-"""
 
 
 def convolve_image(image: AnyFloat, filters: AnyFloat) -> AnyFloat:
-    """scipy's ``same`` convolution of [channels in, h, w], summed over input channels.
+    """Convolve an image [channels in, h, w] by scipy with mode ``same``.
 
-    ``filters`` is [channels out, channels in, k, k]; the result is [channels out, h, w].
+    ``filters`` are [channels out, channels in, k, k]; the result is [channels out, h, w].
     """
-    return np.stack([_convolve_channels(image, per_channel) for per_channel in filters])
 
+    def convolve(per_channel: AnyFloat) -> AnyFloat:
+        pairs = zip(image, per_channel, strict=True)
+        return reduce(np.add, [signal.convolve2d(x, f, mode="same") for x, f in pairs])
 
-def _convolve_channels(image: AnyFloat, filters: AnyFloat) -> AnyFloat:
-    pairs = zip(image, filters, strict=True)
-    return reduce(np.add, [signal.convolve2d(x, f, mode="same") for x, f in pairs])
+    return np.stack([convolve(per_channel) for per_channel in filters])
 
 
 def scipy_reference(images: AnyFloat, filters: AnyFloat) -> npt.NDArray[np.float64]:
-    """The convolution of images [n, channels, h, w] by scipy in double precision."""
-    wide = filters.astype(np.float64)
-    return np.stack([convolve_image(image.astype(np.float64), wide) for image in images])
+    """Convolve images [n, channels, h, w] by scipy in double precision."""
+    filters = filters.astype(np.float64)
+    return np.stack([convolve_image(image.astype(np.float64), filters) for image in images])
 
 
 def spot_check_indices(count: int) -> list[int]:
-    """The places of a handful of images out of ``count``: first, middle and last."""
     return sorted({0, count // 2, count - 1}) if count else []
 
 
 def check_result(
     result: AnyFloat, expected: AnyFloat, images: Sequence[int], precision: str
 ) -> None:
-    """Raise Mismatch where a result [n, ...] is not the expected one, NaN and Inf included.
+    """Raise Mismatch if a result [n, ...] differs from the expected one, or is not finite.
 
-    ``images`` are the indices to name in the message. Differences are relative to the largest
-    expected value of all, because a sum of many products rounds in units of its largest.
+    ``images`` are the indices for the message. Differences are relative to the largest expected
+    value, because a sum rounds in units of its largest terms.
     """
     if result.shape != expected.shape:
         raise Mismatch(f"the result has shape {result.shape}, its reference {expected.shape}")

@@ -1,4 +1,4 @@
-"""What one process times on its lanes, and how it makes sure that the results are right."""
+"""The timed parts of one process, the verification of results, and other libraries on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from nfold.core.variant import Variant
 from nfold.workloads.conv2d.device import ConvDevice, DeviceAction, H, ReadSeconds
 from nfold.workloads.conv2d.problem import (
     AnyFloat,
-    Array,
     ConvProblem,
     check_result,
     convolve_image,
@@ -27,17 +26,17 @@ from nfold.workloads.conv2d.problem import (
 )
 from nfold.workloads.conv2d.timing import CallTimer, Clock, TimedCall
 
-NO_COPY_NOTE = "the device computes where the images lie: nothing is copied to it or from it"
-HOST_COPY_NOTE = "a plain copy in host memory: the device needs none"
+NO_COPY_NOTE = "the device computes in host memory: nothing is copied"
+HOST_COPY_NOTE = "a copy within host memory: the device needs no copy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvProcess(Generic[H]):
-    """The lanes of one process; ``shares`` are the images of each, consecutive.
+    """The devices of one process; ``device_images`` are the consecutive images of each.
 
-    Hosts come by kind: ``pageable`` and ``pinned``, or one without a kind that the lanes read in
-    place. The last one's way end to end is the measurement's throughput. ``itemsize`` is the
-    bytes of a value.
+    ``hosts`` are the host buffers by kind: ``pageable`` and ``pinned``, or one with an empty name
+    that the devices read in place. The throughput is end to end with the last kind. ``itemsize``
+    is in bytes.
     """
 
     problem: ConvProblem
@@ -49,59 +48,58 @@ class ConvProcess(Generic[H]):
 
     @property
     def one_way_bytes(self) -> int:
-        """The images of all ranks; the results are as many."""
+        """Bytes of the images of all ranks, or of their results."""
         return self.problem.value_count(self.problem.images) * self.itemsize
 
     def end_to_end(self, host: H) -> float:
-        """Seconds from images on the host to results on the host."""
-        return self._round_trip_seconds(host, self.problem.copy_only)
+        """Return the seconds from images on the host to results on the host."""
+        return self._host_time(lambda device: device.round_trip(host, self.problem.copy_only))
 
     def copy_only(self, host: H) -> float:
-        """Seconds there and back, nothing convolved."""
-        return self._round_trip_seconds(host, True)
+        """Return the seconds of a round trip without convolution."""
+        return self._host_time(lambda device: device.round_trip(host, True))
 
-    def _round_trip_seconds(self, host: H, copy_only: bool) -> float:
-        return self._host_time(lambda lane: lane.round_trip(host, copy_only))
-
-    def _host_time(self, steps: Callable[[ConvDevice[H]], Sequence[DeviceAction]]) -> float:
+    def _host_time(self, actions: Callable[[ConvDevice[H]], Sequence[DeviceAction]]) -> float:
         start = self.clock()
-        for turn in zip_longest(*map(steps, self.devices)):
-            for lane, step in zip(self.devices, turn, strict=True):
-                if step is not None:
-                    with lane.work():
-                        step()
+        for simultaneous in zip_longest(*map(actions, self.devices)):
+            for device, action in zip(self.devices, simultaneous, strict=True):
+                if action is not None:
+                    with device.work():
+                        action()
         self._finish()
         return self.clock() - start
 
     def _device_time(self, action: Callable[[ConvDevice[H]], ReadSeconds]) -> float:
         readings = []
-        for lane in self.devices:
-            with lane.work():
-                readings.append(action(lane))
+        for device in self.devices:
+            with device.work():
+                readings.append(action(device))
         self._finish()
         return self.devices[0].combine_seconds([read() for read in readings])
 
     def _finish(self) -> None:
-        for lane in self.devices:
-            lane.finish()
+        for device in self.devices:
+            device.finish()
 
     def timed_calls(self, hosts: Mapping[str, H]) -> list[TimedCall]:
-        """Everything to time, in order; the results that it leaves are the convolution's."""
-        last = list(hosts)[-1]
-        found = self._copy_calls(hosts) if self._needs_copies(last) else []
-        found += [self._copy_only(kind, hosts, kind == last) for kind in hosts]
-        if self.problem.copy_only:
-            return found
-        found += [self._end_to_end(kind, hosts, kind == last) for kind in hosts]
-        return found + self._kernels()
+        """Return all timed calls, in order; they leave the results of the convolution."""
+        throughput_kind = list(hosts)[-1]
+        calls = self._copy_calls(hosts) if self._needs_copies(throughput_kind) else []
+        for copy_only in (True,) if self.problem.copy_only else (True, False):
+            throughput = throughput_kind if copy_only == self.problem.copy_only else None
+            calls += [
+                self._round_trip_call(kind, host, copy_only, kind == throughput)
+                for kind, host in hosts.items()
+            ]
+        return calls if self.problem.copy_only else calls + self._kernel_calls()
 
     def throughput_call(self, hosts: Mapping[str, H], *, resident: bool) -> TimedCall:
-        """The one probe of an experiment: end to end, or from images to results on the devices."""
-        kind = list(hosts)[-1]
+        """Return the only timed call of an experiment: a round trip, or compute only."""
+        kind, host = list(hosts.items())[-1]
+        copy_only = self.problem.copy_only
         if not resident:
-            whole = self._copy_only if self.problem.copy_only else self._end_to_end
-            return whole(kind, hosts, True)
-        call = partial(self._host_time, lambda lane: [lane.compute_action(self.problem.copy_only)])
+            return self._round_trip_call(kind, host, copy_only, True)
+        call = partial(self._host_time, lambda device: [device.compute_action(copy_only)])
         return TimedCall(
             name="resident", call=call, bytes=2 * self.one_way_bytes, is_throughput=True
         )
@@ -110,69 +108,63 @@ class ConvProcess(Generic[H]):
         return bool(kind) or self.devices[0].always_copies
 
     def _copy_calls(self, hosts: Mapping[str, H]) -> list[TimedCall]:
-        there = [self._upload(kind, host) for kind, host in hosts.items()]
-        return there + [self._download(kind, host) for kind, host in hosts.items()]
+        def actions(method: str, host: H, device: ConvDevice[H]) -> list[DeviceAction]:
+            return [partial(getattr(device, method), host)]
 
-    def _upload(self, kind: str, host: H) -> TimedCall:
-        call = partial(self._host_time, lambda lane: [partial(lane.upload, host)])
-        return TimedCall(
-            name=_with_kind("copy to device", kind), call=call, bytes=self.one_way_bytes
-        )
-
-    def _download(self, kind: str, host: H) -> TimedCall:
-        call = partial(self._host_time, lambda lane: [partial(lane.download, host)])
-        return TimedCall(
-            name=_with_kind("copy from device", kind), call=call, bytes=self.one_way_bytes
-        )
-
-    def _copy_only(self, kind: str, hosts: Mapping[str, H], last: bool) -> TimedCall:
-        return TimedCall(
-            name=_with_kind("copy only", kind),
-            call=partial(self.copy_only, hosts[kind]),
-            bytes=2 * self.one_way_bytes,
-            note=self.devices[0].overlap(hosts[kind])
-            if self._needs_copies(kind)
-            else HOST_COPY_NOTE,
-            is_throughput=last and self.problem.copy_only,
-        )
-
-    def _end_to_end(self, kind: str, hosts: Mapping[str, H], last: bool) -> TimedCall:
-        return TimedCall(
-            name=_with_kind("end to end", kind),
-            call=partial(self.end_to_end, hosts[kind]),
-            bytes=2 * self.one_way_bytes,
-            note=self.devices[0].overlap(hosts[kind]) if self._needs_copies(kind) else NO_COPY_NOTE,
-            is_throughput=last,
-        )
-
-    def _kernels(self) -> list[TimedCall]:
-        lane = self.devices[0]
-        moved = 2 * self.problem.value_count(len(self.device_images[0])) * self.itemsize
-        by = f", by {lane.method}" if lane.method else ""
-        size = f"{moved / 1e6:.1f} MB a device{by}"
-        cold = f"{size}, after writing {lane.eviction_bytes / 1e6:.0f} MB"
-        chain = f"mean of {lane.chain_length} in a row, each of the results of the one before{by}"
         return [
-            self._kernel("convolution, cold cache", lambda lane: lane.cold(), cold),
-            self._kernel("convolution, warm cache", lambda lane: lane.warm(), size),
-            self._kernel("resident loop", lambda lane: lane.resident(), chain),
+            TimedCall(
+                name=_with_kind(name, kind),
+                call=partial(self._host_time, partial(actions, method, host)),
+                bytes=self.one_way_bytes,
+            )
+            for name, method in (("copy to device", "upload"), ("copy from device", "download"))
+            for kind, host in hosts.items()
         ]
 
-    def _kernel(
-        self, name: str, action: Callable[[ConvDevice[H]], ReadSeconds], note: str
+    def _round_trip_call(
+        self, kind: str, host: H, copy_only: bool, is_throughput: bool
     ) -> TimedCall:
-        call = partial(self._device_time, action)
-        return TimedCall(name=name, call=call, bytes=2 * self.one_way_bytes, note=note)
+        note = self.devices[0].overlap(host)
+        if not self._needs_copies(kind):
+            note = HOST_COPY_NOTE if copy_only else NO_COPY_NOTE
+        return TimedCall(
+            name=_with_kind("copy only" if copy_only else "end to end", kind),
+            call=partial(self.copy_only if copy_only else self.end_to_end, host),
+            bytes=2 * self.one_way_bytes,
+            note=note,
+            is_throughput=is_throughput,
+        )
+
+    def _kernel_calls(self) -> list[TimedCall]:
+        device = self.devices[0]
+        moved_bytes = 2 * self.problem.value_count(len(self.device_images[0])) * self.itemsize
+        by = f", by {device.method}" if device.method else ""
+        size = f"{moved_bytes / 1e6:.1f} MB per device{by}"
+
+        def call(name: str, action: Callable[[ConvDevice[H]], ReadSeconds], note: str) -> TimedCall:
+            seconds = partial(self._device_time, action)
+            return TimedCall(name=name, call=seconds, bytes=2 * self.one_way_bytes, note=note)
+
+        cold = f"{size}, after writing {device.eviction_bytes / 1e6:.0f} MB"
+        chain = f"mean of a chain of {device.chain_length}, each with the previous results{by}"
+        return [
+            call("convolution, cold cache", lambda device: device.cold(), cold),
+            call("convolution, warm cache", lambda device: device.warm(), size),
+            call("resident loop", lambda device: device.resident(), chain),
+        ]
 
     def verify(self, hosts: Mapping[str, H]) -> AnyFloat:
-        """Compare every way through the devices with scipy, with random filters and with ones.
+        """Compare the results for every kind of host buffers with scipy; raises Mismatch.
 
-        Raises Mismatch. Random filters find a flip or a shift that ones would hide. Afterwards
-        the filters are ones, every host's results are theirs, and so is the returned reference.
+        Uses random filters, which detect a flip or a shift, and then ones. Returns the reference
+        for ones, which the devices and results are left with.
         """
+        inputs = next(iter(hosts.values())).inputs(self._checked_indices())
         for filters in (self.problem.random_filter(), self.problem.ones_filter()):
-            self._set_filters(filters)
-            expected = self._reference(next(iter(hosts.values())), filters)
+            for device in self.devices:
+                with device.work():
+                    device.set_filters(filters)
+            expected = inputs if self.problem.copy_only else scipy_reference(inputs, filters)
             for host in hosts.values():
                 host.fill_nan()
                 self.end_to_end(host)
@@ -180,31 +172,20 @@ class ConvProcess(Generic[H]):
         return expected
 
     def compare(self, host: H, expected: AnyFloat) -> None:
-        """Compare a handful of the host's results, from every lane; raises Mismatch."""
-        check_result(
-            host.outputs(self._checked_indices()), expected, self._checked_images(), self.precision
-        )
-
-    def _reference(self, host: H, filters: Array) -> AnyFloat:
-        inputs = host.inputs(self._checked_indices())
-        return inputs if self.problem.copy_only else scipy_reference(inputs, filters)
-
-    def _checked_images(self) -> list[int]:
-        return [
-            share[place] for share in self.device_images for place in spot_check_indices(len(share))
-        ]
+        indices, first = self._checked_indices(), self.device_images[0].start
+        images = [first + index for index in indices]
+        check_result(host.outputs(indices), expected, images, self.precision)
 
     def _checked_indices(self) -> list[int]:
-        return [image - self.device_images[0].start for image in self._checked_images()]
-
-    def _set_filters(self, filters: Array) -> None:
-        for lane in self.devices:
-            with lane.work():
-                lane.set_filters(filters)
+        first = self.device_images[0].start
+        return [
+            images[index] - first
+            for images in self.device_images
+            for index in spot_check_indices(len(images))
+        ]
 
     def peak_memory_bytes(self) -> int:
-        """The most that the fullest lane held so far."""
-        return max(lane.peak_memory_bytes() for lane in self.devices)
+        return max(device.peak_memory_bytes() for device in self.devices)
 
 
 def _with_kind(name: str, kind: str) -> str:
@@ -212,8 +193,7 @@ def _with_kind(name: str, kind: str) -> str:
 
 
 REPEATS = 3
-CALL_LIMIT_S = 2.0
-"""Longer than this no call should take: then it gets fewer images, and the part says so."""
+CALL_LIMIT_S = 2.0  # a slower library gets fewer images
 TRIAL_IMAGES = 4
 
 Convolve = Callable[[AnyFloat, AnyFloat], AnyFloat]
@@ -221,7 +201,7 @@ Convolve = Callable[[AnyFloat, AnyFloat], AnyFloat]
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryConvolution:
-    """A way to convolve images [n, c, h, w] with filters [c, c, k, k] without the devices."""
+    """A library's convolution of images [n, c, h, w] with filters [c, c, k, k] on the CPU."""
 
     name: str
     convolve: Convolve
@@ -234,18 +214,18 @@ def convolve_scipy_signal(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
 
 def convolve_scipy_ndimage(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
     """``scipy.ndimage.convolve(mode="constant")``, image by image in a Python loop."""
-    return np.stack([_ndimage_image(image, filters) for image in images])
-
-
-def _ndimage_image(image: AnyFloat, filters: AnyFloat) -> AnyFloat:
     origin = -1 if filters.shape[-1] % 2 == 0 else 0
 
-    def one(x: AnyFloat, f: AnyFloat) -> AnyFloat:
-        made: AnyFloat = ndimage.convolve(x, f, mode="constant", origin=origin)
-        return made
+    def convolve(x: AnyFloat, f: AnyFloat) -> AnyFloat:
+        result: AnyFloat = ndimage.convolve(x, f, mode="constant", origin=origin)
+        return result
 
-    sums = [reduce(np.add, map(one, image, per_channel)) for per_channel in filters]
-    return np.stack(sums)
+    return np.stack(
+        [
+            np.stack([reduce(np.add, map(convolve, image, channel)) for channel in filters])
+            for image in images
+        ]
+    )
 
 
 SCIPY_LIBRARIES = (
@@ -255,18 +235,23 @@ SCIPY_LIBRARIES = (
 
 
 def measure_library(
-    baseline: LibraryConvolution, problem: ConvProblem, clock: Clock
+    library: LibraryConvolution, problem: ConvProblem, clock: Clock
 ) -> OperationPart:
-    """Time a baseline on the whole batch, or on as many images as the time budget allows."""
+    """Time a library on the whole batch, or on as many images as CALL_LIMIT_S allows."""
     filters = problem.ones_filter()
+
+    def time_call(images: AnyFloat) -> float:
+        start = clock()
+        library.convolve(images, filters)
+        return clock() - start
+
     images = problem.make_images(range(min(TRIAL_IMAGES, problem.images)))
-    baseline.convolve(images, filters)
-    trial = _time_call(baseline, images, filters, clock)
-    count = images_within_limit(trial / len(images), problem.images)
+    library.convolve(images, filters)
+    count = images_within_limit(time_call(images) / len(images), problem.images)
     images = problem.make_images(range(count))
     return OperationPart(
-        name=baseline.name,
-        seconds=tuple(_time_call(baseline, images, filters, clock) for _ in range(REPEATS)),
+        name=library.name,
+        seconds=tuple(time_call(images) for _ in range(REPEATS)),
         images=count,
         bytes=2 * images.nbytes,
         baseline=True,
@@ -275,18 +260,10 @@ def measure_library(
 
 
 def images_within_limit(seconds_per_image: float, images: int) -> int:
-    """How many of the images fit into one call's time budget: at least one."""
+    """Return how many of ``images`` images take at most CALL_LIMIT_S; at least 1."""
     if seconds_per_image * images <= CALL_LIMIT_S:
         return images
     return max(1, int(CALL_LIMIT_S / seconds_per_image))
-
-
-def _time_call(
-    baseline: LibraryConvolution, images: AnyFloat, filters: AnyFloat, clock: Clock
-) -> float:
-    start = clock()
-    baseline.convolve(images, filters)
-    return clock() - start
 
 
 D = TypeVar("D")
@@ -294,11 +271,11 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, kw_only=True)
 class ConvTask(Generic[D]):
-    """One rank's part. ``plan`` is complete, ``parameters`` are all of the workload's.
+    """The task of one rank, with a complete plan and all parameters.
 
-    ``devices`` are those that this process drives, the same number on every rank. ``barrier``
-    waits for all ranks; ``beat`` takes (calls done, calls planned). Under an experiment, which
-    has something ``left_out``, nothing but the measurement's throughput is timed.
+    ``devices`` are driven by this process, the same number on every rank. ``barrier`` waits for
+    all ranks; ``beat`` takes (calls done, calls planned). Under an experiment's ``variant`` only
+    the throughput is timed.
     """
 
     parameters: Mapping[str, int]
@@ -312,28 +289,25 @@ class ConvTask(Generic[D]):
 
     @property
     def problem(self) -> ConvProblem:
-        """The whole problem, of all ranks."""
         return ConvProblem.of(self.parameters, self.plan)
 
     @property
     def device_images(self) -> list[range]:
-        """The images of each of this rank's devices."""
         return self.problem.images_of_rank(self.rank, self.world_size, len(self.devices))
 
     @property
     def cores(self) -> int:
-        """The cores this process may use, at most the plan's: a mask does not show a quota."""
+        """The cores of this process, at most the plan's, because a mask does not show a quota."""
         planned = (self.plan.cores_per_device or 1) * (self.plan.devices or 1)
         return min(len(os.sched_getaffinity(0)), planned)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvResult:
-    """What one rank measured, under the names of ``RankSamples``.
+    """The measurements of one rank, with the field names of ``RankSamples``.
 
-    ``peak_memory_bytes`` is that of the way end to end, before the cache probes took buffers
-    of their own: what the library's allocator held on the fullest device, or on the CPU what
-    the process held.
+    ``peak_memory_bytes`` is after the verification, before the cold-cache calls allocate buffers:
+    of the library's allocator on the device that used most, or of the process on a CPU.
     """
 
     parts: tuple[OperationPart, ...]
@@ -343,16 +317,18 @@ class ConvResult:
 
 
 def first_call(
-    begin: Callable[[], ConvProcess[H]], host: H, note: str, clock: Clock
+    create_process: Callable[[], ConvProcess[H]], host: H, note: str, clock: Clock
 ) -> tuple[ConvProcess[H], OperationPart]:
-    """Begin a process; the part is the seconds until its first results are on the host."""
+    """Create a process and time it until its first results are on the host."""
     start = clock()
-    process = begin()
+    process = create_process()
     process.end_to_end(host)
-    seconds = clock() - start
-    images, moved = process.problem.images, 2 * process.one_way_bytes
     part = OperationPart(
-        name="first call", seconds=(seconds,), images=images, bytes=moved, note=note
+        name="first call",
+        seconds=(clock() - start,),
+        images=process.problem.images,
+        bytes=2 * process.one_way_bytes,
+        note=note,
     )
     return process, part
 
@@ -365,32 +341,15 @@ def measure_rank(
     first_part: OperationPart,
     clock: Clock,
 ) -> ConvResult:
-    """Verify, time every part, verify what the timed calls left, then time the baselines."""
+    """Verify, time every part, verify the results again, then time ``libraries`` on rank 0."""
     expected = process.verify(hosts)
     peak = process.peak_memory_bytes()
     if task.variant:
-        probes = [process.throughput_call(hosts, resident=task.variant.input == "resident")]
+        calls = [process.throughput_call(hosts, resident=task.variant.input == "resident")]
     else:
-        probes = process.timed_calls(hosts)
-    sampler = _call_timer(task, clock)
-    parts, windows = sampler.run(probes)
-    for host in hosts.values():
-        process.compare(host, expected)
-    others = []
-    for baseline in () if process.problem.copy_only or task.variant else libraries:
-        others += _measure_on_rank_0(task, baseline, clock)
-        sampler.beat_finished(len(probes))
-    return ConvResult(
-        parts=(first_part, *parts, *others),
-        windows=windows,
-        first_step_ms=1e3 * first_part.seconds[0],
-        peak_memory_bytes=peak,
-    )
-
-
-def _call_timer(task: ConvTask[D], clock: Clock) -> CallTimer:
+        calls = process.timed_calls(hosts)
     assert task.plan.steps is not None
-    return CallTimer(
+    timer = CallTimer(
         images=task.problem.images,
         rank_images=sum(map(len, task.device_images)),
         warmup=task.plan.warmup_steps or 0,
@@ -399,11 +358,19 @@ def _call_timer(task: ConvTask[D], clock: Clock) -> CallTimer:
         barrier=task.barrier,
         beat=task.beat,
     )
-
-
-def _measure_on_rank_0(
-    task: ConvTask[D], baseline: LibraryConvolution, clock: Clock
-) -> list[OperationPart]:
-    parts = [measure_library(baseline, task.problem, clock)] if task.rank == 0 else []
-    task.barrier()
-    return parts
+    parts, windows = timer.run(calls)
+    for host in hosts.values():
+        process.compare(host, expected)
+    library_parts = []
+    for library in () if process.problem.copy_only or task.variant else libraries:
+        if task.rank == 0:
+            library_parts.append(measure_library(library, task.problem, clock))
+        task.barrier()
+        total = task.plan.steps * len(calls)
+        task.beat(total, total)
+    return ConvResult(
+        parts=(first_part, *parts, *library_parts),
+        windows=windows,
+        first_step_ms=1e3 * first_part.seconds[0],
+        peak_memory_bytes=peak,
+    )

@@ -1,7 +1,6 @@
-"""The convolution on TensorFlow's devices, each told what to do by one process.
+"""The convolution on TensorFlow devices in one process.
 
-A device's program is its own: XLA compiles for one device, and one function of the graph over
-all of them could not be compiled.
+Each device has its own program, because XLA compiles for one device.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import tensorflow as tf
 
 from nfold.workloads.conv2d.array_device import (
     ArrayDevice,
-    DeviceSetup,
-    NumpyHostBuffers,
     run_devices,
     same_padding,
 )
@@ -26,32 +23,22 @@ from nfold.workloads.conv2d.process import ConvResult, ConvTask
 from nfold.workloads.conv2d.timing import Clock
 
 Tensor = Any
-Task = ConvTask[str]
-"""Its devices are names, as ``/device:CPU:0``."""
+Task = ConvTask[str]  # devices by name, for example ``/device:CPU:0``
 
 
 def run_parts(
     task: Task, peak_memory_bytes: Callable[[], int], clock: Clock = time.monotonic
 ) -> ConvResult:
-    """Time everything that the workload separates."""
     return run_devices(task, TensorFlowConvDevice, peak_memory_bytes, clock)
 
 
 class TensorFlowConvDevice(ArrayDevice):
-    """A device by name."""
-
-    def __init__(
-        self, device: str, setup: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
-    ) -> None:
-        self.device = device
-        super().__init__(setup, host, ones, mean)
-
     @property
     def method(self) -> str:
         return f"tf.nn.conv2d, {self.setup.step}, by the host's clock"
 
     def work(self) -> AbstractContextManager[object]:
-        device: AbstractContextManager[object] = tf.device(self.device)
+        device: AbstractContextManager[object] = tf.device(self.setup.device)
         return device
 
     def to_device(self, values: Array) -> Tensor:
@@ -75,8 +62,8 @@ class TensorFlowConvDevice(ArrayDevice):
         if self.setup.step == "eager":
             return function
         compiled = self.setup.step == "compiled"
-        made: Callable[..., Tensor] = tf.function(function, autograph=False, jit_compile=compiled)
-        return made
+        graph: Callable[..., Tensor] = tf.function(function, autograph=False, jit_compile=compiled)
+        return graph
 
     def wait(self, values: Sequence[Tensor]) -> None:
         del values

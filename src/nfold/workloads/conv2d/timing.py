@@ -1,4 +1,4 @@
-"""How calls are timed: probes, repeated calls, windows. Pure Python, any clock."""
+"""Timing of repeated calls: warm-up, calls, windows."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ Clock = Callable[[], float]
 
 MAX_WINDOWS = 10
 WARMUP_LIMIT_S = 2.0
-PART_LIMIT_S = 5.0
-"""A part that is not windowed stops after this time once it has LEAST calls."""
+PART_LIMIT_S = 5.0  # after MIN_CALLS calls; not for the throughput
 MIN_CALLS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedCall:
-    """Something to time: ``call`` does it once, to its end, and returns its seconds.
+    """A timed call; ``call`` returns its seconds.
 
-    ``bytes`` is what one call moves at least over all ranks. A ``windowed`` probe is the
-    measurement's throughput: it always makes all its calls, in windows that begin together on
-    every rank.
+    ``bytes`` is the minimum that one call moves on all ranks. With ``is_throughput`` all calls are
+    made, in windows that begin at the same time on every rank.
     """
 
     name: str
@@ -34,11 +32,11 @@ class TimedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class CallTimer:
-    """Times probes one after the other: warm-up, then ``steps`` calls of each.
+    """Times calls one after the other: warm-up, then ``steps`` repetitions of each.
 
-    ``images`` is what one call handles over all ranks, ``own_images`` what this rank does of
-    it. ``clock`` is the host's monotonic clock in seconds; ``barrier`` waits for all ranks;
-    ``beat`` takes (calls done, calls planned).
+    ``images`` are the images per call on all ranks, ``rank_images`` on this rank. ``clock`` is the
+    host's monotonic clock in seconds; ``barrier`` waits for all ranks; ``beat`` takes (calls done,
+    calls planned).
     """
 
     images: int
@@ -50,47 +48,50 @@ class CallTimer:
     beat: Callable[[int, int], None]
 
     def run(
-        self, probes: Sequence[TimedCall]
+        self, timed_calls: Sequence[TimedCall]
     ) -> tuple[tuple[OperationPart, ...], tuple[Window, ...]]:
-        """One part per probe, and the windows of the windowed one."""
+        """Return one part per timed call, and the windows of the throughput."""
         parts: list[OperationPart] = []
         windows: list[Window] = []
-        total = self.steps * len(probes)
-        for place, probe in enumerate(probes):
-            calls = self._calls(probe, place * self.steps, total)
+        total = self.steps * len(timed_calls)
+        for index, timed_call in enumerate(timed_calls):
+            calls = self._calls(timed_call, index * self.steps, total)
             self._warm_up(calls)
             self.barrier()
-            seconds = (
-                self._windows(calls, windows) if probe.is_throughput else self._timed_part(calls)
+            throughput = timed_call.is_throughput
+            seconds = self._windows(calls, windows) if throughput else self._timed_part(calls)
+            parts.append(
+                OperationPart(
+                    name=timed_call.name,
+                    seconds=tuple(seconds),
+                    images=self.images,
+                    bytes=timed_call.bytes,
+                    note=timed_call.note,
+                )
             )
-            parts.append(self._to_part(probe, seconds))
         return tuple(parts), tuple(windows)
 
-    def beat_finished(self, probes: int) -> None:
-        """A sign of life after all calls of so many probes."""
-        self.beat(self.steps * probes, self.steps * probes)
-
-    def _calls(self, probe: TimedCall, before: int, total: int) -> Iterator[float]:
+    def _calls(self, timed_call: TimedCall, before: int, total: int) -> Iterator[float]:
         done = 0
         while True:
-            seconds = probe.call()
+            seconds = timed_call.call()
             done += 1
             self.beat(before + min(done, self.steps), total)
             yield seconds
 
     def _warm_up(self, calls: Iterator[float]) -> None:
-        began = self.clock()
+        start = self.clock()
         for _ in range(self.warmup):
             next(calls)
-            if self.clock() - began > WARMUP_LIMIT_S:
+            if self.clock() - start > WARMUP_LIMIT_S:
                 return
 
     def _timed_part(self, calls: Iterator[float]) -> list[float]:
-        began = self.clock()
+        start = self.clock()
         seconds: list[float] = []
         while len(seconds) < self.steps:
             seconds.append(next(calls))
-            if len(seconds) >= MIN_CALLS and self.clock() - began > PART_LIMIT_S:
+            if len(seconds) >= MIN_CALLS and self.clock() - start > PART_LIMIT_S:
                 break
         return seconds
 
@@ -100,26 +101,12 @@ class CallTimer:
             self.barrier()
             start = self.clock()
             seconds.extend(next(calls) for _ in range(steps))
-            window = Window(
-                start_s=start,
-                seconds=self.clock() - start,
-                steps=steps,
-                samples=steps * self.rank_images,
-            )
-            windows.append(window)
+            duration, samples = self.clock() - start, steps * self.rank_images
+            windows.append(Window(start_s=start, seconds=duration, steps=steps, samples=samples))
         return seconds
-
-    def _to_part(self, probe: TimedCall, seconds: Sequence[float]) -> OperationPart:
-        return OperationPart(
-            name=probe.name,
-            seconds=tuple(seconds),
-            images=self.images,
-            bytes=probe.bytes,
-            note=probe.note,
-        )
 
 
 def window_sizes(steps: int) -> list[int]:
-    """The calls of each of up to WINDOWS windows; sizes differ by one at most."""
+    """Return the number of calls of each of at most MAX_WINDOWS windows."""
     count = min(MAX_WINDOWS, steps)
     return [(k + 1) * steps // count - k * steps // count for k in range(count)]

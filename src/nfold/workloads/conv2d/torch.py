@@ -1,7 +1,7 @@
-"""The convolution on torch devices: one process drives one device, or (``dp``) all of them.
+"""The convolution on PyTorch devices: one process drives one device, or (``dp``) all devices.
 
-Images and results lie on the host in the plan's precision, so 16 bits halve the copies. Every
-GPU has streams of its own. The search for the fastest kernel is in the first call.
+Images and results on the host have the plan's precision. The first call includes the search for the
+fastest kernel.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 
 from nfold.core.errors import Unsupported
-from nfold.core.plan import Plan
 from nfold.workloads.conv2d import unsupported
 from nfold.workloads.conv2d.problem import AnyFloat, to_correlation
 from nfold.workloads.conv2d.process import (
@@ -40,75 +38,68 @@ TorchTask = ConvTask[torch.device]
 
 
 def run_parts(task: TorchTask, clock: Clock = time.monotonic) -> ConvResult:
-    """Time everything that the workload separates, on one rank.
+    """Time every part on one rank; ``clock`` is the host's monotonic clock in seconds.
 
-    ``clock`` is the host's monotonic clock in seconds. Raises Unsupported for a plan that makes
-    no sense here and Mismatch where a result is not scipy's.
+    Raises Unsupported for an impossible plan and Mismatch for a result that differs from scipy's.
     """
     reason = unsupported(task.plan)
     if reason is not None:
         raise Unsupported(reason)
-    _set_arithmetic(task.plan)
-    host, cuda = _host_buffers(task), task.devices[0].type == "cuda"
-    task.barrier()
-    note = _first_call_note(cuda)
-    process, first = first_call(partial(_create_process, task, host, clock), host, note, clock)
-    hosts = {"pageable": host, "pinned": host.pinned()} if cuda else {"": host}
-    baselines = (*SCIPY_LIBRARIES, torch_on_cpu(task.cores))
-    return measure_rank(task, process, hosts, baselines, first, clock)
-
-
-def _set_arithmetic(plan: Plan) -> None:
+    tensor_format, cuda = TensorFormat.of(task.plan), task.devices[0].type == "cuda"
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = plan.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = task.plan.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = task.plan.precision == "tf32"
+    first_image, stop = task.device_images[0].start, task.device_images[-1].stop
+    images = tensor_format.tensor(task.problem.make_images(range(first_image, stop)))
+    host = TorchHostBuffers(images=images, results=torch.empty_like(images))
 
+    def create_process() -> ConvProcess[TorchHostBuffers]:
+        device_class = TorchCudaDevice if cuda else TorchCpuDevice
+        devices = [
+            device_class(
+                task.problem,
+                tensor_format,
+                device,
+                host,
+                slice(share.start - first_image, share.stop - first_image),
+            )
+            for device, share in zip(task.devices, task.device_images, strict=True)
+        ]
+        return ConvProcess(
+            problem=task.problem,
+            devices=devices,
+            device_images=task.device_images,
+            precision=str(task.plan.precision),
+            itemsize=tensor_format.dtype.itemsize,
+            clock=clock,
+        )
 
-def _host_buffers(task: TorchTask) -> TorchHostBuffers:
-    own = range(task.device_images[0].start, task.device_images[-1].stop)
-    images = TensorFormat.of(task.plan).tensor(task.problem.make_images(own))
-    return TorchHostBuffers(images=images, results=torch.empty_like(images))
+    task.barrier()
+    process, first = first_call(create_process, host, _first_call_note(cuda), clock)
+    hosts = {"pageable": host, "pinned": host.pinned()} if cuda else {"": host}
+    libraries = (*SCIPY_LIBRARIES, torch_on_cpu(task.cores))
+    return measure_rank(task, process, hosts, libraries, first, clock)
 
 
 def _first_call_note(cuda: bool) -> str:
     if not cuda:
         return "allocation and computation"
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    begin = "" if started else "CUDA's start, "
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return (
-        f"{begin}allocation, pageable copies, convolution; cuDNN's start and search, and the "
-        "compilation and search of our own kernel where Triton is installed"
-    )
-
-
-def _create_process(
-    task: TorchTask, host: TorchHostBuffers, clock: Clock
-) -> ConvProcess[TorchHostBuffers]:
-    form = TensorFormat.of(task.plan)
-    first = task.device_images[0].start
-    lanes = []
-    for device, share in zip(task.devices, task.device_images, strict=True):
-        kind = TorchCudaDevice if device.type == "cuda" else TorchCpuDevice
-        place = slice(share.start - first, share.stop - first)
-        lanes.append(kind(task.problem, form, device, host, place))
-    return ConvProcess(
-        problem=task.problem,
-        devices=lanes,
-        device_images=task.device_images,
-        precision=str(task.plan.precision),
-        itemsize=form.dtype.itemsize,
-        clock=clock,
+        f"{'' if initialized else 'CUDA initialization, '}allocation, pageable copies, "
+        "convolution; cuDNN initialization and search; with Triton, kernel compilation and search"
     )
 
 
 def torch_on_cpu(threads: int) -> LibraryConvolution:
-    """torch's float32 convolution on so many cores, without any device."""
-    form = TensorFormat(dtype=torch.float32, memory_format=torch.contiguous_format)
+    """Return torch's float32 convolution on ``threads`` cores."""
+    tensor_format = TensorFormat(dtype=torch.float32, memory_format=torch.contiguous_format)
 
     def on_cpu(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
         with _threads(threads):
-            made = convolve(form.tensor(images), form.tensor(to_correlation(filters)))
-            return to_float32(made, range(len(images)))
+            filters = to_correlation(filters)
+            result = convolve(tensor_format.tensor(images), tensor_format.tensor(filters))
+            return to_float32(result, range(len(images)))
 
     noun = "thread" if threads == 1 else "threads"
     return LibraryConvolution(name=f"torch on the CPU, {threads} {noun}", convolve=on_cpu)

@@ -1,12 +1,11 @@
-"""The convolution by torch: how values are kept, and a CPU device."""
+"""The convolution on a PyTorch CPU device and on a GPU."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -26,28 +25,25 @@ DTYPES = {
     "fp16": torch.float16,
 }
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
-IMAGE_COPIES = 3
-"""Sets of images that take turns, so that no call meets those of the call before."""
+IMAGE_COPIES = 3  # rotated, so that a call does not find its images in a cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFormat:
-    """How a precision and a layout keep values: their type, and the order of the axes."""
+    """The dtype and memory format of a plan."""
 
     dtype: torch.dtype
     memory_format: torch.memory_format
 
     @classmethod
     def of(cls, plan: Plan) -> TensorFormat:
-        """The form that a complete plan asks for."""
         assert plan.precision is not None
         assert plan.layout is not None
         return cls(dtype=DTYPES[plan.precision], memory_format=MEMORY_FORMATS[plan.layout])
 
     def tensor(self, values: AnyFloat, device: torch.device | None = None) -> Tensor:
-        """The values [n, c, h, w] in this form."""
-        made = torch.from_numpy(values).to(device=device, dtype=self.dtype)
-        return made.contiguous(memory_format=self.memory_format)
+        tensor = torch.from_numpy(values).to(device=device, dtype=self.dtype)
+        return tensor.contiguous(memory_format=self.memory_format)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,31 +55,28 @@ class TorchHostBuffers(HostBuffers):
     page_locked: bool = False
 
     def pinned(self) -> TorchHostBuffers:
-        """The same in page-locked memory."""
         images, results = self.images.pin_memory(), self.results.pin_memory()
         return TorchHostBuffers(images=images, results=results, page_locked=True)
 
-    def inputs(self, places: Sequence[int]) -> Array:
-        return to_float32(self.images, places)
+    def inputs(self, indices: Sequence[int]) -> Array:
+        return to_float32(self.images, indices)
 
-    def outputs(self, places: Sequence[int]) -> Array:
-        return to_float32(self.results, places)
+    def outputs(self, indices: Sequence[int]) -> Array:
+        return to_float32(self.results, indices)
 
     def fill_nan(self) -> None:
         self.results.fill_(torch.nan)
 
 
-def to_float32(values: Tensor, places: Sequence[int]) -> Array:
-    """Some of the values as float32."""
-    found: Array = values[list(places)].float().contiguous().numpy()
-    return found
+def to_float32(values: Tensor, indices: Sequence[int]) -> Array:
+    array: Array = values[list(indices)].float().contiguous().numpy()
+    return array
 
 
 def convolve(images: Tensor, filters: Tensor) -> Tensor:
-    """Correlation of the same size, summed over input channels.
+    """Correlate with the padding of scipy's ``same``, summed over input channels.
 
-    An even filter has no middle. scipy's ``same``, for a convolution, pads one pixel more
-    before than after; torch's own would pad it after.
+    For an even filter scipy pads one pixel more before than after; torch's ``same`` after.
     """
     before, after = filters.shape[-1] // 2, (filters.shape[-1] - 1) // 2
     if before == after:
@@ -92,31 +85,31 @@ def convolve(images: Tensor, filters: Tensor) -> Tensor:
 
 
 class TorchCpuDevice(ConvDevice[TorchHostBuffers]):
-    """A CPU device with its share of the host's images, ``place`` of them."""
+    """A CPU device that convolves ``image_slice`` of the host's images in place."""
 
     def __init__(
         self,
         problem: ConvProblem,
-        form: TensorFormat,
+        tensor_format: TensorFormat,
         device: torch.device,
         host: TorchHostBuffers,
         image_slice: slice,
     ) -> None:
-        self.problem, self.form, self.device, self.image_slice = problem, form, device, image_slice
+        self.problem, self.tensor_format = problem, tensor_format
+        self.device, self.image_slice = device, image_slice
         with self.work():
             self.input = self.buffer(host.images[image_slice])
             self.result = self.input
             self.set_filters(problem.ones_filter())
 
     def buffer(self, images: Tensor) -> Tensor:
-        """Where the device reads its images."""
         return images
 
     def set_filters(self, filters: Array) -> None:
         self.filters = self._on_device(filters)
 
     def _on_device(self, filters: Array) -> Tensor:
-        return self.form.tensor(to_correlation(filters), self.device)
+        return self.tensor_format.tensor(to_correlation(filters), self.device)
 
     def compute(self) -> None:
         self.result = convolve(self.input, self.filters)
@@ -151,41 +144,39 @@ class TorchCpuDevice(ConvDevice[TorchHostBuffers]):
             images = convolve(images, self._mean)
 
 
-# The convolution on a GPU: the faster of cuDNN and our own kernel, copies beside kernels.
+# The convolution on a GPU, by the faster of cuDNN and the Triton kernel, overlapped with copies.
 #
-# The first convolution of a problem searches: it times cuDNN and every variant of ``kernel.py`` on
-# the lane's own images, compilation included. One launch from Python takes about as long as the
-# kernel, so whatever runs many in a row is recorded as a CUDA graph and replayed.
+# The first convolution of a problem times cuDNN and all configurations of ``triton_kernel.py``,
+# including compilation. A launch from Python takes about as long as the kernel, so consecutive
+# launches are captured as a CUDA graph.
 
+# (images [n, c, h, w], filters [c out, c, k, k], out) to results, in ``out`` if the method uses it
 ConvMethod = Callable[..., Tensor]
-"""Convolves images [n, c, h, w] with filters [c out, c, k, k] and returns the results.
-
-They are in the third tensor where the method writes into memory that is there already.
-"""
 R = TypeVar("R")
 SEARCH_CALLS = 10
 SEARCH_REPLAYS = 3
 
 
 class TorchCudaDevice(TorchCpuDevice):
-    """A GPU: its own streams, buffers that are allocated once, events for a clock."""
+    """A GPU with its own streams, timed by events."""
 
     chain_length = 50
 
-    @cached_property
-    def _stream(self) -> torch.cuda.Stream:
-        return self._new_stream()
-
-    @cached_property
-    def _upload_stream(self) -> torch.cuda.Stream:
-        return self._new_stream()
-
-    @cached_property
-    def _download_stream(self) -> torch.cuda.Stream:
-        return self._new_stream()
-
-    def _new_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+    def __init__(
+        self,
+        problem: ConvProblem,
+        tensor_format: TensorFormat,
+        device: torch.device,
+        host: TorchHostBuffers,
+        image_slice: slice,
+    ) -> None:
+        self._stream, self._upload_stream, self._download_stream = (
+            torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for _ in range(3)
+        )
+        self._in_flight: list[Tensor] = []
+        self._round_trip_graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        super().__init__(problem, tensor_format, device, host, image_slice)
 
     def work(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
@@ -230,16 +221,16 @@ class TorchCudaDevice(TorchCpuDevice):
         return torch.cuda.max_memory_reserved(self.device)
 
     def launch_chain(self) -> Tensor:
-        """The results of ``chain`` convolutions, launched one by one."""
-        images, (out, spare) = self.input, self._outputs
+        """Launch ``chain_length`` convolutions one by one and return the results."""
+        images, (out, other) = self.input, self._outputs
         for number in range(self.chain_length):
             images = self._method.method(images, self._mean, out, backwards=number % 2 == 1)
-            out, spare = spare, out
+            out, other = other, out
         return images
 
     @cached_property
     def chain_graph(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """The chain as a graph, and where a replay leaves its results."""
+        """The chain as a graph, and the results of a replay."""
         self.launch_chain()
         return capture_graph(self.launch_chain)
 
@@ -256,59 +247,44 @@ class TorchCudaDevice(TorchCpuDevice):
     def _chunks(self) -> list[slice]:
         return split_chunks(len(self.input), self.input[0].nbytes)
 
-    @cached_property
-    def _in_flight(self) -> list[Tensor]:
-        return []
-
-    @cached_property
-    def _round_trip_graphs(self) -> dict[Hashable, torch.cuda.CUDAGraph]:
-        return {}
-
     def round_trip(self, host: TorchHostBuffers, copy_only: bool) -> Sequence[DeviceAction]:
-        """From page-locked memory in chunks, each of which is copied while others are convolved.
-
-        All of it is one graph, for the launches of a chunk take the host longer than the GPU
-        needs for it. Copies from pageable memory block the host, so nothing would overlap.
-        """
-        if not host.page_locked:
+        if not host.page_locked:  # copies block the host: nothing can overlap
             return super().round_trip(host, copy_only)
         return [partial(self._replay_round_trip, host, copy_only)]
 
     def overlap(self, host: TorchHostBuffers) -> str:
         if not host.page_locked or len(self._chunks) == 1:
             return ""
-        return f"one graph of {len(self._chunks)} chunks a device, whose copies and kernels overlap"
+        return f"one graph of {len(self._chunks)} chunks per device: copies and kernels overlap"
 
     def _replay_round_trip(self, host: TorchHostBuffers, copy_only: bool) -> None:
-        used = (host.images, host.results, self.input, self.filters)
-        name = (copy_only, *(tensor.data_ptr() for tensor in used))
-        if name in self._round_trip_graphs:
-            self._round_trip_graphs[name].replay()
+        # One graph, because launching a chunk takes the host longer than the GPU needs for it.
+        tensors = (host.images, host.results, self.input, self.filters)
+        key = (copy_only, *(tensor.data_ptr() for tensor in tensors))
+        if key in self._round_trip_graphs:
+            self._round_trip_graphs[key].replay()
             return
-        way = partial(self._chunked_round_trip, host, copy_only)
-        way()
-        self._round_trip_graphs[name] = capture_graph(way)[0]
+        round_trip = partial(self._chunked_round_trip, host, copy_only)
+        round_trip()
+        self._round_trip_graphs[key] = capture_graph(round_trip)[0]
 
     def _chunked_round_trip(self, host: TorchHostBuffers, copy_only: bool) -> None:
         self._upload_stream.wait_stream(self._stream)
-        for piece in self._chunks:
-            self._process_chunk(host, piece, copy_only)
+        for chunk in self._chunks:
+            on_host = slice(
+                self.image_slice.start + chunk.start, self.image_slice.start + chunk.stop
+            )
+            images = result = self.input[chunk]
+            with torch.cuda.stream(self._upload_stream):
+                images.copy_(host.images[on_host], non_blocking=True)
+            self._stream.wait_stream(self._upload_stream)
+            if not copy_only:
+                result = self._method.method(images, self.filters, self._outputs[0][chunk])
+            self._download_stream.wait_stream(self._stream)
+            with torch.cuda.stream(self._download_stream):
+                host.results[on_host].copy_(result, non_blocking=True)
+            self._in_flight.append(result)
         self._stream.wait_stream(self._download_stream)
-
-    def _process_chunk(self, host: TorchHostBuffers, piece: slice, copy_only: bool) -> None:
-        there = slice(self.image_slice.start + piece.start, self.image_slice.start + piece.stop)
-        images = self.input[piece]
-        with torch.cuda.stream(self._upload_stream):
-            images.copy_(host.images[there], non_blocking=True)
-        self._stream.wait_stream(self._upload_stream)
-        result = images if copy_only else self._convolve_piece(images, piece)
-        self._download_stream.wait_stream(self._stream)
-        with torch.cuda.stream(self._download_stream):
-            host.results[there].copy_(result, non_blocking=True)
-        self._in_flight.append(result)
-
-    def _convolve_piece(self, images: Tensor, piece: slice) -> Tensor:
-        return self._method.method(images, self.filters, self._outputs[0][piece])
 
 
 def _event() -> torch.cuda.Event:
@@ -318,13 +294,12 @@ def _event() -> torch.cuda.Event:
 def convolve_cudnn(
     images: Tensor, filters: Tensor, out: Tensor, *, backwards: bool = False
 ) -> Tensor:
-    """cuDNN's convolution, into memory of its own, in an order of its own."""
     del out, backwards
     return convolve(images, filters)
 
 
 def candidates(images: Tensor, filters: Tensor) -> list[ConvCandidate[ConvMethod]]:
-    """cuDNN first; then our kernel, where Triton is installed and can index the images."""
+    """Return cuDNN, then the Triton kernel's configurations if it supports the images."""
     cudnn: ConvCandidate[ConvMethod] = ConvCandidate(name="cuDNN", method=convolve_cudnn)
     try:
         from nfold.workloads.conv2d import triton_kernel
@@ -332,43 +307,43 @@ def candidates(images: Tensor, filters: Tensor) -> list[ConvCandidate[ConvMethod
         return [cudnn]
     if not triton_kernel.supports(images, filters):
         return [cudnn]
-    variants = triton_kernel.kernel_configs(len(filters))
+    configs = triton_kernel.kernel_configs(len(filters))
     return [
         cudnn,
-        *(ConvCandidate(name=v.name, method=triton_kernel.launcher(v)) for v in variants),
+        *(ConvCandidate(name=c.name, method=triton_kernel.launcher(c)) for c in configs),
     ]
 
 
-FASTEST: dict[Hashable, ConvCandidate[ConvMethod]] = {}
-"""What this process found, by problem."""
+FASTEST: dict[Hashable, ConvCandidate[ConvMethod]] = {}  # by GPU and problem
 
 
 def fastest_method(images: Tensor, filters: Tensor, out: Tensor) -> ConvCandidate[ConvMethod]:
-    """The fastest candidate on the current stream; timed once per problem and kind of GPU."""
+    """Return the fastest candidate on the current stream; times each problem once."""
+    gpu = torch.cuda.get_device_name(images.device)
+    problem = (gpu, images.dtype, tuple(images.shape), images.stride(), tuple(filters.shape))
+    if problem not in FASTEST:
 
-    def seconds(method: ConvMethod) -> float:
-        return time_method(partial(method, images, filters, out))
+        def seconds(method: ConvMethod) -> float:
+            return time_method(partial(method, images, filters, out))
 
-    search = FastestSearch(seconds=seconds, cache=FASTEST)
-    name = torch.cuda.get_device_name(images.device)
-    problem = (name, images.dtype, tuple(images.shape), images.stride(), tuple(filters.shape))
-    return search.choose(problem, candidates(images, filters))
+        FASTEST[problem] = fastest(candidates(images, filters), seconds)
+    return FASTEST[problem]
 
 
 def capture_graph(action: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
-    """What an action queues on the current stream as a graph, and what it returned.
+    """Capture an action on the current stream; returns the graph and the action's result.
 
-    The action must have run before: nothing may be compiled or searched for in a capture.
+    The action must have run before: a capture must not compile or search.
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.current_stream()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        made = action()
-    return graph, made
+        result = action()
+    return graph, result
 
 
 def time_method(call: Callable[[], Tensor]) -> float:
-    """The least mean of a few replays of ``SEARCH_CALLS`` calls, without launches from Python."""
+    """Return the seconds of a call, from the fastest replay of a graph of SEARCH_CALLS calls."""
 
     def calls() -> Tensor:
         for _ in range(SEARCH_CALLS - 1):
@@ -393,59 +368,35 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, kw_only=True)
 class ConvCandidate(Generic[M]):
-    """A way to convolve, and what tables call it."""
-
     name: str
     method: M
-
-
-@dataclass(frozen=True, kw_only=True)
-class FastestSearch(Generic[M]):
-    """Finds the fastest candidate, once per problem: ``seconds`` runs and times one."""
-
-    seconds: Callable[[M], float]
-    cache: dict[Hashable, ConvCandidate[M]] = field(default_factory=dict)
-
-    def choose(self, problem: Hashable, candidates: Sequence[ConvCandidate[M]]) -> ConvCandidate[M]:
-        """The fastest for this problem; the first one where none is faster or all others fail."""
-        if problem not in self.cache:
-            self.cache[problem] = fastest(candidates, self.seconds)
-        return self.cache[problem]
 
 
 def fastest(
     candidates: Sequence[ConvCandidate[M]], seconds: Callable[[M], float]
 ) -> ConvCandidate[M]:
-    """The candidate of the least time; the first one runs everywhere, and wins a tie.
+    """Return the fastest candidate; the first in a tie.
 
-    A candidate that raises is out: compilers differ in what they refuse. The first one's error
-    is the caller's.
+    Skips candidates that raise, because compilers differ; an error of the first is not caught.
     """
     best, *others = candidates
-    least = seconds(best.method) if others else 0.0
+    best_seconds = seconds(best.method) if others else 0.0
     for other in others:
-        taken = _seconds_or_infinity(other, seconds)
-        if taken < least:
-            best, least = other, taken
+        try:
+            other_seconds = seconds(other.method)
+        except Exception:  # noqa: S112
+            continue
+        if other_seconds < best_seconds:
+            best, best_seconds = other, other_seconds
     return best
 
 
-def _seconds_or_infinity(candidate: ConvCandidate[M], seconds: Callable[[M], float]) -> float:
-    try:
-        return seconds(candidate.method)
-    except Exception:
-        return math.inf
-
-
-MAX_CHUNKS = 8
-"""More chunks gain little: the first upload and the last download, which nothing hides, are
-already an eighth each."""
-MIN_CHUNK_BYTES = 2**20
-"""Of a chunk one way: the copy engine pays some microseconds for each."""
+MAX_CHUNKS = 8  # more gain little: the first upload and last download are an eighth each
+MIN_CHUNK_BYTES = 2**20  # one way; each copy has a fixed cost of microseconds
 
 
 def split_chunks(images: int, image_bytes: int) -> list[slice]:
-    """Consecutive pieces of so many images, one at least; sizes differ by one image at most."""
+    """Split images into consecutive chunks; sizes differ by at most one image."""
     count = max(1, min(MAX_CHUNKS, images, images * image_bytes // MIN_CHUNK_BYTES))
-    edges = [place * images // count for place in range(count + 1)]
+    edges = [index * images // count for index in range(count + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]

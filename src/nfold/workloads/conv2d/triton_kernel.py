@@ -1,11 +1,11 @@
-"""The convolution as a Triton kernel of our own: one read and one write of device memory.
+"""The convolution as a Triton kernel with one read and one write of device memory.
 
-A thread owns one column of ``rows`` results. Every value above and below it is loaded once and
-feeds up to ``filter`` sums in registers; the values beside it are its neighbours', which the L1
-cache still holds. Columns are counted over all images, so that a width that is no multiple of
-the block leaves no thread idle. Sums are fp32, never tf32.
+A thread computes one column of ``rows`` results. It loads each value of its input column once and
+adds it to up to ``filter`` sums in registers; values of neighbouring columns come from the L1
+cache. Columns are numbered over all images, so that no thread is idle if the width is not a
+multiple of the block. Sums are fp32, never tf32.
 
-Only where Triton is installed can this file be imported; ``cuda.py`` does, and copes without.
+Needs Triton; ``torch_devices.py`` works without it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 WARP = 32
-MAX_UNROLLED = 5
-"""Up to this width the loop over a filter's columns is unrolled: more loads in flight."""
-MAX_FILTER = 16
-"""A thread holds this many values more than it has rows; wider filters are left to cuDNN."""
-INDEX_LIMIT = 2**31
-"""Offsets are 32 bits."""
+MAX_UNROLLED = 5  # filters up to this width are unrolled: more loads in flight
+MAX_FILTER = 16  # a thread's registers; wider filters use cuDNN
+INDEX_LIMIT = 2**31  # offsets are 32 bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelConfig:
-    """How the work is cut: result rows and channels of a thread, warps of a block."""
+    """Result rows and channels per thread, and warps per block."""
 
     rows: int
     outs: int
@@ -36,18 +33,17 @@ class KernelConfig:
 
     @property
     def name(self) -> str:
-        """As the search and the benchmark call it."""
         channels = "" if self.outs == 1 else f" × {self.outs} channels"
         return f"Triton, {self.rows} rows{channels} a thread, {self.warps} warps"
 
 
 def kernel_configs(channels: int) -> tuple[KernelConfig, ...]:
-    """The cuts that are worth timing where so many channels come out."""
+    """Return the configurations to time for a number of output channels."""
     few, many = _divisor(channels, 5), _divisor(channels, 10)
     one = ((10, 1, 4), (10, 1, 8), (5, 1, 8), (20, 1, 4))
     several = ((10, few, 4), (5, few, 4), (5, many, 4), (10, _divisor(channels, 2), 4))
-    cuts = dict.fromkeys(one if channels == 1 else several)
-    return tuple(KernelConfig(rows=rows, outs=outs, warps=warps) for rows, outs, warps in cuts)
+    configs = dict.fromkeys(one if channels == 1 else several)
+    return tuple(KernelConfig(rows=rows, outs=outs, warps=warps) for rows, outs, warps in configs)
 
 
 def _divisor(number: int, limit: int) -> int:
@@ -55,16 +51,15 @@ def _divisor(number: int, limit: int) -> int:
 
 
 def supports(images: Tensor, filters: Tensor) -> bool:
-    """Whether the kernel can index the images, and the filter leaves registers for sums."""
-    plain = images.is_contiguous() and filters.is_contiguous()
-    return plain and images.numel() < INDEX_LIMIT and filters.shape[-1] <= MAX_FILTER
+    """Whether the kernel supports the layout, size and filter."""
+    contiguous = images.is_contiguous() and filters.is_contiguous()
+    return contiguous and images.numel() < INDEX_LIMIT and filters.shape[-1] <= MAX_FILTER
 
 
 def launcher(config: KernelConfig) -> Callable[..., Tensor]:
-    """What correlates images [n, c, h, w] with filters [c out, c, k, k] into its third tensor.
+    """Return a function that correlates images [n, c, h, w] with filters [c out, c, k, k] into out.
 
-    ``backwards`` begins with the last images: those that a convolution before it wrote last are
-    still in the L2 cache.
+    ``backwards`` starts with the last images, which a previous convolution left in the L2 cache.
     """
 
     def launch(images: Tensor, filters: Tensor, out: Tensor, *, backwards: bool = False) -> Tensor:
@@ -114,9 +109,9 @@ def correlate(
     unroll: tl.constexpr,
     backwards: tl.constexpr,
 ) -> None:
-    """One program: ``rows`` × ``own`` results in each of ``block`` columns of all images.
+    """Compute ``rows`` × ``own`` results in each of ``block`` columns.
 
-    Programs that share input rows are next to each other, so that the L2 cache holds them.
+    Programs that share input rows are adjacent, so that the rows are in the L2 cache.
     """
     groups: tl.constexpr = outs // own
     tiles: tl.constexpr = (height + rows - 1) // rows
@@ -153,7 +148,7 @@ def accumulate(
     block: tl.constexpr,
     unroll: tl.constexpr,
 ) -> tl.tuple:
-    """All sums of a thread, channel by channel and filter column by filter column."""
+    """Compute all sums of a thread, by channel and filter column."""
     sums = ()
     for _ in tl.static_range(rows * own):
         sums = sums + (tl.zeros([block], tl.float32),)
@@ -182,10 +177,10 @@ def load(
     size: tl.constexpr,
     rows: tl.constexpr,
 ) -> tl.tuple:
-    """The values under one filter column for all rows, zeros outside of the image.
+    """Load the values under one filter column for all rows; zeros outside of the image.
 
-    ``column`` counts from the padding's left edge. Rows of results lie inside of the image where
-    ``rows`` divides the height: those need no test.
+    ``column`` counts from the padding's left edge. If ``rows`` divides the height, the rows of
+    results are inside the image and need no test.
     """
     before: tl.constexpr = size // 2
     inside = mine & (column >= before) & (column < width + before)
@@ -210,7 +205,6 @@ def add(
     rows: tl.constexpr,
     own: tl.constexpr,
 ) -> tl.tuple:
-    """The sums with what one filter column contributes to them."""
     more = ()
     for o in tl.static_range(own):
         column = ()
@@ -236,7 +230,6 @@ def store(
     rows: tl.constexpr,
     own: tl.constexpr,
 ) -> None:
-    """Write the sums, rounded to the results' type."""
     kind = target.dtype.element_ty
     for o in tl.static_range(own):
         for q in tl.static_range(rows):

@@ -1,4 +1,4 @@
-"""Inception-v3 on photographs, with the distortions that it was published with."""
+"""Inception-v3 on photographs with its published distortions."""
 
 from __future__ import annotations
 
@@ -16,23 +16,19 @@ from nfold.workloads.inception_v3.architecture import (
 from nfold.workloads.workload_info import PEAK_RATE, TRAIN_SAMPLES, WorkloadInfo, WorkloadParameter
 
 CLASSES = 1000
+# Of the auxiliary head in the loss, as in Google's training code of 2016 (inception_model.py)
 AUXILIARY_WEIGHT = 0.4
-"""Of the auxiliary head in the loss, as in Google's training code of 2016 (inception_model.py)."""
-LABEL_SMOOTHING = 0.1
-"""Of the labels (section 7 of the paper)."""
-LEARNING_RATE = 0.045
-"""The paper's (section 8)."""
-WEIGHT_DECAY = 4e-5
-"""As in Google's published training code."""
-MIN_SIDE = 75
-"""Pixels of the smallest image that leaves a grid for the last blocks."""
+LABEL_SMOOTHING = 0.1  # of the labels (section 7 of the paper)
+LEARNING_RATE = 0.045  # the paper's (section 8)
+WEIGHT_DECAY = 4e-5  # as in Google's published training code
+MIN_SIDE = 75  # pixels of the smallest image that leaves a grid for the last blocks
 
 
 def flop_per_sample(parameters: Mapping[str, int]) -> float:
-    """All convolutions and dense layers, forward and twice that backward."""
-    given = (3, parameters["size"], parameters["size"])
-    grid = output_shape(BODY, given)
-    total = sum(multiplications(BODY, given)) + sum(multiplications(TOP, grid))
+    """Count the operations per sample: forward, and twice that backward."""
+    images = (3, parameters["size"], parameters["size"])
+    grid = output_shape(BODY, images)
+    total = sum(multiplications(BODY, images)) + sum(multiplications(TOP, grid))
     total += output_shape(TOP, grid)[0] * parameters["classes"]
     if parameters["aux"]:
         pooled = (grid[0], AUXILIARY_GRID_SIDE, AUXILIARY_GRID_SIDE)

@@ -1,7 +1,7 @@
-"""Inception-v3 as data: what every framework builds its model from, and what is counted.
+"""Inception-v3 as data, for building the model in every framework and counting operations.
 
 A layer is a convolution (with batch norm and ReLU), a pooling, or a block of branches whose
-outputs are joined along the channels; a branch may end in branches of its own.
+outputs are concatenated along the channels. A branch may contain a block of branches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ConvolutionSpec:
-    """``channels`` outputs of a ``height`` × ``width`` kernel; padded to keep the size, or not."""
+    """A convolution with a ``height`` × ``width`` kernel; ``padded`` keeps the image size."""
 
     channels: int
     height: int
@@ -23,50 +23,43 @@ class ConvolutionSpec:
 
 @dataclass(frozen=True)
 class Pooling3x3:
-    """3 × 3: the largest value at stride 2, unpadded; or the mean at stride 1, padded."""
+    """3 × 3 pooling: maximum at stride 2 without padding, or padded mean at stride 1."""
 
     is_max: bool
 
 
 @dataclass(frozen=True)
 class InceptionBranches:
-    """Branches over the same input, joined along the channels in their order."""
+    """Branches with the same input, concatenated along the channels."""
 
     branches: tuple[tuple[Layer, ...], ...]
 
 
 Layer = ConvolutionSpec | Pooling3x3 | InceptionBranches
-Shape = tuple[int, int, int]
-"""Channels, height, width."""
+Shape = tuple[int, int, int]  # channels, height, width
 
 MAX_POOL = Pooling3x3(is_max=True)
 MEAN_POOL = Pooling3x3(is_max=False)
-AUXILIARY_GRID_SIDE = 5
-"""The auxiliary head's grid: a 5 × 5 mean of the 17 × 17 grid at stride 3."""
+AUXILIARY_GRID_SIDE = 5  # the auxiliary head's grid: a 5 × 5 mean of the 17 × 17 grid at stride 3
 
 
 def conv1x1(channels: int) -> ConvolutionSpec:
-    """1 × 1."""
     return ConvolutionSpec(channels, 1, 1)
 
 
 def conv3x3(channels: int) -> ConvolutionSpec:
-    """3 × 3."""
     return ConvolutionSpec(channels, 3, 3)
 
 
 def conv3x3_stride2(channels: int) -> ConvolutionSpec:
-    """3 × 3 at stride 2, unpadded."""
     return ConvolutionSpec(channels, 3, 3, stride=2, padded=False)
 
 
 def conv_row(channels: int, length: int) -> ConvolutionSpec:
-    """1 × ``length``."""
     return ConvolutionSpec(channels, 1, length)
 
 
 def conv_column(channels: int, length: int) -> ConvolutionSpec:
-    """``length`` × 1."""
     return ConvolutionSpec(channels, length, 1)
 
 
@@ -130,48 +123,43 @@ REDUCTION_8 = InceptionBranches(
         (MAX_POOL,),
     )
 )
+# Up to where the auxiliary head branches off
 BODY: tuple[Layer, ...] = (
     *STEM,
     *map(_block_35, (32, 64, 64)),
     REDUCTION_17,
     *map(_block_17, (128, 160, 160, 192)),
 )
-"""Up to where the auxiliary head branches off."""
 TOP: tuple[Layer, ...] = (REDUCTION_8, _block_8(), _block_8())
+# Of the auxiliary head, between its mean pooling and its dense layer
 AUXILIARY: tuple[Layer, ...] = (conv1x1(128), ConvolutionSpec(768, 5, 5, padded=False))
-"""Of the auxiliary head, between its mean pooling and its dense layer."""
 
 
 def layer_output_shape(layer: Layer, shape: Shape) -> Shape:
-    """The shape that a layer makes of another."""
     channels, height, width = shape
     if isinstance(layer, InceptionBranches):
         ends = [output_shape(branch, shape) for branch in layer.branches]
         return sum(end[0] for end in ends), *ends[0][1:]
     if isinstance(layer, Pooling3x3):
-        return (channels, _side(height, 3, 2), _side(width, 3, 2)) if layer.is_max else shape
+        return (channels, (height - 3) // 2 + 1, (width - 3) // 2 + 1) if layer.is_max else shape
     if layer.padded:
         return layer.channels, -(-height // layer.stride), -(-width // layer.stride)
-    tall, wide = (
-        _side(side, kernel, layer.stride)
-        for side, kernel in ((height, layer.height), (width, layer.width))
+    stride = layer.stride
+    return (
+        layer.channels,
+        (height - layer.height) // stride + 1,
+        (width - layer.width) // stride + 1,
     )
-    return layer.channels, tall, wide
-
-
-def _side(side: int, kernel: int, stride: int) -> int:
-    return (side - kernel) // stride + 1
 
 
 def output_shape(layers: tuple[Layer, ...], shape: Shape) -> Shape:
-    """The shape that layers make of another, one after the other."""
     for layer in layers:
         shape = layer_output_shape(layer, shape)
     return shape
 
 
 def multiplications(layers: tuple[Layer, ...], shape: Shape) -> Iterator[int]:
-    """Of every convolution of the layers, for one sample."""
+    """Yield the multiplications per sample of every convolution."""
     for layer in layers:
         if isinstance(layer, InceptionBranches):
             for branch in layer.branches:

@@ -1,6 +1,6 @@
-"""Inception-v3 in Keras: layer for layer that of ``torch.py``, with its auxiliary head.
+"""Inception-v3 in Keras with the layers of ``torch.py``.
 
-Built from ``architecture.py``, not from keras.applications, whose network has no auxiliary head.
+Not from keras.applications, whose network has no auxiliary head.
 """
 
 from __future__ import annotations
@@ -33,31 +33,30 @@ from nfold.workloads.keras_networks import SGD, KerasTensor, LayerBuilder, Learn
 
 INIT_STD = 0.1
 SMALLER_INIT_STD = {"auxiliary.convolutions.3": 0.01, "auxiliary.dense": 0.001}
-"""Of the first weights of the layers that do not have DEVIATION."""
 
 
 def weight_initializer(name: str) -> Any:
-    """What draws a layer's first weights: normal, cut off at two deviations."""
+    """Return a layer's initializer: normal, truncated at two standard deviations."""
     return keras.initializers.TruncatedNormal(stddev=SMALLER_INIT_STD.get(name, INIT_STD))
 
 
 class InceptionBuilder(LayerBuilder):
-    """Builds the layers of ``architecture.py``, under the names that PyTorch's modules have."""
+    """Builds the layers of ``architecture.py`` with the names of PyTorch's modules."""
 
-    def build_layers(self, name: str, x: KerasTensor, inner: tuple[Layer, ...]) -> KerasTensor:
-        """The layers, one after the other."""
-        place = 0
-        for layer in inner:
-            x = self._layer(name, place, x, layer)
-            place += 3 if isinstance(layer, ConvolutionSpec) else 1
+    def build_layers(self, name: str, x: KerasTensor, specs: tuple[Layer, ...]) -> KerasTensor:
+        """Build consecutive layers; a convolution counts as three modules of PyTorch."""
+        index = 0
+        for layer in specs:
+            if isinstance(layer, ConvolutionSpec):
+                x = self._convolution(name, index, x, layer)
+                index += 3
+                continue
+            if isinstance(layer, Pooling3x3):
+                x = self._pooling(x, layer)
+            else:
+                x = self._branches(f"{name}.{index}", x, layer)
+            index += 1
         return x
-
-    def _layer(self, name: str, index: int, x: KerasTensor, layer: Layer) -> KerasTensor:
-        if isinstance(layer, ConvolutionSpec):
-            return self._convolution(name, index, x, layer)
-        if isinstance(layer, Pooling3x3):
-            return self._pooling(x, layer)
-        return self._branches(f"{name}.{index}", x, layer)
 
     def _convolution(
         self, name: str, index: int, x: KerasTensor, layer: ConvolutionSpec
@@ -84,50 +83,44 @@ class InceptionBuilder(LayerBuilder):
         return layers.AveragePooling2D(3, strides=1, data_format=self.layout)(x)
 
     def _branches(self, name: str, x: KerasTensor, layer: InceptionBranches) -> KerasTensor:
-        pairs = enumerate(layer.branches)
         ends = [
-            self.build_layers(f"{name}.branches.{number}", x, branch) for number, branch in pairs
+            self.build_layers(f"{name}.branches.{number}", x, branch)
+            for number, branch in enumerate(layer.branches)
         ]
         return layers.Concatenate(axis=self.channel_axis)(ends)
 
     def logits(self, name: str, grid: KerasTensor, classes: int) -> KerasTensor:
-        """The mean over a grid, and a dense layer."""
         dense = layers.Dense(classes, kernel_initializer=weight_initializer(name), name=name)
         return dense(self.global_mean_pool(grid))
 
     def auxiliary(self, grid: KerasTensor, classes: int) -> KerasTensor:
-        """The head over the 17 × 17 grid; see ``torch.py``."""
         side = int(grid.shape[2])
         if side >= 17:
             pooled = layers.AveragePooling2D(5, strides=3, data_format=self.layout)(grid)
         else:
-            pooled = self._adaptive_mean(grid, adaptive_pool_weights(side))
+            weights = adaptive_pool_weights(side)
+            first = self.layout == "channels_first"
+            equation = "nchw,ih,jw->ncij" if first else "nhwc,ih,jw->nijc"
+            pooled = ops.einsum(equation, grid, weights, weights)
         convolved = self.build_layers("auxiliary.convolutions", pooled, AUXILIARY)
         return self.logits("auxiliary.dense", convolved, classes)
 
-    def _adaptive_mean(self, grid: KerasTensor, parts: npt.NDArray[np.float32]) -> KerasTensor:
-        first = self.layout == "channels_first"
-        return ops.einsum("nchw,ih,jw->ncij" if first else "nhwc,ih,jw->nijc", grid, parts, parts)
-
 
 def adaptive_pool_weights(side: int) -> npt.NDArray[np.float32]:
-    """What each pixel of ``side`` counts in the mean of each part: [SIDE_OF_17, side].
+    """Return the weights [AUXILIARY_GRID_SIDE, side] of PyTorch's adaptive mean pooling.
 
-    A part begins at its rounded-down and ends at its rounded-up border, so that parts may share
-    a pixel (PyTorch's adaptive pooling; Keras has one from 3.13 on).
+    Output cells may share a pixel. Keras has adaptive pooling from 3.13 on.
     """
-    parts = np.zeros((AUXILIARY_GRID_SIDE, side), np.float32)
-    for part, row in enumerate(parts):
-        start, end = (
-            part * side // AUXILIARY_GRID_SIDE,
-            -(-(part + 1) * side // AUXILIARY_GRID_SIDE),
-        )
+    weights = np.zeros((AUXILIARY_GRID_SIDE, side), np.float32)
+    for cell, row in enumerate(weights):
+        start = cell * side // AUXILIARY_GRID_SIDE
+        end = -(-(cell + 1) * side // AUXILIARY_GRID_SIDE)
         row[start:end] = 1 / (end - start)
-    return parts
+    return weights
 
 
 def model(parameters: Mapping[str, int], classes: int, layout: str) -> keras.Model:
-    """Images of ``size`` pixels in the layout to logits [n, classes], or those of both heads."""
+    """Build the network; with ``aux`` it returns the logits of both heads."""
     build = InceptionBuilder(layout)
     images = build.input_images(parameters["size"], 3)
     grid = build.build_layers("body", images, BODY)
@@ -138,18 +131,17 @@ def model(parameters: Mapping[str, int], classes: int, layout: str) -> keras.Mod
 
 
 def loss(outputs: Any, labels: Any) -> Any:
-    """Mean cross entropy with smoothed labels, and AUXILIARY_WEIGHT times the other head's."""
-    first, *others = (_smoothed_cross_entropy(logits, labels) for logits in head_logits(outputs))
-    return first + sum(AUXILIARY_WEIGHT * other for other in others)
+    """Mean cross entropy with smoothed labels, plus AUXILIARY_WEIGHT times the auxiliary head's."""
+    main, *auxiliary = (_smoothed_cross_entropy(logits, labels) for logits in head_logits(outputs))
+    return main + sum(AUXILIARY_WEIGHT * other for other in auxiliary)
 
 
 def _smoothed_cross_entropy(logits: Any, labels: Any) -> Any:
-    wide = ops.cast(logits, "float32")
-    right = losses.sparse_categorical_crossentropy(labels, wide, from_logits=True)
-    every = -ops.mean(ops.log_softmax(wide), axis=-1)
-    return ops.mean((1 - LABEL_SMOOTHING) * right + LABEL_SMOOTHING * every)
+    logits = ops.cast(logits, "float32")
+    hard = losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    uniform = -ops.mean(ops.log_softmax(logits), axis=-1)
+    return ops.mean((1 - LABEL_SMOOTHING) * hard + LABEL_SMOOTHING * uniform)
 
 
 def optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    """SGD with Nesterov momentum at a fixed rate or by a schedule, with weight decay."""
     return SGD(schedule or LEARNING_RATE, decay=WEIGHT_DECAY)

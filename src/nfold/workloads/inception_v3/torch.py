@@ -28,26 +28,24 @@ from nfold.workloads.inception_v3.architecture import (
 )
 from nfold.workloads.torch_networks import sgd
 
-Outputs = Tensor | tuple[Tensor, Tensor]
-"""Logits [n, classes]; while training with the auxiliary head its logits as well."""
+Outputs = Tensor | tuple[Tensor, Tensor]  # logits [n, classes], and those of the auxiliary head
 
 
 class ConcatenatedBranches(nn.Module):
-    """Branches over the same input, joined along the channels."""
+    """Branches with the same input, concatenated along the channels."""
 
     def __init__(self, layer: InceptionBranches, inputs: int) -> None:
         super().__init__()
         self.branches = nn.ModuleList(build_layers(branch, inputs) for branch in layer.branches)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [n, inputs, h, w] to [n, outputs, h, w], or less of h and w."""
         return torch.cat([branch(images) for branch in self.branches], dim=1)
 
 
 class AuxiliaryHead(nn.Module):
-    """The head over the 17 × 17 grid: a 5 × 5 mean at stride 3, two convolutions, a dense layer.
+    """The head on the 17 × 17 grid: a 5 × 5 mean at stride 3, two convolutions, a dense layer.
 
-    Smaller images have a smaller grid: its mean is then taken over 5 × 5 equal parts.
+    Smaller images have a smaller grid, which is pooled adaptively to 5 × 5.
     """
 
     def __init__(self, shape: Shape, classes: int) -> None:
@@ -62,13 +60,12 @@ class AuxiliaryHead(nn.Module):
         )
 
     def forward(self, grid: Tensor) -> Tensor:
-        """The grid [n, 768, 17, 17] to logits [n, classes]."""
         logits: Tensor = self.dense(self.convolutions(self.pool(grid)).mean((2, 3)))
         return logits
 
 
 class InceptionV3(nn.Module):
-    """The network; while training it returns its logits and the auxiliary head's."""
+    """The network; in training mode it also returns the logits of the auxiliary head."""
 
     def __init__(self, size: int, classes: int, *, auxiliary: bool) -> None:
         super().__init__()
@@ -79,7 +76,6 @@ class InceptionV3(nn.Module):
         self.dense = nn.Linear(output_shape(TOP, grid)[0], classes)
 
     def forward(self, images: Tensor) -> Outputs:
-        """Images [n, 3, size, size] to logits [n, classes], once or twice."""
         grid = self.body(images)
         logits: Tensor = self.dense(self.top(grid).mean((2, 3)))
         if self.training and self.auxiliary is not None:
@@ -88,20 +84,17 @@ class InceptionV3(nn.Module):
 
 
 def build_layers(layers: Iterable[Layer], inputs: int) -> nn.Sequential:
-    """The layers as modules, one after the other."""
     modules: list[nn.Module] = []
     for layer in layers:
-        modules += _layer_modules(layer, inputs)
+        if isinstance(layer, InceptionBranches):
+            modules.append(ConcatenatedBranches(layer, inputs))
+        elif isinstance(layer, Pooling3x3):
+            pooling = nn.MaxPool2d(3, 2) if layer.is_max else nn.AvgPool2d(3, 1, padding=1)
+            modules.append(pooling)
+        else:
+            modules += _convolution(layer, inputs)
         inputs = output_shape((layer,), (inputs, 99, 99))[0]
     return nn.Sequential(*modules)
-
-
-def _layer_modules(layer: Layer, inputs: int) -> list[nn.Module]:
-    if isinstance(layer, InceptionBranches):
-        return [ConcatenatedBranches(layer, inputs)]
-    if isinstance(layer, Pooling3x3):
-        return [nn.MaxPool2d(3, 2) if layer.is_max else nn.AvgPool2d(3, 1, padding=1)]
-    return _convolution(layer, inputs)
 
 
 def _convolution(layer: ConvolutionSpec, inputs: int) -> list[nn.Module]:
@@ -115,33 +108,34 @@ def _convolution(layer: ConvolutionSpec, inputs: int) -> list[nn.Module]:
 
 
 def model(parameters: Mapping[str, int], classes: int) -> nn.Module:
-    """Images [n, 3, size, size] to logits; weights as Google's published training code has them.
+    """Build the network with the initial weights of Google's training code.
 
-    Normal, cut off at two deviations of 0.1; in the auxiliary head's last layers 0.01 and 0.001.
+    Truncated normal with standard deviation 0.1; 0.01 and 0.001 in the auxiliary head's last
+    layers.
     """
     module = InceptionV3(parameters["size"], classes, auxiliary=bool(parameters["aux"]))
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d | nn.Linear):
-            _init_weights(part, 0.1)
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            _init_weights(layer, 0.1)
     if module.auxiliary is not None:
         _init_weights(module.auxiliary.convolutions[3], 0.01)
         _init_weights(module.auxiliary.dense, 0.001)
     return module
 
 
-def _init_weights(layer: nn.Module, deviation: float) -> None:
+def _init_weights(layer: nn.Module, std: float) -> None:
     assert isinstance(layer, nn.Conv2d | nn.Linear)
-    weight = layer.weight.data.normal_(std=deviation)
-    outside = weight.abs() > 2 * deviation
+    weight = layer.weight.data.normal_(std=std)
+    outside = weight.abs() > 2 * std
     while not weight.is_meta and outside.any():  # several times as fast as nn.init.trunc_normal_
-        weight[outside] = torch.empty(int(outside.sum())).normal_(std=deviation)
-        outside = weight.abs() > 2 * deviation
+        weight[outside] = torch.empty(int(outside.sum())).normal_(std=std)
+        outside = weight.abs() > 2 * std
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
 def loss(outputs: Outputs, labels: Tensor) -> Tensor:
-    """Mean cross entropy with smoothed labels, and AUXILIARY_WEIGHT times the other head's."""
+    """Mean cross entropy with smoothed labels, plus AUXILIARY_WEIGHT times the auxiliary head's."""
     if isinstance(outputs, Tensor):
         return _smoothed_cross_entropy(outputs, labels)
     logits, auxiliary = outputs
@@ -155,5 +149,5 @@ def _smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum (docs/decisions/input-pipeline.md says why not RMSProp)."""
+    """SGD with Nesterov momentum (docs/decisions/input-pipeline.md: why not RMSProp)."""
     return sgd(module, LEARNING_RATE, weight_decay=WEIGHT_DECAY)

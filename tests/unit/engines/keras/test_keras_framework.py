@@ -56,25 +56,25 @@ def test_on_gpus_data_that_fit_stay_there() -> None:
         ("tensorflow", {"layout": "channels_first"}, "only supports the NHWC"),
         ("tensorflow", {"step": "captured"}, "allowed are eager, graph, compiled"),
         ("tensorflow", {"steps_per_execution": 2, "step": "eager"}, "one execution"),
-        ("tensorflow", {"batch_norm": "synchronised"}, "each replica's own"),
+        ("tensorflow", {"batch_norm": "synchronised"}, "per replica"),
         ("tensorflow", {"devices": 2, "strategy": "ddp"}, "allowed is mirrored"),
         ("jax", {"devices": 2, "strategy": "nfold"}, "allowed is data_parallel"),
         ("jax", {"step": "eager"}, "allowed are compiled"),
         ("jax", {"input": "tf.data"}, "TensorFlow's"),
-        ("jax", {"devices": 3}, "divide"),
+        ("jax", {"devices": 3}, "multiple"),
         ("jax", {"accumulate": 2}, "torch's"),
         ("jax", {"exchange": "bf16"}, "float32"),
         ("jax", {"workers": 2}, "one thread"),
         ("jax", {"precision": "fp16"}, "needs a GPU"),
         ("jax", {"precision": "tf32"}, "tensor cores"),
         ("jax", {"input": "resident", "augment": "cpu"}, "--augment device"),
-        ("jax", {"devices": 8, "batch": 4}, "divide"),
+        ("jax", {"devices": 8, "batch": 4}, "multiple"),
         ("keras-torch", {"devices": 2}, "one device"),
         ("keras-torch", {"input": "generator"}, "--input loader"),
         ("keras-torch", {"steps_per_execution": 2}, "loop in a graph"),
     ],
 )
-def test_what_cannot_be_is_said(name: str, changes: dict[str, Any], said: str) -> None:
+def test_impossible_plans_are_refused(name: str, changes: dict[str, Any], said: str) -> None:
     reason = violated_rule(_plan(name, **changes))
     assert reason is not None
     assert said in reason
@@ -82,7 +82,7 @@ def test_what_cannot_be_is_said(name: str, changes: dict[str, Any], said: str) -
 
 def test_the_devices_of_an_operation_need_no_equal_parts() -> None:
     plan = _plan("jax", devices=3)
-    assert "divide" in str(violated_rule(plan))
+    assert "multiple" in str(violated_rule(plan))
     assert violated_rule(plan, operation=True) is None
     first = _plan("tensorflow", layout="channels_first")
     assert "only supports the NHWC" in str(violated_rule(first, operation=True))
@@ -92,7 +92,7 @@ PHOTOGRAPHS = WorkloadDefaults(batch=32, epochs=1, encoded=True)
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "jax"])
-def test_photographs_are_made_by_threads_of_the_host(name: str) -> None:
+def test_photographs_allow_workers(name: str) -> None:
     host = made.machine(gpus=1, cores=8)
     plan = Plan(framework=name).resolve(host, PHOTOGRAPHS)
     assert (plan.input, plan.decode, plan.augment, plan.workers) == ("loader", "cpu", "cpu", 7)
@@ -109,7 +109,7 @@ def test_photographs_are_made_by_threads_of_the_host(name: str) -> None:
         ("tensorflow", {"input": "resident"}, "--input loader"),
     ],
 )
-def test_what_cannot_be_of_photographs_is_said(
+def test_impossible_photograph_plans_are_refused(
     name: str, changes: dict[str, Any], said: str
 ) -> None:
     pytest.importorskip(name.removeprefix("keras-"))
@@ -149,7 +149,7 @@ def test_torch_refuses_what_is_kerass(changes: dict[str, Any], said: str) -> Non
     assert said in reason
 
 
-def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framework, "find_spec", lambda name: None)
     for name, extra in (("tensorflow", "tensorflow"), ("jax", "jax"), ("keras-torch", "keras")):
         with pytest.raises(ExtraMissing, match=rf"pip install 'nfold\[{extra}\]'"):
@@ -172,7 +172,7 @@ def test_work_of_other_frameworks_is_refused() -> None:
     pytest.importorskip("keras")
     for name, said in (
         ("my.module:work", "written in PyTorch"),
-        ("conv2d", "not written for keras-torch"),
+        ("conv2d", "not available on keras-torch"),
     ):
         reason = get_framework("keras-torch").unsupported_reason(
             Workload(name=name), plan, made.machine()
@@ -192,7 +192,7 @@ def test_the_environment_chooses_the_back_end_and_its_gpus() -> None:
     )
 
 
-def test_memory_that_ran_out_is_told_apart() -> None:
+def test_out_of_memory_is_translated() -> None:
     with pytest.raises(OutOfMemory, match="jax"), translate_errors("jax"):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes")
     with pytest.raises(ValueError, match="else"), translate_errors("jax"):
@@ -201,8 +201,8 @@ def test_memory_that_ran_out_is_told_apart() -> None:
 
 def test_the_parent_imports_no_back_end() -> None:
     text = (
-        "import sys; from nfold.engines.base import framework; "
-        "[framework(name) for name in ('tensorflow', 'jax', 'keras-torch')]; "
+        "import sys; from nfold.engines.base import get_framework; "
+        "[get_framework(name) for name in ('tensorflow', 'jax', 'keras-torch')]; "
         "print({'keras', 'tensorflow', 'jax', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
