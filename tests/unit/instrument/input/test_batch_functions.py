@@ -94,7 +94,7 @@ def test_its_batches_are_given_again_and_it_comes_back() -> None:
     assert sum(window.steps for window in found.samples.windows) == 100
     assert len(CALLS) <= 6 + REPLAYED_BATCHES
     assert get_batch.__code__ is usual
-    assert not [name for name in globals() if name.startswith("_nfold_made")]
+    assert not [name for name in globals() if name.startswith("_nfold_batch")]
 
 
 def test_what_evaluates_and_other_splits_get_their_own() -> None:
