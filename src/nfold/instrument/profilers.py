@@ -219,7 +219,8 @@ def _by_device(events: Iterable[TraceEvent]) -> list[list[tuple[float, float]]]:
     return [sorted(device_spans) for device_spans in spans.values()]
 
 
-FINE_INTERVAL_S, COARSE_INTERVAL_S = 0.003, 0.02
+FINE_INTERVAL_S = 0.003  # in steps that are not timed
+COARSE_INTERVAL_S = 0.02  # in timed steps, which sampling must not slow down
 LONG_GAP_FACTOR = 2.0  # a gap longer than so many medians follows some steps only
 MAX_SAMPLED_LINES = 4  # of each kind of gap
 SAMPLER_THREAD_NAME = "nfold: whereabouts"

@@ -1,4 +1,4 @@
-"""All that looks at a script's warm-up or changes its parts, behind one seam; then the facts."""
+"""Profile of a script: installs the hooks of the warm-up, and collects the facts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ from nfold.instrument.rank_environment import computes_slice
 
 
 class ScriptProfiler:
-    """What is seen of one rank: ``install``, ``begin`` after its first step, ``settle``."""
+    """Installs the hooks of one rank, and builds its profile at the end of the warm-up."""
 
     def __init__(
         self,
@@ -114,7 +114,6 @@ class ScriptProfiler:
         self.child_processes = 0
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
-        """Put everything in its place."""
         self._wrappers.install(patches, warm_up)
         if self._variant.current.channels_last:
             model_hooks.install_channels_last(patches)
@@ -135,7 +134,6 @@ class ScriptProfiler:
         self._compiler.start()
 
     def switch_variant(self) -> None:
-        """What is left out has changed."""
         self._wrappers.switch_variant()
         self._anomalies.switch_variant()
         self._threads.switch_variant(self._profile.threads)
@@ -159,16 +157,14 @@ class ScriptProfiler:
 
     @property
     def parameters(self) -> Sequence[Tensor]:
-        """What the optimizers train, in the order of their first steps."""
+        """The parameters that the optimizers train, in the order of their first steps."""
         return self._step_optimizer.parameters
 
     @property
     def parameter_count(self) -> int:
-        """Numbers that are trained on this rank."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     def devices(self) -> Devices:
-        """Those that the parameters are used on."""
         several = [wrapped.device_ids or () for wrapped in self._wrappers.dp]
         indices = next((ids for ids in several if len(ids)), ())
         if indices:
@@ -178,11 +174,10 @@ class ScriptProfiler:
 
     @property
     def may_compile(self) -> bool:
-        """Whether the second step may take a compiler's time: a batch of another shape does."""
+        """Whether the second step may compile too: a batch of another shape does."""
         return bool(self._variant.current.compiled) or has_compiled_code()
 
     def on_first_step(self) -> None:
-        """The first step is made."""
         if self._parallelism() in SHARDED and not self._variant.is_baseline("exchange"):
             raise Unsupported(
                 "exchange: the parameters are sharded (FSDP), without an exchange no rank has "
@@ -199,15 +194,15 @@ class ScriptProfiler:
 
     @property
     def replicated_parameters(self) -> Sequence[Tensor]:
-        """The parameters that all ranks must have."""
+        """The parameters that must be equal on all ranks."""
         return replicated_parameters(
             self._parallelism(), self._wrappers, self.parameters, self._events
         )
 
     def on_step(self, step_input: StepInput) -> int:
-        """Note a step: what it was fed, and in the warm-up, its line. Returns its samples.
+        """Record a step and return its samples.
 
-        Where nobody could see any, a step counts as one, so that there is a rate.
+        If no samples are observed, a step counts as one sample, so that there is a throughput.
         """
         self._wait_s += step_input.wait_s
         self._wrappers.on_step()
@@ -229,7 +224,7 @@ class ScriptProfiler:
         return round(median(self._counts)) if self._counts else 0
 
     def end_warm_up(self, steps: int, devices: Devices) -> None:
-        """The warm-up is over but for one step: nothing looks any more, the facts are known."""
+        """Remove the hooks of the warm-up, one step before its end, and build the profile."""
         counted = steps - 1
         if self.uses_join and self._dataloaders.loader is None:
             raise Unsupported(
@@ -247,22 +242,19 @@ class ScriptProfiler:
         self._warm_up_retries = devices.allocator_retries()
 
     def uninstall(self, warm_up: Patches) -> None:
-        """Look at nothing any more and let everything be read: here at the end, in a worker at
-        once. What was put in place last is undone first.
-        """
+        """Remove all hooks in reverse order; in a loader worker immediately."""
         self.stop()
         warm_up.undo()
         self._host_read_patches.undo()
 
     def stop(self) -> None:
-        """Look at nothing any more."""
         self._events.enabled = False
         self.batch_functions.stop()
         self._forwards.stop()
         self._compiler.stop()
 
     def final_profile(self, timed_steps: int, devices: Devices) -> ScriptProfile:
-        """The facts, with what only the timed steps tell."""
+        """Return the profile with the facts of the timed steps."""
         retries = devices.allocator_retries() - self._warm_up_retries
         first = self._dataloaders.first_waits_s
         later = first[1:] or first
@@ -281,7 +273,6 @@ class ScriptProfiler:
 
     @property
     def fetch_total(self) -> FetchTotal:
-        """What its data sets gave so far."""
         return self.fetch_timer.total(self._dataloaders.loader, self._dataloaders.companion_loaders)
 
     def _build_profile(self, steps: int) -> ScriptProfile:
@@ -344,7 +335,7 @@ def detect_parallelism(
     events: EventCounter,
     models: Sequence[nn.Module] = (),
 ) -> Parallelism:
-    """How the script uses several devices; ``models`` are what it calls."""
+    """Return how the script uses several devices; ``models`` are the modules that it calls."""
     if any(type(p).__name__ in SHARDED_TYPES or hasattr(p, "_is_flat_param") for p in parameters):
         return "tensor" if is_tensor_parallel(models) else "fsdp"
     if PIPELINING_MODULE in sys.modules and any(events.counts[name] for name in POINT_TO_POINT):
@@ -362,10 +353,9 @@ def replicated_parameters(
     parameters: Sequence[Tensor],
     events: EventCounter,
 ) -> Sequence[Tensor]:
-    """Those that all ranks must have: of what is divided none.
+    """Return the parameters that must be equal on all ranks: none of a sharded model.
 
-    Who sends a part to each rank, of what it computes, has parts of a model beside a wrapper, such
-    as tables or experts.
+    A script that uses all-to-all has shards, such as tables or experts, outside its DDP.
     """
     if parallelism in SHARDED:
         return ()
@@ -376,23 +366,22 @@ def replicated_parameters(
 
 
 def backend_of(device: str) -> str:
-    """What exchanges tensors of a kind of device: a group may have one backend for each."""
+    """Return the backend for a kind of device: a group may have one backend for each."""
     configured = [pair.partition(":") for pair in dist.get_backend_config().split(",")]
     return next((backend for kind, _, backend in configured if kind == device), dist.get_backend())
 
 
 def has_process_group() -> bool:
-    """Whether the script has joined a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def world_size() -> int:
-    """The ranks of that group, 1 without one."""
+    """Return the number of ranks, 1 without a process group."""
     return dist.get_world_size() if has_process_group() else 1
 
 
 def group_facts(device: str) -> dict[str, Any]:
-    """The process group that the script has joined, for tensors of a kind of device."""
+    """Return the facts of the process group, with its backend for a kind of device."""
     return {
         "process_group": has_process_group(),
         "backend": backend_of(device) if has_process_group() else None,
@@ -401,7 +390,7 @@ def group_facts(device: str) -> dict[str, Any]:
 
 
 def wrapper_facts(wrappers: DataParallelHooks) -> dict[str, Any]:
-    """Of the first DDP, and the devices of the first DataParallel."""
+    """Return the facts of the first DDP, and the devices of the first DataParallel."""
     found: dict[str, Any] = {"dp_devices": dp_devices(wrappers.dp[0]) if wrappers.dp else 0}
     for wrapped in wrappers.ddp[:1]:
         buffers = buffers_of(wrapped)
@@ -418,7 +407,7 @@ def wrapper_facts(wrappers: DataParallelHooks) -> dict[str, Any]:
 
 
 def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Of the parameters that are trained, and of the model's convolutions and normalisations."""
+    """Return the facts of the trained parameters, and of convolutions and normalisations."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     return {
         "parameter_count": sum(parameter.numel() for parameter in parameters),
@@ -431,7 +420,7 @@ def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def count_facts(events: EventCounter, steps: int) -> dict[str, Any]:
-    """What happened in a step, over the steps that were counted."""
+    """Return the events per step, over so many steps."""
     steps = max(1, steps)
     counts, sizes = events.counts, events.bytes
     copies = counts[runtime_hooks.COPY] + counts[runtime_hooks.PINNED]
@@ -456,7 +445,6 @@ def count_facts(events: EventCounter, steps: int) -> dict[str, Any]:
 def loader_facts(
     loader: Any, created_at: str | None, host_tensors: tuple[int, ...] = ()
 ) -> DataLoaderProfile:
-    """Of a DataLoader that feeds the training."""
     batch, batches = batch_size_of(loader), length_or_none(loader)
     return DataLoaderProfile(
         batch_size=batch,
@@ -476,13 +464,12 @@ def loader_facts(
 
 
 def has_compiled_code() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["stats"]["unique_graphs"])
 
 
 def precision_of(parameters: Sequence[Tensor], autocast: str | None) -> str:
-    """What the forward computes in, by a plan's names."""
+    """Return the precision of the forward, with the name that a plan has for it."""
     if autocast is not None:
         return autocast
     half = next((HALF_PRECISIONS[p.dtype] for p in parameters if p.dtype in HALF_PRECISIONS), None)

@@ -19,7 +19,7 @@ from nfold.engines.torch.input.batch_source import MAX_WHOLE_EPOCH, REPLAYED_BAT
 functorch = torch._C._functorch
 TensorFunction = Callable[[Tensor], Tensor]
 NO_ATTRIBUTE_TYPES = (Tensor, Mapping, list, tuple, nn.Module, type)
-HASHED_NUMBERS = 256  # values per sample, evenly spaced
+HASHED_VALUES = 256  # values per sample, evenly spaced
 
 
 def iter_tensors(batch: Any) -> Iterator[Tensor]:
@@ -126,7 +126,7 @@ def _varies(tensor: Tensor) -> bool:
 
 def _row_bytes(tensor: Tensor) -> list[bytes]:
     flat = tensor.reshape(len(tensor), -1)
-    values = flat[:, :: max(1, flat.shape[1] // HASHED_NUMBERS)]
+    values = flat[:, :: max(1, flat.shape[1] // HASHED_VALUES)]
     values = values.float() if values.is_floating_point() else values
     return [row.tobytes() for row in values.contiguous().numpy()]
 

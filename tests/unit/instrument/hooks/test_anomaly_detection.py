@@ -62,7 +62,7 @@ def test_it_is_seen_with_its_line(training: Callable[[nn.Module], None]) -> None
     seen = watched(lambda: training(module), script_task()).seen
     assert seen.detects_anomalies
     assert all(module.noted)
-    assert str(seen.most_frequent_line("anomaly")).startswith("tests/unit/frameworks/torch/script/")
+    assert str(seen.most_frequent_line("anomaly")).startswith("tests/unit/instrument/hooks/")
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -401,7 +401,7 @@ def test_ddp_and_a_script_s_own_collectives_are_seen() -> None:
         "all_gather": (1.0, 8.0),
     }
     assert sum(seen.bucket_bytes) == seen.parameter_bytes
-    assert str(seen.most_frequent_line("wrapper")).startswith("tests/unit/frameworks/torch/script/")
+    assert str(seen.most_frequent_line("wrapper")).startswith("tests/unit/instrument/hooks/")
     assert len(seen.source_locations["collective"]) == 2
 
 
