@@ -75,9 +75,9 @@ class OptimizerStepHooks:
         self._hooks: tuple[Any, ...] = ()
 
     def install(self, patches: Patches) -> None:
-        patches.put(Optimizer, "__init__", self._wrap_optimizer_init)
-        patches.put(torch.autograd, "backward", self._wrap_backward)
-        patches.put(GradScaler, "step", self._wrap_scaler_step)
+        patches.wrap(Optimizer, "__init__", self._construct_optimizer)
+        patches.wrap(torch.autograd, "backward", self._backward)
+        patches.wrap(GradScaler, "step", self._step_scaler)
         self._hooks = (
             register_optimizer_step_pre_hook(lambda *_: self._before_step()),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
@@ -104,47 +104,42 @@ class OptimizerStepHooks:
         self._scaler_stepped = True
         self._on_step(optimizer)
 
-    def _wrap_scaler_step(self, usual: Any) -> Any:
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._scaler_stepped = False
-            self._post_backward.on_scaler_step(optimizer)
-            returned = usual(scaler, optimizer, *args, **kwargs)
-            if not self._scaler_stepped:
-                self.skipped_steps += 1
-                self._report_step(optimizer)
-            return returned
+    def _step_scaler(
+        self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        self._scaler_stepped = False
+        self._post_backward.on_scaler_step(optimizer)
+        returned = original(scaler, optimizer, *args, **kwargs)
+        if not self._scaler_stepped:
+            self.skipped_steps += 1
+            self._report_step(optimizer)
+        return returned
 
-        return step
+    def _construct_optimizer(
+        self, original: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        self._has_optimizer = True
+        original(optimizer, *args, **kwargs)
 
-    def _wrap_optimizer_init(self, usual: Any) -> Any:
-        def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self._has_optimizer = True
-            usual(optimizer, *args, **kwargs)
-
-        return construct
-
-    def _wrap_backward(self, usual: Any) -> Any:
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            self.on_compute()
-            is_outermost = not self._depth
-            may_end_step = is_outermost and not self._has_optimizer
-            self._backwards += may_end_step
-            if self._backwards == BACKWARDS_WITHOUT_OPTIMIZER and not self._has_optimizer:
-                self._backward_steps.find_parameters(tensors, nested=not may_end_step)
-            if is_outermost:
-                self._stepped_in_backward.clear()
-            self._depth += 1
-            try:
-                usual(tensors, *args, **kwargs)
-            finally:
-                self._depth -= 1
-            if may_end_step and self._backwards >= BACKWARDS_WITHOUT_OPTIMIZER:
-                self._post_backward.all_reduce(self._backward_steps)
-                self._report_step(self._backward_steps)
-            for optimizer in tuple(self._stepped_in_backward) if is_outermost else ():
-                self._report_step(optimizer)
-
-        return backward
+    def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        self.on_compute()
+        is_outermost = not self._depth
+        may_end_step = is_outermost and not self._has_optimizer
+        self._backwards += may_end_step
+        if self._backwards == BACKWARDS_WITHOUT_OPTIMIZER and not self._has_optimizer:
+            self._backward_steps.find_parameters(tensors, nested=not may_end_step)
+        if is_outermost:
+            self._stepped_in_backward.clear()
+        self._depth += 1
+        try:
+            original(tensors, *args, **kwargs)
+        finally:
+            self._depth -= 1
+        if may_end_step and self._backwards >= BACKWARDS_WITHOUT_OPTIMIZER:
+            self._post_backward.all_reduce(self._backward_steps)
+            self._report_step(self._backward_steps)
+        for optimizer in tuple(self._stepped_in_backward) if is_outermost else ():
+            self._report_step(optimizer)
 
 
 def _graph_leaves(losses: Sequence[Tensor]) -> Iterator[Tensor]:

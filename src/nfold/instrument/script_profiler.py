@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,7 +28,6 @@ from nfold.core.script_profile import (
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.devices import Devices
-from nfold.instrument.hooks import model_hooks, runtime_hooks
 from nfold.instrument.hooks.distributed_hooks import (
     LOCAL_COLLECTIVES,
     CollectiveHooks,
@@ -41,13 +39,22 @@ from nfold.instrument.hooks.distributed_hooks import (
     dp_devices,
     unused_parameter_bytes,
 )
-from nfold.instrument.hooks.model_hooks import HALF_PRECISIONS, ForwardObserver, ModelCompiler
+from nfold.instrument.hooks.model_hooks import (
+    HALF_PRECISIONS,
+    ForwardObserver,
+    ModelCompiler,
+    install_channels_last,
+)
 from nfold.instrument.hooks.patches import Patches, TrainerDetector, is_tensor_parallel
 from nfold.instrument.hooks.runtime_hooks import (
+    COPY,
+    HOST_SYNC,
+    PINNED,
     AnomalyDetectionHook,
     EventCounter,
     HostReads,
     ThreadCountHook,
+    install_tensor_hooks,
     is_sparse,
     tensor_bytes,
 )
@@ -96,10 +103,8 @@ class ScriptProfiler:
         self.collectives = CollectiveHooks(variant, self._events)
         self._anomalies = AnomalyDetectionHook(variant, self._events)
         self._threads = ThreadCountHook(variant, self._events)
-        self._host_reads, self._host_read_patches = (
-            HostReads(variant, lambda: dataloaders.replayed_index),
-            Patches(),
-        )
+        self._host_reads = HostReads(variant, lambda: dataloaders.replayed_index)
+        self._host_read_patches = Patches()
         self._compiler = ModelCompiler(variant.current.compiled)
         self.fetch_timer = FetchTimer()
         self._warm_up_fetches = NO_FETCHES
@@ -116,20 +121,18 @@ class ScriptProfiler:
     def install(self, patches: Patches, warm_up: Patches) -> None:
         self._wrappers.install(patches, warm_up)
         if self._variant.current.channels_last:
-            model_hooks.install_channels_last(patches)
+            install_channels_last(patches)
         self.collectives.install(patches, warm_up)
         self._anomalies.install(patches, warm_up)
         self.fetch_timer.install(patches, on_worker_start=lambda: self.uninstall(warm_up))
         for name in ("to", "cuda"):
-            warm_up.put(nn.Module, name, self._wrap_module_move)
-        # What stays goes in before what the end of the warm-up takes out again.
+            warm_up.wrap(nn.Module, name, self._move_module)
+        # Before the hooks of the warm-up, which are removed first.
         if not self._variant.is_baseline("host_syncs"):
             self._host_reads.install(self._host_read_patches)
-        runtime_hooks.install_tensor_hooks(
-            warm_up, self._events, self._dataloaders.transfers.record_transfer
-        )
+        install_tensor_hooks(warm_up, self._events, self._dataloaders.transfers.record_transfer)
         self._threads.install(patches, warm_up)
-        patches.put(BaseProcess, "start", self._wrap_process_start)
+        patches.wrap(BaseProcess, "start", self._start_process)
         self._forwards.start()
         self._compiler.start()
 
@@ -138,22 +141,14 @@ class ScriptProfiler:
         self._anomalies.switch_variant()
         self._threads.switch_variant(self._profile.threads)
 
-    def _wrap_process_start(self, usual: Any) -> Any:
-        @functools.wraps(usual)
-        def start(process: Any) -> None:
-            module = getattr(getattr(process, "_target", None), "__module__", "")
-            self.child_processes += not str(module).startswith("torch.utils.data")
-            usual(process)
+    def _start_process(self, original: Any, process: Any) -> None:
+        module = getattr(getattr(process, "_target", None), "__module__", "")
+        self.child_processes += not str(module).startswith("torch.utils.data")
+        original(process)
 
-        return start
-
-    def _wrap_module_move(self, usual: Any) -> Any:
-        @functools.wraps(usual)
-        def move(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self._events.record_location("model")
-            return usual(module, *args, **kwargs)
-
-        return move
+    def _move_module(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._events.record_location("model")
+        return original(module, *args, **kwargs)
 
     @property
     def parameters(self) -> Sequence[Tensor]:
@@ -165,10 +160,9 @@ class ScriptProfiler:
         return sum(parameter.numel() for parameter in self.parameters)
 
     def devices(self) -> Devices:
-        several = [wrapped.device_ids or () for wrapped in self._wrappers.dp]
-        indices = next((ids for ids in several if len(ids)), ())
-        if indices:
-            return Devices(tuple(torch.device("cuda", index) for index in indices))
+        for wrapped in self._wrappers.dp:
+            if wrapped.device_ids:
+                return Devices(tuple(torch.device("cuda", index) for index in wrapped.device_ids))
         first = next((parameter.device for parameter in self.parameters), torch.device("cpu"))
         return Devices((first,))
 
@@ -180,8 +174,8 @@ class ScriptProfiler:
     def on_first_step(self) -> None:
         if self._parallelism() in SHARDED and not self._variant.is_baseline("exchange"):
             raise Unsupported(
-                "exchange: the parameters are sharded (FSDP), without an exchange no rank has "
-                "them; allowed are real and replayed input, and one device alone"
+                "exchange: the parameters are sharded, and cannot be computed without "
+                "communication; allowed are variants of the input, and the baseline on one device"
             )
         self._events.enabled = True
         self.collectives.on_first_step()
@@ -225,17 +219,16 @@ class ScriptProfiler:
 
     def end_warm_up(self, steps: int, devices: Devices) -> None:
         """Remove the hooks of the warm-up, one step before its end, and build the profile."""
-        counted = steps - 1
         if self.uses_join and self._dataloaders.loader is None:
             raise Unsupported(
-                "Join: ranks may make unequal numbers of steps, and only the passes of a "
-                "DataLoader can be kept from ending; next: give each rank its batches through one"
+                "Join: ranks may make unequal numbers of steps, which nfold can equalize for a "
+                "DataLoader only; next: load the batches of each rank with a DataLoader"
             )
         self.stop()
         self._forwards.keep_outermost_hooks()
         self._host_reads.end_warm_up()
         self._wait_s = 0.0
-        self._profile = self._build_profile(counted)
+        self._profile = self._build_profile(steps - 1)
         self.batch_functions.install_replacements()
         self._compiler.require_compiled(compiled=self._profile.compiled)
         self._warm_up_fetches = self.fetch_total
@@ -256,13 +249,13 @@ class ScriptProfiler:
     def final_profile(self, timed_steps: int, devices: Devices) -> ScriptProfile:
         """Return the profile with the facts of the timed steps."""
         retries = devices.allocator_retries() - self._warm_up_retries
-        first = self._dataloaders.first_waits_s
-        later = first[1:] or first
+        waits_s = self._dataloaders.first_waits_s
+        waits_s = waits_s[1:] or waits_s
         return dataclasses.replace(
             self._profile,
             steps=timed_steps,
             input_wait_ms=1e3 * self._wait_s / max(1, timed_steps),
-            epoch_wait_ms=1e3 * median(later) if later else 0.0,
+            epoch_wait_ms=1e3 * median(waits_s) if waits_s else 0.0,
             fetches=fetch_difference(self._warm_up_fetches, self.fetch_total),
             skipped_steps=self._step_hooks.skipped_steps,
             peak_memory_bytes=devices.peak_memory_bytes(),
@@ -276,21 +269,13 @@ class ScriptProfiler:
         return self.fetch_timer.total(self._dataloaders.loader, self._dataloaders.companion_loaders)
 
     def _build_profile(self, steps: int) -> ScriptProfile:
-        wrappers, forward = self._wrappers, self._forwards
+        wrappers, forwards, dataloaders = self._wrappers, self._forwards, self._dataloaders
         device = next((str(p.device) for p in self.parameters), "cpu")
         self._events.record_line("trainer", self._trainers.creation_line)
-        found = {
-            **group_facts(device.partition(":")[0]),
-            **wrapper_facts(wrappers),
-            **model_facts(forward.model, self.parameters),
-            **count_facts(self._events, steps),
-        }
-        feed, own, stay = (
-            self._dataloaders,
-            self._dataloaders.loader,
-            self._dataloaders.transfers.host_tensors,
-        )
-        loader = None if own is None else loader_facts(own, feed.creation_line(own), stay)
+        loader = None
+        if dataloaders.loader is not None:
+            line = dataloaders.creation_line(dataloaders.loader)
+            loader = loader_facts(dataloaders.loader, line, dataloaders.transfers.host_tensors)
         batches = round(median(self._batches)) if self._batches else 0
         accumulation = max(1, batches or self.batch_functions.batches_per_step)
         wrappers.accumulation = accumulation
@@ -302,24 +287,28 @@ class ScriptProfiler:
             device=device,
             loader=loader,
             companion_loaders=tuple(
-                loader_facts(one, feed.creation_line(one)) for one in feed.companion_loaders
+                loader_facts(companion, dataloaders.creation_line(companion))
+                for companion in dataloaders.companion_loaders
             ),
             batch_function=self.batch_functions.batch_function if loader is None else None,
             samples_per_step=float(self._samples_per_step),
             model_samples_per_step=float(median(self._model_counts or [0])),
             accumulation=accumulation,
-            optimizers=tuple(type(one).__name__ for one in self._step_optimizer.optimizers),
+            optimizers=tuple(type(opt).__name__ for opt in self._step_optimizer.optimizers),
             step_optimizer=self._step_optimizer.index,
             steps_in_backward=self._step_hooks.steps_in_backward,
-            precision=precision_of(self.parameters, forward.autocast),
-            autocast=forward.autocast,
-            channels_last=forward.channels_last,
-            model_calls_hooked=forward.keeps_hooks,
+            precision=precision_of(self.parameters, forwards.autocast),
+            autocast=forwards.autocast,
+            channels_last=forwards.channels_last,
+            model_calls_hooked=forwards.keeps_hooks,
             compiled=has_compiled_code(),
             detects_anomalies=self._anomalies.enabled,
             threads=torch.get_num_threads(),
             uses_join=self.uses_join,
-            **found,
+            **group_facts(device.partition(":")[0]),
+            **wrapper_facts(wrappers),
+            **model_facts(forwards.model, self.parameters),
+            **count_facts(self._events, steps),
         )
 
 
@@ -361,14 +350,8 @@ def replicated_parameters(
         return ()
     if parallelism != "ddp" or not any(events.counts[name] for name in ALL_TO_ALL):
         return parameters
-    wrapped = {id(one) for module in wrappers.ddp for one in module.parameters()}
-    return [one for one in parameters if id(one) in wrapped]
-
-
-def backend_of(device: str) -> str:
-    """Return the backend for a kind of device: a group may have one backend for each."""
-    configured = [pair.partition(":") for pair in dist.get_backend_config().split(",")]
-    return next((backend for kind, _, backend in configured if kind == device), dist.get_backend())
+    wrapped = {id(parameter) for module in wrappers.ddp for parameter in module.parameters()}
+    return [parameter for parameter in parameters if id(parameter) in wrapped]
 
 
 def has_process_group() -> bool:
@@ -382,28 +365,29 @@ def world_size() -> int:
 
 def group_facts(device: str) -> dict[str, Any]:
     """Return the facts of the process group, with its backend for a kind of device."""
-    return {
-        "process_group": has_process_group(),
-        "backend": backend_of(device) if has_process_group() else None,
-        "world_size": world_size(),
-    }
+    if not has_process_group():
+        return {"process_group": False, "backend": None, "world_size": 1}
+    pairs = (pair.partition(":") for pair in dist.get_backend_config().split(","))
+    backends = (backend for kind, _, backend in pairs if kind == device)
+    backend = next(backends, None) or dist.get_backend()
+    return {"process_group": True, "backend": backend, "world_size": world_size()}
 
 
 def wrapper_facts(wrappers: DataParallelHooks) -> dict[str, Any]:
     """Return the facts of the first DDP, and the devices of the first DataParallel."""
-    found: dict[str, Any] = {"dp_devices": dp_devices(wrappers.dp[0]) if wrappers.dp else 0}
-    for wrapped in wrappers.ddp[:1]:
-        buffers = buffers_of(wrapped)
-        found |= {
-            "find_unused_parameters": bool(wrapped.find_unused_parameters),
-            "unused_parameter_bytes": unused_parameter_bytes(wrapped),
-            "broadcast_buffers": broadcasts_buffers(wrapped) and bool(buffers),
+    facts: dict[str, Any] = {"dp_devices": dp_devices(wrappers.dp[0]) if wrappers.dp else 0}
+    for ddp in wrappers.ddp[:1]:
+        buffers = buffers_of(ddp)
+        facts |= {
+            "find_unused_parameters": bool(ddp.find_unused_parameters),
+            "unused_parameter_bytes": unused_parameter_bytes(ddp),
+            "broadcast_buffers": broadcasts_buffers(ddp) and bool(buffers),
             "buffers": len(buffers),
             "buffer_bytes": sum(map(tensor_bytes, buffers)),
-            "bucket_bytes": bucket_bytes(wrapped),
-            "comm_hook": comm_hook(wrapped),
+            "bucket_bytes": bucket_bytes(ddp),
+            "comm_hook": comm_hook(ddp),
         }
-    return found
+    return facts
 
 
 def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
@@ -412,7 +396,7 @@ def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
     return {
         "parameter_count": sum(parameter.numel() for parameter in parameters),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
-        "sparse_gradient_bytes": sum(one.nbytes for one in parameters if is_sparse(one.grad)),
+        "sparse_gradient_bytes": sum(p.nbytes for p in parameters if is_sparse(p.grad)),
         "convolutions": sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in modules),
         "batch_norms": sum(isinstance(module, _BatchNorm) for module in modules),
         "synchronised_batch_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
@@ -423,17 +407,14 @@ def count_facts(events: EventCounter, steps: int) -> dict[str, Any]:
     """Return the events per step, over so many steps."""
     steps = max(1, steps)
     counts, sizes = events.counts, events.bytes
-    copies = counts[runtime_hooks.COPY] + counts[runtime_hooks.PINNED]
-    names = sorted(
-        set(counts) - {runtime_hooks.COPY, runtime_hooks.PINNED, runtime_hooks.HOST_SYNC}
-    )
+    names = sorted(set(counts) - {COPY, PINNED, HOST_SYNC})
     return {
         "copies": HostToDeviceCopies(
-            per_step=copies / steps,
-            bytes_per_step=(sizes[runtime_hooks.COPY] + sizes[runtime_hooks.PINNED]) / steps,
-            pinned_per_step=counts[runtime_hooks.PINNED] / steps,
+            per_step=(counts[COPY] + counts[PINNED]) / steps,
+            bytes_per_step=(sizes[COPY] + sizes[PINNED]) / steps,
+            pinned_per_step=counts[PINNED] / steps,
         ),
-        "host_syncs": counts[runtime_hooks.HOST_SYNC] / steps,
+        "host_syncs": counts[HOST_SYNC] / steps,
         "collectives": tuple(
             CollectiveUse(name=n, per_step=counts[n] / steps, bytes_per_step=sizes[n] / steps)
             for n in names
@@ -478,7 +459,7 @@ def precision_of(parameters: Sequence[Tensor], autocast: str | None) -> str:
 
 
 def _tf32() -> bool:
-    # PyTorch refuses to answer where a script mixes its two ways to ask for TF32.
+    # PyTorch raises RuntimeError if a script sets TF32 by both of its interfaces.
     with suppress(RuntimeError):
         return torch.get_float32_matmul_precision() != "highest"
     return True
@@ -499,13 +480,9 @@ def _shards_dataset(loader: Any, batch: int | None, batches: int | None) -> bool
         replicas = getattr(sampler, "num_replicas", None) or getattr(sampler, "num_processes", 0)
         if replicas or isinstance(sampler, DistributedSampler):
             return bool(replicas and replicas > 1)
-    whole = _underlying_dataset(loader.dataset)
-    if batch is None or batches is None or not hasattr(whole, "__len__"):
-        return None
-    return bool(batches * batch <= len(whole) / world + batch)
-
-
-def _underlying_dataset(dataset: Any) -> Any:
-    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+    dataset = loader.dataset
+    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # a Subset
         dataset = dataset.dataset
-    return dataset
+    if batch is None or batches is None or not hasattr(dataset, "__len__"):
+        return None
+    return bool(batches * batch <= len(dataset) / world + batch)

@@ -200,36 +200,26 @@ class ChildTrainingDetector:
         self._patches = Patches()
 
     def install(self) -> None:
-        self._patches.put(Popen, "wait", self._wrap_popen_wait)
-        self._patches.put(BaseProcess, "join", self._wrap_process_join)
+        self._patches.wrap(Popen, "wait", self._wait_for_popen)
+        self._patches.wrap(BaseProcess, "join", self._join_process)
 
     def uninstall(self) -> None:
         self._patches.undo()
 
-    def _wrap_popen_wait(self, usual: Any) -> Any:
-        def wait(process: Any, timeout: float | None = None) -> Any:
-            if timeout is not None:
-                return usual(process, timeout)
+    def _wait_for_popen(self, original: Any, process: Any, timeout: float | None = None) -> Any:
+        for seconds in self._check_intervals(process.pid) if timeout is None else ():
+            with suppress(TimeoutExpired):
+                return original(process, seconds)
+        return original(process, timeout)
+
+    def _join_process(self, original: Any, process: Any, timeout: float | None = None) -> None:
+        is_forked = (getattr(process, "_start_method", None) or get_start_method()) == "fork"
+        if timeout is None and process.pid and not is_forked:
             for seconds in self._check_intervals(process.pid):
-                try:
-                    return usual(process, seconds)
-                except TimeoutExpired:
-                    continue
-            return usual(process, None)
-
-        return wait
-
-    def _wrap_process_join(self, usual: Any) -> Any:
-        def join(process: Any, timeout: float | None = None) -> None:
-            is_forked = (getattr(process, "_start_method", None) or get_start_method()) == "fork"
-            if timeout is None and process.pid and not is_forked:
-                for seconds in self._check_intervals(process.pid):
-                    usual(process, seconds)
-                    if process.exitcode is not None:
-                        return
-            usual(process, timeout)
-
-        return join
+                original(process, seconds)
+                if process.exitcode is not None:
+                    return
+        original(process, timeout)
 
     def _check_intervals(self, pid: int) -> Iterator[float]:
         start = time.monotonic()

@@ -131,8 +131,8 @@ class InstrumentedRun:
         self._post_backward.install()
         install_spawn_hooks(self._task, self._patches)
         for owner in (dist, distributed_c10d):
-            self._patches.put(owner, "destroy_process_group", self._wrap_destroy_process_group)
-        self._patches.put(Join, "__enter__", self._wrap_join_enter)
+            self._patches.wrap(owner, "destroy_process_group", self._destroy_process_group)
+        self._patches.wrap(Join, "__enter__", self._enter_join)
         self._step_hooks.install(self._patches)
         self._recorder.begin_epoch()
 
@@ -269,21 +269,15 @@ class InstrumentedRun:
         sample = sample_parameters(parameters) if profile.exchanges_all_gradients else ()
         return {"parameter_checksum": parameter_checksum(parameters), "parameter_sample": sample}
 
-    def _wrap_destroy_process_group(self, usual: Any) -> Any:
-        def destroy(group: Any = None) -> None:
-            if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:
-                self._leave()
-            usual(group)
+    def _destroy_process_group(self, original: Any, group: Any = None) -> None:
+        if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:
+            self._leave()
+        original(group)
 
-        return destroy
-
-    def _wrap_join_enter(self, usual: Any) -> Any:
-        def enter(join: Any) -> Any:
-            self._profiler.uses_join = True
-            self._overrides.repeat_passes()
-            return usual(join)
-
-        return enter
+    def _enter_join(self, original: Any, join: Any) -> Any:
+        self._profiler.uses_join = True
+        self._overrides.repeat_passes()
+        return original(join)
 
     def _new_replay(self) -> BatchReplay:
         device = self.devices.primary if self._variant.current.input == "resident" else None

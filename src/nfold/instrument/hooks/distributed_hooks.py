@@ -54,11 +54,11 @@ class DataParallelHooks:
         (patches if always else warm_up).put(
             DistributedDataParallel, "forward", self._wrap_ddp_forward
         )
-        patches.put(DistributedDataParallel, "__init__", self._wrap_ddp_init)
-        patches.put(DataParallel, "__init__", self._wrap_dp_init)
+        patches.wrap(DistributedDataParallel, "__init__", self._construct_ddp)
+        patches.wrap(DataParallel, "__init__", self._construct_dp)
         if not self._variant.is_baseline("exchange"):
             for name in ("register_comm_hook", "_register_builtin_comm_hook"):
-                patches.put(DistributedDataParallel, name, self._wrap_register_comm_hook)
+                patches.wrap(DistributedDataParallel, name, self._register_comm_hook)
         if not self._variant.is_baseline("synchronised_batch_norm"):
             patches.put(nn.SyncBatchNorm, "forward", self._wrap_sync_batch_norm)
 
@@ -80,47 +80,40 @@ class DataParallelHooks:
     def on_step(self) -> None:
         self._forwards = 0
 
-    def _wrap_ddp_forward(self, usual: Any) -> Any:
-        @functools.wraps(usual)
+    def _wrap_ddp_forward(self, original: Any) -> Any:
+        @functools.wraps(original)
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled():
                 self._forwards += 1
                 if not self._variant.current.exchange_each_micro_batch:
                     module.require_backward_grad_sync = self._forwards == self.accumulation
                 self.gradient_exchanges += bool(module.require_backward_grad_sync)
-            return usual(module, *args, **kwargs)
+            return original(module, *args, **kwargs)
 
         return forward
 
-    def _wrap_sync_batch_norm(self, usual: Any) -> Any:
+    def _wrap_sync_batch_norm(self, original: Any) -> Any:
         def forward(module: Any, inputs: Tensor) -> Any:
             real = self._variant.current.synchronised_batch_norm
-            return (usual if real else _BatchNorm.forward)(module, inputs)
+            return (original if real else _BatchNorm.forward)(module, inputs)
 
         return forward
 
-    def _wrap_ddp_init(self, usual: Any) -> Any:
-        def construct(module: Any, /, *args: Any, **kwargs: Any) -> None:
-            bound = DDP_SIGNATURE.bind(module, *args, **kwargs)
-            bound.arguments.update(self._argument_changes(bound.arguments))
-            usual(*bound.args, **bound.kwargs)
-            self.ddp.append(module)
-            self._on_wrap()
-            if not self._variant.is_baseline("exchange"):
-                ORIGINAL_REGISTER_COMM_HOOK(
-                    module, module.process_group, self._gradient_hook(module)
-                )
-
-        return construct
-
-    def _gradient_hook(self, wrapped: Any) -> Any:
-        default = (wrapped.process_group, default_hooks.allreduce_hook)
+    def _construct_ddp(self, original: Any, module: Any, /, *args: Any, **kwargs: Any) -> None:
+        bound = DDP_SIGNATURE.bind(module, *args, **kwargs)
+        bound.arguments.update(self._argument_changes(bound.arguments))
+        original(*bound.args, **bound.kwargs)
+        self.ddp.append(module)
+        self._on_wrap()
+        if self._variant.is_baseline("exchange"):
+            return
+        group = module.process_group
 
         def script_hook(_state: Any, bucket: Any) -> Any:
-            state, hook = self._hooks.get(id(wrapped), default)
+            state, hook = self._hooks.get(id(module), (group, default_hooks.allreduce_hook))
             return hook(state, bucket)
 
-        return select_ddp_hook(self._variant, script_hook)
+        ORIGINAL_REGISTER_COMM_HOOK(module, group, select_ddp_hook(self._variant, script_hook))
 
     def _argument_changes(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the constructor arguments that the variant sets.
@@ -142,26 +135,19 @@ class DataParallelHooks:
             changed["process_group"] = group
         return changed
 
-    def _wrap_dp_init(self, usual: Any) -> Any:
-        def construct(module: Any, /, *args: Any, **kwargs: Any) -> None:
-            usual(module, *args, **kwargs)
-            self.dp.append(module)
-            self._on_wrap()
+    def _construct_dp(self, original: Any, module: Any, /, *args: Any, **kwargs: Any) -> None:
+        original(module, *args, **kwargs)
+        self.dp.append(module)
+        self._on_wrap()
 
-        return construct
-
-    def _wrap_register_comm_hook(self, _usual: Any) -> Any:
-        def register(wrapped: Any, state: Any, hook: Any = None) -> None:
-            self._hooks[id(wrapped)] = (
-                (state, hook) if hook is not None else _python_comm_hook(state)
-            )
-
-        return register
-
-
-def _python_comm_hook(kind: Any) -> tuple[Any, Any]:
-    fp16 = kind == dist.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
-    return None, default_hooks.fp16_compress_hook if fp16 else default_hooks.allreduce_hook
+    def _register_comm_hook(
+        self, _original: Any, module: Any, state: Any, hook: Any = None
+    ) -> None:
+        if hook is None:  # a built-in hook: ``state`` is its type
+            fp16 = state == dist.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
+            hook = default_hooks.fp16_compress_hook if fp16 else default_hooks.allreduce_hook
+            state = None
+        self._hooks[id(module)] = state, hook
 
 
 ORIGINAL_REGISTER_COMM_HOOK = DistributedDataParallel.register_comm_hook
@@ -217,7 +203,7 @@ class CollectiveHooks:
     def install(self, patches: Patches, warm_up: Patches) -> None:
         where = warm_up if self._variant.is_baseline("exchange") else patches
         self._patch_all(where)
-        where.put(Join, "notify_join_context", self._wrap_notify_join)
+        where.wrap(Join, "notify_join_context", self._notify_join_context)
 
     def _patch_all(self, where: Patches) -> None:
         for name in (*LOCAL_COLLECTIVES, *NOT_REPLACED):
@@ -252,20 +238,17 @@ class CollectiveHooks:
     def on_first_step(self) -> None:
         self._past_first_step = True
 
-    def _wrap_notify_join(self, usual: Any) -> Any:
-        def notify(joined: Any) -> Any:
-            skip = self._past_first_step and self._variant.current.exchange == "none"
-            return None if skip else usual(joined)
+    def _notify_join_context(self, original: Any, joined: Any) -> Any:
+        skip = self._past_first_step and self._variant.current.exchange == "none"
+        return None if skip else original(joined)
 
-        return notify
+    def _wrap_collective(self, original: Any, name: str) -> Any:
+        signature = inspect.signature(original)
 
-    def _wrap_collective(self, usual: Any, name: str) -> Any:
-        signature = inspect.signature(usual)
-
-        @functools.wraps(usual)
+        @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
             if self._in_collective:
-                return usual(*args, **kwargs)
+                return original(*args, **kwargs)
             if self._events.enabled or self._counts_after_warm_up:
                 sent = collective_bytes(name, args, kwargs)
                 self._bytes_in_step += sent * (name in LOCAL_COLLECTIVES)
@@ -278,7 +261,7 @@ class CollectiveHooks:
                 return self._run_locally(name, signature.bind(*args, **kwargs))
             self._in_collective = True
             try:
-                return usual(*args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 self._in_collective = False
 
@@ -302,7 +285,7 @@ class CollectiveHooks:
 
 
 def _constant_patch(replacement: Any) -> PatchFactory:
-    return lambda _usual: replacement
+    return lambda _original: replacement
 
 
 def holders(name: str, function: Any) -> Iterator[ModuleType]:
@@ -422,10 +405,10 @@ def install_spawn_hooks(task: Task, patches: Patches) -> None:
     ranks = SpawnedRanks()
     for owner in (multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         for name in SPAWN_FUNCTIONS:
-            patches.put(owner, name, ranks.wrap_spawn)
+            patches.wrap(owner, name, ranks.spawn)
     for owner in (dist, distributed_c10d):
-        patches.put(owner, "init_process_group", ranks.wrap_init_process_group)
-    patches.put(DistributedSampler, "__init__", ranks.wrap_sampler_init)
+        patches.wrap(owner, "init_process_group", ranks.init_process_group)
+    patches.wrap(DistributedSampler, "__init__", ranks.construct_sampler)
 
 
 class FinishedProcesses:
@@ -450,42 +433,39 @@ class SpawnedRanks:
         }
         self._started = False
 
-    def wrap_spawn(self, usual: Any) -> Any:
-        @functools.wraps(usual)
-        def start(
-            fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
-        ) -> Any:
-            self._started = True
-            fn(int(self._torchrun_variables["LOCAL_RANK"]), *args)
-            return None if join else FinishedProcesses()
+    def spawn(
+        self,
+        _original: Any,
+        fn: Any,
+        args: Any = (),
+        nprocs: int = 1,
+        join: bool = True,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
+        self._started = True
+        fn(int(self._torchrun_variables["LOCAL_RANK"]), *args)
+        return None if join else FinishedProcesses()
 
-        return start
+    def init_process_group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._started:
+            return original(*args, **kwargs)
+        os.environ |= self._torchrun_variables
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        for name in RENDEZVOUS_ARGUMENTS:
+            bound.arguments.pop(name, None)
+        return original(*bound.args, **bound.kwargs)
 
-    def wrap_init_process_group(self, usual: Any) -> Any:
-        signature = inspect.signature(usual)
-
-        @functools.wraps(usual)
-        def join(*args: Any, **kwargs: Any) -> Any:
-            if not self._started:
-                return usual(*args, **kwargs)
-            os.environ |= self._torchrun_variables
-            bound = signature.bind(*args, **kwargs)
-            for name in RENDEZVOUS_ARGUMENTS:
-                bound.arguments.pop(name, None)
-            return usual(*bound.args, **bound.kwargs)
-
-        return join
-
-    def wrap_sampler_init(self, usual: Any) -> Any:
-        @functools.wraps(usual)
-        def divide(
-            sampler: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, **more: Any
-        ) -> None:
-            if self._started and num_replicas is not None:
-                num_replicas, rank = (
-                    int(self._torchrun_variables["WORLD_SIZE"]),
-                    int(self._torchrun_variables["RANK"]),
-                )
-            usual(sampler, dataset, num_replicas, rank, **more)
-
-        return divide
+    def construct_sampler(
+        self,
+        original: Any,
+        sampler: Any,
+        dataset: Any,
+        num_replicas: Any = None,
+        rank: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if self._started and num_replicas is not None:
+            num_replicas = int(self._torchrun_variables["WORLD_SIZE"])
+            rank = int(self._torchrun_variables["RANK"])
+        original(sampler, dataset, num_replicas, rank, **kwargs)

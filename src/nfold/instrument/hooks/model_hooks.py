@@ -222,26 +222,20 @@ def install_channels_last(patches: Patches) -> None:
     channels_last if its weights or its images are channels_last, and later operators keep it.
     """
     for wrapper in (DistributedDataParallel, DataParallel):
-        patches.put(wrapper, "__init__", _wrap_wrapper_init)
-    patches.put(Optimizer, "add_param_group", _wrap_add_param_group)
+        patches.wrap(wrapper, "__init__", _construct_wrapper)
+    patches.wrap(Optimizer, "add_param_group", _add_param_group)
 
 
-def _wrap_wrapper_init(usual: Any) -> Any:
-    def construct(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
-        module = args[0] if args else kwargs.get("module")
-        if isinstance(module, nn.Module):
-            convert_to_channels_last(module.parameters())
-        usual(wrapper, *args, **kwargs)
-
-    return construct
+def _construct_wrapper(original: Any, wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
+    module = args[0] if args else kwargs.get("module")
+    if isinstance(module, nn.Module):
+        convert_to_channels_last(module.parameters())
+    original(wrapper, *args, **kwargs)
 
 
-def _wrap_add_param_group(usual: Any) -> Any:
-    def add(optimizer: Optimizer, group: dict[str, Any]) -> None:
-        usual(optimizer, group)
-        convert_to_channels_last(group["params"])
-
-    return add
+def _add_param_group(original: Any, optimizer: Optimizer, param_group: dict[str, Any]) -> None:
+    original(optimizer, param_group)
+    convert_to_channels_last(param_group["params"])
 
 
 def convert_to_channels_last(parameters: Iterable[Tensor]) -> None:

@@ -32,6 +32,18 @@ class Patches:
         self._undo_stack.append((owner, name, before, name in vars(owner)))
         setattr(owner, name, factory(before))
 
+    def wrap(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """Replace a function or method by ``function(original, *args, **kwargs)``."""
+
+        def factory(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def replacement(*args: Any, **kwargs: Any) -> Any:
+                return function(original, *args, **kwargs)
+
+            return replacement
+
+        self.put(owner, name, factory)
+
     def undo(self) -> None:
         """Restore all attributes in reverse order; delete those that a class had inherited."""
         while self._undo_stack:
@@ -115,11 +127,11 @@ def is_tensor_parallel(models: Iterable[nn.Module]) -> bool:
 
 
 def _mark_parallelized(module: ModuleType) -> None:
-    usual = module.parallelize_module
+    original = module.parallelize_module
 
-    @functools.wraps(usual)
+    @functools.wraps(original)
     def parallelize_module(*args: Any, **kwargs: Any) -> Any:
-        parallelized = usual(*args, **kwargs)
+        parallelized = original(*args, **kwargs)
         vars(parallelized)[TENSOR_PARALLEL_MARK] = True
         return parallelized
 
@@ -157,10 +169,10 @@ class GeneratorHooks:
         """Decorate functions of modules imported from now on. The script uses ``compile_source``."""
         if self._keys:
             setattr(builtins, DECORATOR_NAME, self)
-            self._patches.put(SourceFileLoader, "get_code", self._wrap_get_code)
+            self._patches.wrap(SourceFileLoader, "get_code", self._get_code)
 
     def uninstall(self) -> None:
-        """Import modules as usual again; decorated generators yield their own batches."""
+        """Import modules as original again; decorated generators yield their own batches."""
         self._patches.undo()
         self.replacements.clear()
         if installed_generator_hooks() is self:
@@ -181,16 +193,12 @@ class GeneratorHooks:
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         return _function_key(path, first, node.name) in self._keys
 
-    def _wrap_get_code(self, usual: Any) -> Any:
-        def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
-            path = loader.get_filename(fullname)
-            if display_filename(path) not in self._files:
-                code: CodeType | None = usual(loader, fullname)
-                return code
-            # Neither reads nor writes a cached .pyc file.
-            return self.compile_source(loader.get_data(path), path)
-
-        return get_code
+    def _get_code(self, original: Any, loader: SourceFileLoader, fullname: str) -> Any:
+        path = loader.get_filename(fullname)
+        if display_filename(path) not in self._files:
+            return original(loader, fullname)
+        # Neither reads nor writes a cached .pyc file.
+        return self.compile_source(loader.get_data(path), path)
 
     def __call__(self, function: Callable[..., Iterator[Any]]) -> Callable[..., GeneratorBatches]:
         code: CodeType = function.__code__

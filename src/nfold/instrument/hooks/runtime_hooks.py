@@ -86,19 +86,19 @@ def install_tensor_hooks(
     ``on_transfer`` is called with each tensor that is copied from the host to a device.
     """
     for name in ("to", "cuda", *CONVERSIONS):
-        patches.put(Tensor, name, lambda usual: _wrap_conversion(usual, events, on_transfer))
+        patches.put(Tensor, name, lambda original: _wrap_conversion(original, events, on_transfer))
     for name in RESHAPES:
-        patches.put(Tensor, name, lambda usual: _wrap_reshape(usual, events))
+        patches.put(Tensor, name, lambda original: _wrap_reshape(original, events))
     for name in COUNTED_READS:
-        patches.put(Tensor, name, lambda usual: _wrap_counted_read(usual, events))
-    patches.put(torch.cuda, "synchronize", lambda usual: _wrap_synchronize(usual, events))
+        patches.put(Tensor, name, lambda original: _wrap_counted_read(original, events))
+    patches.put(torch.cuda, "synchronize", lambda original: _wrap_synchronize(original, events))
 
 
 def _wrap_conversion(
-    usual: Any, events: EventCounter, on_transfer: Callable[[Tensor], None]
+    original: Any, events: EventCounter, on_transfer: Callable[[Tensor], None]
 ) -> Any:
     def move(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        target = usual(tensor, *args, **kwargs)
+        target = original(tensor, *args, **kwargs)
         if events.enabled:
             if record_copy(events, tensor, target):
                 on_transfer(tensor)
@@ -109,9 +109,9 @@ def _wrap_conversion(
     return move
 
 
-def _wrap_reshape(usual: Any, events: EventCounter) -> Any:
+def _wrap_reshape(original: Any, events: EventCounter) -> Any:
     def shape(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        shaped = usual(tensor, *args, **kwargs)
+        shaped = original(tensor, *args, **kwargs)
         if events.enabled:
             _record_layout_copy(events, tensor, shaped, sys._getframe(1))
         return shaped
@@ -167,20 +167,20 @@ def record_copy(events: EventCounter, source: Tensor, target: Tensor) -> bool:
     return to_device
 
 
-def _wrap_synchronize(usual: Any, events: EventCounter) -> Any:
+def _wrap_synchronize(original: Any, events: EventCounter) -> Any:
     def synchronize(*args: Any, **kwargs: Any) -> None:
         if not is_nfold_frame(sys._getframe(1)):
             events.count(HOST_SYNC, HOST_SYNC)
-        usual(*args, **kwargs)
+        original(*args, **kwargs)
 
     return synchronize
 
 
-def _wrap_counted_read(usual: Any, events: EventCounter) -> Any:
+def _wrap_counted_read(original: Any, events: EventCounter) -> Any:
     def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if events.enabled and tensor.device.type != "cpu":
             events.count(HOST_SYNC, HOST_SYNC)
-        return usual(tensor, *args, **kwargs)
+        return original(tensor, *args, **kwargs)
 
     return read
 
@@ -243,10 +243,10 @@ class HostReads:
 
         return read
 
-    def _wrap_synchronize(self, usual: Any) -> Any:
+    def _wrap_synchronize(self, original: Any) -> Any:
         def synchronize(*args: Any, **kwargs: Any) -> None:
             if not self._is_active or is_nfold_frame(sys._getframe(1)):
-                usual(*args, **kwargs)
+                original(*args, **kwargs)
 
         return synchronize
 
@@ -299,14 +299,14 @@ class AnomalyDetectionHook:
         self._outer_frames = next(user, 0)
         patches.put(torch, "set_anomaly_enabled", self._wrap_set_anomaly_enabled)
         patches.put(stacks, "format_stack", self._wrap_format_stack)
-        warm_up.put(torch, "set_anomaly_enabled", self._wrap_and_record)
+        warm_up.wrap(torch, "set_anomaly_enabled", self._record_anomaly_setting)
 
     def switch_variant(self) -> None:
         if self._script_setting is not None:
             self._apply(*self._script_setting)
 
-    def _wrap_set_anomaly_enabled(self, usual: Any) -> Any:
-        self._original = usual
+    def _wrap_set_anomaly_enabled(self, original: Any) -> Any:
+        self._original = original
 
         def set_anomaly_enabled(mode: bool, check_nan: bool = True) -> None:
             self._script_setting = (mode, check_nan)
@@ -314,24 +314,21 @@ class AnomalyDetectionHook:
 
         return set_anomaly_enabled
 
-    def _wrap_and_record(self, usual: Any) -> Any:
-        def set_anomaly_enabled(mode: bool, check_nan: bool = True) -> None:
-            if mode:
-                self._events.record_location("anomaly")
-                self._enabled_in_step |= self._events.enabled
-            usual(mode, check_nan)
-
-        return set_anomaly_enabled
+    def _record_anomaly_setting(self, original: Any, mode: bool, check_nan: bool = True) -> None:
+        if mode:
+            self._events.record_location("anomaly")
+            self._enabled_in_step |= self._events.enabled
+        original(mode, check_nan)
 
     def _apply(self, mode: bool, check_nan: bool) -> None:
         self._original(mode and self._variant.current.anomaly_detection, check_nan)
 
-    def _wrap_format_stack(self, usual: Any) -> Any:
+    def _wrap_format_stack(self, original: Any) -> Any:
         main = threading.main_thread().ident
 
         def format_stack() -> list[str]:
             if threading.get_ident() != main or stacks.has_preserved_node_meta():
-                lines: list[str] = usual()
+                lines: list[str] = original()
                 return lines
             caller = sys._getframe(1)
             limit = sum(1 for _ in traceback.walk_stack(caller)) - self._outer_frames
@@ -352,16 +349,13 @@ class ThreadCountHook:
         if threads is not None:
             torch.set_num_threads(threads)
             patches.put(torch, "set_num_threads", lambda _original: lambda _count: None)
-        warm_up.put(torch, "set_num_threads", self._wrap_set_num_threads)
+        warm_up.wrap(torch, "set_num_threads", self._set_num_threads)
 
     def switch_variant(self, script_threads: int) -> None:
         threads = self._variant.current.threads or script_threads
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
-    def _wrap_set_num_threads(self, usual: Any) -> Any:
-        def set_num_threads(count: int) -> None:
-            self._events.record_location("threads")
-            usual(count)
-
-        return set_num_threads
+    def _set_num_threads(self, original: Any, count: int) -> None:
+        self._events.record_location("threads")
+        original(count)

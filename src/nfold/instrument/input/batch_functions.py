@@ -251,11 +251,11 @@ def _on_device(tensor: Tensor) -> bool:
 
 def _replace_code(function: FunctionType, replacement: Callable[..., Any]) -> None:
     code, name = function.__code__, _replacement_name(function)
-    usual = FunctionType(
+    original = FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
-    usual.__kwdefaults__ = function.__kwdefaults__
-    function.__globals__[name] = functools.partial(replacement, usual)
+    original.__kwdefaults__ = function.__kwdefaults__
+    function.__globals__[name] = functools.partial(replacement, original)
     function.__code__ = _forwarding_code(name, code.co_freevars)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -36,14 +35,14 @@ from nfold.instrument.input.epoch_passes import (
     full_epoch_length,
     is_first_pass,
     length_or_none,
+    record_next_index,
     repeat_epochs,
     repeats_epochs,
     same_creation_line,
     same_dataset,
     script_sampler,
+    step_one_cycle,
     truncate_epochs,
-    wrap_next_index,
-    wrap_one_cycle_step,
 )
 from nfold.instrument.input.fetch_times import WeakIdentityDict
 from nfold.instrument.rank_environment import computes_slice
@@ -99,9 +98,9 @@ class DataLoaderHook:
             return lambda loader: self.iterate(loader, original)
 
         patches.put(DataLoader, "__iter__", wrap_iter)
-        patches.put(DataLoader, "__init__", self._wrap_loader_init)
-        patches.put(OneCycleLR, "step", wrap_one_cycle_step)
-        warm_up.put(torch_dataloader._BaseDataLoaderIter, "_next_index", wrap_next_index)
+        patches.wrap(DataLoader, "__init__", self._construct_loader)
+        patches.wrap(OneCycleLR, "step", step_one_cycle)
+        warm_up.wrap(torch_dataloader._BaseDataLoaderIter, "_next_index", record_next_index)
 
     @property
     def loader(self) -> Any:
@@ -144,8 +143,12 @@ class DataLoaderHook:
         if is_first_pass(loader):
             # A pending input with this id is of a loader that was deleted.
             self._pending.pop(id(loader), None)
-            if torch.is_grad_enabled() and not self._replace_companion(loader):
-                self._replace_predecessor(loader, same_dataset_only=True)
+            if torch.is_grad_enabled():
+                companion = self._companions.replace_predecessor(loader)
+                if companion is not None:
+                    self._move_replays(loader, companion)
+                else:
+                    self._replace_predecessor(loader, same_dataset_only=True)
         else:
             self._abandon_pass(loader)
         if loader not in self._companions:
@@ -181,12 +184,6 @@ class DataLoaderHook:
         del self._training[id(old)]
         self._training[id(loader)] = loader
         self._move_replays(loader, old)
-
-    def _replace_companion(self, loader: Any) -> bool:
-        old = self._companions.replace_predecessor(loader)
-        if old is not None:
-            self._move_replays(loader, old)
-        return old is not None
 
     def _move_replays(self, loader: Any, predecessor: Any) -> None:
         for kind in [kind for number, kind in self._replays if number == id(predecessor)]:
@@ -290,17 +287,13 @@ class DataLoaderHook:
             [pending[id(other)] for other in self.companion_loaders if id(other) in pending],
         )
 
-    def _wrap_loader_init(self, usual: Any) -> Any:
-        @functools.wraps(usual)
-        def construct(loader: Any, /, *args: Any, **kwargs: Any) -> None:
-            usual(loader, *args, **kwargs)
-            line = current_user_line()
-            if line is not None:
-                vars(loader)[CREATION_LINES_ATTRIBUTE] = user_stack()
-                if self._creation_lines.get(loader.dataset) is None:
-                    self._creation_lines.put(loader.dataset, line)
-
-        return construct
+    def _construct_loader(self, original: Any, loader: Any, /, *args: Any, **kwargs: Any) -> None:
+        original(loader, *args, **kwargs)
+        line = current_user_line()
+        if line is not None:
+            vars(loader)[CREATION_LINES_ATTRIBUTE] = user_stack()
+            if self._creation_lines.get(loader.dataset) is None:
+                self._creation_lines.put(loader.dataset, line)
 
 
 @dataclass

@@ -137,13 +137,11 @@ def same_dataset(loader: Any, other: Any) -> bool:
     )
 
 
-def wrap_next_index(usual: Any) -> Any:
-    def next_index(iterator: Any) -> Any:
-        indices = usual(iterator)
-        vars(iterator).setdefault(INDICES_ATTRIBUTE, deque()).append(indices)
-        return indices
-
-    return next_index
+def record_next_index(original: Any, iterator: Any) -> Any:
+    """Draw the indices of a batch, and keep them until the batch is returned."""
+    indices = original(iterator)
+    vars(iterator).setdefault(INDICES_ATTRIBUTE, deque()).append(indices)
+    return indices
 
 
 StepCounter = Callable[[], int]  # training steps so far
@@ -251,14 +249,10 @@ def script_sampler(sampler: Any) -> Any:
     return sampler.batch_sampler if isinstance(sampler, SamplerWrapper) else sampler
 
 
-def wrap_one_cycle_step(usual: Any) -> Any:
+def step_one_cycle(original: Any, schedule: OneCycleLR, *args: Any, **kwargs: Any) -> None:
     """Ignore steps of OneCycleLR after its last step, which would raise an error."""
-
-    def step(schedule: OneCycleLR, *args: Any, **kwargs: Any) -> None:
-        if args or kwargs or schedule.last_epoch < schedule.total_steps:
-            usual(schedule, *args, **kwargs)
-
-    return step
+    if args or kwargs or schedule.last_epoch < schedule.total_steps:
+        original(schedule, *args, **kwargs)
 
 
 def length_or_none(sized: Any) -> int | None:

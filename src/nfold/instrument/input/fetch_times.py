@@ -76,7 +76,7 @@ class FetchTimer:
         """
         self._on_worker_start = on_worker_start
         if thread_usage() is not None:
-            patches.put(torch_dataloader._BaseDataLoaderIter, "__init__", self._wrap_iterator_init)
+            patches.wrap(torch_dataloader._BaseDataLoaderIter, "__init__", self._construct_iterator)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             patches.put(kind, "fetch", self._wrap_fetch)
 
@@ -98,17 +98,13 @@ class FetchTimer:
             *((0.0, *ledger.total()[1:]) for key, ledger in others.items() if key not in own),
         )
 
-    def _wrap_iterator_init(self, usual: Any) -> Any:
-        @functools.wraps(usual)
-        def construct(iterator: Any, loader: Any) -> None:
-            if self._ledgers.get(loader.dataset) is None:
-                self._ledgers.put(loader.dataset, FetchLedger(loader.dataset))
-            usual(iterator, loader)
+    def _construct_iterator(self, original: Any, iterator: Any, loader: Any) -> None:
+        if self._ledgers.get(loader.dataset) is None:
+            self._ledgers.put(loader.dataset, FetchLedger(loader.dataset))
+        original(iterator, loader)
 
-        return construct
-
-    def _wrap_fetch(self, usual: Any) -> Any:
-        @functools.wraps(usual)
+    def _wrap_fetch(self, original: Any) -> Any:
+        @functools.wraps(original)
         def timed_fetch(fetcher: Any, indices: Any) -> Any:
             worker = get_worker_info()
             if worker is not None and not self._worker_started:
@@ -116,7 +112,7 @@ class FetchTimer:
                 self._on_worker_start()
             ledger = self._ledgers.get(fetcher.dataset)
             before = thread_usage() if ledger is not None else None
-            batch = usual(fetcher, indices)
+            batch = original(fetcher, indices)
             after = thread_usage() if before is not None else None
             if ledger is not None and before is not None and after is not None:
                 ledger.add(0 if worker is None else worker.id + 1, *after.since(before))
