@@ -20,12 +20,7 @@ from torch import Tensor
 from torch.fx import traceback as stacks
 
 from nfold.core.script_profile import SourceLocation
-from nfold.core.source_location import (
-    current_user_call,
-    find_user_frame,
-    frame_line,
-    is_user_code,
-)
+from nfold.core.source_location import current_user_call, find_user_frame, frame_line, is_user_code
 from nfold.engines.interleaver import ActiveVariant
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.batch_tensors import record_source
