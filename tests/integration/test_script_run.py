@@ -64,7 +64,7 @@ def _place(line: str, script: str = SCRIPT) -> str:
     return f"{Path(script).name}:{number}"
 
 
-def test_a_script_is_stopped_after_its_steps_and_told_what_was_seen(tmp_path: Path) -> None:
+def test_script_stops_after_its_steps_and_has_a_profile(tmp_path: Path) -> None:
     found, folder = _measured(tmp_path, "usual")
     assert found.status == "ok", found.cause
     assert str(found.workload) == f"{SCRIPT} usual"
@@ -82,7 +82,7 @@ def test_a_script_is_stopped_after_its_steps_and_told_what_was_seen(tmp_path: Pa
     assert str(seen[0].most_frequent_line("step")).endswith(_place("optimizer.step()"))
 
 
-def test_ranks_that_exchange_nothing_do_not_wait_for_a_slow_one(tmp_path: Path) -> None:
+def test_ranks_without_exchange_do_not_wait_for_a_slow_rank(tmp_path: Path) -> None:
     found, _ = _measured(tmp_path, "slow", Variant(input="replayed", exchange="none"))
     assert found.status == "ok", found.cause
     first, second = (median(rank.step_ms) for rank in found.ranks)
@@ -90,7 +90,7 @@ def test_ranks_that_exchange_nothing_do_not_wait_for_a_slow_one(tmp_path: Path) 
     assert first < second / 2
 
 
-def test_what_rank_0_does_after_some_steps_is_found_in_those_after_them(tmp_path: Path) -> None:
+def test_work_of_rank_0_after_some_steps_is_found(tmp_path: Path) -> None:
     """Rank 1 waits in the step that follows, and both are late by what rank 0's clock says."""
     turns = (Variant(), Variant(input="replayed"))
     whole, _ = _measured(tmp_path, "logs", turns=turns, steps=40)
@@ -116,7 +116,7 @@ def test_what_rank_0_does_after_some_steps_is_found_in_those_after_them(tmp_path
     assert logs.location.location.endswith(_place("log()"))
 
 
-def test_what_rank_0_does_after_every_pass_lies_between_passes_for_rank_1_too(
+def test_work_of_rank_0_after_each_pass_is_an_epoch_boundary(
     tmp_path: Path,
 ) -> None:
     """It has begun the next one, and waits in its first step."""
@@ -135,7 +135,7 @@ def test_what_rank_0_does_after_every_pass_lies_between_passes_for_rank_1_too(
     assert saves.location.callee == "save()"
 
 
-def test_what_had_a_turn_before_the_script_failed_is_kept(tmp_path: Path) -> None:
+def test_slots_before_a_failure_are_kept(tmp_path: Path) -> None:
     """Four steps of warm-up, a cycle of five, four that settle; then three of the second turn."""
     turns = (Variant(), Variant(input="replayed"))
     whole, _ = _measured(tmp_path, "fails16", turns=turns)
@@ -147,14 +147,14 @@ def test_what_had_a_turn_before_the_script_failed_is_kept(tmp_path: Path) -> Non
     assert "accuracy" in real.cause.text
 
 
-def test_ranks_that_send_half_of_the_bytes_stay_alike(tmp_path: Path) -> None:
+def test_fp16_communication_keeps_ranks_equal(tmp_path: Path) -> None:
     turns = (Variant(), Variant(exchange="half"))
     found, _ = _measured(tmp_path, "usual", steps=10, turns=turns)
     assert found.status == "ok", found.cause
     assert len({rank.parameter_checksum for rank in found.ranks}) == 1
 
 
-def test_independent_ranks_are_worlds_of_their_own(tmp_path: Path) -> None:
+def test_independent_ranks_have_their_own_worlds(tmp_path: Path) -> None:
     found, folder = _measured(tmp_path, "usual", Variant(independent=True))
     assert found.status == "ok", found.cause
     assert [(one.rank, one.world_size) for one in folder.read_profiles()] == [(0, 1), (1, 1)]
@@ -163,7 +163,7 @@ def test_independent_ranks_are_worlds_of_their_own(tmp_path: Path) -> None:
     assert "same_samples" not in {doubt.kind for doubt in found.warnings}
 
 
-def test_a_barrier_keeps_ranks_together_and_the_same_samples_are_found(tmp_path: Path) -> None:
+def test_barrier_keeps_ranks_together_and_equal_samples_are_found(tmp_path: Path) -> None:
     slow, _ = _measured(tmp_path, "slow", Variant(input="replayed", exchange="barrier"))
     assert slow.status == "ok", slow.cause
     assert min(median(rank.step_ms) for rank in slow.ranks) > 20
@@ -171,7 +171,7 @@ def test_a_barrier_keeps_ranks_together_and_the_same_samples_are_found(tmp_path:
     assert "same_samples" in {doubt.kind for doubt in same.warnings}
 
 
-def test_a_script_that_forgets_to_exchange_gradients_is_named(tmp_path: Path) -> None:
+def test_script_without_gradient_exchange_is_detected(tmp_path: Path) -> None:
     found, _ = _measured(tmp_path, "forgets", steps=10)
     assert found.status == "ok", found.cause
     kinds = {doubt.kind for doubt in found.warnings}
@@ -187,7 +187,7 @@ def test_a_script_that_forgets_to_exchange_gradients_is_named(tmp_path: Path) ->
         ("beside", "parameters_differ", "gradients were not exchanged"),
     ],
 )
-def test_by_how_much_ranks_differ_that_exchange_gradients_or_some_of_them(
+def test_difference_of_parameters_between_ranks(
     tmp_path: Path, wish: str, kind: str, told: str
 ) -> None:
     found, _ = _measured(tmp_path, wish, steps=10)
@@ -197,7 +197,7 @@ def test_by_how_much_ranks_differ_that_exchange_gradients_or_some_of_them(
     assert len({"rounded_apart", "parameters_differ"} & texts.keys()) == 1
 
 
-def test_a_script_that_ends_too_early_or_fails_says_so(tmp_path: Path) -> None:
+def test_short_or_failing_script_is_reported(tmp_path: Path) -> None:
     short, _ = _measured(tmp_path, "short", devices=1)
     assert short.status == "crashed"
     assert short.cause is not None
@@ -210,14 +210,14 @@ def test_a_script_that_ends_too_early_or_fails_says_so(tmp_path: Path) -> None:
     assert "finally 3" in folder.rank_log(0).read_text()
 
 
-def test_what_is_refused_is_told_though_tidying_up_fails_on_it(tmp_path: Path) -> None:
+def test_refusal_is_reported_if_cleanup_fails(tmp_path: Path) -> None:
     found, _ = _measured(tmp_path, "unbatched", devices=1, batch=16)
     assert found.status == "unsupported"
     assert found.cause is not None
     assert found.cause.text.startswith("a batch of 16 a rank")
 
 
-def test_passes_that_are_cut_short_stand_for_whole_ones(tmp_path: Path) -> None:
+def test_truncated_passes_are_scaled(tmp_path: Path) -> None:
     """Of 8 batches of a rank a pass makes 3, and begins again."""
     found, _ = _measured(tmp_path, "usual", Variant(batches_per_epoch=3), steps=9, warmup_steps=3)
     assert found.status == "ok", found.cause
@@ -227,7 +227,7 @@ def test_passes_that_are_cut_short_stand_for_whole_ones(tmp_path: Path) -> None:
         assert all(end.seconds > 0 for end in ends)
 
 
-def test_ranks_agree_that_nobody_waits_for_a_second_validation(tmp_path: Path) -> None:
+def test_ranks_agree_to_skip_a_second_validation(tmp_path: Path) -> None:
     cut = Variant(batches_per_epoch=3)
     found, _ = _measured(tmp_path, "validates", cut, steps=9, warmup_steps=3)
     assert found.status == "ok", found.cause
@@ -239,7 +239,7 @@ def test_ranks_agree_that_nobody_waits_for_a_second_validation(tmp_path: Path) -
     assert found.ranks[0].windows[0].epoch_gap.seconds >= LONG_S
 
 
-def test_copies_can_exchange_before_every_step(tmp_path: Path) -> None:
+def test_replicas_exchange_before_every_step(tmp_path: Path) -> None:
     """By a group that the script does not see: each is still alone in its world."""
     late = Variant(independent=True, exchange_after_backward=True)
     found, folder = _measured(tmp_path, "usual", late)
@@ -248,7 +248,7 @@ def test_copies_can_exchange_before_every_step(tmp_path: Path) -> None:
     assert [one.world_size for one in folder.read_profiles()] == [1, 1]
 
 
-def test_batches_that_a_generator_yields_can_be_given_again(tmp_path: Path) -> None:
+def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
     """In a run that is told of it: it runs already when a run finds out by itself."""
     real, folder = _measured(tmp_path, "", script=GENERATED)
     assert real.status == "ok", real.cause
@@ -268,7 +268,7 @@ def test_batches_that_a_generator_yields_can_be_given_again(tmp_path: Path) -> N
     assert untold.status == "unsupported"
 
 
-def test_batches_that_a_function_makes_can_be_given_again(tmp_path: Path) -> None:
+def test_batches_of_a_function_are_replayed(tmp_path: Path) -> None:
     real, folder = _measured(tmp_path, "", script=OWN_BATCHES)
     again, _ = _measured(tmp_path, "", Variant(input="replayed"), script=OWN_BATCHES)
     assert (real.status, again.status) == ("ok", "ok"), (real.cause, again.cause)

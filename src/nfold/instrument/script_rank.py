@@ -105,7 +105,7 @@ def _finish_early(task: Task, runs: list[InstrumentedRun], observer: Observer) -
     """
     name = task.workload.name
     if not runs:
-        raise RunFailure(f"{name} ended without importing torch; next: name a script that trains")
+        raise RunFailure(f"{name} never imported torch; next: name a script that trains")
     from nfold.instrument.script_profiler import has_process_group
 
     run = runs[0]

@@ -122,7 +122,7 @@ def _pauses(training: Training, seconds: Seconds, ablation: Variant | None = Non
     ("training", "usual", "pause"),
     [(_after_a_step, 0, 50), (_before_a_step, 0, 50), (_without_a_loader, 0, 50)],
 )
-def test_what_comes_after_every_fifth_step_is_a_pause_before_the_next(
+def test_work_after_every_fifth_step_is_a_host_gap(
     training: Training, usual: float, pause: float, seconds: Seconds
 ) -> None:
     """Where nobody is seen to ask for a batch, until the model is called."""
@@ -130,7 +130,7 @@ def test_what_comes_after_every_fifth_step_is_a_pause_before_the_next(
     assert found == [usual if step % EVERY else pause for step in range(WARMUP, WARMUP + STEPS)]
 
 
-def test_a_batch_that_is_made_ahead_while_the_model_computes_ends_no_pause(
+def test_prefetched_batch_does_not_end_a_host_gap(
     seconds: Seconds,
 ) -> None:
     """As nanoGPT has it: the next batch is asked for behind a forward on the one before."""
@@ -152,12 +152,12 @@ def test_a_batch_that_is_made_ahead_while_the_model_computes_ends_no_pause(
     assert found == [0 if step % EVERY else 50 for step in range(WARMUP, WARMUP + STEPS)]
 
 
-def test_a_late_batch_is_no_pause(seconds: Seconds) -> None:
+def test_waiting_for_a_batch_is_not_a_host_gap(seconds: Seconds) -> None:
     assert set(_pauses(_late_batches, seconds)) == {0}
 
 
 @pytest.mark.parametrize(("input_", "usual"), [("real", 7), ("replayed", 0)])
-def test_a_function_that_makes_batches_is_asked_as_a_loader_is(
+def test_call_of_a_batch_function_ends_the_host_gap(
     input_: str, usual: float, seconds: Seconds
 ) -> None:
     """From the end of the warm-up on, where its batches are left out at some time."""
@@ -166,7 +166,7 @@ def test_a_function_that_makes_batches_is_asked_as_a_loader_is(
     assert pauses == {step: usual + (0 if step % EVERY else 57) for step in pauses}
 
 
-def test_what_lies_between_passes_is_no_pause(seconds: Seconds) -> None:
+def test_epoch_boundary_is_not_a_host_gap(seconds: Seconds) -> None:
     def training(
         seconds: Seconds, module: nn.Module, optimizer: torch.optim.Optimizer, evaluate: Evaluate
     ) -> None:
@@ -182,7 +182,7 @@ def test_what_lies_between_passes_is_no_pause(seconds: Seconds) -> None:
     assert found.epoch_starts == (3, 6)
 
 
-def test_an_evaluation_before_the_first_step_feeds_no_training(seconds: Seconds) -> None:
+def test_evaluation_before_the_first_step_does_not_feed_training(seconds: Seconds) -> None:
     """Its batches are the last before a step of the warm-up, and no gradients are made of them."""
     module = model()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)

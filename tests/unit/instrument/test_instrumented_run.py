@@ -38,7 +38,7 @@ from watched import (
 )
 
 
-def test_a_training_ends_after_its_steps_and_its_samples_are_counted() -> None:
+def test_run_ends_after_its_steps() -> None:
     found = watched(usual, script_task())
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
@@ -54,7 +54,7 @@ def test_a_training_ends_after_its_steps_and_its_samples_are_counted() -> None:
     )
 
 
-def test_pytorch_is_as_it_was_when_the_rank_has_ended() -> None:
+def test_all_patches_are_undone() -> None:
     before = (DataLoader.__iter__, DataLoader.__init__, torch.Tensor.item, torch.Tensor.to)
     own = [name in vars(torch.Tensor) for name in ("item", "to")]
     watched(usual, script_task())
@@ -63,7 +63,7 @@ def test_pytorch_is_as_it_was_when_the_rank_has_ended() -> None:
 
 
 @pytest.mark.parametrize(("host_syncs", "reads"), [(True, 14), (False, 3)])
-def test_after_the_warm_up_a_script_does_not_wait_for_what_it_reads(
+def test_host_reads_do_not_wait_after_the_warm_up(
     host_syncs: bool, reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual_item, made, there = torch.Tensor.item, [], torch.zeros((), device="meta")
@@ -88,7 +88,7 @@ def test_after_the_warm_up_a_script_does_not_wait_for_what_it_reads(
     assert len(made) == reads
 
 
-def test_what_the_end_of_the_warm_up_takes_out_takes_nothing_else_out() -> None:
+def test_end_of_the_warm_up_keeps_other_patches() -> None:
     asked = script_task(
         Variant(host_syncs=False, threads=1, broadcast_buffers=False, exchange="none")
     )
@@ -103,7 +103,7 @@ def test_what_the_end_of_the_warm_up_takes_out_takes_nothing_else_out() -> None:
     assert [getattr(*place) for place in own] == before
 
 
-def test_a_training_that_ends_by_itself_is_measured_as_far_as_it_came() -> None:
+def test_script_that_ends_early_is_measured() -> None:
     found = watched(lambda: usual(epochs=1), script_task(steps=100))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 8 - found.samples.warmup_steps
@@ -111,14 +111,14 @@ def test_a_training_that_ends_by_itself_is_measured_as_far_as_it_came() -> None:
     assert found.samples.parameter_count == sum(p.numel() for p in model().parameters())
 
 
-def test_under_accumulation_a_step_has_the_samples_of_all_its_parts() -> None:
+def test_accumulated_step_has_all_samples() -> None:
     found = watched(lambda: usual(accumulate=2), script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 10 * 16
     assert (found.seen.accumulation, found.seen.global_batch_size) == (2, 16)
 
 
-def test_two_optimizers_make_one_step_together() -> None:
+def test_two_optimizers_make_one_step() -> None:
     def adversarial() -> None:
         one, other = nn.Linear(8, 4), model()
         loader = DataLoader(dataset(), batch_size=8)
@@ -148,7 +148,7 @@ def _by_hand(checkpointed: bool = False) -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_without_an_optimizer_a_step_is_a_backward(checkpointed: bool) -> None:
+def test_backward_is_a_step_without_an_optimizer(checkpointed: bool) -> None:
     found = watched(lambda: _by_hand(checkpointed), script_task())
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
@@ -163,7 +163,7 @@ def _stepping(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
     optimizer.zero_grad()
 
 
-def test_optimizers_that_step_inside_a_backward_end_a_step_after_it(
+def test_optimizers_inside_a_backward_end_a_step_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One for each parameter, as soon as its gradient is there; a profiler ends with the step."""
@@ -193,7 +193,7 @@ def test_optimizers_that_step_inside_a_backward_end_a_step_after_it(
     assert found.seen.steps_in_backward
 
 
-def test_with_an_optimizer_a_backward_is_no_step() -> None:
+def test_backward_is_no_step_with_an_optimizer() -> None:
     def training() -> None:
         for samples, _ in [*DataLoader(dataset(), 8)][:2]:
             nn.Linear(8, 4)(samples).sum().backward()
@@ -205,14 +205,14 @@ def test_with_an_optimizer_a_backward_is_no_step() -> None:
     assert not found.seen.steps_in_backward
 
 
-def test_a_step_that_a_scaler_skips_is_a_step() -> None:
+def test_skipped_scaler_step_is_a_step() -> None:
     found = watched(scaled, script_task())
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
     assert found.seen.skipped_steps == 7
 
 
-def test_an_evaluation_is_in_no_window_and_its_batches_are_not_counted() -> None:
+def test_evaluation_is_in_no_window() -> None:
     evaluated: list[int] = []
 
     def evaluate() -> None:
@@ -235,7 +235,7 @@ def nothing_compiled() -> Iterator[None]:
 
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize(("wanted", "firsts"), [(None, 1), (Variant(compiled="default"), 2)])
-def test_a_step_that_compiles_is_waited_for_as_the_first_one(
+def test_compiling_step_has_the_limit_of_the_first(
     wanted: Variant | None, firsts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script's model is compiled in its second call, here by what needs no compiler."""
@@ -267,9 +267,7 @@ def _taking_a_second(seconds: Seconds) -> nn.Module:
 
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("length", [{"steps": None, "epochs": 3}, {"steps": 19}])
-def test_what_lies_between_passes_is_in_no_window(
-    length: Any, looks: bool, seconds: Seconds
-) -> None:
+def test_epoch_boundary_is_in_no_window(length: Any, looks: bool, seconds: Seconds) -> None:
     """Passes of 8 steps of a second; of whole epochs also what follows the last.
 
     Some scripts look at a first batch before they begin: that pass is none.
@@ -304,7 +302,7 @@ def test_what_lies_between_passes_is_in_no_window(
 
 
 @pytest.mark.parametrize(("between_s", "passes"), [(3, 3), (100, 1)])
-def test_what_lies_between_short_passes_stands_for_whole_ones(
+def test_boundaries_of_truncated_passes_are_scaled(
     between_s: float, passes: int, seconds: Seconds
 ) -> None:
     """Of 8 steps each pass makes 2; what lies between two lies on 8 steps. Long ones are one."""
@@ -323,9 +321,7 @@ def test_what_lies_between_short_passes_stands_for_whole_ones(
 
 
 @pytest.mark.parametrize("every", [5, 10, 20])
-def test_what_comes_after_some_steps_comes_where_no_short_pass_ends(
-    every: int, seconds: Seconds
-) -> None:
+def test_work_after_some_steps_within_truncated_passes(every: int, seconds: Seconds) -> None:
     """It is told as what recurs; counted with the end of a pass, it would be told twice."""
     short = over_short_epochs(Trial(plan=script_task(steps=1).plan))
 
@@ -349,7 +345,7 @@ def test_what_comes_after_some_steps_comes_where_no_short_pass_ends(
 
 @pytest.mark.parametrize("input_", ["real", "replayed"])
 @pytest.mark.parametrize(("between_s", "ends"), [(100, 2), (3, 3), (1, 9), (0, 12)])
-def test_no_pass_ends_any_more_once_what_lies_between_took_long(
+def test_passes_repeat_after_long_boundaries(
     between_s: float, ends: int, input_: Any, seconds: Seconds
 ) -> None:
     """Passes of 8 steps in a run of 104; counted are 5 s after 1, 2, 4 and 8 of them."""
@@ -387,7 +383,7 @@ class Store:
 
 
 @pytest.mark.parametrize("word", ["True", "False"])
-def test_another_rank_lives_while_it_waits_for_rank_0_s_word(
+def test_rank_reports_progress_while_it_waits_for_rank_0(
     word: str, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[bool] = []
@@ -408,7 +404,7 @@ LOOK = Variant(profiler_steps=True)
     ("taking_s", "left_out", "warmup", "timed", "traced"),
     [(1, LOOK, 7, 3, 2), (0, LOOK, 10, 12, 6), (1, Variant(), 10, 12, None)],
 )
-def test_a_first_look_is_short_where_steps_are_long(
+def test_probe_run_is_short_with_long_steps(
     taking_s: int, left_out: Variant, warmup: int, timed: int, traced: int | None, seconds: Seconds
 ) -> None:
     steps = itertools.count()
@@ -430,7 +426,7 @@ def test_a_first_look_is_short_where_steps_are_long(
     assert found.seen.samples_per_step == 8
 
 
-def test_ranks_that_train_alone_show_nothing_else(seconds: Seconds) -> None:
+def test_probe_of_ranks_without_a_group_ends_early(seconds: Seconds) -> None:
     task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)
     found = watched(usual, task)
     assert found.samples is not None
@@ -439,7 +435,7 @@ def test_ranks_that_train_alone_show_nothing_else(seconds: Seconds) -> None:
 
 
 @pytest.mark.parametrize("slow", [True, False])
-def test_a_rank_looks_for_as_long_as_rank_0_does(
+def test_ranks_agree_on_the_length_of_a_probe(
     slow: bool, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (run_length, run_length):
@@ -453,7 +449,7 @@ def test_a_rank_looks_for_as_long_as_rank_0_does(
 
 
 @pytest.mark.parametrize(("workers", "step_ms"), [(0, 2000), (1, 1000)])
-def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
+def test_pass_start_belongs_to_a_step_without_workers(
     workers: int, step_ms: float, seconds: Seconds
 ) -> None:
     class Beginning(SequentialSampler):
@@ -475,7 +471,7 @@ def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
     assert between
 
 
-def test_a_pass_that_is_not_asked_for_its_end_has_ended_when_the_next_begins() -> None:
+def test_pass_ends_when_the_next_begins() -> None:
     def training() -> None:
         module, loader = model(), _loader()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -491,7 +487,7 @@ def test_a_pass_that_is_not_asked_for_its_end_has_ended_when_the_next_begins() -
     assert found.seen.epochs_completed == 3
 
 
-def test_the_last_epoch_of_a_script_ends_with_it() -> None:
+def test_last_epoch_ends_with_the_script() -> None:
     found = watched(lambda: usual(epochs=2), script_task(steps=None, epochs=5, warmup_steps=3))
     assert found.samples is not None
     assert len(found.samples.epochs) == 2
@@ -509,7 +505,7 @@ def _no_loader(pieces: int = 12) -> None:
         optimizer.step()
 
 
-def test_without_a_loader_the_model_s_calls_tell_the_samples() -> None:
+def test_model_calls_count_samples_without_a_loader() -> None:
     found = watched(_no_loader, script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 60
@@ -518,7 +514,7 @@ def test_without_a_loader_the_model_s_calls_tell_the_samples() -> None:
     assert found.samples.sample_hashes == ()
 
 
-def test_a_model_may_get_its_samples_by_name() -> None:
+def test_keyword_inputs_of_a_model_are_counted() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -539,12 +535,12 @@ def test_a_model_may_get_its_samples_by_name() -> None:
     assert sum(window.samples for window in found.windows) == 60
 
 
-def test_without_a_loader_there_is_nothing_to_give_again() -> None:
-    with pytest.raises(Unsupported, match="neither a DataLoader nor"):
+def test_replay_without_a_loader_is_refused() -> None:
+    with pytest.raises(Unsupported, match="cannot be replayed"):
         watched(_no_loader, script_task(Variant(input="replayed")))
 
 
-def test_what_had_no_turn_before_the_end_is_no_reason_to_refuse_the_rest() -> None:
+def test_missing_slot_does_not_refuse_the_run() -> None:
     """Of turns with real and with replayed batches the script ends in the first."""
 
     def training() -> None:
@@ -558,11 +554,11 @@ def test_what_had_no_turn_before_the_end_is_no_reason_to_refuse_the_rest() -> No
     ).samples
     assert found is not None
     assert set(found.slots) == {0}
-    with pytest.raises(Unsupported, match="neither a DataLoader nor"):
+    with pytest.raises(Unsupported, match="cannot be replayed"):
         watched(_no_loader, dataclasses.replace(script_task(), interleaved_variants=turns))
 
 
-def test_the_same_samples_have_the_same_hash_and_others_have_not() -> None:
+def test_hashes_of_equal_and_other_samples() -> None:
     def hashes(first: int) -> Any:
         def training() -> None:
             module = model()
@@ -580,7 +576,7 @@ def test_the_same_samples_have_the_same_hash_and_others_have_not() -> None:
     assert hashes(0) != hashes(32)
 
 
-def test_what_is_refused_stays_refused_in_a_script_that_catches_everything() -> None:
+def test_refusal_survives_a_script_that_catches_it() -> None:
     def stubborn() -> None:
         module = model()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -588,5 +584,5 @@ def test_what_is_refused_stays_refused_in_a_script_that_catches_everything() -> 
             with suppress(Exception):
                 loop(DataLoader(dataset(), batch_size=None), module, optimizer)
 
-    with pytest.raises(Unsupported, match="a batch of 16 a rank"):
+    with pytest.raises(Unsupported, match="batch size 16 per rank"):
         watched(stubborn, script_task(batch=16))

@@ -49,7 +49,7 @@ def _gradients(rank: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.usefixtures("_meeting")
-def test_copies_add_up_their_gradients() -> None:
+def test_replicas_sum_their_gradients() -> None:
     with ThreadPoolExecutor(2) as both:
         first, second = both.map(_gradients, (0, 1))
     assert [set(gradient.flatten().tolist()) for gradient in first] == [{3.0}, {3.0}, {1.0}]
@@ -69,7 +69,7 @@ def _sparse(rank: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("_meeting")
-def test_sparse_gradients_are_sent_and_stay_the_copy_s_own() -> None:
+def test_sparse_gradients_are_sent_and_keep_their_values() -> None:
     with ThreadPoolExecutor(2) as both:
         found = [gradient.to_dense().sum(1).tolist() for gradient in both.map(_sparse, (0, 1))]
     assert found == [[2.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0]]
@@ -96,7 +96,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     return found
 
 
-def test_an_exchange_takes_turns_with_none(counted: Counted) -> None:
+def test_post_backward_exchange_is_interleaved(counted: Counted) -> None:
     def training() -> None:
         module = model()
         module.register_forward_pre_hook(lambda *_: counted.stepped())
@@ -114,7 +114,7 @@ def test_an_exchange_takes_turns_with_none(counted: Counted) -> None:
     assert min(counted.exchanged) > task.plan.warmup_steps
 
 
-def test_a_step_that_a_scaler_may_skip_is_exchanged_once(counted: Counted) -> None:
+def test_scaler_step_is_exchanged_once(counted: Counted) -> None:
     found = watched(lambda: scaled(after_step=counted.stepped), script_task(LATE))
     assert found.samples is not None
     assert counted.exchanged == list(range(14))

@@ -42,7 +42,7 @@ def _task(*turns: Variant, steps: int = 8, **changes: Any) -> Any:
     return dataclasses.replace(script_task(steps=steps, **changes), interleaved_variants=turns)
 
 
-def test_every_turn_has_its_steps_and_its_own_windows() -> None:
+def test_each_slot_has_its_steps_and_windows() -> None:
     given: list[bytes] = []
 
     def training() -> None:
@@ -72,7 +72,7 @@ def test_every_turn_has_its_steps_and_its_own_windows() -> None:
     assert len(set(by_turn[1])) == 8
 
 
-def test_a_real_pass_that_a_replay_began_in_goes_on() -> None:
+def test_real_pass_continues_after_a_replay() -> None:
     """The script sees as many batches in a pass as its loader has, whatever is replayed."""
     passes: list[int] = []
 
@@ -94,7 +94,7 @@ def test_a_real_pass_that_a_replay_began_in_goes_on() -> None:
     assert len(found.samples.step_ms) == 40
 
 
-def test_passes_of_every_real_turn_begin_with_a_wait_that_is_in_no_window() -> None:
+def test_first_wait_of_each_real_slot_is_in_no_window() -> None:
     """Its first batch takes a worker so long; a replayed pass waits for nothing."""
 
     class Slow(TensorDataset):
@@ -123,7 +123,7 @@ def test_passes_of_every_real_turn_begin_with_a_wait_that_is_in_no_window() -> N
 
 
 @pytest.mark.usefixtures("group")
-def test_an_exchange_is_left_out_and_made_again() -> None:
+def test_exchange_is_interleaved() -> None:
     """With a hook of the script's own: it is called in the turns with an exchange, only there."""
     noted = Noted()
     reduced: list[bool] = []
@@ -158,7 +158,7 @@ def test_an_exchange_is_left_out_and_made_again() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_a_script_that_gives_up_its_group_has_trained() -> None:
+def test_destroying_the_process_group_ends_the_run() -> None:
     """Also before all turns were taken; with too few steps, the group goes as the script says."""
     after: list[str] = []
 
@@ -179,7 +179,7 @@ def test_a_script_that_gives_up_its_group_has_trained() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_gradients_of_a_step_s_batches_are_exchanged_once_or_each_time() -> None:
+def test_gradients_are_exchanged_once_or_per_micro_batch() -> None:
     noted = Noted()
 
     def training() -> None:
@@ -204,7 +204,7 @@ def test_gradients_of_a_step_s_batches_are_exchanged_once_or_each_time() -> None
         at += part.steps
 
 
-def test_threads_and_what_the_script_has_by_itself_take_turns() -> None:
+def test_threads_are_interleaved() -> None:
     own = torch.get_num_threads()
     seen: list[int] = []
 
@@ -237,7 +237,7 @@ class _Noted:
             yield batch
 
 
-def test_a_replay_that_takes_turns_begins_when_workers_are_idle(
+def test_interleaved_replay_waits_for_idle_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waited: list[int] = []
@@ -259,7 +259,7 @@ def test_a_replay_that_takes_turns_begins_when_workers_are_idle(
 
 
 @pytest.mark.usefixtures("group")
-def test_of_two_wrapped_models_no_exchange_is_one_too_many() -> None:
+def test_two_wrapped_models_have_no_repeated_exchange() -> None:
     """As in a GAN, whose step takes two batches: nobody sums them."""
 
     def training() -> None:

@@ -35,7 +35,7 @@ class Words(nn.Module):
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("exchange", ["real", "none", "barrier"])
-def test_sparse_gradients_and_a_hook_are_seen(exchange: Any) -> None:
+def test_sparse_gradients_and_comm_hook_are_recorded(exchange: Any) -> None:
     def training(hooked: bool) -> None:
         module = DistributedDataParallel(Words())
         if hooked:
@@ -56,7 +56,7 @@ def test_sparse_gradients_and_a_hook_are_seen(exchange: Any) -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_half_of_the_bytes_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_hook_halves_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: set[torch.dtype] = set()
     usual = distributed_c10d.all_reduce
 
@@ -76,7 +76,7 @@ def test_half_of_the_bytes_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_bytes_of_sparse_tensors_are_those_that_are_sent() -> None:
+def test_bytes_of_sparse_tensors() -> None:
     dense = torch.eye(4)
     assert tensor_bytes(dense) == 64
     assert tensor_bytes(dense.to_sparse()) == 4 * 4 + 2 * 4 * 8
@@ -88,7 +88,7 @@ def test_bytes_of_sparse_tensors_are_those_that_are_sent() -> None:
     ]
 
 
-def test_a_sparse_tensor_is_moved_as_it_is() -> None:
+def test_sparse_tensor_is_moved() -> None:
     """One of a graph's edges, in every step."""
     tally, patches = EventCounter(), Patches()
     runtime_hooks.install_tensor_hooks(patches, tally, lambda _: None)

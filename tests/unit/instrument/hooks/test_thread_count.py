@@ -15,7 +15,7 @@ from watched import dataset, model, script_task, watched
 
 
 @pytest.mark.parametrize(("threads", "told"), [(1, False), (2, True)])
-def test_more_threads_than_cores_are_noted(threads: int, *, told: bool) -> None:
+def test_more_threads_than_cores_is_a_caveat(threads: int, *, told: bool) -> None:
     def training() -> None:
         torch.set_num_threads(threads)
         module = model()
@@ -36,15 +36,15 @@ def test_more_threads_than_cores_are_noted(threads: int, *, told: bool) -> None:
 @pytest.mark.parametrize(
     ("ablation", "changes", "told"),
     [
-        (None, {}, "each of 2 processes computes with 4 threads on 1 core;"),
-        (Variant(independent=True), {}, "a process by itself computes with 4 threads on 1 core;"),
+        (None, {}, "each of 2 processes uses 4 threads on 1 core;"),
+        (Variant(independent=True), {}, "a single process uses 4 threads on 1 core;"),
         (None, {"cores_per_device": 3}, "on 3 cores;"),
         (None, {"cores_per_device": 4}, None),
         (Variant(threads=4), {}, None),
         (None, {"device": "cuda"}, None),
     ],
 )
-def test_it_is_said_of_whom(
+def test_thread_caveat_names_the_processes(
     ablation: Variant | None, changes: dict[str, Any], told: str | None
 ) -> None:
     notes = oversubscription_note(script_task(ablation, world_size=2, **changes), threads=4)

@@ -50,7 +50,7 @@ def trained(few: Callable[[], Any], many: Callable[[], Any], steps: int = 60) ->
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_both_are_seen_and_the_longer_one_has_epochs(order: int) -> None:
+def test_longer_of_two_loaders_has_epochs(order: int) -> None:
     first, second = [DataLoader(Reading(FEW), 8), DataLoader(Reading(MANY), 16)][::order]
     found = watched(lambda: trained(lambda: first, lambda: second), _task())
     seen = found.seen
@@ -68,7 +68,7 @@ def _task(**more: Any) -> Any:
 
 
 @pytest.mark.parametrize("anew", [True, False])
-def test_both_are_given_again(*, anew: bool) -> None:
+def test_both_loaders_are_replayed(*, anew: bool) -> None:
     """Where one is made anew for every pass, too."""
     data, others = Reading(FEW), Reading(MANY)
     kept = DataLoader(data, 8)
@@ -85,7 +85,7 @@ def test_both_are_given_again(*, anew: bool) -> None:
     assert others.read <= 16 * (8 + REPLAYED_BATCHES)
 
 
-def test_an_evaluation_between_two_steps_is_none() -> None:
+def test_evaluation_loader_is_no_companion() -> None:
     """It gives batches, too, where nobody turned gradients off; not in every step."""
     loader, evaluated = DataLoader(Reading(MANY), 16), DataLoader(Reading(FEW), 8)
 
@@ -110,7 +110,7 @@ def learnt(workers: int = 0) -> ReplayHints:
 
 
 @pytest.mark.parametrize(("batch", "few", "many"), [(16, 8, 16), (8, 4, 8), (1, 1, 1)])
-def test_a_batch_is_imposed_in_proportion(batch: int, few: int, many: int) -> None:
+def test_companion_batch_size_is_in_proportion(batch: int, few: int, many: int) -> None:
     impose = overrides(_task(plan=script_task(batch=batch).plan, replay_hints=learnt()))
     for samples, own, wanted in ((FEW, 8, few), (MANY, 16, many)):
         loader = DataLoader(Reading(samples), own)
@@ -120,9 +120,7 @@ def test_a_batch_is_imposed_in_proportion(batch: int, few: int, many: int) -> No
 
 
 @pytest.mark.parametrize(("workers", "few", "many"), [(2, 1, 2), (4, 4, 4)])
-def test_workers_are_the_loader_s_own_until_others_are_asked_for(
-    workers: int, few: int, many: int
-) -> None:
+def test_companion_keeps_its_workers(workers: int, few: int, many: int) -> None:
     impose = overrides(_task(plan=script_task(workers=workers).plan, replay_hints=learnt(1)))
     for samples, own, had, wanted in ((FEW, 8, 1, few), (MANY, 16, 2, many)):
         loader = DataLoader(Reading(samples), own, num_workers=had)
@@ -130,7 +128,7 @@ def test_workers_are_the_loader_s_own_until_others_are_asked_for(
         assert loader.num_workers == wanted
 
 
-def test_only_the_passes_that_are_epochs_are_cut_short() -> None:
+def test_only_epochs_are_truncated() -> None:
     impose = overrides(_task(ablation=Variant(batches_per_epoch=5), replay_hints=learnt()))
     few, many = DataLoader(Reading(FEW), 8), DataLoader(Reading(MANY), 16)
     impose(few)

@@ -45,7 +45,7 @@ def changed(loader: Any) -> Iterator[Any]:
     ("way", "again"),
     [(cycle, True), (of_epochs, True), (until, True), (one_pass, False), (changed, False)],
 )
-def test_it_is_seen_in_the_generator(way: Callable[[Any], Any], again: bool) -> None:
+def test_cycling_generator_is_detected(way: Callable[[Any], Any], again: bool) -> None:
     class Ways:
         def __init__(self) -> None:
             self.loader = DataLoader(dataset(), batch_size=8)

@@ -33,13 +33,13 @@ def _trained(task: Any, data: Any, *, subsets: bool = False) -> Noting:
 
 
 @pytest.mark.parametrize("subsets", [False, True])
-def test_samples_of_a_loader_made_anew_are_counted(subsets: bool) -> None:
+def test_samples_of_a_recreated_loader_are_counted(subsets: bool) -> None:
     found = _trained(script_task(steps=20), dataset(), subsets=subsets).samples
     assert found is not None
     assert {window.samples / window.steps for window in found.windows} == {8}
 
 
-def test_an_epoch_ends_where_the_next_loader_begins() -> None:
+def test_epoch_ends_when_the_next_loader_begins() -> None:
     found = _trained(script_task(steps=None, epochs=3, warmup_steps=3), dataset())
     assert found.samples is not None
     assert [epoch.samples for epoch in found.samples.epochs] == [64, 64, 64]
@@ -47,14 +47,14 @@ def test_an_epoch_ends_where_the_next_loader_begins() -> None:
 
 
 @pytest.mark.parametrize("subsets", [False, True])
-def test_a_plan_changes_every_loader_of_a_training(subsets: bool) -> None:
+def test_plan_changes_every_recreated_loader(subsets: bool) -> None:
     found = _trained(script_task(batch=16, steps=15), dataset(), subsets=subsets).samples
     assert found is not None
     assert {window.samples / window.steps for window in found.windows} == {16}
 
 
 @pytest.mark.parametrize("subsets", [False, True])
-def test_first_batches_are_given_again_in_the_next_loader_s_place(subsets: bool) -> None:
+def test_replay_continues_with_a_recreated_loader(subsets: bool) -> None:
     data = Reading()
     task = script_task(Variant(input="replayed"), steps=20)
     found = _trained(task, data, subsets=subsets).samples
@@ -63,7 +63,7 @@ def test_first_batches_are_given_again_in_the_next_loader_s_place(subsets: bool)
     assert data.read == 64
 
 
-def test_a_loader_that_a_script_is_through_with_may_go() -> None:
+def test_unused_loader_is_freed() -> None:
     made: list[weakref.ref[Any]] = []
 
     def evaluate() -> None:
