@@ -32,12 +32,6 @@ from nfold.instrument.hooks.distributed_hooks import (
     LOCAL_COLLECTIVES,
     CollectiveHooks,
     DataParallelHooks,
-    broadcasts_buffers,
-    bucket_bytes,
-    buffers_of,
-    comm_hook,
-    dp_devices,
-    unused_parameter_bytes,
 )
 from nfold.instrument.hooks.model_hooks import (
     HALF_PRECISIONS,
@@ -56,7 +50,6 @@ from nfold.instrument.hooks.runtime_hooks import (
     ThreadCountHook,
     install_tensor_hooks,
     is_sparse,
-    tensor_bytes,
 )
 from nfold.instrument.input.batch_functions import BatchFunctionHooks
 from nfold.instrument.input.dataloader_hook import (
@@ -306,7 +299,7 @@ class ScriptProfiler:
             threads=torch.get_num_threads(),
             uses_join=self.uses_join,
             **group_facts(device.partition(":")[0]),
-            **wrapper_facts(wrappers),
+            **wrappers.facts(),
             **model_facts(forwards.model, self.parameters),
             **count_facts(self._events, steps),
         )
@@ -371,23 +364,6 @@ def group_facts(device: str) -> dict[str, Any]:
     backends = (backend for kind, _, backend in pairs if kind == device)
     backend = next(backends, None) or dist.get_backend()
     return {"process_group": True, "backend": backend, "world_size": world_size()}
-
-
-def wrapper_facts(wrappers: DataParallelHooks) -> dict[str, Any]:
-    """Return the facts of the first DDP, and the devices of the first DataParallel."""
-    facts: dict[str, Any] = {"dp_devices": dp_devices(wrappers.dp[0]) if wrappers.dp else 0}
-    for ddp in wrappers.ddp[:1]:
-        buffers = buffers_of(ddp)
-        facts |= {
-            "find_unused_parameters": bool(ddp.find_unused_parameters),
-            "unused_parameter_bytes": unused_parameter_bytes(ddp),
-            "broadcast_buffers": broadcasts_buffers(ddp) and bool(buffers),
-            "buffers": len(buffers),
-            "buffer_bytes": sum(map(tensor_bytes, buffers)),
-            "bucket_bytes": bucket_bytes(ddp),
-            "comm_hook": comm_hook(ddp),
-        }
-    return facts
 
 
 def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:

@@ -80,6 +80,25 @@ class DataParallelHooks:
     def on_step(self) -> None:
         self._forwards = 0
 
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of the first DDP, and the GPUs of the first DataParallel."""
+        facts: dict[str, Any] = {"dp_devices": len(self.dp[0].device_ids or ()) if self.dp else 0}
+        for ddp in self.ddp[:1]:
+            logged = ddp._get_ddp_logging_data()
+            sizes = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
+            buffers = list(getattr(ddp, "modules_buffers", ()))
+            broadcasts = any(getattr(ddp, name, False) for name in BUFFER_BROADCAST_ARGUMENTS)
+            facts |= {
+                "find_unused_parameters": bool(ddp.find_unused_parameters),
+                "unused_parameter_bytes": int(logged.get("unused_parameter_size") or 0),
+                "broadcast_buffers": broadcasts and bool(buffers),
+                "buffers": len(buffers),
+                "buffer_bytes": sum(map(tensor_bytes, buffers)),
+                "bucket_bytes": tuple(int(n) for n in sizes.split(",") if n.strip().isdigit()),
+                "comm_hook": str(logged.get("comm_hook") or ""),
+            }
+        return facts
+
     def _wrap_ddp_forward(self, original: Any) -> Any:
         @functools.wraps(original)
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,36 +170,6 @@ class DataParallelHooks:
 
 
 ORIGINAL_REGISTER_COMM_HOOK = DistributedDataParallel.register_comm_hook
-
-
-def dp_devices(wrapped: Any) -> int:
-    """Return the number of GPUs under a DataParallel; 0 on CPU, where it only forwards its input."""
-    return len(getattr(wrapped, "device_ids", ()) or ())
-
-
-def bucket_bytes(wrapped: Any) -> tuple[int, ...]:
-    """Return the sizes of the gradient buckets of a DDP, () if it does not report them."""
-    data = wrapped._get_ddp_logging_data()
-    sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
-    return tuple(int(size) for size in str(sizes).split(",") if size.strip().isdigit())
-
-
-def comm_hook(wrapped: Any) -> str:
-    """Return the name of the communication hook of a DDP, "" for its own all-reduce."""
-    return str(wrapped._get_ddp_logging_data().get("comm_hook") or "")
-
-
-def unused_parameter_bytes(wrapped: Any) -> int:
-    """Return the bytes of parameters that had no gradient in the last steps."""
-    return int(wrapped._get_ddp_logging_data().get("unused_parameter_size") or 0)
-
-
-def buffers_of(wrapped: Any) -> list[torch.Tensor]:
-    return list(getattr(wrapped, "modules_buffers", ()))
-
-
-def broadcasts_buffers(wrapped: Any) -> bool:
-    return any(bool(getattr(wrapped, name, False)) for name in BUFFER_BROADCAST_ARGUMENTS)
 
 
 # Not replaced: the receiving rank does not know the content.

@@ -127,17 +127,21 @@ def _record_layout_copy(
         return
     if not _changes_dimension_order(source, target):
         return
-    # Not by path alone: PyTorch may be installed anywhere, and compiles code into /tmp.
-    frame: FrameType | None = caller
-    while frame is not None and _module_name(frame).startswith("torch."):
-        frame = frame.f_back
-    if frame is None:
-        return
-    user_frame, package_line = find_user_frame(frame)
+    package_line = None
     if reading_frame(caller) is None:
         package_line = f"{_module_name(caller).replace('.', '/')}.py:{caller.f_lineno}"
-    line = None if user_frame is None else frame_line(user_frame)
-    events.record_line(f"order on {target.device.type}", line, package_line)
+    frame: FrameType | None = caller
+    while frame is not None:
+        user_frame, library_line = find_user_frame(frame)
+        package_line = package_line or library_line
+        if user_frame is None:
+            return
+        # Paths are not enough: PyTorch may be built in any folder, and generates code in /tmp.
+        if not _module_name(user_frame).startswith("torch."):
+            event = f"order on {target.device.type}"
+            events.record_line(event, frame_line(user_frame), package_line)
+            return
+        frame = user_frame.f_back
 
 
 def _changes_dimension_order(source: Tensor, target: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -169,21 +169,15 @@ class DataLoaderHook:
             self._pending.pop(id(loader), None)
 
     def _replace_predecessor(self, loader: Any, *, same_dataset_only: bool) -> None:
-        old = next(
-            (
-                old
-                for old in self._training.values()
-                if same_creation_line(old, loader)
-                and (not same_dataset_only or same_dataset(old, loader))
-            ),
-            None,
-        )
-        if old is None:
-            return
-        self._abandon_pass(old)
-        del self._training[id(old)]
-        self._training[id(loader)] = loader
-        self._move_replays(loader, old)
+        for old in self._training.values():
+            if same_creation_line(old, loader) and (
+                not same_dataset_only or same_dataset(old, loader)
+            ):
+                self._abandon_pass(old)
+                del self._training[id(old)]
+                self._training[id(loader)] = loader
+                self._move_replays(loader, old)
+                return
 
     def _move_replays(self, loader: Any, predecessor: Any) -> None:
         for kind in [kind for number, kind in self._replays if number == id(predecessor)]:
@@ -282,10 +276,16 @@ class DataLoaderHook:
         elif self._last_loader is not None and not self._pending.keys() & self._training.keys():
             self._replace_predecessor(self._last_loader, same_dataset_only=False)
         pending, self._pending, self._last_loader = self._pending, {}, None
-        return merge_inputs(
-            [step_input for key, step_input in pending.items() if key in self._training],
-            [pending[id(other)] for other in self.companion_loaders if id(other) in pending],
-        )
+        total = StepInput()
+        for key, step_input in pending.items():
+            if key in self._training:
+                total.samples += step_input.samples
+                total.sample_hash += step_input.sample_hash
+                total.batches += step_input.batches
+                total.wait_s += step_input.wait_s
+        companions = (pending.get(id(companion)) for companion in self.companion_loaders)
+        total.wait_s += sum(companion.wait_s for companion in companions if companion)
+        return total
 
     def _construct_loader(self, original: Any, loader: Any, /, *args: Any, **kwargs: Any) -> None:
         original(loader, *args, **kwargs)
@@ -304,20 +304,6 @@ class StepInput:
     sample_hash: int = 0
     batches: int = 0
     wait_s: float = 0.0
-
-
-def merge_inputs(
-    epoch_inputs: Iterable[StepInput], companion_inputs: Iterable[StepInput]
-) -> StepInput:
-    """Add the inputs of a step; companions add their waiting only."""
-    total = StepInput()
-    for part in epoch_inputs:
-        total.samples += part.samples
-        total.sample_hash += part.sample_hash
-        total.batches += part.batches
-        total.wait_s += part.wait_s
-    total.wait_s += sum(part.wait_s for part in companion_inputs)
-    return total
 
 
 @dataclass(frozen=True)

@@ -363,6 +363,15 @@ def test_layout_copy_inside_pytorch_has_the_calling_line() -> None:
     assert str(place.package_line).startswith("torch/nn/")
 
 
+def test_layout_copy_inside_pytorch_in_any_folder_has_the_calling_line() -> None:
+    module: dict[str, Any] = {"__name__": "torch.nn.functional"}
+    source = "def attention(x):\n    return x.permute(0, 2, 3, 1).contiguous()\n"
+    exec(compile(source, "/opt/pytorch/torch/nn/functional.py", "exec"), module)
+    ((_, (place,)),) = _seen_order(lambda x: module["attention"](x)).source_locations(1)
+    assert place.line.partition(":")[0].endswith("test_script_hooks.py")
+    assert place.package_line == "torch/nn/functional.py:2"
+
+
 @pytest.mark.parametrize(
     "change",
     [
