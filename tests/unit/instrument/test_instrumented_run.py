@@ -15,6 +15,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
+from instrumented import (
+    FakeClock,
+    RecordingObserver,
+    dataset,
+    install_fake_clock,
+    instrumented,
+    loop,
+    model,
+    reset_compiler,
+    script_task,
+    train_with_scaler,
+    usual,
+)
 from nfold.core.errors import Unsupported
 from nfold.core.measurement import EpochGap
 from nfold.core.variant import Variant
@@ -23,23 +36,10 @@ from nfold.engines.torch.devices import Devices
 from nfold.explain.design import SHORT_EPOCHS, Trial, over_short_epochs
 from nfold.instrument import epoch_boundaries, run_length, session
 from nfold.instrument.hooks.patches import TrainerDetector
-from watched import (
-    Noting,
-    Seconds,
-    dataset,
-    forget_compiled,
-    loop,
-    model,
-    passing,
-    scaled,
-    script_task,
-    usual,
-    watched,
-)
 
 
 def test_run_ends_after_its_steps() -> None:
-    found = watched(usual, script_task())
+    found = instrumented(usual, script_task())
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
     assert sum(window.steps for window in found.samples.windows) == 10
@@ -47,7 +47,11 @@ def test_run_ends_after_its_steps() -> None:
     assert found.samples.losses == ()
     assert found.samples.first_step_ms is not None
     assert found.samples.parameter_checksum is not None
-    assert (found.seen.steps, found.seen.samples_per_step, found.seen.global_batch_size) == (
+    assert (
+        found.profile.steps,
+        found.profile.samples_per_step,
+        found.profile.global_batch_size,
+    ) == (
         10,
         8,
         8,
@@ -57,7 +61,7 @@ def test_run_ends_after_its_steps() -> None:
 def test_all_patches_are_undone() -> None:
     before = (DataLoader.__iter__, DataLoader.__init__, torch.Tensor.item, torch.Tensor.to)
     own = [name in vars(torch.Tensor) for name in ("item", "to")]
-    watched(usual, script_task())
+    instrumented(usual, script_task())
     assert (DataLoader.__iter__, DataLoader.__init__, torch.Tensor.item, torch.Tensor.to) == before
     assert [name in vars(torch.Tensor) for name in ("item", "to")] == own
 
@@ -84,7 +88,7 @@ def test_host_reads_do_not_wait_after_the_warm_up(
                 optimizer.step()
 
     monkeypatch.setattr(torch.Tensor, "item", item)
-    watched(reading, script_task(Variant(host_syncs=host_syncs)))
+    instrumented(reading, script_task(Variant(host_syncs=host_syncs)))
     assert len(made) == reads
 
 
@@ -94,7 +98,7 @@ def test_end_of_the_warm_up_keeps_other_patches() -> None:
     )
     own = [(torch.Tensor, "item"), (torch.cuda, "synchronize"), (torch, "set_num_threads")]
     before = [getattr(*place) for place in own]
-    found = session.InstrumentedRun(asked, Noting(), TrainerDetector(1))
+    found = session.InstrumentedRun(asked, RecordingObserver(), TrainerDetector(1))
     found.install()
     found._warm_up_patches.undo()
     during = [getattr(*place) for place in own]
@@ -104,7 +108,7 @@ def test_end_of_the_warm_up_keeps_other_patches() -> None:
 
 
 def test_script_that_ends_early_is_measured() -> None:
-    found = watched(lambda: usual(epochs=1), script_task(steps=100))
+    found = instrumented(lambda: usual(epochs=1), script_task(steps=100))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 8 - found.samples.warmup_steps
     assert found.samples.parameter_checksum is not None
@@ -112,10 +116,10 @@ def test_script_that_ends_early_is_measured() -> None:
 
 
 def test_accumulated_step_has_all_samples() -> None:
-    found = watched(lambda: usual(accumulate=2), script_task())
+    found = instrumented(lambda: usual(accumulate=2), script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 10 * 16
-    assert (found.seen.accumulation, found.seen.global_batch_size) == (2, 16)
+    assert (found.profile.accumulation, found.profile.global_batch_size) == (2, 16)
 
 
 def test_two_optimizers_make_one_step() -> None:
@@ -125,12 +129,12 @@ def test_two_optimizers_make_one_step() -> None:
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, other)]
         loop(loader, other, *optimizers)
 
-    found = watched(adversarial, script_task())
+    found = instrumented(adversarial, script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 80
-    assert (found.seen.optimizers, found.seen.step_optimizer) == (("SGD", "SGD"), 1)
+    assert (found.profile.optimizers, found.profile.step_optimizer) == (("SGD", "SGD"), 1)
     trained = [*nn.Linear(8, 4).parameters(), *model().parameters()]
-    assert found.seen.parameter_count == sum(parameter.numel() for parameter in trained)
+    assert found.profile.parameter_count == sum(parameter.numel() for parameter in trained)
 
 
 def _by_hand(checkpointed: bool = False) -> None:
@@ -149,13 +153,13 @@ def _by_hand(checkpointed: bool = False) -> None:
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_backward_is_a_step_without_an_optimizer(checkpointed: bool) -> None:
-    found = watched(lambda: _by_hand(checkpointed), script_task())
+    found = instrumented(lambda: _by_hand(checkpointed), script_task())
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
     assert sum(window.samples for window in found.samples.windows) == 80
-    assert found.seen.has_no_optimizer
-    assert found.seen.parameter_count == 8 * 8 + 8 + 8 * 4 + 4
-    assert found.seen.accumulation == 1
+    assert found.profile.has_no_optimizer
+    assert found.profile.parameter_count == 8 * 8 + 8 + 8 * 4 + 4
+    assert found.profile.accumulation == 1
 
 
 def _stepping(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
@@ -170,7 +174,7 @@ def test_optimizers_inside_a_backward_end_a_step_after_it(
     graphs: list[int] = []
     stepped = session.InstrumentedRun.on_optimizer_step
 
-    def noting(one: session.InstrumentedRun, optimizer: Any) -> None:
+    def observer(one: session.InstrumentedRun, optimizer: Any) -> None:
         graphs.append(torch._C._current_graph_task_id())
         stepped(one, optimizer)
 
@@ -182,15 +186,15 @@ def test_optimizers_inside_a_backward_end_a_step_after_it(
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         loop(DataLoader(dataset(), 8), module)
 
-    monkeypatch.setattr(session.InstrumentedRun, "stepped", noting)
-    found = watched(training, script_task(Variant(profiler_steps=True)))
+    monkeypatch.setattr(session.InstrumentedRun, "stepped", observer)
+    found = instrumented(training, script_task(Variant(profiler_steps=True)))
     assert found.samples is not None
     assert set(graphs) == {-1}
     assert len(found.samples.step_ms) == 10
     assert sum(window.samples for window in found.samples.windows) == 80
-    assert found.seen.parameter_count == sum(p.numel() for p in model().parameters())
-    assert found.seen.trace is not None
-    assert found.seen.steps_in_backward
+    assert found.profile.parameter_count == sum(p.numel() for p in model().parameters())
+    assert found.profile.trace is not None
+    assert found.profile.steps_in_backward
 
 
 def test_backward_is_no_step_with_an_optimizer() -> None:
@@ -199,17 +203,17 @@ def test_backward_is_no_step_with_an_optimizer() -> None:
             nn.Linear(8, 4)(samples).sum().backward()
         usual(accumulate=4)
 
-    found = watched(training, script_task())
+    found = instrumented(training, script_task())
     assert found.samples is not None
-    assert (found.seen.has_no_optimizer, found.seen.accumulation) == (False, 4)
-    assert not found.seen.steps_in_backward
+    assert (found.profile.has_no_optimizer, found.profile.accumulation) == (False, 4)
+    assert not found.profile.steps_in_backward
 
 
 def test_skipped_scaler_step_is_a_step() -> None:
-    found = watched(scaled, script_task())
+    found = instrumented(train_with_scaler, script_task())
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
-    assert found.seen.skipped_steps == 7
+    assert found.profile.skipped_steps == 7
 
 
 def test_evaluation_is_in_no_window() -> None:
@@ -218,7 +222,7 @@ def test_evaluation_is_in_no_window() -> None:
     def evaluate() -> None:
         evaluated.extend(len(batch) for batch, _ in DataLoader(dataset(32), batch_size=32))
 
-    found = watched(lambda: usual(after_epoch=evaluate), script_task(steps=20))
+    found = instrumented(lambda: usual(after_epoch=evaluate), script_task(steps=20))
     assert evaluated
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 160
@@ -228,9 +232,9 @@ def test_evaluation_is_in_no_window() -> None:
 @pytest.fixture
 def nothing_compiled() -> Iterator[None]:
     """PyTorch's compiler as in a new process, before a test and after it."""
-    forget_compiled()
+    reset_compiler()
     yield
-    forget_compiled()
+    reset_compiler()
 
 
 @pytest.mark.usefixtures("nothing_compiled")
@@ -246,7 +250,7 @@ def test_compiling_step_has_the_limit_of_the_first(
         return real(function, backend="eager")
 
     monkeypatch.setattr(torch, "compile", compile_eagerly)
-    found = watched(lambda: usual(samples=160), script_task(wanted))
+    found = instrumented(lambda: usual(samples=160), script_task(wanted))
     assert compiled == ["default"] * (firsts - 1)
     changes = [phase for phase, _ in itertools.groupby(found.phases)]
     assert changes == [Phase.FIRST_STEP, Phase.STEPPING] * firsts
@@ -255,19 +259,19 @@ def test_compiling_step_has_the_limit_of_the_first(
 
 
 @pytest.fixture
-def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
-    return passing(monkeypatch)
+def seconds(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    return install_fake_clock(monkeypatch)
 
 
-def _taking_a_second(seconds: Seconds) -> nn.Module:
+def _taking_a_second(seconds: FakeClock) -> nn.Module:
     module = model()
-    module.register_forward_hook(lambda *_: seconds.pass_by(1))
+    module.register_forward_hook(lambda *_: seconds.advance(1))
     return module
 
 
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("length", [{"steps": None, "epochs": 3}, {"steps": 19}])
-def test_epoch_boundary_is_in_no_window(length: Any, looks: bool, seconds: Seconds) -> None:
+def test_epoch_boundary_is_in_no_window(length: Any, looks: bool, seconds: FakeClock) -> None:
     """Passes of 8 steps of a second; of whole epochs also what follows the last.
 
     Some scripts look at a first batch before they begin: that pass is none.
@@ -278,7 +282,7 @@ def test_epoch_boundary_is_in_no_window(length: Any, looks: bool, seconds: Secon
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
         def between() -> None:
-            seconds.pass_by(100)
+            seconds.advance(100)
             if looks:
                 next(iter(loader))
 
@@ -286,7 +290,7 @@ def test_epoch_boundary_is_in_no_window(length: Any, looks: bool, seconds: Secon
             next(iter(loader))
         loop(loader, module, optimizer, after_epoch=between)
 
-    found = watched(training, script_task(warmup_steps=3, **length)).samples
+    found = instrumented(training, script_task(warmup_steps=3, **length)).samples
     assert found is not None
     steps = 21 if found.epochs else 19
     assert found.step_ms == (1000,) * steps
@@ -303,17 +307,17 @@ def test_epoch_boundary_is_in_no_window(length: Any, looks: bool, seconds: Secon
 
 @pytest.mark.parametrize(("between_s", "passes"), [(3, 3), (100, 1)])
 def test_boundaries_of_truncated_passes_are_scaled(
-    between_s: float, passes: int, seconds: Seconds
+    between_s: float, passes: int, seconds: FakeClock
 ) -> None:
     """Of 8 steps each pass makes 2; what lies between two lies on 8 steps. Long ones are one."""
 
     def training() -> None:
         module = _taking_a_second(seconds)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        loop(_loader(), module, optimizer, after_epoch=lambda: seconds.pass_by(between_s))
+        loop(_loader(), module, optimizer, after_epoch=lambda: seconds.advance(between_s))
 
     task = script_task(Variant(batches_per_epoch=2), warmup_steps=2, steps=6)
-    found = watched(training, task).samples
+    found = instrumented(training, task).samples
     assert found is not None
     between = [window.epoch_gap for window in found.windows if window.epoch_gap]
     assert between == [EpochGap(seconds=between_s, steps=8)] * passes
@@ -321,7 +325,7 @@ def test_boundaries_of_truncated_passes_are_scaled(
 
 
 @pytest.mark.parametrize("every", [5, 10, 20])
-def test_work_after_some_steps_within_truncated_passes(every: int, seconds: Seconds) -> None:
+def test_work_after_some_steps_within_truncated_passes(every: int, seconds: FakeClock) -> None:
     """It is told as what recurs; counted with the end of a pass, it would be told twice."""
     short = over_short_epochs(Trial(plan=script_task(steps=1).plan))
 
@@ -333,11 +337,11 @@ def test_work_after_some_steps_within_truncated_passes(every: int, seconds: Seco
             for samples, _ in loader:
                 module(samples).sum().backward()
                 optimizer.step()
-                seconds.pass_by(3 if next(made) % every == 0 else 0)
-            seconds.pass_by(1)
+                seconds.advance(3 if next(made) % every == 0 else 0)
+            seconds.advance(1)
 
     changes: dict[str, Any] = {"warmup_steps": short.plan.warmup_steps, "steps": short.plan.steps}
-    found = watched(training, script_task(short.variant, **changes)).samples
+    found = instrumented(training, script_task(short.variant, **changes)).samples
     assert found is not None
     between = [window.epoch_gap for window in found.windows if window.epoch_gap]
     assert between == [EpochGap(seconds=1, steps=100)] * SHORT_EPOCHS
@@ -346,21 +350,21 @@ def test_work_after_some_steps_within_truncated_passes(every: int, seconds: Seco
 @pytest.mark.parametrize("input_", ["real", "replayed"])
 @pytest.mark.parametrize(("between_s", "ends"), [(100, 2), (3, 3), (1, 9), (0, 12)])
 def test_passes_repeat_after_long_boundaries(
-    between_s: float, ends: int, input_: Any, seconds: Seconds
+    between_s: float, ends: int, input_: Any, seconds: FakeClock
 ) -> None:
     """Passes of 8 steps in a run of 104; counted are 5 s after 1, 2, 4 and 8 of them."""
     ended: list[bool] = []
 
     def evaluate() -> None:
         ended.append(True)
-        seconds.pass_by(between_s)
+        seconds.advance(between_s)
 
     def training() -> None:
         module = _taking_a_second(seconds)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(_loader(), module, optimizer, after_epoch=evaluate)
 
-    found = watched(training, script_task(Variant(input=input_), steps=100)).samples
+    found = instrumented(training, script_task(Variant(input=input_), steps=100)).samples
     assert found is not None
     assert len(ended) == ends
     assert found.step_ms == (1000,) * 100
@@ -384,7 +388,7 @@ class Store:
 
 @pytest.mark.parametrize("word", ["True", "False"])
 def test_rank_reports_progress_while_it_waits_for_rank_0(
-    word: str, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+    word: str, seconds: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[bool] = []
     monkeypatch.setattr(run_length, "joined", lambda: True)
@@ -405,38 +409,43 @@ LOOK = Variant(profiler_steps=True)
     [(1, LOOK, 7, 3, 2), (0, LOOK, 10, 12, 6), (1, Variant(), 10, 12, None)],
 )
 def test_probe_run_is_short_with_long_steps(
-    taking_s: int, left_out: Variant, warmup: int, timed: int, traced: int | None, seconds: Seconds
+    taking_s: int,
+    left_out: Variant,
+    warmup: int,
+    timed: int,
+    traced: int | None,
+    seconds: FakeClock,
 ) -> None:
     steps = itertools.count()
 
     def slow(*_: object) -> None:
         """But for a second step that takes a minute, as one that compiles again may."""
-        seconds.pass_by(60 if next(steps) == 1 else taking_s)
+        seconds.advance(60 if next(steps) == 1 else taking_s)
 
     def training() -> None:
         module = model()
         module.register_forward_hook(slow)
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task(left_out, steps=12, warmup_steps=10))
+    found = instrumented(training, script_task(left_out, steps=12, warmup_steps=10))
     assert found.samples is not None
     assert found.samples.warmup_steps == warmup
     assert found.samples.step_ms == (taking_s * 1000,) * timed
-    assert (found.seen.trace.steps if found.seen.trace else None) == traced
-    assert found.seen.samples_per_step == 8
+    assert (found.profile.trace.steps if found.profile.trace else None) == traced
+    assert found.profile.samples_per_step == 8
 
 
-def test_probe_of_ranks_without_a_group_ends_early(seconds: Seconds) -> None:
+def test_probe_of_ranks_without_a_group_ends_early(seconds: FakeClock) -> None:
     task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)
-    found = watched(usual, task)
+    found = instrumented(usual, task)
     assert found.samples is not None
-    assert (len(found.samples.step_ms), found.seen.trace) == (1, None)
-    assert not found.seen.process_group
+    assert (len(found.samples.step_ms), found.profile.trace) == (1, None)
+    assert not found.profile.process_group
 
 
 @pytest.mark.parametrize("slow", [True, False])
 def test_ranks_agree_on_the_length_of_a_probe(
-    slow: bool, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+    slow: bool, seconds: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (run_length, run_length):
         monkeypatch.setattr(module, "joined", lambda: True)
@@ -450,11 +459,11 @@ def test_ranks_agree_on_the_length_of_a_probe(
 
 @pytest.mark.parametrize(("workers", "step_ms"), [(0, 2000), (1, 1000)])
 def test_pass_start_belongs_to_a_step_without_workers(
-    workers: int, step_ms: float, seconds: Seconds
+    workers: int, step_ms: float, seconds: FakeClock
 ) -> None:
     class Beginning(SequentialSampler):
         def __iter__(self) -> Any:
-            seconds.pass_by(1)
+            seconds.advance(1)
             return super().__iter__()
 
     def training() -> None:
@@ -462,7 +471,7 @@ def test_pass_start_belongs_to_a_step_without_workers(
         loader = DataLoader(data, batch_size=8, sampler=Beginning(data), num_workers=workers)
         loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task(steps=3, warmup_steps=2)).samples
+    found = instrumented(training, script_task(steps=3, warmup_steps=2)).samples
     assert found is not None
     assert found.step_ms == (step_ms,) * 3
     between = [window.epoch_gap for window in found.windows if window.epoch_gap]
@@ -481,14 +490,14 @@ def test_pass_ends_when_the_next_begins() -> None:
                 module(next(batches)[0]).sum().backward()
                 optimizer.step()
 
-    found = watched(training, script_task(steps=None, epochs=3, warmup_steps=3))
+    found = instrumented(training, script_task(steps=None, epochs=3, warmup_steps=3))
     assert found.samples is not None
     assert [epoch.samples for epoch in found.samples.epochs] == [64, 64, 64]
-    assert found.seen.epochs_completed == 3
+    assert found.profile.epochs_completed == 3
 
 
 def test_last_epoch_ends_with_the_script() -> None:
-    found = watched(lambda: usual(epochs=2), script_task(steps=None, epochs=5, warmup_steps=3))
+    found = instrumented(lambda: usual(epochs=2), script_task(steps=None, epochs=5, warmup_steps=3))
     assert found.samples is not None
     assert len(found.samples.epochs) == 2
 
@@ -506,11 +515,11 @@ def _no_loader(pieces: int = 12) -> None:
 
 
 def test_model_calls_count_samples_without_a_loader() -> None:
-    found = watched(_no_loader, script_task())
+    found = instrumented(_no_loader, script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 60
-    assert found.seen.loader is None
-    assert found.seen.global_batch_size is None
+    assert found.profile.loader is None
+    assert found.profile.global_batch_size is None
     assert found.samples.sample_hashes == ()
 
 
@@ -530,14 +539,14 @@ def test_keyword_inputs_of_a_model_are_counted() -> None:
             module(scale=2.0, samples=torch.randn(6, 8)).sum().backward()
             optimizer.step()
 
-    found = watched(training, script_task()).samples
+    found = instrumented(training, script_task()).samples
     assert found is not None
     assert sum(window.samples for window in found.windows) == 60
 
 
 def test_replay_without_a_loader_is_refused() -> None:
     with pytest.raises(Unsupported, match="cannot be replayed"):
-        watched(_no_loader, script_task(Variant(input="replayed")))
+        instrumented(_no_loader, script_task(Variant(input="replayed")))
 
 
 def test_missing_slot_does_not_refuse_the_run() -> None:
@@ -549,13 +558,13 @@ def test_missing_slot_does_not_refuse_the_run() -> None:
         loop(DataLoader(dataset(56), batch_size=8), module, optimizer, epochs=1)
 
     turns = (Variant(), Variant(input="replayed"))
-    found = watched(
+    found = instrumented(
         training, dataclasses.replace(script_task(), interleaved_variants=turns)
     ).samples
     assert found is not None
     assert set(found.slots) == {0}
     with pytest.raises(Unsupported, match="cannot be replayed"):
-        watched(_no_loader, dataclasses.replace(script_task(), interleaved_variants=turns))
+        instrumented(_no_loader, dataclasses.replace(script_task(), interleaved_variants=turns))
 
 
 def test_hashes_of_equal_and_other_samples() -> None:
@@ -569,7 +578,7 @@ def test_hashes_of_equal_and_other_samples() -> None:
                 torch.optim.SGD(module.parameters(), lr=0.1),
             )
 
-        samples = watched(training, script_task()).samples
+        samples = instrumented(training, script_task()).samples
         return samples.sample_hashes if samples else None
 
     assert hashes(0) == hashes(0)
@@ -585,4 +594,4 @@ def test_refusal_survives_a_script_that_catches_it() -> None:
                 loop(DataLoader(dataset(), batch_size=None), module, optimizer)
 
     with pytest.raises(Unsupported, match="batch size 16 per rank"):
-        watched(stubborn, script_task(batch=16))
+        instrumented(stubborn, script_task(batch=16))

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, loop, model, script_task, train_with_scaler
 from nfold.core.interleave import schedule_slots
 from nfold.core.variant import Variant
 from nfold.engines.interleaver import ActiveVariant
 from nfold.instrument import optimizer_steps
 from nfold.instrument.rank_environment import RENDEZVOUS_VARIABLE
-from watched import dataset, loop, model, scaled, script_task, watched
 
 LATE = Variant(independent=True, exchange_after_backward=True)
 
@@ -104,7 +104,7 @@ def test_post_backward_exchange_is_interleaved(counted: Counted) -> None:
 
     task = script_task(Variant(independent=True))
     task = dataclasses.replace(task, interleaved_variants=(Variant(independent=True), LATE))
-    assert watched(training, task).samples is not None
+    assert instrumented(training, task).samples is not None
     at = task.plan.warmup_steps
     for part in schedule_slots(task.turns, task.plan):
         made = {step for step in counted.exchanged if at < step <= at + part.steps}
@@ -115,6 +115,6 @@ def test_post_backward_exchange_is_interleaved(counted: Counted) -> None:
 
 
 def test_scaler_step_is_exchanged_once(counted: Counted) -> None:
-    found = watched(lambda: scaled(after_step=counted.stepped), script_task(LATE))
+    found = instrumented(lambda: train_with_scaler(after_step=counted.stepped), script_task(LATE))
     assert found.samples is not None
     assert counted.exchanged == list(range(14))

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, loop, model, script_task, usual
 from nfold.core.script_profile import TraceSummary
 from nfold.core.variant import Variant
 from nfold.engines.base import Phase
 from nfold.instrument import profilers
 from nfold.instrument.profilers import STEP_END_MARK, TRACED_STEPS, summarize
-from watched import dataset, loop, model, script_task, usual, watched
 
 IMAGES, LAST, FIRST = [4, 8, 2, 2], [32, 1, 16, 8], [32, 4, 2, 1]
 
@@ -140,19 +140,19 @@ def _traced(times: int) -> TraceSummary:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(DataLoader(dataset(), batch_size=8), module, optimizer)
 
-    found = watched(training, script_task(Variant(profiler_steps=True), steps=12))
+    found = instrumented(training, script_task(Variant(profiler_steps=True), steps=12))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 12
     assert found.samples.parameter_checksum
-    assert found.seen.trace is not None
-    return found.seen.trace
+    assert found.profile.trace is not None
+    return found.profile.trace
 
 
 def test_large_trace_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profilers, "MAX_TRACE_BYTES", 1000)
-    found = watched(usual, script_task(Variant(profiler_steps=True), steps=12))
+    found = instrumented(usual, script_task(Variant(profiler_steps=True), steps=12))
     assert found.samples is not None
-    assert found.seen.trace is None
+    assert found.profile.trace is None
     assert found.phases[-1] == Phase.FIRST_STEP
 
 
@@ -162,8 +162,8 @@ def test_script_that_ends_early_is_not_traced() -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(DataLoader(dataset(64), batch_size=8), module, optimizer, epochs=2)
 
-    found = watched(training, script_task(Variant(profiler_steps=True), steps=100))
-    assert found.seen.trace is None
+    found = instrumented(training, script_task(Variant(profiler_steps=True), steps=100))
+    assert found.profile.trace is None
 
 
 def test_script_with_its_own_profiler_is_not_traced() -> None:
@@ -173,7 +173,7 @@ def test_script_with_its_own_profiler_is_not_traced() -> None:
         with torch.profiler.profile():
             loop(DataLoader(dataset(64), batch_size=8), module, optimizer)
 
-    found = watched(training, script_task(Variant(profiler_steps=True), steps=12))
+    found = instrumented(training, script_task(Variant(profiler_steps=True), steps=12))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 12
-    assert found.seen.trace is None
+    assert found.profile.trace is None

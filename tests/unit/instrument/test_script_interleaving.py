@@ -16,10 +16,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from instrumented import dataset, instrumented, loop, model, script_task
 from nfold.core.interleave import MAX_CYCLES, SETTLE_STEPS, schedule_slots
 from nfold.core.variant import Variant
 from nfold.engines.base import Observer
-from watched import dataset, loop, model, script_task, watched
 
 REAL, REPLAYED = Variant(), Variant(input="replayed")
 WAIT_S = 0.05
@@ -55,7 +55,7 @@ def test_each_slot_has_its_steps_and_windows() -> None:
                 optimizer.step()
 
     task = _task(REPLAYED, REAL)
-    found = watched(training, task).samples
+    found = instrumented(training, task).samples
     assert found is not None
     assert len(found.slots) == len(found.windows)
     steps = [sum(w.steps for w, t in zip(found.windows, found.slots, strict=True) if t == turn)
@@ -86,7 +86,7 @@ def test_real_pass_continues_after_a_replay() -> None:
                 nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
 
-    found = watched(training, _task(REAL, REPLAYED, steps=20))
+    found = instrumented(training, _task(REAL, REPLAYED, steps=20))
     # The workers end here, and not in whatever test comes next.
     gc.collect()
     assert found.samples is not None
@@ -108,7 +108,7 @@ def test_first_wait_of_each_real_slot_is_in_no_window() -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(loader, module, optimizer)
 
-    found = watched(training, _task(REAL, REPLAYED, steps=40)).samples
+    found = instrumented(training, _task(REAL, REPLAYED, steps=40)).samples
     gc.collect()
     assert found is not None
     waits: dict[int, list[float]] = {0: [], 1: []}
@@ -142,7 +142,7 @@ def test_exchange_is_interleaved() -> None:
     task = _task(
         REAL, Variant(exchange="none"), Variant(exchange="barrier", broadcast_buffers=False)
     )
-    found = watched(training, task).samples
+    found = instrumented(training, task).samples
     assert found is not None
     at, real = task.plan.warmup_steps, set(range(task.plan.warmup_steps))
     left_out: set[int] = set()
@@ -169,12 +169,12 @@ def test_destroying_the_process_group_ends_the_run() -> None:
         dist.destroy_process_group()
         after.append("tidied up")
 
-    found = watched(training, _task(REAL, Variant(exchange="none"), steps=100)).samples
+    found = instrumented(training, _task(REAL, Variant(exchange="none"), steps=100)).samples
     assert found is not None
     assert set(found.slots) == {0}
     assert len(found.step_ms) == 24 - 4
     assert not after
-    assert watched(training, _task(REAL, steps=100, warmup_steps=22)).samples is not None
+    assert instrumented(training, _task(REAL, steps=100, warmup_steps=22)).samples is not None
     assert after
 
 
@@ -194,8 +194,8 @@ def test_gradients_are_exchanged_once_or_per_micro_batch() -> None:
                     optimizer.step()
 
     task = _task(REAL, Variant(exchange_each_micro_batch=False), accumulate=2)
-    found = watched(training, task)
-    assert (found.seen.accumulation, found.seen.gradient_exchanges) == (2, 2)
+    found = instrumented(training, task)
+    assert (found.profile.accumulation, found.profile.gradient_exchanges) == (2, 2)
     times, at = Counter(noted.called), task.plan.warmup_steps
     for part in schedule_slots(task.turns, task.plan):
         if part.variant_index is not None:
@@ -216,7 +216,7 @@ def test_threads_are_interleaved() -> None:
 
     try:
         task = _task(REAL, Variant(threads=1))
-        assert watched(training, task).samples is not None
+        assert instrumented(training, task).samples is not None
     finally:
         torch.set_num_threads(own)
     assert set(seen) == {1, 3}
@@ -249,12 +249,12 @@ def test_interleaved_replay_waits_for_idle_workers(
         loop(DataLoader(dataset(640), batch_size=8), module, optimizer)
 
     turns = (Variant(), Variant(input="replayed"), Variant(input="resident"))
-    watched(training, dataclasses.replace(script_task(steps=20), interleaved_variants=turns))
+    instrumented(training, dataclasses.replace(script_task(steps=20), interleaved_variants=turns))
     # Once where each kind of replay is collected, and whenever the real input goes.
     assert len(waited) == 1 + MAX_CYCLES // 2
     waited.clear()
     alone = dataclasses.replace(script_task(steps=8), requested_variant=Variant(input="replayed"))
-    watched(training, alone)
+    instrumented(training, alone)
     assert waited == []
 
 
@@ -271,6 +271,6 @@ def test_two_wrapped_models_have_no_repeated_exchange() -> None:
                 nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
 
-    seen = watched(training, script_task()).seen
+    seen = instrumented(training, script_task()).profile
     assert seen.accumulation == 2
     assert seen.gradient_exchanges == 1

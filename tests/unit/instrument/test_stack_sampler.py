@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, model, script_task
 from nfold.core.measurement import HostGapKind, HostGapLocation
 from nfold.instrument.profilers import (
     COLLECTIVE_MODULE,
@@ -21,7 +22,6 @@ from nfold.instrument.profilers import (
     StackSampler,
     sampled_line,
 )
-from watched import dataset, model, script_task, watched
 
 HERE = Path(__file__).name
 TRIES = 2000
@@ -62,7 +62,7 @@ def train_with_pauses() -> None:
 
 def test_host_gaps_have_their_lines() -> None:
     """Each of three kinds is long enough to be seen in any of its 40 to 3 turns."""
-    found = watched(train_with_pauses, script_task(steps=36)).samples
+    found = instrumented(train_with_pauses, script_task(steps=36)).samples
     assert found is not None
     of = train_with_pauses
     assert longest(found.host_gap_locations, "after a step") == (line_of(of, "# A log"), None)
@@ -91,7 +91,7 @@ def test_evaluation_between_steps_has_its_line() -> None:
             module(images).sum().backward()
             optimizer.step()
 
-    found = watched(training, script_task()).samples
+    found = instrumented(training, script_task()).samples
     assert found is not None
     place = line_of(training, "# Before a step"), "looked_through()"
     assert place in {
@@ -108,7 +108,7 @@ def test_training_without_gaps_has_short_gaps() -> None:
             time.sleep(0.01)
             optimizer.step()
 
-    found = watched(training, script_task(steps=40)).samples
+    found = instrumented(training, script_task(steps=40)).samples
     assert found is not None
     assert sum(spot.seconds for spot in found.host_gap_locations) < 0.1 * 44 * 0.01
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, loop, model, script_task
 from nfold.core.variant import Variant
 from nfold.engines.interleaver import ActiveVariant
 from nfold.instrument import script_profiler
@@ -21,7 +22,6 @@ from nfold.instrument.hooks import patches as patches_module
 from nfold.instrument.hooks.distributed_hooks import LOCAL_COLLECTIVES, CollectiveHooks
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import EventCounter
-from watched import dataset, loop, model, script_task, watched
 
 
 def _averaging(every: int, *, whole: bool = True) -> Callable[[], None]:
@@ -54,7 +54,7 @@ def test_rarely_averaged_parameters_may_differ(
     """Neither in a warm-up that is too short to see it, nor where experiments take turns."""
     both = (Variant(), Variant(input="replayed")) if turns else ()
     task = dataclasses.replace(script_task(warmup_steps=8, steps=60), interleaved_variants=both)
-    found = watched(_averaging(every, whole=whole), task).samples
+    found = instrumented(_averaging(every, whole=whole), task).samples
     assert found is not None
     assert ("exchanged_rarely" in dict(found.caveats)) == rarely
     assert (found.parameter_checksum is None) == rarely
@@ -79,10 +79,10 @@ def test_nested_optimizer_step_counts_once() -> None:
         module = model()
         loop(DataLoader(dataset(), batch_size=8), module, Part(module.parameters()))
 
-    found = watched(training, script_task(warmup_steps=5, steps=20))
+    found = instrumented(training, script_task(warmup_steps=5, steps=20))
     assert found.samples is not None
-    assert found.seen.optimizers == ("Part",)
-    assert found.seen.parameter_count == sum(p.numel() for p in model().parameters())
+    assert found.profile.optimizers == ("Part",)
+    assert found.profile.parameter_count == sum(p.numel() for p in model().parameters())
     assert len(found.samples.step_ms) == 20
 
 

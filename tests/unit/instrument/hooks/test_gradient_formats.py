@@ -13,11 +13,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from instrumented import CLASSES, dataset, instrumented, loop, model, script_task
 from nfold.core.variant import Variant
 from nfold.instrument.hooks import runtime_hooks
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import EventCounter, is_sparse, tensor_bytes
-from watched import CLASSES, dataset, loop, model, script_task, watched
 
 
 class Words(nn.Module):
@@ -47,11 +47,11 @@ def test_sparse_gradients_and_comm_hook_are_recorded(exchange: Any) -> None:
         )
 
     task = script_task(Variant(exchange=exchange))
-    seen = watched(functools.partial(training, hooked=False), task).seen
+    seen = instrumented(functools.partial(training, hooked=False), task).profile
     assert seen.sparse_gradient_bytes == 5 * 4 * 4
     if exchange == "real":
         assert seen.comm_hook == ""
-        hooked = watched(functools.partial(training, hooked=True), task).seen
+        hooked = instrumented(functools.partial(training, hooked=True), task).profile
         assert hooked.comm_hook == "allreduce_hook"
 
 
@@ -70,7 +70,7 @@ def test_fp16_hook_halves_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         module = DistributedDataParallel(model())
         loop(DataLoader(dataset(), 8), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    seen = watched(training, script_task(Variant(exchange="half"))).seen
+    seen = instrumented(training, script_task(Variant(exchange="half"))).profile
     assert sent == {torch.float16}
     assert seen.parallel == "ddp"
 

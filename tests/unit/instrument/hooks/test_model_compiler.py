@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from instrumented import reset_compiler
 from nfold.core.errors import Unsupported
 from nfold.instrument import script_profiler
 from nfold.instrument.hooks.model_hooks import ModelCompiler
-from watched import forget_compiled
 
 Graphs = list[torch.fx.GraphModule]
 
@@ -27,7 +27,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
         return graph.forward
 
     usual = torch.compile
-    forget_compiled()
+    reset_compiler()
 
     def compiled(function: Any, mode: str) -> Any:
         assert mode in ("default", "reduce-overhead")
@@ -35,7 +35,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
 
     monkeypatch.setattr(torch, "compile", compiled)
     yield made
-    forget_compiled()
+    reset_compiler()
 
 
 @pytest.fixture

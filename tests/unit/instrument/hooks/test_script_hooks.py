@@ -28,6 +28,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from instrumented import dataset, instrumented, loop, model, overrides, script_task
 from made import machine
 from nfold.core.errors import Unsupported
 from nfold.core.import_hooks import call_after_import
@@ -49,7 +50,6 @@ from nfold.instrument.rank_environment import (
     rank_environment,
     with_expandable_segments,
 )
-from watched import dataset, loop, model, overrides, script_task, watched
 
 
 def test_import_callback_runs_after_the_import(
@@ -93,8 +93,8 @@ def test_module_may_have_two_import_callbacks(
         sys.modules.pop("nfold_made_twice", None)
 
 
-def _on_gpus(ablation: Variant | None, rank: int = 0, world: int = 2, **changes: Any) -> Any:
-    task = script_task(ablation, world, device="cuda", **changes)
+def _on_gpus(variant: Variant | None, rank: int = 0, world: int = 2, **changes: Any) -> Any:
+    task = script_task(variant, world, device="cuda", **changes)
     return dataclasses.replace(task, rank=rank, local_rank=rank, machine=machine(gpus=4))
 
 
@@ -218,11 +218,11 @@ def test_training_gets_the_batch_size_of_the_plan() -> None:
         module = model()
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task(batch=16))
+    found = instrumented(training, script_task(batch=16))
     assert found.samples is not None
     assert {window.samples / window.steps for window in found.samples.windows} == {16}
-    assert found.seen.loader is not None
-    assert (found.seen.loader.batch_size, found.seen.loader.batches_per_epoch) == (16, 4)
+    assert found.profile.loader is not None
+    assert (found.profile.loader.batch_size, found.profile.loader.batches_per_epoch) == (16, 4)
 
 
 WITHOUT_WAITING = Variant(host_syncs=False)
@@ -402,8 +402,8 @@ def _distributed(collected: list[Any], **how: Any) -> None:
 
 @pytest.mark.usefixtures("group")
 def test_ddp_and_collectives_are_recorded() -> None:
-    found = watched(lambda: _distributed([], find_unused_parameters=True), script_task())
-    seen = found.seen
+    found = instrumented(lambda: _distributed([], find_unused_parameters=True), script_task())
+    seen = found.profile
     assert (seen.parallel, seen.process_group, seen.backend) == ("ddp", True, "gloo")
     assert (seen.find_unused_parameters, seen.broadcast_buffers, seen.buffers) == (True, True, 3)
     assert seen.unused_parameter_bytes == 0
@@ -431,9 +431,9 @@ def test_convolution_weights_have_the_layout_of_the_variant(*, wrapped: bool, la
     made: list[nn.Conv2d] = []
     usual = torch.optim.Optimizer.add_param_group
     left_out = script_task(Variant(channels_last=last))
-    found = watched(lambda: _convolved(made, wrapped=wrapped), left_out)
+    found = instrumented(lambda: _convolved(made, wrapped=wrapped), left_out)
     assert found.samples is not None
-    assert found.seen.convolutions == 1
+    assert found.profile.convolutions == 1
     weight = made[0].weight
     assert weight.grad is not None
     for tensor in (weight, weight.grad):
@@ -461,15 +461,15 @@ def _half_used() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_unused_parameters_are_counted() -> None:
-    assert watched(_half_used, script_task()).seen.unused_parameter_bytes == 4 * (8 * 4 + 4)
+    assert instrumented(_half_used, script_task()).profile.unused_parameter_bytes == 4 * (8 * 4 + 4)
 
 
 @pytest.mark.usefixtures("group")
 def test_variant_disables_find_unused_parameters() -> None:
     left_out = script_task(Variant(find_unused_parameters=False))
-    found = watched(lambda: _distributed([], find_unused_parameters=True), left_out)
+    found = instrumented(lambda: _distributed([], find_unused_parameters=True), left_out)
     assert found.samples is not None
-    assert not found.seen.find_unused_parameters
+    assert not found.profile.find_unused_parameters
 
 
 @pytest.mark.usefixtures("group")
@@ -486,13 +486,13 @@ def test_without_exchange_each_rank_keeps_its_part(
 
     monkeypatch.setattr(DistributedDataParallel, "__init__", noted)
     gathered: list[Any] = []
-    found = watched(
+    found = instrumented(
         lambda: _distributed(gathered, find_unused_parameters=True),
         script_task(Variant(exchange=exchange, broadcast_buffers=False)),
     )
     assert found.samples is not None
     assert gathered[-1] == [1.0, 1.0]
-    assert not found.seen.broadcast_buffers
+    assert not found.profile.broadcast_buffers
     assert (made[0].process_group is dist.group.WORLD) == (exchange == "barrier")
 
 
@@ -503,12 +503,12 @@ def test_sharded_parameters_refuse_no_exchange() -> None:
         fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task())
-    assert found.seen.parallel == "fsdp"
+    found = instrumented(training, script_task())
+    assert found.profile.parallel == "fsdp"
     assert found.samples is not None
     assert found.samples.parameter_checksum is None
     with pytest.raises(Unsupported, match="sharded"):
-        watched(training, script_task(Variant(exchange="barrier")))
+        instrumented(training, script_task(Variant(exchange="barrier")))
 
 
 def test_data_parallel_on_cpu_has_no_device() -> None:
@@ -516,7 +516,7 @@ def test_data_parallel_on_cpu_has_no_device() -> None:
         module = DataParallel(model())
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    seen = watched(training, script_task()).seen
+    seen = instrumented(training, script_task()).profile
     assert (seen.parallel, seen.dp_devices, seen.device) == ("dp", 0, "cpu")
 
 
@@ -526,8 +526,8 @@ def test_sync_batch_norm_can_be_local() -> None:
         module[1] = nn.SyncBatchNorm(16)
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task(Variant(synchronised_batch_norm=False)))
-    assert found.seen.synchronised_batch_norms == 1
+    found = instrumented(training, script_task(Variant(synchronised_batch_norm=False)))
+    assert found.profile.synchronised_batch_norms == 1
     assert found.samples is not None
 
 
@@ -538,4 +538,4 @@ def test_child_processes_are_counted_without_workers() -> None:
         child.join()
         loop(_loader(num_workers=1), model(), epochs=1)
 
-    assert watched(training, script_task()).seen.child_processes == 1
+    assert instrumented(training, script_task()).profile.child_processes == 1

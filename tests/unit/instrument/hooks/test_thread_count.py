@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, model, script_task
 from nfold.core.variant import Variant
 from nfold.explain.advice.caveats import MANY_THREADS
 from nfold.instrument.rank_environment import oversubscription_note
-from watched import dataset, model, script_task, watched
 
 
 @pytest.mark.parametrize(("threads", "told"), [(1, False), (2, True)])
@@ -26,7 +26,7 @@ def test_more_threads_than_cores_is_a_caveat(threads: int, *, told: bool) -> Non
 
     before = torch.get_num_threads()
     try:
-        found = watched(training, script_task()).samples
+        found = instrumented(training, script_task()).samples
     finally:
         torch.set_num_threads(before)
     assert found is not None
@@ -34,7 +34,7 @@ def test_more_threads_than_cores_is_a_caveat(threads: int, *, told: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("ablation", "changes", "told"),
+    ("variant", "changes", "told"),
     [
         (None, {}, "each of 2 processes uses 4 threads on 1 core;"),
         (Variant(independent=True), {}, "a single process uses 4 threads on 1 core;"),
@@ -45,8 +45,8 @@ def test_more_threads_than_cores_is_a_caveat(threads: int, *, told: bool) -> Non
     ],
 )
 def test_thread_caveat_names_the_processes(
-    ablation: Variant | None, changes: dict[str, Any], told: str | None
+    variant: Variant | None, changes: dict[str, Any], told: str | None
 ) -> None:
-    notes = oversubscription_note(script_task(ablation, world_size=2, **changes), threads=4)
+    notes = oversubscription_note(script_task(variant, world_size=2, **changes), threads=4)
     assert len(notes) == (told is not None)
     assert told is None or told in notes[0][1]

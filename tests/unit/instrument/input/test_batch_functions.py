@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from instrumented import CLASSES, FEATURES, RecordingObserver, instrumented, model, script_task
 from nfold.core.errors import Unsupported
 from nfold.core.script_profile import BatchFunction
 from nfold.core.source_location import is_user_code
 from nfold.core.variant import Variant
 from nfold.engines.torch.input.batch_source import REPLAYED_BATCHES
 from nfold.instrument.hooks.patches import GeneratorHooks, function_key
-from watched import CLASSES, FEATURES, Noting, model, script_task, watched
 
 CALLS: list[str] = []
 REPLAYED = Variant(input="replayed")
@@ -62,9 +62,11 @@ def _training(step: Callable[[nn.Module, Any], None], steps: int = 150) -> Calla
     return training
 
 
-def _found(step: Callable[[nn.Module, Any], None], left_out: Variant | None = None) -> Noting:
+def _found(
+    step: Callable[[nn.Module, Any], None], left_out: Variant | None = None
+) -> RecordingObserver:
     """Of six steps of a warm-up the last is measured as those after it: a hundred."""
-    found = watched(_training(step), script_task(left_out, warmup_steps=6, steps=100))
+    found = instrumented(_training(step), script_task(left_out, warmup_steps=6, steps=100))
     assert found.samples is not None
     assert sys.getprofile() is None
     return found
@@ -74,7 +76,7 @@ def test_batch_function_is_found_with_its_calls() -> None:
     def step(module: nn.Module, optimizer: Any) -> None:
         _stepped(module, optimizer, get_batch(), get_batch(size=6))
 
-    seen = _found(step).seen
+    seen = _found(step).profile
     assert seen.batch_function is not None
     assert seen.batch_function.names == ("get_batch",)
     line = get_batch.__code__.co_firstlineno
@@ -122,7 +124,7 @@ def test_method_with_copied_and_sliced_tensors_is_found() -> None:
         samples, labels = lite.next_batch()
         _stepped(module, optimizer, (samples.to(torch.float64).float()[:6], labels))
 
-    maker = _found(step).seen.batch_function
+    maker = _found(step).profile.batch_function
     assert maker is not None
     assert maker.names == ("next_batch",)
 
@@ -137,7 +139,7 @@ def test_nested_function_is_replaced() -> None:
     def step(module: nn.Module, optimizer: Any) -> None:
         _stepped(module, optimizer, (own(), torch.zeros(6, dtype=torch.long)))
 
-    maker = _found(step, REPLAYED).seen.batch_function
+    maker = _found(step, REPLAYED).profile.batch_function
     assert maker is not None
     assert maker.names == ("own",)
     assert len(CALLS) <= 6 + REPLAYED_BATCHES
@@ -173,7 +175,7 @@ def test_model_state_is_no_batch() -> None:
             nn.functional.cross_entropy(answers, labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-    maker = watched(training, script_task()).seen.batch_function
+    maker = instrumented(training, script_task()).profile.batch_function
     assert maker is not None
     assert maker.names == ("get_batch",)
 
@@ -189,7 +191,7 @@ def test_chained_batch_functions_are_replaced() -> None:
         samples = augment(samples)
         _stepped(module, optimizer, (samples, labels))
 
-    maker = _found(step, REPLAYED).seen.batch_function
+    maker = _found(step, REPLAYED).profile.batch_function
     assert maker is not None
     assert maker.call_text == "get_batch() and augment()"
     assert maker.defined_at.endswith(f":{get_batch.__code__.co_firstlineno}")
@@ -217,7 +219,7 @@ def test_function_that_gets_a_module_is_no_input() -> None:
         samples, labels = get_batch()
         _stepped(module, optimizer, (computed(other, scaled(samples)), labels))
 
-    assert _found(step).seen.batch_function is None
+    assert _found(step).profile.batch_function is None
     assert Counter(CALLS)["module"] == Counter(CALLS)["computed"] == 106
 
 
@@ -230,7 +232,9 @@ def test_batch_function_is_interleaved() -> None:
 
     task = script_task(warmup_steps=6, steps=40)
     turns = (Variant(), REPLAYED)
-    found = watched(_training(step), dataclasses.replace(task, interleaved_variants=turns)).samples
+    found = instrumented(
+        _training(step), dataclasses.replace(task, interleaved_variants=turns)
+    ).samples
     assert found is not None
     assert set(found.slots) == {0, 1}
     # Once its batches are kept, it is called in the other turns only.
@@ -249,7 +253,7 @@ def _asking(running: Iterator[Batch]) -> Callable[[nn.Module, Any], None]:
 
 
 def test_generator_is_found_with_its_key() -> None:
-    seen = _found(_asking(generated())).seen
+    seen = _found(_asking(generated())).profile
     assert seen.batch_function is not None
     assert seen.batch_function.names == ("generated",)
     (name,) = seen.batch_function.generator_functions
@@ -267,7 +271,7 @@ def test_decorated_generator_is_replayed() -> None:
     finally:
         generators.uninstall()
     assert found.samples is not None
-    assert found.seen.batch_function is not None
+    assert found.profile.batch_function is not None
     # Of 6 steps of a warm-up the last has first batches already.
     assert len(CALLS) == 2 * 5 + REPLAYED_BATCHES
     assert torch.is_tensor(next(running)[0])
@@ -302,7 +306,7 @@ def test_async_functions_are_no_batch_functions() -> None:
         _stepped(module, optimizer, get_batch(), (other, torch.zeros(6).long()))
 
     for step in (inline, both):
-        assert _found(step).seen.batch_function is None
+        assert _found(step).profile.batch_function is None
 
 
 def test_comprehension_is_part_of_its_function() -> None:
@@ -313,7 +317,7 @@ def test_comprehension_is_part_of_its_function() -> None:
         samples, labels = [one.clone() for one in drawn]
         _stepped(module, optimizer, (samples, labels))
 
-    assert _found(both).seen.batch_function is None
+    assert _found(both).profile.batch_function is None
 
 
 def test_generator_expression_passes_batches_on() -> None:
@@ -328,7 +332,7 @@ def test_generator_expression_passes_batches_on() -> None:
         _stepped(module, optimizer, *((torch.randn(6, FEATURES), labels) for _ in range(1)))
 
     for step, name in ((handed_on, "get_batch"), (makes, "<genexpr>")):
-        maker = _found(step).seen.batch_function
+        maker = _found(step).profile.batch_function
         assert maker is not None
         assert maker.names == (name,)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from instrumented import CountingDataset, dataset, instrumented, loop, model, script_task
 from nfold.core.errors import Unsupported
 from nfold.core.variant import Variant
 from nfold.instrument.input.batch_tensors import (
@@ -18,14 +19,13 @@ from nfold.instrument.input.batch_tensors import (
     sample_count,
     sample_hash,
 )
-from watched import Reading, dataset, loop, model, script_task, watched
 
 REPLAYED = Variant(input="replayed")
 
 
 @pytest.mark.parametrize(("samples", "read"), [(64, 64), (80 * 8, 16 * 8)])
 def test_replay_keeps_short_epochs_whole(samples: int, read: int) -> None:
-    data = Reading(samples)
+    data = CountingDataset(samples)
     passes: list[int] = []
     given: list[torch.Tensor] = []
 
@@ -40,7 +40,7 @@ def test_replay_keeps_short_epochs_whole(samples: int, read: int) -> None:
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
 
-    found = watched(training, script_task(REPLAYED, steps=100))
+    found = instrumented(training, script_task(REPLAYED, steps=100))
     assert data.read == read
     assert found.samples is not None
     assert len(found.samples.step_ms) == 100
@@ -54,14 +54,14 @@ def test_replay_keeps_short_epochs_whole(samples: int, read: int) -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_one_step_pass_is_kept_from_the_next(accumulate: int) -> None:
-    data = Reading(8 * accumulate)
+    data = CountingDataset(8 * accumulate)
 
     def training() -> None:
         module, loader = model(), DataLoader(data, batch_size=8)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(loader, module, optimizer, accumulate=accumulate)
 
-    found = watched(training, script_task(REPLAYED))
+    found = instrumented(training, script_task(REPLAYED))
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 80 * accumulate
     assert data.read == 2 * len(data)
@@ -76,7 +76,7 @@ def test_replay_of_unknown_length_is_endless() -> None:
         module, loader = model(), DataLoader(Endless(), batch_size=8)
         loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1), epochs=1)
 
-    found = watched(training, script_task(REPLAYED, steps=200))
+    found = instrumented(training, script_task(REPLAYED, steps=200))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 200
 
@@ -161,7 +161,7 @@ def test_dataset_of_whole_batches() -> None:
         module, loader = model(), DataLoader(Whole(), batch_size=None)
         loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task())
+    found = instrumented(training, script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 80
 

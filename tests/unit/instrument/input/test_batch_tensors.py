@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, IterableDataset
 
+from instrumented import CLASSES, FEATURES, dataset, instrumented, model, script_task
 from nfold.core.variant import Variant
 from nfold.instrument.input.batch_tensors import (
     iter_tensors,
@@ -19,7 +20,6 @@ from nfold.instrument.input.batch_tensors import (
     sample_count,
     sample_hash,
 )
-from watched import CLASSES, FEATURES, dataset, model, script_task, watched
 
 
 class Pair:
@@ -89,7 +89,7 @@ def test_training_on_objects_is_counted(collate: Any, input_: Any) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-    found = watched(training, script_task(Variant(input=input_))).samples
+    found = instrumented(training, script_task(Variant(input=input_))).samples
     assert found is not None
     assert [window.samples / window.steps for window in found.windows] == [8.0] * len(found.windows)
 
@@ -111,9 +111,9 @@ def test_step_without_samples_counts_as_one() -> None:
                 weight -= 0.01
                 weight.grad = None
 
-    found = watched(training, script_task())
+    found = instrumented(training, script_task())
     assert found.samples is not None
-    assert found.seen.samples_per_step == 0.0
+    assert found.profile.samples_per_step == 0.0
     assert sum(window.samples for window in found.samples.windows) == 10
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from watched import dataset, loop, model, script_task, watched
+from instrumented import dataset, instrumented, loop, model, script_task
 
 
 def cycle(loader: Any) -> Iterator[Any]:
@@ -57,6 +57,6 @@ def test_cycling_generator_is_detected(way: Callable[[Any], Any], again: bool) -
         module = model()
         loop(Ways(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    seen = watched(training, script_task()).seen
+    seen = instrumented(training, script_task()).profile
     assert seen.loader is not None
     assert seen.loader.cycled == again

@@ -11,12 +11,12 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from instrumented import dataset, instrumented, loop, model, overrides, script_task
 from nfold.core.errors import Unsupported
 from nfold.core.variant import Variant
 from nfold.instrument.input.dataloader_hook import batch_size_of
 from nfold.instrument.input.epoch_passes import truncated_sampler
 from nfold.instrument.script_profiler import loader_facts
-from watched import dataset, loop, model, overrides, script_task, watched
 
 OUTLASTED: Any = {"steps": 3, "warmup_steps": 10}
 """Longer than a pass of 8 steps, which is longer than what is timed."""
@@ -81,7 +81,7 @@ def test_pass_without_a_step_ends(input_: Any, grad: bool) -> None:
         module.register_forward_hook(lambda *_: look(loader) if len(through) < 12 else None)
         loop(loader, module, optimizer)
 
-    found = watched(training, script_task(Variant(input=input_), **OUTLASTED)).samples
+    found = instrumented(training, script_task(Variant(input=input_), **OUTLASTED)).samples
     assert found is not None
     assert through == [8] * 12
 
@@ -105,13 +105,13 @@ def test_code_after_a_long_epoch_does_not_run(input_: Any) -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(_loader(), module, optimizer, after_epoch=lambda: evaluated.append(True))
 
-    found = watched(training, script_task(Variant(input=input_), **OUTLASTED))
+    found = instrumented(training, script_task(Variant(input=input_), **OUTLASTED))
     assert found.samples is not None
     assert sum(window.steps for window in found.samples.windows) == 7
     assert not evaluated
-    assert found.seen.epochs_completed == 0
-    assert found.seen.loader is not None
-    assert (found.seen.loader.batches_per_epoch, found.seen.loader.sampler) == (
+    assert found.profile.epochs_completed == 0
+    assert found.profile.loader is not None
+    assert (found.profile.loader.batches_per_epoch, found.profile.loader.sampler) == (
         8,
         "SequentialSampler",
     )
@@ -135,7 +135,7 @@ def test_one_cycle_schedule_stays_at_its_last_step() -> None:
         Both.step = staticmethod(step)  # type: ignore[attr-defined]
         loop(_loader(), module, Both, epochs=epochs)
 
-    found = watched(training, script_task(**OUTLASTED)).samples
+    found = instrumented(training, script_task(**OUTLASTED)).samples
     assert found is not None
     assert sum(window.steps for window in found.windows) == 7
     with pytest.raises(ValueError, match="Tried to step 9 times"):

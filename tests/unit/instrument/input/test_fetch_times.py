@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules import module as calls
 from torch.utils.data import DataLoader, Dataset
 
+from instrumented import CLASSES, FEATURES, instrumented, loop, model, script_task
 from nfold.core.measurement import FetchStats
 from nfold.core.variant import Variant
 from nfold.instrument.hooks.patches import Patches
@@ -24,7 +25,6 @@ from nfold.instrument.input.fetch_times import (
     fetch_difference,
     thread_usage,
 )
-from watched import CLASSES, FEATURES, loop, model, script_task, watched
 
 pytestmark = pytest.mark.skipif(
     thread_usage() is None, reason="the kernel tells nothing of its queues"
@@ -58,20 +58,20 @@ def _fetches(data: Slow, **how: Any) -> tuple[FetchStats, FetchStats]:
         module, loader = model(), DataLoader(data, batch_size=BATCH, **how)
         loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task())
+    found = instrumented(training, script_task())
     gc.collect()
     assert found.samples is not None
     windows = [window.fetches for window in found.samples.windows]
     each = [one for one in windows if one is not None]
     assert len(each) == len(windows)
-    assert found.seen.fetches is not None
+    assert found.profile.fetches is not None
     total = FetchStats(
         batches=sum(one.batches for one in each),
         seconds=sum(one.seconds for one in each),
         waited_s=sum(one.waited_s for one in each),
         read_bytes=sum(one.read_bytes for one in each),
     )
-    return total, found.seen.fetches
+    return total, found.profile.fetches
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -125,9 +125,9 @@ def test_input_without_a_dataset_has_no_fetches() -> None:
         batches = [(torch.zeros(4, FEATURES), torch.zeros(4, dtype=torch.long))] * 8
         loop(batches, module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task())
+    found = instrumented(training, script_task())
     assert found.samples is not None
-    assert found.seen.fetches is None
+    assert found.profile.fetches is None
     assert {window.fetches for window in found.samples.windows} == {None}
 
 
@@ -144,7 +144,7 @@ def test_fetches_of_a_recreated_dataset_are_counted() -> None:
             with torch.no_grad():
                 assert len(list(DataLoader(Slow(), batch_size=BATCH))) == 16
 
-    found = watched(training, script_task(steps=60)).samples
+    found = instrumented(training, script_task(steps=60)).samples
     assert found is not None
     fetches = [window.fetches for window in found.windows if window.fetches is not None]
     assert len(fetches) == len(found.windows)
@@ -158,18 +158,18 @@ def test_reused_id_of_a_dataset_is_ignored() -> None:
         assert len(list(loader)) == 16
         return id(data), loader
 
-    patches, noting = Patches(), FetchTimer()
-    noting.install(patches)
+    patches, timer = Patches(), FetchTimer()
+    timer.install(patches)
     try:
         _, training = given(Slow())
-        assert noting.total(training)[0] == 16
+        assert timer.total(training)[0] == 16
         number, evaluation = given(Slow())
         del evaluation
         gc.collect()
         made = [Slow() for _ in range(10_000)]
         same = next(data for data in made if id(data) == number)
-        assert noting.total(DataLoader(same, batch_size=BATCH))[0] == 16
-        assert noting.total(given(same)[1])[0] == 32
+        assert timer.total(DataLoader(same, batch_size=BATCH))[0] == 16
+        assert timer.total(given(same)[1])[0] == 32
     finally:
         patches.undo()
 
@@ -215,6 +215,6 @@ def test_workers_forked_in_the_warm_up_have_no_hooks(
                 loss.backward()
                 optimizer.step()
 
-    watched(training, script_task(ablation=Variant(host_syncs=host_syncs)))
+    instrumented(training, script_task(variant=Variant(host_syncs=host_syncs)))
     assert given[0] == (0.0 if workers else 1.0)
     assert given[-1] == 0.0

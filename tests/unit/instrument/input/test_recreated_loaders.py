@@ -10,11 +10,19 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from instrumented import (
+    CountingDataset,
+    RecordingObserver,
+    dataset,
+    instrumented,
+    loop,
+    model,
+    script_task,
+)
 from nfold.core.variant import Variant
-from watched import Noting, Reading, dataset, loop, model, script_task, watched
 
 
-def _trained(task: Any, data: Any, *, subsets: bool = False) -> Noting:
+def _trained(task: Any, data: Any, *, subsets: bool = False) -> RecordingObserver:
     """Epochs of 8 steps, each with a loader of its own, and an evaluation after each."""
 
     def evaluate() -> None:
@@ -29,7 +37,7 @@ def _trained(task: Any, data: Any, *, subsets: bool = False) -> Noting:
             loader = DataLoader(own, batch_size=8)
             loop(loader, module, optimizer, epochs=1, after_epoch=evaluate)
 
-    return watched(training, task)
+    return instrumented(training, task)
 
 
 @pytest.mark.parametrize("subsets", [False, True])
@@ -43,7 +51,7 @@ def test_epoch_ends_when_the_next_loader_begins() -> None:
     found = _trained(script_task(steps=None, epochs=3, warmup_steps=3), dataset())
     assert found.samples is not None
     assert [epoch.samples for epoch in found.samples.epochs] == [64, 64, 64]
-    assert found.seen.epochs_completed == 3
+    assert found.profile.epochs_completed == 3
 
 
 @pytest.mark.parametrize("subsets", [False, True])
@@ -55,7 +63,7 @@ def test_plan_changes_every_recreated_loader(subsets: bool) -> None:
 
 @pytest.mark.parametrize("subsets", [False, True])
 def test_replay_continues_with_a_recreated_loader(subsets: bool) -> None:
-    data = Reading()
+    data = CountingDataset()
     task = script_task(Variant(input="replayed"), steps=20)
     found = _trained(task, data, subsets=subsets).samples
     assert found is not None
@@ -78,4 +86,4 @@ def test_unused_loader_is_freed() -> None:
         gc.collect()
         assert [one() for one in made[:-1]] == [None] * 3
 
-    assert watched(training, script_task(steps=100)).samples is not None
+    assert instrumented(training, script_task(steps=100)).samples is not None

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, model, overrides, script_task
 from nfold.core.script_profile import ReplayHints
 from nfold.core.variant import Variant
 from nfold.instrument.input.dataloader_hook import batch_size_of
-from watched import dataset, model, overrides, script_task, watched
 
 RANKS = 2
 
@@ -35,8 +35,8 @@ def _training() -> None:
 
 @pytest.mark.parametrize(("slices", "each"), [(True, 4), (False, 8)])
 def test_slice_of_a_rank_is_counted(*, slices: bool, each: int) -> None:
-    found = watched(_training, task(slices=slices))
-    assert (found.seen.samples_per_step, found.seen.model_samples_per_step) == (8, 4)
+    found = instrumented(_training, task(slices=slices))
+    assert (found.profile.samples_per_step, found.profile.model_samples_per_step) == (8, 4)
     assert found.samples is not None
     assert all(w.samples == each * w.steps for w in found.samples.windows)
     assert bool(found.samples.sample_hashes) != slices
@@ -44,7 +44,7 @@ def test_slice_of_a_rank_is_counted(*, slices: bool, each: int) -> None:
 
 def test_replica_computes_the_whole_batch() -> None:
     alone = dataclasses.replace(task(slices=True), requested_variant=Variant(independent=True))
-    found = watched(_training, alone).samples
+    found = instrumented(_training, alone).samples
     assert found is not None
     assert all(w.samples == 8 * w.steps for w in found.windows)
 
