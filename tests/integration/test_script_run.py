@@ -1,4 +1,4 @@
-"""A script that nobody changed, in real processes on CPU devices."""
+"""Runs of unmodified scripts in real processes on CPU devices."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ OWN_BATCHES = str(Path(__file__).parent / "scripts" / "own_batches.py")
 def _measured(
     tmp_path: Path,
     wish: str,
-    ablation: Variant | None = None,
+    variant: Variant | None = None,
     devices: int = 2,
     script: str = SCRIPT,
-    learnt: ReplayHints | None = None,
-    turns: tuple[Variant, ...] = (),
+    hints: ReplayHints | None = None,
+    variants: tuple[Variant, ...] = (),
     **changes: Any,
 ) -> tuple[Measurement, HandoffFolder]:
     host = inspect_machine()
@@ -51,14 +51,16 @@ def _measured(
     said = {"steps": 20, "warmup_steps": 4, "strategy": "ddp" if devices > 1 else "single"}
     plan = Plan(device="cpu", devices=devices, cores_per_device=1, **{**said, **changes})
     workload = Workload.from_script(script, wish)
-    options = RunOptions(results=tmp_path, replay_hints=learnt or ReplayHints())
-    found = run(workload, plan, ablation, machine=host, options=options, interleaved_variants=turns)
+    options = RunOptions(results=tmp_path, replay_hints=hints or ReplayHints())
+    found = run(
+        workload, plan, variant, machine=host, options=options, interleaved_variants=variants
+    )
     assert found.folder is not None
     return found, HandoffFolder(tmp_path / found.folder)
 
 
 def _place(line: str, script: str = SCRIPT) -> str:
-    """``file:line`` of the first line of a script that begins so."""
+    """Return ``file:line`` of the first line of a script that starts with ``line``."""
     lines = [text.strip() for text in Path(script).read_text().splitlines()]
     number = next(at for at, text in enumerate(lines, start=1) if text.startswith(line))
     return f"{Path(script).name}:{number}"
@@ -71,7 +73,7 @@ def test_script_stops_after_its_steps_and_has_a_profile(tmp_path: Path) -> None:
     assert [len(rank.step_ms) for rank in found.ranks] == [20, 20]
     assert [sum(w.samples for w in rank.windows) for rank in found.ranks] == [160, 160]
     assert len({rank.parameter_checksum for rank in found.ranks}) == 1
-    assert not {"same_samples", "parameters_differ"} & {doubt.kind for doubt in found.warnings}
+    assert not {"same_samples", "parameters_differ"} & {caveat.kind for caveat in found.warnings}
     # Nothing of the script ran after its last step.
     assert "finally" not in folder.rank_log(0).read_text()
     seen = folder.read_profiles()
@@ -91,24 +93,24 @@ def test_ranks_without_exchange_do_not_wait_for_a_slow_rank(tmp_path: Path) -> N
 
 
 def test_work_of_rank_0_after_some_steps_is_found(tmp_path: Path) -> None:
-    """Rank 1 waits in the step that follows, and both are late by what rank 0's clock says."""
-    turns = (Variant(), Variant(input="replayed"))
-    whole, _ = _measured(tmp_path, "logs", turns=turns, steps=40)
+    """Rank 1 waits in the following step, and the clock of rank 0 shows the delay of both."""
+    variants = (Variant(), Variant(input="replayed"))
+    whole, _ = _measured(tmp_path, "logs", variants=variants, steps=40)
     assert whole.status == "ok", whole.cause
     members = {
         Trial(plan=one.plan, variant=one.variant or Variant()): one
-        for one in split_by_variant(whole, turns)
+        for one in split_by_variant(whole, variants)
     }
     found = find_periodic_work(members)
     assert len(found) == 2
-    for rung, measured in members.items():
-        (kind,) = found[rung].events
+    for trial, measured in members.items():
+        (kind,) = found[trial].events
         # What comes at the end of a pass lies between two, and is none of these.
         assert OFTEN <= 1.001 / kind.rate < 1.5 * OFTEN
         assert kind.cost_ms > 1e3 * SHORT_S / 2
-        assert {step % OFTEN for step in found[rung].affected_steps} == {0}
-        assert len(found[rung].affected_steps) > found[rung].steps // OFTEN / 2
-        for rank in without_affected_steps(measured, found[rung]).ranks:
+        assert {step % OFTEN for step in found[trial].affected_steps} == {0}
+        assert len(found[trial].affected_steps) > found[trial].steps // OFTEN / 2
+        for rank in without_affected_steps(measured, found[trial]).ranks:
             assert max(rank.step_ms) < 1e3 * SHORT_S
     logs = busiest_gap(gap_locations(whole), "after some steps")
     assert logs is not None
@@ -119,7 +121,7 @@ def test_work_of_rank_0_after_some_steps_is_found(tmp_path: Path) -> None:
 def test_work_of_rank_0_after_each_pass_is_an_epoch_boundary(
     tmp_path: Path,
 ) -> None:
-    """It has begun the next one, and waits in its first step."""
+    """Rank 1 has begun the next pass, and waits in its first step."""
     found, _ = _measured(tmp_path, "saves", steps=40)
     assert found.status == "ok", found.cause
     assert max(found.ranks[1].step_ms) > 1e3 * SHORT_S / 2
@@ -136,11 +138,11 @@ def test_work_of_rank_0_after_each_pass_is_an_epoch_boundary(
 
 
 def test_slots_before_a_failure_are_kept(tmp_path: Path) -> None:
-    """Four steps of warm-up, a cycle of five, four that settle; then three of the second turn."""
-    turns = (Variant(), Variant(input="replayed"))
-    whole, _ = _measured(tmp_path, "fails16", turns=turns)
+    """Steps: 4 of warm-up, 5 of a cycle, 4 of settling, 3 of the second slot."""
+    variants = (Variant(), Variant(input="replayed"))
+    whole, _ = _measured(tmp_path, "fails16", variants=variants)
     assert whole.status == "crashed"
-    real, replayed = split_by_variant(whole, turns)
+    real, replayed = split_by_variant(whole, variants)
     assert (real.status, replayed.status) == ("ok", "crashed")
     assert [len(rank.step_ms) for rank in real.ranks] == [5, 5]
     assert real.cause is not None
@@ -148,8 +150,8 @@ def test_slots_before_a_failure_are_kept(tmp_path: Path) -> None:
 
 
 def test_fp16_communication_keeps_ranks_equal(tmp_path: Path) -> None:
-    turns = (Variant(), Variant(exchange="half"))
-    found, _ = _measured(tmp_path, "usual", steps=10, turns=turns)
+    variants = (Variant(), Variant(exchange="half"))
+    found, _ = _measured(tmp_path, "usual", steps=10, variants=variants)
     assert found.status == "ok", found.cause
     assert len({rank.parameter_checksum for rank in found.ranks}) == 1
 
@@ -160,7 +162,7 @@ def test_independent_ranks_have_their_own_worlds(tmp_path: Path) -> None:
     assert [(one.rank, one.world_size) for one in folder.read_profiles()] == [(0, 1), (1, 1)]
     # Each is the first of its own world, whose part of the data is the whole.
     assert found.ranks[0].sample_hashes == found.ranks[1].sample_hashes != ()
-    assert "same_samples" not in {doubt.kind for doubt in found.warnings}
+    assert "same_samples" not in {caveat.kind for caveat in found.warnings}
 
 
 def test_barrier_keeps_ranks_together_and_equal_samples_are_found(tmp_path: Path) -> None:
@@ -168,13 +170,13 @@ def test_barrier_keeps_ranks_together_and_equal_samples_are_found(tmp_path: Path
     assert slow.status == "ok", slow.cause
     assert min(median(rank.step_ms) for rank in slow.ranks) > 20
     same, _ = _measured(tmp_path, "same", steps=10)
-    assert "same_samples" in {doubt.kind for doubt in same.warnings}
+    assert "same_samples" in {caveat.kind for caveat in same.warnings}
 
 
 def test_script_without_gradient_exchange_is_detected(tmp_path: Path) -> None:
     found, _ = _measured(tmp_path, "forgets", steps=10)
     assert found.status == "ok", found.cause
-    kinds = {doubt.kind for doubt in found.warnings}
+    kinds = {caveat.kind for caveat in found.warnings}
     assert "parameters_differ" in kinds
     assert "same_samples" not in kinds
 
@@ -192,7 +194,7 @@ def test_difference_of_parameters_between_ranks(
 ) -> None:
     found, _ = _measured(tmp_path, wish, steps=10)
     assert found.status == "ok", found.cause
-    texts = {doubt.kind: doubt.text for doubt in found.warnings}
+    texts = {caveat.kind: caveat.text for caveat in found.warnings}
     assert told in texts[kind]
     assert len({"rounded_apart", "parameters_differ"} & texts.keys()) == 1
 
@@ -218,7 +220,7 @@ def test_refusal_is_reported_if_cleanup_fails(tmp_path: Path) -> None:
 
 
 def test_truncated_passes_are_scaled(tmp_path: Path) -> None:
-    """Of 8 batches of a rank a pass makes 3, and begins again."""
+    """A pass is truncated to 3 of the 8 batches of a rank."""
     found, _ = _measured(tmp_path, "usual", Variant(batches_per_epoch=3), steps=9, warmup_steps=3)
     assert found.status == "ok", found.cause
     for rank in found.ranks:
@@ -240,7 +242,7 @@ def test_ranks_agree_to_skip_a_second_validation(tmp_path: Path) -> None:
 
 
 def test_replicas_exchange_before_every_step(tmp_path: Path) -> None:
-    """By a group that the script does not see: each is still alone in its world."""
+    """The group of nfold is hidden: the script sees a world of one rank."""
     late = Variant(independent=True, exchange_after_backward=True)
     found, folder = _measured(tmp_path, "usual", late)
     assert found.status == "ok", found.cause
@@ -249,7 +251,7 @@ def test_replicas_exchange_before_every_step(tmp_path: Path) -> None:
 
 
 def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
-    """In a run that is told of it: it runs already when a run finds out by itself."""
+    """Needs replay hints: without them the generator already runs when it is found."""
     real, folder = _measured(tmp_path, "", script=GENERATED)
     assert real.status == "ok", real.cause
     first, other = folder.read_profiles()
@@ -259,7 +261,7 @@ def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
     assert maker.defined_at.endswith(_place("def batches(split: str)", GENERATED))
     assert maker.generator_functions == (f"{maker.defined_at} batches",)
     replayed = Variant(input="replayed")
-    again, _ = _measured(tmp_path, "", replayed, script=GENERATED, learnt=first.replay_hints)
+    again, _ = _measured(tmp_path, "", replayed, script=GENERATED, hints=first.replay_hints)
     assert again.status == "ok", again.cause
     slow, fast = (median(found.ranks[0].step_ms) for found in (real, again))
     assert slow > 1e3 * SLOW_S
@@ -286,7 +288,7 @@ def test_batches_of_a_function_are_replayed(tmp_path: Path) -> None:
 
 
 def test_collectives_of_fsdp2_are_counted_under_the_names_of_this_pytorch(tmp_path: Path) -> None:
-    """Each layer gathers its shards in forward and in backward, and scatters its gradients."""
+    """Each layer gathers its shards in forward and backward, and scatters its gradients."""
     found, folder = _measured(tmp_path, "", script=FSDP2, steps=10)
     assert found.status == "ok", found.cause
     renamed = hasattr(dist, "all_gather_single")  # in PyTorch 2.13

@@ -19,8 +19,9 @@ from nfold.instrument.run_length import agreed_value, planned_length, publish
 class EpochBoundaryTracker:
     """Keeps epoch boundaries out of the windows, and measures them.
 
-    The time of an epoch boundary belongs to no window: it is recorded before the next window. In a run
-    of whole epochs it belongs to the epoch before it, and ``on_last_epoch`` is called after the last.
+    The time of an epoch boundary belongs to no window: it is recorded before the next window. In a
+    run of whole epochs it belongs to the epoch before it, and ``on_last_epoch`` is called after the
+    last.
     """
 
     def __init__(
@@ -153,10 +154,11 @@ DECISION_KEY = "long after pass"
 class EpochGapLimit:
     """Limits the time that a rank spends at epoch boundaries in a run that is measured in steps.
 
-    All ranks decide by the clock of rank 0: otherwise they would wait for each other. A run of truncated
-    passes ends with its first timed pass if the time before it was long, as with a validation. In other
-    runs no later pass ends once the boundaries took long in total: ``repeat_passes`` is called.
-    ``on_wait`` is called while rank 0 has not decided, because it may be in its validation.
+    All ranks decide by the clock of rank 0: otherwise they would wait for each other. A run of
+    truncated passes ends with its first timed pass if the time before it was long, as with a
+    validation. In other runs no later pass ends once the boundaries took long in total:
+    ``repeat_passes`` is called. ``on_wait`` is called while rank 0 has not decided, because it may
+    be in its validation.
     """
 
     def __init__(
@@ -212,11 +214,12 @@ class EpochGapLimit:
 
 
 class HostGaps:
-    """Measures the host gap of every step: from the end of the step before to the request of a batch.
+    """Measures the host gap of every step, from the end of the last step to a batch request.
 
-    Work apart from the training after the request, such as an evaluation, counts too. Without a request
-    the gap ends when a model trains or a backward begins. The times of the host only show after which
-    steps there was other work; its cost is measured on the device. ``sampler`` samples all gaps.
+    Work apart from the training after the request, such as an evaluation, counts too. Without a
+    request the gap ends when a model trains or a backward begins. The times of the host only show
+    after which steps there was other work; its cost is measured on the device. ``sampler`` samples
+    all gaps.
     """
 
     def __init__(self, sampler: StackSampler) -> None:

@@ -51,10 +51,10 @@ class Backward:
 class OptimizerStepHooks:
     """Reports every optimizer step (``on_step``) and the begin of every backward (``on_compute``).
 
-    A step that GradScaler skips counts, so that ranks stay in step; ``skipped_steps`` counts them. If a
-    script has no PyTorch optimizer, each backward ends a step, and the update after it is timed with
-    the next step. Optimizers that step within a backward are reported after it: its thread is no place
-    to end a process.
+    A step that GradScaler skips counts, so that ranks stay in step; ``skipped_steps`` counts them.
+    If a script has no PyTorch optimizer, each backward ends a step, and the update after it is
+    timed with the next step. Optimizers that step within a backward are reported after it: its
+    thread is no place to end a process.
     """
 
     def __init__(
@@ -270,8 +270,8 @@ UNTYPED_C10D: Any = distributed_c10d  # Their stubs are incomplete.
 class PostBackwardAllReduce:
     """All-reduces the gradients of independent replicas at once, before each optimizer step.
 
-    This measures communication that does not overlap with backward. The replicas have no process group
-    of the script: the group belongs to this variant.
+    This measures communication that does not overlap with backward. The replicas have no process
+    group of the script: the group belongs to this variant.
     """
 
     def __init__(self, task: Task, variant: ActiveVariant) -> None:

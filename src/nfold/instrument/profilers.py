@@ -1,8 +1,8 @@
 """PyTorch's profiler over some steps, and a stack sampler for the time between steps.
 
 The trace shows what hooks cannot: copies that only change the order of dimensions (of a permute, or
-of cuDNN between channels_first and channels_last), kernel launches, and device time. The traced steps
-come after the measured ones, because a profiler slows them down.
+of cuDNN between channels_first and channels_last), kernel launches, and device time. The traced
+steps come after the measured ones, because a profiler slows them down.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ProfilerTrace:
         return self._profile is not None
 
     def begin(self, *, cuda: bool) -> bool:
-        """Begin tracing; return False if disabled or if the script runs a profiler: there is only one."""
+        """Begin tracing; return False if disabled or if the script runs a profiler itself."""
         if not self._enabled or profiler._is_profiler_enabled:
             return False
         activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]
@@ -231,9 +231,9 @@ SampledLine = tuple[str, str | None]
 class StackSampler:
     """Samples the stack of the thread that constructed it, during host gaps.
 
-    Another thread reads the stack every few milliseconds. A sampled line counts with the time since the
-    sample before: a sampling profiler (S. L. Graham, P. B. Kessler, M. K. McKusick, gprof: a call graph
-    execution profiler, 1982). Calls of the script are not wrapped.
+    Another thread reads the stack every few milliseconds. A sampled line counts with the time since
+    the sample before: a sampling profiler (S. L. Graham, P. B. Kessler, M. K. McKusick, gprof: a
+    call graph execution profiler, 1982). Calls of the script are not wrapped.
     """
 
     def __init__(self, is_timed: Callable[[], bool]) -> None:

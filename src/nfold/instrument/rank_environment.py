@@ -159,7 +159,8 @@ def _device_names(indices: Sequence[int], visible_devices: str | None) -> str:
 
 
 def _free_port() -> int:
-    """Return a free port. The script listens seconds later, so each process tries its own port first.
+    """Return a free port. The script listens seconds later, so each process tries its own port
+    first.
 
     The kernel assigns ports from 32768 on to other processes (ip(7)): not from this range.
     """

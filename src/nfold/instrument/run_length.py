@@ -88,8 +88,8 @@ SHORT_TIMED_STEPS, SHORT_TRACED_STEPS = 3, 2  # of a probe run with long steps
 class ProbeRun(ProfilerTrace):
     """Length and trace of a probe run, which is shorter if the steps are long.
 
-    Ranks without a process group at their first step train independently: that is all that the probe
-    reports.
+    Ranks without a process group at their first step train independently: that is all that the
+    probe reports.
     """
 
     def __init__(self, task: Task, on_wait: Callable[[], None]) -> None:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 def run_rank(task: Task, observer: Observer) -> RankSamples:
     """Run the script until it has made its steps, which ends the process.
 
-    A script that ends earlier is measured if it has made enough steps. Raises RunFailure if it has not,
-    or if it exits with a code other than 0, and any exception of the script.
+    A script that ends earlier is measured if it has made enough steps. Raises RunFailure if it has
+    not, or if it exits with a code other than 0, and any exception of the script.
     """
     runs: list[InstrumentedRun] = []
     trainers = TrainerDetector(1 if has_own_world(task) else task.world_size)

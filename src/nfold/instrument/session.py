@@ -258,8 +258,8 @@ class InstrumentedRun:
     def _weight_evidence(self, profile: ScriptProfile) -> dict[str, Any]:
         """Return the checksum of parameters that must be equal on all ranks, and a sample of them.
 
-        Nothing for shards, or for a variant that changes the training. Only if all gradients are exchanged
-        ranks may differ by rounding, and the sample is compared.
+        Nothing for shards, or for a variant that changes the training. Only if all gradients are
+        exchanged ranks may differ by rounding, and the sample is compared.
         """
         if not self._task.variant.preserves_training:
             return {}

@@ -306,7 +306,7 @@ def all_reduce_one_element(bound: inspect.BoundArguments, asynchronous: bool) ->
 
 
 def collective_bytes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the bytes that one rank sends: of gathering tensors the smaller one, else the larger."""
+    """Return the bytes that one rank sends: the smaller tensor of a gather, else the larger."""
     sizes = [
         tensor_bytes(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)
     ]
@@ -375,8 +375,8 @@ LOCAL_COLLECTIVES: dict[str, Callable[..., None]] = {
 }
 
 
-# torch.multiprocessing.spawn: torchrun has started the ranks already. Each rank runs the script up to
-# the call of spawn, and calls the spawned function itself with its own index. The process group uses
+# torch.multiprocessing.spawn: torchrun has started the ranks. Each runs the script up to the
+# call of spawn, and calls the spawned function with its own index. The process group uses
 # the address and the size of the ranks of nfold: a run on one device has a world of one rank.
 
 SPAWN_FUNCTIONS = ("spawn", "start_processes")

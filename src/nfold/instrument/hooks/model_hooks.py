@@ -215,8 +215,8 @@ def _is_wrapper(module: nn.Module) -> bool:
 def install_channels_last(patches: Patches) -> None:
     """Convert the weights of convolutions to channels_last.
 
-    Converts before a wrapper builds its buckets and an optimizer its state. A convolution computes in
-    channels_last if its weights or its images are channels_last, and later operators keep it.
+    Converts before a wrapper builds its buckets and an optimizer its state. A convolution computes
+    in channels_last if its weights or its images are channels_last, and later operators keep it.
     """
     for wrapper in (DistributedDataParallel, DataParallel):
         patches.wrap(wrapper, "__init__", _construct_wrapper)

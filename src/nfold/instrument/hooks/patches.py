@@ -71,8 +71,8 @@ OUTERMOST_FIRST: tuple[TrainerKind, ...] = ("transformers", "lightning", "fabric
 class TrainerDetector:
     """Records which trainer classes the script instantiates, and where.
 
-    Sets the number of devices of each to ``world_size``: Lightning refuses ``devices=2`` in a run on
-    one device.
+    Sets the number of devices of each to ``world_size``: Lightning refuses ``devices=2`` in a run
+    on one device.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -166,7 +166,7 @@ class GeneratorHooks:
         self.replacements: dict[CodeType, Callable[[GeneratorBatches], Any]] = {}
 
     def install(self) -> None:
-        """Decorate functions of modules imported from now on. The script uses ``compile_source``."""
+        """Decorate functions of later imports. The script itself uses ``compile_source``."""
         if self._keys:
             setattr(builtins, DECORATOR_NAME, self)
             self._patches.wrap(SourceFileLoader, "get_code", self._get_code)

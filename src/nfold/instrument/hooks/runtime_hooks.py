@@ -39,7 +39,7 @@ class EventCounter:
         self._locations: dict[str, Counter[tuple[str, str | None]]] = {}
 
     def count(self, event: str, name: str, byte_count: int = 0) -> None:
-        """Count an event ``name``, its bytes, and the current user line under the kind ``event``."""
+        """Count an event ``name``, its bytes, and the current user line as an ``event``."""
         if not self.enabled:
             return
         self.counts[name] += 1
@@ -250,7 +250,7 @@ class HostReads:
         return synchronize
 
     def last_value(self, key: tuple[object, ...], original: Any, tensor: Tensor) -> Any:
-        """Return the last value read at ``key``; read the tensor in the warm-up or if there is none."""
+        """Return the last value read at ``key``; read the tensor if inactive or new."""
         if not self._is_active or key not in self._values:
             self._values[key] = original(tensor)
         value = self._values[key]

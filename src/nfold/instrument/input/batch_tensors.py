@@ -23,7 +23,8 @@ HASHED_VALUES = 256  # values per sample, evenly spaced
 
 
 def iter_tensors(batch: Any) -> Iterator[Tensor]:
-    """Yield the dense tensors of a batch in order: in sequences, mappings or attributes of an object.
+    """Yield the dense tensors of a batch in order: in sequences, mappings or attributes of an
+    object.
 
     A tensor wrapped by torch.func counts as the tensor of all samples.
     """
@@ -187,9 +188,9 @@ MAX_REPLAY_BYTES = 2 * 2**30  # stored batches of one rank
 class BatchReplay:
     """Batches that are stored on ``device``, or where they are (None), and replayed in turn.
 
-    Replays in new containers, because a script may remove items of a dictionary. If a script changes
-    a tensor in place, it gets clones from then on. Tensors with an index in ``host_tensors`` stay on
-    the host.
+    Replays in new containers, because a script may remove items of a dictionary. If a script
+    changes a tensor in place, it gets clones from then on. Tensors with an index in
+    ``host_tensors`` stay on the host.
     """
 
     def __init__(self, device: torch.device | None, host_tensors: Collection[int] = ()) -> None:

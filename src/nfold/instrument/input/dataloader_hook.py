@@ -51,8 +51,8 @@ from nfold.instrument.rank_environment import computes_slice
 class DataLoaderHook:
     """Counts, times and replays the batches of all DataLoaders of a process.
 
-    A DataLoader feeds the training if a step followed on one of its batches in the warm-up, or if it
-    replaces such a loader: some scripts construct a new one for every epoch.
+    A DataLoader feeds the training if a step followed on one of its batches in the warm-up, or if
+    it replaces such a loader: some scripts construct a new one for every epoch.
 
     Args:
         prepare: called with a loader before it is iterated.
@@ -332,10 +332,11 @@ DEFAULT_PREFETCH_FACTOR = 2  # PyTorch's default
 
 
 class LoaderOverrides:
-    """Applies the settings of a plan to a DataLoader that feeds the training, before it is iterated.
+    """Applies the settings of a plan to a DataLoader that feeds the training, before it is
+    iterated.
 
-    Settings that the plan leaves open stay as the script has them. In a run that is measured in steps,
-    a pass that is longer than the run does not end.
+    Settings that the plan leaves open stay as the script has them. In a run that is measured in
+    steps, a pass that is longer than the run does not end.
     """
 
     def __init__(self, task: Task, steps: StepCounter) -> None:

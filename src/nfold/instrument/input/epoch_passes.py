@@ -282,8 +282,9 @@ def _set_index_source(loader: Any, replacement: SamplerWrapper) -> None:
 class CompanionLoaders:
     """Loaders that provide a batch in every step besides the loader that counts epochs.
 
-    Semi-supervised training, for example, has labelled and other samples. The shorter loader restarts
-    in the middle of an epoch. A companion provides batches in two consecutive steps of the warm-up.
+    Semi-supervised training, for example, has labelled and other samples. The shorter loader
+    restarts in the middle of an epoch. A companion provides batches in two consecutive steps of the
+    warm-up.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 Workers are forked: they write into memory shared with this process. A process that waits for a disk
 sleeps, a process whose cores are busy does not. Linux tells them apart: /proc/thread-self/schedstat
-has the time that a thread waited for a core (Documentation/scheduler/sched-stats.rst). Spawned workers
-are not timed.
+has the time that a thread waited for a core (Documentation/scheduler/sched-stats.rst). Spawned
+workers are not timed.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class FetchTimer:
     def install(self, patches: Patches, on_worker_start: Callable[[], None] = lambda: None) -> None:
         """Install before any dataset is fetched from.
 
-        ``on_worker_start`` is called in each worker before its first batch: hooks that were installed
-        in this process when a worker was forked would run for every sample.
+        ``on_worker_start`` is called in each worker before its first batch: hooks that were
+        installed in this process when a worker was forked would run for every sample.
         """
         self._on_worker_start = on_worker_start
         if thread_usage() is not None:
@@ -141,7 +141,7 @@ def fetch_difference(before: FetchTotal, now: FetchTotal) -> FetchStats | None:
 
 @dataclass(frozen=True)
 class ThreadUsage:
-    """Resource usage of a thread: wall time, time on a core, time waiting for a core, sleeps, reads."""
+    """Times of a thread (wall, on a core, waiting for a core), its sleeps and bytes read."""
 
     wall_s: float
     core_s: float
@@ -189,8 +189,8 @@ THREAD_STATS = ThreadStatFiles()
 def thread_usage() -> ThreadUsage | None:
     """Return the usage of this thread now, None if the kernel does not report it.
 
-    A worker may compute in several threads: the core time of its process counts. In the process that
-    trains other threads are busy too: only this thread counts.
+    A worker may compute in several threads: the core time of its process counts. In the process
+    that trains other threads are busy too: only this thread counts.
     """
     core_clock = time.thread_time if get_worker_info() is None else time.process_time
     schedstat, io = THREAD_STATS()
@@ -213,8 +213,8 @@ Value = TypeVar("Value")
 class WeakIdentityDict(Generic[Value]):
     """Maps objects by identity, without a hash and without a reference to them.
 
-    Python reuses the id of a deleted object: a weak reference tells whether the entry is valid. Lists,
-    for example, cannot be referenced weakly, and stay valid.
+    Python reuses the id of a deleted object: a weak reference tells whether the entry is valid.
+    Lists, for example, cannot be referenced weakly, and stay valid.
     """
 
     def __init__(self) -> None:
