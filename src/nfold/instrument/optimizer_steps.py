@@ -303,7 +303,7 @@ class PostBackwardAllReduce:
     def all_reduce(self, optimizer: Any) -> None:
         if not self._variant.current.exchange_after_backward:
             return
-        trained = [p for p in _parameters_of(optimizer) if p.requires_grad]
+        trained: list[Any] = [p for p in _parameters_of(optimizer) if p.requires_grad]
         for bucket in split_into_buckets(trained, BUCKET_BYTES, BUCKET_BYTES):
             self._all_reduce_bucket(bucket)
 
@@ -316,7 +316,8 @@ class PostBackwardAllReduce:
         if self._group is None:
             self._group = self._create_group(flat.device)
         self._group.allreduce([flat]).wait()
-        sums = flat.split([gradient.numel() for gradient in gradients])
+        sizes = [gradient.numel() for gradient in gradients]
+        sums = flat.split(sizes)  # type: ignore[no-untyped-call]
         for gradient, total in zip(gradients, sums, strict=True):
             if not is_sparse(gradient):
                 gradient.copy_(total.view_as(gradient))

@@ -174,7 +174,7 @@ def test_optimizers_inside_a_backward_end_a_step_after_it(
     graphs: list[int] = []
     stepped = session.InstrumentedRun.on_optimizer_step
 
-    def observer(one: session.InstrumentedRun, optimizer: Any) -> None:
+    def on_optimizer_step(one: session.InstrumentedRun, optimizer: Any) -> None:
         graphs.append(torch._C._current_graph_task_id())
         stepped(one, optimizer)
 
@@ -186,7 +186,7 @@ def test_optimizers_inside_a_backward_end_a_step_after_it(
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         loop(DataLoader(dataset(), 8), module)
 
-    monkeypatch.setattr(session.InstrumentedRun, "stepped", observer)
+    monkeypatch.setattr(session.InstrumentedRun, "on_optimizer_step", on_optimizer_step)
     found = instrumented(training, script_task(Variant(profiler_steps=True)))
     assert found.samples is not None
     assert set(graphs) == {-1}
@@ -391,7 +391,7 @@ def test_rank_reports_progress_while_it_waits_for_rank_0(
     word: str, seconds: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[bool] = []
-    monkeypatch.setattr(run_length, "joined", lambda: True)
+    monkeypatch.setattr(run_length, "has_process_group", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     store = Store(word, after=3)
     monkeypatch.setattr(run_length, "_decision_store", lambda: store)
@@ -448,7 +448,7 @@ def test_ranks_agree_on_the_length_of_a_probe(
     slow: bool, seconds: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (run_length, run_length):
-        monkeypatch.setattr(module, "joined", lambda: True)
+        monkeypatch.setattr(module, "has_process_group", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(run_length, "_decision_store", lambda: Store(str(slow), after=3))
     task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)

@@ -92,7 +92,7 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     found = Counted()
-    monkeypatch.setattr(optimizer_steps.PostBackwardAllReduce, "_reduce", found)
+    monkeypatch.setattr(optimizer_steps.PostBackwardAllReduce, "_all_reduce_bucket", found)
     return found
 
 
@@ -106,7 +106,7 @@ def test_post_backward_exchange_is_interleaved(counted: Counted) -> None:
     task = dataclasses.replace(task, interleaved_variants=(Variant(independent=True), LATE))
     assert instrumented(training, task).samples is not None
     at = task.plan.warmup_steps
-    for part in schedule_slots(task.turns, task.plan):
+    for part in schedule_slots(task.interleaved_variants, task.plan):
         made = {step for step in counted.exchanged if at < step <= at + part.steps}
         if part.variant_index is not None:
             assert len(made) == (part.steps if part.variant_index else 0)

@@ -64,7 +64,7 @@ def test_each_slot_has_its_steps_and_windows() -> None:
     assert len(found.step_ms) == 16
     first = task.plan.warmup_steps
     by_turn: dict[int | None, list[bytes]] = {}
-    for part in schedule_slots(task.turns, task.plan):
+    for part in schedule_slots(task.interleaved_variants, task.plan):
         by_turn.setdefault(part.variant_index, []).extend(given[first : first + part.steps])
         first += part.steps
     assert first == len(given)
@@ -146,7 +146,7 @@ def test_exchange_is_interleaved() -> None:
     assert found is not None
     at, real = task.plan.warmup_steps, set(range(task.plan.warmup_steps))
     left_out: set[int] = set()
-    for part in schedule_slots(task.turns, task.plan):
+    for part in schedule_slots(task.interleaved_variants, task.plan):
         here = set(range(at, at + part.steps))
         real |= here if part.variant_index == 0 else set()
         left_out |= here if part.variant_index not in (None, 0) else set()
@@ -197,7 +197,7 @@ def test_gradients_are_exchanged_once_or_per_micro_batch() -> None:
     found = instrumented(training, task)
     assert (found.profile.accumulation, found.profile.gradient_exchanges) == (2, 2)
     times, at = Counter(noted.called), task.plan.warmup_steps
-    for part in schedule_slots(task.turns, task.plan):
+    for part in schedule_slots(task.interleaved_variants, task.plan):
         if part.variant_index is not None:
             expected = 2 - part.variant_index
             assert [times[step] for step in range(at, at + part.steps)] == [expected] * part.steps

@@ -118,8 +118,7 @@ class BatchFunctionHooks:
             # A function that gets a module, or is a method of one, is part of the model.
             if not any(isinstance(local, nn.Module) for local in values):
                 # The locals of a resumed generator hold its last batch, not the input of the next.
-                inputs = [] if _is_generator(code) else list(iter_tensors(values))
-                self._inputs[id(frame)] = inputs
+                self._inputs[id(frame)] = [] if _is_generator(code) else [*iter_tensors(values)]
             return
         inputs, tensors = self._inputs.pop(id(frame), None), list(iter_tensors(value))
         if any(tensor.requires_grad for tensor in inputs or ()):

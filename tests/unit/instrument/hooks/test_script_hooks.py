@@ -199,7 +199,9 @@ def test_batch_of_a_custom_batch_sampler_is_refused() -> None:
 
 def test_batch_size_set_by_the_script_is_kept() -> None:
     loader: Any = DataLoader(dataset(), batch_sampler=[[1, 2, 3], [4]])
-    own = dataclasses.replace(script_task(batch=3), learnt=ReplayHints(script_sets_batch_size=True))
+    own = dataclasses.replace(
+        script_task(batch=3), replay_hints=ReplayHints(script_sets_batch_size=True)
+    )
     overrides(own)(loader)
     assert [len(labels) for _, labels in loader] == [3, 1]
 

@@ -79,7 +79,7 @@ def test_both_loaders_are_replayed(*, anew: bool) -> None:
         return DataLoader(data, 8) if anew else kept
 
     many = DataLoader(others, 16)
-    task = _task(variant=Variant(input="replayed"))
+    task = _task(requested_variant=Variant(input="replayed"))
     found = instrumented(lambda: trained(few, lambda: many), task)
     assert found.samples is not None
     assert len(found.profile.companion_loaders) == 1
@@ -105,7 +105,7 @@ def test_evaluation_loader_is_no_companion() -> None:
     assert instrumented(training, _task()).profile.companion_loaders == ()
 
 
-def learnt(workers: int = 0) -> ReplayHints:
+def hints(workers: int = 0) -> ReplayHints:
     own = DataLoaderProfile(batch_size=16, dataset_size=MANY, num_workers=2)
     beside = (DataLoaderProfile(batch_size=8, dataset_size=FEW, num_workers=workers),)
     return ScriptProfile(loader=own, companion_loaders=beside).replay_hints
@@ -113,7 +113,7 @@ def learnt(workers: int = 0) -> ReplayHints:
 
 @pytest.mark.parametrize(("batch", "few", "many"), [(16, 8, 16), (8, 4, 8), (1, 1, 1)])
 def test_companion_batch_size_is_in_proportion(batch: int, few: int, many: int) -> None:
-    impose = overrides(_task(plan=script_task(batch=batch).plan, replay_hints=learnt()))
+    impose = overrides(_task(plan=script_task(batch=batch).plan, replay_hints=hints()))
     for samples, own, wanted in ((FEW, 8, few), (MANY, 16, many)):
         loader = DataLoader(CountingDataset(samples), own)
         for _ in range(2):
@@ -123,7 +123,7 @@ def test_companion_batch_size_is_in_proportion(batch: int, few: int, many: int) 
 
 @pytest.mark.parametrize(("workers", "few", "many"), [(2, 1, 2), (4, 4, 4)])
 def test_companion_keeps_its_workers(workers: int, few: int, many: int) -> None:
-    impose = overrides(_task(plan=script_task(workers=workers).plan, replay_hints=learnt(1)))
+    impose = overrides(_task(plan=script_task(workers=workers).plan, replay_hints=hints(1)))
     for samples, own, had, wanted in ((FEW, 8, 1, few), (MANY, 16, 2, many)):
         loader = DataLoader(CountingDataset(samples), own, num_workers=had)
         impose(loader)
@@ -131,7 +131,7 @@ def test_companion_keeps_its_workers(workers: int, few: int, many: int) -> None:
 
 
 def test_only_epochs_are_truncated() -> None:
-    impose = overrides(_task(variant=Variant(batches_per_epoch=5), replay_hints=learnt()))
+    impose = overrides(_task(requested_variant=Variant(batches_per_epoch=5), replay_hints=hints()))
     few, many = DataLoader(CountingDataset(FEW), 8), DataLoader(CountingDataset(MANY), 16)
     impose(few)
     impose(many)

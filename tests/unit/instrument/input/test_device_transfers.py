@@ -83,10 +83,8 @@ def test_index_of_the_replayed_batch() -> None:
 
 
 def test_profile_has_replay_hints() -> None:
-    learnt = ScriptProfile(
-        loader=DataLoaderProfile(batch_size=None, host_tensors=(1,))
-    ).replay_hints
-    assert (learnt.script_sets_batch_size, learnt.host_tensors) == (True, (1,))
+    hints = ScriptProfile(loader=DataLoaderProfile(batch_size=None, host_tensors=(1,))).replay_hints
+    assert (hints.script_sets_batch_size, hints.host_tensors) == (True, (1,))
     assert not ScriptProfile(
         loader=DataLoaderProfile(batch_size=8)
     ).replay_hints.script_sets_batch_size

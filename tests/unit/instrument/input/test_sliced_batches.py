@@ -20,7 +20,7 @@ RANKS = 2
 
 def task(*, slices: bool, **more: Any) -> Any:
     asked = script_task(world_size=RANKS, **more)
-    return dataclasses.replace(asked, learnt=ReplayHints(slices_batches=slices))
+    return dataclasses.replace(asked, replay_hints=ReplayHints(slices_batches=slices))
 
 
 def _training() -> None:
