@@ -1,4 +1,4 @@
-"""A script that nobody changed, in real processes on CPU devices."""
+"""Runs of unmodified scripts in real processes on CPU devices."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ OWN_BATCHES = str(Path(__file__).parent / "scripts" / "own_batches.py")
 def _measured(
     tmp_path: Path,
     wish: str,
-    ablation: Variant | None = None,
+    variant: Variant | None = None,
     devices: int = 2,
     script: str = SCRIPT,
-    learnt: ReplayHints | None = None,
-    turns: tuple[Variant, ...] = (),
+    hints: ReplayHints | None = None,
+    variants: tuple[Variant, ...] = (),
     **changes: Any,
 ) -> tuple[Measurement, HandoffFolder]:
     host = inspect_machine()
@@ -51,27 +51,29 @@ def _measured(
     said = {"steps": 20, "warmup_steps": 4, "strategy": "ddp" if devices > 1 else "single"}
     plan = Plan(device="cpu", devices=devices, cores_per_device=1, **{**said, **changes})
     workload = Workload.from_script(script, wish)
-    options = RunOptions(results=tmp_path, replay_hints=learnt or ReplayHints())
-    found = run(workload, plan, ablation, machine=host, options=options, interleaved_variants=turns)
+    options = RunOptions(results=tmp_path, replay_hints=hints or ReplayHints())
+    found = run(
+        workload, plan, variant, machine=host, options=options, interleaved_variants=variants
+    )
     assert found.folder is not None
     return found, HandoffFolder(tmp_path / found.folder)
 
 
 def _place(line: str, script: str = SCRIPT) -> str:
-    """``file:line`` of the first line of a script that begins so."""
+    """Return ``file:line`` of the first line of a script that starts with ``line``."""
     lines = [text.strip() for text in Path(script).read_text().splitlines()]
     number = next(at for at, text in enumerate(lines, start=1) if text.startswith(line))
     return f"{Path(script).name}:{number}"
 
 
-def test_a_script_is_stopped_after_its_steps_and_told_what_was_seen(tmp_path: Path) -> None:
+def test_script_stops_after_its_steps_and_has_a_profile(tmp_path: Path) -> None:
     found, folder = _measured(tmp_path, "usual")
     assert found.status == "ok", found.cause
     assert str(found.workload) == f"{SCRIPT} usual"
     assert [len(rank.step_ms) for rank in found.ranks] == [20, 20]
     assert [sum(w.samples for w in rank.windows) for rank in found.ranks] == [160, 160]
     assert len({rank.parameter_checksum for rank in found.ranks}) == 1
-    assert not {"same_samples", "parameters_differ"} & {doubt.kind for doubt in found.warnings}
+    assert not {"same_samples", "parameters_differ"} & {caveat.kind for caveat in found.warnings}
     # Nothing of the script ran after its last step.
     assert "finally" not in folder.rank_log(0).read_text()
     seen = folder.read_profiles()
@@ -82,7 +84,7 @@ def test_a_script_is_stopped_after_its_steps_and_told_what_was_seen(tmp_path: Pa
     assert str(seen[0].most_frequent_line("step")).endswith(_place("optimizer.step()"))
 
 
-def test_ranks_that_exchange_nothing_do_not_wait_for_a_slow_one(tmp_path: Path) -> None:
+def test_ranks_without_exchange_do_not_wait_for_a_slow_rank(tmp_path: Path) -> None:
     found, _ = _measured(tmp_path, "slow", Variant(input="replayed", exchange="none"))
     assert found.status == "ok", found.cause
     first, second = (median(rank.step_ms) for rank in found.ranks)
@@ -90,25 +92,25 @@ def test_ranks_that_exchange_nothing_do_not_wait_for_a_slow_one(tmp_path: Path) 
     assert first < second / 2
 
 
-def test_what_rank_0_does_after_some_steps_is_found_in_those_after_them(tmp_path: Path) -> None:
-    """Rank 1 waits in the step that follows, and both are late by what rank 0's clock says."""
-    turns = (Variant(), Variant(input="replayed"))
-    whole, _ = _measured(tmp_path, "logs", turns=turns, steps=40)
+def test_work_of_rank_0_after_some_steps_is_found(tmp_path: Path) -> None:
+    """Rank 1 waits in the following step, and the clock of rank 0 shows the delay of both."""
+    variants = (Variant(), Variant(input="replayed"))
+    whole, _ = _measured(tmp_path, "logs", variants=variants, steps=40)
     assert whole.status == "ok", whole.cause
     members = {
         Trial(plan=one.plan, variant=one.variant or Variant()): one
-        for one in split_by_variant(whole, turns)
+        for one in split_by_variant(whole, variants)
     }
     found = find_periodic_work(members)
     assert len(found) == 2
-    for rung, measured in members.items():
-        (kind,) = found[rung].events
+    for trial, measured in members.items():
+        (kind,) = found[trial].events
         # What comes at the end of a pass lies between two, and is none of these.
         assert OFTEN <= 1.001 / kind.rate < 1.5 * OFTEN
         assert kind.cost_ms > 1e3 * SHORT_S / 2
-        assert {step % OFTEN for step in found[rung].affected_steps} == {0}
-        assert len(found[rung].affected_steps) > found[rung].steps // OFTEN / 2
-        for rank in without_affected_steps(measured, found[rung]).ranks:
+        assert {step % OFTEN for step in found[trial].affected_steps} == {0}
+        assert len(found[trial].affected_steps) > found[trial].steps // OFTEN / 2
+        for rank in without_affected_steps(measured, found[trial]).ranks:
             assert max(rank.step_ms) < 1e3 * SHORT_S
     logs = busiest_gap(gap_locations(whole), "after some steps")
     assert logs is not None
@@ -116,10 +118,10 @@ def test_what_rank_0_does_after_some_steps_is_found_in_those_after_them(tmp_path
     assert logs.location.location.endswith(_place("log()"))
 
 
-def test_what_rank_0_does_after_every_pass_lies_between_passes_for_rank_1_too(
+def test_work_of_rank_0_after_each_pass_is_an_epoch_boundary(
     tmp_path: Path,
 ) -> None:
-    """It has begun the next one, and waits in its first step."""
+    """Rank 1 has begun the next pass, and waits in its first step."""
     found, _ = _measured(tmp_path, "saves", steps=40)
     assert found.status == "ok", found.cause
     assert max(found.ranks[1].step_ms) > 1e3 * SHORT_S / 2
@@ -135,46 +137,46 @@ def test_what_rank_0_does_after_every_pass_lies_between_passes_for_rank_1_too(
     assert saves.location.callee == "save()"
 
 
-def test_what_had_a_turn_before_the_script_failed_is_kept(tmp_path: Path) -> None:
-    """Four steps of warm-up, a cycle of five, four that settle; then three of the second turn."""
-    turns = (Variant(), Variant(input="replayed"))
-    whole, _ = _measured(tmp_path, "fails16", turns=turns)
+def test_slots_before_a_failure_are_kept(tmp_path: Path) -> None:
+    """Steps: 4 of warm-up, 5 of a cycle, 4 of settling, 3 of the second slot."""
+    variants = (Variant(), Variant(input="replayed"))
+    whole, _ = _measured(tmp_path, "fails16", variants=variants)
     assert whole.status == "crashed"
-    real, replayed = split_by_variant(whole, turns)
+    real, replayed = split_by_variant(whole, variants)
     assert (real.status, replayed.status) == ("ok", "crashed")
     assert [len(rank.step_ms) for rank in real.ranks] == [5, 5]
     assert real.cause is not None
     assert "accuracy" in real.cause.text
 
 
-def test_ranks_that_send_half_of_the_bytes_stay_alike(tmp_path: Path) -> None:
-    turns = (Variant(), Variant(exchange="half"))
-    found, _ = _measured(tmp_path, "usual", steps=10, turns=turns)
+def test_fp16_communication_keeps_ranks_equal(tmp_path: Path) -> None:
+    variants = (Variant(), Variant(exchange="half"))
+    found, _ = _measured(tmp_path, "usual", steps=10, variants=variants)
     assert found.status == "ok", found.cause
     assert len({rank.parameter_checksum for rank in found.ranks}) == 1
 
 
-def test_independent_ranks_are_worlds_of_their_own(tmp_path: Path) -> None:
+def test_independent_ranks_have_their_own_worlds(tmp_path: Path) -> None:
     found, folder = _measured(tmp_path, "usual", Variant(independent=True))
     assert found.status == "ok", found.cause
     assert [(one.rank, one.world_size) for one in folder.read_profiles()] == [(0, 1), (1, 1)]
     # Each is the first of its own world, whose part of the data is the whole.
     assert found.ranks[0].sample_hashes == found.ranks[1].sample_hashes != ()
-    assert "same_samples" not in {doubt.kind for doubt in found.warnings}
+    assert "same_samples" not in {caveat.kind for caveat in found.warnings}
 
 
-def test_a_barrier_keeps_ranks_together_and_the_same_samples_are_found(tmp_path: Path) -> None:
+def test_barrier_keeps_ranks_together_and_equal_samples_are_found(tmp_path: Path) -> None:
     slow, _ = _measured(tmp_path, "slow", Variant(input="replayed", exchange="barrier"))
     assert slow.status == "ok", slow.cause
     assert min(median(rank.step_ms) for rank in slow.ranks) > 20
     same, _ = _measured(tmp_path, "same", steps=10)
-    assert "same_samples" in {doubt.kind for doubt in same.warnings}
+    assert "same_samples" in {caveat.kind for caveat in same.warnings}
 
 
-def test_a_script_that_forgets_to_exchange_gradients_is_named(tmp_path: Path) -> None:
+def test_script_without_gradient_exchange_is_detected(tmp_path: Path) -> None:
     found, _ = _measured(tmp_path, "forgets", steps=10)
     assert found.status == "ok", found.cause
-    kinds = {doubt.kind for doubt in found.warnings}
+    kinds = {caveat.kind for caveat in found.warnings}
     assert "parameters_differ" in kinds
     assert "same_samples" not in kinds
 
@@ -187,17 +189,17 @@ def test_a_script_that_forgets_to_exchange_gradients_is_named(tmp_path: Path) ->
         ("beside", "parameters_differ", "gradients were not exchanged"),
     ],
 )
-def test_by_how_much_ranks_differ_that_exchange_gradients_or_some_of_them(
+def test_difference_of_parameters_between_ranks(
     tmp_path: Path, wish: str, kind: str, told: str
 ) -> None:
     found, _ = _measured(tmp_path, wish, steps=10)
     assert found.status == "ok", found.cause
-    texts = {doubt.kind: doubt.text for doubt in found.warnings}
+    texts = {caveat.kind: caveat.text for caveat in found.warnings}
     assert told in texts[kind]
     assert len({"rounded_apart", "parameters_differ"} & texts.keys()) == 1
 
 
-def test_a_script_that_ends_too_early_or_fails_says_so(tmp_path: Path) -> None:
+def test_short_or_failing_script_is_reported(tmp_path: Path) -> None:
     short, _ = _measured(tmp_path, "short", devices=1)
     assert short.status == "crashed"
     assert short.cause is not None
@@ -210,15 +212,15 @@ def test_a_script_that_ends_too_early_or_fails_says_so(tmp_path: Path) -> None:
     assert "finally 3" in folder.rank_log(0).read_text()
 
 
-def test_what_is_refused_is_told_though_tidying_up_fails_on_it(tmp_path: Path) -> None:
+def test_refusal_is_reported_if_cleanup_fails(tmp_path: Path) -> None:
     found, _ = _measured(tmp_path, "unbatched", devices=1, batch=16)
     assert found.status == "unsupported"
     assert found.cause is not None
     assert found.cause.text.startswith("a batch of 16 a rank")
 
 
-def test_passes_that_are_cut_short_stand_for_whole_ones(tmp_path: Path) -> None:
-    """Of 8 batches of a rank a pass makes 3, and begins again."""
+def test_truncated_passes_are_scaled(tmp_path: Path) -> None:
+    """A pass is truncated to 3 of the 8 batches of a rank."""
     found, _ = _measured(tmp_path, "usual", Variant(batches_per_epoch=3), steps=9, warmup_steps=3)
     assert found.status == "ok", found.cause
     for rank in found.ranks:
@@ -227,7 +229,7 @@ def test_passes_that_are_cut_short_stand_for_whole_ones(tmp_path: Path) -> None:
         assert all(end.seconds > 0 for end in ends)
 
 
-def test_ranks_agree_that_nobody_waits_for_a_second_validation(tmp_path: Path) -> None:
+def test_ranks_agree_to_skip_a_second_validation(tmp_path: Path) -> None:
     cut = Variant(batches_per_epoch=3)
     found, _ = _measured(tmp_path, "validates", cut, steps=9, warmup_steps=3)
     assert found.status == "ok", found.cause
@@ -239,8 +241,8 @@ def test_ranks_agree_that_nobody_waits_for_a_second_validation(tmp_path: Path) -
     assert found.ranks[0].windows[0].epoch_gap.seconds >= LONG_S
 
 
-def test_copies_can_exchange_before_every_step(tmp_path: Path) -> None:
-    """By a group that the script does not see: each is still alone in its world."""
+def test_replicas_exchange_before_every_step(tmp_path: Path) -> None:
+    """The group of nfold is hidden: the script sees a world of one rank."""
     late = Variant(independent=True, exchange_after_backward=True)
     found, folder = _measured(tmp_path, "usual", late)
     assert found.status == "ok", found.cause
@@ -248,8 +250,8 @@ def test_copies_can_exchange_before_every_step(tmp_path: Path) -> None:
     assert [one.world_size for one in folder.read_profiles()] == [1, 1]
 
 
-def test_batches_that_a_generator_yields_can_be_given_again(tmp_path: Path) -> None:
-    """In a run that is told of it: it runs already when a run finds out by itself."""
+def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
+    """Needs replay hints: without them the generator already runs when it is found."""
     real, folder = _measured(tmp_path, "", script=GENERATED)
     assert real.status == "ok", real.cause
     first, other = folder.read_profiles()
@@ -259,7 +261,7 @@ def test_batches_that_a_generator_yields_can_be_given_again(tmp_path: Path) -> N
     assert maker.defined_at.endswith(_place("def batches(split: str)", GENERATED))
     assert maker.generator_functions == (f"{maker.defined_at} batches",)
     replayed = Variant(input="replayed")
-    again, _ = _measured(tmp_path, "", replayed, script=GENERATED, learnt=first.replay_hints)
+    again, _ = _measured(tmp_path, "", replayed, script=GENERATED, hints=first.replay_hints)
     assert again.status == "ok", again.cause
     slow, fast = (median(found.ranks[0].step_ms) for found in (real, again))
     assert slow > 1e3 * SLOW_S
@@ -268,7 +270,7 @@ def test_batches_that_a_generator_yields_can_be_given_again(tmp_path: Path) -> N
     assert untold.status == "unsupported"
 
 
-def test_batches_that_a_function_makes_can_be_given_again(tmp_path: Path) -> None:
+def test_batches_of_a_function_are_replayed(tmp_path: Path) -> None:
     real, folder = _measured(tmp_path, "", script=OWN_BATCHES)
     again, _ = _measured(tmp_path, "", Variant(input="replayed"), script=OWN_BATCHES)
     assert (real.status, again.status) == ("ok", "ok"), (real.cause, again.cause)
@@ -286,7 +288,7 @@ def test_batches_that_a_function_makes_can_be_given_again(tmp_path: Path) -> Non
 
 
 def test_collectives_of_fsdp2_are_counted_under_the_names_of_this_pytorch(tmp_path: Path) -> None:
-    """Each layer gathers its shards in forward and in backward, and scatters its gradients."""
+    """Each layer gathers its shards in forward and backward, and scatters its gradients."""
     found, folder = _measured(tmp_path, "", script=FSDP2, steps=10)
     assert found.status == "ok", found.cause
     renamed = hasattr(dist, "all_gather_single")  # in PyTorch 2.13

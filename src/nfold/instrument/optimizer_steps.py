@@ -1,4 +1,4 @@
-"""When a step of a training may end: an optimizer has stepped, or nothing of torch's ever does."""
+"""Steps of a training: optimizer steps, and backwards of scripts without an optimizer."""
 
 from __future__ import annotations
 
@@ -28,36 +28,33 @@ from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import is_sparse
 from nfold.instrument.rank_environment import RENDEZVOUS_VARIABLE
 
-BACKWARDS_WITHOUT_OPTIMIZER = 3
-"""Backwards without an optimizer in the process, until nobody waits for one."""
+BACKWARDS_WITHOUT_OPTIMIZER = 3  # after so many, the script has none
 
 
 class Backward:
-    """In the place of an optimizer, where a script updates by hand what its losses depend on."""
+    """Takes the place of an optimizer if a script updates the parameters itself."""
 
     def __init__(self) -> None:
         self.param_groups: list[dict[str, list[Tensor]]] = []
 
     def find_parameters(self, losses: Tensor | Sequence[Tensor], *, nested: bool) -> None:
-        """Before their graph is gone. ``inside`` another one, what a checkpoint cut off is a leaf
-        as well.
+        """Find the leaves of a graph before it is freed.
+
+        Inside a backward (``nested``), tensors that a checkpoint has detached are leaves as well.
         """
         losses = (losses,) if isinstance(losses, Tensor) else losses
-        found = [
-            leaf for leaf in _graph_leaves(losses) if isinstance(leaf, nn.Parameter) or not nested
-        ]
+        leaves = _graph_leaves(losses)
+        found = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter) or not nested]
         self.param_groups.append({"params": found})
 
 
 class OptimizerStepHooks:
-    """Tells ``stepped`` of every step, and which optimizer made it.
+    """Reports every optimizer step (``on_step``) and the begin of every backward (``on_compute``).
 
-    ``computing`` is called before every backward. A step that a GradScaler skipped is one too, or
-    ranks would part: ``skipped_steps`` counts them.
-    In a script that has made no optimizer of torch's, each backward ends a step: what updates the
-    parameters after it is timed with the next one. Optimizers that step inside a backward, one for
-    each gradient as soon as it is there, are told of when that is over: its graph, and the thread
-    that it runs in, are no place to end anything. ``in_backward`` says whether there are any.
+    A step that GradScaler skips counts, so that ranks stay in step; ``skipped_steps`` counts them.
+    If a script has no PyTorch optimizer, each backward ends a step, and the update after it is
+    timed with the next step. Optimizers that step within a backward are reported after it: its
+    thread is no place to end a process.
     """
 
     def __init__(
@@ -78,18 +75,15 @@ class OptimizerStepHooks:
         self._hooks: tuple[Any, ...] = ()
 
     def install(self, patches: Patches) -> None:
-        """Put everything in its place."""
-        patches.put(Optimizer, "__init__", self._wrap_optimizer_init)
-        patches.put(torch.autograd, "backward", self._wrap_backward)
-        patches.put(GradScaler, "step", self._wrap_scaler_step)
-        before = register_optimizer_step_pre_hook(lambda *_: self._before_step())
+        patches.wrap(Optimizer, "__init__", self._construct_optimizer)
+        patches.wrap(torch.autograd, "backward", self._backward)
+        patches.wrap(GradScaler, "step", self._step_scaler)
         self._hooks = (
-            before,
-            register_optimizer_step_post_hook(lambda one, *_: self._after_step(one)),
+            register_optimizer_step_pre_hook(lambda *_: self._before_step()),
+            register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
         )
 
     def uninstall(self) -> None:
-        """What ``patches`` do not undo."""
         for hook in self._hooks:
             hook.remove()
 
@@ -110,67 +104,62 @@ class OptimizerStepHooks:
         self._scaler_stepped = True
         self._on_step(optimizer)
 
-    def _wrap_scaler_step(self, usual: Any) -> Any:
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._scaler_stepped = False
-            self._post_backward.on_scaler_step(optimizer)
-            returned = usual(scaler, optimizer, *args, **kwargs)
-            if not self._scaler_stepped:
-                self.skipped_steps += 1
-                self._report_step(optimizer)
-            return returned
+    def _step_scaler(
+        self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        self._scaler_stepped = False
+        self._post_backward.on_scaler_step(optimizer)
+        returned = original(scaler, optimizer, *args, **kwargs)
+        if not self._scaler_stepped:
+            self.skipped_steps += 1
+            self._report_step(optimizer)
+        return returned
 
-        return step
+    def _construct_optimizer(
+        self, original: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        self._has_optimizer = True
+        original(optimizer, *args, **kwargs)
 
-    def _wrap_optimizer_init(self, usual: Any) -> Any:
-        def construct(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self._has_optimizer = True
-            usual(optimizer, *args, **kwargs)
-
-        return construct
-
-    def _wrap_backward(self, usual: Any) -> Any:
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            self.on_compute()
-            top = not self._depth
-            outermost = top and not self._has_optimizer
-            self._backwards += outermost
-            if self._backwards == BACKWARDS_WITHOUT_OPTIMIZER and not self._has_optimizer:
-                self._backward_steps.find_parameters(tensors, nested=not outermost)
-            if top:
-                self._stepped_in_backward.clear()
-            self._depth += 1
-            try:
-                usual(tensors, *args, **kwargs)
-            finally:
-                self._depth -= 1
-            if outermost and self._backwards >= BACKWARDS_WITHOUT_OPTIMIZER:
-                self._post_backward.all_reduce(self._backward_steps)
-                self._report_step(self._backward_steps)
-            for optimizer in tuple(self._stepped_in_backward) if top else ():
-                self._report_step(optimizer)
-
-        return backward
+    def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        self.on_compute()
+        is_outermost = not self._depth
+        may_end_step = is_outermost and not self._has_optimizer
+        self._backwards += may_end_step
+        if self._backwards == BACKWARDS_WITHOUT_OPTIMIZER and not self._has_optimizer:
+            self._backward_steps.find_parameters(tensors, nested=not may_end_step)
+        if is_outermost:
+            self._stepped_in_backward.clear()
+        self._depth += 1
+        try:
+            original(tensors, *args, **kwargs)
+        finally:
+            self._depth -= 1
+        if may_end_step and self._backwards >= BACKWARDS_WITHOUT_OPTIMIZER:
+            self._post_backward.all_reduce(self._backward_steps)
+            self._report_step(self._backward_steps)
+        for optimizer in tuple(self._stepped_in_backward) if is_outermost else ():
+            self._report_step(optimizer)
 
 
 def _graph_leaves(losses: Sequence[Tensor]) -> Iterator[Tensor]:
-    todo: list[Any] = [loss.grad_fn for loss in losses]
-    met: set[Any] = set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in met:
+    stack: list[Any] = [loss.grad_fn for loss in losses]
+    visited: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
             continue
-        met.add(node)
+        visited.add(node)
         if hasattr(node, "variable"):
             yield node.variable
-        todo += [following for following, _ in node.next_functions]
+        stack += [following for following, _ in node.next_functions]
 
 
 @dataclass
 class OptimizerRole:
-    """What one optimizer does in a training, or one after the other: ``latest`` is the last.
+    """The role of an optimizer in a training: a later optimizer may take over the role.
 
-    ``trained`` are its parameters as it began, which outlive it, ``at`` is when it stepped last.
+    ``initial_parameters`` outlive the optimizer; ``last_step`` counts steps of any optimizer.
     """
 
     optimizer: ref[Any]
@@ -180,18 +169,16 @@ class OptimizerRole:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What is trained now, or was."""
         optimizer = self.optimizer()
         return self.initial_parameters if optimizer is None else _parameters_of(optimizer)
 
 
 class StepOptimizer:
-    """The optimizer that steps least often; of those that step equally often, the last in turn.
+    """Chooses the optimizer that ends a training step: the one that steps least often, then latest.
 
-    Found while the training warms up, kept from ``settle`` on. One that a script makes anew takes
-    the place of the one before (in every epoch, for every fold, for a second stage of training): of
-    one that is gone; or, once it is settled, of one that trains the same parameters or as many of
-    the same shapes; or of the one whose steps are counted, where that does not step any more.
+    It is chosen at the end of the warm-up. An optimizer that the script constructs later (for every
+    epoch, fold or stage) takes over the role of one that was deleted; of one that trains the same
+    parameters, or parameters of the same shapes; or of the chosen one, if that has stopped.
     """
 
     def __init__(self) -> None:
@@ -203,50 +190,47 @@ class StepOptimizer:
 
     @property
     def optimizers(self) -> list[Any]:
-        """Those that step, in the order of their first steps."""
         return [role.optimizer() for role in self._live_roles()]
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What these train; of a script that has ended, what they did."""
+        """The trained parameters, also after the optimizers were deleted."""
         roles = self._live_roles() or self._roles
         return [parameter for role in roles for parameter in role.parameters]
 
     @property
     def index(self) -> int:
-        """Its place in ``optimizers``."""
         counts = [role.steps for role in self._live_roles()]
-        return max(range(len(counts)), key=lambda place: (-counts[place], place))
+        return max(range(len(counts)), key=lambda index: (-counts[index], index))
 
     def ends_step(self, optimizer: Any) -> bool:
-        """Note a step of the optimizer: whether it ends a step of the training.
+        """Count a step of the optimizer; return whether it ends a training step.
 
-        The first step of another optimizer does not: it is not yet known how often it comes.
+        The first step of a second optimizer does not: its frequency is not known yet.
         """
         now = next(self._step_counter)
         role = self._role_of.get(optimizer) or self._assign_role(optimizer, now)
         if role is None:
             return False
-        fresh = not role.steps
+        is_first = not role.steps
         role.steps, role.last_step = role.steps + 1, now
         if self._chosen is not None:
             return role is self._chosen
-        return not (fresh and len(self._roles) > 1) and self._live_roles()[self.index] is role
+        return not (is_first and len(self._roles) > 1) and self._live_roles()[self.index] is role
 
     def end_warm_up(self) -> None:
-        """Keep the one that is chosen."""
         self._chosen = self._live_roles()[self.index]
 
     def _live_roles(self) -> list[OptimizerRole]:
         return [role for role in self._roles if role.optimizer() is not None]
 
     def _assign_role(self, optimizer: Any, now: int) -> OptimizerRole | None:
-        settled, stepped_at = self._chosen, self._unassigned.get(optimizer)
-        if settled is None or stepped_at is None:
+        chosen, first_step = self._chosen, self._unassigned.get(optimizer)
+        if chosen is None or first_step is None:
             role = self._predecessor(optimizer)
         else:
-            role = settled if settled.last_step < stepped_at else None
-        if role is None and settled is not None:
+            role = chosen if chosen.last_step < first_step else None
+        if role is None and chosen is not None:
             self._unassigned[optimizer] = now
             return None
         if role is None:
@@ -257,49 +241,38 @@ class StepOptimizer:
         return role
 
     def _predecessor(self, optimizer: Any) -> OptimizerRole | None:
-        own, gone = (
-            _parameters_of(optimizer),
-            [role for role in self._roles if role.optimizer() is None],
-        )
-        alike = [role for role in gone if _same_shapes(role.initial_parameters, own)]
-        if gone or self._chosen is None:
-            return next(iter([*alike, *gone]), None)
-        same = [
-            r
-            for r in self._roles
-            if _same_shapes(r.initial_parameters, own)
-            or _share_parameters(r.initial_parameters, own)
+        parameters = _parameters_of(optimizer)
+        shapes, ids = [p.shape for p in parameters], {id(p) for p in parameters}
+
+        def same_shapes(role: OptimizerRole) -> bool:
+            return [p.shape for p in role.initial_parameters] == shapes
+
+        deleted = [role for role in self._roles if role.optimizer() is None]
+        if deleted or self._chosen is None:
+            return next(iter(sorted(deleted, key=same_shapes, reverse=True)), None)
+        similar = [
+            role
+            for role in self._roles
+            if same_shapes(role) or not ids.isdisjoint(map(id, role.initial_parameters))
         ]
-        return min(same, key=lambda role: role.last_step, default=None)
+        return min(similar, key=lambda role: role.last_step, default=None)
 
 
 def _parameters_of(optimizer: Any) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _same_shapes(some: list[Tensor], others: list[Tensor]) -> bool:
-    return [one.shape for one in some] == [one.shape for one in others]
-
-
-def _share_parameters(some: list[Tensor], others: list[Tensor]) -> bool:
-    return not {id(one) for one in some}.isdisjoint(id(one) for one in others)
-
-
-# Copies of a script exchange their gradients all at once, before each step of an optimizer.
-#
-# What a process a device would cost if nothing of the exchange were hidden behind backward. The
-# copies know nothing of each other: the group is of this experiment alone.
-
 COMMUNICATION_TIMEOUT = timedelta(seconds=60)
-
-
 UNTYPED_DIST: Any = dist
-UNTYPED_C10D: Any = distributed_c10d
-"""Not everything in them is in their stubs."""
+UNTYPED_C10D: Any = distributed_c10d  # Their stubs are incomplete.
 
 
 class PostBackwardAllReduce:
-    """Stands in front of every optimizer's step, where an experiment asks for it at some time."""
+    """All-reduces the gradients of independent replicas at once, before each optimizer step.
+
+    This measures communication that does not overlap with backward. The replicas have no process
+    group of the script: the group belongs to this variant.
+    """
 
     def __init__(self, task: Task, variant: ActiveVariant) -> None:
         self._task = task
@@ -309,17 +282,15 @@ class PostBackwardAllReduce:
         self._hook: Any = None
 
     def install(self) -> None:
-        """Before the first step."""
         if not self._variant.is_baseline("exchange_after_backward"):
-            self._hook = register_optimizer_step_pre_hook(lambda one, *_: self._before_step(one))
+            self._hook = register_optimizer_step_pre_hook(lambda opt, *_: self._before_step(opt))
 
     def uninstall(self) -> None:
-        """No more."""
         if self._hook is not None:
             self._hook.remove()
 
     def on_scaler_step(self, optimizer: Any) -> None:
-        """A GradScaler's step begins: ranks that skip it must exchange as well."""
+        """All-reduce before a step of GradScaler: ranks that skip the step must take part."""
         if self._hook is not None:
             self.all_reduce(optimizer)
             self._reduced_optimizer = optimizer
@@ -330,41 +301,35 @@ class PostBackwardAllReduce:
         self._reduced_optimizer = None
 
     def all_reduce(self, optimizer: Any) -> None:
-        """The gradients of what an optimizer trains, or what stands for one."""
         if not self._variant.current.exchange_after_backward:
             return
-        given = [p for group in optimizer.param_groups for p in group["params"]]
-        own = [parameter for parameter in given if parameter.requires_grad]
-        for bucket in split_into_buckets(own, BUCKET_BYTES, BUCKET_BYTES):
+        trained: list[Any] = [p for p in _parameters_of(optimizer) if p.requires_grad]
+        for bucket in split_into_buckets(trained, BUCKET_BYTES, BUCKET_BYTES):
             self._all_reduce_bucket(bucket)
 
     @torch.no_grad()
     def _all_reduce_bucket(self, parameters: Sequence[Tensor]) -> None:
-        """The sum over all copies; one that has no gradient takes part with zeros.
-
-        Sparse gradients are sent as dense ones, and stay this copy's own.
-        """
+        # Parameters without a gradient take part with zeros. Sparse gradients are sent as dense
+        # tensors, and keep the values of this replica.
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([g.to_dense().reshape(-1) for g in gradients])
         if self._group is None:
             self._group = self._create_group(flat.device)
         self._group.allreduce([flat]).wait()
-        first = 0
-        for gradient in gradients:
-            own = flat[first : first + gradient.numel()]
+        sizes = [gradient.numel() for gradient in gradients]
+        sums = flat.split(sizes)  # type: ignore[no-untyped-call]
+        for gradient, total in zip(gradients, sums, strict=True):
             if not is_sparse(gradient):
-                gradient.copy_(own.view_as(gradient))
-            first += gradient.numel()
+                gradient.copy_(total.view_as(gradient))
 
     def _create_group(self, device: torch.device) -> Any:
         host, _, port = os.environ[RENDEZVOUS_VARIABLE].rpartition(":")
-        whole = UNTYPED_DIST.TCPStore(
-            host, int(port), is_master=False, timeout=COMMUNICATION_TIMEOUT
-        )
-        store = UNTYPED_DIST.PrefixStore("nfold", whole)
+        timeout = COMMUNICATION_TIMEOUT
+        tcp_store = UNTYPED_DIST.TCPStore(host, int(port), is_master=False, timeout=timeout)
+        store = UNTYPED_DIST.PrefixStore("nfold", tcp_store)
         rank, world = self._task.rank, self._task.world_size
         if device.type == "cuda":
             options = UNTYPED_C10D.ProcessGroupNCCL.Options()
-            options._timeout = COMMUNICATION_TIMEOUT
+            options._timeout = timeout
             return UNTYPED_C10D.ProcessGroupNCCL(store, rank, world, options)
-        return UNTYPED_C10D.ProcessGroupGloo(store, rank, world, COMMUNICATION_TIMEOUT)
+        return UNTYPED_C10D.ProcessGroupGloo(store, rank, world, timeout)

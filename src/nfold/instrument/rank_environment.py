@@ -1,4 +1,4 @@
-"""What a rank of a script finds in its environment: its world, its devices. Imports no torch."""
+"""Environment variables and devices of a rank of a script. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 HOST_VARIABLE, PORT_VARIABLE = "MASTER_ADDR", "MASTER_PORT"
 SINGLE_RANK_PORTS = range(20000, 32000)
-"""Of which a rank that is alone in its world takes one."""
+# Variables that torchrun sets in every rank.
 TORCHRUN_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -33,20 +33,19 @@ TORCHRUN_VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_ERROR_FILE",
 )
-"""What torchrun sets in every rank."""
+# the first that is set counts
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Where PyTorch reads how its allocator works; the first that is there counts."""
 EXPANDABLE = "expandable_segments"
+# host:port at which replicas, which have no common process group, can form one
 RENDEZVOUS_VARIABLE = "NFOLD_MEETING"
-"""Where copies of a script that know nothing of each other could meet: host and port."""
 LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
 def rank_environment(task: Task) -> Iterator[None]:
-    """The environment of this rank's script, and its cores where its devices are CPUs.
+    """Set the environment of the script, and pin the process to the cores of a CPU device.
 
-    The threads that the environment asks for already stay what they are.
+    A number of threads that the environment sets stays.
     """
     os.environ |= device_variables(task, os.environ.get(VISIBLE_DEVICES))
     if task.variant.expandable_segments:
@@ -60,45 +59,45 @@ def rank_environment(task: Task) -> Iterator[None]:
         _unset(TORCHRUN_VARIABLES)
         os.environ |= single_rank_variables(_free_port())
     threads = task.variant.threads
-    asked = os.environ.get(THREADS_VARIABLE) if threads is None else str(threads)
+    omp_threads = os.environ.get(THREADS_VARIABLE) if threads is None else str(threads)
     devices = _devices_per_process(task)
     pinned = task.variant.pinned
     with pin_to_cores(task.plan, device_index(task), devices) if pinned else nullcontext():
-        if asked is not None and devices == 1:
-            os.environ[THREADS_VARIABLE] = asked
+        if omp_threads is not None and devices == 1:
+            os.environ[THREADS_VARIABLE] = omp_threads
         yield
 
 
 def oversubscription_note(task: Task, threads: int) -> tuple[tuple[str, str], ...]:
-    """A note of a script that computes with more ``threads`` than its CPU devices have cores.
+    """Return a caveat if the script uses more threads than its CPU device has cores.
 
-    It may set as many as the host's cores divided by its ranks: on one device that is more.
+    A script may set the cores of the host divided by its ranks: too many on one device.
     """
     plan = task.plan
     cores = (plan.cores_per_device or 0) * _devices_per_process(task)
     if plan.device != "cpu" or task.variant.threads is not None or not 0 < cores < threads:
         return ()
     ranks = 1 if has_own_world(task) else task.world_size
-    processes = f"each of {ranks} processes" if ranks > 1 else "a process by itself"
+    processes = f"each of {ranks} processes" if ranks > 1 else "a single process"
     text = (
-        f"{processes} computes with {threads} threads on {cores} core{'s' * (cores > 1)}; next: "
+        f"{processes} uses {threads} threads on {cores} core{'s' * (cores > 1)}; next: "
         f"torch.set_num_threads({cores}) or OMP_NUM_THREADS={cores}"
     )
     return (("many_threads", text),)
 
 
 def computes_slice(task: Task) -> bool:
-    """Whether this rank computes a part of batches that others get whole, too."""
+    """Return whether each rank gets the whole batch and computes a slice of it."""
     return task.replay_hints.slices_batches and not has_own_world(task)
 
 
 def has_own_world(task: Task) -> bool:
-    """Whether this rank is the only one of its world."""
+    """Return whether the rank has a process group of its own, of size 1."""
     return task.world_size == 1 or task.variant.independent
 
 
 def drives_all_devices(task: Task) -> bool:
-    """Whether one process drives all devices, as ``python script`` would start it."""
+    """Return whether one process drives all devices (DataParallel)."""
     return task.plan.strategy == "dp"
 
 
@@ -107,15 +106,13 @@ def _devices_per_process(task: Task) -> int:
 
 
 def device_index(task: Task) -> int:
-    """Which of the plan's devices this rank drives."""
-    left_out = task.variant
-    return left_out.device_of(task.rank, task.local_rank)
+    return task.variant.device_of(task.rank, task.local_rank)
 
 
 def device_variables(task: Task, visible_devices: str | None) -> dict[str, str]:
-    """Which GPUs the script sees, given those that this process sees; nothing on CPU devices.
+    """Return the variable with the GPUs that the script may use; nothing on CPU devices.
 
-    Exactly those of the plan: a script may use all that it sees. Rank k drives the k-th of them.
+    A script may use all GPUs that it sees. Rank k drives the k-th of them.
     """
     if task.plan.device != "cuda":
         return {}
@@ -128,17 +125,15 @@ def device_variables(task: Task, visible_devices: str | None) -> dict[str, str]:
 
 
 def with_expandable_segments(environment: Mapping[str, str]) -> dict[str, str]:
-    """The allocator's settings as they are, with segments that grow."""
-    name = next(
-        (name for name in ALLOCATOR_VARIABLES if name in environment), ALLOCATOR_VARIABLES[0]
-    )
-    said = [one.strip() for one in environment.get(name, "").split(",")]
-    kept = [one for one in said if one and not one.startswith(EXPANDABLE)]
-    return {name: ",".join([*kept, f"{EXPANDABLE}:True"])}
+    """Return the allocator settings with expandable segments enabled."""
+    name = next((v for v in ALLOCATOR_VARIABLES if v in environment), ALLOCATOR_VARIABLES[0])
+    settings = [setting.strip() for setting in environment.get(name, "").split(",")]
+    others = [setting for setting in settings if setting and not setting.startswith(EXPANDABLE)]
+    return {name: ",".join([*others, f"{EXPANDABLE}:True"])}
 
 
 def single_rank_variables(port: int) -> dict[str, str]:
-    """What torchrun would set for the only rank of a job."""
+    """Return the variables that torchrun sets for the only rank of a job."""
     zeros = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
     ones = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {
@@ -164,12 +159,13 @@ def _device_names(indices: Sequence[int], visible_devices: str | None) -> str:
 
 
 def _free_port() -> int:
-    """One that nobody listens on, a process its own; the script comes to listen seconds later.
+    """Return a free port. The script listens seconds later, so each process tries its own port
+    first.
 
-    So it is none of those that the kernel gives to whoever asks for any (from 32768 on, ip(7)).
+    The kernel assigns ports from 32768 on to other processes (ip(7)): not from this range.
     """
-    for more in range(len(SINGLE_RANK_PORTS)):
-        port = SINGLE_RANK_PORTS[(os.getpid() + more) % len(SINGLE_RANK_PORTS)]
+    for offset in range(len(SINGLE_RANK_PORTS)):
+        port = SINGLE_RANK_PORTS[(os.getpid() + offset) % len(SINGLE_RANK_PORTS)]
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("", port))
             return port

@@ -1,4 +1,4 @@
-"""How long a script's run is, and who has a turn in it."""
+"""Length of a script's run: interleaved slots, probe runs, and decisions common to all ranks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ from nfold.instrument.optimizer_steps import UNTYPED_DIST
 from nfold.instrument.profilers import ProfilerTrace
 from nfold.instrument.script_profiler import ScriptProfiler, has_process_group
 
-UNLIMITED_STEPS = 2**62
-"""Steps of a run whose length is in epochs."""
-EPOCH_WINDOW_STEPS = 50
-"""Steps of a window in such a run."""
+UNLIMITED_STEPS = 2**62  # of a run that is measured in epochs
+EPOCH_WINDOW_STEPS = 50  # per window in a run that is measured in epochs
 
 
 class ScriptInterleaver:
-    """Changes what is left out after the steps that its schedule names; without turns, nothing."""
+    """Switches the variant after the steps of the schedule; does nothing without interleaving."""
 
     def __init__(
         self,
@@ -44,33 +42,30 @@ class ScriptInterleaver:
         self._segment_end = planned_length(task).warmup
 
     def on_step(self, steps: int) -> None:
-        """So many steps are made."""
         if not self._interleaver.is_finished and steps == self._segment_end:
             self._segment_end += self._interleaver.begin_slot(steps)
 
 
 def planned_length(task: Task) -> RunLength:
-    """How long the task's run is."""
     if task.plan.steps is None:
         return RunLength(UNLIMITED_STEPS, max(1, task.plan.warmup_steps or 0), EPOCH_WINDOW_STEPS)
     return interleaver.task_length(task)
 
 
-# Ranks that decide alike: rank 0 by what it knows, the others by its word.
-#
-# They hear it through the store of the script's process group; without one each is by itself.
-
 DECISION_POLL_S = 0.01
 
 
 def publish(key: str, value: bool) -> None:
-    """Rank 0 tells the others what it ``found``."""
+    """Publish a decision of rank 0 to the other ranks, through the store of the process group."""
     if has_process_group() and dist.get_rank() == 0:
         _decision_store().set(key, str(value))
 
 
 def agreed_value(key: str, own_value: bool, on_wait: Callable[[], None]) -> bool:
-    """What rank 0 told, or tells soon: ``waiting`` is called until then."""
+    """Return the decision of rank 0; call ``on_wait`` until it is published.
+
+    Without a process group each rank decides by itself.
+    """
     if not has_process_group() or dist.get_rank() == 0:
         return own_value
     store = _decision_store()
@@ -84,17 +79,17 @@ def _decision_store() -> Any:
     return UNTYPED_DIST.PrefixStore("nfold-agreeing", distributed_c10d._get_default_store())
 
 
+# After this step the length of steps is known. An optimizer that steps in every fifth step of
+# another is known by then, too.
 DECISION_STEP = 6
-"""The step after which it is known how long steps are: by then an optimizer that steps after every
-fifth of another one's is known, too."""
-SHORT_TIMED_STEPS, SHORT_TRACED_STEPS = 3, 2
-"""Steps of a look at a script whose steps are longer."""
+SHORT_TIMED_STEPS, SHORT_TRACED_STEPS = 3, 2  # of a probe run with long steps
 
 
 class ProbeRun(ProfilerTrace):
-    """How long a run goes on that is wanted for what it shows, and its traced steps.
+    """Length and trace of a probe run, which is shorter if the steps are long.
 
-    Ranks that have no process group by their first step show nothing but that: each trains alone.
+    Ranks without a process group at their first step train independently: that is all that the
+    probe reports.
     """
 
     def __init__(self, task: Task, on_wait: Callable[[], None]) -> None:
@@ -105,7 +100,7 @@ class ProbeRun(ProfilerTrace):
         self._step_ends: list[float] = []
 
     def shortened_length(self, steps: int, devices: Devices) -> RunLength | None:
-        """How long the run is from now on, once that is known; None: as long as it was to be."""
+        """Return the new length of the run once it is known, None to keep the length."""
         if not self._undecided or steps > DECISION_STEP:
             return None
         if self._has_several_ranks and not has_process_group():
@@ -115,9 +110,9 @@ class ProbeRun(ProfilerTrace):
         self._step_ends.append(time.monotonic())
         if steps < DECISION_STEP:
             return None
-        slow = median(end - begin for begin, end in pairwise(self._step_ends)) > LONG_STEP_S
-        publish("slow steps", slow)
-        if not agreed_value("slow steps", slow, self._on_wait):
+        is_slow = median(end - begin for begin, end in pairwise(self._step_ends)) > LONG_STEP_S
+        publish("slow steps", is_slow)
+        if not agreed_value("slow steps", is_slow, self._on_wait):
             return None
-        self._left = 1 + SHORT_TRACED_STEPS
+        self._remaining_steps = 1 + SHORT_TRACED_STEPS
         return RunLength(total=steps + 1 + SHORT_TIMED_STEPS, warmup=steps + 1, window=1)

@@ -1,9 +1,8 @@
-"""All that looks at a script's warm-up or changes its parts, behind one seam; then the facts."""
+"""Profile of a script: installs the hooks of the warm-up, and collects the facts."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,27 +28,28 @@ from nfold.core.script_profile import (
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.devices import Devices
-from nfold.instrument.hooks import model_hooks, runtime_hooks
 from nfold.instrument.hooks.distributed_hooks import (
     LOCAL_COLLECTIVES,
     CollectiveHooks,
     DataParallelHooks,
-    broadcasts_buffers,
-    bucket_bytes,
-    buffers_of,
-    comm_hook,
-    dp_devices,
-    unused_parameter_bytes,
 )
-from nfold.instrument.hooks.model_hooks import HALF_PRECISIONS, ForwardObserver, ModelCompiler
+from nfold.instrument.hooks.model_hooks import (
+    HALF_PRECISIONS,
+    ForwardObserver,
+    ModelCompiler,
+    install_channels_last,
+)
 from nfold.instrument.hooks.patches import Patches, TrainerDetector, is_tensor_parallel
 from nfold.instrument.hooks.runtime_hooks import (
+    COPY,
+    HOST_SYNC,
+    PINNED,
     AnomalyDetectionHook,
     EventCounter,
     HostReads,
     ThreadCountHook,
+    install_tensor_hooks,
     is_sparse,
-    tensor_bytes,
 )
 from nfold.instrument.input.batch_functions import BatchFunctionHooks
 from nfold.instrument.input.dataloader_hook import (
@@ -70,7 +70,7 @@ from nfold.instrument.rank_environment import computes_slice
 
 
 class ScriptProfiler:
-    """What is seen of one rank: ``install``, ``begin`` after its first step, ``settle``."""
+    """Installs the hooks of one rank, and builds its profile at the end of the warm-up."""
 
     def __init__(
         self,
@@ -96,10 +96,8 @@ class ScriptProfiler:
         self.collectives = CollectiveHooks(variant, self._events)
         self._anomalies = AnomalyDetectionHook(variant, self._events)
         self._threads = ThreadCountHook(variant, self._events)
-        self._host_reads, self._host_read_patches = (
-            HostReads(variant, lambda: dataloaders.replayed_index),
-            Patches(),
-        )
+        self._host_reads = HostReads(variant, lambda: dataloaders.replayed_index)
+        self._host_read_patches = Patches()
         self._compiler = ModelCompiler(variant.current.compiled)
         self.fetch_timer = FetchTimer()
         self._warm_up_fetches = NO_FETCHES
@@ -114,79 +112,63 @@ class ScriptProfiler:
         self.child_processes = 0
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
-        """Put everything in its place."""
         self._wrappers.install(patches, warm_up)
         if self._variant.current.channels_last:
-            model_hooks.install_channels_last(patches)
+            install_channels_last(patches)
         self.collectives.install(patches, warm_up)
         self._anomalies.install(patches, warm_up)
         self.fetch_timer.install(patches, on_worker_start=lambda: self.uninstall(warm_up))
         for name in ("to", "cuda"):
-            warm_up.put(nn.Module, name, self._wrap_module_move)
-        # What stays goes in before what the end of the warm-up takes out again.
+            warm_up.wrap(nn.Module, name, self._move_module)
+        # Before the hooks of the warm-up, which are removed first.
         if not self._variant.is_baseline("host_syncs"):
             self._host_reads.install(self._host_read_patches)
-        runtime_hooks.install_tensor_hooks(
-            warm_up, self._events, self._dataloaders.transfers.record_transfer
-        )
+        install_tensor_hooks(warm_up, self._events, self._dataloaders.transfers.record_transfer)
         self._threads.install(patches, warm_up)
-        patches.put(BaseProcess, "start", self._wrap_process_start)
+        patches.wrap(BaseProcess, "start", self._start_process)
         self._forwards.start()
         self._compiler.start()
 
     def switch_variant(self) -> None:
-        """What is left out has changed."""
         self._wrappers.switch_variant()
         self._anomalies.switch_variant()
         self._threads.switch_variant(self._profile.threads)
 
-    def _wrap_process_start(self, usual: Any) -> Any:
-        @functools.wraps(usual)
-        def start(process: Any) -> None:
-            module = getattr(getattr(process, "_target", None), "__module__", "")
-            self.child_processes += not str(module).startswith("torch.utils.data")
-            usual(process)
+    def _start_process(self, original: Any, process: Any) -> None:
+        module = getattr(getattr(process, "_target", None), "__module__", "")
+        self.child_processes += not str(module).startswith("torch.utils.data")
+        original(process)
 
-        return start
-
-    def _wrap_module_move(self, usual: Any) -> Any:
-        @functools.wraps(usual)
-        def move(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self._events.record_location("model")
-            return usual(module, *args, **kwargs)
-
-        return move
+    def _move_module(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._events.record_location("model")
+        return original(module, *args, **kwargs)
 
     @property
     def parameters(self) -> Sequence[Tensor]:
-        """What the optimizers train, in the order of their first steps."""
+        """The parameters that the optimizers train, in the order of their first steps."""
         return self._step_optimizer.parameters
 
     @property
     def parameter_count(self) -> int:
-        """Numbers that are trained on this rank."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     def devices(self) -> Devices:
-        """Those that the parameters are used on."""
-        several = [wrapped.device_ids or () for wrapped in self._wrappers.dp]
-        indices = next((ids for ids in several if len(ids)), ())
-        if indices:
-            return Devices(tuple(torch.device("cuda", index) for index in indices))
+        for wrapped in self._wrappers.dp:
+            if wrapped.device_ids:
+                return Devices(tuple(torch.device("cuda", index) for index in wrapped.device_ids))
         first = next((parameter.device for parameter in self.parameters), torch.device("cpu"))
         return Devices((first,))
 
     @property
     def may_compile(self) -> bool:
-        """Whether the second step may take a compiler's time: a batch of another shape does."""
+        """Whether the second step may compile too: a batch of another shape does."""
         return bool(self._variant.current.compiled) or has_compiled_code()
 
     def on_first_step(self) -> None:
-        """The first step is made."""
         if self._parallelism() in SHARDED and not self._variant.is_baseline("exchange"):
             raise Unsupported(
-                "exchange: the parameters are sharded (FSDP), without an exchange no rank has "
-                "them; allowed are real and replayed input, and one device alone"
+                "exchange: the parameters are sharded, and cannot be computed without "
+                "communication; allowed are variants of the input, and the baseline on one device"
             )
         self._events.enabled = True
         self.collectives.on_first_step()
@@ -199,15 +181,15 @@ class ScriptProfiler:
 
     @property
     def replicated_parameters(self) -> Sequence[Tensor]:
-        """The parameters that all ranks must have."""
+        """The parameters that must be equal on all ranks."""
         return replicated_parameters(
             self._parallelism(), self._wrappers, self.parameters, self._events
         )
 
     def on_step(self, step_input: StepInput) -> int:
-        """Note a step: what it was fed, and in the warm-up, its line. Returns its samples.
+        """Record a step and return its samples.
 
-        Where nobody could see any, a step counts as one, so that there is a rate.
+        If no samples are observed, a step counts as one sample, so that there is a throughput.
         """
         self._wait_s += step_input.wait_s
         self._wrappers.on_step()
@@ -229,48 +211,44 @@ class ScriptProfiler:
         return round(median(self._counts)) if self._counts else 0
 
     def end_warm_up(self, steps: int, devices: Devices) -> None:
-        """The warm-up is over but for one step: nothing looks any more, the facts are known."""
-        counted = steps - 1
+        """Remove the hooks of the warm-up, one step before its end, and build the profile."""
         if self.uses_join and self._dataloaders.loader is None:
             raise Unsupported(
-                "Join: ranks may make unequal numbers of steps, and only the passes of a "
-                "DataLoader can be kept from ending; next: give each rank its batches through one"
+                "Join: ranks may make unequal numbers of steps, which nfold can equalize for a "
+                "DataLoader only; next: load the batches of each rank with a DataLoader"
             )
         self.stop()
         self._forwards.keep_outermost_hooks()
         self._host_reads.end_warm_up()
         self._wait_s = 0.0
-        self._profile = self._build_profile(counted)
+        self._profile = self._build_profile(steps - 1)
         self.batch_functions.install_replacements()
         self._compiler.require_compiled(compiled=self._profile.compiled)
         self._warm_up_fetches = self.fetch_total
         self._warm_up_retries = devices.allocator_retries()
 
     def uninstall(self, warm_up: Patches) -> None:
-        """Look at nothing any more and let everything be read: here at the end, in a worker at
-        once. What was put in place last is undone first.
-        """
+        """Remove all hooks in reverse order; in a loader worker immediately."""
         self.stop()
         warm_up.undo()
         self._host_read_patches.undo()
 
     def stop(self) -> None:
-        """Look at nothing any more."""
         self._events.enabled = False
         self.batch_functions.stop()
         self._forwards.stop()
         self._compiler.stop()
 
     def final_profile(self, timed_steps: int, devices: Devices) -> ScriptProfile:
-        """The facts, with what only the timed steps tell."""
+        """Return the profile with the facts of the timed steps."""
         retries = devices.allocator_retries() - self._warm_up_retries
-        first = self._dataloaders.first_waits_s
-        later = first[1:] or first
+        waits_s = self._dataloaders.first_waits_s
+        waits_s = waits_s[1:] or waits_s
         return dataclasses.replace(
             self._profile,
             steps=timed_steps,
             input_wait_ms=1e3 * self._wait_s / max(1, timed_steps),
-            epoch_wait_ms=1e3 * median(later) if later else 0.0,
+            epoch_wait_ms=1e3 * median(waits_s) if waits_s else 0.0,
             fetches=fetch_difference(self._warm_up_fetches, self.fetch_total),
             skipped_steps=self._step_hooks.skipped_steps,
             peak_memory_bytes=devices.peak_memory_bytes(),
@@ -281,25 +259,16 @@ class ScriptProfiler:
 
     @property
     def fetch_total(self) -> FetchTotal:
-        """What its data sets gave so far."""
         return self.fetch_timer.total(self._dataloaders.loader, self._dataloaders.companion_loaders)
 
     def _build_profile(self, steps: int) -> ScriptProfile:
-        wrappers, forward = self._wrappers, self._forwards
+        wrappers, forwards, dataloaders = self._wrappers, self._forwards, self._dataloaders
         device = next((str(p.device) for p in self.parameters), "cpu")
         self._events.record_line("trainer", self._trainers.creation_line)
-        found = {
-            **group_facts(device.partition(":")[0]),
-            **wrapper_facts(wrappers),
-            **model_facts(forward.model, self.parameters),
-            **count_facts(self._events, steps),
-        }
-        feed, own, stay = (
-            self._dataloaders,
-            self._dataloaders.loader,
-            self._dataloaders.transfers.host_tensors,
-        )
-        loader = None if own is None else loader_facts(own, feed.creation_line(own), stay)
+        loader = None
+        if dataloaders.loader is not None:
+            line = dataloaders.creation_line(dataloaders.loader)
+            loader = loader_facts(dataloaders.loader, line, dataloaders.transfers.host_tensors)
         batches = round(median(self._batches)) if self._batches else 0
         accumulation = max(1, batches or self.batch_functions.batches_per_step)
         wrappers.accumulation = accumulation
@@ -311,24 +280,28 @@ class ScriptProfiler:
             device=device,
             loader=loader,
             companion_loaders=tuple(
-                loader_facts(one, feed.creation_line(one)) for one in feed.companion_loaders
+                loader_facts(companion, dataloaders.creation_line(companion))
+                for companion in dataloaders.companion_loaders
             ),
             batch_function=self.batch_functions.batch_function if loader is None else None,
             samples_per_step=float(self._samples_per_step),
             model_samples_per_step=float(median(self._model_counts or [0])),
             accumulation=accumulation,
-            optimizers=tuple(type(one).__name__ for one in self._step_optimizer.optimizers),
+            optimizers=tuple(type(opt).__name__ for opt in self._step_optimizer.optimizers),
             step_optimizer=self._step_optimizer.index,
             steps_in_backward=self._step_hooks.steps_in_backward,
-            precision=precision_of(self.parameters, forward.autocast),
-            autocast=forward.autocast,
-            channels_last=forward.channels_last,
-            model_calls_hooked=forward.keeps_hooks,
+            precision=precision_of(self.parameters, forwards.autocast),
+            autocast=forwards.autocast,
+            channels_last=forwards.channels_last,
+            model_calls_hooked=forwards.keeps_hooks,
             compiled=has_compiled_code(),
             detects_anomalies=self._anomalies.enabled,
             threads=torch.get_num_threads(),
             uses_join=self.uses_join,
-            **found,
+            **group_facts(device.partition(":")[0]),
+            **wrappers.facts(),
+            **model_facts(forwards.model, self.parameters),
+            **count_facts(self._events, steps),
         )
 
 
@@ -344,7 +317,7 @@ def detect_parallelism(
     events: EventCounter,
     models: Sequence[nn.Module] = (),
 ) -> Parallelism:
-    """How the script uses several devices; ``models`` are what it calls."""
+    """Return how the script uses several devices; ``models`` are the modules that it calls."""
     if any(type(p).__name__ in SHARDED_TYPES or hasattr(p, "_is_flat_param") for p in parameters):
         return "tensor" if is_tensor_parallel(models) else "fsdp"
     if PIPELINING_MODULE in sys.modules and any(events.counts[name] for name in POINT_TO_POINT):
@@ -362,68 +335,44 @@ def replicated_parameters(
     parameters: Sequence[Tensor],
     events: EventCounter,
 ) -> Sequence[Tensor]:
-    """Those that all ranks must have: of what is divided none.
+    """Return the parameters that must be equal on all ranks: none of a sharded model.
 
-    Who sends a part to each rank, of what it computes, has parts of a model beside a wrapper, such
-    as tables or experts.
+    A script that uses all-to-all has shards, such as tables or experts, outside its DDP.
     """
     if parallelism in SHARDED:
         return ()
     if parallelism != "ddp" or not any(events.counts[name] for name in ALL_TO_ALL):
         return parameters
-    wrapped = {id(one) for module in wrappers.ddp for one in module.parameters()}
-    return [one for one in parameters if id(one) in wrapped]
-
-
-def backend_of(device: str) -> str:
-    """What exchanges tensors of a kind of device: a group may have one backend for each."""
-    configured = [pair.partition(":") for pair in dist.get_backend_config().split(",")]
-    return next((backend for kind, _, backend in configured if kind == device), dist.get_backend())
+    wrapped = {id(parameter) for module in wrappers.ddp for parameter in module.parameters()}
+    return [parameter for parameter in parameters if id(parameter) in wrapped]
 
 
 def has_process_group() -> bool:
-    """Whether the script has joined a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def world_size() -> int:
-    """The ranks of that group, 1 without one."""
+    """Return the number of ranks, 1 without a process group."""
     return dist.get_world_size() if has_process_group() else 1
 
 
 def group_facts(device: str) -> dict[str, Any]:
-    """The process group that the script has joined, for tensors of a kind of device."""
-    return {
-        "process_group": has_process_group(),
-        "backend": backend_of(device) if has_process_group() else None,
-        "world_size": world_size(),
-    }
-
-
-def wrapper_facts(wrappers: DataParallelHooks) -> dict[str, Any]:
-    """Of the first DDP, and the devices of the first DataParallel."""
-    found: dict[str, Any] = {"dp_devices": dp_devices(wrappers.dp[0]) if wrappers.dp else 0}
-    for wrapped in wrappers.ddp[:1]:
-        buffers = buffers_of(wrapped)
-        found |= {
-            "find_unused_parameters": bool(wrapped.find_unused_parameters),
-            "unused_parameter_bytes": unused_parameter_bytes(wrapped),
-            "broadcast_buffers": broadcasts_buffers(wrapped) and bool(buffers),
-            "buffers": len(buffers),
-            "buffer_bytes": sum(map(tensor_bytes, buffers)),
-            "bucket_bytes": bucket_bytes(wrapped),
-            "comm_hook": comm_hook(wrapped),
-        }
-    return found
+    """Return the facts of the process group, with its backend for a kind of device."""
+    if not has_process_group():
+        return {"process_group": False, "backend": None, "world_size": 1}
+    pairs = (pair.partition(":") for pair in dist.get_backend_config().split(","))
+    backends = (backend for kind, _, backend in pairs if kind == device)
+    backend = next(backends, None) or dist.get_backend()
+    return {"process_group": True, "backend": backend, "world_size": world_size()}
 
 
 def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Of the parameters that are trained, and of the model's convolutions and normalisations."""
+    """Return the facts of the trained parameters, and of convolutions and normalisations."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     return {
         "parameter_count": sum(parameter.numel() for parameter in parameters),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
-        "sparse_gradient_bytes": sum(one.nbytes for one in parameters if is_sparse(one.grad)),
+        "sparse_gradient_bytes": sum(p.nbytes for p in parameters if is_sparse(p.grad)),
         "convolutions": sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in modules),
         "batch_norms": sum(isinstance(module, _BatchNorm) for module in modules),
         "synchronised_batch_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
@@ -431,20 +380,17 @@ def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def count_facts(events: EventCounter, steps: int) -> dict[str, Any]:
-    """What happened in a step, over the steps that were counted."""
+    """Return the events per step, over so many steps."""
     steps = max(1, steps)
     counts, sizes = events.counts, events.bytes
-    copies = counts[runtime_hooks.COPY] + counts[runtime_hooks.PINNED]
-    names = sorted(
-        set(counts) - {runtime_hooks.COPY, runtime_hooks.PINNED, runtime_hooks.HOST_SYNC}
-    )
+    names = sorted(set(counts) - {COPY, PINNED, HOST_SYNC})
     return {
         "copies": HostToDeviceCopies(
-            per_step=copies / steps,
-            bytes_per_step=(sizes[runtime_hooks.COPY] + sizes[runtime_hooks.PINNED]) / steps,
-            pinned_per_step=counts[runtime_hooks.PINNED] / steps,
+            per_step=(counts[COPY] + counts[PINNED]) / steps,
+            bytes_per_step=(sizes[COPY] + sizes[PINNED]) / steps,
+            pinned_per_step=counts[PINNED] / steps,
         ),
-        "host_syncs": counts[runtime_hooks.HOST_SYNC] / steps,
+        "host_syncs": counts[HOST_SYNC] / steps,
         "collectives": tuple(
             CollectiveUse(name=n, per_step=counts[n] / steps, bytes_per_step=sizes[n] / steps)
             for n in names
@@ -456,7 +402,6 @@ def count_facts(events: EventCounter, steps: int) -> dict[str, Any]:
 def loader_facts(
     loader: Any, created_at: str | None, host_tensors: tuple[int, ...] = ()
 ) -> DataLoaderProfile:
-    """Of a DataLoader that feeds the training."""
     batch, batches = batch_size_of(loader), length_or_none(loader)
     return DataLoaderProfile(
         batch_size=batch,
@@ -476,13 +421,12 @@ def loader_facts(
 
 
 def has_compiled_code() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["stats"]["unique_graphs"])
 
 
 def precision_of(parameters: Sequence[Tensor], autocast: str | None) -> str:
-    """What the forward computes in, by a plan's names."""
+    """Return the precision of the forward, with the name that a plan has for it."""
     if autocast is not None:
         return autocast
     half = next((HALF_PRECISIONS[p.dtype] for p in parameters if p.dtype in HALF_PRECISIONS), None)
@@ -491,7 +435,7 @@ def precision_of(parameters: Sequence[Tensor], autocast: str | None) -> str:
 
 
 def _tf32() -> bool:
-    # PyTorch refuses to answer where a script mixes its two ways to ask for TF32.
+    # PyTorch raises RuntimeError if a script sets TF32 by both of its interfaces.
     with suppress(RuntimeError):
         return torch.get_float32_matmul_precision() != "highest"
     return True
@@ -512,13 +456,9 @@ def _shards_dataset(loader: Any, batch: int | None, batches: int | None) -> bool
         replicas = getattr(sampler, "num_replicas", None) or getattr(sampler, "num_processes", 0)
         if replicas or isinstance(sampler, DistributedSampler):
             return bool(replicas and replicas > 1)
-    whole = _underlying_dataset(loader.dataset)
-    if batch is None or batches is None or not hasattr(whole, "__len__"):
-        return None
-    return bool(batches * batch <= len(whole) / world + batch)
-
-
-def _underlying_dataset(dataset: Any) -> Any:
-    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+    dataset = loader.dataset
+    while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # a Subset
         dataset = dataset.dataset
-    return dataset
+    if batch is None or batches is None or not hasattr(dataset, "__len__"):
+        return None
+    return bool(batches * batch <= len(dataset) / world + batch)

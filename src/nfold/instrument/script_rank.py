@@ -1,7 +1,7 @@
-"""One rank of a script: its environment, the script itself, and what was measured. No torch here.
+"""One rank of a script: its environment, its execution, and its result. Imports no torch.
 
-Torch is watched from the moment the script imports it: what the script puts into the
-environment before that counts, as it would by itself.
+Hooks are installed when the script imports torch: environment variables that it sets before have
+their effect.
 """
 
 from __future__ import annotations
@@ -35,38 +35,36 @@ if TYPE_CHECKING:
 
 
 def run_rank(task: Task, observer: Observer) -> RankSamples:
-    """Run the script until its steps are made; that ends the process.
+    """Run the script until it has made its steps, which ends the process.
 
-    A script that ends before is measured as far as it came. Raises RunFailure where that is
-    too short, where it ends with a code, and what it raises itself.
+    A script that ends earlier is measured if it has made enough steps. Raises RunFailure if it has
+    not, or if it exits with a code other than 0, and any exception of the script.
     """
-    watches: list[InstrumentedRun] = []
+    runs: list[InstrumentedRun] = []
     trainers = TrainerDetector(1 if has_own_world(task) else task.world_size)
     generators = GeneratorHooks(task.replay_hints.generator_functions)
 
-    def watch(_torch: ModuleType) -> None:
+    def instrument(_torch: ModuleType) -> None:
         from nfold.instrument.session import InstrumentedRun
 
-        watches.append(InstrumentedRun(task, observer, trainers))
-        watches[0].install()
+        runs.append(InstrumentedRun(task, observer, trainers))
+        runs[0].install()
 
-    others = ChildTrainingDetector(
-        task.workload.name, lambda: any(watch.steps for watch in watches)
-    )
+    children = ChildTrainingDetector(task.workload.name, lambda: any(run.steps for run in runs))
     with rank_environment(task):
-        others.install()
+        children.install()
         generators.install()
         call_after_import(
             {
-                "torch": watch,
+                "torch": instrument,
                 **trainers.import_actions(),
                 **patches.tensor_parallel_import_actions(),
             }
         )
-        _execute_script(task, watches, generators)
+        _execute_script(task, runs, generators)
     generators.uninstall()
-    others.uninstall()
-    return _finish_early(task, watches, observer)
+    children.uninstall()
+    return _finish_early(task, runs, observer)
 
 
 def _execute_script(
@@ -84,13 +82,13 @@ def _execute_script(
     except NfoldError:
         raise
     except Exception as error:
-        # A trainer that tidies up may fail on what was refused, and raise that instead.
-        told = (runs[0].refusal or _translate_error(error)) if runs else None
-        told = told or stdin_failure(task.workload.name, error)
-        told = told or relative_import_failure(task.workload, error)
-        if told is None:
+        # A trainer may handle a refusal, and raise another error during its cleanup.
+        failure = (runs[0].refusal or _translate_error(error)) if runs else None
+        failure = failure or stdin_failure(task.workload.name, error)
+        failure = failure or relative_import_failure(task.workload, error)
+        if failure is None:
             raise
-        raise told.with_traceback(error.__traceback__) from error
+        raise failure.with_traceback(error.__traceback__) from error
 
 
 def _translate_error(error: Exception) -> NfoldError | None:
@@ -101,68 +99,59 @@ def _translate_error(error: Exception) -> NfoldError | None:
 
 
 def _finish_early(task: Task, runs: list[InstrumentedRun], observer: Observer) -> RankSamples:
-    """What was measured of a script that has ended by itself.
+    """Return the samples of a script that ended by itself.
 
-    Where it has left its process group standing, this process ends at once: taking the group down
-    at the interpreter's end may hang.
+    If its process group still exists, end the process: destroying the group at exit may hang.
     """
     name = task.workload.name
     if not runs:
-        raise RunFailure(f"{name} ended and never imported torch: there is nothing to measure")
+        raise RunFailure(f"{name} never imported torch; next: name a script that trains")
     from nfold.instrument.script_profiler import has_process_group
 
-    watch = runs[0]
-    if watch.refusal is not None:
-        raise watch.refusal
-    if watch.timed_steps < MIN_TIMED_STEPS:
-        counts = (watch.steps, watch.warmup_steps, watch.child_processes)
+    run = runs[0]
+    if run.refusal is not None:
+        raise run.refusal
+    if run.timed_steps < MIN_TIMED_STEPS:
+        counts = (run.steps, run.warmup_steps, run.child_processes)
         raise RunFailure(too_few_steps_message(name, *counts, MIN_TIMED_STEPS))
-    samples = watch.samples()
+    samples = run.samples()
     if has_process_group():
         observer.exit_process(samples)
-    watch.uninstall()
+    run.uninstall()
     return samples
 
 
 def too_few_steps_message(
     name: str, steps: int, warmup_steps: int, child_processes: int, required_steps: int
 ) -> str:
-    """Why so few steps are nothing to measure, and what to do."""
     if not steps:
-        own = f"; it started {child_processes} processes of its own" * bool(child_processes)
+        children = f"; it started {child_processes} processes" * bool(child_processes)
         return (
-            f"{name} ended without a step of a torch optimizer{own}; next: name a script that "
-            "trains in the process that it is started in, as torchrun does it, or that starts its "
-            "ranks by torch.multiprocessing.spawn"
+            f"{name} ended without a step of a torch optimizer{children}; next: name a script that "
+            "trains in its own process, as under torchrun, or that starts its ranks by "
+            "torch.multiprocessing.spawn"
         )
     return (
-        f"{name} ended after {steps} optimizer steps; needed are {required_steps} after a warm-up "
-        f"of {warmup_steps}; next: have it train for longer"
+        f"{name} ended after {steps} optimizer steps; required are {required_steps} after "
+        f"{warmup_steps} warm-up steps; next: train for longer"
     )
 
 
-# What a script does in place of training: it asks for arguments or input, or waits for others.
-#
-# Imports no torch: the script may never do so.
-
-CHILD_TRAINING_LIMIT_S = 30.0
-"""For a process that has PyTorch in its memory: it may prepare data for a while."""
+CHILD_TRAINING_LIMIT_S = 30.0  # a child that has loaded PyTorch may prepare data for so long
 CHILD_CHECK_INTERVAL_S = 2.0
 TORCH_LIBRARY = "libtorch"
-USAGE_EXIT_CODE = 2
-"""The exit status of a command that was not understood."""
+USAGE_EXIT_CODE = 2  # wrong command-line arguments
 
 
 def exit_failure(script: Workload, exit_error: SystemExit) -> RunFailure:
-    """A script that ended by itself with a code other than 0."""
-    said = _exit_message(exit_error)
-    told = f": {said}" if said else f" with {exit_error.code!r}"
-    by_hand = f"run it by hand: python {script}"
+    """Return the failure of a script that exited with a code other than 0."""
+    message = _exit_message(exit_error)
+    reason = f": {message}" if message else f" with code {exit_error.code!r}"
     target = script.name if script.module is None else f"{MODULE_FLAG} {script.module}"
-    follows = f"its arguments follow --, as in nfold explain {target} -- --epochs 3"
-    return RunFailure(
-        f"{script.name} ended by itself{told}; next: {follows if exit_error.code == USAGE_EXIT_CODE else by_hand}"
-    )
+    advice = f"run it by hand: python {script}"
+    if exit_error.code == USAGE_EXIT_CODE:
+        advice = f"pass its arguments after --, as in nfold explain {target} -- --epochs 3"
+    return RunFailure(f"{script.name} exited{reason}; next: {advice}")
 
 
 def _exit_message(exit_error: SystemExit) -> str | None:
@@ -175,17 +164,17 @@ def _exit_message(exit_error: SystemExit) -> str | None:
 
 
 def stdin_failure(name: str, error: BaseException) -> RunFailure | None:
-    """A script that wants an answer to ``input()``: nobody gives one here."""
+    """Return the failure of a script that calls ``input()``, else None."""
     if not isinstance(error, EOFError) or "reading a line" not in str(error):
         return None
     return RunFailure(
-        f"{name} reads standard input, where nobody answers while it is explained; next: give it "
-        "what it asks for as an argument, or by the environment"
+        f"{name} reads standard input, which is closed; next: pass its input as arguments or "
+        "environment variables"
     )
 
 
 def relative_import_failure(script: Workload, error: BaseException) -> RunFailure | None:
-    """A file of a package, which only works as its module: it imports relative to itself."""
+    """Return the failure of a file that only runs as a module of its package, else None."""
     relative = isinstance(error, ImportError) and "no known parent package" in str(error)
     if not relative or script.module is not None:
         return None
@@ -194,16 +183,15 @@ def relative_import_failure(script: Workload, error: BaseException) -> RunFailur
     while (folder / "__init__.py").exists():
         names, folder = [folder.name, *names], folder.parent
     return RunFailure(
-        f"{script.name} is a module of a package: it imports relative to itself; next: nfold "
-        f"explain {MODULE_FLAG} {'.'.join(names)}, from the folder that the package is in"
+        f"{script.name} uses relative imports: it is a module of a package; next: nfold explain "
+        f"{MODULE_FLAG} {'.'.join(names)} in the parent folder of the package"
     )
 
 
 class ChildTrainingDetector:
-    """Notices that the script only waits for a process of its own, which trains in its place.
+    """Raises RunFailure if the script only waits for a child process that trains.
 
-    ``stepped`` says whether the script has made a step itself: then it may wait for as long as it
-    likes. Processes by fork are watched themselves.
+    A script that has made a step itself may wait. Forked processes are instrumented themselves.
     """
 
     def __init__(self, name: str, has_stepped: Callable[[], bool]) -> None:
@@ -212,68 +200,55 @@ class ChildTrainingDetector:
         self._patches = Patches()
 
     def install(self) -> None:
-        """Stand in front of all waiting without an end."""
-        self._patches.put(Popen, "wait", self._wrap_popen_wait)
-        self._patches.put(BaseProcess, "join", self._wrap_process_join)
+        self._patches.wrap(Popen, "wait", self._wait_for_popen)
+        self._patches.wrap(BaseProcess, "join", self._join_process)
 
     def uninstall(self) -> None:
-        """Put Python back as it was."""
         self._patches.undo()
 
-    def _wrap_popen_wait(self, usual: Any) -> Any:
-        def wait(process: Any, timeout: float | None = None) -> Any:
-            if timeout is not None:
-                return usual(process, timeout)
-            for until in self._check_intervals(process.pid):
-                try:
-                    return usual(process, until)
-                except TimeoutExpired:
-                    continue
-            return usual(process, None)
+    def _wait_for_popen(self, original: Any, process: Any, timeout: float | None = None) -> Any:
+        for seconds in self._check_intervals(process.pid) if timeout is None else ():
+            with suppress(TimeoutExpired):
+                return original(process, seconds)
+        return original(process, timeout)
 
-        return wait
-
-    def _wrap_process_join(self, usual: Any) -> Any:
-        def join(process: Any, timeout: float | None = None) -> None:
-            forked = (getattr(process, "_start_method", None) or get_start_method()) == "fork"
-            if timeout is None and process.pid and not forked:
-                for until in self._check_intervals(process.pid):
-                    usual(process, until)
-                    if process.exitcode is not None:
-                        return
-            usual(process, timeout)
-
-        return join
+    def _join_process(self, original: Any, process: Any, timeout: float | None = None) -> None:
+        is_forked = (getattr(process, "_start_method", None) or get_start_method()) == "fork"
+        if timeout is None and process.pid and not is_forked:
+            for seconds in self._check_intervals(process.pid):
+                original(process, seconds)
+                if process.exitcode is not None:
+                    return
+        original(process, timeout)
 
     def _check_intervals(self, pid: int) -> Iterator[float]:
-        began = time.monotonic()
+        start = time.monotonic()
         while not self._has_stepped():
             yield CHILD_CHECK_INTERVAL_S
-            if time.monotonic() - began > CHILD_TRAINING_LIMIT_S and not self._has_stepped():
+            waited_s = time.monotonic() - start
+            if waited_s > CHILD_TRAINING_LIMIT_S and not self._has_stepped():
                 command = torch_command(pid)
                 if command is not None:
-                    raise RunFailure(
-                        _child_training_message(self._name, command, time.monotonic() - began)
-                    )
+                    raise RunFailure(_child_training_message(self._name, command, waited_s))
 
 
 def torch_command(pid: int) -> list[str] | None:
-    """The command of the process, or the last that it has started, with PyTorch in its memory."""
-    found = [one for one in _process_tree(pid) if TORCH_LIBRARY in _read_proc_file(one, "maps")]
-    command = _read_proc_file(found[-1], "cmdline") if found else ""
+    """Return the command of the process or its last descendant that has loaded PyTorch."""
+    found = [child for child in _process_tree(pid) if TORCH_LIBRARY in _read_proc(child, "maps")]
+    command = _read_proc(found[-1], "cmdline") if found else ""
     return command.strip("\0").split("\0") if command else None
 
 
 def _process_tree(pid: int) -> list[int]:
-    found = [pid]
-    for one in found:
-        started = (file.read_text() for file in Path(f"/proc/{one}/task").glob("*/children"))
+    pids = [pid]
+    for parent in pids:
+        children = (file.read_text() for file in Path(f"/proc/{parent}/task").glob("*/children"))
         with suppress(OSError):
-            found += [int(child) for children in started for child in children.split()]
-    return found
+            pids += [int(child) for text in children for child in text.split()]
+    return pids
 
 
-def _read_proc_file(pid: int, name: str) -> str:
+def _read_proc(pid: int, name: str) -> str:
     try:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except OSError:
@@ -281,16 +256,14 @@ def _read_proc_file(pid: int, name: str) -> str:
 
 
 def _child_training_message(name: str, command: list[str], waited_s: float) -> str:
-    at = next((at for at, part in enumerate(command) if part.endswith(".py")), None)
-    process = "one by multiprocessing"
-    following = (
-        "start ranks by torch.multiprocessing.spawn, or let nfold start them as torchrun does"
-    )
-    if at is not None:
-        script, *arguments = os.path.basename(command[at]), *command[at + 1 :]
+    index = next((i for i, part in enumerate(command) if part.endswith(".py")), None)
+    process = "started by multiprocessing"
+    advice = "start ranks by torch.multiprocessing.spawn, or let nfold start them as torchrun does"
+    if index is not None:
+        script, *arguments = os.path.basename(command[index]), *command[index + 1 :]
         process = shlex.join([script, *arguments])
-        following = shlex.join(["nfold", "explain", script, *["--"][: len(arguments)], *arguments])
+        advice = shlex.join(["nfold", "explain", script, *["--"][: len(arguments)], *arguments])
     return (
-        f"{name} makes no step: for {waited_s:.0f} s it has waited for a process that it started "
-        f"({process}), and what others train is not followed; next: {following}"
+        f"{name} makes no step: it has waited {waited_s:.0f} s for a child process ({process}), "
+        f"and child processes are not measured; next: {advice}"
     )

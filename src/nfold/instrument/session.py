@@ -1,4 +1,4 @@
-"""One rank of a script, watched from outside: its steps, what feeds them, and their end."""
+"""Instrumentation of one rank of a script: its steps, its input and its end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from nfold.instrument.script_profiler import ScriptProfiler
 
 
 class InstrumentedRun:
-    """Counts the steps of one rank's script, times them, and ends the process after the last."""
+    """Counts and times the steps of one rank's script, and ends the process after the last."""
 
     def __init__(self, task: Task, observer: Observer, trainer_detector: TrainerDetector) -> None:
         self._task = task
@@ -61,7 +61,7 @@ class InstrumentedRun:
             self._clock,
             observer,
             length,
-            lambda _: (),  # A script's losses are its own.
+            lambda _: (),  # The script keeps its losses.
             read_fetches=self._take_fetches,
             fence_interval_s=FENCE_INTERVAL_S,
         )
@@ -72,17 +72,25 @@ class InstrumentedRun:
             lambda: not task.variant.profiler_steps and self.timed_steps > 0
         )
         self._host_gaps = HostGaps(self._stack_sampler)
-        self._epoch_boundaries = self._make_epoch_boundaries()
+        self._epoch_boundaries = EpochBoundaryTracker(
+            task,
+            observer,
+            self._recorder,
+            self._clock,
+            repeat_passes=self._overrides.repeat_passes,
+            training_loader=lambda: self._dataloaders.loader,
+            on_last_epoch=self._leave,
+            host_gaps=self._host_gaps,
+        )
         self._step_hooks = OptimizerStepHooks(
             self._post_backward, self._host_gaps.on_compute, self.on_optimizer_step
         )
-        calm = observer.wait_for_idle_children
         self._dataloaders = DataLoaderHook(
             self._prepare,
             self._new_replay,
             self._variant,
             self._epoch_boundaries,
-            wait_for_idle_workers=calm,
+            wait_for_idle_workers=observer.wait_for_idle_children,
         )
         self._profiler = ScriptProfiler(
             task,
@@ -102,47 +110,33 @@ class InstrumentedRun:
         self.is_leaving = False
         self.refusal: NfoldError | None = None
 
-    def _make_epoch_boundaries(self) -> EpochBoundaryTracker:
-        return EpochBoundaryTracker(
-            self._task,
-            self._observer,
-            self._recorder,
-            self._clock,
-            repeat_passes=self._overrides.repeat_passes,
-            training_loader=lambda: self._dataloaders.loader,
-            on_last_epoch=self._leave,
-            host_gaps=self._host_gaps,
-        )
-
     @property
     def steps(self) -> int:
-        """Steps so far, those of the warm-up too."""
+        """Steps so far, including the warm-up."""
         return self._recorder.steps
 
     @property
     def timed_steps(self) -> int:
-        """Steps after the warm-up."""
         return self.steps - self.warmup_steps
 
     @property
     def child_processes(self) -> int:
-        """Processes that the script has started, apart from loaders' workers."""
+        """Processes that the script has started, without loader workers."""
         return self._profiler.child_processes
 
     def install(self) -> None:
-        """Put everything in its place; the script has just imported torch."""
+        """Install all hooks; the script has just imported torch."""
         self._dataloaders.install(self._patches, self._warm_up_patches)
         self._profiler.install(self._patches, self._warm_up_patches)
         self._post_backward.install()
         install_spawn_hooks(self._task, self._patches)
         for owner in (dist, distributed_c10d):
-            self._patches.put(owner, "destroy_process_group", self._wrap_destroy_process_group)
-        self._patches.put(Join, "__enter__", self._wrap_join_enter)
+            self._patches.wrap(owner, "destroy_process_group", self._destroy_process_group)
+        self._patches.wrap(Join, "__enter__", self._enter_join)
         self._step_hooks.install(self._patches)
         self._recorder.begin_epoch()
 
     def uninstall(self) -> None:
-        """Put PyTorch back as it was."""
         self._stack_sampler.stop()
         self._step_hooks.uninstall()
         self._post_backward.uninstall()
@@ -151,25 +145,26 @@ class InstrumentedRun:
         self._patches.undo()
 
     def on_optimizer_step(self, optimizer: Any) -> None:
-        """An optimizer has stepped, or what stands for one."""
+        """Count a step if this optimizer ends it."""
         with self._record_refusal():
             if self._step_optimizer.ends_step(optimizer):
                 self._count_step()
 
     def _count_step(self) -> None:
-        taken = self._dataloaders.take_step_input()
+        step_input = self._dataloaders.take_step_input()
         if self._probe.is_active:
-            # Under a profiler, and to read what it found, takes as long as a first step may.
+            # A traced step, and reading the trace, may take as long as a first step.
             self._observer.beat(Phase.FIRST_STEP, self.steps)
             if self._probe.on_step():
                 self._leave()
             return
         self._host_gaps.end_step()
         if not self.steps:
-            self._detect_devices()
-        self._recorder.record_step(
-            StepCount(self._profiler.on_step(taken), taken.sample_hash), None
-        )
+            self.devices = self._profiler.devices()
+            self._clock.set_devices(self.devices)
+            self._recorder.device = self.devices.describe()
+        samples = self._profiler.on_step(step_input)
+        self._recorder.record_step(StepCount(samples, step_input.sample_hash), None)
         if self.steps == 1:
             self._profiler.on_first_step()
             self._stack_sampler.start()
@@ -200,36 +195,41 @@ class InstrumentedRun:
             raise
 
     def _take_fetches(self) -> FetchStats | None:
-        before, self._fetch_total = self._fetch_total, self._profiler.fetch_total
-        return fetch_difference(before, self._fetch_total)
+        previous, self._fetch_total = self._fetch_total, self._profiler.fetch_total
+        return fetch_difference(previous, self._fetch_total)
 
     def _prepare(self, loader: Any) -> None:
         with self._record_refusal():
             self._overrides(loader)
 
     def samples(self) -> RankSamples:
-        """Everything measured; says what was seen, too. The script makes no more steps."""
+        """Return all samples and save the profile. The script makes no more steps."""
         if self.refusal is not None:
             raise self.refusal
         self._epoch_boundaries.on_script_end(self._dataloaders.epochs_completed)
         replays = (*self._dataloaders.replays, *self._profiler.batch_functions.replays)
-        # In turns, what had none before the script ended is run by itself.
-        made = (
+        # An interleaved variant without a replay before the script ended is run separately.
+        has_source = (
             self._dataloaders.loader is not None
             or self._profiler.batch_functions.batch_function is not None
         )
-        if not (
-            self._variant.is_baseline("input") or replays or (self._variant.interleaved and made)
-        ):
+        is_replayable = replays or (self._variant.interleaved and has_source)
+        if not (self._variant.is_baseline("input") or is_replayable):
             raise Unsupported(
-                f"input {self._variant.all_variants[-1].input}: neither a DataLoader nor a function made "
-                f"the batches of {self._task.workload.name}, so none can be given again"
+                f"input {self._variant.all_variants[-1].input}: no DataLoader or batch function "
+                f"found in {self._task.workload.name}, its input cannot be replayed; allowed is "
+                "input real"
             )
         peak = self.devices.peak_memory_bytes()
-        seen = self._profiler.final_profile(self.timed_steps, self.devices)
-        rarely = self._rare_exchange_notes(seen)
-        self._observer.save_profile(dataclasses.replace(seen, trace=self._probe.take_summary()))
-        found = self._recorder.samples(
+        profile = self._profiler.final_profile(self.timed_steps, self.devices)
+        caveats = self._rare_exchange_caveats(profile)
+        weights = self._warm_up_weights
+        if caveats:
+            weights = {}
+        elif not self._task.interleaved_variants:
+            weights = self._weight_evidence(profile)
+        self._observer.save_profile(dataclasses.replace(profile, trace=self._probe.take_summary()))
+        samples = self._recorder.samples(
             host_gaps_ms=self._host_gaps.ms,
             host_gap_locations=self._stack_sampler.sampled_lines,
             epoch_starts=self._host_gaps.pass_starts,
@@ -237,83 +237,63 @@ class InstrumentedRun:
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),
             parameter_count=self._profiler.parameter_count,
-            **(
-                {}
-                if rarely
-                else self._warm_up_weights
-                if self._task.interleaved_variants
-                else self._weight_evidence(seen)
-            ),
-            caveats=(*oversubscription_note(self._task, seen.threads), *rarely),
+            **weights,
+            caveats=(*oversubscription_note(self._task, profile.threads), *caveats),
         )
-        # Only a warm-up's samples are hashed; 0 stands for those that nobody could see.
-        own = () if self._task.replay_hints.slices_batches else found.sample_hashes
-        hashes = tuple(entry for entry in own if int(entry[1], 16))
-        return dataclasses.replace(found, rank=self._task.rank, sample_hashes=hashes)
+        # Only samples of the warm-up are hashed; the hash of unknown samples is 0.
+        hashes = () if self._task.replay_hints.slices_batches else samples.sample_hashes
+        hashes = tuple(entry for entry in hashes if int(entry[1], 16))
+        return dataclasses.replace(samples, rank=self._task.rank, sample_hashes=hashes)
 
-    def _rare_exchange_notes(self, profile: ScriptProfile) -> tuple[tuple[str, str], ...]:
+    def _rare_exchange_caveats(self, profile: ScriptProfile) -> tuple[tuple[str, str], ...]:
         counts = self._profiler.collectives.rare_exchanges
         if counts is None or not _trains_independently(profile):
             return ()
         text = (
-            "ranks exchange what they train in {} of {} steps: between them each trains by itself, "
-            "and its parameters are its own"
+            "ranks exchange their parameters in {} of {} steps only: in between, each rank trains "
+            "its own parameters"
         )
         return (("exchanged_rarely", text.format(*counts)),)
 
     def _weight_evidence(self, profile: ScriptProfile) -> dict[str, Any]:
-        """What all ranks must have alike: no shards, nor anything where something is left out.
+        """Return the checksum of parameters that must be equal on all ranks, and a sample of them.
 
-        Some as numbers where all gradients are exchanged: ranks may still differ by rounding.
+        Nothing for shards, or for a variant that changes the training. Only if all gradients are
+        exchanged ranks may differ by rounding, and the sample is compared.
         """
-        alike = (
-            self._profiler.replicated_parameters if self._task.variant.preserves_training else ()
-        )
-        some = sample_parameters(alike) if profile.exchanges_all_gradients else ()
-        return (
-            {"parameter_checksum": parameter_checksum(alike), "parameter_sample": some}
-            if alike
-            else {}
-        )
+        if not self._task.variant.preserves_training:
+            return {}
+        parameters = self._profiler.replicated_parameters
+        if not parameters:
+            return {}
+        sample = sample_parameters(parameters) if profile.exchanges_all_gradients else ()
+        return {"parameter_checksum": parameter_checksum(parameters), "parameter_sample": sample}
 
-    def _wrap_destroy_process_group(self, usual: Any) -> Any:
-        def destroy(group: Any = None) -> None:
-            if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:
-                self._leave()
-            usual(group)
+    def _destroy_process_group(self, original: Any, group: Any = None) -> None:
+        if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:
+            self._leave()
+        original(group)
 
-        return destroy
-
-    def _wrap_join_enter(self, usual: Any) -> Any:
-        def enter(join: Any) -> Any:
-            self._profiler.uses_join = True
-            self._overrides.repeat_passes()
-            return usual(join)
-
-        return enter
-
-    def _detect_devices(self) -> None:
-        self.devices = self._profiler.devices()
-        self._clock.set_devices(self.devices)
-        self._recorder.device = self.devices.describe()
+    def _enter_join(self, original: Any, join: Any) -> Any:
+        self._profiler.uses_join = True
+        self._overrides.repeat_passes()
+        return original(join)
 
     def _new_replay(self) -> BatchReplay:
-        resident = self._variant.current.input == "resident"
-        return BatchReplay(
-            self.devices.primary if resident else None, self._task.replay_hints.host_tensors
-        )
+        device = self.devices.primary if self._variant.current.input == "resident" else None
+        return BatchReplay(device, self._task.replay_hints.host_tensors)
 
     def _end_warm_up(self) -> None:
         self._step_optimizer.end_warm_up()
         self._dataloaders.end_warm_up()
         self._profiler.end_warm_up(self.steps, self.devices)
         self._warm_up_patches.undo()
-        seen = self._profiler.final_profile(0, self.devices)
-        self._observer.save_profile(seen)
-        if _trains_independently(seen):
+        profile = self._profiler.final_profile(0, self.devices)
+        self._observer.save_profile(profile)
+        if _trains_independently(profile):
             self._profiler.collectives.count_after_warm_up(self._patches)
         if self._task.interleaved_variants:
-            self._warm_up_weights = self._weight_evidence(seen)
+            self._warm_up_weights = self._weight_evidence(profile)
         self._observer.wait_for_other_ranks(self.steps)
 
     def _leave(self) -> None:
@@ -322,5 +302,5 @@ class InstrumentedRun:
 
 
 def _trains_independently(profile: ScriptProfile) -> bool:
-    by_itself = profile.process_group and profile.parallel in ("none", "other")
-    return by_itself or profile.comm_hook.startswith("post_localSGD")
+    without_wrapper = profile.process_group and profile.parallel in ("none", "other")
+    return without_wrapper or profile.comm_hook.startswith("post_localSGD")

@@ -1,4 +1,4 @@
-"""Sentences in batches of equal length, by a sampler of one's own; sparse gradients of words."""
+"""Train on sentences in batches of equal length, with a custom sampler and sparse gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training with FSDP2 (``fully_shard``) on CPU devices: every layer is a group of shards."""
+"""Train with FSDP2 (``fully_shard``) on CPU devices; every layer is sharded."""
 
 from __future__ import annotations
 

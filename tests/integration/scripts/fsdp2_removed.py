@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from instrumented import script_task
 from integration.scripts.fsdp2 import WIDTH, sharded_model
 from nfold.core.variant import Variant
 from nfold.engines.interleaver import ActiveVariant
@@ -19,7 +20,6 @@ from nfold.instrument.hooks.distributed_hooks import CollectiveHooks
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import EventCounter
 from nfold.launch.rank_lifecycle import exit_after_handlers
-from watched import script_task
 
 
 def main(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A data-parallel training whose batches a generator makes, and no DataLoader."""
+"""Train data-parallel on batches of a generator, without a DataLoader."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-SLOW_S = 0.02
-"""Of a batch."""
+SLOW_S = 0.02  # per batch
 
 
 def batches(split: str) -> Iterator[tuple[Tensor, Tensor]]:

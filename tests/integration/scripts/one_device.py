@@ -1,4 +1,4 @@
-"""A script that knows of one device, with an argument and a file that it writes."""
+"""Train on one device, with a command-line argument and an output file."""
 
 from __future__ import annotations
 

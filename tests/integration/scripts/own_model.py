@@ -1,4 +1,4 @@
-"""A user's training script under nfold.Run: ``own_model.py CASES.json FOLDER``.
+"""Train a custom model with nfold.Run: ``own_model.py CASES.json FOLDER``.
 
 CASES.json maps names to what is special in each case; FOLDER/NAME-K.json gets what rank K ends
 with.

@@ -1,4 +1,4 @@
-"""A data-parallel training as people write it; nothing in it knows of nfold."""
+"""Train with DistributedDataParallel, without nfold."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-LONG_S = 6.0
-"""Of a validation."""
-SHORT_S, OFTEN = 0.1, 5
-"""Of what rank 0 does after so many steps, or after every pass over the data."""
+LONG_S = 6.0  # of a validation
+SHORT_S = 0.1  # of the work of rank 0 after some steps, or after every pass
+OFTEN = 5  # steps between the work of rank 0
 
 
 def log() -> None:
-    """What rank 0 does after some steps."""
+    """Simulate the work of rank 0 after some steps."""
     time.sleep(SHORT_S)
 
 
 def save() -> None:
-    """What rank 0 does after every pass."""
+    """Simulate the work of rank 0 after every pass."""
     time.sleep(SHORT_S)
 
 
 def shifted(model: nn.Module, size: float) -> list[torch.Tensor]:
-    """Add to every parameter what no other rank adds; what that was."""
+    """Add noise to every parameter, different on each rank; return the noise."""
     draws = torch.Generator().manual_seed(dist.get_rank())
     added = [size * torch.randn(one.shape, generator=draws) for one in model.parameters()]
     for parameter, mine in zip(model.parameters(), added, strict=True):
@@ -38,7 +37,7 @@ def shifted(model: nn.Module, size: float) -> list[torch.Tensor]:
 
 
 def main(wish: str) -> None:
-    """Train for ever, unless the wish is another one."""
+    """Train endlessly, with the behaviour that ``wish`` names."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(128, 8), torch.randint(0, 4, (128,)))

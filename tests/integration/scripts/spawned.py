@@ -1,4 +1,4 @@
-"""Starts two ranks by itself, wherever it is; the second works for 10 ms more in every step."""
+"""Spawn two ranks; the second needs 10 ms more in every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank whose script ends while a thread of gloo still runs Python: ``still_busy.py``."""
+"""End a rank while a thread of gloo still runs Python code."""
 
 from __future__ import annotations
 

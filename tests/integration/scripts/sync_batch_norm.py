@@ -1,4 +1,4 @@
-"""A training with PyTorch's SyncBatchNorm, which needs GPUs: rank 1 waits before every step."""
+"""Train with SyncBatchNorm, which needs GPUs; rank 1 waits before every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data parallel as people write it, on CPU devices; rank 1 computes 10 ms longer in every step."""
+"""Train data-parallel on CPU devices; rank 1 computes 10 ms longer in every step."""
 
 from __future__ import annotations
 

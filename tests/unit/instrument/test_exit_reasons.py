@@ -32,7 +32,7 @@ time.sleep(60)
         (("outer", "outer/inner"), "outer.inner.train"),
     ],
 )
-def test_a_file_of_a_package_is_told_its_module(
+def test_relative_import_failure_names_the_module(
     packages: tuple[str, ...], name: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "outer/inner/train.py"
@@ -41,9 +41,7 @@ def test_a_file_of_a_package_is_told_its_module(
         (tmp_path / package.removeprefix("inner") / "__init__.py").touch()
     error = ImportError("attempted relative import with no known parent package")
     script = Workload(name="train.py", script=(str(file),))
-    assert f"next: nfold explain -m {name}, from" in str(
-        script_rank.relative_import_failure(script, error)
-    )
+    assert f"nfold explain -m {name} " in str(script_rank.relative_import_failure(script, error))
     assert script_rank.relative_import_failure(script, ImportError("No module named 'x'")) is None
     module = Workload(name=name, script=("-m", name))
     assert script_rank.relative_import_failure(module, error) is None
@@ -56,7 +54,7 @@ def _exited(call: object) -> str:
     return str(script_rank.exit_failure(workload, ended.value))
 
 
-def test_arguments_that_are_missing_are_told_as_the_script_tells_them() -> None:
+def test_argparse_error_is_reported() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
     told = _exited(lambda: parser.parse_args([]))
@@ -64,11 +62,11 @@ def test_arguments_that_are_missing_are_told_as_the_script_tells_them() -> None:
     assert "nfold explain train.py -- " in told
 
 
-def test_a_code_or_a_sentence_is_told_as_it_is() -> None:
-    assert "ended by itself: no config; next: run it by hand: python train.py --x 1" in _exited(
+def test_exit_code_or_message_is_reported() -> None:
+    assert "exited: no config; next: run it by hand: python train.py --x 1" in _exited(
         lambda: sys.exit("no config")
     )
-    assert "ended by itself with 3; next: run it by hand" in _exited(lambda: sys.exit(3))
+    assert "exited with code 3; next: run it by hand" in _exited(lambda: sys.exit(3))
 
     def click() -> None:
         try:
@@ -76,10 +74,10 @@ def test_a_code_or_a_sentence_is_told_as_it_is() -> None:
         except ValueError:
             sys.exit(2)
 
-    assert "ended by itself: no such option: --lr; next: its arguments" in _exited(click)
+    assert "exited: no such option: --lr; next: pass its arguments" in _exited(click)
 
 
-def test_only_what_reads_lines_asks_for_an_answer() -> None:
+def test_only_eof_on_stdin_is_a_stdin_failure() -> None:
     told = script_rank.stdin_failure("train.py", EOFError("EOF when reading a line"))
     assert "standard input" in str(told)
     assert script_rank.stdin_failure("train.py", EOFError("Ran out of input")) is None
@@ -108,16 +106,16 @@ def _started(tmp_path: Path, begins: str, *arguments: str) -> subprocess.Popen[b
     return process
 
 
-def test_a_process_that_trains_in_its_place_is_named(tmp_path: Path, hasty: list[bool]) -> None:
+def test_child_process_that_trains_is_named(tmp_path: Path, hasty: list[bool]) -> None:
     del hasty
     with _started(tmp_path, "import torch", "--lr", "1") as process:
-        with pytest.raises(RunFailure, match=r"started \(child.py --lr 1\)") as told:
+        with pytest.raises(RunFailure, match=r"\(child.py --lr 1\)") as told:
             process.wait()
         process.kill()
     assert str(told.value).endswith("next: nfold explain child.py -- --lr 1")
 
 
-def test_others_are_waited_for(tmp_path: Path, hasty: list[bool]) -> None:
+def test_other_children_are_waited_for(tmp_path: Path, hasty: list[bool]) -> None:
     """A process without PyTorch, and any once the script has made a step."""
     began = time.monotonic()
     assert subprocess.run([sys.executable, "-c", "import time; time.sleep(0.3)"]).returncode == 0
@@ -134,7 +132,7 @@ def _sleep() -> None:
     time.sleep(60 if torch.__version__ else 0)
 
 
-def test_ranks_by_spawn_are_named_and_forked_ones_waited_for(hasty: list[bool]) -> None:
+def test_spawned_children_are_named_and_forked_children_waited_for(hasty: list[bool]) -> None:
     del hasty
     spawned = get_context("spawn").Process(target=_sleep)
     spawned.start()

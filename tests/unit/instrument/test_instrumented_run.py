@@ -15,6 +15,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
+from instrumented import (
+    FakeClock,
+    RecordingObserver,
+    dataset,
+    install_fake_clock,
+    instrumented,
+    loop,
+    model,
+    reset_compiler,
+    script_task,
+    train_with_scaler,
+    usual,
+)
 from nfold.core.errors import Unsupported
 from nfold.core.measurement import EpochGap
 from nfold.core.variant import Variant
@@ -23,23 +36,10 @@ from nfold.engines.torch.devices import Devices
 from nfold.explain.design import SHORT_EPOCHS, Trial, over_short_epochs
 from nfold.instrument import epoch_boundaries, run_length, session
 from nfold.instrument.hooks.patches import TrainerDetector
-from watched import (
-    Noting,
-    Seconds,
-    dataset,
-    forget_compiled,
-    loop,
-    model,
-    passing,
-    scaled,
-    script_task,
-    usual,
-    watched,
-)
 
 
-def test_a_training_ends_after_its_steps_and_its_samples_are_counted() -> None:
-    found = watched(usual, script_task())
+def test_run_ends_after_its_steps() -> None:
+    found = instrumented(usual, script_task())
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
     assert sum(window.steps for window in found.samples.windows) == 10
@@ -47,23 +47,27 @@ def test_a_training_ends_after_its_steps_and_its_samples_are_counted() -> None:
     assert found.samples.losses == ()
     assert found.samples.first_step_ms is not None
     assert found.samples.parameter_checksum is not None
-    assert (found.seen.steps, found.seen.samples_per_step, found.seen.global_batch_size) == (
+    assert (
+        found.profile.steps,
+        found.profile.samples_per_step,
+        found.profile.global_batch_size,
+    ) == (
         10,
         8,
         8,
     )
 
 
-def test_pytorch_is_as_it_was_when_the_rank_has_ended() -> None:
+def test_all_patches_are_undone() -> None:
     before = (DataLoader.__iter__, DataLoader.__init__, torch.Tensor.item, torch.Tensor.to)
     own = [name in vars(torch.Tensor) for name in ("item", "to")]
-    watched(usual, script_task())
+    instrumented(usual, script_task())
     assert (DataLoader.__iter__, DataLoader.__init__, torch.Tensor.item, torch.Tensor.to) == before
     assert [name in vars(torch.Tensor) for name in ("item", "to")] == own
 
 
 @pytest.mark.parametrize(("host_syncs", "reads"), [(True, 14), (False, 3)])
-def test_after_the_warm_up_a_script_does_not_wait_for_what_it_reads(
+def test_host_reads_do_not_wait_after_the_warm_up(
     host_syncs: bool, reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual_item, made, there = torch.Tensor.item, [], torch.zeros((), device="meta")
@@ -84,17 +88,17 @@ def test_after_the_warm_up_a_script_does_not_wait_for_what_it_reads(
                 optimizer.step()
 
     monkeypatch.setattr(torch.Tensor, "item", item)
-    watched(reading, script_task(Variant(host_syncs=host_syncs)))
+    instrumented(reading, script_task(Variant(host_syncs=host_syncs)))
     assert len(made) == reads
 
 
-def test_what_the_end_of_the_warm_up_takes_out_takes_nothing_else_out() -> None:
+def test_end_of_the_warm_up_keeps_other_patches() -> None:
     asked = script_task(
         Variant(host_syncs=False, threads=1, broadcast_buffers=False, exchange="none")
     )
     own = [(torch.Tensor, "item"), (torch.cuda, "synchronize"), (torch, "set_num_threads")]
     before = [getattr(*place) for place in own]
-    found = session.InstrumentedRun(asked, Noting(), TrainerDetector(1))
+    found = session.InstrumentedRun(asked, RecordingObserver(), TrainerDetector(1))
     found.install()
     found._warm_up_patches.undo()
     during = [getattr(*place) for place in own]
@@ -103,34 +107,34 @@ def test_what_the_end_of_the_warm_up_takes_out_takes_nothing_else_out() -> None:
     assert [getattr(*place) for place in own] == before
 
 
-def test_a_training_that_ends_by_itself_is_measured_as_far_as_it_came() -> None:
-    found = watched(lambda: usual(epochs=1), script_task(steps=100))
+def test_script_that_ends_early_is_measured() -> None:
+    found = instrumented(lambda: usual(epochs=1), script_task(steps=100))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 8 - found.samples.warmup_steps
     assert found.samples.parameter_checksum is not None
     assert found.samples.parameter_count == sum(p.numel() for p in model().parameters())
 
 
-def test_under_accumulation_a_step_has_the_samples_of_all_its_parts() -> None:
-    found = watched(lambda: usual(accumulate=2), script_task())
+def test_accumulated_step_has_all_samples() -> None:
+    found = instrumented(lambda: usual(accumulate=2), script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 10 * 16
-    assert (found.seen.accumulation, found.seen.global_batch_size) == (2, 16)
+    assert (found.profile.accumulation, found.profile.global_batch_size) == (2, 16)
 
 
-def test_two_optimizers_make_one_step_together() -> None:
+def test_two_optimizers_make_one_step() -> None:
     def adversarial() -> None:
         one, other = nn.Linear(8, 4), model()
         loader = DataLoader(dataset(), batch_size=8)
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, other)]
         loop(loader, other, *optimizers)
 
-    found = watched(adversarial, script_task())
+    found = instrumented(adversarial, script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 80
-    assert (found.seen.optimizers, found.seen.step_optimizer) == (("SGD", "SGD"), 1)
+    assert (found.profile.optimizers, found.profile.step_optimizer) == (("SGD", "SGD"), 1)
     trained = [*nn.Linear(8, 4).parameters(), *model().parameters()]
-    assert found.seen.parameter_count == sum(parameter.numel() for parameter in trained)
+    assert found.profile.parameter_count == sum(parameter.numel() for parameter in trained)
 
 
 def _by_hand(checkpointed: bool = False) -> None:
@@ -148,14 +152,14 @@ def _by_hand(checkpointed: bool = False) -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_without_an_optimizer_a_step_is_a_backward(checkpointed: bool) -> None:
-    found = watched(lambda: _by_hand(checkpointed), script_task())
+def test_backward_is_a_step_without_an_optimizer(checkpointed: bool) -> None:
+    found = instrumented(lambda: _by_hand(checkpointed), script_task())
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
     assert sum(window.samples for window in found.samples.windows) == 80
-    assert found.seen.has_no_optimizer
-    assert found.seen.parameter_count == 8 * 8 + 8 + 8 * 4 + 4
-    assert found.seen.accumulation == 1
+    assert found.profile.has_no_optimizer
+    assert found.profile.parameter_count == 8 * 8 + 8 + 8 * 4 + 4
+    assert found.profile.accumulation == 1
 
 
 def _stepping(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
@@ -163,14 +167,14 @@ def _stepping(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
     optimizer.zero_grad()
 
 
-def test_optimizers_that_step_inside_a_backward_end_a_step_after_it(
+def test_optimizers_inside_a_backward_end_a_step_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One for each parameter, as soon as its gradient is there; a profiler ends with the step."""
     graphs: list[int] = []
     stepped = session.InstrumentedRun.on_optimizer_step
 
-    def noting(one: session.InstrumentedRun, optimizer: Any) -> None:
+    def on_optimizer_step(one: session.InstrumentedRun, optimizer: Any) -> None:
         graphs.append(torch._C._current_graph_task_id())
         stepped(one, optimizer)
 
@@ -182,43 +186,43 @@ def test_optimizers_that_step_inside_a_backward_end_a_step_after_it(
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         loop(DataLoader(dataset(), 8), module)
 
-    monkeypatch.setattr(session.InstrumentedRun, "stepped", noting)
-    found = watched(training, script_task(Variant(profiler_steps=True)))
+    monkeypatch.setattr(session.InstrumentedRun, "on_optimizer_step", on_optimizer_step)
+    found = instrumented(training, script_task(Variant(profiler_steps=True)))
     assert found.samples is not None
     assert set(graphs) == {-1}
     assert len(found.samples.step_ms) == 10
     assert sum(window.samples for window in found.samples.windows) == 80
-    assert found.seen.parameter_count == sum(p.numel() for p in model().parameters())
-    assert found.seen.trace is not None
-    assert found.seen.steps_in_backward
+    assert found.profile.parameter_count == sum(p.numel() for p in model().parameters())
+    assert found.profile.trace is not None
+    assert found.profile.steps_in_backward
 
 
-def test_with_an_optimizer_a_backward_is_no_step() -> None:
+def test_backward_is_no_step_with_an_optimizer() -> None:
     def training() -> None:
         for samples, _ in [*DataLoader(dataset(), 8)][:2]:
             nn.Linear(8, 4)(samples).sum().backward()
         usual(accumulate=4)
 
-    found = watched(training, script_task())
+    found = instrumented(training, script_task())
     assert found.samples is not None
-    assert (found.seen.has_no_optimizer, found.seen.accumulation) == (False, 4)
-    assert not found.seen.steps_in_backward
+    assert (found.profile.has_no_optimizer, found.profile.accumulation) == (False, 4)
+    assert not found.profile.steps_in_backward
 
 
-def test_a_step_that_a_scaler_skips_is_a_step() -> None:
-    found = watched(scaled, script_task())
+def test_skipped_scaler_step_is_a_step() -> None:
+    found = instrumented(train_with_scaler, script_task())
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
-    assert found.seen.skipped_steps == 7
+    assert found.profile.skipped_steps == 7
 
 
-def test_an_evaluation_is_in_no_window_and_its_batches_are_not_counted() -> None:
+def test_evaluation_is_in_no_window() -> None:
     evaluated: list[int] = []
 
     def evaluate() -> None:
         evaluated.extend(len(batch) for batch, _ in DataLoader(dataset(32), batch_size=32))
 
-    found = watched(lambda: usual(after_epoch=evaluate), script_task(steps=20))
+    found = instrumented(lambda: usual(after_epoch=evaluate), script_task(steps=20))
     assert evaluated
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 160
@@ -228,14 +232,14 @@ def test_an_evaluation_is_in_no_window_and_its_batches_are_not_counted() -> None
 @pytest.fixture
 def nothing_compiled() -> Iterator[None]:
     """PyTorch's compiler as in a new process, before a test and after it."""
-    forget_compiled()
+    reset_compiler()
     yield
-    forget_compiled()
+    reset_compiler()
 
 
 @pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize(("wanted", "firsts"), [(None, 1), (Variant(compiled="default"), 2)])
-def test_a_step_that_compiles_is_waited_for_as_the_first_one(
+def test_compiling_step_has_the_limit_of_the_first(
     wanted: Variant | None, firsts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script's model is compiled in its second call, here by what needs no compiler."""
@@ -246,7 +250,7 @@ def test_a_step_that_compiles_is_waited_for_as_the_first_one(
         return real(function, backend="eager")
 
     monkeypatch.setattr(torch, "compile", compile_eagerly)
-    found = watched(lambda: usual(samples=160), script_task(wanted))
+    found = instrumented(lambda: usual(samples=160), script_task(wanted))
     assert compiled == ["default"] * (firsts - 1)
     changes = [phase for phase, _ in itertools.groupby(found.phases)]
     assert changes == [Phase.FIRST_STEP, Phase.STEPPING] * firsts
@@ -255,21 +259,19 @@ def test_a_step_that_compiles_is_waited_for_as_the_first_one(
 
 
 @pytest.fixture
-def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
-    return passing(monkeypatch)
+def seconds(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    return install_fake_clock(monkeypatch)
 
 
-def _taking_a_second(seconds: Seconds) -> nn.Module:
+def _taking_a_second(seconds: FakeClock) -> nn.Module:
     module = model()
-    module.register_forward_hook(lambda *_: seconds.pass_by(1))
+    module.register_forward_hook(lambda *_: seconds.advance(1))
     return module
 
 
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("length", [{"steps": None, "epochs": 3}, {"steps": 19}])
-def test_what_lies_between_passes_is_in_no_window(
-    length: Any, looks: bool, seconds: Seconds
-) -> None:
+def test_epoch_boundary_is_in_no_window(length: Any, looks: bool, seconds: FakeClock) -> None:
     """Passes of 8 steps of a second; of whole epochs also what follows the last.
 
     Some scripts look at a first batch before they begin: that pass is none.
@@ -280,7 +282,7 @@ def test_what_lies_between_passes_is_in_no_window(
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
         def between() -> None:
-            seconds.pass_by(100)
+            seconds.advance(100)
             if looks:
                 next(iter(loader))
 
@@ -288,7 +290,7 @@ def test_what_lies_between_passes_is_in_no_window(
             next(iter(loader))
         loop(loader, module, optimizer, after_epoch=between)
 
-    found = watched(training, script_task(warmup_steps=3, **length)).samples
+    found = instrumented(training, script_task(warmup_steps=3, **length)).samples
     assert found is not None
     steps = 21 if found.epochs else 19
     assert found.step_ms == (1000,) * steps
@@ -304,18 +306,18 @@ def test_what_lies_between_passes_is_in_no_window(
 
 
 @pytest.mark.parametrize(("between_s", "passes"), [(3, 3), (100, 1)])
-def test_what_lies_between_short_passes_stands_for_whole_ones(
-    between_s: float, passes: int, seconds: Seconds
+def test_boundaries_of_truncated_passes_are_scaled(
+    between_s: float, passes: int, seconds: FakeClock
 ) -> None:
     """Of 8 steps each pass makes 2; what lies between two lies on 8 steps. Long ones are one."""
 
     def training() -> None:
         module = _taking_a_second(seconds)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        loop(_loader(), module, optimizer, after_epoch=lambda: seconds.pass_by(between_s))
+        loop(_loader(), module, optimizer, after_epoch=lambda: seconds.advance(between_s))
 
     task = script_task(Variant(batches_per_epoch=2), warmup_steps=2, steps=6)
-    found = watched(training, task).samples
+    found = instrumented(training, task).samples
     assert found is not None
     between = [window.epoch_gap for window in found.windows if window.epoch_gap]
     assert between == [EpochGap(seconds=between_s, steps=8)] * passes
@@ -323,9 +325,7 @@ def test_what_lies_between_short_passes_stands_for_whole_ones(
 
 
 @pytest.mark.parametrize("every", [5, 10, 20])
-def test_what_comes_after_some_steps_comes_where_no_short_pass_ends(
-    every: int, seconds: Seconds
-) -> None:
+def test_work_after_some_steps_within_truncated_passes(every: int, seconds: FakeClock) -> None:
     """It is told as what recurs; counted with the end of a pass, it would be told twice."""
     short = over_short_epochs(Trial(plan=script_task(steps=1).plan))
 
@@ -337,11 +337,11 @@ def test_what_comes_after_some_steps_comes_where_no_short_pass_ends(
             for samples, _ in loader:
                 module(samples).sum().backward()
                 optimizer.step()
-                seconds.pass_by(3 if next(made) % every == 0 else 0)
-            seconds.pass_by(1)
+                seconds.advance(3 if next(made) % every == 0 else 0)
+            seconds.advance(1)
 
     changes: dict[str, Any] = {"warmup_steps": short.plan.warmup_steps, "steps": short.plan.steps}
-    found = watched(training, script_task(short.variant, **changes)).samples
+    found = instrumented(training, script_task(short.variant, **changes)).samples
     assert found is not None
     between = [window.epoch_gap for window in found.windows if window.epoch_gap]
     assert between == [EpochGap(seconds=1, steps=100)] * SHORT_EPOCHS
@@ -349,22 +349,22 @@ def test_what_comes_after_some_steps_comes_where_no_short_pass_ends(
 
 @pytest.mark.parametrize("input_", ["real", "replayed"])
 @pytest.mark.parametrize(("between_s", "ends"), [(100, 2), (3, 3), (1, 9), (0, 12)])
-def test_no_pass_ends_any_more_once_what_lies_between_took_long(
-    between_s: float, ends: int, input_: Any, seconds: Seconds
+def test_passes_repeat_after_long_boundaries(
+    between_s: float, ends: int, input_: Any, seconds: FakeClock
 ) -> None:
     """Passes of 8 steps in a run of 104; counted are 5 s after 1, 2, 4 and 8 of them."""
     ended: list[bool] = []
 
     def evaluate() -> None:
         ended.append(True)
-        seconds.pass_by(between_s)
+        seconds.advance(between_s)
 
     def training() -> None:
         module = _taking_a_second(seconds)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(_loader(), module, optimizer, after_epoch=evaluate)
 
-    found = watched(training, script_task(Variant(input=input_), steps=100)).samples
+    found = instrumented(training, script_task(Variant(input=input_), steps=100)).samples
     assert found is not None
     assert len(ended) == ends
     assert found.step_ms == (1000,) * 100
@@ -387,11 +387,11 @@ class Store:
 
 
 @pytest.mark.parametrize("word", ["True", "False"])
-def test_another_rank_lives_while_it_waits_for_rank_0_s_word(
-    word: str, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+def test_rank_reports_progress_while_it_waits_for_rank_0(
+    word: str, seconds: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[bool] = []
-    monkeypatch.setattr(run_length, "joined", lambda: True)
+    monkeypatch.setattr(run_length, "has_process_group", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     store = Store(word, after=3)
     monkeypatch.setattr(run_length, "_decision_store", lambda: store)
@@ -408,42 +408,47 @@ LOOK = Variant(profiler_steps=True)
     ("taking_s", "left_out", "warmup", "timed", "traced"),
     [(1, LOOK, 7, 3, 2), (0, LOOK, 10, 12, 6), (1, Variant(), 10, 12, None)],
 )
-def test_a_first_look_is_short_where_steps_are_long(
-    taking_s: int, left_out: Variant, warmup: int, timed: int, traced: int | None, seconds: Seconds
+def test_probe_run_is_short_with_long_steps(
+    taking_s: int,
+    left_out: Variant,
+    warmup: int,
+    timed: int,
+    traced: int | None,
+    seconds: FakeClock,
 ) -> None:
     steps = itertools.count()
 
     def slow(*_: object) -> None:
         """But for a second step that takes a minute, as one that compiles again may."""
-        seconds.pass_by(60 if next(steps) == 1 else taking_s)
+        seconds.advance(60 if next(steps) == 1 else taking_s)
 
     def training() -> None:
         module = model()
         module.register_forward_hook(slow)
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task(left_out, steps=12, warmup_steps=10))
+    found = instrumented(training, script_task(left_out, steps=12, warmup_steps=10))
     assert found.samples is not None
     assert found.samples.warmup_steps == warmup
     assert found.samples.step_ms == (taking_s * 1000,) * timed
-    assert (found.seen.trace.steps if found.seen.trace else None) == traced
-    assert found.seen.samples_per_step == 8
+    assert (found.profile.trace.steps if found.profile.trace else None) == traced
+    assert found.profile.samples_per_step == 8
 
 
-def test_ranks_that_train_alone_show_nothing_else(seconds: Seconds) -> None:
+def test_probe_of_ranks_without_a_group_ends_early(seconds: FakeClock) -> None:
     task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)
-    found = watched(usual, task)
+    found = instrumented(usual, task)
     assert found.samples is not None
-    assert (len(found.samples.step_ms), found.seen.trace) == (1, None)
-    assert not found.seen.process_group
+    assert (len(found.samples.step_ms), found.profile.trace) == (1, None)
+    assert not found.profile.process_group
 
 
 @pytest.mark.parametrize("slow", [True, False])
-def test_a_rank_looks_for_as_long_as_rank_0_does(
-    slow: bool, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+def test_ranks_agree_on_the_length_of_a_probe(
+    slow: bool, seconds: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (run_length, run_length):
-        monkeypatch.setattr(module, "joined", lambda: True)
+        monkeypatch.setattr(module, "has_process_group", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(run_length, "_decision_store", lambda: Store(str(slow), after=3))
     task = script_task(LOOK, world_size=2, steps=100, warmup_steps=10)
@@ -453,12 +458,12 @@ def test_a_rank_looks_for_as_long_as_rank_0_does(
 
 
 @pytest.mark.parametrize(("workers", "step_ms"), [(0, 2000), (1, 1000)])
-def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
-    workers: int, step_ms: float, seconds: Seconds
+def test_pass_start_belongs_to_a_step_without_workers(
+    workers: int, step_ms: float, seconds: FakeClock
 ) -> None:
     class Beginning(SequentialSampler):
         def __iter__(self) -> Any:
-            seconds.pass_by(1)
+            seconds.advance(1)
             return super().__iter__()
 
     def training() -> None:
@@ -466,7 +471,7 @@ def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
         loader = DataLoader(data, batch_size=8, sampler=Beginning(data), num_workers=workers)
         loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task(steps=3, warmup_steps=2)).samples
+    found = instrumented(training, script_task(steps=3, warmup_steps=2)).samples
     assert found is not None
     assert found.step_ms == (step_ms,) * 3
     between = [window.epoch_gap for window in found.windows if window.epoch_gap]
@@ -475,7 +480,7 @@ def test_beginning_a_pass_is_part_of_a_step_unless_workers_start(
     assert between
 
 
-def test_a_pass_that_is_not_asked_for_its_end_has_ended_when_the_next_begins() -> None:
+def test_pass_ends_when_the_next_begins() -> None:
     def training() -> None:
         module, loader = model(), _loader()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -485,14 +490,14 @@ def test_a_pass_that_is_not_asked_for_its_end_has_ended_when_the_next_begins() -
                 module(next(batches)[0]).sum().backward()
                 optimizer.step()
 
-    found = watched(training, script_task(steps=None, epochs=3, warmup_steps=3))
+    found = instrumented(training, script_task(steps=None, epochs=3, warmup_steps=3))
     assert found.samples is not None
     assert [epoch.samples for epoch in found.samples.epochs] == [64, 64, 64]
-    assert found.seen.epochs_completed == 3
+    assert found.profile.epochs_completed == 3
 
 
-def test_the_last_epoch_of_a_script_ends_with_it() -> None:
-    found = watched(lambda: usual(epochs=2), script_task(steps=None, epochs=5, warmup_steps=3))
+def test_last_epoch_ends_with_the_script() -> None:
+    found = instrumented(lambda: usual(epochs=2), script_task(steps=None, epochs=5, warmup_steps=3))
     assert found.samples is not None
     assert len(found.samples.epochs) == 2
 
@@ -509,16 +514,16 @@ def _no_loader(pieces: int = 12) -> None:
         optimizer.step()
 
 
-def test_without_a_loader_the_model_s_calls_tell_the_samples() -> None:
-    found = watched(_no_loader, script_task())
+def test_model_calls_count_samples_without_a_loader() -> None:
+    found = instrumented(_no_loader, script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 60
-    assert found.seen.loader is None
-    assert found.seen.global_batch_size is None
+    assert found.profile.loader is None
+    assert found.profile.global_batch_size is None
     assert found.samples.sample_hashes == ()
 
 
-def test_a_model_may_get_its_samples_by_name() -> None:
+def test_keyword_inputs_of_a_model_are_counted() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -534,17 +539,17 @@ def test_a_model_may_get_its_samples_by_name() -> None:
             module(scale=2.0, samples=torch.randn(6, 8)).sum().backward()
             optimizer.step()
 
-    found = watched(training, script_task()).samples
+    found = instrumented(training, script_task()).samples
     assert found is not None
     assert sum(window.samples for window in found.windows) == 60
 
 
-def test_without_a_loader_there_is_nothing_to_give_again() -> None:
-    with pytest.raises(Unsupported, match="neither a DataLoader nor"):
-        watched(_no_loader, script_task(Variant(input="replayed")))
+def test_replay_without_a_loader_is_refused() -> None:
+    with pytest.raises(Unsupported, match="cannot be replayed"):
+        instrumented(_no_loader, script_task(Variant(input="replayed")))
 
 
-def test_what_had_no_turn_before_the_end_is_no_reason_to_refuse_the_rest() -> None:
+def test_missing_slot_does_not_refuse_the_run() -> None:
     """Of turns with real and with replayed batches the script ends in the first."""
 
     def training() -> None:
@@ -553,16 +558,16 @@ def test_what_had_no_turn_before_the_end_is_no_reason_to_refuse_the_rest() -> No
         loop(DataLoader(dataset(56), batch_size=8), module, optimizer, epochs=1)
 
     turns = (Variant(), Variant(input="replayed"))
-    found = watched(
+    found = instrumented(
         training, dataclasses.replace(script_task(), interleaved_variants=turns)
     ).samples
     assert found is not None
     assert set(found.slots) == {0}
-    with pytest.raises(Unsupported, match="neither a DataLoader nor"):
-        watched(_no_loader, dataclasses.replace(script_task(), interleaved_variants=turns))
+    with pytest.raises(Unsupported, match="cannot be replayed"):
+        instrumented(_no_loader, dataclasses.replace(script_task(), interleaved_variants=turns))
 
 
-def test_the_same_samples_have_the_same_hash_and_others_have_not() -> None:
+def test_hashes_of_equal_and_other_samples() -> None:
     def hashes(first: int) -> Any:
         def training() -> None:
             module = model()
@@ -573,14 +578,14 @@ def test_the_same_samples_have_the_same_hash_and_others_have_not() -> None:
                 torch.optim.SGD(module.parameters(), lr=0.1),
             )
 
-        samples = watched(training, script_task()).samples
+        samples = instrumented(training, script_task()).samples
         return samples.sample_hashes if samples else None
 
     assert hashes(0) == hashes(0)
     assert hashes(0) != hashes(32)
 
 
-def test_what_is_refused_stays_refused_in_a_script_that_catches_everything() -> None:
+def test_refusal_survives_a_script_that_catches_it() -> None:
     def stubborn() -> None:
         module = model()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -588,5 +593,5 @@ def test_what_is_refused_stays_refused_in_a_script_that_catches_everything() -> 
             with suppress(Exception):
                 loop(DataLoader(dataset(), batch_size=None), module, optimizer)
 
-    with pytest.raises(Unsupported, match="a batch of 16 a rank"):
-        watched(stubborn, script_task(batch=16))
+    with pytest.raises(Unsupported, match="batch size 16 per rank"):
+        instrumented(stubborn, script_task(batch=16))

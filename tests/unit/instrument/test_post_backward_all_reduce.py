@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, loop, model, script_task, train_with_scaler
 from nfold.core.interleave import schedule_slots
 from nfold.core.variant import Variant
 from nfold.engines.interleaver import ActiveVariant
 from nfold.instrument import optimizer_steps
 from nfold.instrument.rank_environment import RENDEZVOUS_VARIABLE
-from watched import dataset, loop, model, scaled, script_task, watched
 
 LATE = Variant(independent=True, exchange_after_backward=True)
 
@@ -49,7 +49,7 @@ def _gradients(rank: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.usefixtures("_meeting")
-def test_copies_add_up_their_gradients() -> None:
+def test_replicas_sum_their_gradients() -> None:
     with ThreadPoolExecutor(2) as both:
         first, second = both.map(_gradients, (0, 1))
     assert [set(gradient.flatten().tolist()) for gradient in first] == [{3.0}, {3.0}, {1.0}]
@@ -69,7 +69,7 @@ def _sparse(rank: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("_meeting")
-def test_sparse_gradients_are_sent_and_stay_the_copy_s_own() -> None:
+def test_sparse_gradients_are_sent_and_keep_their_values() -> None:
     with ThreadPoolExecutor(2) as both:
         found = [gradient.to_dense().sum(1).tolist() for gradient in both.map(_sparse, (0, 1))]
     assert found == [[2.0, 0.0, 0.0, 0.0], [0.0, 2.0, 0.0, 0.0]]
@@ -92,11 +92,11 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     found = Counted()
-    monkeypatch.setattr(optimizer_steps.PostBackwardAllReduce, "_reduce", found)
+    monkeypatch.setattr(optimizer_steps.PostBackwardAllReduce, "_all_reduce_bucket", found)
     return found
 
 
-def test_an_exchange_takes_turns_with_none(counted: Counted) -> None:
+def test_post_backward_exchange_is_interleaved(counted: Counted) -> None:
     def training() -> None:
         module = model()
         module.register_forward_pre_hook(lambda *_: counted.stepped())
@@ -104,9 +104,9 @@ def test_an_exchange_takes_turns_with_none(counted: Counted) -> None:
 
     task = script_task(Variant(independent=True))
     task = dataclasses.replace(task, interleaved_variants=(Variant(independent=True), LATE))
-    assert watched(training, task).samples is not None
+    assert instrumented(training, task).samples is not None
     at = task.plan.warmup_steps
-    for part in schedule_slots(task.turns, task.plan):
+    for part in schedule_slots(task.interleaved_variants, task.plan):
         made = {step for step in counted.exchanged if at < step <= at + part.steps}
         if part.variant_index is not None:
             assert len(made) == (part.steps if part.variant_index else 0)
@@ -114,7 +114,7 @@ def test_an_exchange_takes_turns_with_none(counted: Counted) -> None:
     assert min(counted.exchanged) > task.plan.warmup_steps
 
 
-def test_a_step_that_a_scaler_may_skip_is_exchanged_once(counted: Counted) -> None:
-    found = watched(lambda: scaled(after_step=counted.stepped), script_task(LATE))
+def test_scaler_step_is_exchanged_once(counted: Counted) -> None:
+    found = instrumented(lambda: train_with_scaler(after_step=counted.stepped), script_task(LATE))
     assert found.samples is not None
     assert counted.exchanged == list(range(14))

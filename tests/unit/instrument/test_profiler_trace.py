@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, loop, model, script_task, usual
 from nfold.core.script_profile import TraceSummary
 from nfold.core.variant import Variant
 from nfold.engines.base import Phase
 from nfold.instrument import profilers
 from nfold.instrument.profilers import STEP_END_MARK, TRACED_STEPS, summarize
-from watched import dataset, loop, model, script_task, usual, watched
 
 IMAGES, LAST, FIRST = [4, 8, 2, 2], [32, 1, 16, 8], [32, 4, 2, 1]
 
@@ -33,7 +33,7 @@ def _kernel(number: int, at: float, taken: float, name: str = "elementwise") -> 
     return {"name": name, "cat": "kernel", "ts": at, "dur": taken, "args": told}
 
 
-def test_copies_into_another_order_count_in_the_step_that_launched_them() -> None:
+def test_layout_copies_count_in_the_step_that_launched_them() -> None:
     events = [
         *map(_mark, (0, 100, 200, 300)),
         _copy(1, 10, [LAST, FIRST]),
@@ -58,7 +58,7 @@ def test_copies_into_another_order_count_in_the_step_that_launched_them() -> Non
     assert found.device_busy_ms == pytest.approx((3000 + 500 + 2000 + 100) / 1e3 / 2)
 
 
-def test_with_a_kernel_goes_what_lies_between_it_and_the_one_before() -> None:
+def test_layout_copies_include_the_launch_gap() -> None:
     """Kernels that were launched in time are 1.5 µs apart; a late one is 100 µs."""
     kernels = [_kernel(9, 500 + 21.5 * place, 20) for place in range(5)]
     events = [
@@ -73,7 +73,7 @@ def test_with_a_kernel_goes_what_lies_between_it_and_the_one_before() -> None:
     assert sum(found.layout_copy_ms) == pytest.approx(0.0415)
 
 
-def test_on_cpus_the_copies_themselves_count_and_no_device_is_busy() -> None:
+def test_cpu_trace_has_layout_copies_and_no_device_time() -> None:
     copies = _copy(1, 110, [FIRST, LAST]), _copy(2, 20, [FIRST, LAST])
     found = summarize([*map(_mark, (0, 100, 200)), *copies], cuda=False)
     assert found is not None
@@ -83,7 +83,7 @@ def test_on_cpus_the_copies_themselves_count_and_no_device_is_busy() -> None:
     assert summarize([*map(_mark, (0, 100, 200)), *copies], cuda=True) is None
 
 
-def test_copies_that_convolutions_make_themselves_are_told_apart() -> None:
+def test_copies_inside_convolutions_are_separate() -> None:
     inside = {"name": "aten::convolution_backward", "cat": "cpu_op", "ts": 105, "dur": 40}
     inner = {"name": "aten::mkldnn_convolution", "cat": "cpu_op", "ts": 106, "dur": 2}
     copies = [_copy(n, at, [FIRST, LAST]) for n, at in enumerate((110, 140, 146, 190), start=1)]
@@ -104,7 +104,7 @@ def test_copies_that_convolutions_make_themselves_are_told_apart() -> None:
         ("aten::matmul", 0.0),
     ],
 )
-def test_other_operators_on_images_make_some_as_well(name: str, inside: float) -> None:
+def test_copies_inside_image_operators_are_separate(name: str, inside: float) -> None:
     operator = {"name": name, "cat": "cpu_op", "ts": 105, "dur": 40, "args": {"External id": 9}}
     found = summarize(
         [*map(_mark, (0, 100, 200)), _copy(1, 110, [FIRST, LAST]), operator], cuda=False
@@ -127,7 +127,7 @@ class Permuting(nn.Module):
         return result
 
 
-def test_traced_steps_follow_on_those_that_are_timed() -> None:
+def test_traced_steps_follow_timed_steps() -> None:
     none, some = _traced(0), _traced(4)
     assert none.steps == some.steps == TRACED_STEPS
     assert none.layout_copy_ms == (0.0,) * TRACED_STEPS
@@ -140,40 +140,40 @@ def _traced(times: int) -> TraceSummary:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(DataLoader(dataset(), batch_size=8), module, optimizer)
 
-    found = watched(training, script_task(Variant(profiler_steps=True), steps=12))
+    found = instrumented(training, script_task(Variant(profiler_steps=True), steps=12))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 12
     assert found.samples.parameter_checksum
-    assert found.seen.trace is not None
-    return found.seen.trace
+    assert found.profile.trace is not None
+    return found.profile.trace
 
 
-def test_a_trace_of_too_many_operations_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_trace_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profilers, "MAX_TRACE_BYTES", 1000)
-    found = watched(usual, script_task(Variant(profiler_steps=True), steps=12))
+    found = instrumented(usual, script_task(Variant(profiler_steps=True), steps=12))
     assert found.samples is not None
-    assert found.seen.trace is None
+    assert found.profile.trace is None
     assert found.phases[-1] == Phase.FIRST_STEP
 
 
-def test_a_script_that_ends_before_is_not_traced() -> None:
+def test_script_that_ends_early_is_not_traced() -> None:
     def training() -> None:
         module = model()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(DataLoader(dataset(64), batch_size=8), module, optimizer, epochs=2)
 
-    found = watched(training, script_task(Variant(profiler_steps=True), steps=100))
-    assert found.seen.trace is None
+    found = instrumented(training, script_task(Variant(profiler_steps=True), steps=100))
+    assert found.profile.trace is None
 
 
-def test_a_script_with_a_profiler_of_its_own_is_not_traced() -> None:
+def test_script_with_its_own_profiler_is_not_traced() -> None:
     def training() -> None:
         module = model()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         with torch.profiler.profile():
             loop(DataLoader(dataset(64), batch_size=8), module, optimizer)
 
-    found = watched(training, script_task(Variant(profiler_steps=True), steps=12))
+    found = instrumented(training, script_task(Variant(profiler_steps=True), steps=12))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 12
-    assert found.seen.trace is None
+    assert found.profile.trace is None

@@ -16,10 +16,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from instrumented import dataset, instrumented, loop, model, script_task
 from nfold.core.interleave import MAX_CYCLES, SETTLE_STEPS, schedule_slots
 from nfold.core.variant import Variant
 from nfold.engines.base import Observer
-from watched import dataset, loop, model, script_task, watched
 
 REAL, REPLAYED = Variant(), Variant(input="replayed")
 WAIT_S = 0.05
@@ -42,7 +42,7 @@ def _task(*turns: Variant, steps: int = 8, **changes: Any) -> Any:
     return dataclasses.replace(script_task(steps=steps, **changes), interleaved_variants=turns)
 
 
-def test_every_turn_has_its_steps_and_its_own_windows() -> None:
+def test_each_slot_has_its_steps_and_windows() -> None:
     given: list[bytes] = []
 
     def training() -> None:
@@ -55,7 +55,7 @@ def test_every_turn_has_its_steps_and_its_own_windows() -> None:
                 optimizer.step()
 
     task = _task(REPLAYED, REAL)
-    found = watched(training, task).samples
+    found = instrumented(training, task).samples
     assert found is not None
     assert len(found.slots) == len(found.windows)
     steps = [sum(w.steps for w, t in zip(found.windows, found.slots, strict=True) if t == turn)
@@ -64,7 +64,7 @@ def test_every_turn_has_its_steps_and_its_own_windows() -> None:
     assert len(found.step_ms) == 16
     first = task.plan.warmup_steps
     by_turn: dict[int | None, list[bytes]] = {}
-    for part in schedule_slots(task.turns, task.plan):
+    for part in schedule_slots(task.interleaved_variants, task.plan):
         by_turn.setdefault(part.variant_index, []).extend(given[first : first + part.steps])
         first += part.steps
     assert first == len(given)
@@ -72,7 +72,7 @@ def test_every_turn_has_its_steps_and_its_own_windows() -> None:
     assert len(set(by_turn[1])) == 8
 
 
-def test_a_real_pass_that_a_replay_began_in_goes_on() -> None:
+def test_real_pass_continues_after_a_replay() -> None:
     """The script sees as many batches in a pass as its loader has, whatever is replayed."""
     passes: list[int] = []
 
@@ -86,7 +86,7 @@ def test_a_real_pass_that_a_replay_began_in_goes_on() -> None:
                 nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
 
-    found = watched(training, _task(REAL, REPLAYED, steps=20))
+    found = instrumented(training, _task(REAL, REPLAYED, steps=20))
     # The workers end here, and not in whatever test comes next.
     gc.collect()
     assert found.samples is not None
@@ -94,7 +94,7 @@ def test_a_real_pass_that_a_replay_began_in_goes_on() -> None:
     assert len(found.samples.step_ms) == 40
 
 
-def test_passes_of_every_real_turn_begin_with_a_wait_that_is_in_no_window() -> None:
+def test_first_wait_of_each_real_slot_is_in_no_window() -> None:
     """Its first batch takes a worker so long; a replayed pass waits for nothing."""
 
     class Slow(TensorDataset):
@@ -108,7 +108,7 @@ def test_passes_of_every_real_turn_begin_with_a_wait_that_is_in_no_window() -> N
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(loader, module, optimizer)
 
-    found = watched(training, _task(REAL, REPLAYED, steps=40)).samples
+    found = instrumented(training, _task(REAL, REPLAYED, steps=40)).samples
     gc.collect()
     assert found is not None
     waits: dict[int, list[float]] = {0: [], 1: []}
@@ -123,7 +123,7 @@ def test_passes_of_every_real_turn_begin_with_a_wait_that_is_in_no_window() -> N
 
 
 @pytest.mark.usefixtures("group")
-def test_an_exchange_is_left_out_and_made_again() -> None:
+def test_exchange_is_interleaved() -> None:
     """With a hook of the script's own: it is called in the turns with an exchange, only there."""
     noted = Noted()
     reduced: list[bool] = []
@@ -142,11 +142,11 @@ def test_an_exchange_is_left_out_and_made_again() -> None:
     task = _task(
         REAL, Variant(exchange="none"), Variant(exchange="barrier", broadcast_buffers=False)
     )
-    found = watched(training, task).samples
+    found = instrumented(training, task).samples
     assert found is not None
     at, real = task.plan.warmup_steps, set(range(task.plan.warmup_steps))
     left_out: set[int] = set()
-    for part in schedule_slots(task.turns, task.plan):
+    for part in schedule_slots(task.interleaved_variants, task.plan):
         here = set(range(at, at + part.steps))
         real |= here if part.variant_index == 0 else set()
         left_out |= here if part.variant_index not in (None, 0) else set()
@@ -158,7 +158,7 @@ def test_an_exchange_is_left_out_and_made_again() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_a_script_that_gives_up_its_group_has_trained() -> None:
+def test_destroying_the_process_group_ends_the_run() -> None:
     """Also before all turns were taken; with too few steps, the group goes as the script says."""
     after: list[str] = []
 
@@ -169,17 +169,17 @@ def test_a_script_that_gives_up_its_group_has_trained() -> None:
         dist.destroy_process_group()
         after.append("tidied up")
 
-    found = watched(training, _task(REAL, Variant(exchange="none"), steps=100)).samples
+    found = instrumented(training, _task(REAL, Variant(exchange="none"), steps=100)).samples
     assert found is not None
     assert set(found.slots) == {0}
     assert len(found.step_ms) == 24 - 4
     assert not after
-    assert watched(training, _task(REAL, steps=100, warmup_steps=22)).samples is not None
+    assert instrumented(training, _task(REAL, steps=100, warmup_steps=22)).samples is not None
     assert after
 
 
 @pytest.mark.usefixtures("group")
-def test_gradients_of_a_step_s_batches_are_exchanged_once_or_each_time() -> None:
+def test_gradients_are_exchanged_once_or_per_micro_batch() -> None:
     noted = Noted()
 
     def training() -> None:
@@ -194,17 +194,17 @@ def test_gradients_of_a_step_s_batches_are_exchanged_once_or_each_time() -> None
                     optimizer.step()
 
     task = _task(REAL, Variant(exchange_each_micro_batch=False), accumulate=2)
-    found = watched(training, task)
-    assert (found.seen.accumulation, found.seen.gradient_exchanges) == (2, 2)
+    found = instrumented(training, task)
+    assert (found.profile.accumulation, found.profile.gradient_exchanges) == (2, 2)
     times, at = Counter(noted.called), task.plan.warmup_steps
-    for part in schedule_slots(task.turns, task.plan):
+    for part in schedule_slots(task.interleaved_variants, task.plan):
         if part.variant_index is not None:
             expected = 2 - part.variant_index
             assert [times[step] for step in range(at, at + part.steps)] == [expected] * part.steps
         at += part.steps
 
 
-def test_threads_and_what_the_script_has_by_itself_take_turns() -> None:
+def test_threads_are_interleaved() -> None:
     own = torch.get_num_threads()
     seen: list[int] = []
 
@@ -216,7 +216,7 @@ def test_threads_and_what_the_script_has_by_itself_take_turns() -> None:
 
     try:
         task = _task(REAL, Variant(threads=1))
-        assert watched(training, task).samples is not None
+        assert instrumented(training, task).samples is not None
     finally:
         torch.set_num_threads(own)
     assert set(seen) == {1, 3}
@@ -237,7 +237,7 @@ class _Noted:
             yield batch
 
 
-def test_a_replay_that_takes_turns_begins_when_workers_are_idle(
+def test_interleaved_replay_waits_for_idle_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waited: list[int] = []
@@ -249,17 +249,17 @@ def test_a_replay_that_takes_turns_begins_when_workers_are_idle(
         loop(DataLoader(dataset(640), batch_size=8), module, optimizer)
 
     turns = (Variant(), Variant(input="replayed"), Variant(input="resident"))
-    watched(training, dataclasses.replace(script_task(steps=20), interleaved_variants=turns))
+    instrumented(training, dataclasses.replace(script_task(steps=20), interleaved_variants=turns))
     # Once where each kind of replay is collected, and whenever the real input goes.
     assert len(waited) == 1 + MAX_CYCLES // 2
     waited.clear()
     alone = dataclasses.replace(script_task(steps=8), requested_variant=Variant(input="replayed"))
-    watched(training, alone)
+    instrumented(training, alone)
     assert waited == []
 
 
 @pytest.mark.usefixtures("group")
-def test_of_two_wrapped_models_no_exchange_is_one_too_many() -> None:
+def test_two_wrapped_models_have_no_repeated_exchange() -> None:
     """As in a GAN, whose step takes two batches: nobody sums them."""
 
     def training() -> None:
@@ -271,6 +271,6 @@ def test_of_two_wrapped_models_no_exchange_is_one_too_many() -> None:
                 nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
 
-    seen = watched(training, script_task()).seen
+    seen = instrumented(training, script_task()).profile
     assert seen.accumulation == 2
     assert seen.gradient_exchanges == 1

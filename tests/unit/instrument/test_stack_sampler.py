@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, model, script_task
 from nfold.core.measurement import HostGapKind, HostGapLocation
 from nfold.instrument.profilers import (
     COLLECTIVE_MODULE,
@@ -21,7 +22,6 @@ from nfold.instrument.profilers import (
     StackSampler,
     sampled_line,
 )
-from watched import dataset, model, script_task, watched
 
 HERE = Path(__file__).name
 TRIES = 2000
@@ -60,9 +60,9 @@ def train_with_pauses() -> None:
         evaluate()  # Between passes.
 
 
-def test_pauses_have_the_lines_at_which_they_are_spent() -> None:
+def test_host_gaps_have_their_lines() -> None:
     """Each of three kinds is long enough to be seen in any of its 40 to 3 turns."""
-    found = watched(train_with_pauses, script_task(steps=36)).samples
+    found = instrumented(train_with_pauses, script_task(steps=36)).samples
     assert found is not None
     of = train_with_pauses
     assert longest(found.host_gap_locations, "after a step") == (line_of(of, "# A log"), None)
@@ -74,7 +74,7 @@ def test_pauses_have_the_lines_at_which_they_are_spent() -> None:
     assert between == (line_of(of, "# Between passes"), "evaluate()")
 
 
-def test_an_evaluation_between_two_steps_is_a_pause_by_its_own_line() -> None:
+def test_evaluation_between_steps_has_its_line() -> None:
     """A batch for the training is there already: that was the end of the usual pause."""
     other = DataLoader(dataset(40), batch_size=8)
 
@@ -91,7 +91,7 @@ def test_an_evaluation_between_two_steps_is_a_pause_by_its_own_line() -> None:
             module(images).sum().backward()
             optimizer.step()
 
-    found = watched(training, script_task()).samples
+    found = instrumented(training, script_task()).samples
     assert found is not None
     place = line_of(training, "# Before a step"), "looked_through()"
     assert place in {
@@ -99,7 +99,7 @@ def test_an_evaluation_between_two_steps_is_a_pause_by_its_own_line() -> None:
     }
 
 
-def test_a_training_without_pauses_is_at_none_for_long() -> None:
+def test_training_without_gaps_has_short_gaps() -> None:
     def training() -> None:
         module = model()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -108,12 +108,12 @@ def test_a_training_without_pauses_is_at_none_for_long() -> None:
             time.sleep(0.01)
             optimizer.step()
 
-    found = watched(training, script_task(steps=40)).samples
+    found = instrumented(training, script_task(steps=40)).samples
     assert found is not None
     assert sum(spot.seconds for spot in found.host_gap_locations) < 0.1 * 44 * 0.01
 
 
-def test_nobody_looks_once_it_is_over() -> None:
+def test_sampler_stops() -> None:
     looking = StackSampler(lambda: False)
     looking.start()
     for _ in range(TRIES):
@@ -153,13 +153,13 @@ SAVE = "def save(*loop):\n    return look(sys._getframe(), *loop)\n"
 FIT = "def fit(callback):\n    return callback()\n"
 
 
-def test_a_package_that_is_at_work_has_its_line(tmp_path: Path) -> None:
+def test_package_line_is_the_callee(tmp_path: Path) -> None:
     save = called(SAVE, str(tmp_path / "site-packages" / "storing" / "saving.py"), "save")
-    here = test_a_package_that_is_at_work_has_its_line
+    here = test_package_line_is_the_callee
     assert save() == (line_of(here, "assert save() =="), "storing/saving.py:2")
 
 
-def test_what_a_function_of_the_loop_s_own_does_has_the_loop_s_line(tmp_path: Path) -> None:
+def test_user_function_has_the_line_of_the_loop(tmp_path: Path) -> None:
     """Through PyTorch as well: a model's forward, a function under no_grad()."""
     save = called(SAVE, str(tmp_path / "site-packages" / "storing" / "saving.py"), "save")
 
@@ -176,7 +176,7 @@ def test_what_a_function_of_the_loop_s_own_does_has_the_loop_s_line(tmp_path: Pa
     assert loop() == (line_of(loop, "# Here"), "evaluation()")
 
 
-def test_what_a_trainer_calls_back_has_a_line_of_its_own(tmp_path: Path) -> None:
+def test_callback_of_a_trainer_has_its_line(tmp_path: Path) -> None:
     fit = called(FIT, str(tmp_path / "site-packages" / "trainer" / "loops.py"), "fit")
 
     def loop() -> Any:
@@ -191,6 +191,6 @@ def test_what_a_trainer_calls_back_has_a_line_of_its_own(tmp_path: Path) -> None
     assert loop() == (line_of(on_batch_end, "# Here"), "logged()")
 
 
-def test_who_waits_in_a_collective_does_nothing_of_its_own() -> None:
+def test_waiting_in_a_collective_is_not_sampled() -> None:
     assert called(SAVE, "<torch>", "save", __name__=COLLECTIVE_MODULE)() is None
     assert sampled_line(None, {}) is None

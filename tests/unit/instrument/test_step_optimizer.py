@@ -31,13 +31,13 @@ def of(*modules: nn.Module) -> torch.optim.Optimizer:
         ("ABCABCABC", "100001001"),
     ],
 )
-def test_the_one_that_steps_least_often_ends_a_step(turns: str, ends: str) -> None:
+def test_rarest_optimizer_ends_a_step(turns: str, ends: str) -> None:
     optimizers = {name: optimizer() for name in turns}
     boundary = StepOptimizer()
     assert "".join(str(int(boundary.ends_step(optimizers[name]))) for name in turns) == ends
 
 
-def test_after_the_warm_up_a_rare_one_changes_nothing() -> None:
+def test_choice_is_final_after_the_warm_up() -> None:
     often, rare = optimizer(2), optimizer(3)
     boundary = StepOptimizer()
     assert all(boundary.ends_step(often) for _ in range(3))
@@ -50,9 +50,7 @@ def test_after_the_warm_up_a_rare_one_changes_nothing() -> None:
 
 @pytest.mark.parametrize("settles", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
-def test_one_that_is_made_anew_takes_the_place_of_one_that_is_gone(
-    size: int, *, settles: bool
-) -> None:
+def test_recreated_optimizer_takes_over_the_role(size: int, *, settles: bool) -> None:
     boundary, found = StepOptimizer(), []
     for fold in range(4):
         one = optimizer(size if fold else 2)
@@ -63,7 +61,7 @@ def test_one_that_is_made_anew_takes_the_place_of_one_that_is_gone(
     assert boundary.optimizers == [one]
 
 
-def test_what_was_trained_stays_known_when_a_script_has_ended() -> None:
+def test_parameters_are_known_after_the_script_ended() -> None:
     layer, boundary = nn.Linear(2, 2), StepOptimizer()
     one = of(layer)
     boundary.ends_step(one)
@@ -76,7 +74,7 @@ def test_what_was_trained_stays_known_when_a_script_has_ended() -> None:
     assert [id(p) for p in boundary.parameters] == [id(p) for p in layer.parameters()]
 
 
-def test_two_that_are_made_anew_take_their_places() -> None:
+def test_two_recreated_optimizers_take_over_their_roles() -> None:
     boundary, found = StepOptimizer(), []
     for fold in range(3):
         generator, critic = optimizer(2), optimizer(3, 3)
@@ -88,7 +86,7 @@ def test_two_that_are_made_anew_take_their_places() -> None:
 
 
 @pytest.mark.parametrize("kept", ["the same parameters", "the same shapes"])
-def test_one_that_trains_as_much_takes_the_place_of_one_that_is_kept(kept: str) -> None:
+def test_equal_shapes_take_over_the_role(kept: str) -> None:
     layer = nn.Linear(2, 2)
     before, boundary = of(layer), StepOptimizer()
     boundary.ends_step(before)
@@ -98,7 +96,7 @@ def test_one_that_trains_as_much_takes_the_place_of_one_that_is_kept(kept: str) 
     assert boundary.optimizers == [after]
 
 
-def test_two_that_train_alike_are_taken_in_turn() -> None:
+def test_equal_optimizers_take_over_in_order() -> None:
     """Both discriminators of two are made anew, those before are kept."""
     kept, boundary, found = [], StepOptimizer(), []
     for fold in range(3):
@@ -109,7 +107,7 @@ def test_two_that_train_alike_are_taken_in_turn() -> None:
     assert found == [(True, False), *[(False, True)] * 5]
 
 
-def test_one_of_its_own_is_counted_once_the_other_steps_no_more() -> None:
+def test_other_optimizer_counts_when_the_chosen_stops() -> None:
     before, after, boundary = optimizer(2), optimizer(3), StepOptimizer()
     boundary.ends_step(before)
     boundary.end_warm_up()

@@ -1,4 +1,4 @@
-"""Every call of every module of a process, by whomever."""
+"""Hooks of modules: forward calls, compilation, channels_last weights."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -22,20 +19,18 @@ from nfold.instrument.input.batch_tensors import iter_tensors, sample_count
 
 
 class ModuleCallHooks:
-    """Is told of calls while it is started; ``stop`` leaves no hook behind."""
+    """Global hooks before and after every module call, between ``start`` and ``stop``."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
 
     def start(self) -> None:
-        """Be told of every call from now on."""
         self._handles = [
             register_module_forward_pre_hook(self._before_call),
             register_module_forward_hook(self._after_call, always_call=True),
         ]
 
     def stop(self) -> None:
-        """Be told of no more."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -47,15 +42,16 @@ class ModuleCallHooks:
         raise NotImplementedError
 
 
+IMAGE_DIMENSIONS = 4  # of images and of the weights of a convolution [out, in, h, w]
 HALF_PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+# called when an observed model begins to train on a batch
 FORWARD_LISTENERS: list[Callable[[], None]] = []
-"""Called when a model begins to train on a batch, which is followed."""
 
 
 class ForwardObserver(ModuleCallHooks):
-    """Looks at calls of modules that train; ``fed`` gets what they are called with.
+    """Observes the calls of modules that train.
 
-    ``begins`` is called before each of the outermost; after ``stop``, where they are followed.
+    ``on_model_input`` gets the inputs of each outermost module; ``on_forward`` is called before it.
     """
 
     def __init__(
@@ -76,33 +72,31 @@ class ForwardObserver(ModuleCallHooks):
 
     @property
     def outermost(self) -> tuple[nn.Module, ...]:
-        """All that were called to train, in the order of their first calls."""
         return tuple(self._outermost.values())
 
     def take_sample_count(self) -> int:
-        """Samples since the last call: those of the module that got most of them.
+        """Return the samples since the last call: the largest count of any module.
 
-        What one module makes of them another one may get, or two get parts of the same ones.
+        Modules may get the outputs of each other, or parts of the same batch.
         """
         samples = max(self._samples.values(), default=0)
         self._samples.clear()
         return samples
 
     def keep_outermost_hooks(self) -> None:
-        """Be told only when one of the outermost that were seen is called, at no cost inside it.
+        """Keep hooks on the outermost modules only, so that calls inside them cost nothing.
 
-        None that torch.compile compiles as a whole, with its hooks, and none of TorchScript's.
+        Skips modules that torch.compile compiles with their hooks, and TorchScript modules.
         """
         self.stop()
         FORWARD_LISTENERS.append(self._on_forward)
         for module in self._outermost.values():
-            whole = getattr(module, "_compiled_call_impl", None) is not None
-            if not whole and not isinstance(module, torch.jit.ScriptModule):
+            compiled = getattr(module, "_compiled_call_impl", None) is not None
+            if not compiled and not isinstance(module, torch.jit.ScriptModule):
                 self._handles.append(module.register_forward_pre_hook(notify_forward))
 
     @property
     def keeps_hooks(self) -> bool:
-        """Whether it is told of any."""
         return self._on_forward in FORWARD_LISTENERS and bool(self._handles)
 
     def stop(self) -> None:
@@ -120,9 +114,9 @@ class ForwardObserver(ModuleCallHooks):
         if self._depth == 1 and is_training(module):
             self.model = self._outermost[id(module)] = module
             self._on_forward()
-            found = sample_count(args)
-            self._count_samples(module, args, found)
-            if not found and id(module) not in self._keyword_models:
+            samples = sample_count(args)
+            self._count_samples(module, args, samples)
+            if not samples and id(module) not in self._keyword_models:
                 self._keyword_models.add(id(module))
                 self._handles.append(
                     module.register_forward_pre_hook(self._before_keyword_call, with_kwargs=True)
@@ -146,47 +140,43 @@ class ForwardObserver(ModuleCallHooks):
         first = next(iter_tensors(args), None)
         if first is None:
             return
-        kind = first.device.type
-        if torch.is_autocast_enabled(kind):
-            self.autocast = HALF_PRECISIONS.get(torch.get_autocast_dtype(kind))
-        self.channels_last = self.channels_last or _is_channels_last(first)
+        device = first.device.type
+        if torch.is_autocast_enabled(device):
+            self.autocast = HALF_PRECISIONS.get(torch.get_autocast_dtype(device))
+        if first.dim() == IMAGE_DIMENSIONS and not first.is_contiguous():
+            self.channels_last |= first.is_contiguous(memory_format=torch.channels_last)
 
 
 def notify_forward(module: nn.Module, _args: Any) -> None:
-    """The hook of a model: a function, so that a copy of the model has nothing else of nfold's."""
+    """Call the forward listeners if the module trains.
+
+    A module-level function: a deep copy of the model must not copy state of nfold.
+    """
     if torch.is_grad_enabled() and _any_in_training_mode(module):
-        for begins in FORWARD_LISTENERS:
-            begins()
+        for listener in FORWARD_LISTENERS:
+            listener()
 
 
 def is_training(module: nn.Module) -> bool:
-    """Whether it does, and not only computes."""
-    some = any(parameter.requires_grad for parameter in module.parameters())
-    return some and _any_in_training_mode(module)
+    """Return whether the module is in training mode and has a parameter that requires gradients."""
+    has_gradients = any(parameter.requires_grad for parameter in module.parameters())
+    return has_gradients and _any_in_training_mode(module)
 
 
 def _any_in_training_mode(module: nn.Module) -> bool:
-    return any(one.training for one in module.modules())
+    return any(part.training for part in module.modules())
 
 
-def _is_channels_last(tensor: Tensor) -> bool:
-    if tensor.dim() != 4 or tensor.is_contiguous():
-        return False
-    return tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-# The model of a script compiled, where an experiment wants it so.
-#
-# Each of a script's outermost modules that train is: its ``forward``, from its second call on, so
-# that hooks and what its wrappers do stay what they are. DistributedDataParallel and Lightning's
-# modules call others; those are the outermost ones.
-
+# class names: their packages need not be installed
 WRAPPER_CLASSES = {"DistributedDataParallel", "LightningModule", "_FabricModule"}
-"""Names of classes, so that none of their packages is needed."""
 
 
 class ModelCompiler(ModuleCallHooks):
-    """Compiles in a ``mode`` of torch.compile; in none, does nothing."""
+    """Compiles the ``forward`` of each outermost module that trains, from its second call on.
+
+    ``mode`` is a mode of torch.compile; an empty mode does nothing. Hooks and wrappers stay as they
+    are. DistributedDataParallel and Lightning modules are not compiled, the modules in them are.
+    """
 
     def __init__(self, mode: str) -> None:
         super().__init__()
@@ -199,7 +189,7 @@ class ModelCompiler(ModuleCallHooks):
             super().start()
 
     def require_compiled(self, *, compiled: bool) -> None:
-        """Raise Unsupported where it was to be compiled, and nothing is."""
+        """Raise Unsupported if compilation was requested and nothing is compiled."""
         if self._mode and not compiled:
             raise Unsupported("compiled: no module of the script could be compiled")
 
@@ -209,7 +199,7 @@ class ModelCompiler(ModuleCallHooks):
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled() or not is_training(module):
             return
-        if not any(module is one for one in self._compiled):
+        if not any(module is compiled for compiled in self._compiled):
             self._compiled.append(module)
             module.forward = torch.compile(module.forward, mode=self._mode)
 
@@ -219,46 +209,34 @@ class ModelCompiler(ModuleCallHooks):
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    return any(one.__name__ in WRAPPER_CLASSES for one in type(module).__mro__)
-
-
-# The weights of a script's convolutions in channels_last, where an experiment wants them so.
-#
-# They are put in this order before anything holds on to the one they had: a wrapper's buckets and an
-# optimizer's state are made after it. A convolution computes in channels_last where its weights or
-# its images are, and what follows keeps to it.
-
-IMAGE_DIMENSIONS = 4
-"""Dimensions of a convolution's weights [out, in, h, w], as of its images."""
+    return any(cls.__name__ in WRAPPER_CLASSES for cls in type(module).__mro__)
 
 
 def install_channels_last(patches: Patches) -> None:
-    """In whatever is wrapped or optimised from now on."""
+    """Convert the weights of convolutions to channels_last.
+
+    Converts before a wrapper builds its buckets and an optimizer its state. A convolution computes
+    in channels_last if its weights or its images are channels_last, and later operators keep it.
+    """
     for wrapper in (DistributedDataParallel, DataParallel):
-        patches.put(wrapper, "__init__", _wrap_wrapper_init)
-    patches.put(Optimizer, "add_param_group", _wrap_add_param_group)
+        patches.wrap(wrapper, "__init__", _construct_wrapper)
+    patches.wrap(Optimizer, "add_param_group", _add_param_group)
 
 
-def _wrap_wrapper_init(usual: Any) -> Any:
-    def construct(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
-        module = args[0] if args else kwargs.get("module")
-        if isinstance(module, nn.Module):
-            convert_to_channels_last(module.parameters())
-        usual(wrapper, *args, **kwargs)
-
-    return construct
+def _construct_wrapper(original: Any, wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
+    module = args[0] if args else kwargs.get("module")
+    if isinstance(module, nn.Module):
+        convert_to_channels_last(module.parameters())
+    original(wrapper, *args, **kwargs)
 
 
-def _wrap_add_param_group(usual: Any) -> Any:
-    def add(optimizer: Optimizer, group: dict[str, Any]) -> None:
-        usual(optimizer, group)
-        convert_to_channels_last(group["params"])
-
-    return add
+def _add_param_group(original: Any, optimizer: Optimizer, param_group: dict[str, Any]) -> None:
+    original(optimizer, param_group)
+    convert_to_channels_last(param_group["params"])
 
 
 def convert_to_channels_last(parameters: Iterable[Tensor]) -> None:
-    """In place: a parameter stays the object that it is."""
+    """Convert in place: the parameters stay the same objects."""
     for parameter in parameters:
         if not is_lazy(parameter) and parameter.dim() == IMAGE_DIMENSIONS:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)

@@ -1,10 +1,4 @@
-"""Functions of the script's own that make its batches, where no DataLoader does.
-
-They are found in the warm-up: the last one that returned what a model was then called with, and
-before it those that made what it was given on the host. What a function made of something that has
-a gradient is a state that a model hands on to itself, and no batch. From then on their code is
-another one, which gives what they returned first again where a step's input is left out.
-"""
+"""Functions of the script that make batches without a DataLoader."""
 
 from __future__ import annotations
 
@@ -29,20 +23,17 @@ from nfold.engines.interleaver import ActiveVariant
 from nfold.instrument.hooks.patches import GeneratorBatches, function_key, installed_generator_hooks
 from nfold.instrument.input.batch_tensors import BatchReplay, iter_tensors, origins
 
+# Steps in which every return is observed. This takes time: the steps are not timed.
 OBSERVED_STEPS = 3
-"""In which every return of a function is looked at: that takes time, and no step of it is timed."""
 MAX_RETURNS = 256
-COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
-"""Comprehensions, functions until Python 3.12: nobody else calls them."""
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")  # functions until Python 3.12
 GENERATOR_EXPRESSION = "<genexpr>"
 ASYNC_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 @dataclass(frozen=True)
 class ReturnedBatch:
-    """What a function of the user's returned, without keeping it; ``before`` returned what this one
-    was given.
-    """
+    """Tensors that a user function returned, held weakly; ``source`` returned its input."""
 
     code: CodeType
     source: ReturnedBatch | None
@@ -53,7 +44,12 @@ class ReturnedBatch:
 
 
 class BatchFunctionHooks:
-    """Finds the functions (``begin`` to ``stop``), and stands in their place (``replace``)."""
+    """Finds the batch functions in the warm-up, then replaces them so that they can replay batches.
+
+    A profile function observes the returns of user functions. The batch functions are the last one
+    whose result a model was called with, and those that made its input on the host. The result of a
+    function whose input requires gradients is a model state, not a batch.
+    """
 
     def __init__(
         self,
@@ -77,41 +73,39 @@ class BatchFunctionHooks:
         self._observing = False
 
     def start(self) -> None:
-        """Look at what functions return; unless somebody else looks at them already."""
+        """Observe returns, unless the script has set a profile function itself."""
         if sys.getprofile() is None:
             self._observing = True
             sys.setprofile(self._on_profile_event)
 
     def on_step(self) -> None:
-        """A step was made."""
         if self._observing:
             self._steps += 1
             if self._steps == OBSERVED_STEPS:
                 self.stop()
 
     def stop(self) -> None:
-        """Look no more."""
         if not self._observing:
             return
         sys.setprofile(None)
         self._observing = False
         self._returned.clear()
         self._inputs.clear()
-        fed = [
-            made for codes, made in self._candidates.items() if not self._state_functions & {*codes}
+        chains = [
+            chain
+            for codes, chain in self._candidates.items()
+            if not self._state_functions & {*codes}
         ]
-        # Of several functions that each make a part none is the batch's.
-        if len(fed) == 1:
-            (found,) = fed
-            if all(map(self._is_replaceable, found)):
-                self._chain = found
+        # Several chains each make a part of the batch: none of them makes the whole.
+        if len(chains) == 1 and all(map(self._is_replaceable, chains[0])):
+            self._chain = chains[0]
 
-    def _is_replaceable(self, one: ReturnedBatch) -> bool:
-        if not _is_generator(one.code):
-            return not one.code.co_flags & ASYNC_FLAGS
+    def _is_replaceable(self, returned: ReturnedBatch) -> bool:
+        if not _is_generator(returned.code):
+            return not returned.code.co_flags & ASYNC_FLAGS
         generators = installed_generator_hooks()
-        defined = generators is not None and one.code in generators.decorated
-        return defined or self._variant.is_baseline("input")
+        decorated = generators is not None and returned.code in generators.decorated
+        return decorated or self._variant.is_baseline("input")
 
     def _on_profile_event(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
@@ -121,97 +115,92 @@ class BatchFunctionHooks:
             return
         if event == "call":
             values = list(frame.f_locals.values())
-            # What gets a module, or is a method of one, computes with it.
-            if not any(isinstance(one, nn.Module) for one in values):
-                # What goes on has its last batch at hand, of which the next is not made.
-                at_hand = [] if _is_generator(code) else list(iter_tensors(values))
-                self._inputs[id(frame)] = at_hand
+            # A function that gets a module, or is a method of one, is part of the model.
+            if not any(isinstance(local, nn.Module) for local in values):
+                # The locals of a resumed generator hold its last batch, not the input of the next.
+                self._inputs[id(frame)] = [] if _is_generator(code) else [*iter_tensors(values)]
             return
-        given, tensors = self._inputs.pop(id(frame), None), list(iter_tensors(value))
-        if any(one.requires_grad for one in given or ()):
+        inputs, tensors = self._inputs.pop(id(frame), None), list(iter_tensors(value))
+        if any(tensor.requires_grad for tensor in inputs or ()):
             self._state_functions.add(code)
             self._state.extend(map(weakref.ref, tensors))
             return
         if code.co_name == GENERATOR_EXPRESSION and self._latest_return(tensors) is not None:
-            # It hands on what another function made: (one.to(device) for one in get_batch()).
+            # It passes on the batch of another function: (x.to(device) for x in get_batch()).
             return
-        if given is not None and tensors and not any(one.requires_grad for one in tensors):
+        if inputs is not None and tensors and not any(x.requires_grad for x in tensors):
             self._calls[code] += 1
             self._returned.append(
                 ReturnedBatch(
                     code=code,
-                    source=self._latest_return(given),
+                    source=self._latest_return(inputs),
                     tensors=tuple(map(weakref.ref, tensors)),
-                    inputs_on_device=any(map(_on_device, given)),
+                    inputs_on_device=any(map(_on_device, inputs)),
                     on_device=all(map(_on_device, tensors)),
                     grad_enabled=torch.is_grad_enabled(),
                 )
             )
 
     def on_model_input(self, inputs: Any) -> None:
-        """A model that trains is called with this: with a batch, and what it hands on to itself."""
+        """Find the functions that made the input of a model that trains, except its own state."""
         if not self._observing:
             return
         state = {id(ref()) for ref in self._state}
-        batch = (one for one in iter_tensors(inputs) if id(one) not in state)
-        one, made = self._latest_return(batch), list[ReturnedBatch]()
-        while one is not None:
-            # What changes batches on a device is its work, not the host's.
-            made = made if one.inputs_on_device else [one, *made]
-            one = one.source
-        if made:
-            self._candidates[tuple(one.code for one in made)] = tuple(made)
+        batch = (tensor for tensor in iter_tensors(inputs) if id(tensor) not in state)
+        returned, chain = self._latest_return(batch), list[ReturnedBatch]()
+        while returned is not None:
+            # A function with inputs on a device is work of the device, not input of the host.
+            chain = chain if returned.inputs_on_device else [returned, *chain]
+            returned = returned.source
+        if chain:
+            self._candidates[tuple(link.code for link in chain)] = tuple(chain)
 
     def _latest_return(self, tensors: Iterable[Tensor]) -> ReturnedBatch | None:
-        wanted = {id(one) for tensor in tensors for one in origins(tensor)}
-        for one in reversed(self._returned) if wanted else ():
-            if any(id(ref()) in wanted for ref in one.tensors):
-                return one
+        ids = {id(origin) for tensor in tensors for origin in origins(tensor)}
+        for returned in reversed(self._returned) if ids else ():
+            if any(id(ref()) in ids for ref in returned.tensors):
+                return returned
         return None
 
     @property
     def batch_function(self) -> BatchFunction | None:
-        """The functions, as they are told to a person."""
         if not self._chain:
             return None
         code = self._chain[0].code
         return BatchFunction(
-            names=tuple(one.code.co_name for one in self._chain),
+            names=tuple(link.code.co_name for link in self._chain),
             defined_at=f"{display_filename(code.co_filename)}:{code.co_firstlineno}",
             on_device=self._chain[-1].on_device,
             generator_functions=tuple(
-                function_key(one.code) for one in self._chain if _is_generator(one.code)
+                function_key(link.code) for link in self._chain if _is_generator(link.code)
             ),
         )
 
     @property
     def batches_per_step(self) -> int:
-        """Batches of a step, 0 where no function makes them."""
         calls = self._calls[self._chain[0].code] if self._chain else 0
         return round(calls / max(1, self._steps))
 
     @property
     def replays(self) -> tuple[BatchReplay, ...]:
-        """What gives first batches again."""
         return tuple(self._replays.values())
 
     def install_replacements(self) -> None:
-        """Stand in the functions' place, if their batches are left out at any time."""
+        """Replace the code of the batch functions if any variant replays batches."""
         if self._variant.is_baseline("input"):
             return
         generators = installed_generator_hooks()
-        for one in self._chain:
-            if _is_generator(one.code):
+        for link in self._chain:
+            if _is_generator(link.code):
                 assert generators is not None
-                generators.replacements[one.code] = functools.partial(self._next_yield, one)
+                generators.replacements[link.code] = functools.partial(self._next_yield, link)
                 continue
-            for function in gc.get_referrers(one.code):
-                if isinstance(function, FunctionType) and function.__code__ is one.code:
-                    self._replaced.append((function, one.code))
-                    _replace_code(function, functools.partial(self._next_batch, one))
+            for function in gc.get_referrers(link.code):
+                if isinstance(function, FunctionType) and function.__code__ is link.code:
+                    self._replaced.append((function, link.code))
+                    _replace_code(function, functools.partial(self._next_batch, link))
 
     def restore_functions(self) -> None:
-        """Let the script have its function back."""
         while self._replaced:
             function, code = self._replaced.pop()
             function.__code__ = code
@@ -222,34 +211,32 @@ class BatchFunctionHooks:
     ) -> Any:
         if self._uses_real_batch(returned):
             return original(*args, **kwargs)
-        return self._replayed_batch(
-            returned, args, (original(*args, **kwargs) for _ in itertools.count())
-        )
+        batches = (original(*args, **kwargs) for _ in itertools.count())
+        return self._replayed_batch(returned, args, batches)
 
     def _next_yield(self, returned: ReturnedBatch, batches: GeneratorBatches) -> Any:
-        return (
-            next(batches.generator)
-            if self._uses_real_batch(returned)
-            else self._replayed_batch(returned, batches.args, batches.generator)
-        )
+        if self._uses_real_batch(returned):
+            return next(batches.generator)
+        return self._replayed_batch(returned, batches.args, batches.generator)
 
-    def _uses_real_batch(self, one: ReturnedBatch) -> bool:
-        trains = torch.is_grad_enabled() == one.grad_enabled
+    def _uses_real_batch(self, returned: ReturnedBatch) -> bool:
+        trains = torch.is_grad_enabled() == returned.grad_enabled
         if trains:
             self._on_batch_request()
         return self._variant.current.input == "real" or not trains
 
     def _replayed_batch(
-        self, one: ReturnedBatch, args: Iterable[Any], batches: Iterator[Any]
+        self, returned: ReturnedBatch, args: Iterable[Any], batches: Iterator[Any]
     ) -> Any:
+        # get_batch("train") and get_batch("val") have separate replays.
         names = (value for value in args if isinstance(value, str))
-        key = (one.code, self._variant.current.input, *names)
+        key = (returned.code, self._variant.current.input, *names)
         if key not in self._replays:
-            found = self._new_replay()
-            found.collect(batches, None)
-            if not len(found):
+            replay = self._new_replay()
+            replay.collect(batches, None)
+            if not len(replay):
                 return next(batches)
-            self._replays[key] = found
+            self._replays[key] = replay
         return self._replays[key].next()
 
 
@@ -263,16 +250,16 @@ def _on_device(tensor: Tensor) -> bool:
 
 def _replace_code(function: FunctionType, replacement: Callable[..., Any]) -> None:
     code, name = function.__code__, _replacement_name(function)
-    usual = FunctionType(
+    original = FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
-    usual.__kwdefaults__ = function.__kwdefaults__
-    function.__globals__[name] = functools.partial(replacement, usual)
+    original.__kwdefaults__ = function.__kwdefaults__
+    function.__globals__[name] = functools.partial(replacement, original)
     function.__code__ = _forwarding_code(name, code.co_freevars)
 
 
 def _replacement_name(function: FunctionType) -> str:
-    return f"_nfold_made_{id(function)}"
+    return f"_nfold_batch_{id(function)}"
 
 
 def _forwarding_code(name: str, free: tuple[str, ...]) -> CodeType:
@@ -287,4 +274,4 @@ def _forwarding_code(name: str, free: tuple[str, ...]) -> CodeType:
 
 
 def _first_function_code(code: CodeType) -> CodeType:
-    return next(one for one in code.co_consts if isinstance(one, CodeType))
+    return next(const for const in code.co_consts if isinstance(const, CodeType))

@@ -1,4 +1,4 @@
-"""Batches of any form that a script's DataLoader gives: their tensors, samples and hash."""
+"""Tensors, samples and hashes of batches of any type, and their replay."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from nfold.engines.torch.input.batch_source import MAX_WHOLE_EPOCH, REPLAYED_BAT
 functorch = torch._C._functorch
 TensorFunction = Callable[[Tensor], Tensor]
 NO_ATTRIBUTE_TYPES = (Tensor, Mapping, list, tuple, nn.Module, type)
-"""Whose attributes are no part of a batch."""
-HASHED_NUMBERS = 256
-"""Numbers of a sample, evenly spaced: enough to tell samples apart."""
+HASHED_VALUES = 256  # values per sample, evenly spaced
 
 
 def iter_tensors(batch: Any) -> Iterator[Tensor]:
-    """Its dense tensors, in order, inside sequences and mappings, or an object's attributes.
+    """Yield the dense tensors of a batch in order: in sequences, mappings or attributes of an
+    object.
 
-    Of what torch.func has wrapped, the tensor of all samples.
+    A tensor wrapped by torch.func counts as the tensor of all samples.
     """
     return _dense_tensors(_batch_attributes(batch) or batch)
 
 
 def _dense_tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
-        whole = _unwrap_functorch(batch)
-        if whole.layout is torch.strided and not whole.is_nested:
-            yield whole
+        while functorch.is_functorch_wrapped_tensor(batch):
+            batch = functorch.get_unwrapped(batch)
+        if batch.layout is torch.strided and not batch.is_nested:
+            yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
             yield from _dense_tensors(value)
@@ -46,24 +46,15 @@ def _dense_tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def _batch_attributes(batch: Any) -> dict[str, Any]:
-    """Of an object of a class of the script's that holds a batch; those that are nobody else's.
-
-    A batch of graphs, and whatever else keeps its tensors to itself, moves itself.
-    """
+    # A batch of graphs moves itself.
     if isinstance(batch, NO_ATTRIBUTE_TYPES) or hasattr(batch, "num_graphs"):
         return {}
-    held = getattr(batch, "__dict__", {})
-    return {name: value for name, value in held.items() if not name.startswith("_")}
-
-
-def _unwrap_functorch(tensor: Tensor) -> Tensor:
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor
+    attributes = getattr(batch, "__dict__", {})
+    return {name: value for name, value in attributes.items() if not name.startswith("_")}
 
 
 def sample_count(batch: Any) -> int:
-    """Samples: the leading dimension of the first tensor that has one; of graphs, their number."""
+    """Return the number of samples: ``num_graphs``, or the size of the first dimension."""
     graphs = getattr(batch, "num_graphs", None)
     if isinstance(graphs, int):
         return graphs
@@ -71,13 +62,13 @@ def sample_count(batch: Any) -> int:
 
 
 def map_tensors(batch: Any, change: TensorFunction) -> Any:
-    """The same batch in containers of its own, with every tensor changed."""
-    held = _batch_attributes(batch)
-    if not any(True for _ in _dense_tensors(held)):
+    """Return a batch in new containers with ``change`` applied to each tensor."""
+    attributes = _batch_attributes(batch)
+    if not any(True for _ in _dense_tensors(attributes)):
         return _map_nested(batch, change)
-    own = copy.copy(batch)
-    vars(own).update(_map_nested(held, change))
-    return own
+    mapped = copy.copy(batch)
+    vars(mapped).update(_map_nested(attributes, change))
+    return mapped
 
 
 def _map_nested(batch: Any, change: TensorFunction) -> Any:
@@ -88,19 +79,19 @@ def _map_nested(batch: Any, change: TensorFunction) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(_map_nested(value, change) for value in batch)
     if isinstance(batch, Mapping):
-        own = copy.copy(batch)
+        mapped: Any = copy.copy(batch)
         for name, value in batch.items():
-            own[name] = _map_nested(value, change)  # type: ignore[index]  # mappings here are dicts
-        return own
+            mapped[name] = _map_nested(value, change)
+        return mapped
     return batch
 
 
 def sample_hash(batch: Any, indices: Any) -> int:
-    """A sum over samples of a hash of each: its index, where known, and its labels.
+    """Return the sum over samples of a hash of each: of its index, if known, and its labels.
 
-    ``drawn`` are the samples' indices, or what stands for a whole batch, or None. Labels are the
-    whole numbers of a batch: two ranks may augment the same sample differently. Where there are
-    none, or all are equal, every tensor counts.
+    ``indices`` are the indices of the samples, any value for a whole batch, or None. Labels are
+    integers of one dimension: two ranks may augment the same sample differently. Without labels, or
+    if all are equal, every tensor counts.
     """
     count, indices = sample_count(batch), _index_list(indices)
     samples = [_to_host(t) for t in iter_tensors(batch) if t.dim() and len(t) == count]
@@ -117,15 +108,17 @@ def sample_hash(batch: Any, indices: Any) -> int:
     return total
 
 
-def _index_list(drawn: Any) -> list[object]:
+def _index_list(indices: Any) -> list[object]:
     with suppress(TypeError):
-        return [] if isinstance(drawn, str) else list(drawn)
+        return [] if isinstance(indices, str) else list(indices)
     return []
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    own = tensor.detach()
-    return own if own.device.type == "cpu" else torch.empty_like(own, device="cpu").copy_(own)
+    # Not by Tensor.cpu, whose calls are counted.
+    tensor = tensor.detach()
+    on_host = tensor.device.type == "cpu"
+    return tensor if on_host else torch.empty_like(tensor, device="cpu").copy_(tensor)
 
 
 def _varies(tensor: Tensor) -> bool:
@@ -134,37 +127,35 @@ def _varies(tensor: Tensor) -> bool:
 
 def _row_bytes(tensor: Tensor) -> list[bytes]:
     flat = tensor.reshape(len(tensor), -1)
-    some = flat[:, :: max(1, flat.shape[1] // HASHED_NUMBERS)]
-    numbers = some.float() if some.is_floating_point() else some
-    return [row.tobytes() for row in numbers.contiguous().numpy()]
+    values = flat[:, :: max(1, flat.shape[1] // HASHED_VALUES)]
+    values = values.float() if values.is_floating_point() else values
+    return [row.tobytes() for row in values.contiguous().numpy()]
 
 
-SOURCE_ATTRIBUTE = "_nfold_source"
-"""An attribute of a tensor: the one that it was copied from."""
-MAX_ORIGINS = 8
-"""From a tensor back to the one that it was made of: views and copies."""
+SOURCE_ATTRIBUTE = "_nfold_source"  # attribute of a tensor: the tensor that it was copied from
+MAX_ORIGINS = 8  # length of a chain of views and copies
 
 
 def record_source(source: Tensor, copy: Tensor) -> None:
-    """Note what a tensor was copied from, unless gradients go through: those are no batches."""
+    """Remember the source of a copy. A tensor that requires gradients is no batch."""
     if copy is not source and not copy.requires_grad:
         setattr(copy, SOURCE_ATTRIBUTE, source)
 
 
 def origins(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensor, and those that it is a view or a copy of."""
-    found: Any = tensor
+    """Yield the tensor, and the tensors that it is a view or a copy of."""
+    origin: Any = tensor
     for _ in range(MAX_ORIGINS):
-        if found is None:
+        if origin is None:
             return
-        yield found
-        found = getattr(found, SOURCE_ATTRIBUTE, None) if found._base is None else found._base
+        yield origin
+        origin = getattr(origin, SOURCE_ATTRIBUTE, None) if origin._base is None else origin._base
 
 
 class DeviceTransferTracker:
-    """Which of a batch's tensors a script takes to a device, in the warm-up.
+    """Records which tensors of a batch the script copies to a device, in the warm-up.
 
-    Lengths of sequences stay on the host: what packs them reads them there.
+    Lengths of sequences, for example, stay on the host.
     """
 
     def __init__(self) -> None:
@@ -173,39 +164,33 @@ class DeviceTransferTracker:
         self._tensor_count = 0
 
     def record_batch(self, batch: Any) -> None:
-        """A batch for the training is there."""
-        found = list(iter_tensors(batch))
-        self._tensor_count = len(found)
-        for place, tensor in enumerate(found):
-            self._indices[id(tensor)] = (weakref.ref(tensor), place)
+        tensors = list(iter_tensors(batch))
+        self._tensor_count = len(tensors)
+        for index, tensor in enumerate(tensors):
+            self._indices[id(tensor)] = (weakref.ref(tensor), index)
 
     def record_transfer(self, source: Tensor) -> None:
-        """A tensor goes to a device."""
-        for one in origins(source):
-            known, place = self._indices.get(id(one), (None, 0))
-            if known is not None and known() is one:
-                self._moved_indices.add(place)
+        for origin in origins(source):
+            reference, index = self._indices.get(id(origin), (None, 0))
+            if reference is not None and reference() is origin:
+                self._moved_indices.add(index)
 
     @property
     def host_tensors(self) -> tuple[int, ...]:
-        """The places of those that do not go, among a batch's tensors; none where none was seen."""
-        return (
-            tuple(sorted({*range(self._tensor_count)} - self._moved_indices))
-            if self._moved_indices
-            else ()
-        )
+        """Indices of the tensors of a batch that stay on the host; () if no tensor was copied."""
+        moved = self._moved_indices
+        return tuple(sorted({*range(self._tensor_count)} - moved)) if moved else ()
 
 
-MAX_REPLAY_BYTES = 2 * 2**30
-"""Of the batches that one rank keeps."""
+MAX_REPLAY_BYTES = 2 * 2**30  # stored batches of one rank
 
 
 class BatchReplay:
-    """Batches that are kept, on ``device`` or where they are, and given in turn.
+    """Batches that are stored on ``device``, or where they are (None), and replayed in turn.
 
-    Each is given in containers of its own: a script may take things out of a dictionary. Where
-    it changes a tensor in place, it is given copies from then on. Tensors whose places among those
-    of a batch are in ``stay`` are kept on the host.
+    Replays in new containers, because a script may remove items of a dictionary. If a script
+    changes a tensor in place, it gets clones from then on. Tensors with an index in
+    ``host_tensors`` stay on the host.
     """
 
     def __init__(self, device: torch.device | None, host_tensors: Collection[int] = ()) -> None:
@@ -215,30 +200,28 @@ class BatchReplay:
         self._versions: list[int] = []
         self._clones = False
         self._next = 0
-        self.index = 0
-        """Of the batch that was given last."""
+        self.index = 0  # of the batch that was replayed last
 
     def __len__(self) -> int:
         return len(self._batches)
 
     @property
     def data_bytes(self) -> int:
-        """Of the batches, where they stay on the device."""
+        """Bytes of the batches if they are stored on the device, else 0."""
         return 0 if self._device is None else sum(map(_batch_bytes, self._batches))
 
     def collect(self, batches: Iterator[Any], length: int | None) -> None:
-        """Keep some batches: as many as a pass has, where it is short."""
-        wanted = length if length is not None and length <= MAX_WHOLE_EPOCH else REPLAYED_BATCHES
-        kept = 0
-        for batch in islice(batches, wanted):
+        """Store a whole pass if it is short, else the first batches."""
+        is_short = length is not None and length <= MAX_WHOLE_EPOCH
+        stored_bytes = 0
+        for batch in islice(batches, length if is_short else REPLAYED_BATCHES):
             self._batches.append(self._store(batch))
-            kept += _batch_bytes(batch)
-            if kept > MAX_REPLAY_BYTES:
+            stored_bytes += _batch_bytes(batch)
+            if stored_bytes > MAX_REPLAY_BYTES:
                 break
         self._versions = [_batch_version(batch) for batch in self._batches]
 
     def next(self) -> Any:
-        """The next batch in turn."""
         self.index = self._next % len(self._batches)
         self._next += 1
         batch = self._batches[self.index]
@@ -251,20 +234,19 @@ class BatchReplay:
     def _store(self, batch: Any) -> Any:
         dense = list(iter_tensors(batch))
         if self._device is None or dense:
-            on_host = {id(dense[place]) for place in self._host_tensors if place < len(dense)}
-            return map_tensors(
-                batch, lambda one: self._store_tensor(one, on_host=id(one) in on_host)
-            )
+            on_host = {id(dense[index]) for index in self._host_tensors if index < len(dense)}
+            return map_tensors(batch, lambda x: self._store_tensor(x, on_host=id(x) in on_host))
         if not hasattr(batch, "to"):
             raise Unsupported(
-                f"input resident: a batch is of type {type(batch).__name__}; allowed are "
-                "tensors in lists, tuples and dictionaries, or an object with a method 'to'"
+                f"input resident: batches of type {type(batch).__name__} are not supported; "
+                "allowed are tensors in lists, tuples and dictionaries, or an object with a method "
+                "'to'"
             )
         return batch.to(self._device)
 
     def _store_tensor(self, tensor: Tensor, *, on_host: bool) -> Tensor:
         if self._device is not None and not on_host:
-            # Not by Tensor.to: calls of that are counted as the script's.
+            # Not by Tensor.to, whose calls are counted.
             return torch.empty_like(tensor, device=self._device).copy_(tensor)
         shared = tensor.device.type == "cpu" and tensor.is_shared()  # type: ignore[no-untyped-call]
         return tensor.clone() if shared else tensor

@@ -1,4 +1,4 @@
-"""One pass over a script's DataLoader; the loader itself remembers it, and where it was made."""
+"""Passes over a DataLoader, and their truncation and repetition."""
 
 from __future__ import annotations
 
@@ -20,25 +20,18 @@ from torch.optim.lr_scheduler import OneCycleLR
 from nfold.core.errors import Unsupported
 from nfold.core.source_location import find_user_frame
 
+# attribute of an iterator: indices of the batches on their way
 INDICES_ATTRIBUTE = "_nfold_indices"
-"""Where an iterator of a DataLoader keeps the indices that it has drawn and not yet given."""
-PASS_ATTRIBUTE, CREATION_LINES_ATTRIBUTE, CYCLED_ATTRIBUTE = (
-    "_nfold_pass",
-    "_nfold_lines",
-    "_nfold_around",
-)
-"""Where a DataLoader keeps its last pass, the lines of the user's code that made it, the one that
-did and those that had called for it, and whether a generator goes through it again and again.
-
-Nothing else holds on to them: what a script is through with may go, with its workers.
-"""
-
-IteratorFactory = Callable[[], Iterator[Any]]
+# Attributes of a DataLoader: its last pass, the user stack of its constructor, and whether a
+# generator cycles over it. Without other references to it, the script can free it with its workers.
+PASS_ATTRIBUTE = "_nfold_pass"  # noqa: S105
+CREATION_LINES_ATTRIBUTE = "_nfold_lines"
+CYCLED_ATTRIBUTE = "_nfold_cycled"
 
 
 @dataclass
 class EpochPass:
-    """How far a pass has come, after so many steps of the training."""
+    """Progress of one pass over a DataLoader."""
 
     batches: int = 0
     steps_before: int = 0
@@ -46,26 +39,20 @@ class EpochPass:
 
 
 class BatchProvider(Protocol):
-    """Whose batches a stream gives."""
+    """Source of the batches of an InstrumentedIterator."""
 
-    def next_batch(self, iterator: InstrumentedIterator) -> Any:
-        """The next batch; StopIteration at the end."""
+    def next_batch(self, iterator: InstrumentedIterator) -> Any: ...
 
-    def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None:
-        """A batch was given."""
+    def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None: ...
 
-    def on_pass_end(self, loader: Any, epoch_pass: EpochPass) -> None:
-        """There are no more."""
+    def on_pass_end(self, loader: Any, epoch_pass: EpochPass) -> None: ...
 
 
 class InstrumentedIterator:
-    """One pass over a DataLoader. What it has not itself is its real iterator's.
-
-    ``begin`` makes that.
-    """
+    """One pass over a DataLoader; other attributes are those of the real iterator."""
 
     def __init__(
-        self, loader: Any, make_iterator: IteratorFactory, provider: BatchProvider
+        self, loader: Any, make_iterator: Callable[[], Iterator[Any]], provider: BatchProvider
     ) -> None:
         self.loader = loader
         self.source: Iterator[Any] = iter(())
@@ -82,14 +69,14 @@ class InstrumentedIterator:
         return self
 
     def __next__(self) -> Any:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             batch = self._provider.next_batch(self)
         except StopIteration:
             self._provider.on_pass_end(self.loader, self.epoch_pass)
             raise
         self.epoch_pass.batches += 1
-        self._provider.on_batch(self, batch, time.perf_counter() - began)
+        self._provider.on_batch(self, batch, time.perf_counter() - start)
         return batch
 
     def __len__(self) -> int:
@@ -101,80 +88,69 @@ class InstrumentedIterator:
         return getattr(self.source, name)
 
     def take_indices(self) -> Any:
-        """Those of the batch that was given last, None where the data set has none."""
-        drawn = getattr(self.source, INDICES_ATTRIBUTE, None)
-        return drawn.popleft() if drawn else None
+        """Return the indices of the last batch, None if the dataset has none."""
+        indices = getattr(self.source, INDICES_ATTRIBUTE, None)
+        return indices.popleft() if indices else None
 
 
 def is_first_pass(loader: Any) -> bool:
-    """Whether nobody has iterated over it before."""
     return PASS_ATTRIBUTE not in vars(loader)
 
 
 def is_cycling_generator(frame: FrameType) -> bool:
-    """Whether it is a generator's that begins anew with what it goes through now.
+    """Return whether the frame is of a generator that iterates in an endless loop.
 
-    Who asks it for batches counts steps, and not passes over the data.
+    Its consumer counts steps instead of epochs.
     """
-    code, here = frame.f_code, frame.f_lasti
+    code, position = frame.f_code, frame.f_lasti
     if not code.co_flags & inspect.CO_GENERATOR:
         return False
-    later = (one for one in dis.get_instructions(code) if one.offset > here)
-    return any("BACKWARD" in one.opname and one.argval <= here for one in later)
+    later = (op for op in dis.get_instructions(code) if op.offset > position)
+    return any("BACKWARD" in op.opname and op.argval <= position for op in later)
 
 
 def is_cycled(loader: Any) -> bool:
-    """Whether such a one goes through the loader."""
     return bool(vars(loader).get(CYCLED_ATTRIBUTE))
 
 
 def same_creation_line(loader: Any, other: Any) -> bool:
-    """Whether one line of the user's code made both."""
-    lines, theirs = (
-        vars(loader).get(CREATION_LINES_ATTRIBUTE),
-        vars(other).get(CREATION_LINES_ATTRIBUTE),
-    )
-    return bool(lines and theirs) and lines[0] == theirs[0]
+    """Return whether one line of user code constructed both loaders."""
+    lines = vars(loader).get(CREATION_LINES_ATTRIBUTE)
+    other_lines = vars(other).get(CREATION_LINES_ATTRIBUTE)
+    return bool(lines and other_lines) and lines[0] == other_lines[0]
 
 
 def same_dataset(loader: Any, other: Any) -> bool:
-    """Whether both give the samples of one data set, or of two that the same calls made alike.
+    """Return whether both loaders share a dataset, or the same calls made equal datasets.
 
-    A line that makes loaders for whoever calls it makes a validation's as well.
+    The line of construction is not enough: a helper function also makes the validation loader.
     """
-    data, theirs = loader.dataset, other.dataset
-    if data is theirs:
+    if loader.dataset is other.dataset:
         return True
     lines = vars(loader).get(CREATION_LINES_ATTRIBUTE)
-    alike = type(data) is type(theirs) and length_or_none(data) == length_or_none(theirs)
-    drawn_alike = type(script_sampler(loader.sampler)) is type(script_sampler(other.sampler))
     return (
         lines is not None
         and lines == vars(other).get(CREATION_LINES_ATTRIBUTE)
-        and alike
-        and drawn_alike
+        and type(loader.dataset) is type(other.dataset)
+        and length_or_none(loader.dataset) == length_or_none(other.dataset)
+        and type(script_sampler(loader.sampler)) is type(script_sampler(other.sampler))
     )
 
 
-def wrap_next_index(usual: Any) -> Any:
-    """Drawing the indices of a batch, which are kept until it is given."""
-
-    def next_index(iterator: Any) -> Any:
-        drawn = usual(iterator)
-        vars(iterator).setdefault(INDICES_ATTRIBUTE, deque()).append(drawn)
-        return drawn
-
-    return next_index
+def record_next_index(original: Any, iterator: Any) -> Any:
+    """Draw the indices of a batch, and keep them until the batch is returned."""
+    indices = original(iterator)
+    vars(iterator).setdefault(INDICES_ATTRIBUTE, deque()).append(indices)
+    return indices
 
 
-StepCounter = Callable[[], int]
-"""The steps of the training so far."""
+StepCounter = Callable[[], int]  # training steps so far
+# Lightning skips validation if a pass ends early.
 LENGTH_READING_MODULES = ("lightning.pytorch.loops", "pytorch_lightning.loops")
-"""Modules whose loops do not evaluate where a pass ends before the length that it had."""
 
 
 class SamplerWrapper:
-    """What makes a loader's batches, or indices, while a subclass says where they end."""
+    """Wraps the sampler of a loader; subclasses end or repeat its passes."""
 
     def __init__(self, sampler: Any) -> None:
         self.batch_sampler = sampler
@@ -189,7 +165,7 @@ class SamplerWrapper:
 
 
 class TruncatedSampler(SamplerWrapper):
-    """Ends after ``most``. Workers are idle at the end, as at the end of a whole pass."""
+    """Ends a pass after ``max_batches``. Workers are idle at its end, as after a whole pass."""
 
     def __init__(self, sampler: Any, max_batches: int) -> None:
         super().__init__(sampler)
@@ -203,15 +179,14 @@ class TruncatedSampler(SamplerWrapper):
 
     @property
     def passes_per_epoch(self) -> float:
-        """How many such passes a whole one is."""
         return len(self.batch_sampler) / len(self)
 
 
 class RepeatingSampler(SamplerWrapper):
-    """Begins again where it would end: workers go on, and what a script does after it never comes.
+    """Restarts at the end of a pass, so that workers continue and no end-of-epoch code runs.
 
-    ``len()`` is that of one pass. One in which no ``steps`` are made ends: whoever makes a list of
-    a loader, or goes through it for its mean, waits for that.
+    ``len()`` is that of one pass. A pass without a training step ends: the script may only collect
+    the batches in a list, or compute a mean.
     """
 
     def __init__(self, sampler: Any, steps: StepCounter) -> None:
@@ -219,76 +194,69 @@ class RepeatingSampler(SamplerWrapper):
         self.steps = steps
 
     def __iter__(self) -> Iterator[Any]:
-        before, more = self.steps(), True
-        while more:
-            more = False
-            for drawn in self.batch_sampler:
-                more = True
-                yield drawn
-            more = more and self.steps() > before
+        first_step, continues = self.steps(), True
+        while continues:
+            continues = False
+            for indices in self.batch_sampler:
+                continues = True
+                yield indices
+            continues = continues and self.steps() > first_step
 
 
 def truncate_epochs(loader: Any, batches: int) -> None:
-    """Have every pass end after so many batches, from its next one on."""
+    """End every later pass of the loader after so many batches."""
     if truncated_sampler(loader) is not None:
         return
     if epoch_length_is_read_ahead():
-        raise Unsupported("Lightning counts an epoch's batches before it: no epoch is cut short")
+        raise Unsupported(
+            "batches_per_epoch: Lightning reads the length of an epoch before it begins; next: "
+            "measure whole epochs"
+        )
     if length_or_none(_index_source(loader)) is None:
-        raise Unsupported("how long an epoch is is not known: none is cut short")
+        raise Unsupported(
+            "batches_per_epoch: the DataLoader has no length; next: measure whole epochs, or give "
+            "its dataset or sampler a __len__"
+        )
     _set_index_source(loader, TruncatedSampler(_index_source(loader), batches))
 
 
 def repeat_epochs(loader: Any, batches: int, steps: StepCounter) -> None:
-    """Have its next pass not end, where it is longer than so many batches, and has ``steps``.
-
-    A loop that counts has its end anyway.
-    """
+    """Let the next pass not end, if it is longer than ``batches``."""
     length = length_or_none(_index_source(loader))
-    if (
-        length is not None
-        and length > batches
-        and not (repeats_epochs(loader) or epoch_length_is_read_ahead())
-    ):
+    if length is None or length <= batches:
+        return
+    if not (repeats_epochs(loader) or epoch_length_is_read_ahead()):
         _set_index_source(loader, RepeatingSampler(_index_source(loader), steps))
 
 
 def epoch_length_is_read_ahead() -> bool:
-    """Whether what asks for batches now has counted an epoch's before it began."""
+    """Return whether the calling trainer has read the length of the epoch before it."""
     stack = traceback.walk_stack(sys._getframe())
-    return any(
-        str(one.f_globals.get("__name__")).startswith(LENGTH_READING_MODULES) for one, _ in stack
-    )
+    modules = (str(frame.f_globals.get("__name__")) for frame, _ in stack)
+    return any(name.startswith(LENGTH_READING_MODULES) for name in modules)
 
 
 def truncated_sampler(loader: Any) -> TruncatedSampler | None:
-    """What ends the loader's passes, where something was put there."""
-    found = _index_source(loader) if loader is not None else None
-    return found if isinstance(found, TruncatedSampler) else None
+    source = _index_source(loader) if loader is not None else None
+    return source if isinstance(source, TruncatedSampler) else None
 
 
 def repeats_epochs(loader: Any) -> bool:
-    """Whether a pass over it may go on after its length."""
     return isinstance(_index_source(loader), RepeatingSampler)
 
 
 def script_sampler(sampler: Any) -> Any:
-    """The script's, where something was put in its place."""
     return sampler.batch_sampler if isinstance(sampler, SamplerWrapper) else sampler
 
 
-def wrap_one_cycle_step(usual: Any) -> Any:
-    """A schedule's step: one that refuses to go on after its last step stays there."""
-
-    def step(schedule: OneCycleLR, *args: Any, **kwargs: Any) -> None:
-        if args or kwargs or schedule.last_epoch < schedule.total_steps:
-            usual(schedule, *args, **kwargs)
-
-    return step
+def step_one_cycle(original: Any, schedule: OneCycleLR, *args: Any, **kwargs: Any) -> None:
+    """Ignore steps of OneCycleLR after its last step, which would raise an error."""
+    if args or kwargs or schedule.last_epoch < schedule.total_steps:
+        original(schedule, *args, **kwargs)
 
 
 def length_or_none(sized: Any) -> int | None:
-    """Of a loader the batches of a pass, of a data set its samples; None where it does not know."""
+    """Return ``len()``, None if it is not defined."""
     try:
         return len(sized)
     except (TypeError, NotImplementedError):
@@ -296,9 +264,9 @@ def length_or_none(sized: Any) -> int | None:
 
 
 def full_epoch_length(loader: Any) -> float:
-    """Of a pass that nobody cuts short; one whose end nobody knows has none."""
-    cut = truncated_sampler(loader)
-    length = length_or_none(loader if cut is None else cut.batch_sampler)
+    """Return the batches of a whole pass, infinity if not known."""
+    truncated = truncated_sampler(loader)
+    length = length_or_none(loader if truncated is None else truncated.batch_sampler)
     return float("inf") if length is None else length
 
 
@@ -312,10 +280,11 @@ def _set_index_source(loader: Any, replacement: SamplerWrapper) -> None:
 
 
 class CompanionLoaders:
-    """Those that gave in two steps on end of a warm-up, and what stands in their places later.
+    """Loaders that provide a batch in every step besides the loader that counts epochs.
 
-    A semi-supervised training has one of labelled and one of other samples; that of fewer batches
-    is begun again whenever it ends, in the middle of an epoch.
+    Semi-supervised training, for example, has labelled and other samples. The shorter loader
+    restarts in the middle of an epoch. A companion provides batches in two consecutive steps of the
+    warm-up.
     """
 
     def __init__(self) -> None:
@@ -328,33 +297,29 @@ class CompanionLoaders:
 
     @property
     def all(self) -> tuple[Any, ...]:
-        """In the order in which they were found."""
         return tuple(self._loaders.values())
 
     def record_batch(self, loader: Any) -> None:
-        """It gave a batch: to train on, where gradients are computed."""
         if torch.is_grad_enabled():
             self._current_step[id(loader)] = loader
 
     def on_step(self, epoch_loaders: Any) -> None:
-        """A step of the warm-up was made; ``counted`` are known to feed it by themselves."""
-        again = {key: one for key, one in self._current_step.items() if key in self._previous_step}
-        self._loaders |= again
+        """End a step of the warm-up; ``epoch_loaders`` (by id) are no companions."""
+        current, previous = self._current_step, self._previous_step
+        self._loaders |= {key: loader for key, loader in current.items() if key in previous}
         for key in epoch_loaders:
             self._loaders.pop(key, None)
-        self._previous_step, self._current_step = self._current_step, {}
+        self._previous_step, self._current_step = current, {}
 
     def end_warm_up(self) -> None:
-        """The warm-up is over: nobody else is one of them."""
         self._current_step, self._previous_step = {}, {}
 
     def replace(self, loader: Any, replacement: Any) -> None:
-        """``other`` stands beside from now on, and ``loader`` no more."""
         del self._loaders[id(loader)]
         self._loaders[id(replacement)] = replacement
 
     def replace_predecessor(self, loader: Any) -> Any:
-        """Stand in the place of one that the same line has made, which is returned, or None."""
+        """Replace the companion that the same line made for the same dataset, and return it."""
         for old in self.all:
             if same_creation_line(old, loader) and same_dataset(old, loader):
                 self.replace(old, loader)

@@ -1,4 +1,4 @@
-"""Training in a package: it imports relative to itself, and writes beside its code."""
+"""Train from a module of a package, with relative imports and an output file."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.fx import traceback as stacks
 from torch.utils.data import DataLoader
 
+from instrumented import RecordingObserver, dataset, instrumented, loop, model, script_task, usual
 from nfold.core.variant import Variant
-from watched import Noting, dataset, loop, model, script_task, usual, watched
 
 WITHOUT = Variant(anomaly_detection=False)
 
@@ -57,41 +57,43 @@ BOTH = pytest.mark.parametrize("training", [_for_good, _in_every_step])
 
 
 @BOTH
-def test_it_is_seen_with_its_line(training: Callable[[nn.Module], None]) -> None:
+def test_anomaly_detection_is_recorded_with_its_line(training: Callable[[nn.Module], None]) -> None:
     module = Looking()
-    seen = watched(lambda: training(module), script_task()).seen
+    seen = instrumented(lambda: training(module), script_task()).profile
     assert seen.detects_anomalies
     assert all(module.noted)
-    assert str(seen.most_frequent_line("anomaly")).startswith("tests/unit/frameworks/torch/script/")
+    assert str(seen.most_frequent_line("anomaly")).startswith("tests/unit/instrument/hooks/")
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_it_is_not_seen_where_it_is_off(*, asked: bool) -> None:
+def test_disabled_anomaly_detection_is_not_recorded(*, asked: bool) -> None:
     """Also where a script itself says that it is to be."""
     training = (lambda: _for_good(Looking(), on=False)) if asked else usual
-    assert not watched(training, script_task()).seen.detects_anomalies
+    assert not instrumented(training, script_task()).profile.detects_anomalies
 
 
 @BOTH
-def test_it_is_left_out_of_a_whole_run(training: Callable[[nn.Module], None]) -> None:
+def test_anomaly_detection_is_disabled_in_a_whole_run(
+    training: Callable[[nn.Module], None],
+) -> None:
     module = Looking()
-    watched(lambda: training(module), script_task(WITHOUT))
+    instrumented(lambda: training(module), script_task(WITHOUT))
     assert module.noted
     assert not any(module.noted)
 
 
 @BOTH
-def test_it_takes_turns(training: Callable[[nn.Module], None]) -> None:
+def test_anomaly_detection_is_interleaved(training: Callable[[nn.Module], None]) -> None:
     module = Looking()
     task = dataclasses.replace(script_task(steps=8), interleaved_variants=(Variant(), WITHOUT))
-    found: Noting = watched(lambda: training(module), task)
+    found: RecordingObserver = instrumented(lambda: training(module), task)
     assert found.samples is not None
     assert sorted(set(found.samples.slots)) == [0, 1]
     assert module.noted[: task.plan.warmup_steps] == [True] * task.plan.warmup_steps
     assert 8 <= module.noted.count(False) < len(module.noted) - 8
 
 
-def test_the_stack_of_an_operator_is_the_script_s_alone() -> None:
+def test_operator_stack_has_only_frames_of_the_script() -> None:
     found: dict[str, list[str]] = {}
 
     def training() -> None:
@@ -100,8 +102,8 @@ def test_the_stack_of_an_operator_is_the_script_s_alone() -> None:
         other.start()
         other.join()
 
-    watched(training, script_task())
+    instrumented(training, script_task())
     assert len(stacks.format_stack()) > len(found["main"])
-    assert "test_script_anomalies.py" in found["main"][0]
+    assert "test_anomaly_detection.py" in found["main"][0]
     assert "training" in found["main"][-1]
     assert "threading.py" in found["other"][0]

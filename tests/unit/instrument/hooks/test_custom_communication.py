@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, loop, model, script_task
 from nfold.core.variant import Variant
 from nfold.engines.interleaver import ActiveVariant
 from nfold.instrument import script_profiler
@@ -21,7 +22,6 @@ from nfold.instrument.hooks import patches as patches_module
 from nfold.instrument.hooks.distributed_hooks import LOCAL_COLLECTIVES, CollectiveHooks
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import EventCounter
-from watched import dataset, loop, model, script_task, watched
 
 
 def _averaging(every: int, *, whole: bool = True) -> Callable[[], None]:
@@ -48,13 +48,13 @@ def _averaging(every: int, *, whole: bool = True) -> Callable[[], None]:
     ("every", "whole", "rarely"),
     [(3, True, True), (20, True, True), (1, True, False), (3, False, False)],
 )
-def test_what_is_averaged_now_and_then_need_not_be_equal(
+def test_rarely_averaged_parameters_may_differ(
     every: int, *, turns: bool, whole: bool, rarely: bool
 ) -> None:
     """Neither in a warm-up that is too short to see it, nor where experiments take turns."""
     both = (Variant(), Variant(input="replayed")) if turns else ()
     task = dataclasses.replace(script_task(warmup_steps=8, steps=60), interleaved_variants=both)
-    found = watched(_averaging(every, whole=whole), task).samples
+    found = instrumented(_averaging(every, whole=whole), task).samples
     assert found is not None
     assert ("exchanged_rarely" in dict(found.caveats)) == rarely
     assert (found.parameter_checksum is None) == rarely
@@ -72,17 +72,17 @@ class Part(torch.optim.SGD):
         self.inner.step()
 
 
-def test_a_step_inside_another_is_a_part_of_it() -> None:
+def test_nested_optimizer_step_counts_once() -> None:
     """An optimizer that shards its state steps one of its own on each rank."""
 
     def training() -> None:
         module = model()
         loop(DataLoader(dataset(), batch_size=8), module, Part(module.parameters()))
 
-    found = watched(training, script_task(warmup_steps=5, steps=20))
+    found = instrumented(training, script_task(warmup_steps=5, steps=20))
     assert found.samples is not None
-    assert found.seen.optimizers == ("Part",)
-    assert found.seen.parameter_count == sum(p.numel() for p in model().parameters())
+    assert found.profile.optimizers == ("Part",)
+    assert found.profile.parameter_count == sum(p.numel() for p in model().parameters())
     assert len(found.samples.step_ms) == 20
 
 
@@ -90,7 +90,7 @@ class DTensor(nn.Parameter):
     """What a part of a tensor on a mesh of devices is called."""
 
 
-def test_a_divided_model_is_told_from_one_that_is_kept_in_parts() -> None:
+def test_tensor_parallel_and_fsdp_are_distinguished() -> None:
     package = ModuleType(patches_module.TENSOR_PARALLEL_MODULE)
     vars(package)["parallelize_module"] = lambda module, **_: module
     patches_module.tensor_parallel_import_actions()[patches_module.TENSOR_PARALLEL_MODULE](package)
@@ -106,7 +106,7 @@ def test_a_divided_model_is_told_from_one_that_is_kept_in_parts() -> None:
 
 
 @pytest.mark.parametrize(("imported", "kind"), [(True, "pipeline"), (False, "none")])
-def test_stages_that_send_to_each_other_are_a_pipeline(
+def test_pipeline_parallelism_is_detected(
     monkeypatch: pytest.MonkeyPatch, kind: str, *, imported: bool
 ) -> None:
     if imported:
@@ -128,7 +128,7 @@ def test_stages_that_send_to_each_other_are_a_pipeline(
 
 @pytest.mark.parametrize("sent", ["all_to_all_single", "all_reduce"])
 @pytest.mark.parametrize(("kind", "most"), [("ddp", 1), ("other", 2), ("fsdp", 0), ("tensor", 0)])
-def test_tables_beside_a_wrapper_are_a_rank_s_own(kind: Any, most: int, sent: str) -> None:
+def test_sharded_tables_are_not_replicated(kind: Any, most: int, sent: str) -> None:
     dense, table = nn.Linear(1, 1, bias=False), nn.Parameter(torch.zeros(1))
     tally = EventCounter()
     tally.enabled = True
@@ -140,7 +140,7 @@ def test_tables_beside_a_wrapper_are_a_rank_s_own(kind: Any, most: int, sent: st
     assert [id(one) for one in found] == [id(one) for one in expected]
 
 
-def test_a_part_for_each_rank_may_be_put_anywhere() -> None:
+def test_local_scatter_and_all_to_all_fill_the_output() -> None:
     """PyTorch's own collective takes tensors that are not contiguous."""
     output, rows = torch.zeros(3, 4).t(), torch.arange(12.0).view(4, 3)
     LOCAL_COLLECTIVES["all_to_all_single"](output, rows)
@@ -166,7 +166,7 @@ SCATTER = ("reduce_scatter_tensor", "reduce_scatter_single")
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("name", GATHER + SCATTER)
-def test_both_names_of_a_renamed_collective_are_counted_once_and_removed(name: str) -> None:
+def test_renamed_collective_counts_once_and_is_removed(name: str) -> None:
     """In a group of one rank the real one refuses tensors of unequal sizes."""
     if not hasattr(dist, name):
         pytest.skip(f"this version of PyTorch has no {name}")
@@ -186,7 +186,7 @@ def test_both_names_of_a_renamed_collective_are_counted_once_and_removed(name: s
 
 
 @pytest.mark.usefixtures("group")
-def test_a_module_that_imported_a_collective_before_the_patch_is_patched_too(
+def test_module_that_imported_a_collective_is_patched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     early: Any = ModuleType("early")

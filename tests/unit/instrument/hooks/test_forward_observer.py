@@ -31,7 +31,7 @@ class Wrapper(nn.Module):
         return found
 
 
-def test_the_outermost_module_that_trains_is_the_model(forward: ForwardObserver) -> None:
+def test_outermost_training_module_is_the_model(forward: ForwardObserver) -> None:
     wrapper = Wrapper(nn.Conv2d(3, 2, 1))
     wrapper.training = False
     nn.ReLU()(torch.ones(5))
@@ -44,7 +44,7 @@ def test_the_outermost_module_that_trains_is_the_model(forward: ForwardObserver)
     assert (forward.autocast, forward.channels_last) == (None, False)
 
 
-def test_what_one_module_hands_to_another_is_counted_once(forward: ForwardObserver) -> None:
+def test_samples_passed_between_modules_count_once(forward: ForwardObserver) -> None:
     """An actor and a critic on one network; a discriminator, of real images and of made ones."""
     network, actor, critic = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 1)
     hidden = network(torch.ones(6, 3))
@@ -61,7 +61,7 @@ def test_what_one_module_hands_to_another_is_counted_once(forward: ForwardObserv
     assert forward.take_sample_count() == 3
 
 
-def test_a_call_that_fails_leaves_the_depth_as_it_was(forward: ForwardObserver) -> None:
+def test_failed_call_restores_the_depth(forward: ForwardObserver) -> None:
     wrapper = Wrapper(nn.Conv2d(3, 2, 1))
     with pytest.raises(RuntimeError):
         wrapper(torch.ones(4, 2, 2, 2))
@@ -69,7 +69,7 @@ def test_a_call_that_fails_leaves_the_depth_as_it_was(forward: ForwardObserver) 
     assert forward.model is wrapper
 
 
-def test_autocast_inside_a_model_and_its_layout_are_seen(forward: ForwardObserver) -> None:
+def test_autocast_and_layout_inside_a_model_are_recorded(forward: ForwardObserver) -> None:
     class Automatic(Wrapper):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -81,7 +81,7 @@ def test_autocast_inside_a_model_and_its_layout_are_seen(forward: ForwardObserve
     assert (forward.autocast, forward.channels_last) == ("bf16", True)
 
 
-def test_only_the_outermost_is_followed_and_only_while_it_trains() -> None:
+def test_only_training_outermost_modules_keep_hooks() -> None:
     """A copy of it, to keep the best one, has nothing that cannot be copied or saved."""
     told: list[int] = []
     followed = ForwardObserver(on_forward=lambda: told.append(len(told)))
@@ -111,7 +111,7 @@ def test_only_the_outermost_is_followed_and_only_while_it_trains() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
-def test_what_is_compiled_with_its_hooks_is_not_followed() -> None:
+def test_module_compiled_with_hooks_keeps_none() -> None:
     told: list[int] = []
     followed = ForwardObserver(on_forward=lambda: told.append(len(told)))
     followed.start()

@@ -13,11 +13,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from instrumented import CLASSES, dataset, instrumented, loop, model, script_task
 from nfold.core.variant import Variant
 from nfold.instrument.hooks import runtime_hooks
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import EventCounter, is_sparse, tensor_bytes
-from watched import CLASSES, dataset, loop, model, script_task, watched
 
 
 class Words(nn.Module):
@@ -35,7 +35,7 @@ class Words(nn.Module):
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("exchange", ["real", "none", "barrier"])
-def test_sparse_gradients_and_a_hook_are_seen(exchange: Any) -> None:
+def test_sparse_gradients_and_comm_hook_are_recorded(exchange: Any) -> None:
     def training(hooked: bool) -> None:
         module = DistributedDataParallel(Words())
         if hooked:
@@ -47,16 +47,16 @@ def test_sparse_gradients_and_a_hook_are_seen(exchange: Any) -> None:
         )
 
     task = script_task(Variant(exchange=exchange))
-    seen = watched(functools.partial(training, hooked=False), task).seen
+    seen = instrumented(functools.partial(training, hooked=False), task).profile
     assert seen.sparse_gradient_bytes == 5 * 4 * 4
     if exchange == "real":
         assert seen.comm_hook == ""
-        hooked = watched(functools.partial(training, hooked=True), task).seen
+        hooked = instrumented(functools.partial(training, hooked=True), task).profile
         assert hooked.comm_hook == "allreduce_hook"
 
 
 @pytest.mark.usefixtures("group")
-def test_half_of_the_bytes_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_hook_halves_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: set[torch.dtype] = set()
     usual = distributed_c10d.all_reduce
 
@@ -70,13 +70,13 @@ def test_half_of_the_bytes_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         module = DistributedDataParallel(model())
         loop(DataLoader(dataset(), 8), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    seen = watched(training, script_task(Variant(exchange="half"))).seen
+    seen = instrumented(training, script_task(Variant(exchange="half"))).profile
     assert sent == {torch.float16}
     assert seen.parallel == "ddp"
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_bytes_of_sparse_tensors_are_those_that_are_sent() -> None:
+def test_bytes_of_sparse_tensors() -> None:
     dense = torch.eye(4)
     assert tensor_bytes(dense) == 64
     assert tensor_bytes(dense.to_sparse()) == 4 * 4 + 2 * 4 * 8
@@ -88,7 +88,7 @@ def test_bytes_of_sparse_tensors_are_those_that_are_sent() -> None:
     ]
 
 
-def test_a_sparse_tensor_is_moved_as_it_is() -> None:
+def test_sparse_tensor_is_moved() -> None:
     """One of a graph's edges, in every step."""
     tally, patches = EventCounter(), Patches()
     runtime_hooks.install_tensor_hooks(patches, tally, lambda _: None)

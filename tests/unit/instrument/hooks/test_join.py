@@ -11,9 +11,9 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, model, script_task
 from nfold.core.errors import Unsupported
 from nfold.core.variant import Variant
-from watched import dataset, model, script_task, watched
 
 PASSES: list[int] = []
 pytestmark = pytest.mark.usefixtures("group")
@@ -37,17 +37,17 @@ def _training(batches: Callable[[], Iterable[Any]]) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("exchange", ["real", "none", "barrier"])
-def test_no_pass_ends_under_join(exchange: Any) -> None:
+def test_passes_do_not_end_under_join(exchange: Any) -> None:
     """In the end of one, a rank would wait for those that nfold has stopped."""
     loader = DataLoader(dataset(48), batch_size=8)
-    found = watched(_training(lambda: loader), script_task(Variant(exchange=exchange)))
-    assert found.seen.uses_join
+    found = instrumented(_training(lambda: loader), script_task(Variant(exchange=exchange)))
+    assert found.profile.uses_join
     assert found.samples is not None
     assert len(found.samples.step_ms) == 10
     assert PASSES == [0]
 
 
-def test_what_no_loader_gives_is_refused_before_ranks_part() -> None:
+def test_join_without_a_loader_is_refused() -> None:
     batch = next(iter(DataLoader(dataset(), batch_size=8)))
     with pytest.raises(Unsupported, match="Join: ranks may make unequal numbers of steps"):
-        watched(_training(lambda: [batch] * 9), script_task())
+        instrumented(_training(lambda: [batch] * 9), script_task())

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from instrumented import reset_compiler
 from nfold.core.errors import Unsupported
 from nfold.instrument import script_profiler
 from nfold.instrument.hooks.model_hooks import ModelCompiler
-from watched import forget_compiled
 
 Graphs = list[torch.fx.GraphModule]
 
@@ -27,7 +27,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
         return graph.forward
 
     usual = torch.compile
-    forget_compiled()
+    reset_compiler()
 
     def compiled(function: Any, mode: str) -> Any:
         assert mode in ("default", "reduce-overhead")
@@ -35,7 +35,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Graphs]:
 
     monkeypatch.setattr(torch, "compile", compiled)
     yield made
-    forget_compiled()
+    reset_compiler()
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ class LightningModule(nn.Module):
     ("made", "parts"),
     [(model, 1), (lambda: DistributedDataParallel(model()), 1), (LightningModule, 2)],
 )
-def test_the_outermost_modules_are_compiled_from_their_second_call_on(
+def test_outermost_modules_are_compiled_from_the_second_call(
     made: Callable[[], nn.Module], parts: int, graphs: Graphs, compiling: ModelCompiler
 ) -> None:
     trained, samples = made(), torch.randn(5, 4)
@@ -98,7 +98,9 @@ def test_the_outermost_modules_are_compiled_from_their_second_call_on(
     assert all(parameter.grad is not None for parameter in trained.parameters())
 
 
-def test_what_does_not_train_is_left_as_it_is(graphs: Graphs, compiling: ModelCompiler) -> None:
+def test_module_that_does_not_train_is_not_compiled(
+    graphs: Graphs, compiling: ModelCompiler
+) -> None:
     teacher, loss = model().eval(), nn.MSELoss()
     for _ in range(3):
         with torch.no_grad():
@@ -110,7 +112,7 @@ def test_what_does_not_train_is_left_as_it_is(graphs: Graphs, compiling: ModelCo
         compiling.require_compiled(compiled=False)
 
 
-def test_nothing_is_compiled_that_nobody_asked_for(graphs: Graphs) -> None:
+def test_nothing_is_compiled_by_default(graphs: Graphs) -> None:
     usual = ModelCompiler("")
     usual.start()
     usual.require_compiled(compiled=False)
@@ -120,7 +122,7 @@ def test_nothing_is_compiled_that_nobody_asked_for(graphs: Graphs) -> None:
     assert not graphs
 
 
-def test_a_module_that_was_called_stays_compiled(graphs: Graphs) -> None:
+def test_called_module_stays_compiled(graphs: Graphs) -> None:
     one = ModelCompiler("reduce-overhead")
     one.start()
     trained, other = model(), model()

@@ -28,6 +28,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from instrumented import dataset, instrumented, loop, model, overrides, script_task
 from made import machine
 from nfold.core.errors import Unsupported
 from nfold.core.import_hooks import call_after_import
@@ -49,10 +50,9 @@ from nfold.instrument.rank_environment import (
     rank_environment,
     with_expandable_segments,
 )
-from watched import dataset, loop, model, overrides, script_task, watched
 
 
-def test_a_module_is_acted_on_right_after_its_import(
+def test_import_callback_runs_after_the_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nfold_made_up.py").write_text("value = 1\n")
@@ -74,7 +74,9 @@ def test_a_module_is_acted_on_right_after_its_import(
         sys.modules.pop("nfold_made_up", None)
 
 
-def test_two_may_wait_for_the_same_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_may_have_two_import_callbacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "nfold_made_twice.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     seen: list[int] = []
@@ -91,8 +93,8 @@ def test_two_may_wait_for_the_same_module(tmp_path: Path, monkeypatch: pytest.Mo
         sys.modules.pop("nfold_made_twice", None)
 
 
-def _on_gpus(ablation: Variant | None, rank: int = 0, world: int = 2, **changes: Any) -> Any:
-    task = script_task(ablation, world, device="cuda", **changes)
+def _on_gpus(variant: Variant | None, rank: int = 0, world: int = 2, **changes: Any) -> Any:
+    task = script_task(variant, world, device="cuda", **changes)
     return dataclasses.replace(task, rank=rank, local_rank=rank, machine=machine(gpus=4))
 
 
@@ -107,7 +109,7 @@ def _on_gpus(ablation: Variant | None, rank: int = 0, world: int = 2, **changes:
         (_on_gpus(None, world=1, strategy="dp", devices=4), None, "0,1,2,3"),
     ],
 )
-def test_a_script_sees_the_gpus_of_its_plan(task: Any, visible: str | None, said: str) -> None:
+def test_script_sees_the_gpus_of_its_plan(task: Any, visible: str | None, said: str) -> None:
     assert device_variables(task, visible) == {"CUDA_VISIBLE_DEVICES": said}
 
 
@@ -122,13 +124,13 @@ def test_a_script_sees_the_gpus_of_its_plan(task: Any, visible: str | None, said
         ),
     ],
 )
-def test_segments_grow_beside_what_the_allocator_was_told(
+def test_expandable_segments_keep_other_allocator_settings(
     said: dict[str, str], name: str, becomes: str
 ) -> None:
     assert with_expandable_segments({**said, "HOME": "x"}) == {name: becomes}
 
 
-def test_only_the_experiment_has_segments_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_variant_has_expandable_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     with rank_environment(script_task()):
         assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
@@ -137,7 +139,7 @@ def test_only_the_experiment_has_segments_that_grow(monkeypatch: pytest.MonkeyPa
         assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True"
 
 
-def test_one_rank_alone_is_a_world_and_one_process_for_all_is_none(
+def test_environment_of_single_ranks_and_of_data_parallel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in (
@@ -165,7 +167,7 @@ def _loader(batch: int = 8, **how: Any) -> Any:
     return DataLoader(dataset(), batch_size=batch, **how)
 
 
-def test_a_plan_changes_a_loader_only_where_it_differs() -> None:
+def test_plan_changes_only_differing_loader_settings() -> None:
     loader = _loader(num_workers=2)
     before = dict(vars(loader))
     overrides(script_task(batch=8, workers=2))(loader)
@@ -176,13 +178,13 @@ def test_a_plan_changes_a_loader_only_where_it_differs() -> None:
     assert (loader.num_workers, loader.batch_size) == (0, 16)
 
 
-def test_workers_can_be_given_to_a_loader_without() -> None:
+def test_workers_are_added_to_a_loader_without_workers() -> None:
     loader = _loader()
     overrides(script_task(workers=1))(loader)
     assert sum(len(labels) for _, labels in loader) == 64
 
 
-def test_a_batch_that_somebody_else_makes_is_not_changed() -> None:
+def test_batch_of_a_custom_batch_sampler_is_refused() -> None:
     class Buckets(BatchSampler):
         def __init__(self) -> None:
             self.sampler = SequentialSampler(dataset())
@@ -191,18 +193,20 @@ def test_a_batch_that_somebody_else_makes_is_not_changed() -> None:
             yield [1, 2, 3]
 
     loader: Any = DataLoader(dataset(), batch_sampler=Buckets())
-    with pytest.raises(Unsupported, match="batches from Buckets"):
+    with pytest.raises(Unsupported, match="batch sampler Buckets"):
         overrides(script_task(batch=8))(loader)
 
 
-def test_a_batch_that_is_known_to_be_the_script_s_own_is_left_alone() -> None:
+def test_batch_size_set_by_the_script_is_kept() -> None:
     loader: Any = DataLoader(dataset(), batch_sampler=[[1, 2, 3], [4]])
-    own = dataclasses.replace(script_task(batch=3), learnt=ReplayHints(script_sets_batch_size=True))
+    own = dataclasses.replace(
+        script_task(batch=3), replay_hints=ReplayHints(script_sets_batch_size=True)
+    )
     overrides(own)(loader)
     assert [len(labels) for _, labels in loader] == [3, 1]
 
 
-def test_a_rank_takes_another_one_s_samples() -> None:
+def test_rank_loads_the_samples_of_another_rank() -> None:
     sampler: Any = DistributedSampler(dataset(), num_replicas=2, rank=0, shuffle=False)
     task = script_task(Variant(data_shares=(1, 0)), world_size=2)
     overrides(task)(_loader(sampler=sampler))
@@ -211,22 +215,22 @@ def test_a_rank_takes_another_one_s_samples() -> None:
         overrides(task)(_loader())
 
 
-def test_a_plan_s_batch_is_what_a_watched_training_gets() -> None:
+def test_training_gets_the_batch_size_of_the_plan() -> None:
     def training() -> None:
         module = model()
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task(batch=16))
+    found = instrumented(training, script_task(batch=16))
     assert found.samples is not None
     assert {window.samples / window.steps for window in found.samples.windows} == {16}
-    assert found.seen.loader is not None
-    assert (found.seen.loader.batch_size, found.seen.loader.batches_per_epoch) == (16, 4)
+    assert found.profile.loader is not None
+    assert (found.profile.loader.batch_size, found.profile.loader.batches_per_epoch) == (16, 4)
 
 
 WITHOUT_WAITING = Variant(host_syncs=False)
 
 
-def test_what_was_read_last_is_read_again_without_waiting() -> None:
+def test_last_host_read_is_repeated() -> None:
     unwaited, values = HostReads(ActiveVariant(script_task(WITHOUT_WAITING))), iter([1.0, 2.0, 3.0])
     tensor = torch.ones(1)
 
@@ -239,7 +243,7 @@ def test_what_was_read_last_is_read_again_without_waiting() -> None:
     assert unwaited.last_value(("another",), lambda _: next(values), tensor) == 3.0
 
 
-def test_a_whole_number_is_the_one_of_its_batch() -> None:
+def test_integer_reads_are_kept_per_batch() -> None:
     """A length of a sequence is a size of what is computed next; a loss is none."""
     batch: list[int | None] = [None]
     unwaited = HostReads(ActiveVariant(script_task(WITHOUT_WAITING)), lambda: batch[0])
@@ -267,7 +271,7 @@ def test_a_whole_number_is_the_one_of_its_batch() -> None:
         patches.undo()
 
 
-def test_a_list_that_was_read_is_the_script_s_to_change() -> None:
+def test_repeated_read_returns_a_new_list() -> None:
     unwaited, tensor = HostReads(ActiveVariant(script_task(WITHOUT_WAITING))), torch.ones(2)
     unwaited.end_warm_up()
     for _ in range(2):
@@ -285,7 +289,7 @@ def _frame_in(module: str) -> FrameType:
     return frame
 
 
-def test_who_reads_a_tensor_is_told_by_its_module() -> None:
+def test_reading_frame_depends_on_the_module() -> None:
     own, prints = _frame_in("__main__"), _frame_in("torch._tensor")
     assert reading_frame(own) is own
     found = reading_frame(prints)
@@ -296,7 +300,7 @@ def test_who_reads_a_tensor_is_told_by_its_module() -> None:
     assert not is_nfold_frame(own)
 
 
-def test_what_only_waits_is_left_out_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synchronize_does_nothing_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waited.append(1))
     patches, unwaited = Patches(), HostReads(ActiveVariant(script_task(WITHOUT_WAITING)))
@@ -311,7 +315,7 @@ def test_what_only_waits_is_left_out_after_the_warm_up(monkeypatch: pytest.Monke
     assert waited == [1]
 
 
-def test_ways_between_host_and_device_are_noted_with_their_bytes() -> None:
+def test_copies_between_host_and_device_are_counted() -> None:
     tally, here = EventCounter(), torch.zeros(4)
     there = torch.zeros(4, device="meta")
     runtime_hooks.record_copy(tally, here, there)
@@ -346,19 +350,28 @@ def _seen_order(change: Callable[[torch.Tensor], torch.Tensor]) -> EventCounter:
         lambda images: images.contiguous(memory_format=torch.channels_last),
     ],
 )
-def test_lines_that_write_dimensions_in_another_order_are_noted(change: Any) -> None:
+def test_layout_copies_have_the_user_line(change: Any) -> None:
     ((kind, (place,)),) = _seen_order(change).source_locations(1)
     assert (kind, place.package_line) == ("order on cpu", None)
-    assert place.line.partition(":")[0].endswith("test_script_parts.py")
+    assert place.line.partition(":")[0].endswith("test_script_hooks.py")
 
 
-def test_what_pytorch_writes_in_another_order_has_the_line_that_called_it() -> None:
+def test_layout_copy_inside_pytorch_has_the_calling_line() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 8)
     ((_, (place, *_)),) = _seen_order(
         lambda images: layer(images[0].permute(2, 1, 0))
     ).source_locations(1)
-    assert place.line.partition(":")[0].endswith("test_script_parts.py")
+    assert place.line.partition(":")[0].endswith("test_script_hooks.py")
     assert str(place.package_line).startswith("torch/nn/")
+
+
+def test_layout_copy_inside_pytorch_in_any_folder_has_the_calling_line() -> None:
+    module: dict[str, Any] = {"__name__": "torch.nn.functional"}
+    source = "def attention(x):\n    return x.permute(0, 2, 3, 1).contiguous()\n"
+    exec(compile(source, "/opt/pytorch/torch/nn/functional.py", "exec"), module)
+    ((_, (place,)),) = _seen_order(lambda x: module["attention"](x)).source_locations(1)
+    assert place.line.partition(":")[0].endswith("test_script_hooks.py")
+    assert place.package_line == "torch/nn/functional.py:2"
 
 
 @pytest.mark.parametrize(
@@ -371,7 +384,7 @@ def test_what_pytorch_writes_in_another_order_has_the_line_that_called_it() -> N
         lambda images: images[0, 0].T.contiguous(),
     ],
 )
-def test_lines_that_keep_the_order_are_not(change: Any) -> None:
+def test_lines_that_keep_the_layout_are_not_recorded(change: Any) -> None:
     assert not dict(_seen_order(change).source_locations(1))
 
 
@@ -390,9 +403,9 @@ def _distributed(collected: list[Any], **how: Any) -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_ddp_and_a_script_s_own_collectives_are_seen() -> None:
-    found = watched(lambda: _distributed([], find_unused_parameters=True), script_task())
-    seen = found.seen
+def test_ddp_and_collectives_are_recorded() -> None:
+    found = instrumented(lambda: _distributed([], find_unused_parameters=True), script_task())
+    seen = found.profile
     assert (seen.parallel, seen.process_group, seen.backend) == ("ddp", True, "gloo")
     assert (seen.find_unused_parameters, seen.broadcast_buffers, seen.buffers) == (True, True, 3)
     assert seen.unused_parameter_bytes == 0
@@ -401,7 +414,7 @@ def test_ddp_and_a_script_s_own_collectives_are_seen() -> None:
         "all_gather": (1.0, 8.0),
     }
     assert sum(seen.bucket_bytes) == seen.parameter_bytes
-    assert str(seen.most_frequent_line("wrapper")).startswith("tests/unit/frameworks/torch/script/")
+    assert str(seen.most_frequent_line("wrapper")).startswith("tests/unit/instrument/hooks/")
     assert len(seen.source_locations["collective"]) == 2
 
 
@@ -416,15 +429,13 @@ def _convolved(made: list[nn.Conv2d], *, wrapped: bool = False) -> None:
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("last", [False, True])
-def test_weights_of_convolutions_are_in_the_order_of_the_experiment(
-    *, wrapped: bool, last: bool
-) -> None:
+def test_convolution_weights_have_the_layout_of_the_variant(*, wrapped: bool, last: bool) -> None:
     made: list[nn.Conv2d] = []
     usual = torch.optim.Optimizer.add_param_group
     left_out = script_task(Variant(channels_last=last))
-    found = watched(lambda: _convolved(made, wrapped=wrapped), left_out)
+    found = instrumented(lambda: _convolved(made, wrapped=wrapped), left_out)
     assert found.samples is not None
-    assert found.seen.convolutions == 1
+    assert found.profile.convolutions == 1
     weight = made[0].weight
     assert weight.grad is not None
     for tensor in (weight, weight.grad):
@@ -451,21 +462,21 @@ def _half_used() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_parameters_without_a_gradient_are_counted() -> None:
-    assert watched(_half_used, script_task()).seen.unused_parameter_bytes == 4 * (8 * 4 + 4)
+def test_unused_parameters_are_counted() -> None:
+    assert instrumented(_half_used, script_task()).profile.unused_parameter_bytes == 4 * (8 * 4 + 4)
 
 
 @pytest.mark.usefixtures("group")
-def test_nobody_looks_for_them_where_that_is_left_out() -> None:
+def test_variant_disables_find_unused_parameters() -> None:
     left_out = script_task(Variant(find_unused_parameters=False))
-    found = watched(lambda: _distributed([], find_unused_parameters=True), left_out)
+    found = instrumented(lambda: _distributed([], find_unused_parameters=True), left_out)
     assert found.samples is not None
-    assert not found.seen.find_unused_parameters
+    assert not found.profile.find_unused_parameters
 
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("exchange", ["none", "barrier"])
-def test_without_an_exchange_every_rank_has_its_own_part(
+def test_without_exchange_each_rank_keeps_its_part(
     exchange: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
@@ -477,56 +488,56 @@ def test_without_an_exchange_every_rank_has_its_own_part(
 
     monkeypatch.setattr(DistributedDataParallel, "__init__", noted)
     gathered: list[Any] = []
-    found = watched(
+    found = instrumented(
         lambda: _distributed(gathered, find_unused_parameters=True),
         script_task(Variant(exchange=exchange, broadcast_buffers=False)),
     )
     assert found.samples is not None
     assert gathered[-1] == [1.0, 1.0]
-    assert not found.seen.broadcast_buffers
+    assert not found.profile.broadcast_buffers
     assert (made[0].process_group is dist.group.WORLD) == (exchange == "barrier")
 
 
 @pytest.mark.usefixtures("group")
-def test_shards_are_seen_and_are_not_left_unexchanged() -> None:
+def test_sharded_parameters_refuse_no_exchange() -> None:
     def training() -> None:
         module: Any = nn.Linear(8, 4)
         fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task())
-    assert found.seen.parallel == "fsdp"
+    found = instrumented(training, script_task())
+    assert found.profile.parallel == "fsdp"
     assert found.samples is not None
     assert found.samples.parameter_checksum is None
     with pytest.raises(Unsupported, match="sharded"):
-        watched(training, script_task(Variant(exchange="barrier")))
+        instrumented(training, script_task(Variant(exchange="barrier")))
 
 
-def test_data_parallel_on_a_cpu_drives_no_device_and_says_so() -> None:
+def test_data_parallel_on_cpu_has_no_device() -> None:
     def training() -> None:
         module = DataParallel(model())
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    seen = watched(training, script_task()).seen
+    seen = instrumented(training, script_task()).profile
     assert (seen.parallel, seen.dp_devices, seen.device) == ("dp", 0, "cpu")
 
 
-def test_synchronised_batch_norm_can_be_plain() -> None:
+def test_sync_batch_norm_can_be_local() -> None:
     def training() -> None:
         module = model()
         module[1] = nn.SyncBatchNorm(16)
         loop(_loader(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task(Variant(synchronised_batch_norm=False)))
-    assert found.seen.synchronised_batch_norms == 1
+    found = instrumented(training, script_task(Variant(synchronised_batch_norm=False)))
+    assert found.profile.synchronised_batch_norms == 1
     assert found.samples is not None
 
 
-def test_processes_of_a_script_s_own_are_counted_and_workers_are_not() -> None:
+def test_child_processes_are_counted_without_workers() -> None:
     def training() -> None:
         child = multiprocessing.get_context("fork").Process(target=print)
         child.start()
         child.join()
         loop(_loader(num_workers=1), model(), epochs=1)
 
-    assert watched(training, script_task()).seen.child_processes == 1
+    assert instrumented(training, script_task()).profile.child_processes == 1

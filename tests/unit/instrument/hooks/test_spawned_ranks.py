@@ -54,7 +54,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     patches.undo()
 
 
-def test_the_function_is_called_here_with_this_ranks_index(joined: list[Any]) -> None:
+def test_spawned_function_runs_with_the_local_rank(joined: list[Any]) -> None:
     seen = []
     assert multiprocessing.spawn(lambda *told: seen.append(told), (2, "x"), nprocs=2) is None
     context = multiprocessing.spawn(lambda rank: seen.append(rank), nprocs=2, join=False)
@@ -64,7 +64,7 @@ def test_the_function_is_called_here_with_this_ranks_index(joined: list[Any]) ->
     assert not joined
 
 
-def test_its_process_group_is_that_of_the_ranks_there_are(joined: list[Any]) -> None:
+def test_spawned_process_group_has_the_ranks_of_nfold(joined: list[Any]) -> None:
     init = dist.init_process_group
 
     def main(rank: int, world_size: int) -> None:
@@ -76,7 +76,7 @@ def test_its_process_group_is_that_of_the_ranks_there_are(joined: list[Any]) -> 
     assert joined == [ours | {"backend": "gloo", "timeout": HOUR, "group_name": "g"}]
 
 
-def test_its_data_are_divided_among_the_ranks_there_are(joined: list[Any]) -> None:
+def test_spawned_sampler_has_the_ranks_of_nfold(joined: list[Any]) -> None:
     made: list[Any] = []
     multiprocessing.spawn(
         lambda rank: made.append(
@@ -88,7 +88,7 @@ def test_its_data_are_divided_among_the_ranks_there_are(joined: list[Any]) -> No
     assert not joined
 
 
-def test_until_it_starts_ranks_nothing_is_changed(joined: list[Any]) -> None:
+def test_nothing_changes_before_spawn(joined: list[Any]) -> None:
     os.environ["MASTER_PORT"] = "12355"
     dist.init_process_group("gloo", init_method="env://", world_size=2, rank=0)
     assert (joined[0]["method"], joined[0]["world"], joined[0]["rank"]) == ("env://", 2, 0)
@@ -96,7 +96,7 @@ def test_until_it_starts_ranks_nothing_is_changed(joined: list[Any]) -> None:
     assert list(DistributedSampler(DATA, num_replicas=10, rank=9, shuffle=False)) == [9, 19]
 
 
-def test_one_process_with_all_devices_starts_what_it_likes() -> None:
+def test_process_with_all_devices_may_spawn() -> None:
     before = multiprocessing.spawn
     patches = Patches()
     install_spawn_hooks(dataclasses.replace(RANK, plan=RANK.plan.edit(strategy="dp")), patches)

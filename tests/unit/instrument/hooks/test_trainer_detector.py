@@ -33,7 +33,7 @@ def defined(trainers: TrainerDetector, name: str) -> Any:
     return owner
 
 
-def test_a_trainer_is_noted_with_its_line() -> None:
+def test_trainer_is_recorded_with_its_line() -> None:
     trainers = TrainerDetector(2)
     assert (trainers.used, trainers.creation_line) == ("", None)
     owner = defined(trainers, "transformers.training_args")
@@ -46,12 +46,12 @@ def test_a_trainer_is_noted_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINER_CLASSES if "lightning" in name])
-def test_lightnings_get_as_many_devices_as_there_are_ranks(name: str) -> None:
+def test_lightning_gets_one_device_per_rank(name: str) -> None:
     owner = defined(TrainerDetector(1), name)
     assert owner(devices=2, num_nodes=3, lr=1).told == {"devices": 1, "num_nodes": 1, "lr": 1}
 
 
-def test_the_outermost_trainer_counts() -> None:
+def test_outermost_trainer_is_used() -> None:
     """Hugging Face's makes an Accelerator of its own."""
     found, trainers = [], TrainerDetector(1)
     for name in ("accelerate.accelerator", "transformers.training_args"):

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from instrumented import CLASSES, FEATURES, RecordingObserver, instrumented, model, script_task
 from nfold.core.errors import Unsupported
 from nfold.core.script_profile import BatchFunction
 from nfold.core.source_location import is_user_code
 from nfold.core.variant import Variant
 from nfold.engines.torch.input.batch_source import REPLAYED_BATCHES
 from nfold.instrument.hooks.patches import GeneratorHooks, function_key
-from watched import CLASSES, FEATURES, Noting, model, script_task, watched
 
 CALLS: list[str] = []
 REPLAYED = Variant(input="replayed")
@@ -62,29 +62,31 @@ def _training(step: Callable[[nn.Module, Any], None], steps: int = 150) -> Calla
     return training
 
 
-def _found(step: Callable[[nn.Module, Any], None], left_out: Variant | None = None) -> Noting:
+def _found(
+    step: Callable[[nn.Module, Any], None], left_out: Variant | None = None
+) -> RecordingObserver:
     """Of six steps of a warm-up the last is measured as those after it: a hundred."""
-    found = watched(_training(step), script_task(left_out, warmup_steps=6, steps=100))
+    found = instrumented(_training(step), script_task(left_out, warmup_steps=6, steps=100))
     assert found.samples is not None
     assert sys.getprofile() is None
     return found
 
 
-def test_a_function_is_found_with_how_often_a_step_calls_it() -> None:
+def test_batch_function_is_found_with_its_calls() -> None:
     def step(module: nn.Module, optimizer: Any) -> None:
         _stepped(module, optimizer, get_batch(), get_batch(size=6))
 
-    seen = _found(step).seen
+    seen = _found(step).profile
     assert seen.batch_function is not None
     assert seen.batch_function.names == ("get_batch",)
     line = get_batch.__code__.co_firstlineno
-    assert seen.batch_function.defined_at.endswith(f"test_script_making.py:{line}")
+    assert seen.batch_function.defined_at.endswith(f"test_batch_functions.py:{line}")
     assert not seen.batch_function.on_device
     assert (seen.accumulation, seen.samples_per_step) == (2, 12)
     assert len(CALLS) == 2 * 106
 
 
-def test_its_batches_are_given_again_and_it_comes_back() -> None:
+def test_batch_function_is_replayed_and_restored() -> None:
     def step(module: nn.Module, optimizer: Any) -> None:
         _stepped(module, optimizer, get_batch())
 
@@ -94,10 +96,10 @@ def test_its_batches_are_given_again_and_it_comes_back() -> None:
     assert sum(window.steps for window in found.samples.windows) == 100
     assert len(CALLS) <= 6 + REPLAYED_BATCHES
     assert get_batch.__code__ is usual
-    assert not [name for name in globals() if name.startswith("_nfold_made")]
+    assert not [name for name in globals() if name.startswith("_nfold_batch")]
 
 
-def test_what_evaluates_and_other_splits_get_their_own() -> None:
+def test_evaluation_and_splits_have_their_batches() -> None:
     kept: dict[str, list[Tensor]] = {"train": [], "hard": [], "evaluated": []}
 
     def step(module: nn.Module, optimizer: Any) -> None:
@@ -115,19 +117,19 @@ def test_what_evaluates_and_other_splits_get_their_own() -> None:
     assert not sums["train"] & sums["hard"]
 
 
-def test_a_method_whose_tensors_are_copied_and_sliced_is_found() -> None:
+def test_method_with_copied_and_sliced_tensors_is_found() -> None:
     lite = Lite()
 
     def step(module: nn.Module, optimizer: Any) -> None:
         samples, labels = lite.next_batch()
         _stepped(module, optimizer, (samples.to(torch.float64).float()[:6], labels))
 
-    maker = _found(step).seen.batch_function
+    maker = _found(step).profile.batch_function
     assert maker is not None
     assert maker.names == ("next_batch",)
 
 
-def test_a_function_inside_another_is_stood_in_for() -> None:
+def test_nested_function_is_replaced() -> None:
     scale, args = 2.0, ("own",)
 
     def own() -> Tensor:
@@ -137,7 +139,7 @@ def test_a_function_inside_another_is_stood_in_for() -> None:
     def step(module: nn.Module, optimizer: Any) -> None:
         _stepped(module, optimizer, (own(), torch.zeros(6, dtype=torch.long)))
 
-    maker = _found(step, REPLAYED).seen.batch_function
+    maker = _found(step, REPLAYED).profile.batch_function
     assert maker is not None
     assert maker.names == ("own",)
     assert len(CALLS) <= 6 + REPLAYED_BATCHES
@@ -159,7 +161,7 @@ class Recurrent(nn.Module):
         return answers, (state[0] + answers.mean(), state[1])
 
 
-def test_what_hands_on_a_models_own_state_makes_no_batch() -> None:
+def test_model_state_is_no_batch() -> None:
     """The first state has no gradient yet."""
 
     def training() -> None:
@@ -173,7 +175,7 @@ def test_what_hands_on_a_models_own_state_makes_no_batch() -> None:
             nn.functional.cross_entropy(answers, labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-    maker = watched(training, script_task()).seen.batch_function
+    maker = instrumented(training, script_task()).profile.batch_function
     assert maker is not None
     assert maker.names == ("get_batch",)
 
@@ -183,13 +185,13 @@ def augment(samples: Tensor) -> Tensor:
     return samples + torch.randn_like(samples)
 
 
-def test_one_that_changes_what_another_made_is_stood_in_for_with_it() -> None:
+def test_chained_batch_functions_are_replaced() -> None:
     def step(module: nn.Module, optimizer: Any) -> None:
         samples, labels = get_batch()
         samples = augment(samples)
         _stepped(module, optimizer, (samples, labels))
 
-    maker = _found(step, REPLAYED).seen.batch_function
+    maker = _found(step, REPLAYED).profile.batch_function
     assert maker is not None
     assert maker.call_text == "get_batch() and augment()"
     assert maker.defined_at.endswith(f":{get_batch.__code__.co_firstlineno}")
@@ -210,18 +212,18 @@ def computed(module: nn.Module, samples: Tensor) -> Tensor:
     return found[:, :1] + samples
 
 
-def test_what_computes_with_a_module_is_no_input() -> None:
+def test_function_that_gets_a_module_is_no_input() -> None:
     scaled, other = Scaled(), model()
 
     def step(module: nn.Module, optimizer: Any) -> None:
         samples, labels = get_batch()
         _stepped(module, optimizer, (computed(other, scaled(samples)), labels))
 
-    assert _found(step).seen.batch_function is None
+    assert _found(step).profile.batch_function is None
     assert Counter(CALLS)["module"] == Counter(CALLS)["computed"] == 106
 
 
-def test_experiments_with_it_take_turns() -> None:
+def test_batch_function_is_interleaved() -> None:
     steps = []
 
     def step(module: nn.Module, optimizer: Any) -> None:
@@ -230,7 +232,9 @@ def test_experiments_with_it_take_turns() -> None:
 
     task = script_task(warmup_steps=6, steps=40)
     turns = (Variant(), REPLAYED)
-    found = watched(_training(step), dataclasses.replace(task, interleaved_variants=turns)).samples
+    found = instrumented(
+        _training(step), dataclasses.replace(task, interleaved_variants=turns)
+    ).samples
     assert found is not None
     assert set(found.slots) == {0, 1}
     # Once its batches are kept, it is called in the other turns only.
@@ -248,17 +252,17 @@ def _asking(running: Iterator[Batch]) -> Callable[[nn.Module, Any], None]:
     return lambda module, optimizer: _stepped(module, optimizer, next(running), next(running))
 
 
-def test_a_generator_is_found_with_what_it_is_to_be_defined_by() -> None:
-    seen = _found(_asking(generated())).seen
+def test_generator_is_found_with_its_key() -> None:
+    seen = _found(_asking(generated())).profile
     assert seen.batch_function is not None
     assert seen.batch_function.names == ("generated",)
     (name,) = seen.batch_function.generator_functions
     line = generated.__code__.co_firstlineno
-    assert name.endswith(f"test_script_making.py:{line} generated")
+    assert name.endswith(f"test_batch_functions.py:{line} generated")
     assert (seen.accumulation, seen.samples_per_step) == (2, 12)
 
 
-def test_a_generator_that_was_defined_differently_gives_first_batches_again() -> None:
+def test_decorated_generator_is_replayed() -> None:
     generators = GeneratorHooks([function_key(generated.__code__)])
     generators.install()
     try:
@@ -267,19 +271,19 @@ def test_a_generator_that_was_defined_differently_gives_first_batches_again() ->
     finally:
         generators.uninstall()
     assert found.samples is not None
-    assert found.seen.batch_function is not None
+    assert found.profile.batch_function is not None
     # Of 6 steps of a warm-up the last has first batches already.
     assert len(CALLS) == 2 * 5 + REPLAYED_BATCHES
     assert torch.is_tensor(next(running)[0])
     assert len(CALLS) == 2 * 5 + REPLAYED_BATCHES + 1
 
 
-def test_one_that_runs_as_it_is_cannot_be_left_out() -> None:
-    with pytest.raises(Unsupported, match="neither a DataLoader nor a function made the batches"):
+def test_undecorated_generator_cannot_be_replayed() -> None:
+    with pytest.raises(Unsupported, match="cannot be replayed"):
         _found(_asking(generated()), REPLAYED)
 
 
-def test_one_that_has_ended_ends_where_nothing_can_be_given_again() -> None:
+def test_exhausted_generator_ends() -> None:
     generators = GeneratorHooks([function_key(generated.__code__)])
     generators.install()
     try:
@@ -290,7 +294,7 @@ def test_one_that_has_ended_ends_where_nothing_can_be_given_again() -> None:
         generators.uninstall()
 
 
-def test_what_nobody_can_call_again_is_none() -> None:
+def test_async_functions_are_no_batch_functions() -> None:
     """Batches that are made in the loop; parts of two functions."""
     lite = Lite()
 
@@ -302,10 +306,10 @@ def test_what_nobody_can_call_again_is_none() -> None:
         _stepped(module, optimizer, get_batch(), (other, torch.zeros(6).long()))
 
     for step in (inline, both):
-        assert _found(step).seen.batch_function is None
+        assert _found(step).profile.batch_function is None
 
 
-def test_a_comprehension_is_a_part_of_what_it_stands_in() -> None:
+def test_comprehension_is_part_of_its_function() -> None:
     """Nobody could put anything in its place: it is made anew whenever its line is run."""
 
     def both(module: nn.Module, optimizer: Any) -> None:
@@ -313,10 +317,10 @@ def test_a_comprehension_is_a_part_of_what_it_stands_in() -> None:
         samples, labels = [one.clone() for one in drawn]
         _stepped(module, optimizer, (samples, labels))
 
-    assert _found(both).seen.batch_function is None
+    assert _found(both).profile.batch_function is None
 
 
-def test_an_expression_hands_on_what_a_function_made_for_it() -> None:
+def test_generator_expression_passes_batches_on() -> None:
     """``x, y = (one.to(device) for one in get_batch())``: the function is called before it."""
 
     def handed_on(module: nn.Module, optimizer: Any) -> None:
@@ -328,12 +332,12 @@ def test_an_expression_hands_on_what_a_function_made_for_it() -> None:
         _stepped(module, optimizer, *((torch.randn(6, FEATURES), labels) for _ in range(1)))
 
     for step, name in ((handed_on, "get_batch"), (makes, "<genexpr>")):
-        maker = _found(step).seen.batch_function
+        maker = _found(step).profile.batch_function
         assert maker is not None
         assert maker.names == (name,)
 
 
-def test_what_has_no_name_is_told_by_what_it_is() -> None:
+def test_anonymous_functions_are_described() -> None:
     assert (
         BatchFunction(names=("<genexpr>", "cut"), defined_at="").call_text
         == "a generator expression and cut()"

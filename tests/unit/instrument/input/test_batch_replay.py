@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from instrumented import CountingDataset, dataset, instrumented, loop, model, script_task
 from nfold.core.errors import Unsupported
 from nfold.core.variant import Variant
 from nfold.instrument.input.batch_tensors import (
@@ -18,16 +19,13 @@ from nfold.instrument.input.batch_tensors import (
     sample_count,
     sample_hash,
 )
-from watched import Reading, dataset, loop, model, script_task, watched
 
 REPLAYED = Variant(input="replayed")
 
 
 @pytest.mark.parametrize(("samples", "read"), [(64, 64), (80 * 8, 16 * 8)])
-def test_a_short_epoch_is_kept_whole_of_a_long_one_the_first_batches(
-    samples: int, read: int
-) -> None:
-    data = Reading(samples)
+def test_replay_keeps_short_epochs_whole(samples: int, read: int) -> None:
+    data = CountingDataset(samples)
     passes: list[int] = []
     given: list[torch.Tensor] = []
 
@@ -42,7 +40,7 @@ def test_a_short_epoch_is_kept_whole_of_a_long_one_the_first_batches(
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
 
-    found = watched(training, script_task(REPLAYED, steps=100))
+    found = instrumented(training, script_task(REPLAYED, steps=100))
     assert data.read == read
     assert found.samples is not None
     assert len(found.samples.step_ms) == 100
@@ -55,21 +53,21 @@ def test_a_short_epoch_is_kept_whole_of_a_long_one_the_first_batches(
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_pass_that_ends_with_the_first_step_is_kept_from_the_next(accumulate: int) -> None:
-    data = Reading(8 * accumulate)
+def test_one_step_pass_is_kept_from_the_next(accumulate: int) -> None:
+    data = CountingDataset(8 * accumulate)
 
     def training() -> None:
         module, loader = model(), DataLoader(data, batch_size=8)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(loader, module, optimizer, accumulate=accumulate)
 
-    found = watched(training, script_task(REPLAYED))
+    found = instrumented(training, script_task(REPLAYED))
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 80 * accumulate
     assert data.read == 2 * len(data)
 
 
-def test_a_loader_of_unknown_length_goes_on_for_ever() -> None:
+def test_replay_of_unknown_length_is_endless() -> None:
     class Endless(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Any:
             return iter(dataset(1000))
@@ -78,7 +76,7 @@ def test_a_loader_of_unknown_length_goes_on_for_ever() -> None:
         module, loader = model(), DataLoader(Endless(), batch_size=8)
         loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1), epochs=1)
 
-    found = watched(training, script_task(REPLAYED, steps=200))
+    found = instrumented(training, script_task(REPLAYED, steps=200))
     assert found.samples is not None
     assert len(found.samples.step_ms) == 200
 
@@ -89,13 +87,13 @@ def _kept(*batches: Any) -> BatchReplay:
     return replay
 
 
-def test_what_a_script_takes_out_of_a_batch_is_there_again() -> None:
+def test_replayed_dictionary_is_complete() -> None:
     replay = _kept({"x": torch.ones(2), "labels": torch.zeros(2)})
     replay.next().pop("labels")
     assert set(replay.next()) == {"x", "labels"}
 
 
-def test_a_script_that_changes_its_batches_gets_copies() -> None:
+def test_batches_changed_in_place_are_cloned() -> None:
     replay = _kept([torch.full((2,), 8.0)])
     for _ in range(4):
         replay.next()[0].div_(2)
@@ -113,11 +111,11 @@ def test_a_script_that_changes_its_batches_gets_copies() -> None:
         ("nothing", 0),
     ],
 )
-def test_samples_are_the_first_tensor_s_leading_dimension(batch: Any, count: int) -> None:
+def test_sample_count_is_the_leading_dimension(batch: Any, count: int) -> None:
     assert sample_count(batch) == count
 
 
-def test_a_changed_batch_has_the_same_form() -> None:
+def test_mapped_batch_has_the_same_structure() -> None:
     batch = {"a": [torch.ones(2), "text"], "b": (torch.ones(1),)}
     changed = map_tensors(batch, lambda tensor: tensor * 2)
     assert [tensor.tolist() for tensor in iter_tensors(changed)] == [[2.0, 2.0], [2.0]]
@@ -131,7 +129,7 @@ def _hash(change: Callable[[Any, Any], Any], indices: Any) -> int:
     return sample_hash(change(images, labels), indices)
 
 
-def test_a_hash_knows_samples_by_index_and_label_not_by_augmentation_or_order() -> None:
+def test_hash_depends_on_index_and_label_only() -> None:
     plain = _hash(lambda x, y: [x, y], [0, 1, 2, 3])
     assert _hash(lambda x, y: [x + torch.rand(6), y], [0, 1, 2, 3]) == plain
     assert _hash(lambda x, y: [x.flip(0), y.flip(0)], [3, 2, 1, 0]) == plain
@@ -143,15 +141,15 @@ def test_a_hash_knows_samples_by_index_and_label_not_by_augmentation_or_order() 
 
 
 @pytest.mark.parametrize("drawn", [3, "a name", torch.tensor(3), None])
-def test_one_index_for_a_whole_batch_is_no_sample_s(drawn: Any) -> None:
+def test_index_of_a_whole_batch_is_ignored(drawn: Any) -> None:
     assert _hash(lambda x, y: [x, y], drawn) == _hash(lambda x, y: [x, y], [])
 
 
-def test_a_batch_without_samples_has_no_hash() -> None:
+def test_batch_without_samples_has_no_hash() -> None:
     assert _hash(lambda x, y: [x[:0], y[:0]], []) == 0
 
 
-def test_a_data_set_may_give_whole_batches() -> None:
+def test_dataset_of_whole_batches() -> None:
     class Whole(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
             return 8
@@ -163,12 +161,12 @@ def test_a_data_set_may_give_whole_batches() -> None:
         module, loader = model(), DataLoader(Whole(), batch_size=None)
         loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task())
+    found = instrumented(training, script_task())
     assert found.samples is not None
     assert sum(window.samples for window in found.samples.windows) == 80
 
 
-def test_a_batch_that_holds_its_tensors_out_of_sight_moves_itself() -> None:
+def test_batch_with_hidden_tensors_moves_itself() -> None:
     class Graphs:
         num_graphs = 3
 

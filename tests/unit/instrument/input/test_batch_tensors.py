@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, IterableDataset
 
+from instrumented import CLASSES, FEATURES, dataset, instrumented, model, script_task
 from nfold.core.variant import Variant
 from nfold.instrument.input.batch_tensors import (
     iter_tensors,
@@ -19,7 +20,6 @@ from nfold.instrument.input.batch_tensors import (
     sample_count,
     sample_hash,
 )
-from watched import CLASSES, FEATURES, dataset, model, script_task, watched
 
 
 class Pair:
@@ -47,7 +47,7 @@ SAMPLES = [(torch.randn(FEATURES), torch.tensor(k % CLASSES)) for k in range(6)]
 
 
 @pytest.mark.parametrize("collate", [Pair, _fields])
-def test_what_an_object_holds_is_its_batch(collate: Callable[[Any], Any]) -> None:
+def test_attributes_of_an_object_are_its_batch(collate: Callable[[Any], Any]) -> None:
     batch = collate(SAMPLES)
     assert sample_count(batch) == 6
     assert [tensor.shape for tensor in iter_tensors(batch)] == [(6, FEATURES), (6,)]
@@ -60,7 +60,7 @@ def test_what_an_object_holds_is_its_batch(collate: Callable[[Any], Any]) -> Non
     assert sample_hash(batch, None) != sample_hash(collate(SAMPLES[1:]), None)
 
 
-def test_what_moves_itself_or_holds_no_batch_is_left_alone() -> None:
+def test_objects_without_a_batch_are_unchanged() -> None:
     module, text = model(), object()
     assert not list(iter_tensors(module))
     assert not list(iter_tensors(text))
@@ -79,7 +79,7 @@ class Rows:
 
 @pytest.mark.parametrize("collate", [Pair, Rows])
 @pytest.mark.parametrize("input_", ["real", "replayed"])
-def test_a_training_on_objects_is_counted(collate: Any, input_: Any) -> None:
+def test_training_on_objects_is_counted(collate: Any, input_: Any) -> None:
     def training() -> None:
         module, loader = model(), DataLoader(dataset(256), 8, collate_fn=collate)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -89,7 +89,7 @@ def test_a_training_on_objects_is_counted(collate: Any, input_: Any) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-    found = watched(training, script_task(Variant(input=input_))).samples
+    found = instrumented(training, script_task(Variant(input=input_))).samples
     assert found is not None
     assert [window.samples / window.steps for window in found.windows] == [8.0] * len(found.windows)
 
@@ -102,7 +102,7 @@ class Scalars(IterableDataset[Any]):
             yield torch.randn(())
 
 
-def test_a_step_of_which_nobody_can_see_samples_counts_as_one() -> None:
+def test_step_without_samples_counts_as_one() -> None:
     def training() -> None:
         weight = torch.zeros((), requires_grad=True)
         for number in DataLoader(Scalars(), batch_size=None):
@@ -111,13 +111,13 @@ def test_a_step_of_which_nobody_can_see_samples_counts_as_one() -> None:
                 weight -= 0.01
                 weight.grad = None
 
-    found = watched(training, script_task())
+    found = instrumented(training, script_task())
     assert found.samples is not None
-    assert found.seen.samples_per_step == 0.0
+    assert found.profile.samples_per_step == 0.0
     assert sum(window.samples for window in found.samples.windows) == 10
 
 
-def test_samples_are_seen_inside_of_vmap_and_grad() -> None:
+def test_samples_inside_vmap_and_grad() -> None:
     seen: list[int] = []
     module = nn.Linear(3, 1)
     module.register_forward_pre_hook(lambda _, args: seen.append(sample_count(args)))

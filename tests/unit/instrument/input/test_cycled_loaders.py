@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from watched import dataset, loop, model, script_task, watched
+from instrumented import dataset, instrumented, loop, model, script_task
 
 
 def cycle(loader: Any) -> Iterator[Any]:
@@ -45,7 +45,7 @@ def changed(loader: Any) -> Iterator[Any]:
     ("way", "again"),
     [(cycle, True), (of_epochs, True), (until, True), (one_pass, False), (changed, False)],
 )
-def test_it_is_seen_in_the_generator(way: Callable[[Any], Any], again: bool) -> None:
+def test_cycling_generator_is_detected(way: Callable[[Any], Any], again: bool) -> None:
     class Ways:
         def __init__(self) -> None:
             self.loader = DataLoader(dataset(), batch_size=8)
@@ -57,6 +57,6 @@ def test_it_is_seen_in_the_generator(way: Callable[[Any], Any], again: bool) -> 
         module = model()
         loop(Ways(), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    seen = watched(training, script_task()).seen
+    seen = instrumented(training, script_task()).profile
     assert seen.loader is not None
     assert seen.loader.cycled == again

@@ -38,16 +38,16 @@ def moved(*names: str) -> DeviceTransferTracker:
     return moves
 
 
-def test_what_is_moved_itself_or_as_a_part_or_a_copy_goes() -> None:
+def test_moved_views_and_copies_are_recorded() -> None:
     assert moved("sound", "text").host_tensors == (1, 3)
     assert moved("text").host_tensors == (0, 1, 3)
 
 
-def test_where_nothing_was_seen_to_move_nothing_stays() -> None:
+def test_without_transfers_no_tensor_stays_on_the_host() -> None:
     assert moved().host_tensors == ()
 
 
-def test_a_tensor_that_is_gone_is_no_other_one() -> None:
+def test_reused_id_of_a_tensor_is_ignored() -> None:
     moves = DeviceTransferTracker()
     moves.record_batch([torch.zeros(2)])
     for _ in range(20):
@@ -55,7 +55,7 @@ def test_a_tensor_that_is_gone_is_no_other_one() -> None:
     assert moves.host_tensors == ()
 
 
-def test_what_gradients_go_through_is_no_copy_of_a_batch() -> None:
+def test_tensor_that_requires_gradients_is_no_batch() -> None:
     source, made = torch.zeros(2), torch.zeros(2, requires_grad=True)
     record_source(source, made)
     moves = DeviceTransferTracker()
@@ -64,7 +64,7 @@ def test_what_gradients_go_through_is_no_copy_of_a_batch() -> None:
     assert moves.host_tensors == ()
 
 
-def test_a_resident_batch_has_on_the_host_what_stays() -> None:
+def test_resident_batch_keeps_host_tensors() -> None:
     replay = BatchReplay(META, (1, 3))
     replay.collect(iter([batch()]), 1)
     given = replay.next()
@@ -72,7 +72,7 @@ def test_a_resident_batch_has_on_the_host_what_stays() -> None:
     assert where == ["meta", "cpu", "meta", "cpu"]
 
 
-def test_it_is_known_which_of_the_first_batches_is_there() -> None:
+def test_index_of_the_replayed_batch() -> None:
     replay = BatchReplay(None)
     replay.collect(iter([batch(), batch()]), 2)
     places = []
@@ -82,11 +82,9 @@ def test_it_is_known_which_of_the_first_batches_is_there() -> None:
     assert places == [0, 1, 0]
 
 
-def test_later_runs_learn_what_a_first_look_showed() -> None:
-    learnt = ScriptProfile(
-        loader=DataLoaderProfile(batch_size=None, host_tensors=(1,))
-    ).replay_hints
-    assert (learnt.script_sets_batch_size, learnt.host_tensors) == (True, (1,))
+def test_profile_has_replay_hints() -> None:
+    hints = ScriptProfile(loader=DataLoaderProfile(batch_size=None, host_tensors=(1,))).replay_hints
+    assert (hints.script_sets_batch_size, hints.host_tensors) == (True, (1,))
     assert not ScriptProfile(
         loader=DataLoaderProfile(batch_size=8)
     ).replay_hints.script_sets_batch_size

@@ -11,12 +11,12 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from instrumented import dataset, instrumented, loop, model, overrides, script_task
 from nfold.core.errors import Unsupported
 from nfold.core.variant import Variant
 from nfold.instrument.input.dataloader_hook import batch_size_of
 from nfold.instrument.input.epoch_passes import truncated_sampler
 from nfold.instrument.script_profiler import loader_facts
-from watched import dataset, loop, model, overrides, script_task, watched
 
 OUTLASTED: Any = {"steps": 3, "warmup_steps": 10}
 """Longer than a pass of 8 steps, which is longer than what is timed."""
@@ -27,7 +27,7 @@ def _loader(batch: int | None = 8, **how: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_pass_ends_early_and_the_next_one_too(workers: int) -> None:
+def test_passes_are_truncated(workers: int) -> None:
     loader = _loader(num_workers=workers, persistent_workers=bool(workers))
     for _ in range(2):
         overrides(script_task(Variant(batches_per_epoch=3)))(loader)
@@ -40,14 +40,14 @@ def test_a_pass_ends_early_and_the_next_one_too(workers: int) -> None:
     assert batch_size_of(loader) == 8
 
 
-def test_samples_without_a_batch_end_early_too() -> None:
+def test_unbatched_samples_are_truncated() -> None:
     loader = _loader(None)
     overrides(script_task(Variant(batches_per_epoch=5)))(loader)
     assert len(list(loader)) == len(loader) == 5
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_long_pass_does_not_end_in_a_run_in_steps(workers: int) -> None:
+def test_long_pass_repeats_in_a_run_in_steps(workers: int) -> None:
     loader = _loader(num_workers=workers)
     before = loader_facts(loader, None)
     for _ in range(2):
@@ -58,7 +58,7 @@ def test_a_long_pass_does_not_end_in_a_run_in_steps(workers: int) -> None:
 
 
 @pytest.mark.parametrize("length", [{"steps": 8}, {"steps": 4, "accumulate": 2}, {"epochs": 3}])
-def test_what_is_no_longer_than_what_is_timed_or_is_to_be_whole_ends(length: Any) -> None:
+def test_short_or_whole_passes_end(length: Any) -> None:
     loader = _loader()
     overrides(script_task(**{"steps": None, **length}))(loader)
     assert len(list(loader)) == 8
@@ -66,7 +66,7 @@ def test_what_is_no_longer_than_what_is_timed_or_is_to_be_whole_ends(length: Any
 
 @pytest.mark.parametrize("input_", ["real", "replayed"])
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_pass_without_a_step_ends(input_: Any, grad: bool) -> None:
+def test_pass_without_a_step_ends(input_: Any, grad: bool) -> None:
     """A mean over the data before the training, and an evaluation on them amid an epoch."""
     through: list[int] = []
 
@@ -81,12 +81,12 @@ def test_a_pass_without_a_step_ends(input_: Any, grad: bool) -> None:
         module.register_forward_hook(lambda *_: look(loader) if len(through) < 12 else None)
         loop(loader, module, optimizer)
 
-    found = watched(training, script_task(Variant(input=input_), **OUTLASTED)).samples
+    found = instrumented(training, script_task(Variant(input=input_), **OUTLASTED)).samples
     assert found is not None
     assert through == [8] * 12
 
 
-def test_a_share_can_be_changed_of_what_does_not_end() -> None:
+def test_shard_rank_of_a_repeating_pass() -> None:
     sampler: Any = DistributedSampler(dataset(), num_replicas=2, rank=0, shuffle=False)
     loader = _loader(None, sampler=sampler)
     override = overrides(script_task(Variant(data_shares=(1, 0)), world_size=2, steps=3))
@@ -97,7 +97,7 @@ def test_a_share_can_be_changed_of_what_does_not_end() -> None:
 
 
 @pytest.mark.parametrize("input_", ["real", "replayed"])
-def test_what_follows_a_long_epoch_is_not_waited_for(input_: Any) -> None:
+def test_code_after_a_long_epoch_does_not_run(input_: Any) -> None:
     evaluated: list[bool] = []
 
     def training() -> None:
@@ -105,19 +105,19 @@ def test_what_follows_a_long_epoch_is_not_waited_for(input_: Any) -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         loop(_loader(), module, optimizer, after_epoch=lambda: evaluated.append(True))
 
-    found = watched(training, script_task(Variant(input=input_), **OUTLASTED))
+    found = instrumented(training, script_task(Variant(input=input_), **OUTLASTED))
     assert found.samples is not None
     assert sum(window.steps for window in found.samples.windows) == 7
     assert not evaluated
-    assert found.seen.epochs_completed == 0
-    assert found.seen.loader is not None
-    assert (found.seen.loader.batches_per_epoch, found.seen.loader.sampler) == (
+    assert found.profile.epochs_completed == 0
+    assert found.profile.loader is not None
+    assert (found.profile.loader.batches_per_epoch, found.profile.loader.sampler) == (
         8,
         "SequentialSampler",
     )
 
 
-def test_a_schedule_with_a_last_step_is_outlasted() -> None:
+def test_one_cycle_schedule_stays_at_its_last_step() -> None:
     """A training of one epoch, whose schedule raises an error after it."""
 
     def training(epochs: int = 1) -> None:
@@ -135,7 +135,7 @@ def test_a_schedule_with_a_last_step_is_outlasted() -> None:
         Both.step = staticmethod(step)  # type: ignore[attr-defined]
         loop(_loader(), module, Both, epochs=epochs)
 
-    found = watched(training, script_task(**OUTLASTED)).samples
+    found = instrumented(training, script_task(**OUTLASTED)).samples
     assert found is not None
     assert sum(window.steps for window in found.windows) == 7
     with pytest.raises(ValueError, match="Tried to step 9 times"):
@@ -147,7 +147,7 @@ class Unending(IterableDataset[int]):
         return itertools.count()
 
 
-def test_an_end_that_somebody_counted_on_is_left_where_it_is() -> None:
+def test_length_read_ahead_is_kept() -> None:
     short, long = (
         overrides(script_task(Variant(batches_per_epoch=3))),
         overrides(script_task(steps=3)),
@@ -156,11 +156,11 @@ def test_an_end_that_somebody_counted_on_is_left_where_it_is() -> None:
     drawing = unending.batch_sampler
     long(unending)
     assert unending.batch_sampler is drawing
-    with pytest.raises(Unsupported, match="how long an epoch is is not known"):
+    with pytest.raises(Unsupported, match="no length"):
         short(unending)
     in_lightning: dict[str, Any] = {"__name__": "lightning.pytorch.loops.fit_loop"}
     exec("def run(what, *given): return what(*given)", in_lightning)
-    with pytest.raises(Unsupported, match="Lightning counts"):
+    with pytest.raises(Unsupported, match="Lightning"):
         in_lightning["run"](short, _loader())
     counted = _loader()
     in_lightning["run"](long, counted)

@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules import module as calls
 from torch.utils.data import DataLoader, Dataset
 
+from instrumented import CLASSES, FEATURES, instrumented, loop, model, script_task
 from nfold.core.measurement import FetchStats
 from nfold.core.variant import Variant
 from nfold.instrument.hooks.patches import Patches
@@ -24,7 +25,6 @@ from nfold.instrument.input.fetch_times import (
     fetch_difference,
     thread_usage,
 )
-from watched import CLASSES, FEATURES, loop, model, script_task, watched
 
 pytestmark = pytest.mark.skipif(
     thread_usage() is None, reason="the kernel tells nothing of its queues"
@@ -58,24 +58,24 @@ def _fetches(data: Slow, **how: Any) -> tuple[FetchStats, FetchStats]:
         module, loader = model(), DataLoader(data, batch_size=BATCH, **how)
         loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task())
+    found = instrumented(training, script_task())
     gc.collect()
     assert found.samples is not None
     windows = [window.fetches for window in found.samples.windows]
     each = [one for one in windows if one is not None]
     assert len(each) == len(windows)
-    assert found.seen.fetches is not None
+    assert found.profile.fetches is not None
     total = FetchStats(
         batches=sum(one.batches for one in each),
         seconds=sum(one.seconds for one in each),
         waited_s=sum(one.waited_s for one in each),
         read_bytes=sum(one.read_bytes for one in each),
     )
-    return total, found.seen.fetches
+    return total, found.profile.fetches
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_set_that_sleeps_waits(workers: int) -> None:
+def test_sleeping_dataset_waits(workers: int) -> None:
     found, seen = _fetches(Slow(waits_s=0.002), num_workers=workers)
     for one in (found, seen):
         assert one.batches > 0
@@ -83,13 +83,13 @@ def test_a_data_set_that_sleeps_waits(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_set_that_computes_does_not_wait(workers: int) -> None:
+def test_computing_dataset_does_not_wait(workers: int) -> None:
     found, _ = _fetches(Slow(computes_s=0.002), num_workers=workers)
     assert found.seconds >= found.batches * BATCH * 0.002
     assert found.waited_s < 0.2 * found.seconds
 
 
-def test_what_is_read_is_counted(tmp_path: Path) -> None:
+def test_read_bytes_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "sample"
     file.write_bytes(bytes(50_000))
     found, _ = _fetches(Slow(file=file))
@@ -109,7 +109,7 @@ def test_only_a_thread_that_slept_has_waited() -> None:
     assert later(4, delayed_s=0.5).since(begun) == (1.0, 0.25, 7, 5)
 
 
-def test_windows_that_follow_each_other_share_no_batch() -> None:
+def test_windows_share_no_fetch() -> None:
     totals = [(2.0, 1.0, 0.5, 70.0, 7.0), (3.0, 2.0, 0.5, 140.0, 7.0)]
     first, second = (
         fetch_difference(before, now) for before, now in pairwise([NO_FETCHES, *totals])
@@ -119,19 +119,19 @@ def test_windows_that_follow_each_other_share_no_batch() -> None:
     assert fetch_difference(NO_FETCHES, NO_FETCHES) is None
 
 
-def test_an_input_that_is_no_data_set_is_not_watched() -> None:
+def test_input_without_a_dataset_has_no_fetches() -> None:
     def training() -> None:
         module = model()
         batches = [(torch.zeros(4, FEATURES), torch.zeros(4, dtype=torch.long))] * 8
         loop(batches, module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    found = watched(training, script_task())
+    found = instrumented(training, script_task())
     assert found.samples is not None
-    assert found.seen.fetches is None
+    assert found.profile.fetches is None
     assert {window.fetches for window in found.samples.windows} == {None}
 
 
-def test_batches_of_a_data_set_that_is_made_anew_are_counted() -> None:
+def test_fetches_of_a_recreated_dataset_are_counted() -> None:
     """16 batches a pass; an evaluation over another one, of the same kind, is not."""
 
     def training() -> None:
@@ -144,32 +144,32 @@ def test_batches_of_a_data_set_that_is_made_anew_are_counted() -> None:
             with torch.no_grad():
                 assert len(list(DataLoader(Slow(), batch_size=BATCH))) == 16
 
-    found = watched(training, script_task(steps=60)).samples
+    found = instrumented(training, script_task(steps=60)).samples
     assert found is not None
     fetches = [window.fetches for window in found.windows if window.fetches is not None]
     assert len(fetches) == len(found.windows)
     assert sum(one.batches for one in fetches) == sum(window.steps for window in found.windows)
 
 
-def test_what_another_data_set_gave_is_not_that_ones_which_has_its_number() -> None:
+def test_reused_id_of_a_dataset_is_ignored() -> None:
     def given(data: Slow) -> tuple[int, Any]:
         """Its number, and a loader that has given its batches."""
         loader = DataLoader(data, batch_size=BATCH)
         assert len(list(loader)) == 16
         return id(data), loader
 
-    patches, noting = Patches(), FetchTimer()
-    noting.install(patches)
+    patches, timer = Patches(), FetchTimer()
+    timer.install(patches)
     try:
         _, training = given(Slow())
-        assert noting.total(training)[0] == 16
+        assert timer.total(training)[0] == 16
         number, evaluation = given(Slow())
         del evaluation
         gc.collect()
         made = [Slow() for _ in range(10_000)]
         same = next(data for data in made if id(data) == number)
-        assert noting.total(DataLoader(same, batch_size=BATCH))[0] == 16
-        assert noting.total(given(same)[1])[0] == 32
+        assert timer.total(DataLoader(same, batch_size=BATCH))[0] == 16
+        assert timer.total(given(same)[1])[0] == 32
     finally:
         patches.undo()
 
@@ -194,7 +194,7 @@ USUAL = (torch.Tensor.contiguous, torch.Tensor.item, torch.Tensor.__bool__)
     ("workers", "told", "host_syncs"),
     [(0, True, True), (1, True, True), (1, False, True), (1, True, False)],
 )
-def test_workers_that_were_forked_in_the_warm_up_are_not_watched(
+def test_workers_forked_in_the_warm_up_have_no_hooks(
     workers: int, told: bool, host_syncs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor where the kernel tells nothing of what they wait for, or where nobody waits for reads."""
@@ -215,6 +215,6 @@ def test_workers_that_were_forked_in_the_warm_up_are_not_watched(
                 loss.backward()
                 optimizer.step()
 
-    watched(training, script_task(ablation=Variant(host_syncs=host_syncs)))
+    instrumented(training, script_task(variant=Variant(host_syncs=host_syncs)))
     assert given[0] == (0.0 if workers else 1.0)
     assert given[-1] == 0.0

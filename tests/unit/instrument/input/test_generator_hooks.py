@@ -73,7 +73,7 @@ def _named(file: Path, line: int, name: str) -> str:
     return f"{file}:{line} {name}"
 
 
-def test_a_function_of_an_imported_module_gives_what_it_is_told(module: Path) -> None:
+def test_generator_of_an_imported_module_is_replaced(module: Path) -> None:
     data, generators = _imported(_named(module, _line("def batches(first"), "batches"))
     running = data.batches(3, step=2)
     assert isinstance(running, GeneratorBatches)
@@ -98,7 +98,7 @@ def test_a_function_of_an_imported_module_gives_what_it_is_told(module: Path) ->
         ("@contextlib", "held", lambda data: data.held().gen),
     ],
 )
-def test_closures_methods_and_decorated_ones_are_found(
+def test_closures_methods_and_decorated_generators(
     module: Path, text: str, name: str, made: Any
 ) -> None:
     data, generators = _imported(_named(module, _line(text), name))
@@ -110,7 +110,7 @@ def test_closures_methods_and_decorated_ones_are_found(
     generators.uninstall()
 
 
-def test_another_line_or_another_name_is_another_function(module: Path) -> None:
+def test_function_key_has_line_and_name(module: Path) -> None:
     line = _line("def batches(first")
     wrong = (_named(module, line + 1, "batches"), _named(module, line, "batch"))
     data, generators = _imported(*wrong)
@@ -120,7 +120,7 @@ def test_another_line_or_another_name_is_another_function(module: Path) -> None:
     generators.uninstall()
 
 
-def test_no_compiled_file_is_left_of_it(module: Path) -> None:
+def test_no_pyc_file_is_written(module: Path) -> None:
     _, generators = _imported(_named(module, _line("def batches(first"), "batches"))
     generators.uninstall()
     assert not list(module.parent.glob("__pycache__/suspended_data*"))
@@ -128,7 +128,7 @@ def test_no_compiled_file_is_left_of_it(module: Path) -> None:
     assert not isinstance(usual.batches(1), GeneratorBatches)
 
 
-def test_where_none_is_wanted_nothing_is_changed() -> None:
+def test_without_keys_nothing_is_patched() -> None:
     usual = SourceFileLoader.get_code
     generators = GeneratorHooks(())
     generators.install()

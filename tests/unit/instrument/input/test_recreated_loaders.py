@@ -10,11 +10,19 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
+from instrumented import (
+    CountingDataset,
+    RecordingObserver,
+    dataset,
+    instrumented,
+    loop,
+    model,
+    script_task,
+)
 from nfold.core.variant import Variant
-from watched import Noting, Reading, dataset, loop, model, script_task, watched
 
 
-def _trained(task: Any, data: Any, *, subsets: bool = False) -> Noting:
+def _trained(task: Any, data: Any, *, subsets: bool = False) -> RecordingObserver:
     """Epochs of 8 steps, each with a loader of its own, and an evaluation after each."""
 
     def evaluate() -> None:
@@ -29,33 +37,33 @@ def _trained(task: Any, data: Any, *, subsets: bool = False) -> Noting:
             loader = DataLoader(own, batch_size=8)
             loop(loader, module, optimizer, epochs=1, after_epoch=evaluate)
 
-    return watched(training, task)
+    return instrumented(training, task)
 
 
 @pytest.mark.parametrize("subsets", [False, True])
-def test_samples_of_a_loader_made_anew_are_counted(subsets: bool) -> None:
+def test_samples_of_a_recreated_loader_are_counted(subsets: bool) -> None:
     found = _trained(script_task(steps=20), dataset(), subsets=subsets).samples
     assert found is not None
     assert {window.samples / window.steps for window in found.windows} == {8}
 
 
-def test_an_epoch_ends_where_the_next_loader_begins() -> None:
+def test_epoch_ends_when_the_next_loader_begins() -> None:
     found = _trained(script_task(steps=None, epochs=3, warmup_steps=3), dataset())
     assert found.samples is not None
     assert [epoch.samples for epoch in found.samples.epochs] == [64, 64, 64]
-    assert found.seen.epochs_completed == 3
+    assert found.profile.epochs_completed == 3
 
 
 @pytest.mark.parametrize("subsets", [False, True])
-def test_a_plan_changes_every_loader_of_a_training(subsets: bool) -> None:
+def test_plan_changes_every_recreated_loader(subsets: bool) -> None:
     found = _trained(script_task(batch=16, steps=15), dataset(), subsets=subsets).samples
     assert found is not None
     assert {window.samples / window.steps for window in found.windows} == {16}
 
 
 @pytest.mark.parametrize("subsets", [False, True])
-def test_first_batches_are_given_again_in_the_next_loader_s_place(subsets: bool) -> None:
-    data = Reading()
+def test_replay_continues_with_a_recreated_loader(subsets: bool) -> None:
+    data = CountingDataset()
     task = script_task(Variant(input="replayed"), steps=20)
     found = _trained(task, data, subsets=subsets).samples
     assert found is not None
@@ -63,7 +71,7 @@ def test_first_batches_are_given_again_in_the_next_loader_s_place(subsets: bool)
     assert data.read == 64
 
 
-def test_a_loader_that_a_script_is_through_with_may_go() -> None:
+def test_unused_loader_is_freed() -> None:
     made: list[weakref.ref[Any]] = []
 
     def evaluate() -> None:
@@ -78,4 +86,4 @@ def test_a_loader_that_a_script_is_through_with_may_go() -> None:
         gc.collect()
         assert [one() for one in made[:-1]] == [None] * 3
 
-    assert watched(training, script_task(steps=100)).samples is not None
+    assert instrumented(training, script_task(steps=100)).samples is not None

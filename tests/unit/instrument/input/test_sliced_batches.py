@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, model, overrides, script_task
 from nfold.core.script_profile import ReplayHints
 from nfold.core.variant import Variant
 from nfold.instrument.input.dataloader_hook import batch_size_of
-from watched import dataset, model, overrides, script_task, watched
 
 RANKS = 2
 
 
 def task(*, slices: bool, **more: Any) -> Any:
     asked = script_task(world_size=RANKS, **more)
-    return dataclasses.replace(asked, learnt=ReplayHints(slices_batches=slices))
+    return dataclasses.replace(asked, replay_hints=ReplayHints(slices_batches=slices))
 
 
 def _training() -> None:
@@ -34,17 +34,17 @@ def _training() -> None:
 
 
 @pytest.mark.parametrize(("slices", "each"), [(True, 4), (False, 8)])
-def test_what_a_rank_computes_is_counted(*, slices: bool, each: int) -> None:
-    found = watched(_training, task(slices=slices))
-    assert (found.seen.samples_per_step, found.seen.model_samples_per_step) == (8, 4)
+def test_slice_of_a_rank_is_counted(*, slices: bool, each: int) -> None:
+    found = instrumented(_training, task(slices=slices))
+    assert (found.profile.samples_per_step, found.profile.model_samples_per_step) == (8, 4)
     assert found.samples is not None
     assert all(w.samples == each * w.steps for w in found.samples.windows)
     assert bool(found.samples.sample_hashes) != slices
 
 
-def test_a_copy_by_itself_computes_all_of_it() -> None:
+def test_replica_computes_the_whole_batch() -> None:
     alone = dataclasses.replace(task(slices=True), requested_variant=Variant(independent=True))
-    found = watched(_training, alone).samples
+    found = instrumented(_training, alone).samples
     assert found is not None
     assert all(w.samples == 8 * w.steps for w in found.windows)
 
@@ -52,7 +52,7 @@ def test_a_copy_by_itself_computes_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("slices", "independent", "batch"), [(True, False, 32), (True, True, 16), (False, False, 16)]
 )
-def test_a_global_batch_is_every_rank_s(*, slices: bool, independent: bool, batch: int) -> None:
+def test_global_batch_of_sliced_batches(*, slices: bool, independent: bool, batch: int) -> None:
     asked = task(slices=slices, batch=32)
     if independent:
         asked = dataclasses.replace(asked, requested_variant=Variant(independent=True))

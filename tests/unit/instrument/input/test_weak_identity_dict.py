@@ -9,7 +9,7 @@ class Thing:
     """Is there or is not."""
 
 
-def test_a_value_is_of_the_object_it_was_put_for() -> None:
+def test_value_belongs_to_its_object() -> None:
     known: WeakIdentityDict[str] = WeakIdentityDict()
     one, other = Thing(), Thing()
     known.put(one, "one")
@@ -18,7 +18,7 @@ def test_a_value_is_of_the_object_it_was_put_for() -> None:
     assert known.get(one) == "again"
 
 
-def test_what_has_the_number_of_one_that_is_gone_is_another() -> None:
+def test_reused_id_has_no_value() -> None:
     """Something else may take the place in memory first: then once more."""
     same = None
     while same is None:
@@ -34,7 +34,7 @@ def test_what_has_the_number_of_one_that_is_gone_is_another() -> None:
     assert known.get(same) == "there"
 
 
-def test_what_can_be_neither_hashed_nor_referred_to_is_known_too() -> None:
+def test_unhashable_objects_have_values() -> None:
     known: WeakIdentityDict[str] = WeakIdentityDict()
     samples = [1, 2]
     known.put(samples, "samples")

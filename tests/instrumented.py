@@ -1,4 +1,4 @@
-"""A training in the test's own process, watched as a script's is in a rank."""
+"""Run a training in the process of a test, instrumented as in a rank."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from nfold.instrument.session import InstrumentedRun
 FEATURES, CLASSES = 8, 4
 
 
-class Seconds:
-    """Time that passes only where a test says so."""
+class FakeClock:
+    """Time that advances only by calls of ``sleep`` and ``advance``."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -38,46 +38,46 @@ class Seconds:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.pass_by(seconds)
+        self.advance(seconds)
 
-    def pass_by(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.now += seconds
 
 
-def passing(monkeypatch: pytest.MonkeyPatch) -> Seconds:
-    """Such time for all that times a script."""
-    found = Seconds()
-    for module in (step_clock, epoch_boundaries, epoch_boundaries, epoch_boundaries, run_length):
-        monkeypatch.setattr(module, "time", found)
-    return found
+def install_fake_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Replace the time of all modules that measure a script, except the stack sampler."""
+    clock = FakeClock()
+    for module in (step_clock, epoch_boundaries, run_length):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
-class Left(SystemExit):
-    """The process of a rank would have ended here."""
+class RankExit(SystemExit):
+    """Raised in place of ending the process of a rank."""
 
 
-class Noting(Observer):
-    """Keeps what a rank tells; leaving it raises ``Left``."""
+class RecordingObserver(Observer):
+    """Keeps the profile and the samples of a rank; its exit raises ``RankExit``."""
 
     def __init__(self) -> None:
-        self.seen = ScriptProfile()
+        self.profile = ScriptProfile()
         self.samples: RankSamples | None = None
         self.phases: list[Phase] = []
 
     def beat(self, phase: Phase, step: int, total: int = 0) -> None:
         self.phases.append(phase)
 
-    def save_profile(self, seen: ScriptProfile) -> None:
-        self.seen = seen
+    def save_profile(self, profile: ScriptProfile) -> None:
+        self.profile = profile
 
     def exit_process(self, samples: RankSamples) -> NoReturn:
         self.samples = samples
-        raise Left(0)
+        raise RankExit(0)
 
 
-def script_task(ablation: Variant | None = None, world_size: int = 1, **changes: Any) -> Any:
-    """A rank's task of a script that says what it needs and imposes nothing."""
-    said: dict[str, Any] = {
+def script_task(variant: Variant | None = None, world_size: int = 1, **changes: Any) -> Any:
+    """Return the task of a rank of a script; ``changes`` are fields of its plan."""
+    settings: dict[str, Any] = {
         "device": "cpu",
         "devices": world_size,
         "cores_per_device": 1,
@@ -88,55 +88,54 @@ def script_task(ablation: Variant | None = None, world_size: int = 1, **changes:
     return dataclasses.replace(
         made.task(world_size=world_size),
         workload=Workload(name="train.py", script=("train.py",)),
-        plan=Plan(**{**said, **changes}),
-        requested_variant=ablation,
+        plan=Plan(**{**settings, **changes}),
+        requested_variant=variant,
     )
 
 
-def watched(training: Callable[[], object], task: Any) -> Noting:
-    """What a rank told of the training, which may end by itself."""
-    noting = Noting()
-    watch = InstrumentedRun(task, noting, TrainerDetector(1))
-    watch.install()
+def instrumented(training: Callable[[], object], task: Any) -> RecordingObserver:
+    """Run a training in an instrumented rank, until its steps are made or it ends."""
+    observer = RecordingObserver()
+    run = InstrumentedRun(task, observer, TrainerDetector(1))
+    run.install()
     try:
         training()
-        noting.samples = watch.samples()
-    except Left:
+        observer.samples = run.samples()
+    except RankExit:
         pass
     finally:
-        watch.uninstall()
-    return noting
+        run.uninstall()
+    return observer
 
 
 def overrides(task: Any) -> LoaderOverrides:
-    """What a plan imposes, in a training that makes a step whenever it is asked."""
+    """Return the overrides of a task, in a training whose step count grows with each query."""
     return LoaderOverrides(task, itertools.count().__next__)
 
 
 def dataset(samples: int = 64) -> TensorDataset:
-    """Samples and labels, the same every time."""
+    """Return the same samples and labels in every call."""
     draw = torch.Generator().manual_seed(0)
     labels = torch.randint(0, CLASSES, (samples,), generator=draw)
     return TensorDataset(torch.randn(samples, FEATURES, generator=draw), labels)
 
 
-class Reading(Dataset[Any]):
-    """Counts what is read of it."""
+class CountingDataset(Dataset[Any]):
+    """Counts its reads."""
 
     def __init__(self, samples: int = 64) -> None:
-        self.of = dataset(samples)
+        self.samples = dataset(samples)
         self.read = 0
 
     def __len__(self) -> int:
-        return len(self.of)
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> Any:
         self.read += 1
-        return self.of[index]
+        return self.samples[index]
 
 
 def model() -> nn.Sequential:
-    """A small one."""
     return nn.Sequential(nn.Linear(FEATURES, 16), nn.BatchNorm1d(16), nn.Linear(16, CLASSES))
 
 
@@ -148,7 +147,7 @@ def loop(
     accumulate: int = 1,
     after_epoch: Callable[[], object] = lambda: None,
 ) -> None:
-    """What people write."""
+    """Train with a plain PyTorch loop."""
     for _ in range(epochs):
         for number, (samples, labels) in enumerate(loader, start=1):
             loss = nn.functional.cross_entropy(module(samples), labels)
@@ -161,20 +160,20 @@ def loop(
 
 
 def usual(samples: int = 64, batch: int = 8, **how: Any) -> None:
-    """A whole training of it."""
+    """Train a small model on ``dataset``."""
     module = model()
     loader = DataLoader(dataset(samples), batch_size=batch, shuffle=True)
     loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1), **how)
 
 
-def forget_compiled() -> None:
-    """PyTorch's compiler as in a new process."""
+def reset_compiler() -> None:
+    """Reset torch.compile to the state of a new process."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
 
-def scaled(after_step: Callable[[], object] = lambda: None) -> None:
-    """A training with a GradScaler whose every second step overflows, and is skipped."""
+def train_with_scaler(after_step: Callable[[], object] = lambda: None) -> None:
+    """Train with a GradScaler that skips every second step, because it overflows."""
     module = nn.Linear(FEATURES, CLASSES)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
