@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import dropwhile
+from pathlib import Path
 from typing import Any, Protocol
 
 from nfold import workloads
 from nfold.bench.grid import parse_axes
 from nfold.cli import render
+from nfold.cli.explain_screen import print_explanation
 from nfold.cli.options import PlanOptions
 from nfold.cli.plan_completion import build_plan_completer, epoch_samples, prepare_data
 from nfold.cli.progress import ExplainProgress
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.terminal import open_screen
-from nfold.core.errors import RunFailure, UnknownValue, UsageError
+from nfold.core.errors import ExtraMissing, RunFailure, UnknownValue, UsageError
 from nfold.core.fingerprint import module_file
 from nfold.core.format import terminal_safe
 from nfold.core.machine import Machine
@@ -35,11 +37,22 @@ from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Scaling, prefetched_batches
 from nfold.explain.experiment import Experiment, TimeBudget, probe_script
 from nfold.explain.result.budget import Budget
+from nfold.explain.result.view import ExplanationView, build_view
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch import workload_run
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunOptions, WarmAgent
 from nfold.launch.workload_run import MEASUREMENTS_FOLDER, run
+from nfold.report.stored_explanation import (
+    MARKDOWN_FILE,
+    PAGE_FILE,
+    StoredExplanation,
+    explanation_folder,
+    find_latest,
+    read_values,
+    write_values,
+)
+from nfold.report.writer import write_explanation_report
 from nfold.sandbox import clean_up_stale
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
@@ -52,22 +65,29 @@ SECONDS_PER_UNIT = {"s": 1, "": 1, "m": 60, "h": 3600}
 class ExplainOptions(PlanOptions):
     """The options of ``nfold explain`` as they were given, by the names of its parameters."""
 
-    target: str
+    target: str | None
     arguments: tuple[str, ...]
     module: bool
     scaling: str | None
     budget: str
     no_report: bool
+    details: bool
+    show: bool
 
 
 STOPPED_MESSAGE = (
-    "nfold: stopped before all devices and one of them were measured: nothing can be told yet; "
-    "next: the same command, which goes on from here"
+    "nfold: stopped before one device and all devices were measured, so there is no result yet; "
+    "next: the same command, which continues from here"
 )
 
 
 def run_explain(request: ExplainOptions) -> int:
-    """Measure, print, report; the exit code. Raises RunFailure where nothing can be said."""
+    """Measure, print, write the report; return the exit code.
+
+    Raises RunFailure if one device or all devices cannot be measured.
+    """
+    if request.show:
+        return show_stored(request)
     if workload_run.in_external_job():
         raise UsageError("nfold explain starts its own ranks; next: unset RANK and WORLD_SIZE")
     budget_s = parse_seconds(request.budget)
@@ -76,20 +96,52 @@ def run_explain(request: ExplainOptions) -> int:
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
-        closing(WarmAgent()) as spare,
+        closing(WarmAgent()) as warm_agent,
     ):
-        options = request.run_options(stop=stop, warm_agent=spare)
-        target = _target(request, subject.workload, machine, store, options)
-        with open_screen(sys.stderr, plain=request.plain) as shown:
+        options = request.run_options(stop=stop, warm_agent=warm_agent)
+        runner = _runner(request, subject.workload, machine, store, options)
+        with open_screen(sys.stderr, plain=request.plain) as screen:
             for line in undo_interrupted_runs(request):
-                shown.print_line(terminal_safe(line))
-            experiment = Experiment(target, TimeBudget(budget_s), ExplainProgress(shown), stop)
-            measured = _run(experiment, subject)
-        if measured is not None:
-            _show(request, build_budget(target.target_name, measured, experiment.results))
+                screen.print_line(terminal_safe(line))
+            progress = ExplainProgress(screen, runner.target_name)
+            experiment = Experiment(runner, TimeBudget(budget_s), progress, stop)
+            design = _run(experiment, subject)
+        if design is None:
+            sys.stderr.write(f"{STOPPED_MESSAGE}\n")
         else:
-            sys.stderr.write(terminal_safe(f"{STOPPED_MESSAGE}\n"))
+            budget = build_budget(runner.target_name, design, experiment.results)
+            folder = explanation_folder(request.results, subject.workload)
+            explanation = StoredExplanation.now(
+                subject.workload, budget, budget_s, read_values(folder)
+            )
+            _show(request, explanation, folder)
     return 128 + stop.signum if stop.signum is not None else 0
+
+
+def show_stored(request: ExplainOptions) -> int:
+    """Print a stored explanation again, the newest one without a target. Measures nothing."""
+    found = read_values(_folder_of_target(request)) if request.target else None
+    if request.target is None:
+        found = find_latest(request.results)
+    if found is None:
+        of = f" of {request.target}" if request.target else ""
+        raise UsageError(
+            f"--show: no explanation{of} is stored in {request.results}; next: nfold explain "
+            f"{request.target or 'train.py'}"
+        )
+    _show(request, found, explanation_folder(request.results, found.workload), write=False)
+    return 0
+
+
+def _folder_of_target(request: ExplainOptions) -> Path:
+    target = str(request.target)
+    if request.module:
+        workload = Workload(name=target, script=(MODULE_FLAG, target))
+    elif is_script(target):
+        workload = Workload(name=target, script=(target,))
+    else:
+        workload = Workload.parse(target)
+    return explanation_folder(request.results, workload)
 
 
 class ExplainSubject(Protocol):
@@ -118,6 +170,10 @@ class WorkloadSubject:
 
 def _subject(request: ExplainOptions, machine: Machine) -> ExplainSubject:
     target, arguments = request.target, request.arguments
+    if target is None:
+        raise UsageError(
+            "no script and no workload; next: nfold explain train.py, or nfold explain --show"
+        )
     check_script_target(target, arguments, module=request.module)
     if request.module or is_script(target):
         module = request.module
@@ -191,7 +247,7 @@ def design_of(request: ExplainOptions, workload: Workload, machine: Machine) -> 
     return ladder
 
 
-def _target(
+def _runner(
     request: ExplainOptions, workload: Workload, machine: Machine, store: Store, options: RunOptions
 ) -> WorkloadRunner:
     def refusal(asked: Workload, plan: Plan, ablation: Variant) -> str | None:
@@ -216,13 +272,30 @@ def _target(
     )
 
 
-def _show(request: ExplainOptions, found: Budget) -> None:
+def _show(
+    request: ExplainOptions, explanation: StoredExplanation, folder: Path, *, write: bool = True
+) -> None:
+    """Print the explanation; with ``write``, keep it and write its report first."""
+    budget = explanation.budget
+    view = build_view(budget, explanation.previous, explanation.budget_s)
+    if write and not request.no_report:
+        write_values(folder, explanation)
+        _write_report(view, budget, folder)
+    pages = [folder / PAGE_FILE, folder / MARKDOWN_FILE]
+    page = next((display_path(path.absolute()) for path in pages if path.exists()), "")
     if request.as_json:
-        render.print_json(found.to_json())
+        render.print_json(budget.to_json())
     else:
-        render.print_explanation(found, plain=request.plain)
-    if not request.no_report:
-        render.save_explanation(found, request.results, quiet=request.as_json)
+        print_explanation(view, budget, details=request.details, plain=request.plain, page=page)
+
+
+def _write_report(view: ExplanationView, budget: Budget, folder: Path) -> None:
+    page, text = folder / PAGE_FILE, folder / MARKDOWN_FILE
+    try:
+        write_explanation_report(view, budget, html=page, markdown=text)
+    except ExtraMissing as error:
+        write_explanation_report(view, budget, markdown=text)
+        sys.stderr.write(terminal_safe(f"no HTML report: {error}") + "\n")
 
 
 SCRIPT_OPTIONS = (

@@ -57,8 +57,14 @@ MAX_PROBE_S = 300.0
 class ExperimentEvents:
     """What an experiment tells while it goes on. This base listens to nothing."""
 
+    def planned(self, design: ExperimentDesign, results: TrialResults) -> None:
+        """The design is complete; ``results`` will hold its trials."""
+
     def started(self, trials: Sequence[Trial], number: int, remaining_s: float) -> None:
         """A run of these begins; ``number`` is its round."""
+
+    def updated(self, remaining_s: float) -> None:
+        """The results of a measured trial were added."""
 
     def finished(
         self, trials: Sequence[Trial], number: int, found: Sequence[Measurement], remaining_s: float
@@ -107,6 +113,7 @@ class Experiment:
         if design.profile is not None:
             self.runner = self.runner.with_profile(design.profile)
         design = self._with_run_length(design)
+        self.events.planned(design, self.results)
         self._finds_unused_parameters = (
             design.profile is not None and design.profile.find_unused_parameters
         )
@@ -232,6 +239,7 @@ class Experiment:
                     asked = asked if self._is_affordable(design, asked) else [rung]
                     self.events.started(asked, 0, self.time_budget.remaining_s)
                     self._record(asked, 0, self._run(asked, 0))
+                    self.events.updated(self.time_budget.remaining_s)
 
     def _is_affordable(self, design: ExperimentDesign, asked: Sequence[Trial]) -> bool:
         short = self._step_s <= LONG_STEP_S
@@ -256,6 +264,7 @@ class Experiment:
             self.events.started(asked, number, self.time_budget.remaining_s)
             limit_s = self.time_budget.remaining_s + seconds
             self._record(asked, number, self._run(asked, number, limit_s))
+            self.events.updated(self.time_budget.remaining_s)
         return any(number in self.results.runs.get(rung, {}) for rung in group)
 
     def _needs_run(self, trial: Trial, number: int) -> bool:

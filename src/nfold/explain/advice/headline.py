@@ -29,7 +29,7 @@ def _parallelism_and_input(profile: ScriptProfile) -> str:
 
 
 def _parallelism(profile: ScriptProfile) -> str:
-    own = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "dp": "nn.DataParallel"}
+    own = {"ddp": "DDP", "fsdp": "FSDP", "dp": "nn.DataParallel"}
     other = "a process group without a wrapper" if profile.process_group else "one process"
     found = own.get(profile.parallel, other)
     return f"{found} by {trainers.trainer_advice(profile).name}" if profile.trainer else found

@@ -6,6 +6,7 @@ Written as what trains it is told such things: PyTorch, or a trainer.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLo
 from nfold.explain.advice import trainers
 from nfold.explain.design import ExperimentDesign
 
+LOCATION = re.compile(r"([^:;]+\.\w+:\d+(?:, [^:;]+\.\w+:\d+)*): ")
 MIN_READ_BYTES = 10_000
 """Bytes of a batch: below, what was read were no samples."""
 USE_NCCL = "init_process_group('nccl'): gloo sends what is on GPUs through the host"
@@ -25,6 +27,12 @@ USE_EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True wher
 def at_location(location: str | None, text: str) -> str:
     """``train.py:31: text``, or the text alone."""
     return f"{location}: {text}" if location else text
+
+
+def split_location(text: str) -> tuple[str, str]:
+    """Return the ``train.py:31`` that ``at_location`` put before a text, and the text."""
+    found = LOCATION.match(text)
+    return (found[1], text[found.end() :]) if found else ("", text)
 
 
 def training_loader(profile: ScriptProfile) -> DataLoaderProfile:
