@@ -12,6 +12,7 @@ from nfold.bench.sweep import CellRun, SweepEvents
 from nfold.cli.terminal import PlainScreen
 from nfold.core.format import terminal_safe
 from nfold.core.measurement import Epoch, Measurement, RankSamples
+from nfold.explain.advice.trial_names import name_trial
 from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import ExperimentEvents
@@ -313,7 +314,11 @@ class ExplainProgress(ExperimentEvents):
 
     def started(self, trials: Sequence[Trial], number: int, remaining_s: float) -> None:
         more = f" and {len(trials) - 1} more" if len(trials) > 1 else ""
-        now = "inspecting" if trials[0].plan.batch is None else f"measuring {trials[0]}{more}"
+        now = (
+            "inspecting"
+            if trials[0].plan.batch is None
+            else f"measuring {self._name(trials[0])}{more}"
+        )
         self._screen.show_live(
             terminal_safe(f"So far: {self._known}"),
             terminal_safe(f"{format_short_duration(remaining_s)} left · {now}"),
@@ -324,7 +329,9 @@ class ExplainProgress(ExperimentEvents):
     ) -> None:
         for failed in [one for one in found if one.status not in ("ok", "interrupted")][:1]:
             text = failed.cause.text if failed.cause else "no error message"
-            self._screen.print_line(terminal_safe(f"{trials[0]}: {failed.status}: {text}"))
+            self._screen.print_line(
+                terminal_safe(f"{self._name(trials[0])}: {failed.status}: {text}")
+            )
 
     def updated(self, remaining_s: float) -> None:
         """Show the preliminary conclusion after new results."""
@@ -334,6 +341,9 @@ class ExplainProgress(ExperimentEvents):
             line = terminal_safe(f"{format_short_duration(remaining_s)} left · so far: {known}")
             self._screen.show_live(line)
             self._screen.print_progress(line)
+
+    def _name(self, trial: Trial) -> str:
+        return name_trial(trial, self._design.plan if self._design else None)
 
     def _preliminary(self) -> str:
         design = self._design

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nfold.core.measurement import Measurement
-from nfold.explain.advice.pytorch import split_location
+from nfold.explain.advice.pytorch import split_code, split_location
+from nfold.explain.advice.trial_names import name_trial
 from nfold.explain.causes import CAUSES_BY_ID, Cause
 from nfold.explain.causes.cause import remaining_ms
 from nfold.explain.causes.synchronization import LATENCY
@@ -97,24 +99,27 @@ class StepAccountBuilder:
         self._row_costs = {row: _total(parts) for row, parts in costs.items()}
         shown: dict[str, dict[str, Statistic]] = {}
         small = []
+        rows = {row: self._row(row, parts) for row, parts in costs.items()}
+        certain = {row for row, parts in costs.items() if self._is_significant(row, parts)}
+        least = MIN_STEP_FRACTION * self.step_ms(self.fit.view)
         for row, parts in costs.items():
-            if self._is_significant(row, parts):
+            # Without any certain cost, show those that are likely: a hint is better than none.
+            likely = not certain and (rows[row].ms.low or 0.0) > least
+            if row in certain or likely:
                 shown[row] = parts
             else:
-                small.append(self._row(row, parts))
+                small.append(rows[row])
 
         def rest(view: MetricView) -> float:
             known = sum(cost(view) for parts in shown.values() for cost in parts.values())
             return self.step_ms(view) - self._compute_ms(view) - known
 
-        rows = sorted(
-            (self._row(row, parts) for row, parts in shown.items()), key=lambda row: -row.ms.value
-        )
+        ordered = sorted((rows[row] for row in shown), key=lambda row: -row.ms.value)
         return StepAccount(
             step_ms=self.fit.interval(self.step_ms),
             rows=(
                 AccountRow(id="compute", ms=self.fit.interval(self._compute_ms)),
-                *rows,
+                *(replace(row, significant=row.id in certain) for row in ordered),
                 AccountRow(id="not-attributed", ms=self.fit.interval(rest)),
             ),
             small=tuple(small),
@@ -295,7 +300,7 @@ class StepAccountBuilder:
                 if row.id == "single-process":
                     cause = CAUSES_BY_ID[finding.cause]
                     gained = functools.partial(cause.gained_ms, self.design)
-                return self._change(row, finding.fix, gained)
+                return self._change(row, finding.fix, gained, alternatives=self._fixes(row))
         return None
 
     def _change(
@@ -307,15 +312,17 @@ class StepAccountBuilder:
         measured: bool = False,
         alternatives: dict[str, Trial] | None = None,
     ) -> Change:
-        location, code = split_location(text)
-        match = SETTING.search(code)
+        location, advice = split_location(text)
+        code, note = split_code(advice)
+        match = SETTING.search(code) if code else None
         setting = (match[1] or match[2]) if match else ""
         return Change(
             row=row.id,
             location=location,
-            code=code,
+            code=code or note,
+            note=note if code else "",
             setting=setting,
-            current=self._current_value(setting.replace("-", "_")),
+            current=self._current_value(setting.replace("-", "_")) if setting else "",
             measured=measured,
             samples_per_s=self.attribution.samples_per_s(gained) if gained else None,
             factor=self.fit.interval(functools.partial(self._factor, gained)) if gained else None,
@@ -368,7 +375,7 @@ class StepAccountBuilder:
         """Every variant with the steps of its runs."""
         return tuple(
             TrialSummary(
-                label=str(trial),
+                label=name_trial(trial, self.design.plan),
                 devices=trial.plan.devices or 1,
                 step_ms=tuple(
                     found["step"]

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from nfold.core.format import join_words, pluralize
 from nfold.core.stats import Interval
-from nfold.explain.result.account import AccountRow
+from nfold.explain.result.account import AccountRow, Change
 from nfold.explain.result.budget import Budget, Interaction, Speed, exceeds_noise
 from nfold.explain.result.view import (
     NOT_UNCERTAIN,
     ExplanationView,
+    format_factor,
     format_ms,
     format_percent,
 )
@@ -44,13 +45,14 @@ def format_interval(interval: Interval | None, form: str = "ms") -> str:
     """``19.6 (18.1–21.0)``; ``form`` is ms, rate or factor."""
     if interval is None:
         return ""
-    texts = {"ms": format_ms, "rate": "{:,.0f}".format, "factor": "{:.2f}x".format}
-    text = texts[form]
+    if form == "factor":
+        return format_factor(interval, always=True)
+    text = format_ms if form == "ms" else "{:,.0f}".format
     low, high = interval.low, interval.high
-    if low is None or high is None or low == high:
+    if low is None or high is None or text(low) == text(high):
         return text(interval.value)
-    ends = f"{text(low)}–{text(high)}".replace("x–", "–").replace("–-", " to -")
-    return f"{text(interval.value)} ({ends.removesuffix('x')})"
+    to = " to " if low < 0 else "–"
+    return f"{text(interval.value)} ({text(low)}{to}{text(high)})"
 
 
 def _throughput(budget: Budget) -> DetailTable:
@@ -86,13 +88,15 @@ def _account(budget: Budget) -> DetailTable:
         rows.extend(
             (f"· {name}", format_interval(ms), format_percent(ms.value / step), "")
             for name, ms in row.parts
+            if abs(ms.value) > 1e-3 * step
         )
 
     for row in account.rows:
         add(row)
     rows.extend(
         (f"· {row.label}, below the noise", format_interval(row.ms), "", "")
-        for row in account.small
+        for row in sorted(account.small, key=lambda row: -row.ms.value)
+        if abs(row.ms.value) > 1e-3 * step
     )
     rows.append(("a step", format_interval(account.step_ms), "100 %", ""))
     n = pluralize(budget.devices, "device")
@@ -106,19 +110,25 @@ def _changes(budget: Budget) -> DetailTable:
     rows = [
         (
             labels.get(change.row, change.row),
-            f"{change.location}: {change.code}" if change.location else change.code,
             change.current,
             format_interval(change.samples_per_s, "rate"),
             format_interval(change.factor, "factor"),
             "measured" if change.measured else "at most",
+            _change_text(change),
         )
         for change in budget.changes
     ]
-    heads = ("cost", "change", "now", "samples/s then", "factor", "basis")
-    table = _table("Changes", heads, rows, texts=2)
     return DetailTable(
-        title=table.title, heads=heads, rows=table.rows, numeric=frozenset({2, 3, 4})
+        title="Changes",
+        heads=("cost", "now", "samples/s then", "factor", "", "change"),
+        rows=tuple(rows),
+        numeric=frozenset({1, 2, 3}),
     )
+
+
+def _change_text(change: Change) -> str:
+    place = f"{change.location}: " * bool(change.location)
+    return f"{place}{change.code}{'; ' * bool(change.note)}{change.note}"
 
 
 def _alternatives(budget: Budget) -> list[DetailTable]:

@@ -276,5 +276,7 @@ def _trials_figure(drawing: FigureRenderer, trials: tuple[TrialSummary, ...]) ->
     )
     legend = mark_legend(["1 device", "all devices"], (SERIES[1], SERIES[2]), "circle")
     title = "Every run of every variant, ms per step"
-    note = "One dot per run, without the time between epochs. A difference of two variants is a cost."
+    note = (
+        "One dot per run, without the time between epochs. A difference of two variants is a cost."
+    )
     return drawing.render(_wide(chart, len(names), 22), title, note, legend)

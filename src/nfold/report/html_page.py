@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-import altair as alt
 import jinja2
 from markupsafe import Markup
 
@@ -20,28 +18,17 @@ from nfold.analysis import cell_labels
 from nfold.analysis import sections as sections_module
 from nfold.analysis.part_timings import part_timings
 from nfold.analysis.sections import ReportSection
-from nfold.core.format import format_bytes, pluralize, terminal_safe
+from nfold.core.format import format_bytes, terminal_safe
 from nfold.core.machine import Machine
-from nfold.explain.result.budget import Budget
-from nfold.explain.result.conclusion import write_conclusion
 from nfold.fieldreports.sheets import FieldReport
 from nfold.report import (
     chart_elements,
-    explanation,
     figures,
     operation_parts,
     summary_sentences,
     tables,
 )
-from nfold.report.chart_elements import (
-    AXIS_LABEL_FORMAT,
-    MUTED,
-    SERIES,
-    TEXT,
-    apply_size_and_style,
-    base_chart,
-)
-from nfold.report.figures import Figure, FigureRenderer
+from nfold.report.figures import Figure
 
 NUMERIC_AXES = (
     "devices",

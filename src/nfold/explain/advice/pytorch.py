@@ -18,6 +18,8 @@ from nfold.explain.advice import trainers
 from nfold.explain.design import ExperimentDesign
 
 LOCATION = re.compile(r"([^:;]+\.\w+:\d+(?:, [^:;]+\.\w+:\d+)*): ")
+OPTION = re.compile(r"--[a-z-]+ [\w.]+(?: --[a-z-]+ [\w.]+)*(?=$|[,;]| \()")
+CALL = re.compile(r"\.?[A-Za-z_][\w.]*\(")
 MIN_READ_BYTES = 10_000
 """Bytes of a batch: below, what was read were no samples."""
 USE_NCCL = "init_process_group('nccl'): gloo sends what is on GPUs through the host"
@@ -33,6 +35,22 @@ def split_location(text: str) -> tuple[str, str]:
     """Return the ``train.py:31`` that ``at_location`` put before a text, and the text."""
     found = LOCATION.match(text)
     return (found[1], text[found.end() :]) if found else ("", text)
+
+
+def split_code(advice: str) -> tuple[str, str]:
+    """Return what to type, ``DataLoader(..., num_workers=4)`` or ``--batch 64``, and the rest.
+
+    The first is empty for advice in words.
+    """
+    option = OPTION.match(advice)
+    if option is not None:
+        return option[0], advice[option.end() :].lstrip(" ,;")
+    call, depth = CALL.match(advice), 0
+    for at in range(call.end() - 1 if call else len(advice), len(advice)):
+        depth += {"(": 1, ")": -1}.get(advice[at], 0)
+        if depth == 0:
+            return advice[: at + 1], advice[at + 1 :].lstrip(" ,;")
+    return "", advice
 
 
 def training_loader(profile: ScriptProfile) -> DataLoaderProfile:

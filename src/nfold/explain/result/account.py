@@ -46,7 +46,9 @@ class AccountRow:
     """One cost of a step on all devices, in milliseconds.
 
     ``one_device_ms`` is the part that one device by itself loses too, None for rows without
-    causes. ``parts`` split the row and add up to it. ``causes`` are the ids behind the row.
+    causes. ``parts`` split the row and add up to it. ``causes`` are the ids behind the row. A row
+    that is not ``significant`` is likely: its interval excludes 0, but not by the margin that a
+    dozen rows demand.
     """
 
     id: str
@@ -54,6 +56,7 @@ class AccountRow:
     causes: tuple[str, ...] = ()
     one_device_ms: Interval | None = None
     parts: tuple[tuple[str, Interval], ...] = ()
+    significant: bool = True
 
     @property
     def label(self) -> str:
@@ -98,14 +101,15 @@ class Change:
     """What to write where, and what it gains on the devices asked for.
 
     ``row`` is the id of the account row that it removes. ``location`` is ``train.py:31``, empty
-    for a command-line option. ``current`` is the present value of the setting. ``factor`` is the
-    throughput after the change over that of today; None where nobody can predict it.
+    for a command-line option. ``note`` are other ways and reasons, ``current`` is the present value
+    of the setting. ``factor`` is the throughput after the change over that of today; None where nobody can predict it.
     ``alternatives`` are measured values of the same setting, today's included, in their order.
     """
 
     row: str
     location: str
     code: str
+    note: str = ""
     setting: str = ""
     current: str = ""
     measured: bool = False

@@ -47,6 +47,7 @@ CAVEAT_NAMES = {
     "uneven_batches": "ranks may have unequal batches",
     "unsteady": "step time drifts on this host",
 }
+BUDGETS_S = (180, 600, 1800, 3600)
 NOT_UNCERTAIN = ("would_have_written",)
 
 
@@ -118,7 +119,7 @@ def build_view(
         no_change=_no_change(budget, costs, change) if tone == "costly" else "",
         more_changes=_more_changes(budget, change) if tone == "costly" else (),
         gain="" if change is None or tone != "costly" else _gain(budget, change),
-        gain_basis="" if change is None else _gain_basis(change),
+        gain_basis="" if change is None else "measured" if change.measured else "not measured",
         alternatives=() if change is None else _alternatives(change),
         account_title=f"Where a step goes ({_devices(budget)})",
         step_ms=account.step_ms.value,
@@ -171,8 +172,10 @@ def format_percent(fraction: float) -> str:
 def format_factor(factor: Interval, *, always: bool = False) -> str:
     """``1.86x``, with its interval where it is wide: ``1.86x (1.41–2.20)``."""
     text = f"{factor.value:.2f}x"
-    if factor.low is None or factor.high is None:
+    if factor.low is None or factor.high is None or f"{factor.low:.2f}" == f"{factor.high:.2f}":
         return text
+    if factor.high > 10 * factor.value:
+        return f"{text} ({factor.low:.2f} or more)"
     wide = max(factor.high - factor.value, factor.value - factor.low)
     if always or wide > UNCERTAIN_FRACTION * factor.value:
         text += f" ({factor.low:.2f}–{factor.high:.2f})"
@@ -195,15 +198,23 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
     if budget.devices_cannot_help:
         return explain_no_speedup(budget)[0], "costly"
     rest = account.not_attributed.ms if account.rows else budget.not_attributed_ms
+    largest = max((row.ms.value for row in costs), default=0.0)
     missing = budget.is_time_missing(rest)
-    if missing and rest.value > max((row.ms.value for row in costs), default=0.0):
+    if missing and rest.value > largest:
         known = ""
         if costs:
             known = f"; the largest known cost is {costs[0].label} ({format_ms(costs[0].ms.value)})"
         return f"{_of_step(rest.value, step)} are not attributed yet{known}.", "unknown"
     if costs:
         row = costs[0]
-        return f"{_cost_phrase(budget, row)}: {_of_step(row.ms.value, step)}.", "costly"
+        text = f"{_cost_phrase(budget, row)}: {_of_step(row.ms.value, step)}"
+        if not row.significant:
+            phrase = _cost_phrase(budget, row)
+            ms = f"{format_ms(row.ms.value)} ({format_ms(row.ms.low or 0)}–{format_ms(row.ms.high or 0)})"
+            text = (
+                f"Probably {phrase[0].lower()}{phrase[1:]}: {ms} of {format_ms(step)} ms per step"
+            )
+        return f"{text}.", "costly"
     if budget.skipped_causes:
         return "No cost found yet, but not everything was tested.", "unknown"
     if rest.high is not None and rest.high > NOISE_FRACTION * step:
@@ -305,13 +316,9 @@ def _gain(budget: Budget, change: Change) -> str:
     if change.factor is None or change.samples_per_s is None:
         return ""
     now, then = budget.n_devices.samples_per_s.value, change.samples_per_s.value
-    return f"{now:,.0f} → {then:,.0f} samples/s: {format_factor(change.factor)} as fast"
-
-
-def _gain_basis(change: Change) -> str:
-    if change.measured:
-        return "measured"
-    return "at most" if change.factor is not None else "not measured"
+    at_most = "" if change.measured else "up to "
+    factor = format_factor(change.factor)
+    return f"{now:,.0f} → {at_most}{then:,.0f} samples/s: {at_most}{factor} as fast"
 
 
 def _alternatives(change: Change) -> tuple[tuple[str, ...], ...]:
@@ -355,7 +362,7 @@ def _summary(budget: Budget, account: StepAccount) -> str:
     loader = next((row for row in account.costs if row.id == "data-loader"), None)
     own = loader.one_device_ms if loader is not None else None
     if own is not None and own.value > STARVED_FRACTION * account.step_ms.value:
-        return f"{text}, but one device waits for its data too: fix that first."
+        return f"{text}, but one device waits for data too: fix that first."
     return f"{text}."
 
 
@@ -393,7 +400,8 @@ def _caveats(budget: Budget, budget_s: float | None) -> str:
     texts = [f"Uncertain: {', '.join(dict.fromkeys(names))}."] if names else []
     firmer = bool(names) or bool(budget.skipped_causes)
     if budget_s and firmer:
-        texts.append(f"Firmer: --budget {format_budget(3 * budget_s)} continues from here.")
+        longer = next((s for s in BUDGETS_S if s > budget_s), 3 * budget_s)
+        texts.append(f"Firmer: --budget {format_budget(longer)} continues from here.")
     return " ".join(texts)
 
 
