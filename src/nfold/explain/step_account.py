@@ -316,17 +316,19 @@ class StepAccountBuilder:
         code, note = split_code(advice)
         match = SETTING.search(code) if code else None
         setting = (match[1] or match[2]) if match else ""
+        varied, measured_values = self._alternatives(alternatives or {})
         return Change(
             row=row.id,
             location=location,
             code=code or note,
             note=note if code else "",
             setting=setting,
-            current=self._current_value(setting.replace("-", "_")) if setting else "",
+            current=self._current_value(setting) if setting else "",
             measured=measured,
             samples_per_s=self.attribution.samples_per_s(gained) if gained else None,
             factor=self.fit.interval(functools.partial(self._factor, gained)) if gained else None,
-            alternatives=self._alternatives(setting, alternatives or {}),
+            varied=varied,
+            alternatives=measured_values,
         )
 
     def _factor(self, gained: Statistic, view: MetricView) -> float:
@@ -344,21 +346,23 @@ class StepAccountBuilder:
         if setting in ("num_workers", "workers"):
             return str(plan.workers or 0)
         for owner in (profile.loader, profile) if profile is not None else (plan,):
-            value = getattr(owner, setting, None)
+            value = getattr(owner, setting.replace("-", "_"), None)
             if value is not None and not callable(value):
                 return str(value)
         return ""
 
-    def _alternatives(self, setting: str, fixes: dict[str, Trial]) -> tuple[Alternative, ...]:
-        found: dict[int, Trial] = {}
+    def _alternatives(self, fixes: dict[str, Trial]) -> tuple[str, tuple[Alternative, ...]]:
+        """The numeric setting that most fixes change, and its measured values."""
+        values: dict[str, dict[int, Trial]] = {}
         for text, trial in fixes.items():
             match = SETTING.search(split_location(text)[1])
-            if match and (match[1] or match[2]) == setting and match[3].isdigit():
-                found[int(match[3])] = trial
-        now = self._current_value(setting.replace("-", "_"))
-        if not found or not now.isdigit():
-            return ()
-        found.setdefault(int(now), self.design.actual())
+            if match and match[3].isdigit():
+                values.setdefault(match[1] or match[2], {})[int(match[3])] = trial
+        setting = max(values, key=lambda name: len(values[name]), default="")
+        now = self._current_value(setting)
+        if not now.isdigit():
+            return "", ()
+        found = {int(now): self.design.actual(), **values[setting]}
         batch = 1e3 * (self.design.plan.batch or 1)
 
         def alternative(value: int) -> Alternative:
@@ -369,7 +373,7 @@ class StepAccountBuilder:
                 samples_per_s=self.fit.interval(lambda view: batch / after(view)),
             )
 
-        return tuple(alternative(value) for value in sorted(found))
+        return setting, tuple(alternative(value) for value in sorted(found))
 
     def trials(self) -> tuple[TrialSummary, ...]:
         """Every variant with the steps of its runs."""

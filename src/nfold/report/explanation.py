@@ -134,8 +134,8 @@ def _change_text(change: Change) -> str:
 def _alternatives(budget: Budget) -> list[DetailTable]:
     return [
         _table(
-            f"Measured values of {change.setting}",
-            (change.setting, "ms per step", "samples/s"),
+            f"Measured values of {change.varied}",
+            (change.varied, "ms per step", "samples/s"),
             [
                 (
                     one.value,

@@ -47,7 +47,7 @@ def test_what_comes_after_every_step_has_its_line_and_what_is_called_there() -> 
     )
     told = reduce_host_gap(ladder(spots), 10.12)
     assert told == (
-        "train.py:40: 10.1 ms pass after every step before the next batch is asked for "
+        "train.py:40: 10.1 ms pass after every step before the next batch is requested "
         "(histograms()): do less there, or less often"
     )
 
@@ -56,7 +56,7 @@ def test_where_nobody_is_seen_to_ask_it_may_be_the_making_of_a_batch() -> None:
     spots = (at("after a step", "train.py:40", 1.0, "forward()"),)
     told = reduce_host_gap(ladder(spots, seen=dataclasses.replace(SEEN, loader=None)), 3.4)
     assert told.startswith(
-        "train.py:40: 3.4 ms pass after every step before its model is called again (forward())"
+        "train.py:40: 3.4 ms pass after every step before the model is called again (forward())"
     )
     assert "(a batch made there: in a DataLoader's workers)" in told
 

@@ -18,7 +18,7 @@ from nfold.explain.design import ExperimentDesign
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.result.budget import Budget, Finding
-from nfold.explain.result.conclusion import write_conclusion
+from nfold.explain.result.view import build_view
 
 COSTS: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
 PAUSE: dict[str, Any] = {"host_gap_ms": 40.0, "host_gap_every": 20, "host_gap_rank": 0}
@@ -84,7 +84,9 @@ def test_what_rank_0_does_after_every_20th_step_has_its_line_and_its_size() -> N
     assert one.significant
     assert one.lost_ms.value == pytest.approx(2)
     assert one.fix.startswith("train.py:31: 40 ms come after one step in 20: evaluate, log and")
-    assert "train.py:31" in write_conclusion(found)[1]
+    change = build_view(found).change
+    assert change is not None
+    assert change.location == "train.py:31"
     assert not {"imbalance", "input"} & {row.cause for row in found.significant}
     assert found.not_attributed_ms.value == pytest.approx(0, abs=1e-9)
 

@@ -78,7 +78,7 @@ def trained(trainer: TrainerKind, **places: SourceLocation) -> ScriptProfile:
         ),
         (
             lambda seen: pytorch.use_process_per_device(dataclasses.replace(seen, loader=None), 2),
-            "train.py:14: DistributedDataParallel(model), its own part of the work a rank, started "
+            "train.py:14: DistributedDataParallel(model), its own share of the work on each rank, started "
             "by nfold run --devices 2",
             "started by nfold run --devices 2",
         ),
@@ -151,9 +151,9 @@ def test_what_a_library_does_is_not_laid_on_the_line_that_calls_it(
 @pytest.mark.parametrize(
     ("kind", "inside", "told"),
     [
-        ("order on cuda", None, "train.py:40: one order of dimensions throughout"),
+        ("order on cuda", None, "train.py:40: keep one memory format"),
         ("order on cuda", "timm/layers/attention.py:80", "in a step (timm/layers/attention.py:80)"),
-        ("order on cpu", None, "train.py:4: one order of dimensions throughout"),
+        ("order on cpu", None, "train.py:4: keep one memory format"),
     ],
 )
 def test_what_is_written_in_another_order_has_its_line(

@@ -103,7 +103,7 @@ class Change:
     ``row`` is the id of the account row that it removes. ``location`` is ``train.py:31``, empty
     for a command-line option. ``note`` are other ways and reasons, ``current`` is the present value
     of the setting. ``factor`` is the throughput after the change over that of today; None where nobody can predict it.
-    ``alternatives`` are measured values of the same setting, today's included, in their order.
+    ``alternatives`` are measured values of the setting ``varied``, today's included, in their order.
     """
 
     row: str
@@ -115,6 +115,7 @@ class Change:
     measured: bool = False
     samples_per_s: Interval | None = None
     factor: Interval | None = None
+    varied: str = ""
     alternatives: tuple[Alternative, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -324,7 +324,7 @@ def _gain(budget: Budget, change: Change) -> str:
 def _alternatives(change: Change) -> tuple[tuple[str, ...], ...]:
     if len(change.alternatives) < 2:
         return ()
-    head = (change.setting, *(one.value for one in change.alternatives))
+    head = (change.varied, *(one.value for one in change.alternatives))
     steps = ("ms per step", *(format_ms(one.step_ms.value) for one in change.alternatives))
     return head, steps
 
