@@ -65,8 +65,12 @@ def conclusion_lines(
         lines += [("", ""), *_account_lines(view, width), ("", "")]
     for text, style in ((view.summary, ""), (view.untested, "dim"), (view.caveats, "dim")):
         lines += _wrapped(text, width, style)
-    if not details:
-        lines += _wrapped(f"All tables: --details{', ' * bool(page)}{page}", width, "dim")
+    tables = "" if details else f"All tables: --details{', ' * bool(page)}{page}"
+    ends = [text for text in (view.firmer, tables) if text]
+    if sum(map(len, ends)) + 3 <= width:
+        ends = ["   ".join(ends)] if ends else []
+    for text in ends:
+        lines += _wrapped(text, width, "dim")
     return lines
 
 

@@ -120,7 +120,7 @@ def _changes(budget: Budget) -> DetailTable:
     ]
     return DetailTable(
         title="Changes",
-        heads=("cost", "now", "samples/s then", "factor", "", "change"),
+        heads=("cost", "now", "samples/s then", "factor", "basis", "change"),
         rows=tuple(rows),
         numeric=frozenset({1, 2, 3}),
     )
@@ -201,7 +201,13 @@ def explanation_markdown(view: ExplanationView, budget: Budget) -> str:
         _account_markdown(view),
         *(
             escape_markdown(text)
-            for text in (view.summary, view.untested, view.caveats, view.before_edit)
+            for text in (
+                view.summary,
+                view.untested,
+                view.caveats,
+                view.firmer,
+                view.before_edit,
+            )
         ),
     ]
     for table in detail_tables(budget):

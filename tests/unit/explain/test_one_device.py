@@ -186,9 +186,8 @@ def test_fixes_of_what_takes_most_of_a_step_follow_at_once(load_ms: float, at_on
 
 def test_where_no_loader_was_seen_none_is_told() -> None:
     found, _ = of_script(dataclasses.replace(SEEN, loader=None))
-    assert explanation.explanation_title(found) == (
-        "train.py · 1 cuda device · one process · batch 100 · fp32, eager · no DataLoader"
-    )
+    assert found.plan.workers is None
+    assert build_view(found).title == "train.py · 1 GPU · one process · 100 samples per step"
 
 
 @pytest.mark.parametrize(

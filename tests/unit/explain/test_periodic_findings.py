@@ -83,7 +83,7 @@ def test_what_rank_0_does_after_every_20th_step_has_its_line_and_its_size() -> N
     one = _row(found.one_device_rows)
     assert one.significant
     assert one.lost_ms.value == pytest.approx(2)
-    assert one.fix.startswith("train.py:31: 40 ms come after one step in 20: evaluate, log and")
+    assert one.fix.startswith("train.py:31: 40 ms every 20 steps: evaluate, log and")
     change = build_view(found).change
     assert change is not None
     assert change.location == "train.py:31"
@@ -151,7 +151,7 @@ def test_what_rank_0_alone_does_after_every_step_is_a_slower_rank_and_one_device
     (one,) = (row for row in found.one_device_rows if row.lost_ms.value > 1e-6)
     assert (one.cause, one.significant) == ("imbalance", True)
     assert one.lost_ms.value == pytest.approx(5)
-    assert one.fix.startswith("train.py:31: rank 0 does something else for 5.0 ms between two")
+    assert one.fix.startswith("train.py:31: rank 0 spends 5.0 ms outside of training")
     assert one.predicted_speedup is not None
     assert one.predicted_speedup.value == pytest.approx(1.5)
 
@@ -223,5 +223,5 @@ def test_what_only_one_device_alone_has_is_told_with_how_often_it_comes() -> Non
     assert (
         EpochBoundaryCause()
         .one_device_fix(ladder, MetricView(known))
-        .startswith("train.py:31: 108 ms come after one step in 72")
+        .startswith("train.py:31: 108 ms every 72 steps")
     )

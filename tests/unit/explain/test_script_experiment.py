@@ -127,7 +127,7 @@ def test_where_nothing_gives_smaller_batches_each_device_has_one_of_its_own(
         looked(seen, "strong")
     found = explained(seen, latency_ms=30.0)
     assert found.headline.endswith(
-        "Nothing gives it smaller batches: a step below is 2 of its own."
+        "No DataLoader whose batch size can be changed: a step below is 2 of the script's own."
     )
     assert looked(dataclasses.replace(seen, loader=LOADER)).scaling == "strong"
 
@@ -376,7 +376,7 @@ def test_a_fix_names_the_line() -> None:
     assert found.rows[0].fix.startswith("train.py:9: send less often")
     whole = dataclasses.replace(DDP, parameter_count=10, parameter_bytes=40)
     found = explained(placed(whole, "wrapper", "train.py:9"), transfer_ms=3.0, overlap=0.0)
-    assert found.rows[0].fix.startswith("train.py:9: send half")
+    assert found.rows[0].fix.startswith("train.py:9: model.register_comm_hook")
     assert found.rows[0].predicted_speedup is not None
     assert found.rows[0].predicted_speedup.value > 1.1
     change = build_view(found).change
@@ -405,7 +405,7 @@ def test_workers_that_were_tried_and_gain_nothing_are_not_asked_for() -> None:
 
 def test_a_plain_script_is_told_what_copies_would_give() -> None:
     found = explained(placed(PLAIN, "model", "train.py:5"))
-    assert found.headline.startswith("train.py divides its work over no devices: it uses one of 2.")
+    assert found.headline.startswith("To change: DistributedDataParallel")
     assert found.parallelism == "one process"
     assert found.to_json()["warnings"][0]["kind"] == "headline"
 
@@ -872,7 +872,11 @@ def test_only_the_end_of_the_ladder_whose_epochs_nobody_saw_has_short_passes() -
     [
         (False, True, "persistent_workers=True), and evaluate"),
         (False, False, "save less often; train.py:7: DataLoader(..., persistent_workers=True)"),
-        (True, True, "(every pass waits for its first batch), or less work per sample, which also"),
+        (
+            True,
+            True,
+            "(every epoch waits for its first batch), or less work per sample, which also",
+        ),
         (True, False, "evaluate, log and save less often"),
     ],
 )

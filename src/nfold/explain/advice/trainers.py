@@ -29,7 +29,7 @@ class TrainerAdvice:
     compiled: str = "torch.compile(model)"
     cuda_graphs: str = "torch.compile(model, mode='reduce-overhead')"
     non_blocking_copy: str = ".to(device, non_blocking=True)"
-    half_gradients: str = "send half: model.register_comm_hook(None, {0}_compress_hook)"
+    half_gradients: str = "model.register_comm_hook(None, {0}_compress_hook)"
     send_less_often: str = (
         "send less often: an optimizer step after several batches, all but the last in "
         "model.no_sync()"
@@ -77,7 +77,7 @@ TRANSFORMERS = TrainerAdvice(
     cuda_graphs="TrainingArguments(..., torch_compile_mode='reduce-overhead')",
     non_blocking_copy='TrainingArguments(..., accelerator_config={"non_blocking": True})',
     half_gradients="",
-    send_less_often="send less often: TrainingArguments(..., gradient_accumulation_steps=2)",
+    send_less_often="TrainingArguments(..., gradient_accumulation_steps=2), to send less often",
     accumulation="gradient_accumulation_steps=2",
     evaluate_less_often="larger eval_steps, logging_steps and save_steps",
     sampler="TrainingArguments(..., use_cpu=True): without it ranks on CPU devices train alone",
@@ -90,8 +90,8 @@ LIGHTNING = TrainerAdvice(
     set_in_trainer=frozenset({"wrapper", "copy", "step"}),
     wrapper="Trainer(..., strategy=DDPStrategy({}))",
     non_blocking_copy="fewer bytes a sample: uint8, made floats on the device",
-    half_gradients="send half: Trainer(..., strategy=DDPStrategy(ddp_comm_hook={0}_compress_hook))",
-    send_less_often="send less often: Trainer(..., accumulate_grad_batches=2)",
+    half_gradients="Trainer(..., strategy=DDPStrategy(ddp_comm_hook={0}_compress_hook))",
+    send_less_often="Trainer(..., accumulate_grad_batches=2), to send less often",
     accumulation="accumulate_grad_batches=2",
     all_reduce_once="Trainer(..., accumulate_grad_batches=N): only the last of N is exchanged",
     evaluate_less_often="a larger check_val_every_n_epoch or val_check_interval, log and save less often",
@@ -116,10 +116,10 @@ ACCELERATE = TrainerAdvice(
     set_in_trainer=frozenset({"wrapper", "copy"}),
     wrapper="Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs({})])",
     non_blocking_copy="Accelerator(..., dataloader_config=DataLoaderConfiguration(non_blocking=True))",
-    half_gradients="send half, by kwargs_handlers: "
-    "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.{1})",
-    send_less_often="send less often: Accelerator(..., gradient_accumulation_steps=2), and forward and "
-    "backward in accelerator.accumulate(model)",
+    half_gradients="Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs("
+    "comm_hook=DDPCommunicationHookType.{1})])",
+    send_less_often="Accelerator(..., gradient_accumulation_steps=2), and forward and backward in "
+    "accelerator.accumulate(model), to send less often",
     all_reduce_once="all forwards and backwards but the last in accelerator.no_sync(model)",
     sampler="accelerator.prepare(loader)",
     launch="",

@@ -11,9 +11,9 @@ from typing import Literal
 from nfold.core.format import join_words, pluralize
 from nfold.core.measurement import NO_GRADIENT_EXCHANGE
 from nfold.core.stats import Interval
-from nfold.explain.result.account import WAITING, AccountRow, Change, StepAccount
+from nfold.explain.result.account import ROW_LABELS, WAITING, AccountRow, Change, StepAccount
 from nfold.explain.result.budget import (
-    CAUSE_DESCRIPTIONS,
+    MIN_STEP_FRACTION,
     NOT_ENOUGH_TIME,
     Budget,
     explain_no_speedup,
@@ -46,6 +46,17 @@ CAVEAT_NAMES = {
     "throttled": "throttled devices",
     "uneven_batches": "ranks may have unequal batches",
     "unsteady": "step time drifts on this host",
+}
+CAUSE_NAMES = {
+    "launch-bound": "launch overhead",
+    "link": "gradient bytes",
+    "network": "network",
+    "threads": "host contention",
+    "epoch-boundary": "epoch boundary",
+    "layout": "memory layout",
+    "copies": "host-to-device copies",
+    "input": "data loader",
+    "single-process": "one process per device",
 }
 BUDGETS_S = (180, 600, 1800, 3600)
 NOT_UNCERTAIN = ("would_have_written",)
@@ -95,6 +106,7 @@ class ExplanationView:
     summary: str = ""
     untested: str = ""
     caveats: str = ""
+    firmer: str = ""
 
 
 def build_view(
@@ -121,12 +133,13 @@ def build_view(
         gain="" if change is None or tone != "costly" else _gain(budget, change),
         gain_basis="" if change is None else "measured" if change.measured else "not measured",
         alternatives=() if change is None else _alternatives(change),
-        account_title=f"Where a step goes ({_devices(budget)})",
+        account_title=f"Where a step goes ({pluralize(budget.devices, 'device')})",
         step_ms=account.step_ms.value,
         rows=_rows(account),
         summary=_summary(budget, account),
         untested=_untested(budget),
-        caveats=_caveats(budget, budget_s),
+        caveats=_caveats(budget),
+        firmer=_firmer(budget, budget_s),
     )
 
 
@@ -161,7 +174,7 @@ def _parallelism(budget: Budget) -> str:
 def format_ms(value: float) -> str:
     """Milliseconds with three significant digits: ``38.0``, ``4.52``, ``0.31``, ``1,234``."""
     size = abs(value)
-    return f"{value:z,.{0 if size >= 1000 else 1 if size >= 10 else 2}f}"
+    return f"{value:z,.{0 if size >= 999.95 else 1 if size >= 9.995 else 2}f}"
 
 
 def format_percent(fraction: float) -> str:
@@ -264,7 +277,7 @@ def _one_process_headline(budget: Budget) -> str:
     uses = f"{budget.target} uses one process"
     if change is None or change.factor is None or change.samples_per_s is None:
         return f"{uses}: what {budget.devices} processes would gain was not measured."
-    if change.factor.value < 1.02:
+    if change.factor.value < 1 + MIN_STEP_FRACTION:
         return (
             f"{uses}, and {budget.devices} processes would not be faster here: "
             f"{format_factor(change.factor)}."
@@ -285,7 +298,9 @@ def _notices(budget: Budget) -> tuple[str, ...]:
 def _first_change(budget: Budget, costs: tuple[AccountRow, ...]) -> Change | None:
     """The change for the costliest row; never that of another row in its place."""
     if _uses_one_of_several(budget):
-        return next((one for one in budget.changes if one.row == "single-process"), None)
+        change = next((one for one in budget.changes if one.row == "single-process"), None)
+        worth = change is not None and _factor(change) >= 1 + MIN_STEP_FRACTION
+        return change if worth else None
     bound = budget.lower_bound
     if bound is not None and bound.lost_ms > max((row.ms.value for row in costs), default=0.0):
         return Change(row="epoch-boundary", location="", code=bound.fix)
@@ -295,8 +310,12 @@ def _first_change(budget: Budget, costs: tuple[AccountRow, ...]) -> Change | Non
     return None if found is None or _is_slower(found) else found
 
 
+def _factor(change: Change) -> float:
+    return change.factor.value if change.factor is not None else 1.0
+
+
 def _is_slower(change: Change) -> bool:
-    return change.factor is not None and change.factor.value < 1
+    return _factor(change) < 1
 
 
 def _no_change(budget: Budget, costs: tuple[AccountRow, ...], change: Change | None) -> str:
@@ -341,28 +360,35 @@ def _rows(account: StepAccount) -> tuple[ViewRow, ...]:
                 rows.append(ViewRow(label=label, ms=ms, fraction=ms.value / step, note=note))
     others = [row for row in account.rows if not row.causes]
     ends = [
-        ViewRow(label=row.label, ms=row.ms, fraction=row.ms.value / step)
+        ViewRow(
+            label=row.label if row.ms.value >= 0 else "overlap of these costs",
+            ms=row.ms,
+            fraction=row.ms.value / step,
+        )
         for row in others
         if row.id == "compute" or abs(row.ms.value) >= 0.005 * step
     ]
-    first = [row for row in ends if row.label != account.not_attributed.label] if others else []
-    rows = sorted([*rows, *first], key=lambda row: -row.fraction)
-    return (*rows, *ends[len(first) :])
+    compute = [row for row in ends if row.label == ROW_LABELS["compute"]]
+    ordered = sorted([*rows, *compute], key=lambda row: -row.fraction)
+    return (*ordered, *ends[len(compute) :])
 
 
 def _summary(budget: Budget, account: StepAccount) -> str:
     if budget.devices == 1 or budget.training_errors:
         return ""
-    name = "processes" if _uses_one_of_several(budget) else "devices"
     if _uses_one_of_several(budget):
-        return f"Now {budget.n_devices.samples_per_s.value:,.0f} samples/s in one {name[:-2]}."
-    text = (
-        f"{budget.devices} {name} are {format_factor(budget.speedup, always=True)} as fast as one"
-    )
+        return f"Now {budget.n_devices.samples_per_s.value:,.0f} samples/s in one process."
+    speedup, n = budget.speedup, budget.devices
+    factor, _, interval = format_factor(speedup, always=True).partition(" ")
+    text = f"{n} devices are {' '.join(filter(None, [factor, 'one', interval]))}"
+    if speedup.value > (1 + MIN_STEP_FRACTION) * n:
+        noise = speedup.low is None or speedup.low <= n
+        why = "noise" if noise else "possible only if one device is short of something they share"
+        return f"{text}; more than {n}x is {why}."
     loader = next((row for row in account.costs if row.id == "data-loader"), None)
     own = loader.one_device_ms if loader is not None else None
     if own is not None and own.value > STARVED_FRACTION * account.step_ms.value:
-        return f"{text}, but one device waits for data too: fix that first."
+        return f"{text}, but one device starves too: fix that first."
     return f"{text}."
 
 
@@ -381,14 +407,14 @@ def _untested(budget: Budget) -> str:
     known = {row.cause for row in (*budget.rows, *budget.one_device_rows)}
     for cause, reason in budget.unmeasured:
         if cause not in budget.not_applicable and cause not in known:
-            groups.setdefault(reason, []).append(cause)
+            groups.setdefault(reason, []).append(CAUSE_NAMES.get(cause, cause))
     late = groups.pop(NOT_ENOUGH_TIME, [])
     texts = [f"{join_words(late)} (no time left)"] if late else []
     texts += [f"{join_words(causes)} (failed or impossible here)" for causes in groups.values()]
     return f"Not tested: {', '.join(texts)}." if texts else ""
 
 
-def _caveats(budget: Budget, budget_s: float | None) -> str:
+def _caveats(budget: Budget) -> str:
     names = []
     for caveat in budget.caveats:
         if caveat.kind in NOT_UNCERTAIN:
@@ -397,20 +423,18 @@ def _caveats(budget: Budget, budget_s: float | None) -> str:
         if "{value" in form:
             form = form.format(value=caveat.value) if caveat.value is not None else "a busy host"
         names.append(form)
-    texts = [f"Uncertain: {', '.join(dict.fromkeys(names))}."] if names else []
-    firmer = bool(names) or bool(budget.skipped_causes)
-    if budget_s and firmer:
-        longer = next((s for s in BUDGETS_S if s > budget_s), 3 * budget_s)
-        texts.append(f"Firmer: --budget {format_budget(longer)} continues from here.")
-    return " ".join(texts)
+    return f"Uncertain: {', '.join(dict.fromkeys(names))}." if names else ""
+
+
+def _firmer(budget: Budget, budget_s: float | None) -> str:
+    uncertain = any(caveat.kind not in NOT_UNCERTAIN for caveat in budget.caveats)
+    if budget_s is None or not (uncertain or budget.skipped_causes):
+        return ""
+    longer = next((seconds for seconds in BUDGETS_S if seconds > budget_s), 3 * budget_s)
+    return f"Firmer: --budget {format_budget(longer)} continues from here."
 
 
 def format_budget(seconds: float) -> str:
     """A ``--budget`` value: ``90s`` or ``3m``."""
     whole = round(seconds)
     return f"{whole // 60}m" if whole % 60 == 0 else f"{whole}s"
-
-
-def cause_name(cause: str) -> str:
-    """A cause with its description, for tables."""
-    return f"{cause} ({CAUSE_DESCRIPTIONS[cause]})"
