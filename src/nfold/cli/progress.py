@@ -290,8 +290,11 @@ class StepProgress:
                 self._screen.print_line(format_steps(left))
 
 
+STORED_RESULTS_NOTE = "nfold: stored measurements are used again; next: --again, to repeat them"
 PRELIMINARY_RESAMPLES = 60
 """Bootstrap resamples of a preliminary result: intervals are rough, and it takes a moment."""
+PRELIMINARY_TIME_FRACTION = 0.03
+"""Of the time budget: preliminary results are skipped while they would take more."""
 
 
 class ExplainProgress(ExperimentEvents):
@@ -305,14 +308,15 @@ class ExplainProgress(ExperimentEvents):
         self._design: ExperimentDesign | None = None
         self._results = TrialResults()
         self._known = f"{target}: inspecting the script"
-        self._printed = ""
-        self._reused = 0
+        self._not_before = 0.0
+        self._running = self._reuse_printed = False
 
     def planned(self, design: ExperimentDesign, results: TrialResults) -> None:
         self._design, self._results = design, results
         self._known = "no result yet: one device and all devices are measured first"
 
     def started(self, trials: Sequence[Trial], number: int, remaining_s: float) -> None:
+        self._running = True
         more = f" and {len(trials) - 1} more" if len(trials) > 1 else ""
         now = (
             "inspecting"
@@ -327,6 +331,10 @@ class ExplainProgress(ExperimentEvents):
     def finished(
         self, trials: Sequence[Trial], number: int, found: Sequence[Measurement], remaining_s: float
     ) -> None:
+        if not (self._running or self._reuse_printed):
+            self._reuse_printed = True
+            self._screen.print_line(STORED_RESULTS_NOTE)
+        self._running = False
         for failed in [one for one in found if one.status not in ("ok", "interrupted")][:1]:
             text = failed.cause.text if failed.cause else "no error message"
             self._screen.print_line(
@@ -335,7 +343,12 @@ class ExplainProgress(ExperimentEvents):
 
     def updated(self, remaining_s: float) -> None:
         """Show the preliminary conclusion after new results."""
+        started = time.monotonic()
+        if started < self._not_before:
+            return
         known = self._preliminary()
+        ended = time.monotonic()
+        self._not_before = ended + (ended - started) / PRELIMINARY_TIME_FRACTION
         if known and known != self._known:
             self._known = known
             line = terminal_safe(f"{format_short_duration(remaining_s)} left · so far: {known}")

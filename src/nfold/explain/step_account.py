@@ -313,7 +313,7 @@ class StepAccountBuilder:
         alternatives: dict[str, Trial] | None = None,
     ) -> Change:
         location, advice = split_location(text)
-        code, note = split_code(advice)
+        code, note = split_code(advice) if row.id != "single-process" else ("", advice)
         match = SETTING.search(code) if code else None
         setting = (match[1] or match[2]) if match else ""
         varied, measured_values = self._alternatives(alternatives or {})

@@ -18,6 +18,10 @@ from nfold.explain.result.view import (
 from nfold.report.export import escape_markdown, pipe_table
 
 
+SMALL_FRACTION = 0.005
+"""Of the step: smaller parts of a row are not printed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DetailTable:
     """A table of texts; ``numeric`` are the columns to align on the right."""
@@ -88,7 +92,7 @@ def _account(budget: Budget) -> DetailTable:
         rows.extend(
             (f"· {name}", format_interval(ms), format_percent(ms.value / step), "")
             for name, ms in row.parts
-            if abs(ms.value) > 1e-3 * step
+            if abs(ms.value) > SMALL_FRACTION * step
         )
 
     for row in account.rows:
@@ -96,7 +100,7 @@ def _account(budget: Budget) -> DetailTable:
     rows.extend(
         (f"· {row.label}, below the noise", format_interval(row.ms), "", "")
         for row in sorted(account.small, key=lambda row: -row.ms.value)
-        if abs(row.ms.value) > 1e-3 * step
+        if abs(row.ms.value) > SMALL_FRACTION * step
     )
     rows.append(("a step", format_interval(account.step_ms), "100 %", ""))
     n = pluralize(budget.devices, "device")
@@ -111,7 +115,7 @@ def _changes(budget: Budget) -> DetailTable:
         (
             labels.get(change.row, change.row),
             change.current,
-            format_interval(change.samples_per_s, "rate"),
+            f"{change.samples_per_s.value:,.0f}" if change.samples_per_s else "",
             format_interval(change.factor, "factor"),
             "measured" if change.measured else "at most",
             _change_text(change),

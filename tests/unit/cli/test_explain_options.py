@@ -164,7 +164,14 @@ def test_stopped_before_there_is_a_speedup_it_says_so(planted: pytest.MonkeyPatc
     assert "next: the same command" in found.stderr
 
 
-def test_progress_shows_what_is_known_so_far() -> None:
+def test_stored_measurements_are_announced_once() -> None:
+    first, second = (_explain("digits", *SIMULATED, "--no-report", "--plain") for _ in range(2))
+    assert progress.STORED_RESULTS_NOTE not in first.stderr
+    assert second.stderr.count(progress.STORED_RESULTS_NOTE) == 1
+
+
+def test_progress_shows_what_is_known_so_far(planted: pytest.MonkeyPatch) -> None:
+    planted.setattr(progress, "PRELIMINARY_TIME_FRACTION", 1e9)
     live: list[str] = []
     printed: list[str] = []
     screen: Any = SimpleNamespace(
@@ -185,5 +192,6 @@ def test_a_failed_trial_is_one_line() -> None:
     screen: Any = SimpleNamespace(print_line=printed.append, show_live=lambda *_: None)
     events = progress.ExplainProgress(screen, "digits")
     trial = ladder().actual()
+    events.started([trial], 0, 9.0)
     events.finished([trial], 0, [failed(trial, "no room")], 8.0)
     assert printed == ["2 devices: crashed: no room"]

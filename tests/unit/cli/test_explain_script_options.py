@@ -84,8 +84,7 @@ def test_a_path_is_a_script(target: str, script: bool) -> None:
         ("train.py --devices cpu:2 --scaling sideways", "weak, strong"),
         (
             "train.py --devices cpu:2 --precision bf16 --batch 7",
-            "next: what is the script's own goes behind --, as in nfold explain train.py -- "
-            "--precision bf16 --batch 7",
+            "next: nfold explain train.py -- --precision bf16 --batch 7",
         ),
         (
             "train.py --devices cpu:2 --skip-bad --seed 1",
@@ -104,7 +103,7 @@ def test_a_path_is_a_script(target: str, script: bool) -> None:
         ("python3.11 -m package.train", "next: nfold explain -m package.train --devices N"),
         (
             "/bin/torchrun --nproc_per_node 2 train.py",
-            "/bin/torchrun starts a script, which nfold explain does itself, a process a device; "
+            "/bin/torchrun is a launcher; nfold explain starts one process per device itself; "
             "allowed is the script; next: nfold explain train.py --devices N",
         ),
         ("train --devices cpu:2", "next: nfold explain train.py"),

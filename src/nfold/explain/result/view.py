@@ -149,7 +149,7 @@ def explanation_title(budget: Budget) -> str:
     batch, devices = plan.batch or 1, budget.devices
     share = -(-batch // devices)
     samples = f"{share:,} samples per device ({batch:,} in all)"
-    if devices == 1:
+    if devices == 1 or budget.uses_one_device:
         samples = f"{batch:,} samples per step"
     words = [budget.target, _devices(budget), _parallelism(budget), samples]
     return " · ".join(filter(None, words))
@@ -388,7 +388,8 @@ def _summary(budget: Budget, account: StepAccount) -> str:
     loader = next((row for row in account.costs if row.id == "data-loader"), None)
     own = loader.one_device_ms if loader is not None else None
     if own is not None and own.value > STARVED_FRACTION * account.step_ms.value:
-        return f"{text}, but one device starves too: fix that first."
+        first = ": fix that first" if account.costs[0] is loader else ""
+        return f"{text}, but one device starves too{first}."
     return f"{text}."
 
 
